@@ -1,0 +1,73 @@
+"""The first three of the four choices: rollout, credit and selection, and what they are given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from treetune.config.registrable import Registrable
+from treetune.inference.base import Engine
+from treetune.tasks.base import Task
+from treetune.tasks.graders.pool import GraderPool
+from treetune.vocabulary import Episode, Metrics, Problem, TokenIds, Trajectory
+
+
+@dataclass(frozen=True)
+class TextCodec:
+    """Text to token ids and back, without special tokens; the one tokenizer of the run."""
+
+    encode: Callable[[str], TokenIds]
+    decode: Callable[[Sequence[int]], str]
+    eos_id: int
+
+
+@dataclass(frozen=True)
+class GenerationContext:
+    """What the run lends to rollout and credit. `seed` is the run's; derive from it.
+
+    `engine` is None where nothing samples (supervised training). `rank` and `world_size` say
+    which part of the work is this process's; `exchange` (name, own objects) returns all ranks'
+    objects in rank order and is the only way in which ranks talk here.
+    """
+
+    task: Task
+    engine: Engine | None
+    grader: GraderPool
+    codec: TextCodec
+    seed: int
+    iteration: int
+    context_length: int
+    rank: int = 0
+    world_size: int = 1
+    exchange: Callable[[str, list], list[list]] = lambda name, own: [own]
+    progress: Callable[[int, int], None] = lambda done, total: None
+
+
+class Rollout(Registrable):
+    """From problems to graded trajectories, in the order (problem, sample), all ranks' work."""
+
+    needs_engine: bool = True
+
+    def run(
+        self, context: GenerationContext, problems: Sequence[Problem]
+    ) -> tuple[list[Trajectory], Metrics]:
+        raise NotImplementedError
+
+
+class Credit(Registrable):
+    """From trajectories to episodes with (or, for `gae`, without) advantages, one each."""
+
+    needs_engine: bool = False
+    needs_critic: bool = False
+
+    def assign(
+        self, context: GenerationContext, trajectories: Sequence[Trajectory]
+    ) -> tuple[list[Episode], Metrics]:
+        raise NotImplementedError
+
+
+class Selection(Registrable):
+    """Which episodes are trained on."""
+
+    def select(self, episodes: Sequence[Episode]) -> tuple[list[Episode], Metrics]:
+        raise NotImplementedError

@@ -1,0 +1,111 @@
+"""What an engine is: token ids in, token ids out, weights exchanged in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from treetune.vocabulary import FinishReason, TokenIds
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How to sample. Stop strings are matched by the engine; their tokens stay in the answer."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Request:
+    """`n` samples from one prompt. Sample i is drawn with ``seed + i`` and depends on nothing else."""
+
+    prompt_ids: TokenIds
+    seed: int
+    n: int
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One sample: its ids (the end token included), their log-probs, and who sampled them."""
+
+    token_ids: TokenIds
+    logprobs: tuple[float, ...]
+    finish_reason: FinishReason
+    policy_version: int
+
+
+OnResult = Callable[[int, list[Completion]], None]
+"""Called with the request's index and its completions as soon as they are there, in any order."""
+
+
+@dataclass(frozen=True)
+class Canary:
+    """What the trainer says about a fixed probe: for these prompts, the engine's own samples are
+    scored by `score`, which maps (prompt ids, response ids) pairs to log-probs at `temperature`.
+    """
+
+    prompts: Sequence[TokenIds]
+    score: Callable[[Sequence[tuple[TokenIds, TokenIds]]], list[list[float]]]
+    tolerance: float
+    max_tokens: int = 16
+    seed: int = 0
+    temperature: float = 1.0
+
+
+@dataclass(frozen=True)
+class SyncReport:
+    """What a weight sync did: seconds by part, largest |engine - trainer| log-prob, restarts."""
+
+    seconds: float
+    canary_gap: float
+    restarts: int = 0
+    parts: dict[str, float] = field(default_factory=dict)
+
+
+class Engine:
+    """A running (or starting) engine. Not thread-safe but for `close`.
+
+    One is made per rank; where one server serves all ranks, the others' engines are clients of it.
+    """
+
+    version: int
+
+    def wait_ready(self) -> None:
+        """Blocks until a token has been sampled. Raises EngineError with the end of the log."""
+        raise NotImplementedError
+
+    def generate(
+        self, requests: Sequence[Request], on_result: OnResult | None = None
+    ) -> list[list[Completion]]:
+        """Completions in the order of the requests. Restarts the server and resends if it dies.
+
+        Raises ValueError for a prompt that does not fit into the context, EngineError when the
+        configured number of restarts is used up or a deadline passes.
+        """
+        raise NotImplementedError
+
+    def load(self, directory: Path, version: int, canary: Canary | None = None) -> SyncReport:
+        """Puts the weights in `directory` into the live server, drops its prefix cache, and
+        compares log-probs with the trainer's. A failure restarts the server on those weights and
+        tries once more; then EngineError. Collective: every rank calls it, rank 0's server loads.
+        """
+        raise NotImplementedError
+
+    def asleep(self) -> AbstractContextManager[None]:
+        """Inside, the engine's memory belongs to the trainer, if so configured."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Ends the server and everything that it started. Safe to call twice and at exit."""
+        raise NotImplementedError
+
+
+class EngineError(RuntimeError):
+    """The engine failed for good; the message says what was waited for and where the log lies."""

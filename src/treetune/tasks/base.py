@@ -1,0 +1,43 @@
+"""What a task is: problems in splits, demonstrations, step boundaries, and a grader."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from treetune.config.registrable import Registrable
+from treetune.tasks.graders.base import Grader
+from treetune.vocabulary import Problem
+
+Split = Literal["train", "validation", "test"]
+
+
+class Task(Registrable):
+    """A source of problems. Sub-classes are frozen dataclasses whose fields are configuration."""
+
+    grader: Grader
+
+    def problems(self, split: Split) -> Sequence[Problem]:
+        """All problems of a split, always in the same order; never empty (ValueError)."""
+        raise NotImplementedError
+
+    def demonstration(self, problem: Problem, seed: int) -> str:
+        """A response to learn from, sampled with `seed` where the teacher is noisy.
+
+        Raises ValueError for a task that has none.
+        """
+        raise ValueError(f"task {type(self).__name__} has no demonstrations to learn from")
+
+    def step_boundaries(self, response: str) -> list[int]:
+        """Character offsets between steps: strictly rising from 0 to ``len(response)``.
+
+        Lossless for every string; an empty response gives ``[0]``.
+        """
+        raise NotImplementedError
+
+    def alphabet(self) -> str:
+        """Every character that prompts and responses may hold, for the character tokenizer.
+
+        Raises ValueError for a task in natural language.
+        """
+        raise ValueError(f"task {type(self).__name__} has no small alphabet: use a real tokenizer")

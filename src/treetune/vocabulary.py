@@ -1,0 +1,128 @@
+"""The nouns of the project, as plain frozen data.
+
+Every room speaks in these types and in no others of its own for the same thing. The file imports
+nothing heavy, so that configuration, tasks and tests can use it without torch.
+
+A problem grows a tree of text: an answer (`Trajectory`) is a path of `Segment`s from the prompt to
+a graded leaf; a `Step` is the part of an answer between two boundaries; an `Episode` is a training
+row cut out of the tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+TokenIds = tuple[int, ...]
+
+FinishReason = Literal["stop", "length"]
+"""Why sampling ended: an end token or stop string, or the budget of tokens."""
+
+GradeOutcome = Literal["ok", "no_answer", "timeout", "error"]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One row of a task: what the model is asked and what would be right.
+
+    `id` is unique within the task and stable over runs (``train/17``): seeds derive from it.
+    """
+
+    id: str
+    prompt: str
+    gold: str
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Grade:
+    """A grader's verdict. `reward` is 0.0 unless `outcome` is ``ok``; the outcome says why."""
+
+    reward: float
+    outcome: GradeOutcome
+    extracted: str | None = None
+    seconds: float = 0.0
+    message: str | None = None
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Token ids that entered an answer together, either sampled by the policy or injected.
+
+    `logprobs` (one per token, of the distribution that was really sampled from) and
+    `policy_version` (0 for the start weights, i+1 after iteration i) belong to sampled segments.
+    """
+
+    token_ids: TokenIds
+    origin: Literal["sampled", "injected"] = "sampled"
+    logprobs: tuple[float, ...] | None = None
+    policy_version: int | None = None
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """One answer to one problem.
+
+    `text` is the decoded response without special tokens: a view for graders and people.
+    `step_ends` are token offsets into the response, strictly rising, the last one equal to its
+    length: step i covers tokens ``[step_ends[i-1], step_ends[i])`` (with 0 before the first).
+    """
+
+    problem: Problem
+    sample: int
+    prompt_ids: TokenIds
+    segments: tuple[Segment, ...]
+    finish_reason: FinishReason
+    text: str
+    grade: Grade
+    step_ends: tuple[int, ...]
+
+    @property
+    def id(self) -> str:
+        return f"{self.problem.id}#{self.sample}"
+
+    @property
+    def response_ids(self) -> TokenIds:
+        return tuple(token for segment in self.segments for token in segment.token_ids)
+
+    @property
+    def reward(self) -> float:
+        return self.grade.reward
+
+    @property
+    def unfinished(self) -> bool:
+        return self.finish_reason == "length"
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One training row. All tuples but `prompt_ids` have one entry per response token.
+
+    `trained` marks the tokens that the loss may touch (sampled ones); `advantages` is None where
+    the trainer computes them (`gae`) or none are needed (`mle`). `behaviour_logprobs` are the
+    engine's. `step_ends` and `step_values` (value of the state *before* each step) are kept for
+    reports and analyses.
+    """
+
+    prompt_ids: TokenIds
+    response_ids: TokenIds
+    trained: tuple[bool, ...]
+    reward: float
+    group: str
+    trajectory: str
+    policy_version: int
+    finish_reason: FinishReason = "stop"
+    advantages: tuple[float, ...] | None = None
+    behaviour_logprobs: tuple[float, ...] | None = None
+    step_ends: tuple[int, ...] = ()
+    step_values: tuple[float, ...] | None = None
+    text: str = ""
+
+    @property
+    def length(self) -> int:
+        return len(self.prompt_ids) + len(self.response_ids)
+
+
+Metrics = dict[str, float]
+"""Names such as ``episodes/reward`` or ``train/kl``; values are numbers that JSON can hold."""
