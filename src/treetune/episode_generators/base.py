@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from treetune.config.registrable import Registrable
-from treetune.inference.base import Engine
+from treetune.inference.base import Engine, SamplingParams
 from treetune.tasks.base import Task
-from treetune.tasks.graders.pool import GraderPool
 from treetune.vocabulary import Episode, Metrics, Problem, TokenIds, Trajectory
+
+if TYPE_CHECKING:
+    from treetune.tasks.graders.pool import GraderPool
 
 
 @dataclass(frozen=True)
@@ -39,18 +42,29 @@ class GenerationContext:
     context_length: int
     rank: int = 0
     world_size: int = 1
-    exchange: Callable[[str, list], list[list]] = lambda name, own: [own]
+    exchange: Callable[[str, list[Any]], list[list[Any]]] = lambda name, own: [own]
     progress: Callable[[int, int], None] = lambda done, total: None
+    sampling: SamplingParams | None = None
+    unfinished_reward: float = 0.0
 
 
 class Rollout(Registrable):
-    """From problems to graded trajectories, in the order (problem, sample), all ranks' work."""
+    """From problems to graded trajectories."""
 
     needs_engine: bool = True
+    unfinished_reward: float = 0.0
+
+    @property
+    def sampling(self) -> SamplingParams | None:
+        """How the policy is sampled; None where nothing is."""
+        return None
 
     def run(
         self, context: GenerationContext, problems: Sequence[Problem]
     ) -> tuple[list[Trajectory], Metrics]:
+        """Given all problems of the iteration, the trajectories of this rank's share of them, in
+        the order (problem, sample), and the metrics of all ranks. Collective.
+        """
         raise NotImplementedError
 
 
@@ -63,11 +77,15 @@ class Credit(Registrable):
     def assign(
         self, context: GenerationContext, trajectories: Sequence[Trajectory]
     ) -> tuple[list[Episode], Metrics]:
+        """One episode for each of this rank's trajectories, in their order, and the metrics of
+        all ranks. All answers to one problem are on one rank. Collective.
+        """
         raise NotImplementedError
 
 
 class Selection(Registrable):
-    """Which episodes are trained on."""
+    """Which episodes are trained on. An empty choice is returned as such: the runtime decides."""
 
     def select(self, episodes: Sequence[Episode]) -> tuple[list[Episode], Metrics]:
+        """A part of `episodes`, in their order; groups must be whole. Metrics are of `episodes`."""
         raise NotImplementedError
