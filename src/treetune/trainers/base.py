@@ -1,0 +1,83 @@
+"""What a trainer is: configuration here, the work in `trainers.core`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt
+
+from treetune.config.registrable import Registrable
+from treetune.trainers.batching import Layout
+from treetune.trainers.objectives.base import Objective
+from treetune.trainers.schedule import Schedule, Warmup
+
+Precision = Literal["float32", "bfloat16"]
+
+
+class Critic(Registrable):
+    """How the critic of the credit `gae` is made and trained."""
+
+
+@Critic.register("full_model")
+@dataclass(frozen=True, kw_only=True)
+class FullModelCritic(Critic):
+    """VinePPO's critic: a copy of the start model with a linear head and an optimiser of its own.
+
+    `learning_rate` None is the policy's. `value_clip` bounds how far a value may move from what
+    it was before the iteration's training while that still lowers the loss.
+    """
+
+    learning_rate: Annotated[float, Gt(0)] | None = None
+    value_clip: Annotated[float, Gt(0)] | None = 0.2
+
+
+class Trainer(Registrable):
+    """Configuration of what trains the policy."""
+
+    objective: Objective
+
+
+@Trainer.register("deepspeed")
+@dataclass(frozen=True, kw_only=True)
+class DeepSpeedTrainer(Trainer):
+    """One trainer for every method: AdamW on a DeepSpeed engine.
+
+    `minibatch_size` is the number of sequences of one optimiser step over all ranks (None: the
+    whole iteration's). The micro-batch limits are per rank and change speed, never the update.
+    `advantage_normalisation` is taken over all trained tokens of the iteration: ``whiten`` to mean
+    0 and standard deviation 1, ``scale`` to standard deviation 1 only. `measure_kl` keeps the
+    start model as the reference even where the objective needs none, so that ``train/kl`` is known.
+    """
+
+    objective: Objective
+    learning_rate: Annotated[float, Gt(0)]
+    schedule: Schedule = field(default_factory=Warmup)
+    adam_betas: tuple[float, float] = (0.9, 0.999)
+    adam_eps: Annotated[float, Gt(0)] = 1e-8
+    weight_decay: Annotated[float, Ge(0)] = 0.0
+    max_grad_norm: Annotated[float, Gt(0)] | None = 1.0
+    epochs: Annotated[int, Gt(0)] = 1
+    minibatch_size: Annotated[int, Gt(0)] | None = None
+    tokens_per_micro_batch: Annotated[int, Gt(0)] = 16384
+    sequences_per_micro_batch: Annotated[int, Gt(0)] | None = None
+    layout: Layout = "padded"
+    advantage_normalisation: Literal["none", "whiten", "scale"] = "none"
+    measure_kl: bool = True
+    offload_reference: bool = False
+    critic: Critic = field(default_factory=FullModelCritic)
+    precision: Precision = "float32"
+    zero_stage: Literal[0, 1, 2, 3] = 0
+    offload_optimizer: bool = False
+    offload_parameters: bool = False
+    gradient_checkpointing: bool = False
+
+    def __post_init__(self) -> None:
+        if not all(0 <= beta < 1 for beta in self.adam_betas):
+            raise ValueError(f"adam_betas {self.adam_betas} must lie in [0, 1)")
+        if self.offload_optimizer and self.zero_stage == 0:
+            raise ValueError("offload_optimizer needs zero_stage 1, 2 or 3")
+        if self.offload_parameters and self.zero_stage != 3:
+            raise ValueError("offload_parameters needs zero_stage 3")
+
+

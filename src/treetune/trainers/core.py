@@ -1,0 +1,352 @@
+"""The trainer at work: from an iteration's episodes to new weights, the same for every method."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from treetune.episode_generators.credit.gae import GaeCredit
+from treetune.models.logprobs import CriticModule, PolicyModule
+from treetune.seeds import derive_seed, derived_random
+from treetune.trainers.base import DeepSpeedTrainer, FullModelCritic
+from treetune.trainers.batching import Piece, cut
+from treetune.trainers.credit import (
+    critic_advantages,
+    less_future_penalty,
+    normalised,
+    token_rewards,
+    value_loss,
+)
+from treetune.trainers.objectives.base import TokenBatch
+from treetune.trainers.objectives.kl import kl_estimate
+from treetune.trainers.optimisation import Optimised
+from treetune.trainers.ranks import Ranks
+from treetune.trainers.tokens import MicroBatch, Sequences, flat_of_trained, micro_batch
+from treetune.vocabulary import Episode, Metrics, TokenIds
+
+Forward = Callable[[MicroBatch], Tensor]
+
+
+@dataclass
+class IterationTensors:
+    """What is known of each of the iteration's N trained tokens before the first update."""
+
+    behaviour_N: Tensor | None
+    advantages_N: Tensor | None = None
+    old_N: Tensor | None = None
+    reference_N: Tensor | None = None
+    values_N: Tensor | None = None
+    returns_N: Tensor | None = None
+
+
+class PolicyTrainer:
+    """Trains a policy, and a critic where the credit is `gae`.
+
+    `load_model` gives a fresh copy of the start model. `temperature` is the rollout's: log-probs
+    are those of the distribution that was sampled. `steps_per_iteration` is how many optimiser
+    steps an iteration has when no episode is left out; with `iterations` it spans the schedule.
+    """
+
+    def __init__(
+        self,
+        settings: DeepSpeedTrainer,
+        load_model: Callable[[], nn.Module],
+        *,
+        ranks: Ranks,
+        seed: int,
+        temperature: float,
+        iterations: int,
+        gae: GaeCredit | None,
+    ) -> None:
+        self.settings, self.ranks, self.seed = settings, ranks, seed
+        self.temperature, self.iterations, self.gae = temperature, iterations, gae
+        objective = settings.objective
+        self.policy = Optimised(PolicyModule(self._prepared(load_model())), settings, ranks)
+        self.reference: PolicyModule | None = None
+        if objective.needs_reference or (settings.measure_kl and objective.needs_advantages):
+            self.reference = PolicyModule(load_model()).requires_grad_(False).eval()
+            self.reference.to("cpu" if settings.offload_reference else ranks.device)
+        self.critic: Optimised | None = None
+        if gae is not None:
+            assert isinstance(settings.critic, FullModelCritic)
+            critic = CriticModule(self._prepared(load_model()), derive_seed(seed, "critic"))
+            self.critic = Optimised(critic, settings, ranks)
+
+    def _prepared(self, model: nn.Module) -> nn.Module:
+        if self.settings.gradient_checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        return model
+
+    # One iteration
+
+    def train(
+        self, iteration: int, episodes: Sequence[Episode], progress: Callable[[int, int], None] | None = None
+    ) -> Metrics:
+        """All epochs over these episodes; every rank is given the same ones. Collective."""
+        sequences = Sequences.of(episodes)
+        minibatches = list(self._minibatches(iteration, len(sequences)))
+        tensors = self._before(sequences, episodes, several_steps=len(minibatches) > 1)
+        metrics = self._token_metrics(tensors)
+        sums: dict[str, float] = defaultdict(float)
+        for number, indices in enumerate(minibatches):
+            place = iteration + number / len(minibatches)
+            step_metrics = self._step(sequences, indices, tensors, place, len(minibatches))
+            for name, value in step_metrics.items():
+                sums[name] += value / len(minibatches)
+            if progress is not None:
+                progress(number + 1, len(minibatches))
+        metrics |= sums
+        if tensors.old_N is not None:  # filled by the first step where it is the only one
+            metrics |= self._gap_metrics(tensors)
+        return metrics | {"train/steps": float(len(minibatches)), "train/tokens": float(sequences.n_tokens)}
+
+    def _minibatches(self, iteration: int, count: int) -> Iterator[list[int]]:
+        size = self.settings.minibatch_size or count
+        for epoch in range(self.settings.epochs):
+            order = list(range(count))
+            derived_random(self.seed, iteration, "minibatches", epoch).shuffle(order)
+            for start in range(0, count, size):
+                yield order[start : start + size]
+
+    def _before(
+        self, sequences: Sequences, episodes: Sequence[Episode], several_steps: bool
+    ) -> IterationTensors:
+        """Reference and old log-probs, values and advantages: once per iteration."""
+        settings, objective = self.settings, self.settings.objective
+        tensors = IterationTensors(flat_of_trained(episodes, lambda e: e.behaviour_logprobs))
+        if self.reference is not None:
+            reference = self.reference.to(self.ranks.device)
+            tensors.reference_N = self._sweep(sequences, lambda b: self._logprobs(reference, b))
+            if settings.offload_reference:
+                self.reference.to("cpu")
+        if not objective.needs_advantages:
+            return tensors
+        if several_steps or objective.reward_kl_coef > 0:
+            tensors.old_N = self._sweep(sequences, lambda b: self._logprobs(self.policy, b))
+        penalties_N = None
+        if objective.reward_kl_coef > 0:
+            assert tensors.old_N is not None and tensors.reference_N is not None
+            estimator = getattr(objective, "kl_estimator", "k1")
+            penalties_N = objective.reward_kl_coef * kl_estimate(
+                tensors.old_N, tensors.reference_N, estimator
+            )
+        if self.critic is not None and self.gae is not None:
+            tensors.values_N = self._sweep(sequences, self._values)
+            rewards_N = token_rewards(sequences.starts, sequences.rewards, penalties_N)
+            advantages_N, tensors.returns_N = critic_advantages(
+                sequences.starts, rewards_N, tensors.values_N, self.gae.gamma, self.gae.lam
+            )
+        else:
+            given_N = flat_of_trained(episodes, lambda e: e.advantages)
+            if given_N is None:
+                raise ValueError(
+                    "the objective needs advantages and the configured credit gives none: choose a credit"
+                    " such as 'group', 'monte_carlo' or 'gae', or the objective 'mle'"
+                )
+            advantages_N = given_N
+            if penalties_N is not None:
+                advantages_N = less_future_penalty(sequences.starts, given_N, penalties_N)
+        tensors.advantages_N = normalised(advantages_N, settings.advantage_normalisation)
+        return tensors
+
+    def _step(
+        self,
+        sequences: Sequences,
+        indices: list[int],
+        tensors: IterationTensors,
+        place: float,
+        steps_in_iteration: int,
+    ) -> Metrics:
+        """One optimiser step of the policy, and of the critic."""
+        settings, objective = self.settings, self.settings.objective
+        weights_N = self._weights(sequences, indices)
+        fill_old = objective.needs_advantages and tensors.old_N is None and steps_in_iteration == 1
+        scored_N = torch.zeros(sequences.n_tokens) if fill_old else None
+        sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), device=self.ranks.device))
+        for batch in self._batches(sequences, indices):
+            flat_N = batch.flat_N
+            tokens = TokenBatch(
+                weights_N=self._at(weights_N, flat_N) * batch.real,
+                advantages_N=self._maybe_at(tensors.advantages_N, flat_N),
+                old_logprobs_N=self._maybe_at(tensors.old_N, flat_N),
+                reference_logprobs_N=self._maybe_at(tensors.reference_N, flat_N),
+                behaviour_logprobs_N=self._maybe_at(tensors.behaviour_N, flat_N),
+            )
+            logprobs_N, entropy_N = self.policy(
+                batch.input_ids_BT,
+                batch.position_ids_BT,
+                batch.positions_N,
+                batch.labels_N,
+                self.temperature,
+                objective.entropy_needs_gradient,
+            )
+            loss, metrics = objective.loss(tokens, logprobs_N, entropy_N)
+            self.policy.backward(loss)
+            sums["train/loss"] += loss.detach()
+            sums["train/entropy"] += (tokens.weights_N * entropy_N.detach()).sum()
+            for name, value in metrics.items():
+                sums[name] += value
+            if scored_N is not None and batch.real:
+                scored_N[flat_N] = logprobs_N.detach().cpu()
+            if self.critic is not None:
+                self._critic_backward(batch, tensors, tokens.weights_N, sums)
+        rate = settings.learning_rate * self._rate_factor(place, steps_in_iteration)
+        result = {"train/learning_rate": rate, "train/grad_norm": self.policy.step(rate)}
+        if self.critic is not None:
+            assert isinstance(settings.critic, FullModelCritic)
+            critic_rate = rate * (settings.critic.learning_rate or settings.learning_rate)
+            critic_rate /= settings.learning_rate
+            result["critic/grad_norm"] = self.critic.step(critic_rate)
+        if scored_N is not None:
+            tensors.old_N = self.ranks.sum(scored_N)
+        names = sorted(sums)
+        totals = self.ranks.sum(torch.stack([sums[name] for name in names]).cpu())
+        return result | dict(zip(names, totals.tolist(), strict=True))
+
+    def _critic_backward(
+        self, batch: MicroBatch, tensors: IterationTensors, weights_N: Tensor, sums: dict[str, Tensor]
+    ) -> None:
+        assert self.critic is not None and isinstance(self.settings.critic, FullModelCritic)
+        values_N = self.critic(batch.input_ids_BT, batch.position_ids_BT, batch.positions_N)
+        old_N = self._maybe_at(tensors.values_N, batch.flat_N)
+        returns_N = self._maybe_at(tensors.returns_N, batch.flat_N)
+        assert old_N is not None and returns_N is not None
+        clip = self.settings.critic.value_clip
+        loss, clipped = value_loss(values_N, old_N, returns_N, weights_N, clip)
+        self.critic.backward(loss)
+        sums["critic/loss"] += loss.detach()
+        sums["critic/clip_fraction"] += clipped
+        sums["critic/value"] += (weights_N * values_N.detach()).sum()
+        sums["critic/mse"] += (weights_N * (values_N.detach() - returns_N).square()).sum()
+
+    def _rate_factor(self, place: float, steps_in_iteration: int) -> float:
+        """The schedule runs over the iterations' steps as if every iteration had as many as this one.
+
+        Exact where nothing is left out by selection; where it is, warm-up and decay still end where
+        they should instead of drifting with the number of episodes that were kept.
+        """
+        step = round(place * steps_in_iteration)
+        return self.settings.schedule.factor(step, self.iterations * steps_in_iteration)
+
+    def _weights(self, sequences: Sequences, indices: list[int]) -> Tensor:
+        """Each trained token's weight in its minibatch's mean; 0 outside of it."""
+        weights_N = torch.zeros(sequences.n_tokens)
+        counts = {index: sequences.trained_tokens(index) for index in indices}
+        total = sum(counts.values())
+        by_token = self.settings.objective.aggregation == "token"
+        for index, count in counts.items():
+            weight = 1 / total if by_token else 1 / (len(indices) * count)
+            weights_N[sequences.starts[index] : sequences.starts[index + 1]] = weight
+        return weights_N
+
+    # Running models over sequences
+
+    def _batches(self, sequences: Sequences, indices: Sequence[int], scale: int = 1) -> Iterator[MicroBatch]:
+        settings = self.settings
+        pieces: list[Piece] = cut(
+            sequences.lengths,
+            indices,
+            ranks=self.ranks.world_size,
+            tokens=settings.tokens_per_micro_batch * scale,
+            sequences=settings.sequences_per_micro_batch,
+            layout=settings.layout,
+        )[self.ranks.rank]
+        for piece in pieces:
+            yield micro_batch(sequences, piece.indices, settings.layout, piece.real, self.ranks.device)
+
+    def _sweep(self, sequences: Sequences, forward: Forward) -> Tensor:
+        """A number for every trained token, shape [N], computed by all ranks and known to all."""
+        result_N = torch.zeros(sequences.n_tokens)
+        with torch.no_grad():
+            # Without a graph to keep, twice the tokens fit.
+            for batch in self._batches(sequences, range(len(sequences)), scale=2):
+                values_N = forward(batch)
+                if batch.real:
+                    result_N[batch.flat_N] = values_N.float().cpu()
+        return self.ranks.sum(result_N)
+
+    def _logprobs(self, model: Callable, batch: MicroBatch) -> Tensor:
+        return model(
+            batch.input_ids_BT, batch.position_ids_BT, batch.positions_N, batch.labels_N, self.temperature
+        )[0]
+
+    def _values(self, batch: MicroBatch) -> Tensor:
+        assert self.critic is not None
+        return self.critic(batch.input_ids_BT, batch.position_ids_BT, batch.positions_N)
+
+    def _at(self, tensor_N: Tensor, flat_N: Tensor) -> Tensor:
+        return tensor_N[flat_N].to(self.ranks.device)
+
+    def _maybe_at(self, tensor_N: Tensor | None, flat_N: Tensor) -> Tensor | None:
+        return None if tensor_N is None else self._at(tensor_N, flat_N)
+
+    # What the run asks for between iterations
+
+    def score(self, pairs: Sequence[tuple[TokenIds, TokenIds]], temperature: float) -> list[list[float]]:
+        """Log-probs of the response tokens after their prompts, under the present policy.
+
+        Local to this rank, except under ZeRO-3, where every rank calls it (with what it has).
+        """
+        gathered = self.ranks.exchange("score", list(pairs)) if self.settings.zero_stage == 3 else [pairs]
+        results = []
+        for rank, share in enumerate(gathered):
+            for prompt, response in share:
+                ids_1T = torch.tensor([prompt + response], device=self.ranks.device)
+                positions_N = torch.arange(len(prompt) - 1, len(prompt) + len(response) - 1)
+                with torch.no_grad():
+                    logprobs_N, _ = self.policy(
+                        ids_1T,
+                        None,
+                        positions_N.to(self.ranks.device),
+                        torch.tensor(response, device=self.ranks.device),
+                        temperature,
+                    )
+                if len(gathered) == 1 or rank == self.ranks.rank:
+                    results.append(logprobs_N.tolist())
+        return results
+
+    def weights(self) -> dict[str, Tensor]:
+        """The policy's weights under their Hugging Face names, whole on the first rank. Collective."""
+        return {name.removeprefix("model."): t for name, t in self.policy.state_dict().items()}
+
+    def save(self, directory: Path) -> None:
+        """All that is needed to go on bit for bit. Collective."""
+        self.policy.save(directory / "policy")
+        if self.critic is not None:
+            self.critic.save(directory / "critic")
+
+    def load(self, directory: Path) -> None:
+        """Collective."""
+        self.policy.load(directory / "policy")
+        if self.critic is not None:
+            self.critic.load(directory / "critic")
+
+    # Metrics
+
+    @staticmethod
+    def _token_metrics(tensors: IterationTensors) -> Metrics:
+        metrics: Metrics = {}
+        if tensors.advantages_N is not None:
+            metrics["train/advantage_mean"] = float(tensors.advantages_N.mean())
+            metrics["train/advantage_abs"] = float(tensors.advantages_N.abs().mean())
+        if tensors.returns_N is not None:
+            metrics["critic/return"] = float(tensors.returns_N.mean())
+        return metrics
+
+    @staticmethod
+    def _gap_metrics(tensors: IterationTensors) -> Metrics:
+        """How far the trainer is from the engine that sampled, and from the reference."""
+        assert tensors.old_N is not None
+        metrics: Metrics = {}
+        if tensors.behaviour_N is not None:
+            gap_N = (tensors.old_N - tensors.behaviour_N).abs()
+            metrics["engine/logprob_gap_mean"] = float(gap_N.mean())
+            metrics["engine/logprob_gap_max"] = float(gap_N.max())
+        if tensors.reference_N is not None:
+            metrics["train/kl"] = float(kl_estimate(tensors.old_N, tensors.reference_N, "k3").mean())
+        return metrics

@@ -1,0 +1,65 @@
+"""The part of credit that needs the trainer's models: KL in the reward, critic values, normalisation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from treetune.episode_generators.credit.gae import gae
+
+
+def token_rewards(starts: Sequence[int], rewards: Sequence[float], penalties_N: Tensor | None) -> Tensor:
+    """Each trained token's reward, shape [N]: the sequence's at its last one, less the penalty."""
+    rewards_N = torch.zeros(starts[-1])
+    rewards_N[torch.tensor(starts[1:]) - 1] = torch.tensor(rewards, dtype=torch.float32)
+    return rewards_N if penalties_N is None else rewards_N - penalties_N
+
+
+def critic_advantages(
+    starts: Sequence[int], rewards_N: Tensor, values_N: Tensor, gamma: float, lam: float
+) -> tuple[Tensor, Tensor]:
+    """Generalised advantage estimation over each sequence's trained tokens; and the returns A + V."""
+    advantages = torch.cat(
+        [
+            torch.tensor(gae(rewards_N[a:b].tolist(), values_N[a:b].tolist(), gamma, lam))
+            for a, b in zip(starts, starts[1:], strict=False)
+        ]
+    )
+    return advantages, advantages + values_N
+
+
+def less_future_penalty(starts: Sequence[int], advantages_N: Tensor, penalties_N: Tensor) -> Tensor:
+    """Advantages that were given before training, less the penalties still to come from each token.
+
+    With the penalty in the reward, the policy gradient weighs a token by everything that follows
+    it, its own penalty included; what came before it can't be its doing.
+    """
+    future_N = torch.cat(
+        [penalties_N[a:b].flip(0).cumsum(0).flip(0) for a, b in zip(starts, starts[1:], strict=False)]
+    )
+    return advantages_N - future_N
+
+
+def normalised(advantages_N: Tensor, how: str) -> Tensor:
+    """``whiten``: ``(A - mean) / sqrt(var + 1e-8)``; ``scale``: without the mean. Over all N tokens."""
+    if how == "none" or len(advantages_N) < 2:
+        return advantages_N
+    wide = advantages_N.double()
+    deviation = (wide.var() + 1e-8).sqrt()
+    centred = wide - wide.mean() if how == "whiten" else wide
+    return (centred / deviation).float()
+
+
+def value_loss(
+    values_N: Tensor, old_values_N: Tensor, returns_N: Tensor, weights_N: Tensor, clip: float | None
+) -> tuple[Tensor, Tensor]:
+    """``½ Σ w·max((V-R)², (clip(V, V_old ± c) - R)²)`` and the share of clipped tokens."""
+    squared_N = (values_N - returns_N).square()
+    if clip is None:
+        return 0.5 * (weights_N * squared_N).sum(), torch.zeros(())
+    near_N = values_N.clamp(old_values_N - clip, old_values_N + clip)
+    clipped_N = (near_N - returns_N).square()
+    share = (weights_N * (clipped_N > squared_N)).sum()
+    return 0.5 * (weights_N * squared_N.maximum(clipped_N)).sum(), share.detach()

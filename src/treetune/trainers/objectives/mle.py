@@ -1,0 +1,24 @@
+"""Negative log-likelihood: supervised fine-tuning, and RestEM's step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from treetune.trainers.objectives.base import Aggregation, Objective, TokenBatch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@Objective.register("mle")
+@dataclass(frozen=True, kw_only=True)
+class MaximumLikelihood(Objective):
+    """``L = -mean log p(token)`` over trained tokens, or over sequences of token means."""
+
+    aggregation: Aggregation = "token"
+
+    def loss(
+        self, batch: TokenBatch, logprobs_N: Tensor, entropy_N: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        return -(batch.weights_N * logprobs_N).sum(), {}

@@ -1,0 +1,146 @@
+"""A module, its AdamW and its sharding: the one place that knows DeepSpeed."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from treetune.trainers.base import DeepSpeedTrainer
+from treetune.trainers.ranks import Ranks
+
+CHECKPOINT_TAG = "state"
+
+
+class Optimised:
+    """A module on a DeepSpeed engine, trained with losses that are sums over the global minibatch.
+
+    DeepSpeed averages gradients over ranks while our losses are shares of a global sum, so each
+    share is multiplied by the number of ranks before it goes backward. DeepSpeed's own gradient
+    accumulation is off: minibatches differ in their number of micro-batches, and only the caller
+    knows where one ends.
+    """
+
+    def __init__(self, module: nn.Module, settings: DeepSpeedTrainer, ranks: Ranks) -> None:
+        import deepspeed
+
+        self.ranks = ranks
+        self.zero_stage = settings.zero_stage
+        self._norm: Tensor | None = None
+        without_dropout(module)
+        self.engine, *_ = deepspeed.initialize(
+            model=module, model_parameters=_groups(module, settings), config=_config(settings, ranks)
+        )
+        if settings.zero_stage == 0 and settings.precision == "float32":
+            # DeepSpeed clips here and forgets the norm that it clipped by.
+            self.engine.clip_fp32_gradients = self._clip
+        self._max_norm = settings.max_grad_norm or math.inf
+        self.engine.train()
+
+    @property
+    def module(self) -> nn.Module:
+        return self.engine.module
+
+    def __call__(self, *inputs: Any) -> Any:
+        return self.engine(*inputs)
+
+    def backward(self, loss: Tensor) -> None:
+        """Accumulates the gradient of this rank's share of the minibatch's loss."""
+        self.engine.backward(loss * self.ranks.world_size, scale_wrt_gas=False)
+
+    def step(self, learning_rate: float) -> float:
+        """One update from what was accumulated; the gradient's norm before clipping."""
+        for group in self.engine.optimizer.param_groups:
+            group["lr"] = learning_rate
+        self.engine.step()
+        norm = self._norm if self._norm is not None else self.engine.get_global_grad_norm()
+        assert norm is not None, "every DeepSpeed optimiser that we configure reports its norm"
+        norm = float(norm)
+        if not math.isfinite(norm):
+            raise RuntimeError(
+                f"the gradient's norm is {norm}: training has diverged (try a longer warm-up, a smaller"
+                " learning rate, or float32); the last checkpoint is untouched"
+            )
+        return norm
+
+    def _clip(self) -> None:
+        self._norm = nn.utils.clip_grad_norm_(self.module.parameters(), self._max_norm)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Full weights by name, on the first rank; shards are gathered. Collective."""
+        parameters = dict(self.module.named_parameters())
+        if self.zero_stage < 3:
+            return {name: p.detach() for name, p in parameters.items()}
+        import deepspeed
+
+        full = {}
+        for name, parameter in parameters.items():
+            with deepspeed.zero.GatheredParameters([parameter]):
+                if self.ranks.is_first:
+                    full[name] = parameter.detach().to("cpu", copy=True)
+        return full
+
+    def save(self, directory: Path) -> None:
+        """Weights, optimiser state and shards. Collective."""
+        self.engine.save_checkpoint(str(directory), tag=CHECKPOINT_TAG)
+
+    def load(self, directory: Path) -> None:
+        """Raises RuntimeError where `directory` holds no such state. Collective."""
+        path, _ = self.engine.load_checkpoint(str(directory), tag=CHECKPOINT_TAG)
+        if path is None:
+            raise RuntimeError(f"{directory} holds no trainer state to continue from")
+
+
+def without_dropout(module: nn.Module) -> None:
+    """Log-probs must be those that the engine samples from, and dropout has no place there."""
+    for part in module.modules():
+        if isinstance(part, nn.Dropout):
+            part.p = 0.0
+        if isinstance(getattr(part, "attention_dropout", None), float):
+            part.attention_dropout = 0.0
+
+
+def _groups(module: nn.Module, settings: DeepSpeedTrainer) -> list[dict[str, Any]]:
+    """Biases and norms (vectors) are not decayed."""
+    matrices = [p for p in module.parameters() if p.requires_grad and p.ndim > 1]
+    vectors = [p for p in module.parameters() if p.requires_grad and p.ndim <= 1]
+    if not settings.weight_decay or not vectors:
+        return [{"params": [p for p in module.parameters() if p.requires_grad]}]
+    return [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+
+
+def _config(settings: DeepSpeedTrainer, ranks: Ranks) -> dict[str, Any]:
+    offload = {"device": "cpu", "pin_memory": ranks.device.type == "cuda"}
+    zero: dict[str, Any] = {"stage": settings.zero_stage, "overlap_comm": False, "contiguous_gradients": True}
+    if settings.offload_optimizer:
+        zero["offload_optimizer"] = offload
+    if settings.offload_parameters:
+        zero["offload_param"] = offload
+    return {
+        "train_micro_batch_size_per_gpu": 1,  # unused: the trainer cuts its own micro-batches
+        "managed_gradient_accumulation": False,
+        "gradient_clipping": settings.max_grad_norm or 1e30,
+        "optimizer": {
+            "type": "AdamW",
+            "params": {
+                "lr": settings.learning_rate,
+                "betas": list(settings.adam_betas),
+                "eps": settings.adam_eps,
+                "weight_decay": settings.weight_decay,
+                # DeepSpeed's own Adams are compiled on first use; only offloading needs them.
+                "torch_adam": not (settings.offload_optimizer and ranks.device.type == "cuda"),
+            },
+        },
+        "bf16": {"enabled": settings.precision == "bfloat16"},
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
+        "steps_per_print": None,
+        "wall_clock_breakdown": False,
+    }
+
+
+def torch_dtype(precision: str) -> torch.dtype:
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[precision]

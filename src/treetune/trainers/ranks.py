@@ -1,0 +1,96 @@
+"""The processes of a run: who this one is, and how they talk."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among the run's. Every method is a collective: all ranks call it, in one order.
+
+    A rank that doesn't come within `deadline_s` ends the others with an error that names the
+    meeting place, instead of leaving them waiting.
+    """
+
+    rank: int
+    world_size: int
+    device: torch.device
+    deadline_s: float
+    objects: Any = None
+    """Group for Python objects and barriers: gloo on every device, since nccl has no deadline
+    that names who is missing."""
+
+    @staticmethod
+    def join(deadline_s: float) -> Ranks:
+        """Joins the processes that the launcher started; alone if there is no launcher."""
+        import deepspeed
+
+        for name, alone in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):
+            os.environ.setdefault(name, alone)
+        world_size = int(os.environ["WORLD_SIZE"])
+        if "MASTER_PORT" not in os.environ:
+            assert world_size == 1, "a launcher that starts several ranks names their meeting port"
+            os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "127.0.0.1", "0"
+        local_rank = int(os.environ["LOCAL_RANK"])
+        if torch.cuda.is_available():
+            torch.cuda.set_device(local_rank)
+            device, backend = torch.device("cuda", local_rank), "nccl"
+        else:
+            device, backend = torch.device("cpu"), "gloo"
+        timeout = datetime.timedelta(seconds=deadline_s)
+        if not dist.is_initialized():
+            deepspeed.init_distributed(dist_backend=backend, timeout=timeout, verbose=False)
+        objects = dist.new_group(backend="gloo", timeout=timeout) if world_size > 1 else None
+        return Ranks(dist.get_rank(), world_size, device, deadline_s, objects)
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def barrier(self, name: str) -> None:
+        if self.world_size == 1:
+            return
+        try:
+            dist.monitored_barrier(self.objects, datetime.timedelta(seconds=self.deadline_s))
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"rank {self.rank} waited {self.deadline_s:.0f} s for the others at '{name}': {error}"
+            ) from error
+
+    def exchange(self, name: str, own: Any) -> list[Any]:
+        """Everyone's object, in rank order."""
+        if self.world_size == 1:
+            return [own]
+        self.barrier(name)
+        gathered: list[Any] = [None] * self.world_size
+        dist.all_gather_object(gathered, own, group=self.objects)
+        return gathered
+
+    def from_first(self, name: str, own: Any) -> Any:
+        """The first rank's object."""
+        if self.world_size == 1:
+            return own
+        self.barrier(name)
+        box = [own]
+        dist.broadcast_object_list(box, src=0, group=self.objects)
+        return box[0]
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum over ranks, in place."""
+        if self.world_size > 1:
+            on_device = tensor.to(self.device)
+            dist.all_reduce(on_device)
+            tensor.copy_(on_device)
+        return tensor
+
+    def leave(self) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()

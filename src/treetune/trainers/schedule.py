@@ -1,0 +1,46 @@
+"""The learning rate over the whole run."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Le
+
+from treetune.config.registrable import Registrable
+
+
+class Schedule(Registrable):
+    """Learning rate as a factor of the configured one, for one step of the whole run."""
+
+    def factor(self, step: int, total_steps: int) -> float:
+        """For optimiser step `step` (0-based) of `total_steps`."""
+        raise NotImplementedError
+
+
+@Schedule.register("warmup")
+@dataclass(frozen=True, kw_only=True)
+class Warmup(Schedule):
+    """Linear warm-up from one part of the rate to all of it, then constant or decaying to 0.
+
+    The length of the warm-up is `steps`, or, where that is 0, `ratio` of the run's steps, rounded
+    up. No step has rate 0: a step that can't move anything is wasted.
+    """
+
+    steps: Annotated[int, Ge(0)] = 0
+    ratio: Annotated[float, Ge(0), Le(1)] = 0.0
+    decay: Literal["constant", "linear", "cosine"] = "constant"
+
+    def __post_init__(self) -> None:
+        if self.steps and self.ratio:
+            raise ValueError("give the warm-up as steps or as ratio, not as both")
+
+    def factor(self, step: int, total_steps: int) -> float:
+        warmup = self.steps or math.ceil(self.ratio * total_steps)
+        if step < warmup:
+            return (step + 1) / warmup
+        if self.decay == "constant":
+            return 1.0
+        done = min(1.0, (step - warmup) / max(1, total_steps - warmup))
+        return 1.0 - done if self.decay == "linear" else 0.5 * (1 + math.cos(math.pi * done))
