@@ -10,7 +10,7 @@ row cut out of the tree.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -20,6 +20,19 @@ FinishReason = Literal["stop", "length"]
 """Why sampling ended: an end token or stop string, or the budget of tokens."""
 
 GradeOutcome = Literal["ok", "no_answer", "timeout", "error"]
+
+
+@dataclass(frozen=True)
+class TextCodec:
+    """Text to token ids and back, without special tokens; the one tokenizer of the run.
+
+    `decode` drops special tokens. Token ids are the truth: text that came from them is a view,
+    and is not encoded again.
+    """
+
+    encode: Callable[[str], TokenIds]
+    decode: Callable[[Sequence[int]], str]
+    eos_id: int
 
 
 @dataclass(frozen=True)

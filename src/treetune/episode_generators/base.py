@@ -9,19 +9,10 @@ from typing import TYPE_CHECKING, Any
 from treetune.config.registrable import Registrable
 from treetune.inference.base import Engine, SamplingParams
 from treetune.tasks.base import Task
-from treetune.vocabulary import Episode, Metrics, Problem, TokenIds, Trajectory
+from treetune.vocabulary import Episode, Metrics, Problem, TextCodec, Trajectory
 
 if TYPE_CHECKING:
     from treetune.tasks.graders.pool import GraderPool
-
-
-@dataclass(frozen=True)
-class TextCodec:
-    """Text to token ids and back, without special tokens; the one tokenizer of the run."""
-
-    encode: Callable[[str], TokenIds]
-    decode: Callable[[Sequence[int]], str]
-    eos_id: int
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from treetune.config.registrable import Registrable
 from treetune.vocabulary import Grade, Problem
 
 
 class Grader(Registrable):
-    """Grades one answer. Instances are picklable and run in worker processes (`GraderPool`)."""
+    """Grades one answer. Instances are picklable and run in worker processes (`GraderPool`).
+
+    A grader may set `isolated` to False, and is then called in the run's own process, only if it
+    cannot hang, crash or allocate without bound whatever the answer says: comparisons of strings
+    in linear time. Anything that parses, evaluates or runs what a model wrote stays isolated.
+    """
+
+    isolated: ClassVar[bool] = True
 
     def grade(self, response: str, problem: Problem) -> Grade:
         raise NotImplementedError
