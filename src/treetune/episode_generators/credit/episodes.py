@@ -1,0 +1,109 @@
+"""From a trajectory and what its steps are worth to a training row."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+
+from treetune.episode_generators.base import GenerationContext
+from treetune.episode_generators.metrics import mean, pooled
+from treetune.vocabulary import Episode, Metrics, Trajectory
+
+
+def episode_of(
+    context: GenerationContext,
+    trajectory: Trajectory,
+    step_advantages: Sequence[float] | None = None,
+    step_values: Sequence[float] | None = None,
+) -> Episode:
+    """The training row of an answer; every token of step i gets `step_advantages[i]`.
+
+    Injected tokens are not trained; their behaviour log-prob reads 0. The policy version is the
+    oldest that sampled any of it, or the present one where nobody did (demonstrations).
+    """
+    ends = trajectory.step_ends
+    response_ids = trajectory.response_ids
+    assert ends and ends[-1] == len(response_ids), f"{trajectory.id}: steps don't cover the response"
+    advantages = None
+    if step_advantages is not None:
+        lengths = [end - start for start, end in itertools.pairwise((0, *ends))]
+        advantages = tuple(
+            advantage
+            for advantage, length in zip(step_advantages, lengths, strict=True)
+            for _ in range(length)
+        )
+    versions = [s.policy_version for s in trajectory.segments if s.policy_version is not None]
+    return Episode(
+        prompt_ids=trajectory.prompt_ids,
+        response_ids=response_ids,
+        trained=tuple(s.origin == "sampled" for s in trajectory.segments for _ in s.token_ids),
+        reward=trajectory.reward,
+        group=trajectory.problem.id,
+        trajectory=trajectory.id,
+        policy_version=min(versions, default=context.iteration),
+        finish_reason=trajectory.finish_reason,
+        advantages=advantages,
+        behaviour_logprobs=_behaviour_logprobs(trajectory),
+        step_ends=ends,
+        step_values=None if step_values is None else tuple(step_values),
+        text=trajectory.text,
+    )
+
+
+def _behaviour_logprobs(trajectory: Trajectory) -> tuple[float, ...] | None:
+    logprobs: list[float] = []
+    for segment in trajectory.segments:
+        if segment.origin == "injected":
+            logprobs += [0.0] * len(segment.token_ids)
+        elif segment.logprobs is None:
+            return None
+        else:
+            logprobs += segment.logprobs
+    assert len(logprobs) == len(trajectory.response_ids), f"{trajectory.id}: a log-prob per token"
+    return tuple(logprobs)
+
+
+def whole_answer(
+    context: GenerationContext, trajectories: Sequence[Trajectory], advantages: Iterable[float]
+) -> tuple[list[Episode], Metrics]:
+    """Episodes in which all tokens of an answer share one advantage, and their metrics."""
+    episodes = [
+        episode_of(context, trajectory, [advantage] * len(trajectory.step_ends))
+        for trajectory, advantage in zip(trajectories, advantages, strict=True)
+    ]
+    return episodes, advantage_metrics(context, episodes)
+
+
+def advantage_metrics(context: GenerationContext, episodes: Sequence[Episode]) -> Metrics:
+    """Mean, standard deviation and share of zeros of the advantages over all ranks' trained tokens.
+
+    Collective.
+    """
+    advantages: list[float] = []
+    tokens: list[float] = []
+    for episode in episodes:
+        assert episode.advantages is not None
+        trained = itertools.compress(episode.advantages, episode.trained)
+        # Runs of one value, not tokens: what the ranks exchange stays small.
+        for advantage, run in itertools.groupby(trained):
+            advantages.append(advantage)
+            tokens.append(sum(1 for _ in run))
+    columns = pooled(context, "credit-metrics", {"advantage": advantages, "tokens": tokens})
+    advantages, tokens = columns["advantage"], columns["tokens"]
+    if not advantages:
+        return {}
+    centre = mean(advantages, tokens)
+    return {
+        "credit/advantage_mean": centre,
+        "credit/advantage_std": math.sqrt(mean([(a - centre) ** 2 for a in advantages], tokens)),
+        "credit/advantage_zero": mean([float(a == 0.0) for a in advantages], tokens),
+    }
+
+
+def groups_of(trajectories: Sequence[Trajectory]) -> dict[str, list[int]]:
+    """Positions of the answers to each problem, problems in their order of appearance."""
+    groups: dict[str, list[int]] = {}
+    for position, trajectory in enumerate(trajectories):
+        groups.setdefault(trajectory.problem.id, []).append(position)
+    return groups

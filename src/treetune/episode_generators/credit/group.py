@@ -1,0 +1,51 @@
+"""Credit relative to the other answers to the same problem."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Annotated
+
+from annotated_types import Gt
+
+from treetune.episode_generators.base import Credit, GenerationContext
+from treetune.episode_generators.credit.episodes import groups_of, whole_answer
+from treetune.vocabulary import Episode, Metrics, Trajectory
+
+
+def group_advantages(rewards: Sequence[float], std: bool, eps: float) -> list[float]:
+    """A_i = r_i − mean(r), divided by (std(r) + eps) if `std`.
+
+    With `std` this is GRPO (Shao et al., arXiv:2402.03300, section 4.1.2), whose published
+    implementations take the unbiased standard deviation; without it, Dr. GRPO (Liu et al.,
+    arXiv:2503.20783, section 3.2). The mean holds r_i itself, which shrinks the expected gradient
+    to (n−1)/n of the true one; `rloo` does not. Equal rewards, and one answer alone, give zero.
+    """
+    # Exactly zero, where the rounded mean of equal rewards would leave 1e-17 / eps.
+    if len(set(rewards)) == 1:
+        return [0.0] * len(rewards)
+    centre = fmean(rewards)
+    scale = stdev(rewards) + eps if std else 1.0
+    return [(reward - centre) / scale for reward in rewards]
+
+
+@Credit.register("group")
+@dataclass(frozen=True, kw_only=True)
+class Group(Credit):
+    """GRPO's credit (`std` true) or Dr. GRPO's (false): see `group_advantages`."""
+
+    std: bool = True
+    eps: Annotated[float, Gt(0)] = 1e-6
+
+    def assign(
+        self, context: GenerationContext, trajectories: Sequence[Trajectory]
+    ) -> tuple[list[Episode], Metrics]:
+        advantages = [0.0] * len(trajectories)
+        for positions in groups_of(trajectories).values():
+            rewards = [trajectories[position].reward for position in positions]
+            for position, advantage in zip(
+                positions, group_advantages(rewards, self.std, self.eps), strict=True
+            ):
+                advantages[position] = advantage
+        return whole_answer(context, trajectories, advantages)

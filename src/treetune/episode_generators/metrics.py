@@ -1,0 +1,65 @@
+"""Metrics of all ranks: the numbers are pooled first and averaged afterwards, so that they are the
+same however the work was cut."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from treetune.episode_generators.base import GenerationContext
+from treetune.vocabulary import Metrics, Trajectory
+
+FULL_REWARD = 1.0
+
+
+def pooled(
+    context: GenerationContext, name: str, columns: Mapping[str, Sequence[float]]
+) -> dict[str, list[float]]:
+    """The columns of all ranks, one below the other in rank order. Collective."""
+    ranks = [columns_of_rank for (columns_of_rank,) in context.exchange(name, [dict(columns)])]
+    return {key: [value for rank in ranks for value in rank[key]] for key in columns}
+
+
+def mean(values: Sequence[float], weights: Sequence[float] | None = None) -> float:
+    """The (weighted) mean, without rounding errors that depend on the order."""
+    if weights is None:
+        return math.fsum(values) / len(values)
+    return math.fsum(v * w for v, w in zip(values, weights, strict=True)) / math.fsum(weights)
+
+
+def trajectory_metrics(context: GenerationContext, trajectories: Sequence[Trajectory]) -> Metrics:
+    """What the answers of all ranks were like; all answers to one problem are on one rank.
+
+    ``episodes/once_hit``: share of problems with at least one answer of full reward;
+    ``episodes/unique``: mean share of different texts among the answers to a problem;
+    ``episodes/mixed``: share of problems whose answers differ in reward;
+    ``episodes/no_answer``, ``timeout``, ``error``: shares of what the grader could not grade.
+    Collective.
+    """
+    answers = {
+        "reward": [t.reward for t in trajectories],
+        "unfinished": [float(t.unfinished) for t in trajectories],
+        "prompt_tokens": [float(len(t.prompt_ids)) for t in trajectories],
+        "response_tokens": [float(t.step_ends[-1]) for t in trajectories],
+        "steps": [float(len(t.step_ends)) for t in trajectories],
+        **{
+            outcome: [float(t.grade.outcome == outcome) for t in trajectories]
+            for outcome in ("no_answer", "timeout", "error")
+        },
+    }
+    groups: dict[str, list[Trajectory]] = {}
+    for trajectory in trajectories:
+        groups.setdefault(trajectory.problem.id, []).append(trajectory)
+    problems = {
+        "once_hit": [float(any(t.reward >= FULL_REWARD for t in g)) for g in groups.values()],
+        "unique": [len({t.text for t in g}) / len(g) for g in groups.values()],
+        "mixed": [float(len({t.reward for t in g}) > 1) for g in groups.values()],
+    }
+    columns = pooled(context, "rollout-metrics", answers | problems)
+    metrics = {f"episodes/{key}": mean(values) for key, values in columns.items() if values}
+    if columns["response_tokens"]:
+        metrics["episodes/response_tokens_max"] = max(columns["response_tokens"])
+    return metrics | {
+        "episodes/count": float(len(columns["reward"])),
+        "episodes/problems": float(len(columns["once_hit"])),
+    }

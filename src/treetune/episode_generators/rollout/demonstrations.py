@@ -1,0 +1,61 @@
+"""Answers of the task's teacher, to learn from without sampling (supervised fine-tuning)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Gt
+
+from treetune.episode_generators.base import GenerationContext, Rollout
+from treetune.episode_generators.grading import Grading
+from treetune.episode_generators.metrics import trajectory_metrics
+from treetune.episode_generators.rollout.answers import encoded_prompt, rank_share, steps_of
+from treetune.seeds import derive_seed
+from treetune.vocabulary import Metrics, Problem, Segment, TokenIds, Trajectory
+
+
+@Rollout.register("demonstrations")
+@dataclass(frozen=True, kw_only=True)
+class Demonstrations(Rollout):
+    """`samples` demonstrations of each problem, drawn anew in every iteration, ended with the end
+    token. Their segment is trained, but has no log-probs and no policy version: no policy wrote it.
+
+    They are graded as answers are, so that ``episodes/reward`` says how good the teacher is.
+    """
+
+    samples: Annotated[int, Gt(0)] = 1
+
+    needs_engine = False
+
+    def run(
+        self, context: GenerationContext, problems: Sequence[Problem]
+    ) -> tuple[list[Trajectory], Metrics]:
+        """Raises ValueError for a demonstration that does not fit into the context."""
+        grading = Grading(context.grader)
+        share = rank_share(context, problems)
+        written = []
+        for problem in share:
+            for sample in range(self.samples):
+                seed = derive_seed(context.seed, context.iteration, problem.id, sample, "demonstration")
+                text = context.task.demonstration(problem, seed)
+                response_ids: TokenIds = (*context.codec.encode(text), context.codec.eos_id)
+                prompt_ids = encoded_prompt(context, problem, len(response_ids))
+                grade = grading.submit(text, problem)
+                written.append((problem, sample, text, prompt_ids, response_ids, grade))
+                context.progress(len(written), len(share) * self.samples)
+        trajectories = [
+            Trajectory(
+                problem=problem,
+                sample=sample,
+                prompt_ids=prompt_ids,
+                segments=(Segment(token_ids=response_ids),),
+                finish_reason="stop",
+                text=text,
+                grade=grade.result(),
+                step_ends=steps_of(context, response_ids, text),
+            )
+            for problem, sample, text, prompt_ids, response_ids, grade in written
+        ]
+        return trajectories, trajectory_metrics(context, trajectories)

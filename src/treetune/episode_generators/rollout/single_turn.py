@@ -1,0 +1,140 @@
+"""n answers to each problem, each sampled from the prompt to its end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+from annotated_types import Ge, Gt, Le
+
+from treetune.episode_generators.base import GenerationContext, Rollout
+from treetune.episode_generators.grading import Grading
+from treetune.episode_generators.metrics import trajectory_metrics
+from treetune.episode_generators.rollout.answers import encoded_prompt, rank_share, steps_of
+from treetune.inference.base import Completion, Request, SamplingParams
+from treetune.seeds import derive_seed
+from treetune.vocabulary import Grade, Metrics, Problem, Segment, Trajectory
+
+
+@Rollout.register("single_turn")
+@dataclass(frozen=True, kw_only=True)
+class SingleTurn(Rollout):
+    """`samples` independent answers to each problem, of at most `max_tokens` tokens.
+
+    An answer that the budget cut off earns `unfinished_reward`, even when a right answer is
+    already in it: what is not brought to an end is not learnt from as a success. `top_k` of -1
+    means all tokens.
+    """
+
+    samples: Annotated[int, Gt(0)] = 8
+    max_tokens: Annotated[int, Gt(0)]
+    temperature: Annotated[float, Ge(0)] = 1.0
+    top_p: Annotated[float, Gt(0), Le(1)] = 1.0
+    top_k: Annotated[int, Ge(-1)] = -1
+    stop: tuple[str, ...] = ()
+    unfinished_reward: float = 0.0
+    max_prompt_tokens: Annotated[int, Gt(0)] | None = None
+
+    def __post_init__(self) -> None:
+        if self.top_k == 0:
+            raise ValueError("top_k is 0, which leaves no token to sample; use -1 for all tokens")
+        if self.temperature == 0 and self.samples > 1:
+            raise ValueError(
+                f"temperature 0 gives the same answer {self.samples} times; set samples to 1 or raise it"
+            )
+        if "" in self.stop:
+            raise ValueError("stop has an empty string, which would end every answer at once")
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return SamplingParams(
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            stop=self.stop,
+        )
+
+    def run(
+        self, context: GenerationContext, problems: Sequence[Problem]
+    ) -> tuple[list[Trajectory], Metrics]:
+        trajectories = sample_answers(
+            context,
+            rank_share(context, problems),
+            samples=self.samples,
+            sampling=self.sampling,
+            unfinished_reward=self.unfinished_reward,
+            max_prompt_tokens=self.max_prompt_tokens,
+        )
+        return trajectories, trajectory_metrics(context, trajectories)
+
+
+def sample_answers(
+    context: GenerationContext,
+    problems: Sequence[Problem],
+    *,
+    samples: int,
+    sampling: SamplingParams,
+    unfinished_reward: float = 0.0,
+    max_prompt_tokens: int | None = None,
+    purpose: str = "rollout",
+) -> list[Trajectory]:
+    """`samples` graded answers to each of `problems`, in the order (problem, sample).
+
+    The seed is derived from the run's, the iteration, the problem and `purpose`, so that an answer
+    does not depend on what else is sampled. Answers are graded while others are still sampling.
+
+    Raises ValueError for a prompt that leaves no room for `sampling.max_tokens` in the context.
+    """
+    assert context.engine is not None, "a rollout that samples needs an engine"
+    requests = [
+        Request(
+            prompt_ids=encoded_prompt(context, problem, sampling.max_tokens, max_prompt_tokens),
+            seed=derive_seed(context.seed, context.iteration, problem.id, purpose),
+            n=samples,
+            sampling=sampling,
+        )
+        for problem in problems
+    ]
+    grading = Grading(context.grader)
+    answers: dict[int, list[tuple[Completion, str, Future[Grade]]]] = {}
+
+    def on_result(index: int, completions: list[Completion]) -> None:
+        graded = []
+        for completion in completions:
+            text = context.codec.decode(completion.token_ids)
+            graded.append((completion, text, grading.submit(text, problems[index])))
+        answers[index] = graded
+        context.progress(len(answers) * samples, len(requests) * samples)
+
+    context.engine.generate(requests, on_result)
+    assert len(answers) == len(requests), "the engine reports every request"
+    return [
+        Trajectory(
+            problem=problem,
+            sample=sample,
+            prompt_ids=requests[index].prompt_ids,
+            segments=(
+                Segment(
+                    token_ids=completion.token_ids,
+                    logprobs=completion.logprobs,
+                    policy_version=completion.policy_version,
+                ),
+            ),
+            finish_reason=completion.finish_reason,
+            text=text,
+            grade=_with_unfinished(grade.result(), completion, unfinished_reward),
+            step_ends=steps_of(context, completion.token_ids, text),
+        )
+        for index, problem in enumerate(problems)
+        for sample, (completion, text, grade) in enumerate(answers[index])
+    ]
+
+
+def _with_unfinished(grade: Grade, completion: Completion, unfinished_reward: float) -> Grade:
+    """The grade of an answer; a cut one keeps what the grader found in it, but not its reward."""
+    if completion.finish_reason != "length":
+        return grade
+    return replace(grade, reward=unfinished_reward, message="cut off by max_tokens")

@@ -1,0 +1,28 @@
+"""Trains on everything."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from treetune.episode_generators.base import Selection
+from treetune.vocabulary import Episode, Metrics
+
+
+def selection_metrics(episodes: Sequence[Episode], kept: Sequence[Episode]) -> Metrics:
+    """How many episodes and groups were there, and how many are trained on."""
+    return {
+        "selection/episodes": float(len(episodes)),
+        "selection/kept": float(len(kept)),
+        "selection/groups": float(len({episode.group for episode in episodes})),
+        "selection/groups_kept": float(len({episode.group for episode in kept})),
+    }
+
+
+@Selection.register("all")
+@dataclass(frozen=True, kw_only=True)
+class All(Selection):
+    """Every episode."""
+
+    def select(self, episodes: Sequence[Episode]) -> tuple[list[Episode], Metrics]:
+        return list(episodes), selection_metrics(episodes, episodes)

@@ -1,0 +1,38 @@
+"""Trains on answers that were right."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Gt
+
+from treetune.episode_generators.base import Selection
+from treetune.episode_generators.selection.all import selection_metrics
+from treetune.vocabulary import Episode, Metrics
+
+
+@Selection.register("correct_only")
+@dataclass(frozen=True, kw_only=True)
+class CorrectOnly(Selection):
+    """Episodes with at least `reward_threshold`, the first `max_per_problem` of each problem.
+
+    ReST-EM (Singh et al., arXiv:2312.06585) caps the answers per problem, at 10 in
+    their experiments, so that easy problems don't crowd out hard ones.
+    """
+
+    reward_threshold: float = 1.0
+    max_per_problem: Annotated[int, Gt(0)] | None = None
+
+    def select(self, episodes: Sequence[Episode]) -> tuple[list[Episode], Metrics]:
+        taken: Counter[str] = Counter()
+        kept = []
+        for episode in episodes:
+            if episode.reward < self.reward_threshold or taken[episode.group] == self.max_per_problem:
+                continue
+            taken[episode.group] += 1
+            kept.append(episode)
+        capped = sum(count == self.max_per_problem for count in taken.values())
+        return kept, selection_metrics(episodes, kept) | {"selection/groups_capped": float(capped)}
