@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# Sets up, then runs.
+#
+#   ./run.sh                                   the quickstart: SFT from random weights, VinePPO from it, table, report
+#   CONFIGSTR=a.jsonnet,b.jsonnet ./run.sh     trains and then evaluates that experiment
+#
+# Environment: APP_DIRECTORY (where experiments go; default experiments), APP_SEED (default 1),
+# APP_EXPERIMENT_NAME, WANDB_RUN_ID, NUM_GPUS (ranks; default all GPUs, 1 on a CPU), OMP_NUM_THREADS.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+./scripts/setup.sh
+
+export PATH="$PWD/.venv/bin:$PATH"
+export APP_DIRECTORY=${APP_DIRECTORY:-experiments}
+export APP_SEED=${APP_SEED:-1}
+
+if [ -z "${NUM_GPUS:-}" ]; then
+    NUM_GPUS=$({ nvidia-smi -L 2>/dev/null || true; } | grep -c '^GPU' || true)
+    if [ "$NUM_GPUS" -eq 0 ]; then NUM_GPUS=1; fi
+fi
+case "$NUM_GPUS" in '' | *[!0-9]* | 0) echo "run.sh: NUM_GPUS is '$NUM_GPUS'; it must be a whole number above 0" >&2; exit 2 ;; esac
+# Two ranks that each take all cores run many times slower than two that share them.
+threads=$(($(env -u OMP_NUM_THREADS nproc) / NUM_GPUS))
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((threads > 0 ? threads : 1))}
+
+# usage: treetune CONFIGS COMMAND; each launch on a port that was free a moment ago, so runs can share a machine
+treetune() {
+    local port
+    port=$(python -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+    deepspeed --no_local_rank --num_gpus="$NUM_GPUS" --master_port="$port" \
+        src/treetune/main.py --configs "$1" "$2"
+}
+
+if [ -n "${CONFIGSTR:-}" ]; then
+    treetune "$CONFIGSTR" run_iteration_loop
+    treetune "$CONFIGSTR" run_evaluation
+    exit 0
+fi
+
+treetune configs/quickstart/sft.jsonnet run_iteration_loop
+treetune configs/quickstart/vineppo.jsonnet run_iteration_loop
+python src/treetune/main.py --configs configs/tables/quickstart.jsonnet make_table
+# The report's place is the last line that is printed.
+python src/treetune/main.py report "$APP_DIRECTORY/quickstart/sft" "$APP_DIRECTORY/quickstart/vineppo"

@@ -1,0 +1,144 @@
+#!/usr/bin/env bash
+# Makes .venv with everything that a run needs; with --dev also what the tests need.
+#
+# Done once; afterwards it only compares hashes and returns at once. Safe to interrupt, to repeat, and to start
+# twice at a time. TREETUNE_DEVICE=cpu|nvidia overrides the look for a GPU; PYTHON names another interpreter.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+ROOT=$PWD
+VENV=$ROOT/.venv
+RECORD=$VENV/set-up            # hash per set of packages that is complete
+LOG=$VENV/set-up/log
+TORCH_CPU_INDEX=https://download.pytorch.org/whl/cpu
+
+case "${1:-}" in
+    "") DEV= ;;
+    --dev) DEV=1 ;;
+    *) echo "usage: scripts/setup.sh [--dev]" >&2; exit 2 ;;
+esac
+
+fail() { printf 'set-up: %s\n' "$@" >&2; exit 1; }
+say() { printf 'set-up: %s\n' "$*" >&2; }
+
+device() {  # what was asked for, else what the environment was made for, else what is here
+    if [ -n "${TREETUNE_DEVICE:-}" ]; then echo "$TREETUNE_DEVICE"
+    elif [ -f "$RECORD/device" ]; then cat "$RECORD/device"
+    elif nvidia-smi -L 2>/dev/null | grep -q '^GPU'; then echo nvidia
+    else echo cpu; fi
+}
+
+lock_of() { case "$1" in nvidia) echo requirements.txt ;; *) echo requirements-cpu.txt ;; esac; }
+
+# The path belongs to it: console scripts hold it, so a moved checkout needs a new environment.
+hash_of() { { echo "$ROOT"; cat "$1" pyproject.toml scripts/setup.sh; } | sha256sum | cut -d' ' -f1; }
+
+complete() { [ -x "$VENV/bin/python" ] && [ "$(cat "$RECORD/$1" 2>/dev/null)" = "$(hash_of "$1")" ]; }
+
+all_complete() { complete "$(lock_of "$DEVICE")" && { [ -z "$DEV" ] || complete requirements-dev.txt; }; }
+
+DEVICE=$(device)
+case "$DEVICE" in cpu | nvidia) ;; *) fail "TREETUNE_DEVICE is '$DEVICE'; it can be cpu or nvidia" ;; esac
+all_complete && exit 0
+
+exec 9<"$ROOT"
+if ! flock -n 9; then
+    say "another set-up is at work in this checkout; waiting for it (at most 30 minutes)"
+    flock -w 1800 9 || fail "the other set-up has not finished in 30 minutes: see $LOG"
+    all_complete && exit 0
+fi
+
+# ---- what must be there before anything is downloaded: everything that is missing, at once
+python_is_new_enough() {
+    "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 15))' 2>/dev/null
+}
+python=
+for candidate in ${PYTHON:-python3 python3.13 python3.12 python3.11 python3.14}; do
+    if python_is_new_enough "$candidate"; then python=$candidate; break; fi
+done
+missing=()
+if [ -z "$python" ]; then
+    missing+=("Python 3.11 to 3.14 is needed; found: $( (${PYTHON:-python3} --version 2>&1 || true) | head -n 1)." \
+        "  apt-get install python3 python3-venv, or name one: PYTHON=/path/to/python3.12 $0")
+elif ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
+    missing+=("$python cannot make virtual environments: apt-get install python3-venv")
+fi
+if ! command -v c++ >/dev/null && ! command -v g++ >/dev/null && ! command -v clang++ >/dev/null; then
+    missing+=("A C++ compiler is needed (DeepSpeed compiles some operations when they are first used):" \
+        "  apt-get install g++")
+fi
+case "$DEVICE" in nvidia) need_gib=25 ;; *) need_gib=6 ;; esac
+free_gib=$(($(df -Pk "$ROOT" | awk 'NR == 2 {print $4}') / 1024 / 1024))
+if [ ! -d "$RECORD" ] && [ "$free_gib" -lt "$need_gib" ]; then
+    missing+=("About $need_gib GiB of disk are needed in $ROOT; $free_gib are free")
+fi
+[ ${#missing[@]} -eq 0 ] || fail "${missing[@]}"
+if ! "$python" -c 'import os, sys, sysconfig
+sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))'; then
+    say "note: Python.h is missing; runs with two or more ranks on a CPU need it (apt-get install python3-dev)"
+fi
+
+# ---- the environment; one that was left half made, or made elsewhere, is made anew (downloads are cached)
+started=$SECONDS
+if [ -d "$VENV" ] && { [ -e "$RECORD/at-work" ] || [ ! -x "$VENV/bin/python" ] \
+    || [ "$(cat "$RECORD/root" 2>/dev/null)" != "$ROOT" ] || [ "$(cat "$RECORD/device" 2>/dev/null)" != "$DEVICE" ]; }; then
+    say "the environment in .venv is incomplete or was made for another place: making it anew"
+    rm -rf "$VENV"
+fi
+if [ ! -d "$VENV" ]; then
+    mkdir -p "$RECORD" && : >"$RECORD/at-work"
+    "$python" -m venv "$VENV" >>"$LOG" 2>&1 || fail "$python -m venv failed: see $LOG"
+    echo "$ROOT" >"$RECORD/root"
+    echo "$DEVICE" >"$RECORD/device"
+fi
+
+pip_install() { "$VENV/bin/python" -m pip install --disable-pip-version-check --progress-bar off --no-deps "$@" >>"$LOG" 2>&1; }
+
+give_up() {
+    grep -E '^(ERROR|error)|rror:' "$LOG" | tail -n 5 >&2 || true
+    fail "$1 could not be installed; the whole log is $LOG. Run the same command again once that is mended"
+}
+
+# usage: install_lock FILE; the hash goes in last, so an interrupted set-up is never taken for a whole one
+install_lock() {
+    local lock=$1 packages=$RECORD/packages.txt last=
+    say "installing $(grep -c '==' "$lock") packages of $lock (once; about $2)"
+    rm -f "$RECORD/$lock"
+    : >"$RECORD/at-work"
+    grep -E '^(setuptools|wheel)==' "$lock" >"$packages" || true
+    if [ -s "$packages" ]; then pip_install -r "$packages" || give_up setuptools; fi
+    # Built without isolation: with the pinned setuptools, not with whatever is newest that day.
+    grep -vE '^flash-attn==' "$lock" >"$packages"
+    if ! pip_install --no-build-isolation -r "$packages"; then
+        if [ "$DEVICE" = cpu ] && tail -n 5 "$LOG" | grep -q 'torch==.*+cpu'; then
+            say "pip does not find the CPU build of torch; asking PyTorch's own index"
+            grep -E '^torch==' "$lock" >"$packages"
+            pip_install --index-url "$TORCH_CPU_INDEX" -r "$packages" || give_up torch
+            grep -vE '^torch==' "$lock" >"$packages"
+            pip_install --no-build-isolation -r "$packages" || give_up "$lock"
+        else
+            give_up "$lock"
+        fi
+    fi
+    last=$(grep -E '^flash-attn==' "$lock" || true)
+    if [ -n "$last" ]; then
+        if command -v nvcc >/dev/null; then
+            say "building ${last%% *} (once; this can take long, MAX_JOBS bounds how much runs at a time)"
+            pip_install --no-build-isolation "${last%% *}" || give_up flash-attn
+        else
+            say "note: without nvcc flash-attn is not built; PyTorch's own attention is used"
+        fi
+    fi
+    if [ "$lock" != requirements-dev.txt ]; then
+        pip_install --no-build-isolation -e . || give_up "the project itself"
+    fi
+    rm -f "$packages"
+    hash_of "$lock" >"$RECORD/$lock.new"
+    sync "$RECORD/$lock.new" && mv "$RECORD/$lock.new" "$RECORD/$lock"
+    rm -f "$RECORD/at-work"
+}
+
+lock=$(lock_of "$DEVICE")
+case "$DEVICE" in nvidia) time="ten minutes, and flash-attn's build" ;; *) time="two minutes" ;; esac
+complete "$lock" || install_lock "$lock" "$time"
+[ -z "$DEV" ] || complete requirements-dev.txt || install_lock requirements-dev.txt "ten seconds"
+say "ready after $((SECONDS - started)) s ($DEVICE, $("$VENV/bin/python" --version 2>&1))"

@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# Sets up, then runs the whole suite; ruff, mypy, the import arrows and the other style checks are tests/style.
+# Arguments go to pytest: ./scripts/test.sh tests/config -k unknown
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+./scripts/setup.sh --dev
+# Left alone, every process of a test run would start as many threads as there are cores.
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(nproc)}
+export PATH="$PWD/.venv/bin:$PATH"
+exec .venv/bin/python -m pytest "$@"
