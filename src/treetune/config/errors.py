@@ -1,0 +1,70 @@
+"""What a wrong configuration is told: every mistake with its key, the file that made it, a remedy."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+WIDTH = 110
+"""Columns of a message; a terminal of 120 shows it unbroken."""
+
+KeyPath = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ConfigIssue:
+    """One mistake. `key` is a dotted path or a file; `source` what set it; `excerpt` is shown as is."""
+
+    what: str
+    key: str | None = None
+    source: str | None = None
+    remedy: str | None = None
+    excerpt: str | None = None
+
+    def render(self) -> str:
+        lines = [_wrapped("", f"{self.key}: {self.what}" if self.key else self.what)]
+        if self.excerpt:
+            lines.append(self.excerpt)
+        if self.source:
+            lines.append(_wrapped("  where   ", self.source))
+        if self.remedy:
+            lines.append(_wrapped("  remedy  ", self.remedy))
+        return "\n".join(lines)
+
+
+class ConfigError(ValueError):
+    """Everything that is wrong with a configuration, collected; `str()` is the message for users."""
+
+    def __init__(self, issues: Iterable[ConfigIssue]) -> None:
+        self.issues = tuple(issues)
+        count = len(self.issues)
+        title = "wrong configuration" if count == 1 else f"wrong configuration, {count} mistakes"
+        super().__init__("\n\n".join([f"{title}:", *(issue.render() for issue in self.issues)]))
+
+
+def nearest(name: str, candidates: Iterable[str], count: int = 1) -> list[str]:
+    """The candidates that a misspelled `name` may have meant, best first, perhaps none."""
+    by_fold = {candidate.casefold(): candidate for candidate in candidates}
+    return [by_fold[match] for match in get_close_matches(name.casefold(), by_fold, n=count, cutoff=0.6)]
+
+
+def did_you_mean(name: str, candidates: Sequence[str]) -> str:
+    """A sentence that offers the nearest candidate, if any, and then lists them all."""
+    known = ", ".join(sorted(candidates)) or "none"
+    match = nearest(name, candidates)
+    return f"did you mean {match[0]!r}? Known: {known}" if match else f"known: {known}"
+
+
+def dotted(path: Sequence[str]) -> str:
+    return ".".join(path)
+
+
+def _wrapped(label: str, text: str) -> str:
+    indent = " " * max(len(label), 2)
+    return "\n".join(
+        textwrap.wrap(
+            label + text, WIDTH, subsequent_indent=indent, break_on_hyphens=False, break_long_words=True
+        )
+    )

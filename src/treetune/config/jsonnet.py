@@ -1,0 +1,254 @@
+"""From files, environment and overrides to one plain object: ``a + b + … + environment + overrides``."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import _jsonnet
+
+from treetune.config.errors import ConfigError, ConfigIssue, nearest
+
+CONFIGS = Path(__file__).resolve().parents[3] / "configs"
+"""The repository's fragments, found from any working directory."""
+
+ENVIRONMENT_KEYS = {
+    "seed": "APP_SEED",
+    "directory": "APP_DIRECTORY",
+    "experiment_name": "APP_EXPERIMENT_NAME",
+}
+"""Root keys that an environment variable sets, over the files and under the overrides."""
+
+LARGEST_WHOLE = 2**53
+"""Jsonnet's numbers are doubles: whole numbers beyond this would change silently."""
+
+_LOCATION = r"(?P<file>[^\t\n]+?):\(?(?P<line>\d+):(?P<column>\d+)\)?(?:-[\d():]+)?"
+_STATIC = re.compile(rf"STATIC ERROR: {_LOCATION}: (?P<what>.*)", re.DOTALL)
+_FRAME = re.compile(rf"^\t{_LOCATION}(?:\t|$)", re.MULTILINE)
+_MISSING_VARIABLE = re.compile(r"undefined external variable: (\S+)")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One operand of the sum. `path` is None for text that came from no file."""
+
+    name: str
+    text: str
+    path: Path | None = None
+
+    @property
+    def directory(self) -> Path:
+        """What the layer's imports are relative to."""
+        return self.path.parent if self.path else Path.cwd()
+
+
+@dataclass(frozen=True)
+class Config:
+    """An evaluated configuration and what it was made of."""
+
+    data: dict[str, Any]
+    layers: tuple[Layer, ...]
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+def load(
+    configs: Sequence[str],
+    overrides: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+    environment_keys: Sequence[str] = tuple(ENVIRONMENT_KEYS),
+) -> Config:
+    """Evaluates ``configs[0] + configs[1] + … + environment + overrides[0] + …``.
+
+    `environ` is the process's by default; its ``APP_*`` are the external variables. Raises
+    ConfigError for a missing file or variable, an error in Jsonnet, or a result that is no object.
+    """
+    environ = os.environ if environ is None else environ
+    if not configs:
+        raise ConfigError([ConfigIssue("no configuration given", remedy="--configs FILE,FILE,…")])
+    layers = [read_layer(find_file(name, Path.cwd())) for name in configs]
+    layers += _environment_layers(environ, environment_keys)
+    for number, text in enumerate(overrides, start=1):
+        layers.append(Layer("--override" if len(overrides) == 1 else f"--override {number}", text))
+    variables = {name: value for name, value in environ.items() if name.startswith("APP_")}
+    data = _evaluate_sum(layers, variables)
+    if not isinstance(data, dict):
+        raise ConfigError([_not_an_object(layers, data, variables)])
+    return Config(data, tuple(layers), variables)
+
+
+def evaluate(
+    name: str, text: str, variables: Mapping[str, str], importer: Callable[[str, str], tuple[str, bytes]]
+) -> Any:
+    """One Jsonnet text as plain data; RuntimeError with Jsonnet's own message."""
+    return json.loads(
+        _jsonnet.evaluate_snippet(name, text, ext_vars=dict(variables), import_callback=importer)
+    )
+
+
+def find_file(name: str, base: Path) -> Path:
+    """The file that `name` means for something in `base`: there, else in the repository's configs/."""
+    places = list(dict.fromkeys([base, CONFIGS]))
+    for place in places:
+        candidate = Path(os.path.abspath(place / name))
+        if candidate.is_file():
+            return candidate
+    raise ConfigError([_no_such_file(name, places)])
+
+
+def read_layer(path: Path) -> Layer:
+    try:
+        return Layer(shown(path), path.read_text(encoding="utf-8"), path)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise ConfigError([ConfigIssue(f"can't be read: {reason}", key=shown(path))]) from error
+
+
+def shown(path: Path | str) -> str:
+    """A path as people read it: relative to the working directory where it lies below."""
+    try:
+        return str(Path(path).relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def _evaluate_sum(layers: Sequence[Layer], variables: Mapping[str, str]) -> Any:
+    texts = {_import_name(layer): layer.text for layer in layers}
+    missing_file: list[ConfigIssue] = []
+
+    def importer(directory: str, name: str) -> tuple[str, bytes]:
+        if name in texts:
+            return name, texts[name].encode()
+        try:
+            path = find_file(name, Path(directory or "."))
+        except ConfigError as error:
+            missing_file[:] = error.issues
+            raise
+        return str(path), path.read_bytes()
+
+    total = " + ".join(f"(import {json.dumps(name)})" for name in map(_import_name, layers))
+    known, unset = dict(variables), []
+    while True:
+        try:
+            data = evaluate("--configs", total, known, importer)
+        except RuntimeError as error:
+            variable = _MISSING_VARIABLE.search(str(error))
+            if variable and variable[1] not in known:
+                # A stand-in lets the evaluation go on to the next one that is missing.
+                unset.append(_missing_variable(variable[1], str(error)))
+                known[variable[1]] = "0"
+                continue
+            if unset:
+                raise ConfigError(unset) from error
+            raise ConfigError([_jsonnet_issue(str(error), texts, missing_file)]) from error
+        if unset:
+            raise ConfigError(unset)
+        return data
+
+
+def _import_name(layer: Layer) -> str:
+    return str(layer.path or layer.name)
+
+
+def _environment_layers(environ: Mapping[str, str], keys: Sequence[str]) -> list[Layer]:
+    layers, issues = [], []
+    for key in keys:
+        variable = ENVIRONMENT_KEYS[key]
+        if variable not in environ:
+            continue
+        text = environ[variable].strip()
+        value: int | str = text
+        if key == "seed":
+            if not re.fullmatch(r"[+-]?[0-9]+", text) or abs(int(text)) > LARGEST_WHOLE:
+                issues.append(
+                    _bad_variable(variable, environ[variable], "a whole number", "export APP_SEED=1")
+                )
+                continue
+            value = int(text)
+        elif not text:
+            issues.append(_bad_variable(variable, environ[variable], "not empty", f"unset {variable}"))
+            continue
+        layers.append(Layer(f"environment variable {variable}", json.dumps({key: value})))
+    if issues:
+        raise ConfigError(issues)
+    return layers
+
+
+def _bad_variable(variable: str, value: str, should: str, remedy: str) -> ConfigIssue:
+    return ConfigIssue(f"should be {should}, is {value!r}", variable, "the environment variable", remedy)
+
+
+def _missing_variable(variable: str, message: str) -> ConfigIssue:
+    location = _first_location(message)
+    remedy = f"export {variable}=…"
+    if not variable.startswith("APP_"):
+        remedy = f"only variables named APP_… reach a configuration: use std.extVar('APP_{variable}') there"
+    where = f"{shown(location[0])}:{location[1]}" if location else None
+    return ConfigIssue("external variable is not set", variable, where, remedy)
+
+
+def _jsonnet_issue(message: str, texts: Mapping[str, str], missing: Sequence[ConfigIssue]) -> ConfigIssue:
+    location = _first_location(message)
+    where = f"{shown(location[0])}:{location[1]}" if location else None
+    if "couldn't open import" in message and missing:
+        where = f"imported in {where}; {missing[0].source}" if where else missing[0].source
+        return ConfigIssue(missing[0].what, missing[0].key, where, missing[0].remedy)
+    static = _STATIC.match(message)
+    what = static["what"] if static else message.splitlines()[0].removeprefix("RUNTIME ERROR: ")
+    remedy = None
+    if "max stack frames" in what:
+        remedy = "something is defined by itself: look for files that import each other or keys that do so"
+    excerpt = _excerpt(*location, texts=texts) if location else None
+    return ConfigIssue(f"Jsonnet: {what.strip()}", where, None, remedy, excerpt)
+
+
+def _first_location(message: str) -> tuple[str, int, int] | None:
+    """File, line and column of the innermost frame that is a user's text."""
+    static = _STATIC.match(message)
+    frames = [static] if static else list(_FRAME.finditer(message))
+    for frame in frames:
+        if frame["file"] not in ("--configs", "std", "<std>"):
+            return frame["file"], int(frame["line"]), int(frame["column"])
+    return None
+
+
+def _excerpt(file: str, line: int, column: int, texts: Mapping[str, str]) -> str | None:
+    text = texts.get(file)
+    if text is None:
+        text = Path(file).read_text(encoding="utf-8", errors="replace") if Path(file).is_file() else ""
+    lines = text.splitlines()
+    if not 0 < line <= len(lines) or len(lines[line - 1]) > 100:
+        return None
+    source = lines[line - 1].replace("\t", " ")
+    return f"    {source}\n    {' ' * (column - 1)}^"
+
+
+def _no_such_file(name: str, places: Sequence[Path]) -> ConfigIssue:
+    looked = ", ".join(shown(place / name) for place in places)
+    known: dict[str, str] = {}
+    for place in places:
+        pattern = place.rglob("*sonnet") if place == CONFIGS else place.glob("*sonnet")
+        for path in sorted(pattern):
+            known[str(path.relative_to(place))] = shown(path)
+    wanted = Path(name)
+    found = [known[match] for match in nearest(name, known, count=3)]
+    by_stem: dict[str, list[str]] = {}
+    for relative, full in known.items():
+        by_stem.setdefault(Path(relative).stem, []).append(full)
+    for stem in nearest(wanted.stem, by_stem, count=2):
+        found += by_stem[stem]
+    near = list(dict.fromkeys(found))[:3]
+    remedy = f"did you mean {' or '.join(near)}?" if near else "see the files below configs/"
+    return ConfigIssue("no such file", name, f"looked for {looked}", remedy)
+
+
+def _not_an_object(layers: Sequence[Layer], data: Any, variables: Mapping[str, str]) -> ConfigIssue:
+    for layer in layers:
+        alone = data if len(layers) == 1 else _evaluate_sum([layer], variables)
+        if not isinstance(alone, dict):
+            return ConfigIssue(f"should be an object {{…}}, is {json.dumps(alone)[:60]}", layer.name)
+    return ConfigIssue(f"the configuration should be an object, is {json.dumps(data)[:60]}")

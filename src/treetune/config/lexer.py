@@ -1,0 +1,102 @@
+"""Just enough of Jsonnet's lexical grammar to find imports and the lines on which keys are set."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_TOKEN = re.compile(
+    r"""
+      (?P<space>\s+ | //[^\n]* | \#[^\n]* | /\*.*?\*/)
+    | (?P<block>\|\|\|-?[ \t]*\n.*?\n[ \t]*\|\|\|)
+    | (?P<string>@"(?:[^"]|"")*" | @'(?:[^']|'')*' | "(?:\\.|[^"\\])*" | '(?:\\.|[^'\\])*')
+    | (?P<name>[A-Za-z_][A-Za-z0-9_]*)
+    | (?P<other>\+?:::?(?!:) | \+?: | .)
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_FIELD_COLONS = {":", "::", ":::", "+:", "+::", "+:::"}
+
+
+@dataclass(frozen=True)
+class Token:
+    kind: str
+    text: str
+    line: int
+
+    @property
+    def is_field_name(self) -> bool:
+        return self.kind in ("name", "string")
+
+    @property
+    def value(self) -> str:
+        """The text that a name or string literal stands for."""
+        if self.kind != "string":
+            return self.text
+        if self.text.startswith("@"):
+            quote = self.text[1]
+            return self.text[2:-1].replace(quote * 2, quote)
+        body = self.text[1:-1]
+        if "\\" not in body:
+            return body
+        body = body.replace(r"\'", "'")
+        if self.text[0] == "'":
+            body = re.sub(r'(?<!\\)"', r"\"", body)
+        try:
+            return str(json.loads(f'"{body}"', strict=False))
+        except json.JSONDecodeError:
+            return body
+
+
+def tokens(text: str) -> Iterator[Token]:
+    """Tokens without white space and comments; text that is no Jsonnet gives odd ones, no error."""
+    line = 1
+    for match in _TOKEN.finditer(text):
+        kind = match.lastgroup or "other"
+        if kind != "space":
+            yield Token(kind, match.group(), line)
+        line += match.group().count("\n")
+
+
+def imports(text: str) -> list[str]:
+    """The operands of every ``import "…"``, each once, in the order of their appearance."""
+    found: dict[str, None] = {}
+    previous: Token | None = None
+    for token in tokens(text):
+        if token.kind == "string" and previous is not None and previous.text == "import":
+            found[token.value] = None
+        previous = token
+    return list(found)
+
+
+def mentions(text: str, name: str) -> bool:
+    """Whether a name or string literal of the file is `name`."""
+    return any(token.is_field_name and token.value == name for token in tokens(text))
+
+
+def field_line(text: str, path: tuple[str, ...]) -> int | None:
+    """The line on which the file sets `path` (relative to its own object), if that can be told."""
+    exact, by_name = [], []
+    open_keys: list[str | None] = []
+    pending: str | None = None
+    previous: Token | None = None
+    for token in tokens(text):
+        if token.text == "{" and token.kind == "other":
+            open_keys.append(pending)
+            pending = None
+        elif token.text == "}" and token.kind == "other" and open_keys:
+            open_keys.pop()
+        elif token.text in _FIELD_COLONS and previous is not None and previous.is_field_name:
+            pending = previous.value
+            if pending == path[-1]:
+                by_name.append(previous.line)
+                if tuple(key for key in (*open_keys, pending) if key is not None) == path:
+                    exact.append(previous.line)
+        elif token.text == "," and token.kind == "other":
+            pending = None
+        previous = token
+    if exact:
+        return exact[-1]
+    return by_name[0] if len(by_name) == 1 else None

@@ -1,0 +1,171 @@
+"""Reads schemas off constructors: which keys a part has, of which types, with which defaults."""
+
+from __future__ import annotations
+
+import collections.abc
+import dataclasses
+import functools
+import json
+import types
+import typing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union
+
+import annotated_types
+
+from treetune.config.registrable import Registrable
+
+REQUIRED = object()
+"""The default of a key that has none."""
+
+_NAMES = {
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    bool: "true or false",
+    type(None): "null",
+    Path: "a path",
+    Any: "anything",
+    object: "anything",
+}
+_BOUNDS: dict[type, tuple[str, str]] = {
+    annotated_types.Gt: ("gt", "greater than"),
+    annotated_types.Ge: ("ge", "at least"),
+    annotated_types.Lt: ("lt", "less than"),
+    annotated_types.Le: ("le", "at most"),
+    annotated_types.MultipleOf: ("multiple_of", "a multiple of"),
+    annotated_types.MinLen: ("min_length", "of length at least"),
+    annotated_types.MaxLen: ("max_length", "of length at most"),
+}
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key of a part: its annotation and its default (REQUIRED if it has none)."""
+
+    name: str
+    annotation: Any
+    default: Any
+
+    @property
+    def required(self) -> bool:
+        return self.default is REQUIRED
+
+
+@functools.cache
+def keys_of(part: type) -> dict[str, Key]:
+    """The keys that ``{type: …}`` of this class may and must have."""
+    assert dataclasses.is_dataclass(part), f"{part.__name__} is configuration and should be a dataclass"
+    hints = typing.get_type_hints(part, include_extras=True)
+    found = {}
+    for field in dataclasses.fields(part):
+        if not field.init:
+            continue
+        default = field.default if field.default is not dataclasses.MISSING else REQUIRED
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        found[field.name] = Key(field.name, hints[field.name], default)
+    return found
+
+
+def is_family(annotation: Any) -> bool:
+    """Whether values are chosen by `type`: a family, or a part of one."""
+    return (
+        isinstance(annotation, type) and issubclass(annotation, Registrable) and annotation is not Registrable
+    )
+
+
+def is_plain_part(annotation: Any) -> bool:
+    """Whether values are objects of one class, without `type`."""
+    return isinstance(annotation, type) and dataclasses.is_dataclass(annotation) and not is_family(annotation)
+
+
+def choices(family: type[Registrable]) -> dict[str, type]:
+    """The registered parts that may stand where `family` is asked for."""
+    return {name: part for name, part in family.registered().items() if issubclass(part, family)}
+
+
+def family_word(family: type) -> str:
+    return family.__name__.lower() if family.__name__.isupper() else _spaced(family.__name__)
+
+
+def bare(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
+    """An annotation without its constraints, and the constraints."""
+    if typing.get_origin(annotation) is Annotated:
+        inner, *constraints = typing.get_args(annotation)
+        return inner, tuple(constraints)
+    return annotation, ()
+
+
+def members(annotation: Any) -> tuple[Any, ...]:
+    """The alternatives of a union; anything else is its own only one."""
+    if typing.get_origin(annotation) in (Union, types.UnionType):
+        return typing.get_args(annotation)
+    return (annotation,)
+
+
+def item_types(annotation: Any) -> tuple[str, tuple[Any, ...]] | None:
+    """("list" | "tuple" | "object", item annotations) of a container; None for anything else."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is tuple and not (len(arguments) == 2 and arguments[1] is Ellipsis):
+        return "tuple", arguments
+    if origin in (list, tuple, set, frozenset, collections.abc.Sequence):
+        return "list", arguments[:1]
+    if origin in (dict, collections.abc.Mapping):
+        return "object", arguments[1:]
+    return None
+
+
+@functools.cache
+def holds_parts(annotation: Any) -> bool:
+    """Whether a value of this type has parts in it, which must be built and not only checked."""
+    annotation, _ = bare(annotation)
+    if is_family(annotation) or is_plain_part(annotation):
+        return True
+    container = item_types(annotation)
+    inner = container[1] if container else members(annotation)
+    return any(holds_parts(item) for item in inner if item is not annotation and item is not Ellipsis)
+
+
+def describe(annotation: Any) -> str:
+    """A type in words, constraints included: "a whole number greater than 0 or null"."""
+    annotation, constraints = bare(annotation)
+    words = " and ".join(filter(None, map(_bounds, constraints)))
+    kind, colon, items = _type_words(annotation).partition(" of: ")
+    return f"{kind} {words}{colon}{items}" if words else f"{kind}{colon}{items}"
+
+
+def _type_words(annotation: Any) -> str:
+    if annotation in _NAMES:
+        return _NAMES[annotation]
+    if typing.get_origin(annotation) is Literal:
+        return "one of " + ", ".join(json.dumps(value) for value in typing.get_args(annotation))
+    if is_family(annotation):
+        return f"an object {{type: …}} of {family_word(annotation)}"
+    if is_plain_part(annotation):
+        return f"an object with {', '.join(keys_of(annotation))}"
+    container = item_types(annotation)
+    if container:
+        kind, items = container
+        words = [describe(item) for item in items]
+        if kind == "tuple":
+            return f"a list of exactly {len(items)}: {', '.join(words)}"
+        return f"{'an object' if kind == 'object' else 'a list'} of: {words[0]}" if words else f"a {kind}"
+    alternatives = members(annotation)
+    if len(alternatives) > 1:
+        return " or ".join(describe(item) for item in alternatives)
+    return getattr(annotation, "__name__", str(annotation))
+
+
+def _bounds(constraint: Any) -> str:
+    if isinstance(constraint, annotated_types.GroupedMetadata):
+        return " and ".join(filter(None, map(_bounds, constraint)))
+    for kind, (attribute, words) in _BOUNDS.items():
+        if isinstance(constraint, kind):
+            return f"{words} {getattr(constraint, attribute)}"
+    return ""
+
+
+def _spaced(name: str) -> str:
+    return "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in name).strip()
