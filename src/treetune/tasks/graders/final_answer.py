@@ -1,0 +1,50 @@
+"""The grader of tasks whose answer stands after a marker."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from annotated_types import MinLen
+
+from treetune.tasks.graders.base import Grader
+from treetune.vocabulary import Grade, Problem
+
+_INTEGER = re.compile(r"([+-]?)0*([0-9]+)")
+
+
+@Grader.register("final_answer")
+@dataclass(frozen=True, kw_only=True)
+class FinalAnswer(Grader):
+    """Reward 1 if the text after the last `marker` is the gold: the same whole number, or, where
+    one of them is no whole number, the same string. Surrounding white space does not count.
+
+    Without a marker, or with nothing after it, the outcome is ``no_answer``.
+    """
+
+    marker: Annotated[str, MinLen(1)] = "#"
+
+    # Two searches and a comparison, linear in the answer: nothing here can hang, so a worker
+    # process would only cost time.
+    isolated: ClassVar[bool] = False
+
+    def grade(self, response: str, problem: Problem) -> Grade:
+        _, marker, answer = response.rpartition(self.marker)
+        answer = answer.strip()
+        if not marker or not answer:
+            return Grade(reward=0.0, outcome="no_answer")
+        right = _canonical(answer) == _canonical(problem.gold.strip())
+        return Grade(reward=float(right), outcome="ok", extracted=answer)
+
+
+def _canonical(answer: str) -> str:
+    """Whole numbers without plus sign, leading zeros and negative zero; other strings as they are.
+
+    Compared as strings: `int` is quadratic in the number of digits, and reads ``1_0`` as ten.
+    """
+    match = _INTEGER.fullmatch(answer)
+    if match is None:
+        return answer
+    sign, digits = match.groups()
+    return f"-{digits}" if sign == "-" and digits != "0" else digits

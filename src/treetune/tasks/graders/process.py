@@ -1,0 +1,176 @@
+"""The parent's side of one grader process: start it, talk to it without ever waiting, kill it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import treetune
+from treetune.tasks.graders.worker import LENGTH, frame
+from treetune.vocabulary import Grade, Problem
+
+START_SECONDS = 120.0
+"""How long a worker may take to import its grader. Symbolic algebra on a busy disk takes a while."""
+
+_ENDING_SECONDS = 10.0
+"""How long the kernel may take to end a process that was killed or has closed its pipes."""
+
+_READ_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class Work:
+    """One answer to grade; `number` is its name between parent and worker."""
+
+    number: int
+    response: str
+    problem: Problem
+
+
+class WorkerStartError(RuntimeError):
+    """A grader process did not come up: its grader cannot be unpickled or imported there."""
+
+
+class WorkerProcess:
+    """A process that grades one batch at a time; `batch` is what it has not answered yet.
+
+    It is a fresh interpreter, not a fork: forking a process with threads, torch or CUDA in it is
+    unsafe, and multiprocessing's spawn would import the run's main module again. It leads a
+    session of its own, so that Ctrl-C does not reach it and that whatever a grader starts is
+    killed along with it.
+    """
+
+    def __init__(self, grader: bytes, memory_bytes: int | None) -> None:
+        """`grader` is pickled; `memory_bytes` limits the address space."""
+        source = str(Path(treetune.__file__).parent.parent)
+        path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
+        setup = {"path": list(sys.path), "memory_bytes": memory_bytes, "grader": grader}
+        self._process = subprocess.Popen(
+            # -P: a file in the working directory must not shadow a module of the worker's.
+            [sys.executable, "-P", "-m", "treetune.tasks.graders.worker", str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            # One thread each: there are as many workers as there is work for, and idle threads of
+            # linear algebra libraries would count against the memory.
+            env={
+                **os.environ,
+                "PYTHONPATH": path,
+                "OMP_NUM_THREADS": "1",
+                "OPENBLAS_NUM_THREADS": "1",
+                "MKL_NUM_THREADS": "1",
+            },
+            start_new_session=True,
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self.requests = self._process.stdin.fileno()
+        self.results = self._process.stdout.fileno()
+        os.set_blocking(self.requests, False)
+        os.set_blocking(self.results, False)
+        self.pid = self._process.pid
+        self.ready = False
+        self.batch: deque[Work] = deque()
+        self.since = time.monotonic()
+        """When the start, or the answer at work, began."""
+        self._outbox = bytearray(frame(setup))
+        self._inbox = bytearray()
+        self.send()
+
+    @property
+    def idle(self) -> bool:
+        return self.ready and not self.batch
+
+    @property
+    def sending(self) -> bool:
+        return bool(self._outbox)
+
+    def give(self, batch: list[Work]) -> None:
+        assert self.idle
+        self.batch.extend(batch)
+        self.since = time.monotonic()
+        self._outbox += frame([(work.number, work.response, work.problem) for work in batch])
+        self.send()
+
+    def send(self) -> None:
+        """Sends as much as the pipe takes now. A dead worker is noticed by `receive`."""
+        try:
+            while self._outbox:
+                del self._outbox[: os.write(self.requests, self._outbox)]
+        except BlockingIOError:
+            return
+        except BrokenPipeError:
+            self._outbox.clear()
+
+    def receive(self) -> tuple[list[tuple[Work, Grade]], bool]:
+        """All grades that have come, and whether the worker is still there.
+
+        Raises WorkerStartError if the grader could not be loaded.
+        """
+        alive = True
+        try:
+            while True:
+                data = os.read(self.results, _READ_BYTES)
+                if not data:
+                    alive = False
+                    break
+                self._inbox += data
+        except BlockingIOError:
+            pass
+        grades = []
+        for message in self._messages():
+            if message[0] == "failed":
+                raise WorkerStartError(f"a worker process cannot load the grader: {message[1]}")
+            self.since = message[1]
+            if message[0] == "ready":
+                self.ready = True
+                continue
+            work = self.batch.popleft()
+            assert work.number == message[2], "grades come in the order of the batch"
+            grades.append((work, message[3]))
+        return grades, alive
+
+    def _messages(self) -> list[Any]:
+        messages = []
+        start = 0
+        while len(self._inbox) - start >= LENGTH.size:
+            (length,) = LENGTH.unpack_from(self._inbox, start)
+            end = start + LENGTH.size + length
+            if len(self._inbox) < end:
+                break
+            messages.append(pickle.loads(memoryview(self._inbox)[start + LENGTH.size : end]))
+            start = end
+        del self._inbox[:start]
+        return messages
+
+    def overdue_at(self, deadline: float) -> float | None:
+        """The time at which this worker has to be killed, unless it says something before."""
+        if not self.ready:
+            return self.since + START_SECONDS
+        return self.since + deadline if self.batch else None
+
+    def ending(self) -> str:
+        """How a worker whose pipe has closed came to its end."""
+        try:
+            code = self._process.wait(timeout=_ENDING_SECONDS)
+        except subprocess.TimeoutExpired:
+            return "closed its pipe"
+        return f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+    def kill(self) -> None:
+        """Kills the process and what it started, and reaps it. Safe to call twice."""
+        with contextlib.suppress(ProcessLookupError):  # when the whole group is gone already
+            os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait(timeout=_ENDING_SECONDS)
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()

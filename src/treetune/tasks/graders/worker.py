@@ -1,0 +1,100 @@
+"""The child side of a grader process: reads batches of answers, grades them one by one.
+
+Run as ``python -m treetune.tasks.graders.worker`` by `WorkerProcess`, never by hand. Messages are
+pickles with a length before them. The first one sets the process up; each later one is a batch.
+Every grade is sent as soon as it is there, stamped with the time of its end, so that the parent
+knows which answer is at work and since when.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pickle
+import resource
+import signal
+import struct
+import sys
+import time
+from typing import Any, BinaryIO
+
+from treetune.tasks.graders.base import Grader
+from treetune.vocabulary import Grade, Problem
+
+LENGTH = struct.Struct("<I")
+_PR_SET_PDEATHSIG = 1
+
+
+def frame(message: object) -> bytes:
+    """A message as it goes over the pipe."""
+    body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+    return LENGTH.pack(len(body)) + body
+
+
+def graded(grader: Grader, response: str, problem: Problem) -> Grade:
+    """The grader's verdict with the seconds that it took; what it raises is the outcome ``error``."""
+    start = time.perf_counter()
+    try:
+        grade = grader.grade(response, problem)
+    except (Exception, SystemExit) as error:
+        # Whatever an answer makes a grader raise is recorded with that answer, and ends no run.
+        name = type(error).__name__
+        grade = Grade(reward=0.0, outcome="error", message=f"{name}: {error}" if str(error) else name)
+    return Grade(
+        reward=grade.reward,
+        outcome=grade.outcome,
+        extracted=grade.extracted,
+        seconds=time.perf_counter() - start,
+        message=grade.message,
+    )
+
+
+def _die_with(parent: int) -> None:
+    """Has the kernel kill this process when its parent dies, however that happens (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        sys.exit(1)  # it died before the kernel was asked
+
+
+def _read(pipe: BinaryIO) -> Any:
+    """The next message; ends the process when the parent has closed the pipe."""
+    header = pipe.read(LENGTH.size)
+    if len(header) < LENGTH.size:
+        sys.exit(0)
+    return pickle.loads(pipe.read(LENGTH.unpack(header)[0]))
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def main() -> None:
+    _die_with(int(sys.argv[1]))
+    # The pipes move to descriptors of their own: what a grader prints goes to the error stream.
+    requests = os.fdopen(os.dup(0), "rb")
+    results = os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(2, 1)
+
+    setup = _read(requests)
+    sys.path[:] = setup["path"]
+    if setup["memory_bytes"] is not None:
+        resource.setrlimit(resource.RLIMIT_AS, (setup["memory_bytes"], setup["memory_bytes"]))
+    try:
+        grader = pickle.loads(setup["grader"])
+    except Exception as error:
+        # Reported to the parent, which tells the user; there is nothing to grade with.
+        _write_all(results, frame(("failed", f"{type(error).__name__}: {error}")))
+        sys.exit(1)
+    _write_all(results, frame(("ready", time.monotonic())))
+    while True:
+        for number, response, problem in _read(requests):
+            grade = graded(grader, response, problem)
+            _write_all(results, frame(("grade", time.monotonic(), number, grade)))
+
+
+if __name__ == "__main__":
+    main()
