@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.episode_generators import tabular_mdp as mdp
+from treetune.episode_generators.storage import (
+    read_episodes,
+    read_trajectories,
+    write_episodes,
+    write_trajectories,
+)
+from treetune.vocabulary import Episode, Grade, Problem, Segment, Trajectory
+
+ids = st.lists(st.integers(0, 2**31 - 1), max_size=5).map(tuple)
+numbers = st.lists(st.floats(allow_nan=False), max_size=5).map(tuple)
+names = st.text(max_size=8)
+json_data = st.dictionaries(
+    names,
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | names,
+        lambda inner: st.lists(inner, max_size=2) | st.dictionaries(names, inner, max_size=2),
+        max_leaves=3,
+    ),
+    max_size=2,
+)
+finish = st.sampled_from(["stop", "length"])
+versions = st.integers(-1, 2**40)
+rewards = st.floats(allow_nan=False)
+
+episodes = st.builds(
+    Episode,
+    prompt_ids=ids,
+    response_ids=ids,
+    trained=st.lists(st.booleans(), max_size=5).map(tuple),
+    reward=rewards,
+    group=names,
+    trajectory=names,
+    policy_version=versions,
+    finish_reason=finish,
+    advantages=st.none() | numbers,
+    behaviour_logprobs=st.none() | numbers,
+    step_ends=ids,
+    step_values=st.none() | numbers,
+    text=names,
+)
+trajectories = st.builds(
+    Trajectory,
+    problem=st.builds(Problem, id=names, prompt=names, gold=names, data=json_data),
+    sample=st.integers(0, 1000),
+    prompt_ids=ids,
+    segments=st.lists(
+        st.builds(
+            Segment,
+            token_ids=ids,
+            origin=st.sampled_from(["sampled", "injected"]),
+            logprobs=st.none() | numbers,
+            policy_version=st.none() | versions,
+        ),
+        max_size=3,
+    ).map(tuple),
+    finish_reason=finish,
+    text=names,
+    grade=st.builds(
+        Grade,
+        reward=rewards,
+        outcome=st.sampled_from(["ok", "no_answer", "timeout", "error"]),
+        extracted=st.none() | names,
+        seconds=rewards,
+        message=st.none() | names,
+    ),
+    step_ends=ids,
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(episodes, max_size=4))
+def test_episodes_are_read_back_exactly(written: list[Episode]) -> None:
+    with TemporaryDirectory() as directory:
+        path = Path(directory) / "iterations" / "episodes.arrow"
+        write_episodes(path, written)
+        assert read_episodes(path) == written
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(trajectories, max_size=4))
+def test_trajectories_are_read_back_exactly(written: list[Trajectory]) -> None:
+    with TemporaryDirectory() as directory:
+        path = Path(directory) / "trajectories.arrow"
+        write_trajectories(path, written)
+        assert read_trajectories(path) == written
+
+
+def episode(number: int = 0) -> Episode:
+    answer = mdp.encode("a;b") + (mdp.EOS,)
+    return Episode(
+        prompt_ids=mdp.encode("7?"),
+        response_ids=answer,
+        trained=(True,) * len(answer),
+        reward=1.0,
+        group="train/0",
+        trajectory=f"train/0#{number}",
+        policy_version=2,
+        step_ends=(2, 4),
+    )
+
+
+def test_an_episodes_file_has_a_column_per_field_and_the_text_for_readers(tmp_path: Path) -> None:
+    import pyarrow as pa
+
+    write_episodes(tmp_path / "episodes.arrow", [episode()], mdp.CODEC)
+    with pa.ipc.open_stream(tmp_path / "episodes.arrow") as reader:
+        table = reader.read_all()
+    assert table.column_names == [field.name for field in fields(Episode)] + ["prompt", "tokens"]
+    assert table.column("prompt").to_pylist() == ["7?"]
+    assert table.column("tokens").to_pylist() == [["a", ";", "b", ""]]
+    assert read_episodes(tmp_path / "episodes.arrow") == [episode()]
+
+
+def test_more_rows_than_a_batch_holds_come_back_in_order(tmp_path: Path) -> None:
+    written = [episode(number) for number in range(2100)]
+    write_episodes(tmp_path / "episodes.arrow", written)
+    assert read_episodes(tmp_path / "episodes.arrow") == written
+
+
+def test_a_file_cut_anywhere_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "episodes.arrow"
+    write_episodes(path, [episode(number) for number in range(2100)])
+    whole = path.read_bytes()
+    # The last 8 bytes only mark the end of the stream: no row is missing without them.
+    for length in (0, 10, 1000, len(whole) // 3, len(whole) // 2, len(whole) - 200, len(whole) - 9):
+        path.write_bytes(whole[:length])
+        with pytest.raises(ValueError, match="episodes.arrow"):
+            read_episodes(path)
+
+
+def test_a_file_of_another_kind_is_refused_by_name(tmp_path: Path) -> None:
+    write_trajectories(tmp_path / "trajectories.arrow", mdp.all_trajectories())
+    with pytest.raises(ValueError, match="trajectories.arrow holds no episodes"):
+        read_episodes(tmp_path / "trajectories.arrow")
+
+
+def test_what_fails_while_writing_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "trajectories.arrow"
+    (kept, *_) = mdp.all_trajectories()
+    write_trajectories(path, [kept])
+    problem = Problem(id="train/9", prompt="9?", gold="", data={"handle": object()})
+    with pytest.raises(ValueError, match="'train/9' has data that JSON can't hold"):
+        write_trajectories(path, [mdp.trajectory(kept.response_ids, problem)])
+    assert read_trajectories(path) == [kept]
+    assert [file.name for file in tmp_path.iterdir()] == ["trajectories.arrow"]
