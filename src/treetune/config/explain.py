@@ -204,3 +204,11 @@ def _without_marks(value: Any) -> Any:
     if isinstance(value, list):
         return [_without_marks(item) for item in value]
     return value
+
+
+def key_paths(data: Any, prefix: KeyPath = ()) -> list[KeyPath]:
+    """Every key of an evaluated object, parents before children."""
+    found = []
+    for name, value in data.items() if isinstance(data, dict) else ():
+        found += [(*prefix, name), *key_paths(value, (*prefix, name))]
+    return found

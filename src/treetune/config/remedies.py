@@ -1,0 +1,153 @@
+"""What would be right: from a mistake in a configuration to the words that help to mend it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from treetune.config import schema
+from treetune.config.errors import ConfigIssue, KeyPath, did_you_mean, dotted, nearest
+from treetune.config.explain import Explanation
+from treetune.config.registrable import Registrable
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The class whose keys an object has; with `name` and `family` where `type` chose it."""
+
+    part: type
+    name: str | None = None
+    family: type[Registrable] | None = None
+
+    @property
+    def label(self) -> str:
+        return (
+            f"{schema.family_word(self.family)} {self.name!r}"
+            if self.family
+            else schema.family_word(self.part)
+        )
+
+
+def unknown_key(
+    key: KeyPath, owner: Owner, known: Mapping[KeyPath, Sequence[str]], explanation: Explanation | None
+) -> ConfigIssue:
+    """`known` are the keys of every object in the configuration: the key may belong to another."""
+    name = key[-1]
+    elsewhere = [path for path, names in known.items() if name in names and _is_writable(path)]
+    others = schema.choices(owner.family).items() if owner.family else ()
+    siblings = [repr(other) for other, part in others if name in schema.keys_of(part)]
+    if siblings:
+        remedy = (
+            f"it is a key of {' and '.join(siblings)}: choose that type or drop the key; where the type "
+            f"was changed over another file's object, write `{dotted(key[-2:-1])}: {{…}}` there, without `+`"
+        )
+    elif elsewhere and not meant_key(key, owner):
+        remedy = f"it belongs elsewhere: --override '{nested((*elsewhere[0], name))}'"
+    else:
+        remedy = did_you_mean(name, list(schema.keys_of(owner.part)))
+    return ConfigIssue(f"unknown key of {owner.label}", dotted(key), source(key, explanation), remedy)
+
+
+def meant_key(key: KeyPath, owner: Owner) -> str | None:
+    """The key that an unknown one is a misspelling of."""
+    match = nearest(key[-1], schema.keys_of(owner.part))
+    return match[0] if match else None
+
+
+def missing_key(key: KeyPath, declared: schema.Key, explanation: Explanation | None) -> ConfigIssue:
+    return _missing(key, f"missing, should be {schema.describe(declared.annotation)}", None, explanation)
+
+
+def missing_type(key: KeyPath, family: type[Registrable], explanation: Explanation | None) -> ConfigIssue:
+    """`key` is the object's, which has no `type`."""
+    word = schema.family_word(family)
+    names = f"types of {word}: {', '.join(sorted(schema.choices(family))) or 'none'}"
+    what = f"missing: nobody knows which {word} this is"
+    return _missing((*key, "type"), what, names, explanation)
+
+
+def _missing(key: KeyPath, what: str, more: str | None, explanation: Explanation | None) -> ConfigIssue:
+    owner = source(key[:-1], explanation) if len(key) > 1 else None
+    lost = explanation.settings(key) if explanation else []
+    if lost and owner:
+        # The commonest slip of Jsonnet: `trainer: {…}` where `trainer+: {…}` was meant.
+        remedy = (
+            f"{lost[-1].place} sets it, and {owner} replaces the whole of {dotted(key[:-1])}: "
+            f"write `{key[-2]}+: {{…}}` there to keep what was set before"
+        )
+        return ConfigIssue(what, dotted(key), owner, remedy)
+    where = f"no file sets it; the object is made by {owner}" if owner else "no file sets it"
+    remedy = "; ".join(filter(None, [how_to_set(key), more]))
+    return ConfigIssue(what, dotted(key), where, remedy)
+
+
+def refused(
+    key: KeyPath, owner: Owner, data: Mapping[str, Any], error: ValueError, explanation: Explanation | None
+) -> ConfigIssue:
+    """The constructor said no: it saw values that are each right and don't go together."""
+    words = set(re.findall(r"\w+", str(error)))
+    named = [name for name in schema.keys_of(owner.part) if name in words]
+    places = [f"{name} from {source((*key, name), explanation)}" for name in named if name in data]
+    remedy = None
+    if named:
+        paths = " or ".join(dotted((*key, name)) for name in named)
+        remedy = f"change {paths}, e.g. --override '{nested((*key, named[0]))}'"
+    where = ", ".join(places) if explanation and places else source(key, explanation)
+    return ConfigIssue(str(error), dotted(key) or "configuration", where, remedy)
+
+
+def right_value(annotation: Any, data: Any) -> str | None:
+    """The same value written as it should be, where that can be guessed."""
+    words = schema.describe(annotation)
+    if isinstance(data, str):
+        alternatives = schema.members(schema.bare(annotation)[0])
+        texts = [value for member in alternatives for value in getattr(member, "__args__", ())]
+        match = nearest(data, [text for text in texts if isinstance(text, str)])
+        if match:
+            return f"did you mean {match[0]!r}?"
+        is_number = re.fullmatch(r"[-+]?[0-9.]+([eE][-+]?[0-9]+)?", data)
+        if (is_number and "number" in words) or (data in ("true", "false") and "true or false" in words):
+            return f"write it without quotes: {data}"
+    elif isinstance(data, int | float) and words.startswith("a text"):
+        return f"write it with quotes: '{json.dumps(data)}'"
+    return None
+
+
+def how_to_set(key: KeyPath) -> str | None:
+    return f"set {dotted(key)} in a file, or --override '{nested(key)}'" if key else None
+
+
+def source(key: KeyPath, explanation: Explanation | None) -> str | None:
+    """The place that set a key, or else the object around it."""
+    while explanation and key:
+        found = explanation.source(key)
+        if found:
+            return found
+        key = key[:-1]
+    return None
+
+
+def nested(key: KeyPath) -> str:
+    """``{trainer+: {learning_rate: …}}``, down to the first list on the way."""
+    text = "…"
+    for depth, part in enumerate(key):
+        if part.isdecimal():
+            key, text = key[:depth], "[…]"
+            break
+    for depth, part in enumerate(reversed(key)):
+        text = f"{{{part}{'+' if depth else ''}: {text}}}"
+    return text
+
+
+def shown(value: Any) -> str:
+    """A value as JSON, cut to a readable length."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else text[:57] + "…"
+
+
+def _is_writable(key: KeyPath) -> bool:
+    """Whether a path has only keys: Jsonnet has no way to change one item of a list."""
+    return not any(part.isdecimal() for part in key)

@@ -1,0 +1,267 @@
+"""The command line: ``treetune --configs a.jsonnet,b.jsonnet COMMAND``.
+
+The same file is what DeepSpeed's launcher starts on every rank. Nothing heavy is imported before
+the configuration has been found to be right.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if __name__ == "__main__" and sys.path[:1] == [os.path.dirname(os.path.realpath(__file__))]:
+    # Started as a script: this folder would hide other people's packages called `models` or `config`.
+    sys.path[0] = os.path.dirname(sys.path[0])
+
+if TYPE_CHECKING:
+    from treetune.config.explain import Explanation, Setting
+    from treetune.config.jsonnet import Config
+    from treetune.config.registrable import Registrable
+
+USER_ERROR, FAILURE, INTERRUPTED, CLOSED_PIPE = 2, 1, 130, 141
+
+RUN_COMMANDS = {
+    "run_iteration_loop": "train: sample, credit, train, sync, as often as the experiment says; resumes",
+    "run_evaluation": "evaluate every checkpoint of an experiment, finished or running",
+    "run_evaluation_on_baseline": "evaluate the model that the experiment starts from",
+    "only_generate_episodes": "one iteration's episodes, without training",
+    "clean_up_checkpoints": "delete what only resuming needs; the policies stay",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command and returns the exit code: 2 for a user's mistake, 1 for a failure."""
+    options = _parser().parse_args(arguments)
+    try:
+        return _dispatch(options)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except _ClosedPipe:
+        return CLOSED_PIPE
+    except ValueError as error:
+        return _failed(error, USER_ERROR, options)
+    except (OSError, RuntimeError, MemoryError) as error:
+        return _failed(error, FAILURE, options)
+
+
+def _dispatch(options: argparse.Namespace) -> int:
+    command = options.command
+    if command == "doctor":
+        from treetune.runtime.doctor import run as doctor
+
+        return doctor()
+    if command == "report":
+        from treetune.reports.html import write_report
+
+        _say(str(write_report([Path(directory) for directory in options.experiments], options.output)))
+        return 0
+    config = _load(options)
+    if command == "print_config":
+        _say(json.dumps(config.data, indent=2, ensure_ascii=False))
+        return 0
+    if command == "explain_config":
+        return _explain(config, options.key)
+    root = _build(config, command)
+    if command == "check_config":
+        _say(f"fine: {config.data['type']} {config.data.get('experiment_name', '')}".rstrip())
+        return 0
+    options.log_file = _log_file(config)
+    if command == "make_table":
+        from treetune.reports.table import Table, make_table
+
+        assert isinstance(root, Table)
+        return make_table(root, config.data)
+    from treetune.runtime.base import Runtime
+    from treetune.runtime.commands import run
+
+    assert isinstance(root, Runtime)
+    return run(command, root, config.data, options)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="treetune",
+        description="Reinforcement learning for language models, one Jsonnet configuration per experiment.",
+        epilog="APP_* environment variables are std.extVar('APP_…') in a configuration; APP_SEED, "
+        "APP_DIRECTORY and APP_EXPERIMENT_NAME set its root keys seed, directory and experiment_name.",
+        allow_abbrev=False,
+    )
+    _add_shared(parser, default=None)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+
+    def add(name: str, words: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=words, description=words, allow_abbrev=False)
+        _add_shared(command, default=argparse.SUPPRESS)
+        return command
+
+    for name, words in RUN_COMMANDS.items():
+        add(name, words)
+    add("print_config", "the evaluated configuration as JSON")
+    add("check_config", "every mistake of the configuration at once")
+    explain = add("explain_config", "a key's value and every file that sets it, in order")
+    explain.add_argument("key", metavar="KEY.PATH", help="such as trainer.learning_rate")
+    add("make_table", "rows and columns of experiments, with intervals, from a table's configuration")
+    report = add("report", "one self-contained HTML file about experiments")
+    report.add_argument("experiments", nargs="+", metavar="EXPERIMENT_DIR")
+    report.add_argument("--output", type=Path, metavar="FILE", help="default: report.html in the first one")
+    add("doctor", "is this machine fit: versions, memory, ports, one sampled token")
+    return parser
+
+
+def _add_shared(parser: argparse.ArgumentParser, default: Any) -> None:
+    """Options that may stand before or after the command. (SUPPRESS: the later does not undo the earlier.)"""
+    after = "_after" if default is argparse.SUPPRESS else ""
+    parser.add_argument(
+        "--configs", action="append", metavar="A,B,…", dest=f"configs{after}", default=default,
+        help="Jsonnet files, added from left to right; looked for here, then in configs/",
+    )  # fmt: skip
+    parser.add_argument(
+        "--override", action="append", metavar="'{…}'", dest=f"override{after}", default=default,
+        help="one more Jsonnet object on the right; repeatable",
+    )  # fmt: skip
+    parser.add_argument("--debug", action="store_true", default=default or False, help="show tracebacks")
+    # What DeepSpeed's launcher adds unless told --no_local_rank; the rank is read from the environment.
+    parser.add_argument("--local_rank", "--local-rank", default=default, help=argparse.SUPPRESS)
+
+
+def _load(options: argparse.Namespace) -> Config:
+    from treetune.config.jsonnet import ENVIRONMENT_KEYS, load
+    from treetune.config.schema import keys_of
+
+    names = [*(options.configs or ()), *getattr(options, "configs_after", ())]
+    configs = [name.strip() for text in names for name in text.split(",") if name.strip()]
+    overrides = [*(options.override or ()), *getattr(options, "override_after", ())]
+    config = load(configs, overrides)
+    table = _families()[1].registered().get(config.data.get("type", ""))
+    if table is None:
+        return config
+    # A table has no seed of its own: the environment's is for the experiments.
+    return load(
+        configs, overrides, environment_keys=[key for key in ENVIRONMENT_KEYS if key in keys_of(table)]
+    )
+
+
+def _families() -> tuple[type[Registrable], type[Registrable]]:
+    import treetune.parts  # noqa: F401  (registers them)
+    from treetune.reports.table import Table
+    from treetune.runtime.base import Runtime
+
+    return Runtime, Table
+
+
+def _family(config: Config) -> type[Registrable]:
+    """The family of a configuration's root: a table where `type` says so."""
+    experiment, table = _families()
+    return table if config.data.get("type") in table.registered() else experiment
+
+
+def _build(config: Config, command: str) -> Registrable:
+    from treetune.config.build import build
+    from treetune.config.errors import ConfigError, ConfigIssue
+    from treetune.config.explain import Explanation
+
+    family = _family(config)
+    experiment, table = _families()
+    if family is not (table if command == "make_table" else experiment) and command != "check_config":
+        issue = ConfigIssue(
+            f"{command} works on {'a table' if family is experiment else 'an experiment'}, "
+            f"and this configuration is {'an experiment' if family is experiment else 'a table'}",
+            key="type",
+            source=Explanation(config).source(("type",)),
+            remedy="run_iteration_loop trains an experiment; make_table makes a table",
+        )
+        raise ConfigError([issue])
+    return build(family, config.data, Explanation(config))
+
+
+def _explain(config: Config, name: str) -> int:
+    from treetune.config.build import schema_key
+    from treetune.config.errors import ConfigError, ConfigIssue, dotted, nearest
+    from treetune.config.explain import MISSING, Explanation, key_paths
+
+    path = tuple(name.split("."))
+    explanation = Explanation(config)
+    value, settings = explanation.value(path), explanation.settings(path)
+    declared = schema_key(_family(config), config.data, path)
+    if value is not MISSING:
+        _say(f"{name} = {_as_text(value)}")
+    elif declared and not declared.required:
+        _say(f"{name} = {_as_text(declared.default)}  (the default: nothing sets it)")
+    elif settings:
+        _say(f"{name} is not set: what set it was replaced by {explanation.source(path[:-1])}")
+    elif declared:
+        _say(f"{name} is not set, and has no default")
+    else:
+        near = nearest(name, [dotted(known) for known in key_paths(config.data)], count=3)
+        remedy = f"did you mean {' or '.join(near)}?" if near else "print_config shows all of them"
+        raise ConfigError([ConfigIssue("there is no such key", name, remedy=remedy)])
+    for line in _places(explanation, settings):
+        _say(line)
+    return 0
+
+
+def _places(explanation: Explanation, settings: Sequence[Setting]) -> list[str]:
+    width = max((len(setting.place) for setting in settings), default=0)
+    return [f"  {setting.place:<{width}}  {_as_text(setting.value)}" for setting in settings]
+
+
+def _as_text(value: Any) -> str:
+    from treetune.config.explain import COMPUTED
+
+    return repr(value) if value is COMPUTED else json.dumps(value, ensure_ascii=False, default=str)
+
+
+class _ClosedPipe(Exception):
+    """Nobody reads our standard output any more, as after ``| head``."""
+
+
+def _say(text: str) -> None:
+    try:
+        print(text, flush=True)
+    except BrokenPipeError as error:
+        # The interpreter flushes once more at exit: into nothing, then.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise _ClosedPipe from error
+
+
+def _failed(error: Exception, code: int, options: argparse.Namespace) -> int:
+    """One message on standard error; the traceback for those who ask, and for the log."""
+    from treetune.config.errors import ConfigError
+
+    rank = int(os.environ.get("RANK", "0"))
+    if isinstance(error, ConfigError):
+        if rank == 0:  # every rank reads the same configuration: one message is enough
+            print(error, file=sys.stderr)
+            if options.debug:
+                traceback.print_exception(error)
+        return code
+    where = f"[rank {rank}] " if int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
+    log_file: Path | None = getattr(options, "log_file", None)
+    text = "".join(traceback.format_exception(error))
+    print(f"{where}{options.command} failed: {str(error) or type(error).__name__}", file=sys.stderr)
+    if options.debug:
+        print(text, file=sys.stderr)
+    elif log_file is not None and log_file.is_file():
+        with log_file.open("a", encoding="utf-8") as file:
+            file.write(text)
+        print(f"{where}the traceback is at the end of {log_file}", file=sys.stderr)
+    else:
+        print(f"{where}--debug shows the traceback", file=sys.stderr)
+    return code
+
+
+def _log_file(config: Config) -> Path | None:
+    """Where a run of this configuration writes its log, for the traceback of a failure."""
+    directory, name = config.data.get("directory", "experiments"), config.data.get("experiment_name")
+    return Path(directory) / name / "logs" / "run.log" if name else None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

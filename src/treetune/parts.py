@@ -1,0 +1,26 @@
+"""Every module that registers parts. Importing this makes all of them known, and nothing heavy.
+
+A new part is one file in its room and one line here.
+"""
+
+# ruff: noqa: F401
+
+import treetune.episode_generators.credit.gae
+import treetune.episode_generators.credit.group
+import treetune.episode_generators.credit.monte_carlo
+import treetune.episode_generators.credit.outcome
+import treetune.episode_generators.credit.rloo
+import treetune.episode_generators.rollout.demonstrations
+import treetune.episode_generators.rollout.single_turn
+import treetune.episode_generators.selection.all
+import treetune.episode_generators.selection.correct_only
+import treetune.episode_generators.selection.mixed_groups
+import treetune.runtime.base
+import treetune.runtime.sinks
+import treetune.tasks.addition_chain
+import treetune.tasks.graders.final_answer
+import treetune.tasks.multiplication
+import treetune.trainers.base
+import treetune.trainers.objectives.mle
+import treetune.trainers.objectives.ppo
+import treetune.trainers.schedule
