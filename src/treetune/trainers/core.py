@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from treetune.episode_generators.credit.gae import GaeCredit
+from treetune.episode_generators.credit.gae import Gae
 from treetune.models.logprobs import CriticModule, PolicyModule
 from treetune.seeds import derive_seed, derived_random
 from treetune.trainers.base import DeepSpeedTrainer, FullModelCritic
@@ -61,7 +61,7 @@ class PolicyTrainer:
         seed: int,
         temperature: float,
         iterations: int,
-        gae: GaeCredit | None,
+        gae: Gae | None,
     ) -> None:
         self.settings, self.ranks, self.seed = settings, ranks, seed
         self.temperature, self.iterations, self.gae = temperature, iterations, gae

@@ -20,14 +20,12 @@ def token_rewards(starts: Sequence[int], rewards: Sequence[float], penalties_N: 
 def critic_advantages(
     starts: Sequence[int], rewards_N: Tensor, values_N: Tensor, gamma: float, lam: float
 ) -> tuple[Tensor, Tensor]:
-    """Generalised advantage estimation over each sequence's trained tokens; and the returns A + V."""
-    advantages = torch.cat(
-        [
-            torch.tensor(gae(rewards_N[a:b].tolist(), values_N[a:b].tolist(), gamma, lam))
-            for a, b in zip(starts, starts[1:], strict=False)
-        ]
-    )
-    return advantages, advantages + values_N
+    """Generalised advantages and returns over each sequence's trained tokens."""
+    pairs = [
+        gae(rewards_N[a:b].tolist(), values_N[a:b].tolist(), gamma, lam)
+        for a, b in zip(starts, starts[1:], strict=False)
+    ]
+    return torch.cat([torch.tensor(a) for a, _ in pairs]), torch.cat([torch.tensor(r) for _, r in pairs])
 
 
 def less_future_penalty(starts: Sequence[int], advantages_N: Tensor, penalties_N: Tensor) -> Tensor:

@@ -1,0 +1,130 @@
+"""What an experiment is: the root of the configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, Le
+
+from treetune.config.registrable import Registrable
+from treetune.episode_generators.base import Credit, Rollout, Selection
+from treetune.inference.settings import EngineSettings
+from treetune.models.sources import ModelSource
+from treetune.runtime.sinks import Sink
+from treetune.tasks.base import Split, Task
+from treetune.tasks.sampling import Replacement
+from treetune.trainers.base import Trainer
+
+
+class Runtime(Registrable):
+    """The root of an experiment's configuration."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationSet:
+    """One measurement: n samples for each of some problems of a split.
+
+    `name` (the split's where left out) is its folder and its place in metric names. `problems`
+    takes the first that many, None all. What is None among the sampling parameters is as in the
+    rollout. `while_training` sets are measured every `Evaluation.every` iterations as well as at
+    the end; the others at the end alone. `run_evaluation` measures all of them.
+    """
+
+    split: Split
+    name: str | None = None
+    problems: Annotated[int, Gt(0)] | None = None
+    samples: Annotated[int, Gt(0)] = 1
+    temperature: Annotated[float, Ge(0)] | None = None
+    top_p: Annotated[float, Gt(0), Le(1)] | None = None
+    max_tokens: Annotated[int, Gt(0)] | None = None
+    while_training: bool = False
+
+    @property
+    def label(self) -> str:
+        return self.name or self.split
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """What is measured, and how often while training (`every` iterations; None: at the end only).
+
+    `seed` is fixed, so that every checkpoint and every method meets the same draws. `rollout` is
+    how answers are made where the run's own rollout samples nothing (supervised training).
+    """
+
+    sets: tuple[EvaluationSet, ...] = ()
+    every: Annotated[int, Gt(0)] | None = None
+    seed: int = 0
+    rollout: Rollout | None = None
+
+    def __post_init__(self) -> None:
+        labels = [one.label for one in self.sets]
+        twice = sorted({label for label in labels if labels.count(label) > 1})
+        if twice:
+            raise ValueError(f"two evaluation sets are called {', '.join(twice)}: give them names")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoints:
+    """Weights are kept every `keep_every` iterations (None: the newest only), the state to resume
+    from is written every `every`. What happened since is made again from the stored episodes, bit
+    for bit, without sampling.
+    """
+
+    every: Annotated[int, Gt(0)] = 1
+    keep_every: Annotated[int, Gt(0)] | None = None
+
+
+@Runtime.register("policy_iteration")
+@dataclass(frozen=True, kw_only=True)
+class PolicyIteration(Runtime):
+    """Sample, credit, train, sync, as often as `iterations` says.
+
+    `context_length` bounds prompt and response together, in tokens. `rank_deadline` (seconds) is
+    how long a rank waits for the others before the run ends with an error.
+    """
+
+    task: Task
+    model: ModelSource
+    engine: EngineSettings
+    rollout: Rollout
+    credit: Credit
+    selection: Selection
+    trainer: Trainer
+    iterations: Annotated[int, Gt(0)]
+    problems_per_iteration: Annotated[int, Gt(0)]
+    context_length: Annotated[int, Gt(1)]
+    experiment_name: str
+    directory: str = "experiments"
+    seed: Annotated[int, Ge(0)] = 0
+    problem_sampling: Replacement = "between_iterations"
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    checkpoints: Checkpoints = field(default_factory=Checkpoints)
+    on_empty_selection: Literal["stop", "skip"] = "stop"
+    grader_workers: Annotated[int, Gt(0)] = 2
+    grader_deadline: Annotated[float, Gt(0)] = 10.0
+    rank_deadline: Annotated[float, Gt(0)] = 3600.0
+    sinks: tuple[Sink, ...] = ()
+
+    @property
+    def needs_engine(self) -> bool:
+        return self.rollout.needs_engine or bool(self.evaluation.sets)
+
+    def __post_init__(self) -> None:
+        if self.credit.needs_engine and not self.rollout.needs_engine:
+            raise ValueError(
+                "credit samples continuations, and the rollout samples nothing: choose the rollout"
+                " 'single_turn', or a credit that needs no engine, such as 'outcome'"
+            )
+        objective = getattr(self.trainer, "objective", None)
+        if self.credit.needs_critic and objective is not None and not objective.needs_advantages:
+            raise ValueError("credit 'gae' trains a critic whose advantages this objective doesn't use")
+        sampler = self.evaluation.rollout or self.rollout
+        if self.evaluation.sets and not sampler.needs_engine:
+            raise ValueError(
+                "the evaluation has sets, and neither it nor the experiment has a rollout that samples:"
+                " give evaluation.rollout, e.g. {type: 'single_turn', max_tokens: 256}"
+            )
+        if not self.experiment_name or self.experiment_name.startswith(("/", ".")):
+            raise ValueError(f"experiment_name {self.experiment_name!r} must be a relative folder name")

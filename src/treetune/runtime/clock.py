@@ -1,0 +1,41 @@
+"""Where an iteration's seconds went."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from treetune.vocabulary import Metrics
+
+PHASES = ("generation", "credit", "training", "sync", "evaluation", "commit")
+
+
+class Clock:
+    """Adds up seconds by phase; what no phase claims is ``other``."""
+
+    def __init__(self) -> None:
+        self._start = time.perf_counter()
+        self._earlier = 0.0
+        self.seconds: dict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        assert name in PHASES, name
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] += time.perf_counter() - start
+
+    def add_earlier(self, name: str, seconds: float) -> None:
+        """Counts a phase that an earlier process finished and left on disk."""
+        assert name in PHASES, name
+        self.seconds[name] += seconds
+        self._earlier += seconds
+
+    def metrics(self) -> Metrics:
+        total = time.perf_counter() - self._start + self._earlier
+        named = {f"seconds/{name}": self.seconds[name] for name in PHASES}
+        return {**named, "seconds/other": total - sum(named.values()), "seconds/total": total}

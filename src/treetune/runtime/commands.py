@@ -1,0 +1,129 @@
+"""The commands that run an experiment."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from treetune.runtime import lifeline
+from treetune.runtime.base import PolicyIteration, Runtime
+from treetune.runtime.clock import Clock
+from treetune.runtime.commit import tidy_checkpoints
+from treetune.runtime.directory import ExperimentDirectory
+from treetune.runtime.evaluation import evaluate, unmeasured_sets
+from treetune.runtime.generation import generate
+from treetune.runtime.loop import run_iterations
+from treetune.runtime.manifest import begin
+from treetune.runtime.run import opened
+
+FOLLOW_EVERY_S = 5.0
+
+
+def run(command: str, root: Runtime, plain_config: Mapping[str, Any], options: Any = None) -> int:
+    """Carries out one command on a checked experiment; the exit code."""
+    assert isinstance(root, PolicyIteration)
+    lifeline.exit_on_sigterm()
+    lifeline.end_with_launcher()
+    COMMANDS[command](root, plain_config)
+    return 0
+
+
+def run_iteration_loop(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
+    directory = _directory(config)
+    if directory.resumable() == config.iterations:
+        begin(directory, config, plain)
+        print(f"{directory.path} is finished: all {config.iterations} iterations are done")
+        return
+    with opened(config, plain, with_engine=config.needs_engine, with_trainer=True) as run:
+        run_iterations(run)
+
+
+def run_evaluation(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
+    """Measures all sets on every checkpoint; follows a run that is still going on."""
+    directory = _directory(config)
+    if not directory.checkpoints() and not directory.is_running():
+        raise ValueError(f"{directory.path} has no checkpoint to evaluate: run_iteration_loop makes them")
+    _require_sets(config)
+    if not directory.is_running() and not _unmeasured(config, directory):
+        print(f"{directory.path}: all sets are measured on all {len(directory.checkpoints())} checkpoints")
+        return
+    with opened(config, plain, with_engine=True, with_trainer=False) as run:
+        while True:
+            going_on = run.ranks.from_first("is it running", directory.is_running())
+            numbers = run.ranks.from_first("checkpoints", _unmeasured(config, directory))
+            for number in numbers:
+                run.load_checkpoint(number)
+                evaluate(run, number, unmeasured_sets(run, number))
+            if not numbers and not going_on:
+                return
+            if not numbers:
+                time.sleep(FOLLOW_EVERY_S)
+
+
+def run_evaluation_on_baseline(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
+    """Measures all sets on the start weights, as checkpoint 0."""
+    _require_sets(config)
+    with opened(config, plain, with_engine=True, with_trainer=False) as run:
+        evaluate(run, 0, unmeasured_sets(run, 0))
+
+
+def only_generate_episodes(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
+    """Samples and credits the next iteration's episodes, and leaves them for the run to train on."""
+    with opened(config, plain, with_engine=config.rollout.needs_engine, with_trainer=False) as run:
+        iteration = run.ranks.from_first("newest checkpoint", run.directory.resumable()) or 0
+        if iteration == config.iterations:
+            run.console.say(f"{run.directory.path} is finished: there is no next iteration")
+            return
+        if run.engine is not None:
+            run.load_checkpoint(iteration)
+        episodes, metrics = generate(run, iteration, Clock())
+        run.console.say(
+            f"{len(episodes)} episodes of iteration {iteration + 1}, reward"
+            f" {metrics['episodes/reward']:.3f}: {run.directory.iteration(iteration) / 'episodes.arrow'}"
+        )
+
+
+def clean_up_checkpoints(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
+    """Deletes what `checkpoints` in the configuration doesn't keep."""
+    directory = _directory(config)
+    with directory.locked():
+        deleted = tidy_checkpoints(directory, config.checkpoints.keep_every)
+    kept = directory.checkpoints()
+    print(f"{directory.path}: deleted {len(deleted)} checkpoints, kept {kept or 'none'}")
+
+
+COMMANDS = {
+    command.__name__: command
+    for command in (
+        run_iteration_loop,
+        run_evaluation,
+        run_evaluation_on_baseline,
+        only_generate_episodes,
+        clean_up_checkpoints,
+    )
+}
+
+
+def _directory(config: PolicyIteration) -> ExperimentDirectory:
+    return ExperimentDirectory(Path(config.directory) / config.experiment_name)
+
+
+def _require_sets(config: PolicyIteration) -> None:
+    if not config.evaluation.sets:
+        raise ValueError(
+            "the experiment has no evaluation sets: add e.g. evaluation+: {sets: [{split: 'test', samples: 4}]}"
+        )
+
+
+def _unmeasured(config: PolicyIteration, directory: ExperimentDirectory) -> list[int]:
+    """Checkpoints that lack a summary of some set."""
+    return [
+        number
+        for number in directory.checkpoints()
+        if any(
+            not (directory.evaluation(number, one.label) / "summary.json").is_file()
+            for one in config.evaluation.sets
+        )
+    ]

@@ -1,0 +1,98 @@
+"""The end of an iteration: from here on, a crash costs nothing of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from typing import Any
+
+from treetune.config.hashing import config_hash
+from treetune.runtime.clock import Clock
+from treetune.runtime.directory import (
+    ExperimentDirectory,
+    metrics_row,
+    replace_directory,
+    write_json,
+    write_text,
+)
+from treetune.runtime.run import Run
+from treetune.vocabulary import Metrics
+
+
+def resume(run: Run) -> int:
+    """Puts the trainer where the newest resumable checkpoint was; the next iteration's number.
+
+    Metrics lines are made again from the iterations' own files, so that a line that a crash kept
+    from being written, or one that will be written again, is neither lost nor doubled. Collective.
+    """
+    start = run.ranks.from_first("newest checkpoint", run.directory.resumable()) or 0
+    if start:
+        assert run.trainer is not None
+        run.trainer.load(run.directory.checkpoint(start) / "trainer")
+        run.console.say(f"continuing after iteration {start} of {run.config.iterations}")
+    if run.ranks.is_first:
+        rows = [run.directory.iteration(i) / "metrics.json" for i in range(start)]
+        lines = [json.dumps(json.loads(row.read_text())) + "\n" for row in rows if row.is_file()]
+        write_text(run.directory.metrics, "".join(lines))
+    return start
+
+
+def commit(run: Run, iteration: int, metrics: Metrics, clock: Clock) -> dict[str, Any]:
+    """Checkpoint (where one is due) and metrics of a finished iteration; its line. Collective.
+
+    The line is kept before the checkpoint, which makes the iteration count as done, and once more
+    after it, when the seconds of the commit are known.
+    """
+    done = iteration + 1
+    with clock.phase("commit"):
+        _keep_line(run, iteration, metrics | clock.metrics())
+        if done == run.config.iterations or done % run.config.checkpoints.every == 0:
+            _checkpoint(run, done)
+    row = _keep_line(run, iteration, metrics | clock.metrics())
+    if run.ranks.is_first:
+        run.directory.append_metrics(row)
+    return row
+
+
+def _keep_line(run: Run, iteration: int, metrics: Metrics) -> dict[str, Any]:
+    row = metrics_row(iteration, time.time(), metrics)
+    if run.ranks.is_first:
+        write_json(run.directory.iteration(iteration) / "metrics.json", row)
+    return row
+
+
+def _checkpoint(run: Run, done: int) -> None:
+    from treetune.models.export import write_policy
+
+    assert run.trainer is not None
+    place = run.directory.checkpoint(done)
+    beside = place.with_name(f".{place.name}.partial")
+    if run.ranks.is_first:
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir(parents=True)
+    run.ranks.barrier("room for the checkpoint")
+    run.trainer.save(beside / "trainer")
+    weights = run.trainer.weights()
+    if run.ranks.is_first:
+        write_policy(weights, run.model_config, run.tokenizer, beside / "policy")
+        write_json(beside / "state.json", {"iteration": done, "config": config_hash(run.plain_config)})
+        replace_directory(beside, place)
+        tidy_checkpoints(run.directory, run.config.checkpoints.keep_every)
+    run.ranks.barrier("checkpoint written")
+
+
+def tidy_checkpoints(directory: ExperimentDirectory, keep_every: int | None) -> list[int]:
+    """Keeps the newest checkpoint whole, and the weights alone of those that are to be kept.
+
+    Returns the numbers of those that were deleted.
+    """
+    deleted = []
+    for number in directory.checkpoints()[:-1]:
+        place = directory.checkpoint(number)
+        if keep_every and number % keep_every == 0:
+            shutil.rmtree(place / "trainer", ignore_errors=True)
+        else:
+            shutil.rmtree(place)
+            deleted.append(number)
+    return deleted

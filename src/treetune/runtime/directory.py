@@ -1,0 +1,157 @@
+"""The experiment directory: a run is what lies in it, and everything enters whole or not at all."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from treetune.vocabulary import Metrics
+
+
+@dataclass(frozen=True)
+class ExperimentDirectory:
+    """Paths and atomic writes. `i` counts finished iterations where it names a checkpoint."""
+
+    path: Path
+
+    # Where things are
+
+    def iteration(self, i: int) -> Path:
+        return self.path / "iterations" / f"{i:04d}"
+
+    def checkpoint(self, i: int) -> Path:
+        return self.path / "checkpoints" / f"{i:04d}"
+
+    def evaluation(self, i: int, label: str) -> Path:
+        return self.path / "evaluations" / f"{i:04d}" / label
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    def checkpoints(self) -> list[int]:
+        """Complete ones, oldest first: a checkpoint without `state.json` was never finished."""
+        found = (self.path / "checkpoints").glob("[0-9][0-9][0-9][0-9]*/state.json")
+        return sorted(int(state.parent.name) for state in found if state.parent.name.isdigit())
+
+    def resumable(self) -> int | None:
+        """The newest checkpoint that holds a trainer's state."""
+        with_state = [i for i in self.checkpoints() if (self.checkpoint(i) / "trainer").is_dir()]
+        return with_state[-1] if with_state else None
+
+    # Metrics
+
+    def append_metrics(self, row: Mapping[str, Any]) -> None:
+        with self.metrics.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """All whole lines; a line torn by a crash is the last one and is left out."""
+        if not self.metrics.is_file():
+            return []
+        rows = []
+        for line in self.metrics.read_text().splitlines():
+            with suppress(json.JSONDecodeError):
+                rows.append(json.loads(line))
+        return rows
+
+    # The lock
+
+    @contextmanager
+    def locked(self) -> Any:
+        """One run at a time: a second one in the same directory would interleave with the first."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with (self.path / ".lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ValueError(
+                    f"another process is running the experiment in {self.path}: wait for it, or give"
+                    " this one another name (APP_EXPERIMENT_NAME)"
+                ) from None
+            yield
+
+
+    def is_running(self) -> bool:
+        """Whether a process holds the lock."""
+        try:
+            with (self.path / ".lock").open() as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
+        return False
+
+
+def write_whole(path: Path, write: Callable[[IO[str]], None]) -> None:
+    """Writes a text file beside its place, syncs it, and renames it there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with beside.open("w") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.rename(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    write_whole(path, lambda file: None if file.write(text) else None)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=1) + "\n")
+
+
+def sync_directory(path: Path) -> None:
+    """Makes renames in it last through a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_tree(path: Path) -> None:
+    """Syncs every file under `path`, so that a rename of it can't arrive before its content."""
+    for folder, _, names in os.walk(path):
+        for name in names:
+            descriptor = os.open(Path(folder, name), os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        sync_directory(Path(folder))
+
+
+def replace_directory(beside: Path, path: Path) -> None:
+    """Puts a finished directory in its place; what was there goes first."""
+    sync_tree(beside)
+    if path.exists():
+        shutil.rmtree(path)
+    beside.rename(path)
+    sync_directory(path.parent)
+
+
+def metrics_row(iteration: int, wall_time: float, metrics: Metrics) -> dict[str, Any]:
+    """One line of `metrics.jsonl`: flat, sorted, with 7 significant digits."""
+    rounded = {name: float(f"{value:.7g}") for name, value in sorted(metrics.items())}
+    return {"iteration": iteration, "wall_time": round(wall_time, 3), **rounded}

@@ -1,0 +1,123 @@
+"""From an iteration's problems to the episodes to train on, each phase kept as soon as it is done."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import chain
+from pathlib import Path
+
+from treetune.episode_generators.storage import (
+    read_episodes,
+    read_trajectories,
+    write_episodes,
+    write_trajectories,
+)
+from treetune.runtime.clock import Clock
+from treetune.runtime.directory import write_json
+from treetune.runtime.run import Run
+from treetune.tasks.sampling import sample_problems
+from treetune.vocabulary import Episode, Metrics, Problem, Trajectory
+
+
+def is_generated(run: Run, iteration: int) -> bool:
+    """Whether the iteration's episodes lie on disk, whole."""
+    return (run.directory.iteration(iteration) / "episodes.arrow").is_file()
+
+
+def generate(run: Run, iteration: int, clock: Clock) -> tuple[list[Episode], Metrics]:
+    """All ranks' episodes of the iteration: sampled now, or what an interrupted run has of them.
+
+    A finished phase is read back, an unfinished one goes on from the requests that were answered.
+    Collective.
+    """
+    folder = run.directory.iteration(iteration)
+    if not is_generated(run, iteration):
+        trajectories, rollout_metrics = _rollout(run, iteration, clock)
+        episodes, metrics = _credit(run, iteration, trajectories, clock)
+        metrics = rollout_metrics | metrics
+        if run.ranks.is_first:
+            _record(folder / "credit.json", metrics, clock, "credit")
+            # Last: from here on, both phases are done.
+            write_episodes(folder / "episodes.arrow", episodes, run.codec)
+        run.ranks.barrier("episodes written")
+        return episodes, metrics
+    metrics = _recorded(folder / "rollout.json", clock, "generation")
+    metrics |= _recorded(folder / "credit.json", clock, "credit")
+    return read_episodes(folder / "episodes.arrow"), metrics
+
+
+def _rollout(run: Run, iteration: int, clock: Clock) -> tuple[list[Trajectory], Metrics]:
+    """This rank's trajectories and all ranks' metrics."""
+    config, folder = run.config, run.directory.iteration(iteration)
+    problems = sample_problems(
+        run.train_problems,
+        config.problems_per_iteration,
+        config.seed,
+        iteration,
+        config.problem_sampling,
+    )
+    if (folder / "trajectories.arrow").is_file():
+        metrics = _recorded(folder / "rollout.json", clock, "generation")
+        return _share(run, read_trajectories(folder / "trajectories.arrow"), problems), metrics
+    with (
+        clock.phase("generation"),
+        run.console.phase(f"iteration {iteration + 1}: sampling", "answers") as show,
+    ):
+        context = run.context(
+            config.rollout,
+            seed=config.seed,
+            iteration=iteration,
+            journal=_journal(run, folder, "rollout"),
+            progress=show,
+        )
+        trajectories, metrics = config.rollout.run(context, problems)
+        everyone = run.ranks.exchange("trajectories", trajectories)
+    if run.ranks.is_first:
+        _record(folder / "rollout.json", metrics, clock, "generation")
+        if config.rollout.needs_engine:  # demonstrations cost less to make again than to keep
+            write_trajectories(folder / "trajectories.arrow", list(chain.from_iterable(everyone)))
+    run.ranks.barrier("trajectories written")
+    return trajectories, metrics
+
+
+def _share(run: Run, trajectories: list[Trajectory], problems: Sequence[Problem]) -> list[Trajectory]:
+    """The part of stored trajectories that is this rank's, however many ranks had sampled them."""
+    size, rank = run.ranks.world_size, run.ranks.rank
+    own = {p.id for p in problems[len(problems) * rank // size : len(problems) * (rank + 1) // size]}
+    return [trajectory for trajectory in trajectories if trajectory.problem.id in own]
+
+
+def _credit(
+    run: Run, iteration: int, trajectories: list[Trajectory], clock: Clock
+) -> tuple[list[Episode], Metrics]:
+    config, folder = run.config, run.directory.iteration(iteration)
+    with (
+        clock.phase("credit"),
+        run.console.phase(f"iteration {iteration + 1}: credit", "continuations") as show,
+    ):
+        context = run.context(
+            config.rollout,
+            seed=config.seed,
+            iteration=iteration,
+            journal=_journal(run, folder, "credit") if config.credit.needs_engine else None,
+            progress=show,
+        )
+        episodes, credit_metrics = config.credit.assign(context, trajectories)
+        everyone = list(chain.from_iterable(run.ranks.exchange("episodes", episodes)))
+        selected, selection_metrics = config.selection.select(everyone)
+    return selected, credit_metrics | selection_metrics
+
+
+def _journal(run: Run, folder: Path, phase: str) -> Path | None:
+    return folder / "journal" / f"{phase}-{run.ranks.rank}.jsonl" if run.engine is not None else None
+
+
+def _record(path: Path, metrics: Metrics, clock: Clock, phase: str) -> None:
+    write_json(path, {"seconds": clock.seconds[phase], "metrics": metrics})
+
+
+def _recorded(path: Path, clock: Clock, phase: str) -> Metrics:
+    record = json.loads(path.read_text())
+    clock.add_earlier(phase, record["seconds"])
+    return record["metrics"]

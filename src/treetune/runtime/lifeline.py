@@ -1,0 +1,96 @@
+"""A run ends whole: when any process above this one is gone, this one goes too.
+
+The launcher is two processes (the `deepspeed` command and its per-node launcher). Linux tells a
+child only of its direct parent's death, and a killed command leaves the launcher and the ranks
+training for nobody, so each rank watches all of its ancestors.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+PR_SET_PDEATHSIG = 1
+POLL_S = 0.5
+GRACE_S = 20.0
+"""How long an orphan may take to close its server and leave before it is ended the hard way."""
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process id alone may be used again; with its start time it is one process for ever."""
+
+    pid: int
+    started: str
+
+    @staticmethod
+    def of(pid: int) -> Process | None:
+        fields = _stat(pid)
+        return Process(pid, fields[19]) if fields else None
+
+    def alive(self) -> bool:
+        fields = _stat(self.pid)
+        return bool(fields) and fields[19] == self.started and fields[0] not in ("Z", "X")
+
+
+def _stat(pid: int) -> list[str]:
+    """Fields of /proc/PID/stat from the third (state) on; empty where there is no such process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return []
+    return text.rpartition(")")[2].split()
+
+
+def launcher_processes() -> list[Process]:
+    """The ancestors of this process that belong to its launcher, nearest first."""
+    found: list[Process] = []
+    pid = os.getppid()
+    while pid > 1:
+        fields = _stat(pid)
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+        except OSError:
+            break
+        if not fields or "deepspeed" not in command:
+            break
+        found.append(Process(pid, fields[19]))
+        pid = int(fields[1])
+    return found
+
+
+def end_with_launcher() -> None:
+    """From here on, this process ends when its launcher does, however that happens."""
+    launcher = launcher_processes()
+    if not launcher:
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+    def watch() -> None:
+        while all(process.alive() for process in launcher):
+            time.sleep(POLL_S)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(GRACE_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="lifeline", daemon=True).start()
+
+
+class Terminated(SystemExit):
+    """SIGTERM as an exception, so that every `finally` on the way out runs."""
+
+
+def exit_on_sigterm() -> None:
+    """SIGTERM unwinds the stack once; a second one meets the default action and ends at once."""
+
+    def handler(signum: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        raise Terminated(128 + signum)
+
+    signal.signal(signal.SIGTERM, handler)

@@ -1,0 +1,283 @@
+"""Everything that is alive during a run, built in the order in which it can overlap."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from treetune.episode_generators.base import GenerationContext, Rollout
+from treetune.episode_generators.credit.gae import Gae
+from treetune.inference.base import Canary, Engine, SyncReport
+from treetune.inference.journal import JournaledEngine
+from treetune.runtime.base import PolicyIteration
+from treetune.runtime.console import Console
+from treetune.runtime.directory import ExperimentDirectory
+from treetune.runtime.manifest import begin
+from treetune.tasks.graders.pool import GraderPool
+from treetune.trainers.base import DeepSpeedTrainer
+from treetune.trainers.ranks import Ranks
+from treetune.vocabulary import Metrics, Problem, TextCodec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+    from treetune.trainers.core import PolicyTrainer
+
+CANARY_PROMPTS = 4
+
+
+@dataclass
+class Run:
+    """One process's hold on a run. Make it with `opened`, which also takes it down.
+
+    `trainer` is None where nothing is trained (evaluation, generation alone), `engine` where
+    nothing samples.
+    """
+
+    config: PolicyIteration
+    plain_config: Mapping[str, Any]
+    directory: ExperimentDirectory
+    ranks: Ranks
+    console: Console
+    tokenizer: PreTrainedTokenizerBase
+    codec: TextCodec
+    grader: GraderPool
+    weights_folder: Path
+    engine: Engine | None = None
+    trainer: PolicyTrainer | None = None
+    _engine_ready: bool = False
+
+    @cached_property
+    def train_problems(self) -> list[Problem]:
+        return list(self.config.task.problems("train"))
+
+    # Models
+
+    def load_model(self) -> PreTrainedModel:
+        """A fresh copy of the start model, in the trainer's precision, on this rank's device."""
+        model = self.config.model.load_model(self.config.seed, self.config.task.alphabet)
+        from treetune.trainers.optimisation import torch_dtype
+
+        precision = getattr(self.config.trainer, "precision", "float32")
+        return model.to(device=self.ranks.device, dtype=torch_dtype(precision))
+
+    def start_weights(self) -> tuple[dict[str, Tensor], PretrainedConfig]:
+        """The start model's weights by name, and its architecture."""
+        model = self.load_model()
+        return dict(model.named_parameters()), model.config
+
+    # Sampling
+
+    def context(
+        self,
+        rollout: Rollout,
+        *,
+        seed: int,
+        iteration: int,
+        journal: Path | None,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> GenerationContext:
+        """What rollout and credit are lent. With `journal`, finished requests outlive a crash."""
+        engine = self.engine
+        if engine is not None and journal is not None:
+            engine = JournaledEngine(engine, journal)
+        return GenerationContext(
+            task=self.config.task,
+            engine=engine,
+            grader=self.grader,
+            codec=self.codec,
+            seed=seed,
+            iteration=iteration,
+            context_length=self.config.context_length,
+            rank=self.ranks.rank,
+            world_size=self.ranks.world_size,
+            exchange=self.ranks.exchange,
+            progress=progress,
+            sampling=rollout.sampling,
+            unfinished_reward=rollout.unfinished_reward,
+        )
+
+    def wait_for_engine(self) -> None:
+        """Until the engine has sampled a token; at once where it has before."""
+        if self.engine is not None and not self._engine_ready:
+            with self.console.phase("waiting for the engine"):
+                self.engine.wait_ready()
+            self._engine_ready = True
+
+    def engine_asleep(self) -> AbstractContextManager[None]:
+        return contextlib.nullcontext() if self.engine is None else self.engine.asleep()
+
+    # Weights
+
+    def sync(self, version: int) -> Metrics:
+        """The trainer's weights into the live engine, verified. Collective."""
+        if self.engine is None or self.trainer is None:
+            return {}
+        folder = self.weights_folder / f"{version:04d}"
+        self._export(folder)
+        report = self._load(folder, version)
+        if self.ranks.is_first:
+            # The engine may restart from the newest weights; older ones are only in the way.
+            for older in self.weights_folder.iterdir():
+                if older != folder:
+                    shutil.rmtree(older, ignore_errors=True)
+        return {
+            "engine/canary_gap": report.canary_gap,
+            "engine/restarts": float(report.restarts),
+            **{f"engine/sync_{part}": seconds for part, seconds in report.parts.items()},
+        }
+
+    def load_checkpoint(self, number: int) -> None:
+        """A checkpoint's weights into the live engine, where no trainer holds them. Collective."""
+        assert self.engine is not None
+        self.wait_for_engine()
+        if number == self.engine.version:
+            return
+        folder = self.weights_folder / f"{number:04d}"
+        if self.ranks.is_first:
+            from treetune.models.export import read_policy, write_for_engine
+
+            policy = self.directory.checkpoint(number) / "policy"
+            write_for_engine(*read_policy(policy), self.tokenizer, folder)
+        self.ranks.barrier("checkpoint written for the engine")
+        self.engine.load(folder, number)
+
+    def _export(self, folder: Path) -> None:
+        from treetune.models.export import write_for_engine
+
+        assert self.trainer is not None
+        weights = self.trainer.weights()
+        if self.ranks.is_first:
+            write_for_engine(weights, self.model_config, self.tokenizer, folder)
+        self.ranks.barrier("weights written for the engine")
+
+    def _load(self, folder: Path, version: int) -> SyncReport:
+        assert self.engine is not None and self.trainer is not None
+        prompts = [self.codec.encode(p.prompt) for p in self.train_problems[:CANARY_PROMPTS]]
+        trainer, temperature = self.trainer, self.sampling_temperature
+        canary = Canary(
+            prompts=prompts,
+            score=lambda pairs: trainer.score(pairs, temperature),
+            tolerance=getattr(self.config.engine, "canary_tolerance", 1e-4),
+            temperature=temperature,
+        )
+        return self.engine.load(folder, version, canary)
+
+    @property
+    def sampling_temperature(self) -> float:
+        sampling = self.config.rollout.sampling
+        # At temperature 0 the distribution is a point; the trainer scores the untempered one.
+        return sampling.temperature if sampling is not None and sampling.temperature > 0 else 1.0
+
+    @property
+    def model_config(self) -> Any:
+        assert self.trainer is not None
+        return self.trainer.policy.module.model.config
+
+
+@contextmanager
+def opened(
+    config: PolicyIteration,
+    plain_config: Mapping[str, Any],
+    *,
+    with_engine: bool,
+    with_trainer: bool,
+) -> Iterator[Run]:
+    """A run, ready to work; on the way out everything that it started is ended.
+
+    The server starts in the background before the trainer is built, on the start model's weights,
+    and is waited for by whoever samples first.
+    """
+    with contextlib.ExitStack() as stack:
+        ranks = Ranks.join(config.rank_deadline)
+        stack.callback(ranks.leave)
+        directory = ExperimentDirectory(Path(config.directory) / config.experiment_name)
+        if ranks.is_first and with_trainer:
+            stack.enter_context(directory.locked())
+            begin(directory, config, plain_config)
+        ranks.barrier("the experiment directory is ours")
+        console = Console(directory.logs / "run.log" if ranks.is_first else None, ranks.is_first)
+        stack.callback(console.close)
+        stack.push(console.record_failure)
+        quiet_libraries()
+        tokenizer = config.model.load_tokenizer(config.task.alphabet)
+        from treetune.models.tokenizer import codec_of
+
+        grader = stack.enter_context(
+            GraderPool(config.task.grader, workers=config.grader_workers, deadline=config.grader_deadline)
+        )
+        folder = weights_folder(directory.path, "train" if with_trainer else "sample", ranks)
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        run = Run(
+            config, plain_config, directory, ranks, console, tokenizer, codec_of(tokenizer), grader, folder
+        )
+        if with_engine:
+            from treetune.models.export import write_for_engine
+
+            start = folder / "0000"
+            if ranks.is_first:
+                write_for_engine(*run.start_weights(), tokenizer, start)
+            ranks.barrier("start weights written for the engine")
+            run.engine = config.engine.start(
+                start,
+                directory.logs,
+                seed=config.seed,
+                context_length=config.context_length,
+                rank=ranks.rank,
+                world_size=ranks.world_size,
+                rendezvous=folder,
+                barrier=ranks.barrier,
+                device=ranks.device.type,
+            )
+            stack.callback(run.engine.close)
+        if with_trainer:
+            from treetune.trainers.core import PolicyTrainer
+
+            assert isinstance(config.trainer, DeepSpeedTrainer)
+            run.trainer = PolicyTrainer(
+                config.trainer,
+                run.load_model,
+                ranks=ranks,
+                seed=config.seed,
+                temperature=run.sampling_temperature,
+                iterations=config.iterations,
+                gae=config.credit if isinstance(config.credit, Gae) else None,
+            )
+        yield run
+
+
+def weights_folder(experiment: Path, purpose: str, ranks: Ranks) -> Path:
+    """Where weights wait for the engine: in memory where the machine has /dev/shm.
+
+    The name is the experiment's, so what a killed run left there is cleared by the next one.
+    """
+    place = f"{experiment.resolve()} {purpose}"
+    name = "treetune-" + hashlib.blake2b(place.encode(), digest_size=8).hexdigest()
+    shared = Path("/dev/shm")
+    folder = (shared if os.access(shared, os.W_OK) else experiment) / name
+    if ranks.is_first:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+    ranks.barrier("the weights folder is empty")
+    return folder
+
+
+def quiet_libraries() -> None:
+    """Libraries report their own progress on standard error, in the middle of our live line."""
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    for name in ("DeepSpeed", "deepspeed"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
