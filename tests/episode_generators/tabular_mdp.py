@@ -144,9 +144,7 @@ class TabularEngine(Engine):
         return results
 
     def _completions(self, request: Request) -> list[Completion]:
-        return [
-            self._completion(request, random.Random(request.seed + i), i) for i in range(request.n)
-        ]
+        return [self._completion(request, random.Random(request.seed + i), i) for i in range(request.n)]
 
     def _completion(self, request: Request, rng: random.Random, sample: int) -> Completion:
         prefix = response_part(request.prompt_ids)

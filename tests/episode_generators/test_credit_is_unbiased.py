@@ -6,8 +6,8 @@ import itertools
 import math
 
 import pytest
-
 from tests.episode_generators import tabular_mdp as mdp
+
 from treetune.episode_generators.base import Credit
 from treetune.episode_generators.credit.group import Group
 from treetune.episode_generators.credit.monte_carlo import MonteCarlo
@@ -67,7 +67,8 @@ def test_monte_carlo_gives_each_step_its_exact_advantage_when_sampling_has_no_no
     trajectories = mdp.all_trajectories()
     episodes, _ = credit.assign(mdp.context(engine=mdp.ExactEngine()), trajectories)
     for episode in episodes:
-        assert episode.advantages is not None and episode.step_values is not None
+        assert episode.advantages is not None
+        assert episode.step_values is not None
         answer, start = episode.response_ids, 0
         for end, before in zip(episode.step_ends, episode.step_values, strict=True):
             exact = mdp.value(answer[:end]) - mdp.value(answer[:start])

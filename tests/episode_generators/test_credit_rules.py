@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-
 from tests.episode_generators import tabular_mdp as mdp
+
 from treetune.episode_generators.base import Credit
 from treetune.episode_generators.credit.gae import Gae, gae
 from treetune.episode_generators.credit.group import Group, group_advantages
@@ -42,7 +42,7 @@ def test_leave_one_out_compares_with_the_mean_of_the_others() -> None:
 
 
 def test_rloo_with_one_answer_names_the_problem_and_the_remedy() -> None:
-    with pytest.raises(ValueError, match="'train/1' has one answer.*`samples` to 2"):
+    with pytest.raises(ValueError, match=r"'train/1' has one answer.*`samples` to 2"):
         Rloo().assign(mdp.context(), group([RIGHT, WRONG]) + group([RIGHT], problem=1))
 
 

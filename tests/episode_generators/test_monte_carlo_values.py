@@ -6,9 +6,11 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-
 from tests.episode_generators import tabular_mdp as mdp
-from treetune.episode_generators.base import GenerationContext
+
+from treetune.config.build import build
+from treetune.config.errors import ConfigError
+from treetune.episode_generators.base import Credit, GenerationContext
 from treetune.episode_generators.credit.monte_carlo import MonteCarlo, step_advantages
 from treetune.episode_generators.rollout.single_turn import SingleTurn
 from treetune.inference.base import SamplingParams
@@ -26,7 +28,8 @@ def test_advantages_of_an_answer_sum_to_its_reward_minus_the_value_of_the_prompt
     assert step_advantages([0.5, 0.25, 0.75], 1.0) == [-0.25, 0.5, 0.25]
     episodes, _ = MonteCarlo(samples=3).assign(mdp.context(), mdp.all_trajectories())
     for episode in episodes:
-        assert episode.advantages is not None and episode.step_values is not None
+        assert episode.advantages is not None
+        assert episode.step_values is not None
         of_steps = [episode.advantages[end - 1] for end in episode.step_ends]
         assert sum(of_steps) == pytest.approx(episode.reward - episode.step_values[0])
 
@@ -40,6 +43,11 @@ def test_the_number_of_ranks_changes_no_episode_and_no_metric(world_size: int) -
     for _, rollout_of_rank, credit_of_rank in by_rank:
         assert rollout_of_rank == rollout
         assert credit_of_rank == credit
+
+
+def test_no_continuation_at_all_is_an_error_of_the_configuration() -> None:
+    with pytest.raises(ConfigError, match=r"samples.*greater than 0"):
+        build(Credit, {"type": "monte_carlo", "samples": 0})
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
@@ -110,7 +118,7 @@ def test_the_grader_sees_prefix_and_continuation_as_one_answer() -> None:
     MonteCarlo(samples=4).assign(mdp.context(grader=pool), mdp.all_trajectories())
     whole = {mdp.decode(answer) for answer in mdp.answers()}
     assert {response for _, response in pool.submitted} <= whole
-    assert len(pool.submitted) == len(set(pool.submitted))
+    assert len(pool.submitted) == 4 * 7
 
 
 @pytest.mark.parametrize("unfinished_reward", [0.0, -1.0])
@@ -141,7 +149,8 @@ def test_states_behind_the_cap_are_worth_what_was_observed() -> None:
     episodes, _ = credit.assign(mdp.context(engine=engine), mdp.all_trajectories())
     assert {len(mdp.response_part(request.prompt_ids)) for request in engine.requests} == {0, 2}
     for episode in episodes:
-        assert episode.step_values is not None and episode.advantages is not None
+        assert episode.step_values is not None
+        assert episode.advantages is not None
         assert episode.step_values[2:] == (episode.reward,) * (len(episode.step_ends) - 2)
         assert set(episode.advantages[4:]) <= {0.0}
 
@@ -160,7 +169,7 @@ def test_siblings_count_into_the_prompt_value_of_the_others_only() -> None:
 
 
 def test_siblings_sampled_otherwise_are_refused() -> None:
-    with pytest.raises(ValueError, match="siblings_count_into_prompt_value.*temperature"):
+    with pytest.raises(ValueError, match=r"siblings_count_into_prompt_value.*temperature"):
         MonteCarlo(siblings_count_into_prompt_value=True, temperature=0.5)
 
 

@@ -7,8 +7,8 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from tests.episode_generators import tabular_mdp as mdp
+
 from treetune.episode_generators.storage import (
     read_episodes,
     read_trajectories,
@@ -135,13 +135,13 @@ def test_a_file_cut_anywhere_is_refused_by_name(tmp_path: Path) -> None:
     # The last 8 bytes only mark the end of the stream: no row is missing without them.
     for length in (0, 10, 1000, len(whole) // 3, len(whole) // 2, len(whole) - 200, len(whole) - 9):
         path.write_bytes(whole[:length])
-        with pytest.raises(ValueError, match="episodes.arrow"):
+        with pytest.raises(ValueError, match=r"episodes\.arrow"):
             read_episodes(path)
 
 
 def test_a_file_of_another_kind_is_refused_by_name(tmp_path: Path) -> None:
     write_trajectories(tmp_path / "trajectories.arrow", mdp.all_trajectories())
-    with pytest.raises(ValueError, match="trajectories.arrow holds no episodes"):
+    with pytest.raises(ValueError, match=r"trajectories\.arrow holds no episodes"):
         read_episodes(tmp_path / "trajectories.arrow")
 
 

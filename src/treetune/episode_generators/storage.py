@@ -163,9 +163,7 @@ def _frozen(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _write(
-    path: Path, kind: str, schema: pa.Schema, count: int, rows: Iterable[Mapping[str, Any]]
-) -> None:
+def _write(path: Path, kind: str, schema: pa.Schema, count: int, rows: Iterable[Mapping[str, Any]]) -> None:
     """Beside, fsync, rename: a reader sees the whole file or none."""
     import pyarrow as pa
 

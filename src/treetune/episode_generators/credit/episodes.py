@@ -24,7 +24,7 @@ def episode_of(
     """
     ends = trajectory.step_ends
     response_ids = trajectory.response_ids
-    assert ends and ends[-1] == len(response_ids), f"{trajectory.id}: steps don't cover the response"
+    assert ends[-1:] == (len(response_ids),), f"{trajectory.id}: steps don't cover the response"
     advantages = None
     if step_advantages is not None:
         lengths = [end - start for start, end in itertools.pairwise((0, *ends))]

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from treetune.episode_generators.base import GenerationContext
-from treetune.episode_generators.grading import Grading
 from treetune.inference.base import Completion, Request, SamplingParams
 from treetune.seeds import derive_seed
 from treetune.vocabulary import Grade, Problem, TokenIds, Trajectory
@@ -86,15 +85,12 @@ def _continue(
     requests = [
         Request(
             prompt_ids=root.prompt_ids + state.prefix_ids,
-            seed=derive_seed(
-                context.seed, context.iteration, state.problem, repr(state.prefix_ids), "value"
-            ),
+            seed=derive_seed(context.seed, context.iteration, state.problem, repr(state.prefix_ids), "value"),
             n=samples,
             sampling=replace(sampling, max_tokens=sampling.max_tokens - len(state.prefix_ids)),
         )
         for state, root in hand
     ]
-    grading = Grading(context.grader)
     graded: dict[int, list[Future[Grade] | None]] = {}
 
     def on_result(index: int, completions: list[Completion]) -> None:
@@ -102,7 +98,9 @@ def _continue(
         graded[index] = [
             None
             if completion.finish_reason == "length"
-            else grading.submit(context.codec.decode(state.prefix_ids + completion.token_ids), root.problem)
+            else context.grader.submit(
+                context.codec.decode(state.prefix_ids + completion.token_ids), root.problem
+            )
             for completion in completions
         ]
         context.progress(len(graded) * samples, len(requests) * samples)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from treetune.episode_generators.base import GenerationContext
+from treetune.models.tokenizer import step_ends
 from treetune.vocabulary import Problem, TokenIds
 
 
@@ -54,7 +55,4 @@ def encoded_prompt(
 
 def steps_of(context: GenerationContext, response_ids: TokenIds, text: str) -> tuple[int, ...]:
     """The task's step boundaries in `text` as token offsets into the response."""
-    boundaries = context.task.step_boundaries(text)
-    lengths = [len(context.codec.decode(response_ids[:n])) for n in range(len(response_ids) + 1)]
-    ends = {next(n for n, length in enumerate(lengths) if length >= end) for end in boundaries[1:-1]}
-    return (*sorted(ends - {0, len(response_ids)}), len(response_ids))
+    return step_ends(response_ids, context.task.step_boundaries(text), context.codec)

@@ -9,7 +9,6 @@ from typing import Annotated
 from annotated_types import Gt
 
 from treetune.episode_generators.base import GenerationContext, Rollout
-from treetune.episode_generators.grading import Grading
 from treetune.episode_generators.metrics import trajectory_metrics
 from treetune.episode_generators.rollout.answers import encoded_prompt, rank_share, steps_of
 from treetune.seeds import derive_seed
@@ -33,7 +32,6 @@ class Demonstrations(Rollout):
         self, context: GenerationContext, problems: Sequence[Problem]
     ) -> tuple[list[Trajectory], Metrics]:
         """Raises ValueError for a demonstration that does not fit into the context."""
-        grading = Grading(context.grader)
         share = rank_share(context, problems)
         written = []
         for problem in share:
@@ -42,7 +40,7 @@ class Demonstrations(Rollout):
                 text = context.task.demonstration(problem, seed)
                 response_ids: TokenIds = (*context.codec.encode(text), context.codec.eos_id)
                 prompt_ids = encoded_prompt(context, problem, len(response_ids))
-                grade = grading.submit(text, problem)
+                grade = context.grader.submit(text, problem)
                 written.append((problem, sample, text, prompt_ids, response_ids, grade))
                 context.progress(len(written), len(share) * self.samples)
         trajectories = [

@@ -10,7 +10,6 @@ from typing import Annotated
 from annotated_types import Ge, Gt, Le
 
 from treetune.episode_generators.base import GenerationContext, Rollout
-from treetune.episode_generators.grading import Grading
 from treetune.episode_generators.metrics import trajectory_metrics
 from treetune.episode_generators.rollout.answers import encoded_prompt, rank_share, steps_of
 from treetune.inference.base import Completion, Request, SamplingParams
@@ -98,14 +97,13 @@ def sample_answers(
         )
         for problem in problems
     ]
-    grading = Grading(context.grader)
     answers: dict[int, list[tuple[Completion, str, Future[Grade]]]] = {}
 
     def on_result(index: int, completions: list[Completion]) -> None:
         graded = []
         for completion in completions:
             text = context.codec.decode(completion.token_ids)
-            graded.append((completion, text, grading.submit(text, problems[index])))
+            graded.append((completion, text, context.grader.submit(text, problems[index])))
         answers[index] = graded
         context.progress(len(answers) * samples, len(requests) * samples)
 
