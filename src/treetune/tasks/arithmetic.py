@@ -30,6 +30,7 @@ from treetune.tasks.operands import distinct_operands
 from treetune.vocabulary import Problem
 
 MARKER = "#"
+ANSWER_AFTER_MARKER = FinalAnswer(marker=MARKER)
 SLIPS = (1, 10)
 """A slip adds one of these, each as likely as the other: one too many, or one carry too many."""
 
@@ -65,7 +66,7 @@ class WrittenArithmetic(Task):
     validation_size: Annotated[int, Gt(0)] = 500
     test_size: Annotated[int, Gt(0)] = 1000
     seed: int = 0
-    grader: Grader = FinalAnswer(marker=MARKER)
+    grader: Grader = ANSWER_AFTER_MARKER
 
     operator: ClassVar[str]
 

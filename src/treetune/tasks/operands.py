@@ -15,9 +15,7 @@ beyond, drawing until a new one comes is quicker."""
 
 
 @lru_cache(maxsize=4)
-def distinct_operands(
-    values: range, count: int, wanted: int, seed: int
-) -> Sequence[tuple[int, ...]]:
+def distinct_operands(values: range, count: int, wanted: int, seed: int) -> Sequence[tuple[int, ...]]:
     """`wanted` selections of `count` numbers from `values`, no two of them equal up to order.
 
     The first ones do not depend on `wanted`, so that a larger request extends a smaller one.

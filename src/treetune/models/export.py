@@ -1,0 +1,110 @@
+"""Policies on disk: checkpoints that anyone can load, and the directory that the engine loads."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+WEIGHTS = "model.safetensors"
+_HEAD = "lm_head.weight"
+_EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight")
+"""How the names of input embeddings end, in the families of models that tie them to the head."""
+
+
+def write_policy(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    directory: Path,
+    state_dict: Mapping[str, torch.Tensor] | None = None,
+) -> None:
+    """Writes model and tokenizer in Hugging Face format, whole or not at all.
+
+    `state_dict` are the weights where the model itself holds only a part of them (ZeRO stage 3).
+    A directory that is there already is replaced.
+    """
+    with _whole_directory(directory) as unfinished:
+        model.save_pretrained(
+            unfinished, state_dict=None if state_dict is None else dict(state_dict), safe_serialization=True
+        )
+        tokenizer.save_pretrained(unfinished)
+
+
+def write_for_engine(
+    state_dict: Mapping[str, torch.Tensor],
+    config: PretrainedConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    directory: Path,
+) -> None:
+    """Writes the weights to where the engine loads them from; called in every iteration.
+
+    The output head is always written out and the configuration says that it is not tied: an
+    engine that packs a tied head when it starts goes on with that copy when new embeddings come,
+    without an error. Configuration and tokenizer are written the first time only; the weights are
+    put in place in one step. Meant for a directory in shared memory.
+    """
+    from safetensors.torch import save_file
+
+    directory.mkdir(parents=True, exist_ok=True)
+    if not (directory / "config.json").is_file():
+        tokenizer.save_pretrained(directory)
+        untied = copy.deepcopy(config)
+        untied.tie_word_embeddings = False
+        untied.save_pretrained(directory)
+    weights = {name: tensor.detach().to("cpu").contiguous() for name, tensor in state_dict.items()}
+    if config.tie_word_embeddings or _HEAD not in weights:
+        # A copy: the format refuses two names for the same memory.
+        weights[_HEAD] = _embeddings(weights).clone()
+    unfinished = directory / f".{WEIGHTS}.{os.getpid()}"
+    try:
+        save_file(weights, unfinished, metadata={"format": "pt"})
+        _sync(unfinished)
+        unfinished.replace(directory / WEIGHTS)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _embeddings(weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    found = [name for name in weights if name.endswith(_EMBEDDINGS)]
+    if len(found) != 1:
+        raise ValueError(
+            f"the model has no {_HEAD} and {len(found)} input embeddings ({', '.join(found) or 'none'}), so "
+            "its output head cannot be written for the engine"
+        )
+    return weights[found[0]]
+
+
+@contextlib.contextmanager
+def _whole_directory(directory: Path) -> Iterator[Path]:
+    """A directory to write into that takes the name `directory` when everything is in it."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = directory.with_name(f".{directory.name}.{os.getpid()}")
+    replaced = directory.with_name(f".{directory.name}.{os.getpid()}.old")
+    try:
+        unfinished.mkdir()
+        yield unfinished
+        for path in (*unfinished.rglob("*"), unfinished):
+            _sync(path)
+        if directory.exists():
+            directory.rename(replaced)
+        unfinished.rename(directory)
+        _sync(directory.parent)
+    finally:
+        for path in (unfinished, replaced):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

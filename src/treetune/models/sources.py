@@ -1,0 +1,161 @@
+"""Where the policy comes from: a tiny model made on the spot, or a pretrained one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from annotated_types import Gt, MinLen
+
+from treetune.config.registrable import Registrable
+from treetune.models.checkpoints import resolve_policy
+from treetune.seeds import derive_seed
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+Alphabet = Callable[[], str]
+"""`Task.alphabet`, not called yet: only a model with a tokenizer of its own making asks for it."""
+
+MIN_HEAD_DIM = 32
+"""vLLM's attention on CPU starts with this head dimension; smaller ones kill the engine."""
+
+
+class ModelSource(Registrable):
+    """The model and the tokenizer that an experiment starts from."""
+
+    def check(self, alphabet: Alphabet) -> None:
+        """Raises ValueError, without importing anything heavy, if the model can't be there."""
+
+    def load_tokenizer(self, alphabet: Alphabet) -> PreTrainedTokenizerBase:
+        """With an end token and a padding token. Raises ValueError if it can't be had."""
+        raise NotImplementedError
+
+    def load_model(self, seed: int, alphabet: Alphabet) -> PreTrainedModel:
+        """On the CPU, in training mode. `seed` (the run's) decides on weights that are drawn.
+
+        Raises ValueError if the model can't be had.
+        """
+        raise NotImplementedError
+
+
+@ModelSource.register("tiny")
+@dataclass(frozen=True, kw_only=True)
+class TinyModel(ModelSource):
+    """A Llama with random weights over the task's characters, small enough to train on a laptop.
+
+    `context_length` bounds prompt and response together, in tokens. The default has 0.86 million
+    parameters. In float32.
+    """
+
+    layers: Annotated[int, Gt(0)] = 4
+    hidden_size: Annotated[int, Gt(0)] = 128
+    heads: Annotated[int, Gt(0)] = 4
+    intermediate_size: Annotated[int, Gt(0)] = 384
+    context_length: Annotated[int, Gt(0)] = 256
+    tie_word_embeddings: bool = False
+    rope_theta: Annotated[float, Gt(0)] = 10_000.0
+
+    def __post_init__(self) -> None:
+        if self.hidden_size % self.heads:
+            raise ValueError(f"hidden_size {self.hidden_size} is no multiple of heads {self.heads}")
+        head_dim = self.hidden_size // self.heads
+        if head_dim < MIN_HEAD_DIM or head_dim % 2:
+            raise ValueError(
+                f"hidden_size / heads is {head_dim}; the engine needs an even head dimension of at least "
+                f"{MIN_HEAD_DIM}: with {self.heads} heads, a hidden_size of {MIN_HEAD_DIM * self.heads} or more"
+            )
+
+    def load_tokenizer(self, alphabet: Alphabet) -> PreTrainedTokenizerBase:
+        from treetune.models.characters import character_tokenizer
+
+        return character_tokenizer(alphabet(), self.context_length)
+
+    def load_model(self, seed: int, alphabet: Alphabet) -> PreTrainedModel:
+        import torch
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        tokenizer = self.load_tokenizer(alphabet)
+        config = LlamaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=self.hidden_size,
+            intermediate_size=self.intermediate_size,
+            num_hidden_layers=self.layers,
+            num_attention_heads=self.heads,
+            num_key_value_heads=self.heads,
+            max_position_embeddings=self.context_length,
+            rope_parameters={"rope_type": "default", "rope_theta": self.rope_theta},
+            tie_word_embeddings=self.tie_word_embeddings,
+            pad_token_id=tokenizer.pad_token_id,
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+        )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive_seed(seed, "model"))
+            return LlamaForCausalLM(config).float().train()
+
+
+@ModelSource.register("pretrained")
+@dataclass(frozen=True, kw_only=True)
+class PretrainedModel(ModelSource):
+    """A model in Hugging Face format: a directory, ``…/checkpoints/last/policy`` of another
+    experiment, or a name on the hub, with `revision` a branch, tag or commit there.
+
+    `dtype` is that of the weights in training.
+    """
+
+    name_or_path: Annotated[str, MinLen(1)]
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    attention: Literal["sdpa", "flash_attention_2", "eager"] = "sdpa"
+    revision: str | None = None
+    trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        if self.attention == "flash_attention_2" and self.dtype == "float32":
+            raise ValueError("attention 'flash_attention_2' has no float32 kernels: set dtype to 'bfloat16'")
+
+    def check(self, alphabet: Alphabet) -> None:
+        resolve_policy(self.name_or_path)
+
+    def load_tokenizer(self, alphabet: Alphabet) -> PreTrainedTokenizerBase:
+        from transformers import AutoTokenizer
+
+        path = resolve_policy(self.name_or_path)
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(
+                path, revision=self._revision(), trust_remote_code=self.trust_remote_code
+            )
+        except (OSError, ValueError) as error:
+            raise ValueError(self._not_loaded("tokenizer", path, error)) from error
+        if tokenizer.pad_token_id is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        return tokenizer
+
+    def load_model(self, seed: int, alphabet: Alphabet) -> PreTrainedModel:
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        path = resolve_policy(self.name_or_path)
+        try:
+            model = AutoModelForCausalLM.from_pretrained(
+                path,
+                revision=self._revision(),
+                dtype=getattr(torch, self.dtype),
+                attn_implementation=self.attention,
+                trust_remote_code=self.trust_remote_code,
+            )
+        except (OSError, ValueError, ImportError) as error:
+            raise ValueError(self._not_loaded("model", path, error)) from error
+        return model.train()
+
+    def _revision(self) -> str:
+        return self.revision or "main"
+
+    def _not_loaded(self, what: str, path: str, error: Exception) -> str:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        return (
+            f"the {what} of {self.name_or_path!r} could not be loaded from {path}: {first} "
+            "If this is meant to be a directory, it is not there from here; if a name on the "
+            "Hugging Face hub, the hub has to be reachable, or the model downloaded before."
+        )

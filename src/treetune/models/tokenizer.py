@@ -1,0 +1,128 @@
+"""Between the token ids that are trained and the text that graders and people read.
+
+Token ids are the truth: nothing here encodes a response again. Where a step ends in the text is
+carried over to the tokens that the text was decoded from.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from treetune.vocabulary import TextCodec, TokenIds
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+"""What decoders write for bytes that are no (or not yet a whole) character."""
+
+
+def codec_of(tokenizer: PreTrainedTokenizerBase) -> TextCodec:
+    """The codec of a Hugging Face tokenizer: no special tokens are added, and none are shown.
+
+    `encode` raises ValueError for text that the tokenizer has no tokens for. Raises ValueError for
+    a tokenizer without an end token.
+    """
+    if tokenizer.eos_token_id is None:
+        raise ValueError(f"the tokenizer of {tokenizer.name_or_path!r} has no end token")
+    backend = tokenizer.backend_tokenizer if tokenizer.is_fast else None
+
+    def encode(text: str) -> TokenIds:
+        try:
+            return tuple(tokenizer.encode(text, add_special_tokens=False))
+        except Exception as error:
+            # The tokenizers library raises bare Exception, e.g. for a character outside a small alphabet.
+            raise ValueError(f"the tokenizer cannot encode {text!r}: {error}") from error
+
+    def decode(token_ids: Sequence[int]) -> str:
+        if backend is not None:
+            # The same text as through the wrapper, without its tidying of spaces, 10 times quicker.
+            return str(backend.decode(list(token_ids), skip_special_tokens=True))
+        return str(
+            tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        )
+
+    return TextCodec(encode=encode, decode=decode, eos_id=int(tokenizer.eos_token_id))
+
+
+def token_offsets(token_ids: Sequence[int], codec: TextCodec) -> list[int]:
+    """For each token, the offset in ``codec.decode(token_ids)`` of the character it begins or
+    continues: how much of the text is settled by the tokens before it. Never falling.
+
+    All tokens of a character that takes several (bytes of an emoji) have that character's offset;
+    special tokens, which have no text, have the offset of what follows. Exact for any tokenizer.
+    """
+    text = codec.decode(token_ids)
+    pieces = [_piece(codec.decode, token_id) for token_id in token_ids]
+    if "".join(pieces) == text:
+        return [0, *itertools.accumulate(map(len, pieces))][:-1] if pieces else []
+    # Pieces don't add up: a character takes several tokens, or the decoder joins words or strips
+    # the space of the first one. Decode every prefix from a token shortly before its end.
+    offsets = _offsets_by_window(token_ids, codec, text)
+    return _offsets_by_prefix(token_ids, codec, text) if offsets is None else offsets
+
+
+def step_ends(token_ids: Sequence[int], boundaries: Sequence[int], codec: TextCodec) -> tuple[int, ...]:
+    """Token offsets at which steps end, from their character offsets in the decoded text.
+
+    `boundaries` rise from 0 to the length of the text (`Task.step_boundaries`). A token belongs to
+    the step in which it begins, so one that runs over a boundary to the step before it; the end
+    token belongs to the last step. A step in which no token begins is dropped. The result rises
+    strictly and ends with the number of tokens; it is empty only for no tokens.
+
+    Raises ValueError for boundaries that don't cover the text.
+    """
+    offsets = token_offsets(token_ids, codec)
+    length = len(codec.decode(token_ids))
+    if not boundaries or boundaries[0] != 0 or boundaries[-1] != length:
+        raise ValueError(f"step boundaries {list(boundaries)} don't cover a text of {length} characters")
+    ends = {bisect_left(offsets, boundary) for boundary in boundaries[1:-1]}
+    return tuple(sorted((ends | {len(token_ids)}) - {0}))
+
+
+@lru_cache(maxsize=1 << 18)
+def _piece(decode: Callable[[Sequence[int]], str], token_id: int) -> str:
+    return decode([token_id])
+
+
+def _offsets_by_window(token_ids: Sequence[int], codec: TextCodec, text: str) -> list[int] | None:
+    """Linear: decodes each token together with the last few before it only.
+
+    A window reaches back over one stretch of tokens that ended on a whole character, so that a
+    decoder that treats the first token differently does not matter. None if what the windows say
+    does not add up to `text`.
+    """
+    offsets: list[int] = []
+    settled = base = 0  # characters; `base` of them come from the tokens before `read`
+    start = read = 0  # tokens; the window begins at `start`
+    known = window = ""
+    for end in range(1, len(token_ids) + 1):
+        offsets.append(settled)
+        window = codec.decode(token_ids[start:end])
+        whole = window.rstrip(_REPLACEMENT)
+        new = whole[len(known) :]
+        if not whole.startswith(known) or not text.startswith(new, base):
+            return None
+        settled = base + len(new)
+        if whole == window:
+            base, start, read = settled, read, end
+            known = codec.decode(token_ids[start:read])
+    if read < len(token_ids):
+        return offsets if text[base:] == window[len(known) :] else None
+    return offsets if settled == len(text) else None
+
+
+def _offsets_by_prefix(token_ids: Sequence[int], codec: TextCodec, text: str) -> list[int]:
+    """Quadratic, and by definition: what every prefix has in common with the whole text, without
+    bytes at its end that are no whole character."""
+    offsets: list[int] = []
+    for end in range(len(token_ids)):
+        prefix = codec.decode(token_ids[:end]).rstrip(_REPLACEMENT)
+        pairs = zip(prefix, text, strict=False)
+        common = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(prefix), len(text)))
+        offsets.append(max(common, offsets[-1]) if offsets else common)
+    return offsets
