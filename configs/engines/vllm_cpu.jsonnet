@@ -1,0 +1,13 @@
+// One vLLM server on the CPU for a tiny model: large waves, no prefix cache (blocks are 128 tokens).
+{
+  engine: {
+    type: 'vllm',
+    dtype: 'float32',
+    servers: 'one',
+    max_num_seqs: 512,
+    max_num_batched_tokens: 16384,
+    enable_prefix_caching: false,
+    async_scheduling: true,
+    kv_cache_gib: 1,
+  },
+}

@@ -1,0 +1,3 @@
+(import 'policy_gradient.jsonnet')
++ (import '../credit/group.jsonnet')
++ { experiment_name: 'quickstart/grpo' }
