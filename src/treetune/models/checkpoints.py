@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 
@@ -34,7 +35,7 @@ def resolve_policy(name_or_path: str) -> str:
     """
     path = Path(name_or_path).expanduser()
     parts = path.parts
-    for place, (parent, name) in enumerate(zip(parts, parts[1:], strict=False), start=1):
+    for place, (parent, name) in enumerate(itertools.pairwise(parts), start=1):
         if parent != CHECKPOINTS or not (name == LAST or _NUMBER.fullmatch(name)):
             continue
         directory = Path(*parts[:place])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 WEIGHTS = "model.safetensors"
 _HEAD = "lm_head.weight"
@@ -21,25 +21,48 @@ _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight")
 
 
 def write_policy(
-    model: PreTrainedModel,
+    weights: Mapping[str, torch.Tensor],
+    config: PretrainedConfig,
     tokenizer: PreTrainedTokenizerBase,
     directory: Path,
-    state_dict: Mapping[str, torch.Tensor] | None = None,
 ) -> None:
-    """Writes model and tokenizer in Hugging Face format, whole or not at all.
+    """Writes a policy in Hugging Face format, whole or not at all.
 
-    `state_dict` are the weights where the model itself holds only a part of them (ZeRO stage 3).
-    A directory that is there already is replaced.
+    `weights` are on any device, under their names in the model (``model.layers.0…``); a head that
+    `config` ties to the embeddings may be among them. A directory that is there already is replaced.
     """
+    from huggingface_hub import save_torch_state_dict
+
     with _whole_directory(directory) as unfinished:
-        model.save_pretrained(
-            unfinished, state_dict=None if state_dict is None else dict(state_dict), safe_serialization=True
-        )
+        kept = _on_cpu(weights)
+        if config.tie_word_embeddings:
+            kept.pop(_HEAD, None)
+        save_torch_state_dict(kept, unfinished)
+        described = copy.deepcopy(config)
+        described.dtype = _dtype(kept)
+        described.save_pretrained(unfinished)
         tokenizer.save_pretrained(unfinished)
 
 
+def read_policy(directory: Path) -> tuple[dict[str, torch.Tensor], PretrainedConfig]:
+    """Weights by name, on the CPU, and configuration of a policy that `write_policy` wrote.
+
+    Raises ValueError if there is none.
+    """
+    from safetensors.torch import load_file
+    from transformers import AutoConfig
+
+    files = sorted(directory.glob("*.safetensors"))
+    if not files or not (directory / "config.json").is_file():
+        raise ValueError(f"{directory} holds no policy: config.json and *.safetensors have to be there")
+    weights: dict[str, torch.Tensor] = {}
+    for file in files:
+        weights |= load_file(file)
+    return weights, AutoConfig.from_pretrained(directory)
+
+
 def write_for_engine(
-    state_dict: Mapping[str, torch.Tensor],
+    weights: Mapping[str, torch.Tensor],
     config: PretrainedConfig,
     tokenizer: PreTrainedTokenizerBase,
     directory: Path,
@@ -54,22 +77,32 @@ def write_for_engine(
     from safetensors.torch import save_file
 
     directory.mkdir(parents=True, exist_ok=True)
+    kept = _on_cpu(weights)
+    if config.tie_word_embeddings or _HEAD not in kept:
+        # A copy: the format refuses two names for the same memory.
+        kept[_HEAD] = _embeddings(kept).clone()
     if not (directory / "config.json").is_file():
         tokenizer.save_pretrained(directory)
         untied = copy.deepcopy(config)
         untied.tie_word_embeddings = False
+        untied.dtype = _dtype(kept)
         untied.save_pretrained(directory)
-    weights = {name: tensor.detach().to("cpu").contiguous() for name, tensor in state_dict.items()}
-    if config.tie_word_embeddings or _HEAD not in weights:
-        # A copy: the format refuses two names for the same memory.
-        weights[_HEAD] = _embeddings(weights).clone()
     unfinished = directory / f".{WEIGHTS}.{os.getpid()}"
     try:
-        save_file(weights, unfinished, metadata={"format": "pt"})
+        save_file(kept, unfinished, metadata={"format": "pt"})
         _sync(unfinished)
         unfinished.replace(directory / WEIGHTS)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def _on_cpu(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().to("cpu").contiguous() for name, tensor in weights.items()}
+
+
+def _dtype(weights: Mapping[str, torch.Tensor]) -> torch.dtype:
+    """What the weights are stored in, which need not be what the configuration was loaded with."""
+    return next(tensor.dtype for tensor in weights.values() if tensor.is_floating_point())
 
 
 def _embeddings(weights: Mapping[str, torch.Tensor]) -> torch.Tensor:

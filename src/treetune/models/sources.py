@@ -64,7 +64,8 @@ class TinyModel(ModelSource):
         if head_dim < MIN_HEAD_DIM or head_dim % 2:
             raise ValueError(
                 f"hidden_size / heads is {head_dim}; the engine needs an even head dimension of at least "
-                f"{MIN_HEAD_DIM}: with {self.heads} heads, a hidden_size of {MIN_HEAD_DIM * self.heads} or more"
+                f"{MIN_HEAD_DIM}: with {self.heads} heads, "
+                f"a hidden_size of {MIN_HEAD_DIM * self.heads} or more"
             )
 
     def load_tokenizer(self, alphabet: Alphabet) -> PreTrainedTokenizerBase:
@@ -78,6 +79,7 @@ class TinyModel(ModelSource):
 
         tokenizer = self.load_tokenizer(alphabet)
         config = LlamaConfig(
+            architectures=[LlamaForCausalLM.__name__],
             vocab_size=len(tokenizer),
             hidden_size=self.hidden_size,
             intermediate_size=self.intermediate_size,

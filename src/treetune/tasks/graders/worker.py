@@ -36,7 +36,7 @@ def graded(grader: Grader, response: str, problem: Problem) -> Grade:
     start = time.perf_counter()
     try:
         grade = grader.grade(response, problem)
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit) as error:  # noqa: BLE001
         # Whatever an answer makes a grader raise is recorded with that answer, and ends no run.
         name = type(error).__name__
         grade = Grade(reward=0.0, outcome="error", message=f"{name}: {error}" if str(error) else name)
@@ -85,7 +85,7 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (setup["memory_bytes"], setup["memory_bytes"]))
     try:
         grader = pickle.loads(setup["grader"])
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001
         # Reported to the parent, which tells the user; there is nothing to grade with.
         _write_all(results, frame(("failed", f"{type(error).__name__}: {error}")))
         sys.exit(1)
