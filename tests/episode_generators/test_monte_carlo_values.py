@@ -173,6 +173,11 @@ def test_siblings_sampled_otherwise_are_refused() -> None:
         MonteCarlo(siblings_count_into_prompt_value=True, temperature=0.5)
 
 
+def test_a_rollout_that_samples_nothing_has_nothing_to_continue() -> None:
+    with pytest.raises(ValueError, match="this rollout samples nothing"):
+        MonteCarlo().assign(mdp.context(sampling=None), mdp.all_trajectories())
+
+
 def test_metrics_count_the_states_and_what_they_cost() -> None:
     engine = mdp.TabularEngine()
     _, metrics = MonteCarlo(samples=3).assign(mdp.context(engine=engine), mdp.all_trajectories())

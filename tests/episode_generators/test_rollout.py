@@ -114,6 +114,17 @@ def test_a_prompt_that_leaves_no_room_is_named_before_anything_is_sampled() -> N
     assert engine.requests == []
 
 
+def test_a_prompt_that_leaves_no_room_is_an_error_on_every_rank() -> None:
+    long = Problem(id="train/long", prompt="1" * 59 + "?", gold="")
+
+    def run(context: GenerationContext) -> str:
+        with pytest.raises(ValueError, match="'train/long'") as error:
+            SINGLE_TURN.run(context, [*mdp.problems(2), long])
+        return str(error.value)
+
+    assert len(set(mdp.on_ranks(3, run))) == 1
+
+
 def test_a_prompt_over_the_given_limit_is_named() -> None:
     rollout = SingleTurn(samples=1, max_tokens=mdp.LONGEST, max_prompt_tokens=1)
     with pytest.raises(ValueError, match="'train/0' has a prompt of 2 tokens; max_prompt_tokens allows 1"):

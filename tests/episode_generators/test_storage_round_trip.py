@@ -24,7 +24,11 @@ json_data = st.dictionaries(
     names,
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | names,
-        lambda inner: st.lists(inner, max_size=2) | st.dictionaries(names, inner, max_size=2),
+        lambda inner: (
+            st.lists(inner, max_size=2)
+            | st.lists(inner, max_size=2).map(tuple)
+            | st.dictionaries(names, inner, max_size=2)
+        ),
         max_leaves=3,
     ),
     max_size=2,
@@ -149,8 +153,9 @@ def test_what_fails_while_writing_leaves_the_old_file_and_nothing_beside_it(tmp_
     path = tmp_path / "trajectories.arrow"
     (kept, *_) = mdp.all_trajectories()
     write_trajectories(path, [kept])
-    problem = Problem(id="train/9", prompt="9?", gold="", data={"handle": object()})
-    with pytest.raises(ValueError, match="'train/9' has data that JSON can't hold"):
-        write_trajectories(path, [mdp.trajectory(kept.response_ids, problem)])
+    for data in ({"handle": object()}, {"map": {1: 2}}, {"tuple()": 1}):
+        problem = Problem(id="train/9", prompt="9?", gold="", data=data)
+        with pytest.raises(ValueError, match="'train/9' has data that can't be stored"):
+            write_trajectories(path, [mdp.trajectory(kept.response_ids, problem)])
     assert read_trajectories(path) == [kept]
     assert [file.name for file in tmp_path.iterdir()] == ["trajectories.arrow"]

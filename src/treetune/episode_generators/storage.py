@@ -21,6 +21,8 @@ Row = TypeVar("Row")
 ROWS_PER_BATCH = 1024
 """Keeps an Arrow list column, whose offsets have 32 bits, far below 2**31 elements."""
 
+_TUPLE = "tuple()"
+
 
 def write_episodes(path: Path, episodes: Sequence[Episode], codec: TextCodec | None = None) -> None:
     """One column per field of Episode; with a codec also `prompt` (text) and `tokens` (the text of
@@ -41,7 +43,8 @@ def read_episodes(path: Path) -> list[Episode]:
 
 
 def write_trajectories(path: Path, trajectories: Sequence[Trajectory]) -> None:
-    """One column per field of Trajectory. Raises ValueError for problem data that JSON can't hold."""
+    """One column per field of Trajectory. Raises ValueError for problem data other than JSON's types
+    and tuples of them."""
     rows = (_trajectory_row(trajectory) for trajectory in trajectories)
     _write(path, "trajectories", _trajectory_schema(), len(trajectories), rows)
 
@@ -137,15 +140,32 @@ def _trajectory_row(trajectory: Trajectory) -> dict[str, Any]:
 
 def _json(problem: Problem) -> str:
     try:
-        return json.dumps(dict(problem.data), ensure_ascii=False)
+        return json.dumps(_marked(dict(problem.data)), ensure_ascii=False)
     except TypeError as error:
-        raise ValueError(f"problem {problem.id!r} has data that JSON can't hold: {error}") from error
+        raise ValueError(f"problem {problem.id!r} has data that can't be stored: {error}") from error
+
+
+def _marked(value: Any) -> Any:
+    """JSON's types, with tuples marked so that they come back as such; TypeError for all others."""
+    if isinstance(value, dict):
+        if _TUPLE in value or not all(isinstance(key, str) for key in value):
+            raise TypeError(f"an object has keys other than texts, or the key {_TUPLE!r}")
+        return {key: _marked(inner) for key, inner in value.items()}
+    if isinstance(value, tuple):
+        return {_TUPLE: [_marked(inner) for inner in value]}
+    if isinstance(value, list):
+        return [_marked(inner) for inner in value]
+    return value
+
+
+def _unmarked(value: dict[str, Any]) -> Any:
+    return tuple(value[_TUPLE]) if _TUPLE in value else value
 
 
 def _trajectory(row: dict[str, Any]) -> Trajectory:
     problem = row["problem"]
     return Trajectory(
-        problem=Problem(**problem | {"data": json.loads(problem["data"])}),
+        problem=Problem(**problem | {"data": json.loads(problem["data"], object_hook=_unmarked)}),
         sample=row["sample"],
         prompt_ids=tuple(row["prompt_ids"]),
         segments=tuple(

@@ -34,7 +34,9 @@ class MonteCarlo(Credit):
 
     Continuations are sampled from token ids and graded together with the prefix that they
     continue, as in the rollout; `temperature`, `top_p` and `top_k` are the rollout's unless given.
-    They are never trained on.
+    They are never trained on. The gradient is unbiased where a task's boundary depends on what comes
+    before it only: an end token straight behind a boundary belongs to the step before, though other
+    tokens there would begin a new one.
 
     `max_states` bounds the estimated states of an answer, its prompt included: later ones are
     worth the reward that was observed, which gives the steps between them no advantage.
@@ -89,7 +91,11 @@ class MonteCarlo(Credit):
         return [State(trajectory.problem.id, response_ids[:start]) for start in starts]
 
     def _sampling(self, context: GenerationContext) -> SamplingParams:
-        assert context.sampling is not None, "monte_carlo continues what a rollout sampled"
+        if context.sampling is None:
+            raise ValueError(
+                "monte_carlo continues what a policy sampled, and this rollout samples nothing; "
+                "choose single_turn, or credit none for supervised training"
+            )
         return replace(context.sampling, **self._overrides())  # type: ignore[arg-type]
 
     def _sibling_rewards(self, trajectories: Sequence[Trajectory]) -> list[tuple[float, ...]]:

@@ -59,6 +59,9 @@ class SingleTurn(Rollout):
     def run(
         self, context: GenerationContext, problems: Sequence[Problem]
     ) -> tuple[list[Trajectory], Metrics]:
+        # All prompts, not this rank's only: if one does not fit, no rank is left waiting for another.
+        for problem in problems:
+            encoded_prompt(context, problem, self.max_tokens, self.max_prompt_tokens)
         trajectories = sample_answers(
             context,
             rank_share(context, problems),
