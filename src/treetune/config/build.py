@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from treetune.config import remedies, schema
 from treetune.config.errors import ConfigError, ConfigIssue, KeyPath, did_you_mean, dotted
-from treetune.config.explain import Explanation
+from treetune.config.explain import MISSING, Explanation, value_at
 from treetune.config.registrable import Registrable
 
 F = TypeVar("F", bound=Registrable)
@@ -60,7 +60,7 @@ def schema_key(family: type[Registrable], data: Any, path: KeyPath) -> schema.Ke
         if key is None:
             return None
         annotation = key.annotation
-        data = data.get(name) if isinstance(data, dict) else None
+        data = value_at(data, (name,))
     return key
 
 
@@ -183,9 +183,10 @@ class _Builder:
             found = error.errors()[0]
         for step in found["loc"]:  # in a list or object of plain values, name the item that is wrong
             container = schema.item_types(schema.bare(annotation)[0])
-            if container is None or not container[1] or not isinstance(data, dict | list):
+            item = value_at(data, (str(step),))
+            if container is None or not container[1] or item is MISSING:
                 break
-            data = data[step]  # type: ignore[index]
+            data = item
             key = (*key, str(step))
             annotation = container[1][int(step) if container[0] == "tuple" else 0]
         what = f"should be {schema.describe(annotation)}, is {remedies.shown(data)}"

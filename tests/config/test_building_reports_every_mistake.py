@@ -1,0 +1,185 @@
+"""The constructor's signature is the schema, and everything that is wrong is told at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.config.example_parts import Circle, Drawing, Frame, Picture, Square
+
+from treetune.config.build import build, schema_key
+from treetune.config.errors import ConfigError, ConfigIssue
+from treetune.config.explain import Explanation
+from treetune.config.jsonnet import load
+
+RIGHT = {"type": "drawing", "seed": 1, "directory": "x", "shape": {"type": "circle", "radius": 2}}
+
+
+def issues(**changes: Any) -> list[ConfigIssue]:
+    with pytest.raises(ConfigError) as error:
+        build(Picture, {**RIGHT, **changes})
+    return list(error.value.issues)
+
+
+def only_issue(**changes: Any) -> ConfigIssue:
+    (issue,) = issues(**changes)
+    return issue
+
+
+def test_nested_optional_listed_and_named_parts_are_built() -> None:
+    square = {"type": "square"}
+    built = build(
+        Picture,
+        {
+            **RIGHT,
+            "extra": square,
+            "more": [square, {"type": "circle", "radius": 1}],
+            "named": {"a": square},
+            "frame": {"width": 1, "tags": ["a", "b"]},
+            "limit": None,
+        },
+    )
+    assert built == Drawing(
+        seed=1,
+        directory="x",
+        shape=Circle(radius=2.0),
+        extra=Square(),
+        more=(Square(), Circle(radius=1.0)),
+        named={"a": Square()},
+        frame=Frame(width=1.0, tags=("a", "b")),
+    )
+
+
+def test_defaults_are_used_where_nothing_is_set() -> None:
+    assert build(Picture, {**RIGHT, "extra": None}) == build(Picture, RIGHT)
+
+
+def test_a_whole_number_may_stand_for_a_number() -> None:
+    built = build(Picture, {**RIGHT, "scale": 3})
+    assert isinstance(built, Drawing)
+    assert (built.scale, type(built.scale)) == (3.0, float)
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "words"),
+    [
+        ({"seed": "3"}, "seed", "whole number"),
+        ({"seed": True}, "seed", "whole number"),
+        ({"seed": 1.5}, "seed", "whole number"),
+        ({"seed": None}, "seed", "null"),
+        ({"seed": -1}, "seed", "at least 0"),
+        ({"shadow": 1}, "shadow", "true or false"),
+        ({"shadow": "true"}, "shadow", "true or false"),
+        ({"scale": "big"}, "scale", "a number"),
+        ({"scale": True}, "scale", "a number"),
+        ({"directory": 3}, "directory", "a text"),
+        ({"limit": 0}, "limit", "greater than 0 or null"),
+        ({"pair": [1]}, "pair", "exactly 2"),
+        ({"pair": [1, "2"]}, "pair.1", "a number"),
+        ({"shape": "circle"}, "shape", "{type: …}"),
+        ({"shape": {"type": "circle", "radius": 0}}, "shape.radius", "greater than 0"),
+        ({"shape": {"type": "circle", "radius": 1, "colour": "gren"}}, "shape.colour", '"red", "green"'),
+        ({"more": {}}, "more", "a list"),
+        ({"more": [{"type": "square", "side": 0}]}, "more.0.side", "greater than 0"),
+        ({"named": []}, "named", "an object"),
+        ({"named": {"a": {"type": "circle"}}}, "named.a.radius", "missing"),
+        ({"frame": 3}, "frame", "an object"),
+        ({"frame": {"width": 11}}, "frame.width", "at most 10"),
+        ({"frame": {"width": 1, "tags": []}}, "frame.tags", "length at least 1"),
+        ({"frame": {"width": 1, "tags": ["a", 3]}}, "frame.tags.1", "a text"),
+        ({"tile": 3}, "configuration", "no multiple of tile 3"),
+    ],
+)
+def test_one_mistake_is_one_issue_at_its_key(changes: dict[str, Any], key: str, words: str) -> None:
+    issue = only_issue(**changes)
+    assert issue.key == key
+    assert words in issue.what
+
+
+def test_an_unknown_key_is_answered_with_the_nearest_one() -> None:
+    issue = only_issue(shadw=True)
+    assert issue.key == "shadw"
+    assert "did you mean 'shadow'" in str(issue.remedy)
+
+
+def test_a_misspelled_required_key_is_one_mistake() -> None:
+    issue = only_issue(shape={"type": "circle", "radios": 1})
+    assert "did you mean 'radius'" in str(issue.remedy)
+
+
+def test_a_key_of_another_type_is_recognised() -> None:
+    issue = only_issue(shape={"type": "square", "colour": "red"})
+    assert "it is a key of 'circle'" in str(issue.remedy)
+
+
+def test_a_key_that_stands_in_the_wrong_object_is_sent_to_the_right_one() -> None:
+    assert "{shape+: {radius: …}}" in str(only_issue(radius=3).remedy)
+
+
+def test_an_unknown_type_is_answered_with_the_registered_ones() -> None:
+    issue = only_issue(shape={"type": "cirkle"})
+    assert issue.key == "shape.type"
+    assert "did you mean 'circle'? Known: circle, square" in str(issue.remedy)
+
+
+def test_a_missing_type_names_the_choices() -> None:
+    issue = only_issue(shape={"radius": 1})
+    assert issue.key == "shape.type"
+    assert "circle, square" in str(issue.remedy)
+
+
+def test_all_mistakes_are_told_at_once_in_the_order_of_their_keys() -> None:
+    keys = [issue.key for issue in issues(seed="x", shape={"type": "circle", "radius": -1}, zoom=1, extra={})]
+    assert keys == ["extra.type", "seed", "shape.radius", "zoom"]
+
+
+def test_a_constructor_is_not_called_with_wrong_values() -> None:
+    # size % tile would raise a TypeError on these.
+    assert [issue.key for issue in issues(size="8", tile=3)] == ["size"]
+
+
+def test_a_number_in_quotes_is_shown_without_them() -> None:
+    assert only_issue(seed="3").remedy == "write it without quotes: 3"
+
+
+def test_issues_name_the_file_and_line_that_set_the_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.jsonnet").write_text(
+        "{ type: 'drawing', seed: 1, directory: 'x',\n  shape: { type: 'circle', radius: 1 },\n}"
+    )
+    Path("b.jsonnet").write_text("{\n  shape: { type: 'circle' },\n  size: 9,\n}")
+    config = load(["a.jsonnet", "b.jsonnet"], ["{ shadow: 1 }"], {})
+    with pytest.raises(ConfigError) as error:
+        build(Picture, config.data, Explanation(config))
+    shadow, radius = error.value.issues
+    assert shadow.source == "--override"
+    # The commonest slip of all: `shape:` where `shape+:` was meant.
+    assert radius.source == "b.jsonnet:2"
+    assert "a.jsonnet:2 sets it" in str(radius.remedy)
+    assert "`shape+: {…}`" in str(radius.remedy)
+
+
+def test_values_that_do_not_go_together_name_where_each_came_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.jsonnet").write_text(
+        "{ type: 'drawing', seed: 1, directory: 'x', shape: { type: 'square' },\n size: 9 }"
+    )
+    config = load(["a.jsonnet"], [], {})
+    with pytest.raises(ConfigError, match=r"size from a\.jsonnet:2"):
+        build(Picture, config.data, Explanation(config))
+
+
+def test_the_schema_knows_defaults_below_parts_that_are_set() -> None:
+    data = {**RIGHT, "more": [{"type": "square"}], "frame": {}}
+    side = schema_key(Picture, data, ("more", "0", "side"))
+    tags = schema_key(Picture, data, ("frame", "tags"))
+    assert side is not None
+    assert side.default == 1
+    assert tags is not None
+    assert tags.default == ("plain",)
+    assert schema_key(Picture, data, ("shape", "nothing")) is None

@@ -1,0 +1,147 @@
+"""`explain_config` tells which files set a key, in the order in which they are merged."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from treetune.config import lexer
+from treetune.config.explain import COMPUTED, MISSING, Explanation, key_paths
+from treetune.config.jsonnet import load
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def write(**files: str) -> None:
+    for name, text in files.items():
+        Path(f"{name}.jsonnet").write_text(text)
+
+
+def explained(
+    key: str, *configs: str, overrides: tuple[str, ...] = (), **environ: str
+) -> list[tuple[str, Any]]:
+    config = load([f"{name}.jsonnet" for name in configs], overrides, environ)
+    return [(setting.place, setting.value) for setting in Explanation(config).settings(tuple(key.split(".")))]
+
+
+def test_settings_come_in_the_order_of_merging_with_lines() -> None:
+    write(a="{\n  t: { x: 1 },\n}", b="{ t+: { x: 2 } }")
+    assert explained("t.x", "a", "b", overrides=("{ t+: { x: 3 } }",)) == [
+        ("a.jsonnet:2", 1),
+        ("b.jsonnet:1", 2),
+        ("--override", 3),
+    ]
+
+
+def test_the_environment_is_a_place_like_any_other() -> None:
+    write(a="{ seed: 1 }")
+    assert explained("seed", "a", APP_SEED="5")[-1] == ("environment variable APP_SEED", 5)
+
+
+def test_imports_come_before_what_the_file_adds_to_them() -> None:
+    write(base="{ x: 1 }", a="(import 'base.jsonnet') + { x: 2 }")
+    assert [place for place, _ in explained("x", "a")] == ["base.jsonnet:1", "a.jsonnet:1"]
+
+
+def test_an_import_that_is_added_on_the_right_comes_last() -> None:
+    write(late="{ x: 1 }", a="{ x: 2, t: { y: 1 } } + (import 'late.jsonnet')")
+    assert [place for place, _ in explained("x", "a")] == ["a.jsonnet:1", "late.jsonnet:1"]
+
+
+def test_an_import_below_a_key_sets_the_keys_below_it() -> None:
+    write(ppo="{ clip: 0.2 }", a="{ t: { objective: (import 'ppo.jsonnet') + { k: 1 } } }")
+    assert explained("t.objective.clip", "a") == [("ppo.jsonnet:1", 0.2)]
+    assert explained("t.objective", "a") == [("ppo.jsonnet", {"clip": 0.2}), ("a.jsonnet:1", {"k": 1})]
+
+
+def test_a_local_name_of_an_import_is_followed() -> None:
+    write(base="{ x: 1 }", a="local base = import 'base.jsonnet';\nbase { x+: 1 }")
+    assert explained("x", "a") == [("base.jsonnet:1", 1), ("a.jsonnet:2", COMPUTED)]
+
+
+def test_a_library_is_called_and_not_merged() -> None:
+    Path("lib.libsonnet").write_text("{ double(x): 2 * x }")
+    write(a="local lib = import 'lib.libsonnet';\n{ x: lib.double(4) }")
+    assert explained("x", "a") == [("a.jsonnet:2", 8)]
+
+
+def test_a_value_that_leans_on_other_files_is_called_computed() -> None:
+    write(a="{ n: 2 }", b="{ x: $.n * 10,\n  y: 1 }", c="{ x: super.x + 1 }")
+    assert explained("x", "a", "b", "c") == [("b.jsonnet:1", COMPUTED), ("c.jsonnet:1", COMPUTED)]
+    assert explained("y", "a", "b", "c") == [("b.jsonnet:2", 1)]
+
+
+def test_a_value_that_alone_would_be_another_is_called_computed() -> None:
+    write(a="{ n: 2, x: $.n * 10 }", b="{ n: 3 }")
+    assert explained("x", "a", "b") == [("a.jsonnet:1", COMPUTED)]
+
+
+def test_a_key_in_a_list_is_found() -> None:
+    write(item="{ x: 1 }", a="{ rows: [{ x: 0 }, import 'item.jsonnet'] }")
+    assert explained("rows.1.x", "a") == [("item.jsonnet:1", 1)]
+
+
+def test_the_same_file_merged_twice_is_listed_twice() -> None:
+    write(base="{ x: 1 }", a="(import 'base.jsonnet') + { x: 2 }")
+    assert [place for place, _ in explained("x", "a", "base")] == [
+        "base.jsonnet:1",
+        "a.jsonnet:1",
+        "base.jsonnet:1",
+    ]
+
+
+def test_imports_in_comments_and_texts_are_none() -> None:
+    comments = "// import 'a'\n/* import 'b' */ # import 'c'\n"
+    texts = """{ x: 'import "d"', y: import "e", z: |||\n  import 'f'\n||| }"""
+    assert lexer.imports(comments + texts) == ["e"]
+
+
+@given(st.text(alphabet="{}'\"|/*#@\\:+ \nab,", max_size=60))
+def test_any_text_can_be_searched(text: str) -> None:
+    lexer.imports(text)
+    lexer.field_line(text, ("a",))
+    assert sum(1 for _ in lexer.tokens(text)) <= len(text)
+
+
+_OBJECTS = st.recursive(
+    st.integers(0, 9), lambda inner: st.dictionaries(st.sampled_from("abc"), inner, max_size=3), max_leaves=6
+).filter(lambda value: isinstance(value, dict))
+
+
+def _merging(value: Any) -> str:
+    """An object literal whose nested objects merge (`+:`) with what is below them."""
+    if not isinstance(value, dict):
+        return json.dumps(value)
+    fields = (f"{k}{'+' if isinstance(v, dict) else ''}: {_merging(v)}" for k, v in value.items())
+    return "{" + ", ".join(fields) + "}"
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(_OBJECTS, min_size=1, max_size=4))
+def test_the_last_setting_of_a_leaf_is_its_value(layers: list[dict[str, Any]]) -> None:
+    for number, layer in enumerate(layers):
+        nested = f"(import '{number - 1}.jsonnet') + " if number else ""
+        Path(f"{number}.jsonnet").write_text(nested + _merging(layer))
+    try:
+        config = load([f"{len(layers) - 1}.jsonnet"], [], {})
+    except ValueError:
+        return  # a number and an object do not add
+    explanation = Explanation(config)
+    for path in key_paths(config.data):
+        value = explanation.value(path)
+        places = explanation.settings(path)
+        assert value is not MISSING
+        assert places, path
+        assert places[-1].source.endswith(".jsonnet")
+        if not isinstance(value, dict):
+            assert places[-1].value == value
+            setters = [n for n, layer in enumerate(layers) if path in key_paths(layer)]
+            assert [place.source for place in places] == [f"{n}.jsonnet" for n in setters]
