@@ -73,6 +73,14 @@ def test_each_distinct_prefix_is_continued_once_across_all_ranks(world_size: int
     assert max(shares) - min(shares) <= 1
 
 
+def test_states_are_dealt_in_an_order_that_processes_with_other_hash_seeds_share() -> None:
+    engine = mdp.TabularEngine()
+    rollout_then_credit(mdp.context(engine=engine))
+    dealt = [request.prompt_ids for request in engine.requests if request.n == 3]
+    assert len(dealt) > 10
+    assert dealt == sorted(dealt)
+
+
 def test_equal_prefixes_of_two_problems_are_two_states() -> None:
     answer = next(iter(mdp.answers()))
     engine = mdp.TabularEngine()
