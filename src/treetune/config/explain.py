@@ -9,16 +9,17 @@ stand alone: it is then reported as having *computed* the value, never guessed a
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from treetune.config import lexer
 from treetune.config.errors import ConfigError, KeyPath
-from treetune.config.jsonnet import Config, Layer, evaluate, find_file, read_layer
+from treetune.config.jsonnet import TOTAL, Config, Importer, Layer, evaluate, find_file, locations, read_layer
 
 _MARK = "<import> "
+_LAYER = "<layer> "
 _SENTINEL = "<set by the import>"
 
 _WALK = """
@@ -64,7 +65,8 @@ class Explanation:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._files: dict[Path, Layer] = {}
-        self._keys: dict[tuple[Layer, KeyPath], list[str] | None] = {}
+        self._alone: dict[Layer, Any] | None = None
+        self._probes: dict[tuple[Layer, str, KeyPath], Any] = {}
 
     def value(self, key: KeyPath) -> Any:
         """The value in the evaluated object, or MISSING."""
@@ -91,16 +93,13 @@ class Explanation:
     def _in_layer(self, layer: Layer, key: KeyPath, active: tuple[Layer, ...]) -> list[Setting]:
         if layer in active:
             return []
-        names = lexer.imports(layer.text)
         before: list[Setting] = []
         after: list[Setting] = []
         own = self._own(layer, key)
         for depth in range(len(key) + 1):
-            for name in self._mounted(layer, key[:depth], names):
-                imported = self._imported(layer, name)
-                rest = key[depth:]
-                inner = self._in_layer(imported, rest, (*active, layer)) if imported else []
-                wins = own and inner and rest and self._import_wins(layer, name, key, rest)
+            for name, imported in self._mounted(layer, key[:depth]):
+                inner = self._in_layer(imported, key[depth:], (*active, layer))
+                wins = own and inner and self._import_wins(layer, name, key, key[depth:])
                 (after if wins else before).extend(inner)
         return before + own + after
 
@@ -108,78 +107,128 @@ class Explanation:
         """What the file sets itself, without its imports."""
         line = lexer.field_line(layer.text, key) if key and layer.path else None
         if key:
-            keys = self._fields(layer, key[:-1])
-            if keys is None:
+            names = self._names(layer, key[:-1])
+            if names is None:
                 known = lexer.mentions(layer.text, key[-1])
                 return [Setting(layer.name, line, COMPUTED)] if known else []
-            if key[-1] not in keys:
+            if key[-1] not in names:
                 return []
-        try:
-            value = self._probe(layer, "at", key)
-        except RuntimeError:
-            return [Setting(layer.name, line, COMPUTED)]
+        value = self._value(layer, key)
         if isinstance(value, dict) and any(name.startswith(_MARK) for name in value):
             value = {name: item for name, item in value.items() if not name.startswith(_MARK)}
             if not value:
                 return []
         return [Setting(layer.name, line, _without_marks(value))]
 
-    def _mounted(self, layer: Layer, prefix: KeyPath, names: Sequence[str]) -> list[str]:
+    def _mounted(self, layer: Layer, prefix: KeyPath) -> Iterator[tuple[str, Layer]]:
         """The imports whose content is merged into the object at `prefix`, in textual order."""
-        fields = self._fields(layer, prefix) if names else None
-        return [name for name in names if _MARK + name in (fields or ())]
+        names = self._names(layer, prefix) or ()
+        for name, imported in self._imports(layer):
+            if _MARK + name in names:
+                yield name, imported
 
-    def _fields(self, layer: Layer, prefix: KeyPath) -> list[str] | None:
-        """Keys (and marks) of the object at `prefix`; None where the file can't stand alone."""
-        if (layer, prefix) not in self._keys:
+    def _names(self, layer: Layer, prefix: KeyPath) -> list[str] | None:
+        """Keys (and marks) of the object at `prefix`; None where the file can't tell them alone."""
+        alone = self._whole(layer)
+        if alone is MISSING:
+            names = self._probe(layer, "keys(at)", prefix)
+            return None if names is COMPUTED else names
+        here = value_at(alone, prefix)
+        if isinstance(here, list):
+            return [str(index) for index in range(len(here))]
+        return list(here) if isinstance(here, dict) else []
+
+    def _value(self, layer: Layer, key: KeyPath) -> Any:
+        alone = self._whole(layer)
+        return self._probe(layer, "at", key) if alone is MISSING else value_at(alone, key)
+
+    def _whole(self, layer: Layer) -> Any:
+        """The file's own object with marks, or MISSING where it can't be evaluated as a whole.
+
+        Each evaluation costs tens of milliseconds whatever its size, so all files share one; a
+        file that fails is left out and the others are tried again.
+        """
+        if self._alone is None:
+            left = self._graph()
+            self._alone = {}
+            while left:
+                text = ", ".join(f"'{number}': import '{_LAYER}{number}'" for number in range(len(left)))
+                try:
+                    values = evaluate(TOTAL, f"{{{text}}}", self._config.variables, self._importer(left))
+                except RuntimeError as error:
+                    names = [file for file, _, _ in locations(str(error))]
+                    failed = [one for name in names for one in left if one.import_name == name]
+                    left = [one for one in left if one is not failed[0]] if failed else []
+                else:
+                    self._alone = {one: values[str(number)] for number, one in enumerate(left)}
+                    break
+        return self._alone.get(layer, MISSING)
+
+    def _graph(self) -> list[Layer]:
+        """Every layer and every file that one of them imports, directly or not."""
+        found = list(dict.fromkeys(self._config.layers))
+        for layer in found:  # grows while it is gone through
+            found += [imported for _, imported in self._imports(layer) if imported not in found]
+        return found
+
+    def _imports(self, layer: Layer) -> list[tuple[str, Layer]]:
+        found = []
+        for name in _merged_imports(layer):
             try:
-                self._keys[layer, prefix] = self._probe(layer, "keys(at)", prefix)
-            except RuntimeError:
-                self._keys[layer, prefix] = None
-        return self._keys[layer, prefix]
+                path = find_file(name, layer.directory)
+                if path not in self._files:
+                    self._files[path] = read_layer(path)
+            except ConfigError:
+                continue  # evaluation never needed it, or it would have ended there
+            found.append((name, self._files[path]))
+        return found
 
     def _import_wins(self, layer: Layer, name: str, key: KeyPath, rest: KeyPath) -> bool:
         """Whether an import is added to the right of the file's own object."""
+        if not rest:
+            return False
         content = json.dumps(_SENTINEL)
         for part in reversed(rest):
-            content = (
-                f"{{{json.dumps(part)}+: {content}}}"
-                if content[0] == "{"
-                else f"{{{json.dumps(part)}: {content}}}"
-            )
-        try:
-            return bool(self._probe(layer, "at", key, {name: content}) == _SENTINEL)
-        except RuntimeError:
-            return False
+            merges = "+" if content.startswith("{") else ""
+            content = f"{{{json.dumps(part)}{merges}: {content}}}"
+        return bool(self._probe(layer, "at", key, {name: content}) == _SENTINEL)
 
     def _probe(self, layer: Layer, result: str, path: KeyPath, instead: dict[str, str] | None = None) -> Any:
-        replaced = {
-            name: json.dumps({_MARK + name: None})
-            for name in lexer.imports(layer.text)
-            if not name.endswith(".libsonnet")  # a library is not merged in: its functions are called
-        } | (instead or {})
+        """One expression about what lies at `path` of a file alone; COMPUTED where that fails."""
+        question = (layer, result + json.dumps(instead), path)
+        if question not in self._probes:
+            steps = [{"key": part, "index": int(part) if part.isdecimal() else -1} for part in path]
+            text = (
+                f"local file = import '{_LAYER}0';\n{_WALK}"
+                f"local at = std.foldl(step, {json.dumps(steps)}, file);\n{result}"
+            )
+            try:
+                answer = evaluate(TOTAL, text, self._config.variables, self._importer([layer], instead))
+            except RuntimeError:
+                answer = COMPUTED
+            self._probes[question] = answer
+        return self._probes[question]
+
+    def _importer(self, layers: Sequence[Layer], instead: Mapping[str, str] | None = None) -> Importer:
+        """Gives the layers by number, and a marked object for what they import."""
+        marked = {name: json.dumps({_MARK + name: None}) for one in layers for name in _merged_imports(one)}
+        marked |= instead or {}
 
         def importer(directory: str, name: str) -> tuple[str, bytes]:
-            if name in replaced:
-                return f"<marked>/{name}", replaced[name].encode()
-            path = find_file(name, Path(directory) if directory else layer.directory)
+            if name.startswith(_LAYER):
+                layer = layers[int(name.removeprefix(_LAYER))]
+                return layer.import_name, layer.text.encode()
+            if name in marked:
+                return f"<marked>/{name}", marked[name].encode()
+            path = find_file(name, Path(directory or "."))
             return str(path), path.read_bytes()
 
-        steps = [{"key": part, "index": int(part) if part.isdecimal() else -1} for part in path]
-        text = (
-            f"local file = (\n{layer.text}\n);\n{_WALK}"
-            f"local at = std.foldl(step, {json.dumps(steps)}, file);\n{result}"
-        )
-        return evaluate(str(layer.path or layer.name), text, self._config.variables, importer)
+        return importer
 
-    def _imported(self, layer: Layer, name: str) -> Layer | None:
-        try:
-            path = find_file(name, layer.directory)
-            if path not in self._files:
-                self._files[path] = read_layer(path)
-        except ConfigError:
-            return None
-        return self._files[path]
+
+def _merged_imports(layer: Layer) -> list[str]:
+    # A library is not merged in: its functions are called.
+    return [name for name in lexer.imports(layer.text) if not name.endswith(".libsonnet")]
 
 
 def value_at(data: Any, key: KeyPath) -> Any:

@@ -24,8 +24,14 @@ ENVIRONMENT_KEYS = {
 }
 """Root keys that an environment variable sets, over the files and under the overrides."""
 
+TOTAL = "--configs"
+"""The name, in Jsonnet's messages, of the text that adds the layers."""
+
 LARGEST_WHOLE = 2**53
 """Jsonnet's numbers are doubles: whole numbers beyond this would change silently."""
+
+Importer = Callable[[str, str], tuple[str, bytes]]
+"""From the importing file's folder and the import's text to a name and the content."""
 
 _LOCATION = r"(?P<file>[^\t\n]+?):\(?(?P<line>\d+):(?P<column>\d+)\)?(?:-[\d():]+)?"
 _STATIC = re.compile(rf"STATIC ERROR: {_LOCATION}: (?P<what>.*)", re.DOTALL)
@@ -45,6 +51,11 @@ class Layer:
     def directory(self) -> Path:
         """What the layer's imports are relative to."""
         return self.path.parent if self.path else Path.cwd()
+
+    @property
+    def import_name(self) -> str:
+        """What the layer is called in Jsonnet's messages."""
+        return str(self.path or self.name)
 
 
 @dataclass(frozen=True)
@@ -81,9 +92,7 @@ def load(
     return Config(data, tuple(layers), variables)
 
 
-def evaluate(
-    name: str, text: str, variables: Mapping[str, str], importer: Callable[[str, str], tuple[str, bytes]]
-) -> Any:
+def evaluate(name: str, text: str, variables: Mapping[str, str], importer: Importer) -> Any:
     """One Jsonnet text as plain data; RuntimeError with Jsonnet's own message."""
     return json.loads(
         _jsonnet.evaluate_snippet(name, text, ext_vars=dict(variables), import_callback=importer)
@@ -117,7 +126,7 @@ def shown(path: Path | str) -> str:
 
 
 def _evaluate_sum(layers: Sequence[Layer], variables: Mapping[str, str]) -> Any:
-    texts = {_import_name(layer): layer.text for layer in layers}
+    texts = {layer.import_name: layer.text for layer in layers}
     missing_file: list[ConfigIssue] = []
 
     def importer(directory: str, name: str) -> tuple[str, bytes]:
@@ -130,11 +139,11 @@ def _evaluate_sum(layers: Sequence[Layer], variables: Mapping[str, str]) -> Any:
             raise
         return str(path), path.read_bytes()
 
-    total = " + ".join(f"(import {json.dumps(name)})" for name in map(_import_name, layers))
+    total = " + ".join(f"(import {json.dumps(layer.import_name)})" for layer in layers)
     known, unset = dict(variables), []
     while True:
         try:
-            data = evaluate("--configs", total, known, importer)
+            data = evaluate(TOTAL, total, known, importer)
         except RuntimeError as error:
             variable = _MISSING_VARIABLE.search(str(error))
             if variable and variable[1] not in known:
@@ -148,10 +157,6 @@ def _evaluate_sum(layers: Sequence[Layer], variables: Mapping[str, str]) -> Any:
         if unset:
             raise ConfigError(unset)
         return data
-
-
-def _import_name(layer: Layer) -> str:
-    return str(layer.path or layer.name)
 
 
 def _environment_layers(environ: Mapping[str, str], keys: Sequence[str]) -> list[Layer]:
@@ -183,7 +188,7 @@ def _bad_variable(variable: str, value: str, should: str, remedy: str) -> Config
 
 
 def _missing_variable(variable: str, message: str) -> ConfigIssue:
-    location = _first_location(message)
+    location = next(iter(locations(message)), None)
     remedy = f"export {variable}=…"
     if not variable.startswith("APP_"):
         remedy = f"only variables named APP_… reach a configuration: use std.extVar('APP_{variable}') there"
@@ -192,7 +197,7 @@ def _missing_variable(variable: str, message: str) -> ConfigIssue:
 
 
 def _jsonnet_issue(message: str, texts: Mapping[str, str], missing: Sequence[ConfigIssue]) -> ConfigIssue:
-    location = _first_location(message)
+    location = next(iter(locations(message)), None)
     where = f"{shown(location[0])}:{location[1]}" if location else None
     if "couldn't open import" in message and missing:
         where = f"imported in {where}; {missing[0].source}" if where else missing[0].source
@@ -206,14 +211,12 @@ def _jsonnet_issue(message: str, texts: Mapping[str, str], missing: Sequence[Con
     return ConfigIssue(f"Jsonnet: {what.strip()}", where, None, remedy, excerpt)
 
 
-def _first_location(message: str) -> tuple[str, int, int] | None:
-    """File, line and column of the innermost frame that is a user's text."""
+def locations(message: str) -> list[tuple[str, int, int]]:
+    """File, line and column of every frame of Jsonnet's message that is a user's text, innermost first."""
     static = _STATIC.match(message)
     frames = [static] if static else list(_FRAME.finditer(message))
-    for frame in frames:
-        if frame["file"] not in ("--configs", "std", "<std>"):
-            return frame["file"], int(frame["line"]), int(frame["column"])
-    return None
+    found = [(frame["file"], int(frame["line"]), int(frame["column"])) for frame in frames]
+    return [frame for frame in found if frame[0] not in (TOTAL, "std", "<std>")]
 
 
 def _excerpt(file: str, line: int, column: int, texts: Mapping[str, str]) -> str | None:
