@@ -1,0 +1,236 @@
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from treetune.tasks.addition_chain import AdditionChain
+from treetune.tasks.arithmetic import SLIPS, Line, WrittenArithmetic
+from treetune.tasks.graders.final_answer import FinalAnswer
+from treetune.tasks.multiplication import Multiplication
+from treetune.vocabulary import Problem
+
+SMALL = {"train_size": 60, "validation_size": 10, "test_size": 20}
+SPLITS = ("train", "validation", "test")
+
+
+def problem_of(task: WrittenArithmetic, *numbers: int) -> Problem:
+    product = isinstance(task, Multiplication)
+    gold = eval((" * " if product else " + ").join(map(str, numbers)))
+    return Problem(id="test/0", prompt="", gold=str(gold), data={"numbers": numbers})
+
+
+tasks = st.one_of(
+    st.builds(
+        AdditionChain,
+        count=st.integers(2, 6),
+        digits=st.integers(2, 4),
+        seed=st.integers(),
+        train_size=st.integers(1, 300),
+        validation_size=st.integers(1, 30),
+        test_size=st.integers(1, 30),
+    ),
+    st.builds(
+        Multiplication,
+        factors=st.integers(2, 8),
+        digits=st.integers(2, 4),
+        seed=st.integers(),
+        train_size=st.integers(1, 300),
+        validation_size=st.integers(1, 30),
+        test_size=st.integers(1, 30),
+    ),
+)
+
+
+@given(tasks)
+@settings(max_examples=30, deadline=None)
+def test_splits_have_their_sizes_and_never_share_a_problem(task: WrittenArithmetic) -> None:
+    seen: set[Sequence[int]] = set()
+    for split in SPLITS:
+        problems = task.problems(split)
+        assert len(problems) == getattr(task, f"{split}_size")
+        seen |= {tuple(sorted(problem.data["numbers"])) for problem in problems}
+    assert len(seen) == task.train_size + task.validation_size + task.test_size
+
+
+def test_all_problems_there_are_can_be_used_and_one_more_is_refused() -> None:
+    # 45 pairs of the numbers from 1 to 9, in any order.
+    task = AdditionChain(count=2, digits=1, train_size=35, validation_size=5, test_size=5)
+    assert len({p.gold for split in SPLITS for p in task.problems(split)}) == 17
+    with pytest.raises(ValueError, match="is 46, but there are only 45 different problems"):
+        AdditionChain(count=2, digits=1, train_size=36, validation_size=5, test_size=5)
+
+
+@pytest.mark.parametrize("digits", [2, 4])
+def test_held_out_problems_stay_when_the_training_set_grows(digits: int) -> None:
+    small, large = (
+        AdditionChain(count=2, digits=digits, **SMALL | {"train_size": size}) for size in (50, 500)
+    )
+    for split in ("validation", "test"):
+        assert small.problems(split) == large.problems(split)
+    assert large.problems("train")[:50] == small.problems("train")
+
+
+def test_another_seed_gives_other_problems() -> None:
+    assert AdditionChain(**SMALL).problems("test") != AdditionChain(seed=1, **SMALL).problems("test")
+
+
+def test_an_unknown_split_is_refused() -> None:
+    with pytest.raises(ValueError, match="no split 'dev'"):
+        AdditionChain(**SMALL).problems("dev")  # type: ignore[arg-type]
+
+
+def test_solutions_are_written_as_documented() -> None:
+    addition, multiplication = AdditionChain(), Multiplication(factors=3)
+    assert addition.demonstration(problem_of(addition, 12, 34, 56, 78), 0) == "46\n102\n180\n#180"
+    assert multiplication.demonstration(problem_of(multiplication, 23, 40, 17), 0) == (
+        "23*40=920\n920*10=9200\n920*7=6440\n9200+6440=15640\n#15640"
+    )
+    prompts = [task.problems("train")[0].prompt for task in (addition, multiplication)]
+    assert re.fullmatch(r"\d\d(\+\d\d){3}=\n", prompts[0])
+    assert re.fullmatch(r"\d\d(\*\d\d){2}=\n", prompts[1])
+
+
+@given(tasks)
+@settings(max_examples=30, deadline=None)
+def test_a_teacher_without_noise_is_right_and_keeps_to_the_alphabet(task: WrittenArithmetic) -> None:
+    for problem in task.problems("test"):
+        solution = task.demonstration(problem, 0)
+        assert task.grader.grade(solution, problem).reward == 1.0
+        assert set(problem.prompt + solution) <= set(task.alphabet())
+
+
+@pytest.mark.parametrize("digits", [1, 2, 3])
+def test_a_teacher_that_always_slips_goes_on_from_the_wrong_value(digits: int) -> None:
+    task = Multiplication(factors=3, digits=digits, demonstration_noise=1.0, **SMALL | {"train_size": 5})
+    for problem in task.problems("test"):
+        *lines, answer = task.demonstration(problem, 1).split("\n")
+        for line in lines:
+            asked, written = line.split("=")
+            assert int(written) - eval(asked) in SLIPS
+        assert answer == f"#{written}"
+        assert task.grader.grade(answer, problem).reward == 0.0
+
+
+def test_demonstrations_differ_with_the_seed_only() -> None:
+    task = AdditionChain(demonstration_noise=0.5, **SMALL)
+    problem = task.problems("train")[0]
+    solutions = [task.demonstration(problem, seed) for seed in range(20)]
+    assert len(set(solutions)) > 5
+    assert solutions == [task.demonstration(problem, seed) for seed in range(20)]
+
+
+@given(st.text())
+def test_step_boundaries_lose_nothing_of_any_text(response: str) -> None:
+    boundaries = AdditionChain().step_boundaries(response)
+    assert boundaries[0] == 0
+    assert boundaries[-1] == len(response)
+    assert all(a < b for a, b in itertools.pairwise(boundaries))
+    steps = [response[a:b] for a, b in itertools.pairwise(boundaries)]
+    assert "".join(steps) == response
+    assert all("\n" not in step[:-1] for step in steps)
+
+
+def _solution_with(
+    task: WrittenArithmetic, problem: Problem, prefix: Sequence[int], slips: Sequence[int]
+) -> int:
+    """The answer that comes of these numbers first, and these slips after them."""
+    numbers, errors = iter(prefix), iter(slips)
+
+    def write(line: Line) -> int:
+        number = next(numbers, None)
+        return line.value + next(errors) if number is None else number
+
+    return task._written(problem, write)[-1][1]
+
+
+def chance_by_enumeration(task: WrittenArithmetic, problem: Problem, prefix: list[int]) -> float:
+    """The chance to end right after lines with these numbers, over all ways to slip in the others."""
+    lines = task._written(problem, lambda line: line.value)
+    chance = 0.0
+    for slips in itertools.product((0, *SLIPS), repeat=len(lines) - len(prefix)):
+        written = _solution_with(task, problem, prefix, slips)
+        if str(written) == problem.gold:
+            noise = task.demonstration_noise
+            slipped = sum(slip > 0 for slip in slips)
+            chance += (noise / len(SLIPS)) ** slipped * (1 - noise) ** (len(slips) - slipped)
+    return chance
+
+
+@given(
+    st.sampled_from([(12, 34), (12, 34, 56, 78), (99, 10, 47, 10, 23)]),
+    st.lists(st.sampled_from([-33, -21, -20, -11, -10, -2, -1, 0, 0, 0, 1, 10]), max_size=4),
+    st.floats(0, 1),
+    st.booleans(),
+)
+@settings(deadline=None)
+def test_the_teachers_value_is_exact_after_any_prefix(
+    numbers: tuple[int, ...], errors: list[int], noise: float, product: bool
+) -> None:
+    task: WrittenArithmetic
+    if product:
+        task = Multiplication(factors=3, demonstration_noise=noise)
+        numbers = numbers[:3] if len(numbers) >= 3 else (*numbers, 20)
+    else:
+        task = AdditionChain(demonstration_noise=noise)
+    problem = problem_of(task, *numbers)
+    error = iter(errors)
+    lines = task._written(problem, lambda line: line.value + next(error, 0))
+    prefix = lines[: len(errors)]
+    text = "".join(f"{line.lead}{value}\n" for line, value in prefix)
+    exact = chance_by_enumeration(task, problem, [value for _, value in prefix])
+    assert task.teacher_value(problem, text) == pytest.approx(exact, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    "task",
+    [AdditionChain(demonstration_noise=0.12, **SMALL), Multiplication(demonstration_noise=0.12, **SMALL)],
+    ids=["addition", "multiplication"],
+)
+def test_the_teachers_value_is_how_often_it_is_right(task: WrittenArithmetic) -> None:
+    problem = task.problems("train")[0]
+    value = task.teacher_value(problem, "")
+    steps = task.demonstration(problem, 0).count("\n")
+    assert value == pytest.approx(0.88**steps)
+    right = sum(task.grader.grade(task.demonstration(problem, seed), problem).reward for seed in range(4000))
+    assert abs(right / 4000 - value) < 4 * (value * (1 - value) / 4000) ** 0.5
+
+
+def test_values_follow_a_solution_from_step_to_step() -> None:
+    task = AdditionChain(demonstration_noise=0.1)
+    problem = problem_of(task, 12, 34, 56, 78)
+    assert task.teacher_value(problem, "46\n") == pytest.approx(0.81)
+    assert task.teacher_value(problem, "46\n102\n180\n") == 1.0
+    assert task.teacher_value(problem, "46\n112\n") == 0.0
+    assert task.teacher_value(problem, "46\n92\n") == pytest.approx(0.05)  # a slip by 10 makes up for it
+    assert task.teacher_value(problem, "46\n102\n180\n#180") == 1.0
+    assert task.teacher_value(problem, "46\n#180") == 1.0
+    assert task.teacher_value(problem, "46\n#46") == 0.0
+
+
+def test_values_are_exact_and_quick_however_many_steps_are_left() -> None:
+    task = Multiplication(factors=8, digits=4, demonstration_noise=0.1)
+    problem = problem_of(task, 1641, 2711, 2609, 3178, 2996, 8673, 6672, 9155)
+    left = task.demonstration(problem, 0).count("\n") - 1
+    # Six lines are left before the next factor, which multiplies what is missing beyond repair:
+    # two of them have to be too large by 10 and one by 1, or they cannot make up for it at all.
+    value = task.teacher_value(problem, f"1641*2000={1641 * 2000 - 21}\n")
+    assert value == pytest.approx(60 * 0.05**3 * 0.9 ** (left - 3))
+    assert task.teacher_value(problem, f"1641*2000={1641 * 2000 - 8}\n") == 0.0
+    assert task.teacher_value(problem, "1641*2000=0\n") == 0.0
+
+
+@pytest.mark.parametrize("prefix", ["46", "46\n102", "46\n\n", "x\n", "46+56=102\n", "1\n2\n3\n4\n", "-46\n"])
+def test_a_prefix_that_is_no_complete_steps_has_no_value(prefix: str) -> None:
+    task = AdditionChain()
+    with pytest.raises(ValueError, match=r"prefix|no step"):
+        task.teacher_value(problem_of(task, 12, 34, 56, 78), prefix)
+
+
+def test_the_grader_that_a_task_was_given_grades() -> None:
+    task = AdditionChain(grader=FinalAnswer(marker="##"), **SMALL)
+    assert task.grader == FinalAnswer(marker="##")
