@@ -1,0 +1,94 @@
+"""A tiny model, made-up episodes, and the launch of several ranks, for tests of the trainer."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from treetune.vocabulary import Episode
+
+VOCABULARY = 24
+DEADLINE_S = 300
+
+
+def tiny_model(seed: int = 0, tied: bool = False):
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+        tie_word_embeddings=tied,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return LlamaForCausalLM(config).float()
+
+
+def episodes(count: int = 16, seed: int = 0, with_injected: bool = True) -> list[Episode]:
+    """Episodes of all lengths, some with injected (untrained) tokens, with random advantages."""
+    draw = random.Random(seed)
+    made = []
+    for i in range(count):
+        prompt = tuple(draw.randrange(VOCABULARY) for _ in range(draw.randint(1, 6)))
+        response = tuple(draw.randrange(VOCABULARY) for _ in range(draw.randint(1, 20)))
+        trained = [not with_injected or draw.random() < 0.8 for _ in response]
+        trained[-1] = True
+        made.append(
+            Episode(
+                prompt_ids=prompt,
+                response_ids=response,
+                trained=tuple(trained),
+                reward=float(draw.random() < 0.5),
+                group=f"p{i // 4}",
+                trajectory=f"p{i // 4}#{i % 4}",
+                policy_version=0,
+                advantages=tuple(draw.gauss(0, 1) for _ in response),
+                behaviour_logprobs=tuple(-3 + 0.1 * draw.random() for _ in response),
+            )
+        )
+    return made
+
+
+def one_rank():
+    import torch
+
+    from treetune.trainers.ranks import Ranks
+
+    torch.use_deterministic_algorithms(False)
+    return Ranks.join(deadline_s=60)
+
+
+def launch(program: Path, arguments: Sequence[str], ranks: int) -> None:
+    """Runs a Python program on several ranks with DeepSpeed's launcher."""
+    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
+    environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+    command = [
+        str(Path(sys.executable).parent / "deepspeed"),
+        "--no_local_rank",
+        f"--num_gpus={ranks}",
+        f"--master_port={free_port()}",
+        str(program),
+        *arguments,
+    ]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
