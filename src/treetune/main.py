@@ -182,14 +182,15 @@ def _build(config: Config, command: str) -> Registrable:
 
 
 def _explain(config: Config, name: str) -> int:
-    from treetune.config.build import schema_key
+    from treetune.config.build import keys_at
     from treetune.config.errors import ConfigError, ConfigIssue, dotted, nearest
     from treetune.config.explain import MISSING, Explanation, key_paths
 
     path = tuple(name.split("."))
     explanation = Explanation(config)
     value, settings = explanation.value(path), explanation.settings(path)
-    declared = schema_key(_family(config), config.data, path)
+    siblings = keys_at(_family(config), config.data, path[:-1])
+    declared = siblings.get(path[-1])
     if value is not MISSING:
         _say(f"{name} = {_as_text(value)}")
     elif declared and not declared.required:
@@ -199,7 +200,8 @@ def _explain(config: Config, name: str) -> int:
     elif declared:
         _say(f"{name} is not set, and has no default")
     else:
-        near = nearest(name, [dotted(known) for known in key_paths(config.data)], count=3)
+        known = {*key_paths(config.data), *((*path[:-1], sibling) for sibling in siblings)}
+        near = nearest(name, sorted(map(dotted, known)), count=3)
         remedy = f"did you mean {' or '.join(near)}?" if near else "print_config shows all of them"
         raise ConfigError([ConfigIssue("there is no such key", name, remedy=remedy)])
     for line in _places(explanation, settings):

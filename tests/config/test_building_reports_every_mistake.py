@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.config.example_parts import Circle, Drawing, Frame, Picture, Square
 
-from treetune.config.build import build, schema_key
+from treetune.config.build import build, keys_at
 from treetune.config.errors import ConfigError, ConfigIssue
 from treetune.config.explain import Explanation
 from treetune.config.jsonnet import load
@@ -120,7 +120,7 @@ def test_a_key_that_stands_in_the_wrong_object_is_sent_to_the_right_one() -> Non
 def test_an_unknown_type_is_answered_with_the_registered_ones() -> None:
     issue = only_issue(shape={"type": "cirkle"})
     assert issue.key == "shape.type"
-    assert "did you mean 'circle'? Known: circle, square" in str(issue.remedy)
+    assert "did you mean 'circle'? Types of shape: circle, square" in str(issue.remedy)
 
 
 def test_a_missing_type_names_the_choices() -> None:
@@ -176,10 +176,7 @@ def test_values_that_do_not_go_together_name_where_each_came_from(
 
 def test_the_schema_knows_defaults_below_parts_that_are_set() -> None:
     data = {**RIGHT, "more": [{"type": "square"}], "frame": {}}
-    side = schema_key(Picture, data, ("more", "0", "side"))
-    tags = schema_key(Picture, data, ("frame", "tags"))
-    assert side is not None
-    assert side.default == 1
-    assert tags is not None
-    assert tags.default == ("plain",)
-    assert schema_key(Picture, data, ("shape", "nothing")) is None
+    assert keys_at(Picture, data, ("more", "0"))["side"].default == 1
+    assert keys_at(Picture, data, ("frame",))["tags"].default == ("plain",)
+    assert keys_at(Picture, data, ("shape",))["radius"].required
+    assert keys_at(Picture, data, ("seed", "nothing")) == {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -39,29 +39,27 @@ def build(family: type[F], data: Any, explanation: Explanation | None = None) ->
     return part
 
 
-def schema_key(family: type[Registrable], data: Any, path: KeyPath) -> schema.Key | None:
-    """The key that the schema has at `path` of ``data``, so that defaults can be told.
+def keys_at(family: type[Registrable], data: Any, path: KeyPath) -> Mapping[str, schema.Key]:
+    """The keys that the schema has for the object at `path` of ``data``, so that defaults can be told.
 
-    None for a path that it doesn't have. Below a default, or an object that isn't there, the
-    schema is not followed further than one class allows.
+    Empty where there is no such object, or no `type` to tell which it is.
     """
     annotation: Any = family
-    key: schema.Key | None = None
-    for name in path:
+    for depth in range(len(path) + 1):
         inner = schema.bare(annotation)[0]
-        part = _part_class(inner, data)
-        items = [found for member in schema.members(inner) if (found := schema.item_types(member))]
-        if part is not None:
-            key = schema.keys_of(part).get(name)
-        elif items and items[0][1]:
-            key = schema.Key(name, items[0][1][-1], schema.REQUIRED)
+        here = value_at(data, path[:depth])
+        part = _part_class(inner, here)
+        keys = schema.keys_of(part) if part else {}
+        if depth == len(path):
+            return keys
+        items = [found[1] for member in schema.members(inner) if (found := schema.item_types(member))]
+        if path[depth] in keys:
+            annotation = keys[path[depth]].annotation
+        elif items and items[0]:
+            annotation = items[0][-1]
         else:
-            return None
-        if key is None:
-            return None
-        annotation = key.annotation
-        data = value_at(data, (name,))
-    return key
+            break
+    return {}
 
 
 def _part_class(annotation: Any, data: Any) -> type | None:
@@ -127,7 +125,7 @@ class _Builder:
             return _FAILED
         name = data["type"]
         if not isinstance(name, str) or name not in registered:
-            remedy = did_you_mean(str(name), list(registered))
+            remedy = f"{did_you_mean(str(name), list(registered))} Types of {word}: {names}"
             return self._wrong((*key, "type"), f"there is no {word} {remedies.shown(name)}", remedy)
         rest = {field: item for field, item in data.items() if field != "type"}
         return self._object(remedies.Owner(registered[name], name, families[0]), rest, key)

@@ -51,10 +51,9 @@ def nearest(name: str, candidates: Iterable[str], count: int = 1) -> list[str]:
 
 
 def did_you_mean(name: str, candidates: Sequence[str]) -> str:
-    """A sentence that offers the nearest candidate, if any, and then lists them all."""
-    known = ", ".join(sorted(candidates)) or "none"
+    """Words that offer the nearest candidate or, where none is near, all of them."""
     match = nearest(name, candidates)
-    return f"did you mean {match[0]!r}? Known: {known}" if match else f"known: {known}"
+    return f"did you mean {match[0]!r}?" if match else f"known: {', '.join(sorted(candidates)) or 'none'}"
 
 
 def dotted(path: Sequence[str]) -> str:

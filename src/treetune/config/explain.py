@@ -16,10 +16,10 @@ from typing import Any
 
 from treetune.config import lexer
 from treetune.config.errors import ConfigError, KeyPath
-from treetune.config.jsonnet import TOTAL, Config, Importer, Layer, evaluate, find_file, locations, read_layer
+from treetune.config.jsonnet import Config, Layer, evaluate, find_file, locations, read_layer
 
 _MARK = "<import> "
-_LAYER = "<layer> "
+_ALONE = "<alone>"
 _SENTINEL = "<set by the import>"
 
 _WALK = """
@@ -131,6 +131,9 @@ class Explanation:
         """Keys (and marks) of the object at `prefix`; None where the file can't tell them alone."""
         alone = self._whole(layer)
         if alone is MISSING:
+            above = self._names(layer, prefix[:-1]) if prefix else None
+            if above is not None and prefix[-1] not in above:
+                return []
             names = self._probe(layer, "keys(at)", prefix)
             return None if names is COMPUTED else names
         here = value_at(alone, prefix)
@@ -145,22 +148,22 @@ class Explanation:
     def _whole(self, layer: Layer) -> Any:
         """The file's own object with marks, or MISSING where it can't be evaluated as a whole.
 
-        Each evaluation costs tens of milliseconds whatever its size, so all files share one; a
-        file that fails is left out and the others are tried again.
+        Jsonnet reads its standard library anew for every evaluation and every import, which costs
+        tens of milliseconds: so all files are evaluated as one text. One that fails is left out and
+        the others are tried again.
         """
         if self._alone is None:
             left = self._graph()
             self._alone = {}
             while left:
-                text = ", ".join(f"'{number}': import '{_LAYER}{number}'" for number in range(len(left)))
+                texts = [f"(\n{self._marked(one)}\n),\n" for one in left]
                 try:
-                    values = evaluate(TOTAL, f"{{{text}}}", self._config.variables, self._importer(left))
+                    values = self._evaluate(f"[{''.join(texts)}]")
                 except RuntimeError as error:
-                    names = [file for file, _, _ in locations(str(error))]
-                    failed = [one for name in names for one in left if one.import_name == name]
-                    left = [one for one in left if one is not failed[0]] if failed else []
+                    failed = _first_inside(texts, error)
+                    left = [one for number, one in enumerate(left) if failed not in (number, None)]
                 else:
-                    self._alone = {one: values[str(number)] for number, one in enumerate(left)}
+                    self._alone = dict(zip(left, values, strict=True))
                     break
         return self._alone.get(layer, MISSING)
 
@@ -172,14 +175,14 @@ class Explanation:
         return found
 
     def _imports(self, layer: Layer) -> list[tuple[str, Layer]]:
+        """The files that may be merged into this one. A library is not: its functions are called."""
         found = []
-        for name in _merged_imports(layer):
-            try:
-                path = find_file(name, layer.directory)
-                if path not in self._files:
-                    self._files[path] = read_layer(path)
-            except ConfigError:
-                continue  # evaluation never needed it, or it would have ended there
+        for name in lexer.imports(layer.text):
+            path = _resolved(name, layer)
+            if path is None or name.endswith(".libsonnet"):
+                continue
+            if path not in self._files:
+                self._files[path] = read_layer(path)
             found.append((name, self._files[path]))
         return found
 
@@ -198,37 +201,50 @@ class Explanation:
         question = (layer, result + json.dumps(instead), path)
         if question not in self._probes:
             steps = [{"key": part, "index": int(part) if part.isdecimal() else -1} for part in path]
-            text = (
-                f"local file = import '{_LAYER}0';\n{_WALK}"
-                f"local at = std.foldl(step, {json.dumps(steps)}, file);\n{result}"
-            )
             try:
-                answer = evaluate(TOTAL, text, self._config.variables, self._importer([layer], instead))
+                answer = self._evaluate(
+                    f"local file = (\n{self._marked(layer, instead)}\n);\n{_WALK}"
+                    f"local at = std.foldl(step, {json.dumps(steps)}, file);\n{result}"
+                )
             except RuntimeError:
                 answer = COMPUTED
             self._probes[question] = answer
         return self._probes[question]
 
-    def _importer(self, layers: Sequence[Layer], instead: Mapping[str, str] | None = None) -> Importer:
-        """Gives the layers by number, and a marked object for what they import."""
-        marked = {name: json.dumps({_MARK + name: None}) for one in layers for name in _merged_imports(one)}
-        marked |= instead or {}
+    def _marked(self, layer: Layer, instead: Mapping[str, str] | None = None) -> str:
+        """The text of a file with a marked empty object for each import that is merged in."""
+        merged = dict(self._imports(layer))
 
+        def mark(keyword: str, name: str) -> str:
+            if keyword == "import" and name in merged:
+                return (instead or {}).get(name) or json.dumps({_MARK + name: None})
+            return f"{keyword} {json.dumps(str(_resolved(name, layer) or name))}"
+
+        return lexer.replace_imports(layer.text, mark)
+
+    def _evaluate(self, text: str) -> Any:
         def importer(directory: str, name: str) -> tuple[str, bytes]:
-            if name.startswith(_LAYER):
-                layer = layers[int(name.removeprefix(_LAYER))]
-                return layer.import_name, layer.text.encode()
-            if name in marked:
-                return f"<marked>/{name}", marked[name].encode()
             path = find_file(name, Path(directory or "."))
             return str(path), path.read_bytes()
 
-        return importer
+        return evaluate(_ALONE, text, self._config.variables, importer)
 
 
-def _merged_imports(layer: Layer) -> list[str]:
-    # A library is not merged in: its functions are called.
-    return [name for name in lexer.imports(layer.text) if not name.endswith(".libsonnet")]
+def _first_inside(texts: Sequence[str], error: RuntimeError) -> int | None:
+    """Which of the texts, evaluated one after the other, Jsonnet's message is about."""
+    for file, line, _ in locations(str(error)):
+        for number, text in enumerate(texts):
+            line -= text.count("\n")
+            if file == _ALONE and line <= 0:
+                return number
+    return None
+
+
+def _resolved(name: str, layer: Layer) -> Path | None:
+    try:
+        return find_file(name, layer.directory)
+    except ConfigError:
+        return None  # evaluation never needed it, or it would have ended there
 
 
 def value_at(data: Any, key: KeyPath) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 _TOKEN = re.compile(
@@ -17,6 +17,7 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
+_IMPORTS = {"import", "importstr", "importbin"}
 _FIELD_COLONS = {":", "::", ":::", "+:", "+::", "+:::"}
 
 
@@ -25,6 +26,7 @@ class Token:
     kind: str
     text: str
     line: int
+    start: int
 
     @property
     def is_field_name(self) -> bool:
@@ -56,19 +58,32 @@ def tokens(text: str) -> Iterator[Token]:
     for match in _TOKEN.finditer(text):
         kind = match.lastgroup or "other"
         if kind != "space":
-            yield Token(kind, match.group(), line)
+            yield Token(kind, match.group(), line, match.start())
         line += match.group().count("\n")
 
 
 def imports(text: str) -> list[str]:
     """The operands of every ``import "…"``, each once, in the order of their appearance."""
-    found: dict[str, None] = {}
+    found = [name.value for keyword, name in _import_tokens(text) if keyword.text == "import"]
+    return list(dict.fromkeys(found))
+
+
+def replace_imports(text: str, instead: Callable[[str, str], str]) -> str:
+    """The text with ``instead(keyword, operand)`` for each import expression; lines stay where they are."""
+    pieces, end = [], 0
+    for keyword, name in _import_tokens(text):
+        pieces += [text[end : keyword.start], instead(keyword.text, name.value)]
+        end = name.start + len(name.text)
+        pieces.append("\n" * text.count("\n", keyword.start, end))
+    return "".join([*pieces, text[end:]])
+
+
+def _import_tokens(text: str) -> Iterator[tuple[Token, Token]]:
     previous: Token | None = None
     for token in tokens(text):
-        if token.kind == "string" and previous is not None and previous.text == "import":
-            found[token.value] = None
+        if token.kind == "string" and previous is not None and previous.text in _IMPORTS:
+            yield previous, token
         previous = token
-    return list(found)
 
 
 def mentions(text: str, name: str) -> bool:
