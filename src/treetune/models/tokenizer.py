@@ -50,11 +50,12 @@ def codec_of(tokenizer: PreTrainedTokenizerBase) -> TextCodec:
 
 
 def token_offsets(token_ids: Sequence[int], codec: TextCodec) -> list[int]:
-    """For each token, the offset in ``codec.decode(token_ids)`` of the character it begins or
-    continues: how much of the text is settled by the tokens before it. Never falling.
+    """For each token, the offset in ``codec.decode(token_ids)`` of the character that it begins or
+    continues: how much of that text the tokens before it show already. Never falling.
 
-    All tokens of a character that takes several (bytes of an emoji) have that character's offset;
-    special tokens, which have no text, have the offset of what follows. Exact for any tokenizer.
+    All tokens of a character that takes several (the bytes of an emoji) have that character's
+    offset; special tokens, which have no text, have the offset of what follows. Exact for any
+    tokenizer.
     """
     text = codec.decode(token_ids)
     pieces = [_piece(codec.decode, token_id) for token_id in token_ids]
@@ -97,32 +98,33 @@ def _offsets_by_window(token_ids: Sequence[int], codec: TextCodec, text: str) ->
     does not add up to `text`.
     """
     offsets: list[int] = []
-    settled = base = 0  # characters; `base` of them come from the tokens before `read`
+    shown = base = 0  # characters; `base` of them come from the tokens before `read`
     start = read = 0  # tokens; the window begins at `start`
     known = window = ""
     for end in range(1, len(token_ids) + 1):
-        offsets.append(settled)
+        offsets.append(shown)
         window = codec.decode(token_ids[start:end])
-        whole = window.rstrip(_REPLACEMENT)
-        new = whole[len(known) :]
-        if not whole.startswith(known) or not text.startswith(new, base):
+        if not window.startswith(known):
             return None
-        settled = base + len(new)
-        if whole == window:
-            base, start, read = settled, read, end
+        new = window[len(known) :]
+        shown = max(shown, base + _common(new, text[base : base + len(new)]))
+        if not window.endswith(_REPLACEMENT):
+            base, start, read = base + len(new), read, end
+            if shown != base:
+                return None
             known = codec.decode(token_ids[start:read])
-    if read < len(token_ids):
-        return offsets if text[base:] == window[len(known) :] else None
-    return offsets if settled == len(text) else None
+    whole = text[base:] == (window[len(known) :] if read < len(token_ids) else "")
+    return offsets if whole else None
 
 
 def _offsets_by_prefix(token_ids: Sequence[int], codec: TextCodec, text: str) -> list[int]:
-    """Quadratic, and by definition: what every prefix has in common with the whole text, without
-    bytes at its end that are no whole character."""
-    offsets: list[int] = []
-    for end in range(len(token_ids)):
-        prefix = codec.decode(token_ids[:end]).rstrip(_REPLACEMENT)
-        pairs = zip(prefix, text, strict=False)
-        common = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(prefix), len(text)))
-        offsets.append(max(common, offsets[-1]) if offsets else common)
-    return offsets
+    """Quadratic, and by definition: what every prefix has in common with the whole text."""
+    common = (_common(codec.decode(token_ids[:end]), text) for end in range(len(token_ids)))
+    return list(itertools.accumulate(common, max))
+
+
+def _common(one: str, other: str) -> int:
+    """The length of the beginning that two texts share."""
+    if other.startswith(one):
+        return len(one)
+    return next((i for i, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
