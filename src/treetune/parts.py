@@ -15,6 +15,7 @@ import treetune.episode_generators.rollout.single_turn
 import treetune.episode_generators.selection.all
 import treetune.episode_generators.selection.correct_only
 import treetune.episode_generators.selection.mixed_groups
+import treetune.inference.settings
 import treetune.models.sources
 import treetune.runtime.base
 import treetune.runtime.sinks

@@ -49,11 +49,14 @@ OnResult = Callable[[int, list[Completion]], None]
 class Canary:
     """What the trainer says about a fixed probe: for these prompts, the engine's own samples are
     scored by `score`, which maps (prompt ids, response ids) pairs to log-probs at `temperature`.
+    Every rank's `score` is called, with no pairs where the rank has no server of its own.
+
+    `tolerance` None is the engine's own for its precision.
     """
 
     prompts: Sequence[TokenIds]
     score: Callable[[Sequence[tuple[TokenIds, TokenIds]]], list[list[float]]]
-    tolerance: float
+    tolerance: float | None = None
     max_tokens: int = 16
     seed: int = 0
     temperature: float = 1.0

@@ -1,0 +1,222 @@
+"""Talks to a server: token ids in, token ids and their log-probs out, many requests at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import queue
+import threading
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from treetune.inference.base import Completion, EngineError, Request
+from treetune.inference.launch import MODEL_NAME
+
+if TYPE_CHECKING:
+    import aiohttp
+
+T = TypeVar("T")
+
+POLL_S = 1.0
+
+
+class ServerFailure(Exception):
+    """The server did not do what it was asked; another one may."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The samples ``[first, first + n)`` of the request number `index`."""
+
+    index: int
+    first: int
+    n: int
+    request: Request
+
+
+def pieces_of(index: int, request: Request, largest: int) -> list[Piece]:
+    """The request in parts of at most `largest` samples, which the server can hold at a time.
+
+    Sample i has the seed ``seed + i`` in whichever part it is.
+    """
+    return [
+        Piece(index, first, min(largest, request.n - first), request)
+        for first in range(0, request.n, largest)
+    ]
+
+
+def payload(piece: Piece, version: int) -> dict[str, Any]:
+    """The body that asks for a piece. One prompt each: a server gives all prompts of one body the
+    same seeds.
+    """
+    sampling = piece.request.sampling
+    body: dict[str, Any] = {
+        "model": MODEL_NAME,
+        "prompt": list(piece.request.prompt_ids),
+        "n": piece.n,
+        "seed": piece.request.seed + piece.first,
+        "max_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "logprobs": 0,
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,
+        # Cached prefixes of other weights can't be met under another salt.
+        "cache_salt": f"version-{version}",
+    }
+    if sampling.stop:
+        body |= {"stop": list(sampling.stop), "include_stop_str_in_output": True}
+    return body
+
+
+def completions_of(answer: Mapping[str, Any], n: int, version: int) -> list[Completion]:
+    """The `n` samples in an answer, in their order. Raises ServerFailure if anything is missing."""
+    choices = sorted(answer.get("choices", ()), key=lambda choice: choice["index"])
+    if len(choices) != n:
+        raise ServerFailure(f"asked for {n} samples, got {len(choices)}")
+    found = []
+    for choice in choices:
+        ids = choice.get("token_ids") or ()
+        logprobs = (choice.get("logprobs") or {}).get("token_logprobs") or ()
+        reason = choice.get("finish_reason")
+        if reason not in ("stop", "length") or not ids or len(ids) != len(logprobs) or None in logprobs:
+            raise ServerFailure(
+                f"a sample has {len(ids)} token ids, {len(logprobs)} log-probs, finish_reason {reason!r}"
+            )
+        found.append(Completion(tuple(ids), tuple(logprobs), reason, version))
+    return found
+
+
+class Client:
+    """HTTP in a thread of its own, so that answers are taken while the caller grades."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="engine-client", daemon=True)
+        self._thread.start()
+        self._session: aiohttp.ClientSession | None = None
+
+    def post(
+        self, url: str, path: str, body: Mapping[str, Any] | None = None, *, timeout: float
+    ) -> dict[str, Any]:
+        """One request. Raises ServerFailure on anything but a good answer within `timeout` s."""
+        return self._run(self._post(url, path, body, timeout), timeout + 10.0)
+
+    def sample(
+        self, url: str, pieces: Sequence[Piece], version: int, *, concurrency: int, timeout: float
+    ) -> Iterator[tuple[Piece, list[Completion]]]:
+        """Pieces and their samples as they come, at most `concurrency` in flight, `timeout` s each.
+
+        Raises ServerFailure at the first that fails, after those that had come before it.
+        """
+        # A SimpleQueue, so that the event loop never waits for the caller.
+        results: queue.SimpleQueue[tuple[Piece, list[Completion]] | Exception | None] = queue.SimpleQueue()
+        work = asyncio.run_coroutine_threadsafe(
+            self._sample(url, pieces, version, concurrency, timeout, results), self._loop
+        )
+        try:
+            while True:
+                try:
+                    result = results.get(timeout=POLL_S)
+                except queue.Empty:
+                    assert not (work.done() and results.empty()), "the client's work ended without a word"
+                    continue
+                if result is None:
+                    return
+                if isinstance(result, Exception):
+                    raise result
+                yield result
+        finally:
+            work.cancel()
+
+    def close(self) -> None:
+        """Ends the thread. Safe to call twice."""
+        if self._loop.is_closed():
+            return
+        with contextlib.suppress(ServerFailure, RuntimeError):  # on the way out; the sockets end with us
+            self._run(self._close_session(), 5.0)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=5.0)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+    def _run(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result(timeout)
+        except TimeoutError as error:
+            raise ServerFailure(f"no answer in {timeout:.0f} s") from error
+        finally:
+            future.cancel()
+
+    def _client_session(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            import aiohttp
+
+            # Concurrency is bounded by who sends. Connections are kept for the next wave.
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0)
+            self._session = aiohttp.ClientSession(connector=connector, trust_env=False)
+        return self._session
+
+    async def _close_session(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def _post(
+        self, url: str, path: str, body: Mapping[str, Any] | None, timeout: float
+    ) -> dict[str, Any]:
+        import aiohttp
+
+        limit = aiohttp.ClientTimeout(total=timeout)
+        try:
+            async with self._client_session().post(url + path, json=body, timeout=limit) as response:
+                text = await response.read()
+                status = response.status
+        except TimeoutError as error:
+            raise ServerFailure(f"{path}: no answer in {timeout:.0f} s") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise ServerFailure(f"{path}: {type(error).__name__}: {error}") from error
+        shown = text[:500].decode(errors="replace")
+        if 400 <= status < 500:
+            # What this project asked was wrong: a restart would only meet it again.
+            raise EngineError(f"the server refused {path} with HTTP {status}: {shown}")
+        if status != 200:
+            raise ServerFailure(f"{path}: HTTP {status}: {shown}")
+        if not text:
+            return {}
+        try:
+            answer = json.loads(text)
+        except ValueError as error:
+            raise ServerFailure(f"{path}: not JSON: {shown}") from error
+        return answer if isinstance(answer, dict) else {"answer": answer}
+
+    async def _sample(
+        self,
+        url: str,
+        pieces: Sequence[Piece],
+        version: int,
+        concurrency: int,
+        timeout: float,
+        results: queue.SimpleQueue[tuple[Piece, list[Completion]] | Exception | None],
+    ) -> None:
+        waiting = iter(pieces)
+
+        async def worker() -> None:
+            for piece in waiting:
+                answer = await self._post(url, "/v1/completions", payload(piece, version), timeout)
+                results.put((piece, completions_of(answer, piece.n, version)))
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(concurrency, len(pieces))):
+                    group.create_task(worker())
+        except* (ServerFailure, EngineError) as failures:
+            results.put(failures.exceptions[0])
+        except* Exception as bugs:
+            # Handed to the caller's thread, which raises it.
+            results.put(bugs.exceptions[0])
+        else:
+            results.put(None)

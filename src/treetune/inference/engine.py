@@ -1,0 +1,255 @@
+"""The engine of a run: a managed vLLM server, its client and the weight sync, as one thing."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from treetune.inference.base import (
+    Canary,
+    Completion,
+    Engine,
+    EngineError,
+    OnResult,
+    Request,
+    SyncReport,
+)
+from treetune.inference.client import Client, Piece, ServerFailure, pieces_of
+from treetune.inference.ranks import RankFiles
+from treetune.inference.server import Address, OwnServer, Server
+from treetune.inference.sync import largest_gap, reload_weights, sample_probes
+from treetune.vocabulary import TokenIds
+
+if TYPE_CHECKING:
+    from treetune.inference.settings import VllmSettings
+
+RATE_WINDOW_S = 5.0
+
+
+class VllmEngine(Engine):
+    """See `Engine`. `version` is 0 for the weights that it was started on.
+
+    `tokens` counts the tokens that this rank has been given so far; `tokens_per_second` is their
+    rate over the last seconds of sampling.
+    """
+
+    def __init__(
+        self,
+        settings: VllmSettings,
+        server: Server,
+        ranks: RankFiles,
+        *,
+        context_length: int,
+        device: str,
+    ) -> None:
+        self.version = 0
+        self.tokens = 0
+        self._settings, self._server, self._ranks = settings, server, ranks
+        self._context_length, self._device = context_length, device
+        self._client = Client()
+        self._recent: list[tuple[float, int]] = []
+        self._asleep_epoch: int | None = None
+        atexit.register(self.close)
+
+    @property
+    def restarts(self) -> int:
+        """How often the server was started anew, so far."""
+        return self._server.restarts
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Sampled tokens that arrived in the last few seconds, per second; 0 before any."""
+        if len(self._recent) < 2:
+            return 0.0
+        seconds = self._recent[-1][0] - self._recent[0][0]
+        return sum(count for _, count in self._recent[1:]) / seconds if seconds > 0 else 0.0
+
+    def wait_ready(self) -> None:
+        self._server.ready()
+
+    # Sampling
+
+    def generate(
+        self, requests: Sequence[Request], on_result: OnResult | None = None
+    ) -> list[list[Completion]]:
+        for index, request in enumerate(requests):
+            self._check(index, request)
+        parts: dict[int, dict[int, list[Completion]]] = {index: {} for index in range(len(requests))}
+        missing = {
+            (piece.index, piece.first): piece
+            for index, request in enumerate(requests)
+            for piece in pieces_of(index, request, self._settings.max_num_seqs)
+        }
+        results: list[list[Completion]] = [[] for _ in requests]
+        self._recent = [(time.monotonic(), 0)]
+        while missing:
+            address = self._awake()
+            try:
+                for piece, completions in self._sample(address, list(missing.values())):
+                    del missing[piece.index, piece.first]
+                    parts[piece.index][piece.first] = completions
+                    self._count(completions)
+                    done = parts[piece.index]
+                    if sum(map(len, done.values())) == requests[piece.index].n:
+                        results[piece.index] = [c for first in sorted(done) for c in done[first]]
+                        if on_result is not None:
+                            on_result(piece.index, results[piece.index])
+            except ServerFailure as failure:
+                # Whoever is unfinished is sent again: the same seeds give the same tokens.
+                self._server.failed(address, str(failure))
+        self._server.succeeded()
+        return results
+
+    def _sample(self, address: Address, pieces: list[Piece]) -> Iterator[tuple[Piece, list[Completion]]]:
+        return self._client.sample(
+            address.url,
+            pieces,
+            self.version,
+            concurrency=self._settings.max_concurrency,
+            timeout=self._settings.request_timeout,
+        )
+
+    def _check(self, index: int, request: Request) -> None:
+        length, wanted = len(request.prompt_ids), request.sampling.max_tokens
+        if not length:
+            raise ValueError(f"request {index} has an empty prompt")
+        if request.n < 1 or wanted < 1:
+            raise ValueError(f"request {index} asks for {request.n} samples of at most {wanted} tokens")
+        if length + wanted > self._context_length:
+            raise ValueError(
+                f"request {index}: a prompt of {length} tokens and max_tokens = {wanted} need"
+                f" {length + wanted} tokens, and the engine's context_length is {self._context_length}"
+            )
+
+    def _count(self, completions: list[Completion]) -> None:
+        count = sum(len(completion.token_ids) for completion in completions)
+        self.tokens += count
+        now = time.monotonic()
+        self._recent.append((now, count))
+        if self._recent[0][0] < now - 2 * RATE_WINDOW_S:
+            self._recent = [entry for entry in self._recent if entry[0] >= now - RATE_WINDOW_S]
+
+    # Weights
+
+    def load(self, directory: Path, version: int, canary: Canary | None = None) -> SyncReport:
+        started = time.monotonic()
+        restarts = self._server.restarts
+        # Nobody samples from here on: a request in flight would mix old weights and new.
+        self._ranks.gather(None)
+        problem: str | None = None
+        for attempt in range(2):
+            parts, gap, problem = self._attempt(directory, version, canary, afresh=attempt > 0)
+            problems = [other for other in self._ranks.gather(problem) if other]
+            if not problems:
+                break
+            if attempt == 0 and problem and isinstance(self._server, OwnServer):
+                self._server.start_anew(directory, problem)
+        else:
+            raise EngineError(
+                f"the weights in {directory} could not be brought into the engine, not even by a new"
+                f" server: {'; '.join(problems)}"
+            )
+        self.version = version
+        if isinstance(self._server, OwnServer):
+            self._server.use(directory)
+        self._server.succeeded()
+        return SyncReport(time.monotonic() - started, gap, self._server.restarts - restarts, parts)
+
+    def _attempt(
+        self, directory: Path, version: int, canary: Canary | None, *, afresh: bool
+    ) -> tuple[dict[str, float], float, str | None]:
+        """Seconds by part, gap, and what went wrong, if anything. `afresh`: a new server has the
+        weights from its start, or needed no new start.
+        """
+        parts: dict[str, float] = {}
+        probes: list[tuple[TokenIds, Completion]] = []
+        problem: str | None = None
+        timeout = self._settings.sync_timeout
+        own = isinstance(self._server, OwnServer)
+        if own:
+            try:
+                if not afresh:
+                    self._wake_for_sync()
+                address = self._server.ready()
+                if not afresh:
+                    parts |= reload_weights(
+                        self._client, address.url, directory, timeout, between=self._wake_cache
+                    )
+                if canary is not None:
+                    before = time.monotonic()
+                    probes = sample_probes(self._client, address.url, canary, version, timeout)
+                    parts["sample_canary"] = time.monotonic() - before
+            except (ServerFailure, EngineError) as failure:
+                problem = str(failure)
+        gap = math.nan
+        if canary is not None:
+            before = time.monotonic()
+            # Every rank comes here, with nothing to score if it has no server: scoring may be collective.
+            scores = canary.score([(prompt, completion.token_ids) for prompt, completion in probes])
+            parts["score_canary"] = time.monotonic() - before
+            gap = largest_gap(probes, scores)
+            tolerance = canary.tolerance or self._settings.tolerance(self._device)
+            if gap > tolerance:
+                problem = (
+                    f"the engine's log-probs differ from the trainer's by up to {gap:.3g}, more than the"
+                    f" canary_tolerance of {tolerance:.3g}"
+                )
+        return parts, gap, problem
+
+    # Memory
+
+    @contextmanager
+    def asleep(self) -> Iterator[None]:
+        if not self._settings.sleep:
+            yield
+            return
+        self._ranks.gather(None)
+        if isinstance(self._server, OwnServer):
+            address = self._server.ready()
+            with self._or_restart(address):
+                self._client.post(address.url, "/sleep?level=1", timeout=self._settings.sync_timeout)
+                self._asleep_epoch = address.epoch
+        self._ranks.gather(None)
+        # It wakes when it is next needed: weights first, the cache after the new weights are in, so
+        # that the peak of memory stays low.
+        yield
+
+    def _awake(self) -> Address:
+        """The server, ready to sample."""
+        self._wake_for_sync()
+        self._wake_cache()
+        return self._server.ready()
+
+    def _wake_for_sync(self) -> None:
+        self._wake("weights")
+
+    def _wake_cache(self) -> None:
+        self._wake("kv_cache")
+        self._asleep_epoch = None
+
+    def _wake(self, tag: str) -> None:
+        if self._asleep_epoch is None:
+            return
+        address = self._server.ready()
+        if address.epoch == self._asleep_epoch:  # a new server never slept
+            with self._or_restart(address):
+                self._client.post(address.url, f"/wake_up?tags={tag}", timeout=self._settings.sync_timeout)
+
+    @contextmanager
+    def _or_restart(self, address: Address) -> Iterator[None]:
+        try:
+            yield
+        except ServerFailure as failure:
+            self._server.failed(address, str(failure))
+
+    def close(self) -> None:
+        atexit.unregister(self.close)
+        self._server.close()
+        with contextlib.suppress(RuntimeError):  # the interpreter is on its way out
+            self._client.close()

@@ -1,0 +1,155 @@
+"""Runs one command and sees to it that nothing of it outlives its parent.
+
+    python -I -S guard.py PARENT_PID SCRATCH_FOLDER COMMAND…
+
+A server starts processes of its own, and those can outlive it: an engine core whose server was
+killed keeps its memory. This small process stands between: it is the reaper of all orphans below
+it, it watches its parent, and when the parent is gone, or says so on standard input, or the
+command ends, it ends whatever is left below it and deletes the scratch folder. The command gets
+SIGTERM should the guard itself be killed. Standard library only: it lives as long as the server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import shutil
+import signal
+import sys
+import time
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+GRACE_S = 8.0
+"""How long a clean end may take. vLLM needs one to three seconds."""
+END_NOW = b"k"
+"""On standard input: end at once, without the grace. Anything else, or its end: end cleanly."""
+POLL_S = 0.5
+
+
+def main(arguments: list[str]) -> int:
+    parent, scratch, command = int(arguments[0]), arguments[1], arguments[2:]
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_read, False)
+    os.set_blocking(wake_write, False)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    asked_by_signal = []
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda signum, frame: asked_by_signal.append(signum))
+    signal.signal(signal.SIGCHLD, lambda signum, frame: None)
+    server = _spawn(libc, command)
+    status: int | None = None
+    grace = GRACE_S
+    while True:
+        status = _reap(server, status)
+        if status is not None or asked_by_signal or os.getppid() != parent:
+            break
+        readable, _, _ = select.select([0, wake_read], [], [], POLL_S)
+        if wake_read in readable:
+            os.read(wake_read, 4096)
+        if 0 in readable:
+            if os.read(0, 1) == END_NOW:
+                grace = 0.0
+            break
+    status = _end_tree(server, status, grace)
+    shutil.rmtree(scratch, ignore_errors=True)
+    return 0 if status is None else os.waitstatus_to_exitcode(status) & 0xFF
+
+
+def _spawn(libc: ctypes.CDLL, command: list[str]) -> int:
+    guard = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        # SIGTERM, not SIGKILL: a server that is killed leaves its own children behind.
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        if os.getppid() == guard:
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            os.execvp(command[0], command)
+    finally:
+        os._exit(127)
+
+
+def _reap(server: int, status: int | None) -> int | None:
+    """Collects all children that have ended; the server's wait status once it is among them."""
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            pid, ended = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                break
+            if pid == server:
+                status = ended
+    return status
+
+
+def _end_tree(server: int, status: int | None, grace: float) -> int | None:
+    """Ends everything below this process: the server politely, then all of it, again until gone."""
+    if status is None and grace > 0:
+        _signal(server, signal.SIGTERM)
+        status = _wait(server, status, grace, lambda: bool(descendants(os.getpid())))
+    # A resource tracker deletes shared memory that its killed owner left, and ends by itself then.
+    for pid in descendants(os.getpid()):
+        if not _is_resource_tracker(pid):
+            _signal(pid, signal.SIGKILL)
+    status = _wait(server, status, 2.0, lambda: bool(descendants(os.getpid())))
+    while left := descendants(os.getpid()):
+        for pid in left:
+            _signal(pid, signal.SIGKILL)
+        status = _wait(server, status, 0.2, lambda: bool(descendants(os.getpid())))
+    return _reap(server, status)
+
+
+def _wait(server: int, status: int | None, seconds: float, unfinished) -> int | None:  # type: ignore[no-untyped-def]
+    deadline = time.monotonic() + seconds
+    while True:
+        status = _reap(server, status)
+        if not unfinished() or time.monotonic() > deadline:
+            return status
+        time.sleep(0.05)
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _is_resource_tracker(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return b"resource_tracker" in file.read()
+    except OSError:
+        return False
+
+
+def descendants(root: int) -> list[int]:
+    """Living processes below `root`, by the parents that /proc names."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{name}/stat", "rb") as file:
+                state, parent = file.read().rpartition(b")")[2].split()[:2]
+        except OSError:
+            continue
+        if state not in (b"Z", b"X"):
+            children.setdefault(int(parent), []).append(int(name))
+    found, frontier = [], [root]
+    while frontier:
+        below = children.get(frontier.pop(), [])
+        found += below
+        frontier += below
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

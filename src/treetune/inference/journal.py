@@ -1,0 +1,147 @@
+"""Answers outlive a crash: what was sampled is written down as it comes, and not sampled again."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from treetune.inference.base import Canary, Completion, Engine, OnResult, Request, SyncReport
+
+FLUSH_S = 0.2
+"""A killed process loses at most what it was given in this time."""
+FLUSH_LINES = 256
+
+
+class JournaledEngine(Engine):
+    """An engine whose finished requests are kept in a file of JSON lines, found there the next time.
+
+    A request is known by its content and by the policy version that samples it, so one journal can
+    serve several calls and a restarted run. Everything but `generate` goes straight through.
+    """
+
+    def __init__(self, engine: Engine, path: Path) -> None:
+        self.engine, self.path = engine, path
+        self._known: dict[str, list[Completion]] | None = None
+
+    @property
+    def version(self) -> int:  # type: ignore[override]
+        return self.engine.version
+
+    def generate(
+        self, requests: Sequence[Request], on_result: OnResult | None = None
+    ) -> list[list[Completion]]:
+        if self._known is None:
+            self._known = read_journal(self.path)
+        known = self._known
+        keys = [request_key(request, self.version) for request in requests]
+        places: dict[str, list[int]] = {}
+        for index, key in enumerate(keys):
+            if key not in known:
+                places.setdefault(key, []).append(index)
+            elif on_result is not None:
+                on_result(index, known[key])
+        missing = list(places)
+        with _Writer(self.path) as writer:
+
+            def keep(position: int, completions: list[Completion]) -> None:
+                key = missing[position]
+                known[key] = completions
+                writer.add(journal_line(key, completions))
+                if on_result is not None:
+                    for index in places[key]:
+                        on_result(index, completions)
+
+            if missing:
+                self.engine.generate([requests[places[key][0]] for key in missing], keep)
+        return [known[key] for key in keys]
+
+    def wait_ready(self) -> None:
+        self.engine.wait_ready()
+
+    def load(self, directory: Path, version: int, canary: Canary | None = None) -> SyncReport:
+        return self.engine.load(directory, version, canary)
+
+    def asleep(self) -> AbstractContextManager[None]:
+        return self.engine.asleep()
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+def request_key(request: Request, version: int) -> str:
+    """What makes two requests have the same answer."""
+    text = json.dumps([dataclasses.astuple(request), version], separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def journal_line(key: str, completions: Sequence[Completion]) -> str:
+    """One finished request. Python writes floats so that they are read back to the last bit."""
+    rows = [dataclasses.astuple(completion) for completion in completions]
+    return json.dumps([key, rows], separators=(",", ":")) + "\n"
+
+
+def read_journal(path: Path) -> dict[str, list[Completion]]:
+    """The finished requests in a journal, by key; empty if there is no such file.
+
+    A last line that a crash cut short is cut off the file, so that the next one starts clean; a
+    line that is no record (a crash of the machine can leave such) counts as not written.
+    """
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        return {}
+    whole = text.rfind(b"\n") + 1
+    if whole < len(text):
+        with path.open("r+b") as file:
+            file.truncate(whole)
+    known = {}
+    for line in text[:whole].splitlines():
+        try:
+            key, rows = json.loads(line)
+            known[key] = [
+                Completion(tuple(ids), tuple(logprobs), reason, version)
+                for ids, logprobs, reason, version in rows
+            ]
+        except (ValueError, TypeError):
+            continue
+    return known
+
+
+class _Writer:
+    """Appends lines, a batch at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> _Writer:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = self._path.open("ab", buffering=0)
+        self._lines: list[str] = []
+        self._flushed = time.monotonic()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            self._flush()
+        finally:
+            self._file.close()
+
+    def add(self, line: str) -> None:
+        self._lines.append(line)
+        if len(self._lines) >= FLUSH_LINES or time.monotonic() - self._flushed > FLUSH_S:
+            self._flush()
+
+    def _flush(self) -> None:
+        left = memoryview("".join(self._lines).encode())
+        self._lines = []
+        try:
+            while left:
+                left = left[self._file.write(left) or 0 :]
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self._path)) from error
+        self._flushed = time.monotonic()

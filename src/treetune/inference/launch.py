@@ -1,0 +1,125 @@
+"""The server's command line and environment: what vLLM is told, and why."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from treetune.inference.settings import VllmSettings
+
+MODEL_NAME = "policy"
+
+_FROM_THE_LAUNCHER = (
+    # What DeepSpeed's launcher tells a rank about itself; vLLM would take part in that group.
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "LOCAL_SIZE",
+    "CROSS_RANK",
+    "CROSS_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "NODE_RANK",
+    "GROUP_RANK",
+)
+_LAUNCHER_PREFIXES = ("TORCHELASTIC_", "PMI_", "OMPI_", "SLURM_")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Everything but the weights and the port that decides how a server is started."""
+
+    settings: VllmSettings
+    context_length: int
+    seed: int
+    rank: int
+    world_size: int
+    device: str
+
+    def command(self, weights: Path, port: int) -> list[str]:
+        """The server's command line. It binds to this machine's loopback only."""
+        settings = self.settings
+        cuda = self.device == "cuda"
+        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+        command += ["--host", "127.0.0.1", "--port", str(port)]
+        command += ["--model", str(weights), "--served-model-name", MODEL_NAME]
+        command += ["--dtype", settings.resolved_dtype(self.device), "--seed", str(self.seed % 2**32)]
+        command += ["--max-model-len", str(self.context_length)]
+        command += ["--max-num-seqs", str(settings.max_num_seqs)]
+        # vLLM refuses a budget below one sequence's length where prompts aren't cut.
+        tokens = max(settings.max_num_batched_tokens, settings.max_num_seqs)
+        command += ["--max-num-batched-tokens", str(tokens)]
+        command += ["--tensor-parallel-size", str(settings.tensor_parallel_size)]
+        # The model's own generation_config would change temperature, top-p and top-k behind our back.
+        command += ["--generation-config", "vllm"]
+        # A tied head keeps its old packed copy when weights are exchanged in place; the directories
+        # that are served hold the head as a tensor of its own.
+        command += ["--hf-overrides", '{"tie_word_embeddings": false}']
+        # Log-probs of the distribution that was really sampled from, after temperature and top-p.
+        command += ["--logprobs-mode", "processed_logprobs"]
+        command += ["--no-enable-log-requests", "--disable-uvicorn-access-log"]
+        command += [_flag("enable-prefix-caching", _or(settings.prefix_caching, cuda))]
+        command += [_flag("async-scheduling", settings.async_scheduling)]
+        if _or(settings.enforce_eager, not cuda):
+            command += ["--enforce-eager"]
+        if cuda:
+            command += ["--gpu-memory-utilization", str(settings.gpu_memory_utilization)]
+        if settings.sleep:
+            command += ["--enable-sleep-mode"]
+        return [*command, *settings.extra_arguments]
+
+    def environment(self, scratch: Path, inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
+        """The server's environment: the inherited one without the launcher's words to a rank."""
+        settings = self.settings
+        environment = {
+            name: value
+            for name, value in inherited.items()
+            if name not in _FROM_THE_LAUNCHER and not name.startswith(_LAUNCHER_PREFIXES)
+        }
+        threads = settings.omp_threads or self._fair_share_of_cores()
+        environment |= {
+            "VLLM_SERVER_DEV_MODE": "1",  # opens the routes that exchange weights
+            "VLLM_NO_USAGE_STATS": "1",
+            "DO_NOT_TRACK": "1",
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_RPC_BASE_PATH": str(scratch),  # sockets: gone with the server, whatever ends it
+            "OMP_NUM_THREADS": str(threads),
+        }
+        if self.device == "cuda":
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(self._visible_devices(inherited))
+        else:
+            environment["VLLM_CPU_KVCACHE_SPACE"] = str(settings.kv_cache_gib)
+            environment["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+        return environment
+
+    def _fair_share_of_cores(self) -> int:
+        cores = len(os.sched_getaffinity(0))
+        return max(1, cores // (self.world_size if self.settings.servers == "per_rank" else 1))
+
+    def _visible_devices(self, inherited: Mapping[str, str]) -> list[str]:
+        """The server's GPUs: of those that the settings name, or else the trainer's own."""
+        listed = [name for name in inherited.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+        size = self.settings.tensor_parallel_size
+        place = int(inherited.get("LOCAL_RANK", self.rank)) if self.settings.servers == "per_rank" else 0
+        wanted = self.settings.devices
+        indices = wanted[place * size :][:size] if wanted else range(place * size, (place + 1) * size)
+        if len(indices) < size or (listed and max(indices) >= len(listed)):
+            raise ValueError(
+                f"the engine of rank {self.rank} needs GPUs {list(indices) or '(none left)'}, and this"
+                f" process sees {len(listed)}: change engine.devices or engine.tensor_parallel_size"
+            )
+        return [listed[index] if listed else str(index) for index in indices]
+
+
+def _flag(name: str, on: bool) -> str:
+    return f"--{name}" if on else f"--no-{name}"
+
+
+def _or(value: bool | None, default: bool) -> bool:
+    return default if value is None else value

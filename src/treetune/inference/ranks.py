@@ -1,0 +1,42 @@
+"""How the engines of several ranks agree: files in a folder that all see, and a barrier."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+def write_atomically(path: Path, value: Any) -> None:
+    """JSON that a reader sees whole or not at all."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    beside.write_text(json.dumps(value))
+    beside.rename(path)
+
+
+@dataclass
+class RankFiles:
+    """This rank among the run's. Every method is a collective: all ranks call it, in one order."""
+
+    rank: int
+    world_size: int
+    folder: Path | None
+    barrier: Callable[[str], None]
+    _meetings: int = field(default=0, init=False)
+
+    def gather(self, own: Any) -> list[Any]:
+        """Everyone's JSON value, in rank order."""
+        if self.world_size == 1:
+            return [own]
+        assert self.folder is not None
+        self._meetings += 1
+        # Two sets of names in turn: a slow reader of one meeting never sees the next one's values.
+        place = f"engine-meeting-{self._meetings % 2}"
+        write_atomically(self.folder / f"{place}-{self.rank}.json", own)
+        self.barrier("engines agree")
+        return [
+            json.loads((self.folder / f"{place}-{rank}.json").read_text()) for rank in range(self.world_size)
+        ]

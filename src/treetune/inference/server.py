@@ -1,0 +1,424 @@
+"""A server's life: started, ready, watched, started anew when it dies, ended with everything of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from treetune.inference import guard
+from treetune.inference.base import EngineError
+from treetune.inference.client import Client, ServerFailure
+from treetune.inference.launch import MODEL_NAME, Launch
+from treetune.inference.ranks import write_atomically
+
+if TYPE_CHECKING:
+    from treetune.inference.settings import VllmSettings
+
+POLL_S = 0.1
+PORT_TRIES = 4
+LOG_LINES = 25
+END_S = 30.0
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a server answers. `epoch` counts the starts: another epoch is another process."""
+
+    url: str
+    epoch: int
+
+
+class Server(Protocol):
+    """What an engine needs of a server, be it this rank's own or another's."""
+
+    def ready(self) -> Address:
+        """Waits for the server. Raises EngineError if it didn't come up."""
+
+    def failed(self, address: Address, reason: str) -> None:
+        """The server at `address` misbehaved: it is to be ended and started anew."""
+
+    def succeeded(self) -> None:
+        """Work was finished: the restarts so far are forgiven."""
+
+    @property
+    def restarts(self) -> int:
+        """How often it was started anew."""
+
+    def close(self) -> None:
+        """Ends it, if it is ours."""
+
+
+class Process:
+    """One server process under its guard."""
+
+    def __init__(self, launch: Launch, weights: Path, log: Path) -> None:
+        self.log = log
+        self.port = _free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        scratch = Path(tempfile.mkdtemp(prefix="treetune-engine-"))
+        command = launch.command(weights, self.port)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as file:
+            file.write(f"\n=== {time.strftime('%F %T')} {' '.join(command)}\n".encode())
+            file.flush()
+            self.log_start = file.tell()
+            watcher = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), str(scratch)]
+            # A session of its own: Ctrl-C in the terminal is ours to handle, not the server's.
+            self._guard = subprocess.Popen(
+                [*watcher, *command],
+                stdin=subprocess.PIPE,
+                stdout=file,
+                stderr=file,
+                env=launch.environment(scratch),
+                start_new_session=True,
+                bufsize=0,
+            )
+        self._scratch = scratch
+
+    def exit_code(self) -> int | None:
+        """None while it runs."""
+        return self._guard.poll()
+
+    def end(self, *, at_once: bool = False) -> None:
+        """Ends the server and everything below it, and waits for that."""
+        if self._guard.poll() is None:
+            assert self._guard.stdin is not None
+            with contextlib.suppress(OSError):
+                self._guard.stdin.write(guard.END_NOW if at_once else b"q")
+            try:
+                self._guard.wait(END_S)
+            except subprocess.TimeoutExpired:
+                # The session's leader is the guard: its process group is the server's and nobody else's.
+                os.killpg(self._guard.pid, signal.SIGKILL)
+                self._guard.wait(END_S)
+        if self._guard.stdin is not None:
+            self._guard.stdin.close()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def log_text(self) -> str:
+        """What this start has written, as far as the end of it matters."""
+        with contextlib.suppress(OSError), self.log.open("rb") as file:
+            file.seek(max(self.log_start, file.seek(0, os.SEEK_END) - 200_000))
+            return file.read().decode(errors="replace")
+        return ""
+
+
+class OwnServer:
+    """The server that this process started. A thread starts it, watches it and starts it anew.
+
+    `address_file` is where the other ranks find it. Thread-safe.
+    """
+
+    def __init__(self, launch: Launch, weights: Path, log: Path, address_file: Path | None) -> None:
+        self._launch, self._settings, self._log = launch, launch.settings, log
+        launch.environment(Path())  # a wrong choice of GPUs is the caller's mistake, told at once
+        self._address_file = address_file
+        self._weights = weights
+        self._changed = threading.Condition()
+        self._address: Address | None = None
+        self._error: str | None = None
+        self._epoch = 0
+        self._restarts = 0
+        self._in_a_row = 0
+        self._start_wanted = True
+        self._bad_epoch: tuple[int, str] = (0, "")
+        self._closed = False
+        self._client = Client()
+        # The thread starts the processes; it lives as long as this object.
+        self._thread = threading.Thread(target=self._supervise, name="engine-server", daemon=True)
+        self._thread.start()
+
+    @property
+    def restarts(self) -> int:
+        return self._restarts
+
+    def ready(self) -> Address:
+        with self._changed:
+            while self._address is None:
+                if self._error is not None:
+                    raise EngineError(self._error)
+                if self._closed:
+                    raise EngineError("the engine was closed")
+                # The thread gives up by its own deadline, so this ends.
+                self._changed.wait(0.5)
+            return self._address
+
+    def failed(self, address: Address, reason: str) -> None:
+        with self._changed:
+            if address.epoch == self._epoch and self._address is not None:
+                self._bad_epoch = (address.epoch, reason)
+                self._address = None
+                self._changed.notify_all()
+
+    def succeeded(self) -> None:
+        self._in_a_row = 0
+
+    def use(self, weights: Path) -> None:
+        """From here on, a new start is on these weights."""
+        self._weights = weights
+
+    def start_anew(self, weights: Path, reason: str) -> None:
+        """Ends the server, whatever it does, and starts one on `weights`."""
+        with self._changed:
+            self._weights = weights
+            self._restarts += 1
+            self._address, self._error = None, None
+            self._bad_epoch = (self._epoch, reason)
+            self._start_wanted = True
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._address = None
+            self._changed.notify_all()
+        self._thread.join(END_S * 3)
+        self._client.close()
+        self._publish()
+
+    def _supervise(self) -> None:
+        while True:
+            with self._changed:
+                while not (self._start_wanted or self._closed):
+                    self._changed.wait(0.5)
+                if self._closed:
+                    return
+                self._start_wanted = False
+                weights = self._weights
+            try:
+                process = self._start(weights)
+            except (EngineError, OSError) as error:
+                with self._changed:
+                    if not self._start_wanted:
+                        self._error = str(error)
+                    self._publish()
+                    self._changed.notify_all()
+                continue
+            with self._changed:
+                self._epoch += 1
+                if not self._start_wanted:
+                    self._address = Address(process.url, self._epoch)
+                self._publish()
+                self._changed.notify_all()
+            reason = self._watch(process)
+            process.end(at_once=not self._closed)
+            with self._changed:
+                self._address = None
+                if self._closed:
+                    return
+                if self._start_wanted:
+                    continue
+                self._restarts += 1
+                self._in_a_row += 1
+                if self._in_a_row > self._settings.max_restarts:
+                    self._error = (
+                        f"the engine's server failed {self._in_a_row} times in a row (max_restarts is"
+                        f" {self._settings.max_restarts}), the last time: {reason}\n{last_lines(self._log)}"
+                    )
+                    self._publish()
+                else:
+                    self._start_wanted = True
+                self._changed.notify_all()
+
+    def _watch(self, process: Process) -> str:
+        """Returns when the process is no more or shall be no more, with why."""
+        poisoned = self._poison_file(self._epoch)
+        while True:
+            with self._changed:
+                if self._closed:
+                    return "closed"
+                if self._start_wanted or self._bad_epoch[0] == self._epoch:
+                    return self._bad_epoch[1]
+                self._changed.wait(POLL_S)
+            if (code := process.exit_code()) is not None:
+                return f"its process ended with code {code}"
+            if poisoned is not None and poisoned.exists():
+                return poisoned.read_text()
+
+    def _start(self, weights: Path) -> Process:
+        """A server that has sampled. Raises EngineError with the end of the log."""
+        for attempt in range(PORT_TRIES):
+            process = Process(self._launch, weights, self._log)
+            try:
+                self._wait_until_sampling(process)
+            except ServerFailure as failure:
+                text = process.log_text()
+                process.end(at_once=True)
+                # Between our asking the system for a port and the server's using it, another may have it.
+                if "address already in use" in text.lower() and attempt + 1 < PORT_TRIES:
+                    continue
+                raise EngineError(
+                    f"the engine's server did not come up: {failure}.{likely_cause(text)}\n"
+                    f"{last_lines(self._log)}"
+                ) from failure
+            except BaseException:
+                process.end(at_once=True)
+                raise
+            return process
+        raise AssertionError("the last try returns or raises")
+
+    def _wait_until_sampling(self, process: Process) -> None:
+        deadline = time.monotonic() + self._settings.start_timeout
+        listening = False
+        while True:
+            if self._closed or self._start_wanted:
+                raise ServerFailure("no longer wanted")
+            if (code := process.exit_code()) is not None:
+                raise ServerFailure(f"its process ended with code {code}")
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise ServerFailure(
+                    f"no token sampled within start_timeout = {self._settings.start_timeout:.0f} s"
+                )
+            if not (listening := listening or _listens(process.port)):
+                time.sleep(POLL_S)
+                continue
+            with contextlib.suppress(ServerFailure):
+                # Two sizes of batch: what is compiled at the first use is compiled for one and for many.
+                for n in (1, 3):
+                    self._client.post(process.url, "/v1/completions", warm_up(n), timeout=left)
+                return
+            time.sleep(POLL_S)
+
+    def _publish(self) -> None:
+        if self._address_file is None or not self._address_file.parent.is_dir():
+            return
+        address = self._address
+        state = {
+            "url": address.url if address else None,
+            "epoch": self._epoch,
+            "error": self._error or ("the engine was closed" if self._closed else None),
+            "restarts": self._restarts,
+        }
+        write_atomically(self._address_file, state)
+
+    def _poison_file(self, epoch: int) -> Path | None:
+        return poison_file(self._address_file, epoch) if self._address_file else None
+
+
+class RemoteServer:
+    """The first rank's server, seen from another rank: found through a file, and told of failures
+    through another.
+    """
+
+    def __init__(self, address_file: Path, log: Path, settings: VllmSettings) -> None:
+        self._file, self._log, self._settings = address_file, log, settings
+        self._bad_epoch = 0
+        self._restarts = 0
+        self._closed = False
+
+    @property
+    def restarts(self) -> int:
+        return self._restarts
+
+    def ready(self) -> Address:
+        # The first rank needs as long for a start; then this rank knows that it is not coming.
+        deadline = time.monotonic() + PORT_TRIES * self._settings.start_timeout + END_S
+        while time.monotonic() < deadline:
+            if self._closed:
+                raise EngineError("the engine was closed")
+            state = self._read()
+            if state.get("error"):
+                raise EngineError(state["error"])
+            if state.get("url") and state["epoch"] > self._bad_epoch:
+                self._restarts = state["restarts"]
+                return Address(state["url"], state["epoch"])
+            time.sleep(POLL_S)
+        raise EngineError(f"the first rank's server was not there in time; its log is {self._log}")
+
+    def failed(self, address: Address, reason: str) -> None:
+        self._bad_epoch = max(self._bad_epoch, address.epoch)
+        poison_file(self._file, address.epoch).write_text(reason)
+
+    def succeeded(self) -> None:
+        """The first rank's own work decides."""
+
+    def close(self) -> None:
+        self._closed = True
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            return json.loads(self._file.read_text())
+        except FileNotFoundError:
+            return {}
+
+
+def poison_file(address_file: Path, epoch: int) -> Path:
+    """Where a rank leaves word that the server of this epoch failed it."""
+    return address_file.with_name(f"server-{epoch}.failed")
+
+
+def warm_up(n: int) -> dict[str, Any]:
+    """The smallest request that takes every step which real ones take."""
+    return {
+        "model": MODEL_NAME,
+        "prompt": [0],
+        "n": n,
+        "seed": 0,
+        "max_tokens": 2,
+        "logprobs": 0,
+        "return_token_ids": True,
+        "cache_salt": "warm-up",
+    }
+
+
+def last_lines(log: Path) -> str:
+    """The end of a log for an error message, and where the rest is."""
+    try:
+        lines = log.read_text(errors="replace").splitlines()[-LOG_LINES:]
+    except OSError as error:
+        return f"(its log {log} can't be read: {error})"
+    return f"The end of its log, {log}:\n" + "\n".join(f"  | {line}" for line in lines)
+
+
+_CAUSES: list[tuple[Callable[[str], bool], str]] = [
+    (
+        lambda text: (
+            "out of memory" in text or "cannot allocate memory" in text or "no available memory" in text
+        ),
+        "out of memory: lower gpu_memory_utilization, kv_cache_gib, max_num_seqs or context_length",
+    ),
+    (
+        lambda text: "no space left on device" in text or "bus error" in text,
+        "no room in /dev/shm (in a container: start it with a larger --shm-size)",
+    ),
+    (lambda text: "address already in use" in text, "every port that was tried was taken"),
+    (lambda text: "incomplete metadata" in text or "safetensor" in text, "the weights are not whole"),
+    (lambda text: "unsupported cpu attention" in text, "on a CPU the head dimension must be at least 32"),
+    (lambda text: "no module named 'vllm'" in text, "vLLM is not installed here: run the set-up"),
+    (lambda text: "too many open files" in text, "too few open files allowed: raise `ulimit -n`"),
+]
+
+
+def likely_cause(log_text: str) -> str:
+    """What the log points at, as a sentence to add; empty if nothing known."""
+    text = log_text.lower()
+    for matches, cause in _CAUSES:
+        if matches(text):
+            return f" Likely: {cause}."
+    return ""
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -1,0 +1,157 @@
+"""How the engine is configured, and the way from a configuration to a starting engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, Le
+
+from treetune.config.registrable import Registrable
+from treetune.inference.base import Engine
+
+Device = Literal["cpu", "cuda"]
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+
+class EngineSettings(Registrable):
+    """What samples. Starting it gives an `Engine`."""
+
+    canary_tolerance: float | None
+
+    def start(
+        self,
+        model_directory: Path,
+        log_directory: Path,
+        *,
+        seed: int,
+        context_length: int,
+        rank: int = 0,
+        world_size: int = 1,
+        rendezvous: Path | None = None,
+        barrier: Callable[[str], None] = lambda name: None,
+        device: str = "cpu",
+    ) -> Engine:
+        """Begins to start an engine on the weights in `model_directory` and returns at once;
+        ``Engine.wait_ready`` waits for it.
+
+        Every rank calls this. `rendezvous` is a folder, empty at first, that all ranks of the run
+        see; `barrier` returns when all ranks have called it. Both are used only where there are
+        several ranks. Raises ValueError where the settings don't suit the device or the ranks.
+        """
+        raise NotImplementedError
+
+
+@EngineSettings.register("vllm")
+@dataclass(frozen=True, kw_only=True)
+class VllmSettings(EngineSettings):
+    """A managed vLLM server.
+
+    Settings that are None are chosen for the device: `dtype` float32 on a CPU and bfloat16 on a
+    GPU, `enforce_eager` on a CPU only, `prefix_caching` on a GPU only (on a CPU a block is 128
+    tokens, so that short prompts share nothing), `canary_tolerance` (largest difference between a
+    log-prob of the engine and the trainer's, after a sync) 1e-4 in float32 and 5e-2 otherwise,
+    `context_length` (tokens of prompt and response together) that of the run, `omp_threads` one
+    for each core that the ranks' servers leave each other.
+
+    `servers`: 'one' for all ranks (on the first rank's machine) or one 'per_rank'. `devices`: the
+    GPUs of the servers, `tensor_parallel_size` each, numbered as this process sees them; None
+    shares the trainer's. `sleep` gives a GPU's memory to the trainer while it trains.
+
+    Times are in seconds: `start_timeout` until a token was sampled, `request_timeout` for one
+    request, `sync_timeout` for each part of a weight sync. `max_restarts` bounds the restarts of
+    one call to `generate` or `load`. `max_concurrency` bounds the requests in flight.
+    `extra_arguments` end the server's command line.
+    """
+
+    dtype: Dtype | None = None
+    context_length: Annotated[int, Gt(1)] | None = None
+    max_concurrency: Annotated[int, Gt(0)] = 512
+    max_num_seqs: Annotated[int, Gt(0)] = 512
+    max_num_batched_tokens: Annotated[int, Gt(0)] = 16384
+    servers: Literal["one", "per_rank"] = "one"
+    devices: tuple[Annotated[int, Ge(0)], ...] | None = None
+    tensor_parallel_size: Annotated[int, Gt(0)] = 1
+    gpu_memory_utilization: Annotated[float, Gt(0), Le(1)] = 0.85
+    kv_cache_gib: Annotated[int, Gt(0)] = 1
+    prefix_caching: bool | None = None
+    async_scheduling: bool = True
+    enforce_eager: bool | None = None
+    sleep: bool = False
+    omp_threads: Annotated[int, Gt(0)] | None = None
+    start_timeout: Annotated[float, Gt(0)] = 600.0
+    request_timeout: Annotated[float, Gt(0)] = 1800.0
+    sync_timeout: Annotated[float, Gt(0)] = 300.0
+    max_restarts: Annotated[int, Ge(0)] = 3
+    canary_tolerance: Annotated[float, Gt(0)] | None = None
+    extra_arguments: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.devices is not None and len(self.devices) % self.tensor_parallel_size:
+            raise ValueError(
+                f"devices lists {len(self.devices)} GPUs, which tensor_parallel_size"
+                f" {self.tensor_parallel_size} doesn't divide: each server needs that many"
+            )
+        if self.servers == "one" and self.devices and len(self.devices) > self.tensor_parallel_size:
+            raise ValueError(
+                f"devices lists {len(self.devices)} GPUs and the one server uses"
+                f" tensor_parallel_size = {self.tensor_parallel_size}: make them equal, or set servers to"
+                " 'per_rank'"
+            )
+
+    def tolerance(self, device: str) -> float:
+        """The largest log-prob gap that the canary accepts on `device`."""
+        if self.canary_tolerance is not None:
+            return self.canary_tolerance
+        return 1e-4 if self.resolved_dtype(device) == "float32" else 5e-2
+
+    def resolved_dtype(self, device: str) -> Dtype:
+        """The precision that the server computes in on `device`."""
+        return self.dtype or ("bfloat16" if device == "cuda" else "float32")
+
+    def start(
+        self,
+        model_directory: Path,
+        log_directory: Path,
+        *,
+        seed: int,
+        context_length: int,
+        rank: int = 0,
+        world_size: int = 1,
+        rendezvous: Path | None = None,
+        barrier: Callable[[str], None] = lambda name: None,
+        device: str = "cpu",
+    ) -> Engine:
+        if self.sleep and device != "cuda":
+            raise ValueError(
+                "engine.sleep is true and the engine runs on a CPU, where vLLM's sleep frees nothing:"
+                " set it to false"
+            )
+        if world_size > 1 and rendezvous is None:
+            raise ValueError("several ranks need a rendezvous folder to find the engine's server")
+        from treetune.inference.engine import VllmEngine
+        from treetune.inference.launch import Launch
+        from treetune.inference.ranks import RankFiles
+        from treetune.inference.server import OwnServer, RemoteServer
+
+        ranks = RankFiles(rank, world_size, rendezvous, barrier)
+        server: OwnServer | RemoteServer
+        if self.servers == "per_rank" or rank == 0:
+            launch = Launch(
+                settings=self,
+                context_length=self.context_length or context_length,
+                seed=seed,
+                rank=rank,
+                world_size=world_size,
+                device=device,
+            )
+            address_file = rendezvous / "server.json" if rendezvous and self.servers == "one" else None
+            server = OwnServer(launch, model_directory, log_directory / f"server-{rank}.log", address_file)
+        else:
+            assert rendezvous is not None
+            server = RemoteServer(rendezvous / "server.json", log_directory / "server-0.log", self)
+        return VllmEngine(
+            self, server, ranks, context_length=self.context_length or context_length, device=device
+        )
