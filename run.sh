@@ -4,15 +4,14 @@
 #   ./run.sh                                   the quickstart: SFT from random weights, VinePPO from it, table, report
 #   CONFIGSTR=a.jsonnet,b.jsonnet ./run.sh     trains and then evaluates that experiment
 #
-# Environment: APP_DIRECTORY (where experiments go; default experiments), APP_SEED (default 1),
-# APP_EXPERIMENT_NAME, WANDB_RUN_ID, NUM_GPUS (ranks; default all GPUs, 1 on a CPU), OMP_NUM_THREADS.
+# Environment: APP_DIRECTORY (where experiments go), APP_SEED, WANDB_RUN_ID, with CONFIGSTR also
+# APP_EXPERIMENT_NAME: each goes before what the configuration says. NUM_GPUS (ranks; default all GPUs, 1 on a
+# CPU) and OMP_NUM_THREADS (default: the cores, shared among the ranks).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 ./scripts/setup.sh
 
 export PATH="$PWD/.venv/bin:$PATH"
-export APP_DIRECTORY=${APP_DIRECTORY:-experiments}
-export APP_SEED=${APP_SEED:-1}
 
 if [ -z "${NUM_GPUS:-}" ]; then
     NUM_GPUS=$({ nvidia-smi -L 2>/dev/null || true; } | grep -c '^GPU' || true)
@@ -37,8 +36,13 @@ if [ -n "${CONFIGSTR:-}" ]; then
     exit 0
 fi
 
+if [ -n "${APP_EXPERIMENT_NAME:-}" ]; then
+    echo "run.sh: the quickstart is two experiments with names of their own; APP_EXPERIMENT_NAME is for CONFIGSTR" >&2
+    exit 2
+fi
+experiments=${APP_DIRECTORY:-experiments}/quickstart
 treetune configs/quickstart/sft.jsonnet run_iteration_loop
 treetune configs/quickstart/vineppo.jsonnet run_iteration_loop
 python src/treetune/main.py --configs configs/tables/quickstart.jsonnet make_table
 # The report's place is the last line that is printed.
-python src/treetune/main.py report "$APP_DIRECTORY/quickstart/sft" "$APP_DIRECTORY/quickstart/vineppo"
+python src/treetune/main.py report "$experiments/sft" "$experiments/vineppo"

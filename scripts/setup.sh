@@ -91,7 +91,11 @@ if [ ! -d "$VENV" ]; then
     echo "$DEVICE" >"$RECORD/device"
 fi
 
-pip_install() { "$VENV/bin/python" -m pip install --disable-pip-version-check --progress-bar off --no-deps "$@" >>"$LOG" 2>&1; }
+# Bytecode of tens of thousands of modules, most of them never imported, would double the time.
+pip_install() {
+    "$VENV/bin/python" -m pip install --disable-pip-version-check --progress-bar off --no-deps --no-compile \
+        "$@" >>"$LOG" 2>&1
+}
 
 give_up() {
     grep -E '^(ERROR|error)|rror:' "$LOG" | tail -n 5 >&2 || true
