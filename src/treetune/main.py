@@ -13,7 +13,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if __name__ == "__main__" and sys.path[:1] == [os.path.dirname(os.path.realpath(__file__))]:
     # Started as a script: this folder would hide other people's packages called `models` or `config`.
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from treetune.config.explain import Explanation, Setting
     from treetune.config.jsonnet import Config
     from treetune.config.registrable import Registrable
+    from treetune.reports.table import Table
+    from treetune.runtime.base import Runtime
 
 USER_ERROR, FAILURE, INTERRUPTED, CLOSED_PIPE = 2, 1, 130, 141
 
@@ -74,15 +76,12 @@ def _dispatch(options: argparse.Namespace) -> int:
         return 0
     options.log_file = _log_file(config)
     if command == "make_table":
-        from treetune.reports.table import Table, make_table
+        from treetune.reports.table import make_table
 
-        assert isinstance(root, Table)
-        return make_table(root, config.data)
-    from treetune.runtime.base import Runtime
+        return make_table(cast("Table", root), config.data)
     from treetune.runtime.commands import run
 
-    assert isinstance(root, Runtime)
-    return run(command, root, config.data, options)
+    return run(command, cast("Runtime", root), config.data, options)
 
 
 def _parser() -> argparse.ArgumentParser:

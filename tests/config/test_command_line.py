@@ -1,0 +1,207 @@
+"""What the command line answers, and with which exit code."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from tests.config.example_parts import Drawing, Gallery, Picture, Wall
+
+from treetune import main as command_line
+
+CIRCLE = """{ type: 'drawing', seed: 1, directory: 'out', experiment_name: 'x',
+  shape: { type: 'circle', radius: 2 } }"""
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for variable in ("APP_SEED", "APP_DIRECTORY", "APP_EXPERIMENT_NAME", "RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(command_line, "_families", lambda: (Picture, Gallery))
+    Path("circle.jsonnet").write_text(CIRCLE)
+    Path("wall.jsonnet").write_text("{ type: 'wall', rows: ['a'] }")
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What the room that carries out commands was called with; `outcome` decides what it does."""
+    calls: list[tuple[Any, ...]] = []
+
+    def run(command: str, root: Any, config: Any, options: Any) -> int:
+        calls.append((command, root, config))
+        return 0
+
+    commands = ModuleType("commands")
+    monkeypatch.setattr(commands, "run", run, raising=False)
+    monkeypatch.setitem(sys.modules, "treetune.runtime.commands", commands)
+    return calls
+
+
+def fail_with(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*_: Any) -> int:
+        raise error
+
+    commands = ModuleType("commands")
+    monkeypatch.setattr(commands, "run", run, raising=False)
+    monkeypatch.setitem(sys.modules, "treetune.runtime.commands", commands)
+
+
+def main(*arguments: str) -> int:
+    return command_line.main(["--configs", "circle.jsonnet", *arguments])
+
+
+def test_print_config_prints_the_object_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main("--override", "{ seed: 2 }", "print_config") == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["seed"] == 2
+    assert err == ""
+
+
+def test_check_config_says_that_all_is_fine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main("check_config") == 0
+    assert "fine" in capsys.readouterr().out
+
+
+def test_check_config_tells_every_mistake_and_ends_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main("--override", "{ sed: 1, scale: 'x' }", "check_config") == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "scale" in err
+    assert "sed" in err
+
+
+def test_explain_config_lists_what_sets_a_key(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main("--override", "{ shape+: { radius: 3 } }", "explain_config", "shape.radius") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines] == [
+        ["shape.radius", "=", "3"],
+        ["circle.jsonnet:2", "2"],
+        ["--override", "3"],
+    ]
+
+
+def test_explain_config_tells_a_default(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main("explain_config", "shape.colour") == 0
+    assert 'shape.colour = "red"  (the default' in capsys.readouterr().out
+
+
+def test_explain_config_tells_what_replaced_a_key(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main("--override", "{ shape: { type: 'square' } }", "explain_config", "shape.radius") == 0
+    assert "replaced by --override" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"), [("shape.radios", "shape.radius"), ("shape.color", "shape.colour")]
+)
+def test_explain_config_offers_the_nearest_key(
+    wrong: str, right: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main("explain_config", wrong) == 2
+    assert f"did you mean {right}" in capsys.readouterr().err
+
+
+def test_options_may_stand_on_both_sides_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--override", "{ seed: 2 }", "print_config", "--override", "{ seed: super.seed * 2 }"]
+    assert main(*arguments) == 0
+    assert json.loads(capsys.readouterr().out)["seed"] == 4
+    assert command_line.main(["print_config", "--configs", "circle.jsonnet, circle.jsonnet,"]) == 0
+
+
+def test_a_command_gets_the_checked_experiment(runs: list[tuple[Any, ...]]) -> None:
+    assert main("run_iteration_loop") == 0
+    ((command, root, config),) = runs
+    assert command == "run_iteration_loop"
+    assert isinstance(root, Drawing)
+    assert config["shape"] == {"type": "circle", "radius": 2}
+
+
+def test_nothing_runs_with_a_wrong_configuration(runs: list[tuple[Any, ...]]) -> None:
+    assert main("--override", "{ seed: 'x' }", "run_iteration_loop") == 2
+    assert runs == []
+
+
+def test_a_table_has_no_use_for_the_seed_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = ModuleType("table")
+    made: list[Any] = []
+    monkeypatch.setattr(tables, "make_table", lambda root, config: made.append(root) or 0, raising=False)
+    monkeypatch.setitem(sys.modules, "treetune.reports.table", tables)
+    monkeypatch.setenv("APP_SEED", "3")
+    monkeypatch.setenv("APP_DIRECTORY", "there")
+    assert command_line.main(["--configs", "wall.jsonnet", "make_table"]) == 0
+    assert made == [Wall(rows=("a",), directory="there")]
+
+
+@pytest.mark.parametrize(("config", "command"), [("circle", "make_table"), ("wall", "run_iteration_loop")])
+def test_a_table_is_no_experiment(config: str, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line.main(["--configs", f"{config}.jsonnet", command]) == 2
+    assert "make_table makes a table" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(ValueError("too long"), 2), (RuntimeError("died"), 1), (OSError(28, "No space left"), 1)],
+)
+def test_a_failure_is_one_message_and_its_traceback_goes_to_the_log(
+    error: Exception, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = Path("out/x/logs/run.log")
+    log.parent.mkdir(parents=True)
+    log.write_text("before\n")
+    fail_with(error, monkeypatch)
+    assert main("run_iteration_loop") == code
+    err = capsys.readouterr().err
+    assert str(error) in err
+    assert "Traceback" not in err
+    assert str(log) in err
+    assert log.read_text().startswith("before\nTraceback")
+
+
+def test_debug_shows_the_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fail_with(RuntimeError("died"), monkeypatch)
+    assert main("run_iteration_loop", "--debug") == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_an_interruption_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_with(KeyboardInterrupt(), monkeypatch)
+    assert main("run_iteration_loop") == 130
+
+
+def test_a_bug_is_not_dressed_up_as_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_with(AssertionError("cannot be"), monkeypatch)
+    with pytest.raises(AssertionError):
+        main("run_iteration_loop")
+
+
+def test_only_the_first_rank_tells_a_mistake_that_all_ranks_see(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    assert main("--local_rank=1", "--override", "{ seed: 'x' }", "run_iteration_loop") == 2
+    assert capsys.readouterr().err == ""
+    monkeypatch.setenv("RANK", "0")
+    assert main("--override", "{ seed: 'x' }", "run_iteration_loop") == 2
+    assert "seed" in capsys.readouterr().err
+
+
+def test_a_failure_of_one_rank_says_which(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    fail_with(RuntimeError("died"), monkeypatch)
+    assert main("run_iteration_loop") == 1
+    assert "[rank 1] run_iteration_loop failed: died" in capsys.readouterr().err
+
+
+def test_no_configuration_is_a_mistake_with_a_remedy(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line.main(["check_config"]) == 2
+    assert "--configs" in capsys.readouterr().err
