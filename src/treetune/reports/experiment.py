@@ -1,0 +1,99 @@
+"""What an experiment's directory holds, read for a report: all there is, and what is missing."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from treetune.reports.table import read_summaries
+from treetune.runtime.directory import ExperimentDirectory
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One experiment as it lies on disk, running or finished.
+
+    `evaluations` maps an evaluation set's name to its summaries by checkpoint (the number of
+    finished iterations). `missing` says in words what a finished run would have beside that.
+    """
+
+    path: Path
+    config: Mapping[str, Any]
+    manifest: Mapping[str, Any]
+    metrics: list[dict[str, Any]]
+    evaluations: Mapping[str, Mapping[int, Mapping[str, Any]]]
+    running: bool
+    missing: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return str(self.config.get("experiment_name") or self.path.resolve().name)
+
+    @property
+    def planned_iterations(self) -> int | None:
+        return self.config.get("iterations")
+
+    def curve(self, key: str) -> list[tuple[float, float]]:
+        """(finished iterations, value) wherever a metric was recorded as a finite number."""
+        points = [(row["iteration"] + 1, row[key]) for row in self.metrics if _is_number(row.get(key))]
+        return [(float(x), float(y)) for x, y in points]
+
+
+def read_experiment(path: Path) -> Experiment:
+    """Reads an experiment's directory.
+
+    Raises ValueError if `path` is no directory or holds nothing that an experiment writes; what
+    single files hold that can't be read counts as missing.
+    """
+    if not path.is_dir():
+        raise ValueError(f"{path} is no directory: give an experiment's, such as experiments/quickstart/sft")
+    directory = ExperimentDirectory(path)
+    if not any((path / name).exists() for name in ("config.json", "manifest.json", "metrics.jsonl", "evaluations")):
+        below = sorted(str(config.parent) for config in path.glob("*/config.json"))
+        hint = f"; below it lie {', '.join(below)}" if below else ""
+        raise ValueError(
+            f"{path} is no experiment: it has no config.json, manifest.json, metrics.jsonl or evaluations{hint}"
+        )
+    missing: list[str] = []
+    config = _read_object(path / "config.json", missing)
+    manifest = _read_object(path / "manifest.json", missing)
+    metrics = [row for row in directory.read_metrics() if isinstance(row, dict) and _is_number(row.get("iteration"))]
+    if not metrics:
+        missing.append("no iteration is finished yet (metrics.jsonl is empty or not there)")
+    evaluations: dict[str, dict[int, dict[str, Any]]] = {}
+    for name in sorted({summary.parent.name for summary in path.glob("evaluations/*/*/summary.json")}):
+        try:
+            evaluations[name] = read_summaries(path / "evaluations", name)
+        except ValueError as error:
+            missing.append(str(error))
+    if not evaluations:
+        missing.append("no checkpoint has been evaluated yet: run_evaluation does")
+    running = directory.is_running()
+    planned = config.get("iterations")
+    if _is_number(planned) and len(metrics) < planned:
+        state = "is still running" if running else "was interrupted, and continues with the same command"
+        missing.append(f"{len(metrics)} of {planned} iterations are finished: the run {state}")
+    return Experiment(path, config, manifest, metrics, evaluations, running, missing)
+
+
+def _read_object(path: Path, missing: list[str]) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text())
+    except FileNotFoundError:
+        missing.append(f"{path.name} is not there")
+        return {}
+    except (OSError, ValueError) as error:
+        missing.append(f"{path.name} can't be read: {error}")
+        return {}
+    if not isinstance(value, dict):
+        missing.append(f"{path.name} holds no object")
+        return {}
+    return value
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
