@@ -88,7 +88,7 @@ def load(
     variables = {name: value for name, value in environ.items() if name.startswith("APP_")}
     data = _evaluate_sum(layers, variables)
     if not isinstance(data, dict):
-        raise ConfigError([_not_an_object(layers, data, variables)])
+        raise ConfigError([_not_an_object(layers, variables)])
     return Config(data, tuple(layers), variables)
 
 
@@ -153,6 +153,8 @@ def _evaluate_sum(layers: Sequence[Layer], variables: Mapping[str, str]) -> Any:
                 continue
             if unset:
                 raise ConfigError(unset) from error
+            if not locations(str(error)) and len(layers) > 1:  # it is the sum that failed: what was added?
+                raise ConfigError([_not_an_object(layers, variables)]) from error
             raise ConfigError([_jsonnet_issue(str(error), texts, missing_file)]) from error
         if unset:
             raise ConfigError(unset)
@@ -249,9 +251,15 @@ def _no_such_file(name: str, places: Sequence[Path]) -> ConfigIssue:
     return ConfigIssue("no such file", name, f"looked for {looked}", remedy)
 
 
-def _not_an_object(layers: Sequence[Layer], data: Any, variables: Mapping[str, str]) -> ConfigIssue:
+def _not_an_object(layers: Sequence[Layer], variables: Mapping[str, str]) -> ConfigIssue:
+    """Which of the layers is to blame for a sum that is no object."""
+    what = "should be an object {…}"
     for layer in layers:
-        alone = data if len(layers) == 1 else _evaluate_sum([layer], variables)
+        try:
+            alone = _evaluate_sum([layer], variables)
+        except ConfigError:
+            continue  # leans on the others, which only an object can
         if not isinstance(alone, dict):
-            return ConfigIssue(f"should be an object {{…}}, is {json.dumps(alone)[:60]}", layer.name)
-    return ConfigIssue(f"the configuration should be an object, is {json.dumps(data)[:60]}")
+            shown_value = json.dumps(alone)[:60]
+            return ConfigIssue(f"{what}, is {shown_value}", layer.name, remedy="put braces around it")
+    return ConfigIssue(f"the configuration {what}")
