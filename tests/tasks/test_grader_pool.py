@@ -193,6 +193,8 @@ def test_a_grader_that_workers_cannot_load_is_told_to_who_waits() -> None:
         future = pool.submit("7", PROBLEM)
         with pytest.raises(WorkerStartError, match="a_module_that_nobody_has"):
             future.result(timeout=PATIENCE)
+        with pytest.raises(WorkerStartError, match="a_module_that_nobody_has"):
+            pool.submit("8", PROBLEM)
 
 
 def test_a_grader_that_cannot_be_sent_to_a_worker_is_refused_at_once() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import os
 import pickle
@@ -22,7 +23,7 @@ from treetune.vocabulary import Grade, GradeOutcome, Problem
 
 log = logging.getLogger(__name__)
 
-Key = tuple[str, str, str]
+Key = tuple[str, str, bytes]
 
 _BATCH_SECONDS = 0.02
 """What a batch should take: long beside the 0.1 ms that handing it over costs, short enough that
@@ -76,6 +77,7 @@ class GraderPool:
         self._waiting: dict[Key, list[Future[Grade]]] = {}
         self._queue: deque[Work] = deque()
         self._closed = False
+        self._failure: BaseException | None = None
         self._thread: threading.Thread | None = None
         self._wake_read, self._wake_write = -1, -1
         self._numbers = 0
@@ -85,7 +87,8 @@ class GraderPool:
     def submit(self, response: str, problem: Problem) -> Future[Grade]:
         """The grade, as soon as it is there. Does not block, nor raise for what the answer is.
 
-        The future raises WorkerStartError if no worker can load the grader.
+        The future raises WorkerStartError if no worker can load the grader; so does `submit` from
+        then on. Raises ValueError if the pool is closed.
         """
         future: Future[Grade] = Future()
         if not self.grader.isolated:
@@ -94,7 +97,7 @@ class GraderPool:
         key = _key(response, problem)
         with self._lock:
             if self._closed:
-                raise ValueError("the grader pool is closed")
+                raise self._failure or ValueError("the grader pool is closed")
             known = self._memo.get(key)
             if known is None:
                 self._enqueue(key, future, Work(self._numbers, response, problem))
@@ -159,7 +162,6 @@ class GraderPool:
 
     def _serve(self) -> None:
         workers: list[WorkerProcess] = []
-        failure: BaseException = CancelledError("the grader pool was closed before this answer was graded")
         try:
             workers.extend(self._start() for _ in range(self._worker_count))
             while not self._closed:
@@ -169,7 +171,7 @@ class GraderPool:
                     if not self._attend(worker):
                         workers[place] = self._start()
         except BaseException as error:  # noqa: BLE001  (handed on to everyone who waits for a grade)
-            failure = error
+            self._failure = error
         finally:
             for worker in workers:
                 worker.kill()
@@ -177,9 +179,10 @@ class GraderPool:
                 self._closed = True
                 futures = [future for same in self._waiting.values() for future in same]
                 self._waiting.clear()
+            closed = CancelledError("the grader pool was closed before this answer was graded")
             for future in futures:
                 if future.set_running_or_notify_cancel():
-                    future.set_exception(failure)
+                    future.set_exception(self._failure or closed)
 
     def _start(self) -> WorkerProcess:
         return WorkerProcess(self._pickled, self._memory_bytes)
@@ -257,4 +260,6 @@ def _pickled(grader: Grader) -> bytes:
 
 
 def _key(response: str, problem: Problem) -> Key:
-    return (problem.id, problem.gold, response)
+    # A digest, because answers can be long and the memo keeps many.
+    digest = hashlib.blake2b(response.encode(errors="surrogatepass"), digest_size=16).digest()
+    return (problem.id, problem.gold, digest)

@@ -16,6 +16,7 @@ import signal
 import struct
 import sys
 import time
+from dataclasses import replace
 from typing import Any, BinaryIO
 
 from treetune.tasks.graders.base import Grader
@@ -35,18 +36,12 @@ def graded(grader: Grader, response: str, problem: Problem) -> Grade:
     """The grader's verdict with the seconds that it took; what it raises is the outcome ``error``."""
     start = time.perf_counter()
     try:
-        grade = grader.grade(response, problem)
+        return replace(grader.grade(response, problem), seconds=time.perf_counter() - start)
     except (Exception, SystemExit) as error:  # noqa: BLE001
         # Whatever an answer makes a grader raise is recorded with that answer, and ends no run.
         name = type(error).__name__
-        grade = Grade(reward=0.0, outcome="error", message=f"{name}: {error}" if str(error) else name)
-    return Grade(
-        reward=grade.reward,
-        outcome=grade.outcome,
-        extracted=grade.extracted,
-        seconds=time.perf_counter() - start,
-        message=grade.message,
-    )
+        message = f"{name}: {error}" if str(error) else name
+        return Grade(reward=0.0, outcome="error", seconds=time.perf_counter() - start, message=message)
 
 
 def _die_with(parent: int) -> None:
