@@ -170,7 +170,7 @@ class GraderPool:
                 for place, worker in enumerate(workers):
                     if not self._attend(worker):
                         workers[place] = self._start()
-        except BaseException as error:  # noqa: BLE001  (handed on to everyone who waits for a grade)
+        except BaseException as error:  # handed on to everyone who waits for a grade
             self._failure = error
         finally:
             for worker in workers:

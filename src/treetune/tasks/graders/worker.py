@@ -37,7 +37,7 @@ def graded(grader: Grader, response: str, problem: Problem) -> Grade:
     start = time.perf_counter()
     try:
         return replace(grader.grade(response, problem), seconds=time.perf_counter() - start)
-    except (Exception, SystemExit) as error:  # noqa: BLE001
+    except (Exception, SystemExit) as error:
         # Whatever an answer makes a grader raise is recorded with that answer, and ends no run.
         name = type(error).__name__
         message = f"{name}: {error}" if str(error) else name
@@ -80,7 +80,7 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (setup["memory_bytes"], setup["memory_bytes"]))
     try:
         grader = pickle.loads(setup["grader"])
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         # Reported to the parent, which tells the user; there is nothing to grade with.
         _write_all(results, frame(("failed", f"{type(error).__name__}: {error}")))
         sys.exit(1)
