@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from treetune.runtime.base import Runtime
 
 USER_ERROR, FAILURE, INTERRUPTED, CLOSED_PIPE = 2, 1, 130, 141
+
+FIRST_RANK_SPEAKS_WITHIN_S = 5.0
+"""The launcher kills all ranks as soon as one has ended: the others leave the first one time to speak."""
 
 RUN_COMMANDS = {
     "run_iteration_loop": "train: sample, credit, train, sync, as often as the experiment says; resumes",
@@ -242,6 +246,8 @@ def _failed(error: Exception, code: int, options: argparse.Namespace) -> int:
             print(error, file=sys.stderr)
             if options.debug:
                 traceback.print_exception(error)
+        else:
+            time.sleep(FIRST_RANK_SPEAKS_WITHIN_S)
         return code
     where = f"[rank {rank}] " if int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
     log_file: Path | None = getattr(options, "log_file", None)

@@ -46,10 +46,10 @@ def test_a_shipped_configuration_is_right(
     assert command_line.main(["--configs", name, "check_config"]) == 0, capsys.readouterr().err
 
 
-def test_every_fragment_can_be_evaluated_or_says_what_it_needs() -> None:
-    assert {"quickstart/sft.jsonnet", "quickstart/vineppo.jsonnet"} <= {
-        str(path.relative_to(CONFIGS)) for path in CONFIGS.rglob("*.jsonnet")
-    }
+def test_the_quickstart_is_among_them() -> None:
+    assert {f"configs/quickstart/{name}.jsonnet" for name in ("sft", "vineppo")} <= set(
+        whole_configurations()
+    )
 
 
 BROKEN = {
@@ -83,7 +83,7 @@ BROKEN = {
         ["credit.type", "monte_carl", "did you mean 'monte_carlo'", "rloo"],
     ),
     "no type": ("{ credit: { samples: 3 } }", ["credit.type", "missing", "credit+:"]),
-    "a name for an object": ("{ credit: 'group' }", ["credit", "{type: …}", "group"]),
+    "a name for an object": ("{ credit: 'group' }", ["credit", "{type: …}", "write {type: 'group'}"]),
     "key of the former type": (
         "{ credit+: { type: 'rloo' } }",
         ["credit.samples", "monte_carlo_3.jsonnet:2", "without `+`"],
@@ -120,7 +120,6 @@ def told(arguments: list[str], words: list[str], capsys: pytest.CaptureFixture[s
     assert max(map(len, lines)) <= SCREEN_COLUMNS
     one_line = " ".join(err.split())
     assert [word for word in words if word not in one_line] == [], err
-    assert "1 mistake" not in err
     assert "mistakes" not in lines[0], f"one mistake, told as several:\n{err}"
 
 

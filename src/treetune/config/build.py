@@ -119,7 +119,8 @@ class _Builder:
         word, names = schema.family_word(families[0]), ", ".join(sorted(registered)) or "none"
         if not isinstance(data, dict):
             what = f"should be an object {{type: …}}, is {remedies.shown(data)}"
-            return self._wrong(key, what, f"{remedies.how_to_set(key)}; types of {word}: {names}")
+            by_name = f"write {{type: '{data}'}}" if data in list(registered) else remedies.how_to_set(key)
+            return self._wrong(key, what, f"{by_name}; types of {word}: {names}")
         if "type" not in data:
             self._issues.append((key, remedies.missing_type(key, families[0], self._explanation)))
             return _FAILED
