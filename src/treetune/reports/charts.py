@@ -57,7 +57,9 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
     return [i * step for i in range(first, last + 1)]
 
 
-def line_chart(title: str, series: Sequence[Series], *, from_zero: bool = False, x_name: str = "iteration") -> str:
+def line_chart(
+    title: str, series: Sequence[Series], *, from_zero: bool = False, x_name: str = "iteration"
+) -> str:
     """Curves over a shared x. Series without points are skipped; at least one must have some."""
     drawn = [one for one in series if one.points]
     assert drawn, f"nothing to draw in {title!r}"
@@ -74,8 +76,13 @@ def line_chart(title: str, series: Sequence[Series], *, from_zero: bool = False,
     y_of = _scale(y_ticks[0], y_ticks[-1], HEIGHT - BOTTOM, TOP)
     parts = [_grid(y_ticks, y_of)]
     for x in _whole_ticks(x_low, x_high):
-        parts.append(f'<text class="tick" x="{x_of(x):.1f}" y="{HEIGHT - BOTTOM + 15}" text-anchor="middle">{number(x)}</text>')
-    parts.append(f'<text class="axis" x="{WIDTH - RIGHT}" y="{HEIGHT - 4}" text-anchor="end">{escape(x_name)}</text>')
+        parts.append(
+            f'<text class="tick" x="{x_of(x):.1f}" y="{HEIGHT - BOTTOM + 15}" text-anchor="middle">'
+            f"{number(x)}</text>"
+        )
+    parts.append(
+        f'<text class="axis" x="{WIDTH - RIGHT}" y="{HEIGHT - 4}" text-anchor="end">{escape(x_name)}</text>'
+    )
     parts += [_band(one, x_of, y_of) for one in drawn]
     parts += [_curve(one, x_of, y_of) for one in drawn]
     return _figure(title, "".join(parts), WIDTH, HEIGHT)
@@ -129,15 +136,17 @@ def stacked_bars(title: str, rows: Sequence[tuple[str, Mapping[str, float]]], un
             if bottom - top > 0.05:
                 words = escape(f"iteration {label}: {name} {number(amount)} {unit}")
                 parts.append(
-                    f'<rect class="phase {name}" x="{x + slot * 0.1:.1f}" y="{top:.1f}" width="{slot * 0.8:.1f}"'
-                    f' height="{bottom - top:.1f}"><title>{words}</title></rect>'
+                    f'<rect class="phase {name}" x="{x + slot * 0.1:.1f}" y="{top:.1f}"'
+                    f' width="{slot * 0.8:.1f}" height="{bottom - top:.1f}"><title>{words}</title></rect>'
                 )
         if i % every == 0:
             parts.append(
                 f'<text class="tick" x="{x + slot / 2:.1f}" y="{HEIGHT - BOTTOM + 15}"'
                 f' text-anchor="middle">{escape(label)}</text>'
             )
-    parts.append(f'<text class="axis" x="{width - RIGHT}" y="{HEIGHT - 4}" text-anchor="end">iteration</text>')
+    parts.append(
+        f'<text class="axis" x="{width - RIGHT}" y="{HEIGHT - 4}" text-anchor="end">iteration</text>'
+    )
     return _figure(title, "".join(parts), width, HEIGHT)
 
 
@@ -149,7 +158,9 @@ def _thinned(rows: Sequence[tuple[str, Mapping[str, float]]]) -> Sequence[tuple[
     for start in range(0, len(rows), size):
         bunch = rows[start : start + size]
         names = dict.fromkeys(name for _, amounts in bunch for name in amounts)
-        mean = {name: math.fsum(amounts.get(name, 0.0) for _, amounts in bunch) / len(bunch) for name in names}
+        mean = {
+            name: math.fsum(amounts.get(name, 0.0) for _, amounts in bunch) / len(bunch) for name in names
+        }
         label = bunch[0][0] if len(bunch) == 1 else f"{bunch[0][0]}–{bunch[-1][0]}"
         thinned.append((label, mean))
     return thinned
@@ -163,7 +174,8 @@ def interval_mark(value: float, low: float, high: float, colour: str) -> str:
         f'<svg class="inline" viewBox="0 0 160 16" width="160" height="16" role="img" aria-label="{words}">'
         f'<path class="gridline" d="M4 8H156M4 4V12M80 5V11M156 4V12"/>'
         f'<path class="whisker {colour}" d="M{x_of(low):.1f} 8H{x_of(high):.1f}"/>'
-        f'<circle class="mark {colour}" cx="{x_of(value):.1f}" cy="8" r="4"><title>{words}</title></circle></svg>'
+        f'<circle class="mark {colour}" cx="{x_of(value):.1f}" cy="8" r="4"><title>{words}</title></circle>'
+        "</svg>"
     )
 
 

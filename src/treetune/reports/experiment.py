@@ -52,16 +52,21 @@ def read_experiment(path: Path) -> Experiment:
     if not path.is_dir():
         raise ValueError(f"{path} is no directory: give an experiment's, such as experiments/quickstart/sft")
     directory = ExperimentDirectory(path)
-    if not any((path / name).exists() for name in ("config.json", "manifest.json", "metrics.jsonl", "evaluations")):
+    if not any(
+        (path / name).exists() for name in ("config.json", "manifest.json", "metrics.jsonl", "evaluations")
+    ):
         below = sorted(str(config.parent) for config in path.glob("*/config.json"))
         hint = f"; below it lie {', '.join(below)}" if below else ""
         raise ValueError(
-            f"{path} is no experiment: it has no config.json, manifest.json, metrics.jsonl or evaluations{hint}"
+            f"{path} is no experiment: it has no config.json, manifest.json, metrics.jsonl or evaluations"
+            f"{hint}"
         )
     missing: list[str] = []
     config = _read_object(path / "config.json", missing)
     manifest = _read_object(path / "manifest.json", missing)
-    metrics = [row for row in directory.read_metrics() if isinstance(row, dict) and _is_number(row.get("iteration"))]
+    metrics = [
+        row for row in directory.read_metrics() if isinstance(row, dict) and _is_number(row.get("iteration"))
+    ]
     if not metrics:
         missing.append("no iteration is finished yet (metrics.jsonl is empty or not there)")
     evaluations: dict[str, dict[int, dict[str, Any]]] = {}

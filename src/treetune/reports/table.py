@@ -166,7 +166,9 @@ def read_summaries(evaluations: Path, name: str) -> dict[int, dict[str, Any]]:
             summary = {**summary, "iteration": int(path.parent.parent.name)}
             float(summary["pass_at_1"])
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} is no evaluation's summary ({error!r}): delete it and evaluate again") from error
+            raise ValueError(
+                f"{path} is no evaluation's summary ({error!r}): delete it and evaluate again"
+            ) from error
         found[summary["iteration"]] = summary
     return dict(sorted(found.items()))
 
@@ -176,7 +178,16 @@ def read_summaries(evaluations: Path, name: str) -> dict[int, dict[str, Any]]:
 
 def _columns(table: ExperimentsTable, results: list[Result]) -> list[str]:
     published = any(result.row.published is not None for result in results)
-    columns = ["", "pass@1", "95 % interval", "problems × samples", "majority", "unfinished", "tokens", "iteration"]
+    columns = [
+        "",
+        "pass@1",
+        "95 % interval",
+        "problems × samples",
+        "majority",
+        "unfinished",
+        "tokens",
+        "iteration",
+    ]
     return [*columns, "published"] if published else columns
 
 
