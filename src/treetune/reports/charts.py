@@ -28,6 +28,8 @@ class Series:
     points: Sequence[Point]
     colour: str
     interval: Mapping[float, tuple[float, float]] = field(default_factory=dict)
+    is_level: bool = False
+    """Its one point is drawn across the whole chart, beside the others' curves."""
 
 
 def number(value: float) -> str:
@@ -63,7 +65,7 @@ def line_chart(
     """Curves over a shared x. Series without points are skipped; at least one must have some."""
     drawn = [one for one in series if one.points]
     assert drawn, f"nothing to draw in {title!r}"
-    xs = [x for one in drawn for x, _ in one.points]
+    xs = [x for one in drawn for x, _ in one.points if not one.is_level] or [0.0]
     ys = [y for one in drawn for _, y in one.points]
     ys += [bound for one in drawn for bounds in one.interval.values() for bound in bounds]
     if from_zero:
@@ -83,9 +85,24 @@ def line_chart(
     parts.append(
         f'<text class="axis" x="{WIDTH - RIGHT}" y="{HEIGHT - 4}" text-anchor="end">{escape(x_name)}</text>'
     )
-    parts += [_band(one, x_of, y_of) for one in drawn]
-    parts += [_curve(one, x_of, y_of) for one in drawn]
+    levels = [one for one in drawn if one.is_level]
+    curves = [one for one in drawn if not one.is_level]
+    parts += [_level(one, y_of) for one in levels]
+    parts += [_band(one, x_of, y_of) for one in curves]
+    parts += [_curve(one, x_of, y_of) for one in curves]
     return _figure(title, "".join(parts), WIDTH, HEIGHT)
+
+
+def _level(one: Series, y_of: Callable[[float], float]) -> str:
+    (x, y), *_ = one.points
+    low, high = one.interval.get(x, (y, y))
+    top, bottom = y_of(high), y_of(low)
+    words = escape(f"{one.name}: {number(y)} [{number(low)}, {number(high)}]")
+    return (
+        f'<rect class="band {one.colour}" x="{LEFT}" y="{top:.1f}" width="{WIDTH - RIGHT - LEFT}"'
+        f' height="{bottom - top:.1f}"><title>{words}</title></rect>'
+        f'<path class="curve dashed {one.colour}" d="M{LEFT} {y_of(y):.1f}H{WIDTH - RIGHT}"/>'
+    )
 
 
 def _band(one: Series, x_of: Callable[[float], float], y_of: Callable[[float], float]) -> str:
@@ -168,13 +185,13 @@ def _thinned(rows: Sequence[tuple[str, Mapping[str, float]]]) -> Sequence[tuple[
 
 def interval_mark(value: float, low: float, high: float, colour: str) -> str:
     """A point and its interval on a scale from 0 to 1, to stand in a table's cell."""
-    x_of = _scale(0.0, 1.0, 4, 156)
+    x_of = _scale(0.0, 1.0, 4, 116)
     words = escape(f"{value:.3f} [{low:.3f}, {high:.3f}]")
     return (
-        f'<svg class="inline" viewBox="0 0 160 16" width="160" height="16" role="img" aria-label="{words}">'
-        f'<path class="gridline" d="M4 8H156M4 4V12M80 5V11M156 4V12"/>'
+        f'<svg class="inline" viewBox="0 0 120 16" width="120" height="16" role="img" aria-label="{words}">'
+        f'<path class="gridline" d="M4 8H116M4 4V12M60 5V11M116 4V12"/>'
         f'<path class="whisker {colour}" d="M{x_of(low):.1f} 8H{x_of(high):.1f}"/>'
-        f'<circle class="mark {colour}" cx="{x_of(value):.1f}" cy="8" r="4"><title>{words}</title></circle>'
+        f'<circle class="mark {colour}" cx="{x_of(value):.1f}" cy="8" r="2.8"><title>{words}</title></circle>'
         "</svg>"
     )
 

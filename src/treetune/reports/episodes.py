@@ -113,7 +113,8 @@ def episodes_html(sample: EpisodeSample) -> str:
             + '<span class="token down" style="--s:1">orange</span> text less; the colour is full from '
             + f"|A| = {number(scale)} on."
         )
-    return f'<p class="note">{note}</p>' + "".join(_episode(row, scale) for row in sample.rows)
+    shown = "".join(_episode(row, scale) for row in sample.rows)
+    return f'<p class="note">{note}</p><div class="episodes">{shown}</div>'
 
 
 def _episode(row: dict[str, Any], scale: float) -> str:

@@ -30,7 +30,10 @@ CURVES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("learning rate", ("train/learning_rate",)),
     ("critic: mean squared error", ("critic/mse",)),
     ("engine: sampled tokens per second", ("engine/tokens_per_second",)),
-    ("|engine − trainer log-prob|", ("engine/logprob_gap_mean", "engine/logprob_gap_max")),
+    (
+        "|engine − trainer log-prob|: mean, and in grey the largest",
+        ("engine/logprob_gap_mean", "engine/logprob_gap_max"),
+    ),
     ("canary gap after each sync", ("engine/canary_gap",)),
 )
 """Title and the metrics in it. What an experiment did not record has no chart."""
@@ -79,17 +82,8 @@ def _colour(i: int) -> str:
 
 def _results(experiments: Sequence[Experiment]) -> str:
     """The last measured checkpoint of every experiment on every evaluation set."""
-    heads = (
-        "experiment",
-        "evaluation",
-        "pass@1",
-        "95 % interval",
-        "0 – 1",
-        "pass@k",
-        "majority",
-        "unfinished",
-    )
-    heads += ("tokens", "problems × samples", "iteration")
+    heads = ["experiment", "set", "pass@1 [95 % interval]", "0 – 1", "pass@k", "majority", "unfinished"]
+    heads += ["tokens", "problems", "iteration"]
     rows = []
     for i, one in enumerate(experiments):
         chip = f'<span class="chip {_colour(i)}"></span>{escape(one.name)}'
@@ -118,8 +112,7 @@ def _result_cells(summary: Mapping[str, Any], colour: str) -> list[str]:
     best_k = max(by_k, key=int, default=None)
     tokens = summary.get("mean_tokens")
     return [
-        f"<b>{share(summary['pass_at_1'])}</b>",
-        f"{share(low)} – {share(high)}",
+        f"<b>{share(summary['pass_at_1'])}</b> [{share(low)}, {share(high)}]",
         interval_mark(summary["pass_at_1"], low, high, colour) if known else "",
         f"{share(by_k[best_k])} (k = {escape(str(best_k))})" if best_k is not None else "–",
         share(summary.get("majority_vote")),
@@ -131,7 +124,11 @@ def _result_cells(summary: Mapping[str, Any], colour: str) -> list[str]:
 
 
 def _evaluation_curves(experiments: Sequence[Experiment]) -> str:
-    """pass@1 over iterations, one chart per evaluation set, all experiments in it."""
+    """pass@1 over iterations, one chart per evaluation set, all experiments in it.
+
+    An experiment that was measured once is a level to compare with. Sets on which all were measured
+    once have no chart: the table says it all.
+    """
     charts = []
     for label in sorted({label for one in experiments for label in one.evaluations}):
         series = []
@@ -143,7 +140,9 @@ def _evaluation_curves(experiments: Sequence[Experiment]) -> str:
                 if s.get("ci_low") is not None and s.get("ci_high") is not None
             }
             points = [(float(n), float(s["pass_at_1"])) for n, s in summaries.items()]
-            series.append(Series(one.name, points, _colour(i), interval))
+            series.append(Series(one.name, points, _colour(i), interval, is_level=len(points) == 1))
+        if all(len(one.points) <= 1 for one in series):
+            continue
         charts.append(
             line_chart(f"pass@1 on {label}, with its 95 % interval", series, x_name="finished iterations")
         )
@@ -220,8 +219,7 @@ def _curves(one: Experiment, colour: str) -> list[str]:
             for n, key in enumerate(keys)
         ]
         if any(each.points for each in series):
-            words = f"{title} ({', '.join(each.name for each in series)})" if len(series) > 1 else title
-            charts.append(line_chart(words, series, from_zero=title in FROM_ZERO))
+            charts.append(line_chart(title, series, from_zero=title in FROM_ZERO))
     return charts
 
 
