@@ -1,0 +1,192 @@
+"""The report shows what a directory holds, says what it lacks, and needs nothing but itself."""
+
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from tests.reports.synthetic import (
+    CODEC,
+    EPISODES,
+    episode,
+    metrics_row,
+    summary,
+    write_experiment,
+    write_summary,
+)
+from treetune.episode_generators.storage import write_episodes
+from treetune.reports.html import write_report
+
+VOID = {"meta", "br", "hr", "img", "link"}
+
+
+class Page(HTMLParser):
+    """Elements, visible text, and whether every element is closed in turn."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(path.read_text())
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open[-1:] == [tag], f"</{tag}> closes {self.open[-1:]}"
+        self.open.pop()
+
+    def handle_data(self, data: str) -> None:
+        if self.open[-1:] != ["style"]:
+            self.text += data
+
+    def count(self, tag: str, word: str) -> int:
+        return sum(
+            name == tag and word in (attrs.get("class") or "").split() for name, attrs in self.elements
+        )
+
+
+def test_the_report_shows_results_curves_times_and_coloured_steps(tmp_path: Path) -> None:
+    path = write_experiment(tmp_path / "vineppo", passes={0: 0.58, 10: 0.84, 25: 0.93})
+
+    page = Page(write_report([path]))
+
+    assert page.open == []
+    for words in ("0.930 [0.900, 0.960]", "0123abcd", "feedbeef+changes", "torch 2.13.0", "monte_carlo"):
+        assert words in page.text
+    for title in (
+        "pass@1 on test",
+        "reward",
+        "KL to the reference",
+        "entropy",
+        "gradient norm",
+        "clip fraction",
+    ):
+        assert any(title in (attrs.get("aria-label") or "") for _, attrs in page.elements), title
+    assert page.count("rect", "generation") == 25
+    assert page.count("article", "episode") == len(EPISODES)
+    assert "-0.90" in page.text, "the step that ruined an answer is shown with its advantage"
+    assert "Not here (yet)" not in page.text
+
+
+def test_the_page_asks_the_network_for_nothing(tmp_path: Path) -> None:
+    text = write_report([write_experiment(tmp_path / "run")]).read_text()
+    assert not re.search(r"https?://|src=|<link|@import|url\(|<script", text)
+
+
+def test_every_figure_is_well_formed(tmp_path: Path) -> None:
+    first = write_experiment(tmp_path / "a", passes={0: 0.1, 5: 0.2})
+    second = write_experiment(tmp_path / "b", iterations=200, passes={200: 0.9})
+    figures = re.findall(r"<svg.*?</svg>", write_report([first, second]).read_text(), re.DOTALL)
+    assert len(figures) > 20
+    for figure in figures:
+        ElementTree.fromstring(figure)
+        assert "nan" not in figure
+
+
+def test_text_from_models_and_files_is_escaped(tmp_path: Path) -> None:
+    hostile = "<script>alert('1')</script>\n</span></td>&amp;"
+    path = write_experiment(
+        tmp_path / "run", name="<b>bold</b>", episodes=(episode(hostile, (0.5, 0.2), 0.0, 'train/"><i>'),)
+    )
+    write_summary(path, 5, "<u>", summary(0.5))
+    page = Page(write_report([path]))
+    assert {"script", "i", "u"}.isdisjoint(tag for tag, _ in page.elements)
+    assert "<b>bold</b>" in page.text
+    assert "<script>alert('1')</script>" in page.text.replace("↵", "")
+
+
+def test_a_run_that_has_just_begun_has_a_report_that_says_so(tmp_path: Path) -> None:
+    path = write_experiment(tmp_path / "run", iterations=0, planned=25, passes={}, episodes=())
+    page = Page(write_report([path]))
+    assert "no iteration is finished yet" in page.text
+    assert "no checkpoint has been evaluated yet" in page.text
+    assert "0 of 25 iterations are finished" in page.text
+    assert "no episodes are there to show" in page.text
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "manifest.json", "metrics.jsonl", "iterations", "evaluations"]
+)
+def test_a_part_that_is_not_there_is_named_and_the_rest_is_shown(tmp_path: Path, name: str) -> None:
+    path = write_experiment(tmp_path / "run")
+    (path / name).rename(tmp_path / "elsewhere")
+    page = Page(write_report([path]))
+    assert "Not here (yet)" in page.text
+    assert page.open == []
+
+
+def test_files_cut_short_count_as_missing(tmp_path: Path) -> None:
+    path = write_experiment(tmp_path / "run")
+    for name in ("manifest.json", "iterations/0024/episodes.arrow", "evaluations/0025/test/summary.json"):
+        whole = (path / name).read_bytes()
+        (path / name).write_bytes(whole[: len(whole) // 2])
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write('{"iteration": 25, "train/lo')
+    page = Page(write_report([path]))
+    for words in ("manifest.json can't be read", "episodes.arrow can't be read", "summary.json"):
+        assert words in page.text
+
+
+def test_values_that_are_no_numbers_are_left_out_of_curves(tmp_path: Path) -> None:
+    path = write_experiment(tmp_path / "run", iterations=0, planned=3, passes={})
+    rows = [
+        metrics_row(i, **{"train/loss": value}) for i, value in enumerate((0.1, float("nan"), float("inf")))
+    ]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = write_report([path]).read_text()
+    assert 'aria-label="loss"' in text
+    assert "nan" not in re.findall(r'aria-label="loss".*?</svg>', text, re.DOTALL)[0]
+
+
+def test_episodes_without_values_are_shown_by_their_advantages_alone(tmp_path: Path) -> None:
+    path = write_experiment(tmp_path / "run", episodes=())
+    group = [replace(one, step_values=None) for one in EPISODES]
+    write_episodes(path / "iterations/0024/episodes.arrow", group, CODEC)
+    page = Page(write_report([path]))
+    assert "no values of steps" in page.text
+    assert page.count("article", "episode") == 3
+
+
+def test_supervised_episodes_are_shown_without_colours(tmp_path: Path) -> None:
+    path = write_experiment(tmp_path / "run", episodes=(episode("46\n#46", None, 1.0),))
+    page = Page(write_report([path]))
+    assert "carry no advantages" in page.text
+    assert page.count("article", "episode") == 1
+
+
+def test_right_and_wrong_answers_of_different_problems_are_sampled(tmp_path: Path) -> None:
+    many = [episode("1\n2", (0.5, i / 20), 1.0, f"train/{i}") for i in range(20)]
+    many += [episode("1\n3", (0.5, 0.1), 0.0, "train/0")] * 9
+    path = write_experiment(tmp_path / "run", episodes=tuple(many))
+    page = Page(write_report([path]))
+    assert page.count("article", "episode") == 8
+    assert page.count("span", "wrong") == 4
+
+
+def test_one_experiment_gets_its_report_inside_and_several_beside(tmp_path: Path) -> None:
+    first, second = (write_experiment(tmp_path / "all" / name) for name in ("a", "b"))
+    assert write_report([first]) == first / "report.html"
+    assert write_report([first, second]) == tmp_path / "all" / "report.html"
+    assert write_report([second], tmp_path / "x.html") == tmp_path / "x.html"
+
+
+def test_a_wrong_directory_is_an_error_that_names_what_lies_below_it(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no directory"):
+        write_report([tmp_path / "absent"])
+    write_experiment(tmp_path / "all" / "sft")
+    with pytest.raises(ValueError, match=r"no experiment.*below it lie .*sft"):
+        write_report([tmp_path / "all"])
+    with pytest.raises(ValueError, match="a report is about"):
+        write_report([])
