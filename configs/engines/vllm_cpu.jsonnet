@@ -6,7 +6,7 @@
     servers: 'one',
     max_num_seqs: 512,
     max_num_batched_tokens: 16384,
-    enable_prefix_caching: false,
+    prefix_caching: false,
     async_scheduling: true,
     kv_cache_gib: 1,
   },

@@ -147,8 +147,8 @@ class Run:
         if self.ranks.is_first:
             from treetune.models.export import read_policy, write_for_engine
 
-            policy = self.directory.checkpoint(number) / "policy"
-            write_for_engine(*read_policy(policy), self.tokenizer, folder)
+            weights, architecture = read_policy(self.directory.checkpoint(number) / "policy")
+            write_for_engine(weights, architecture, self.tokenizer, folder)
         self.ranks.barrier("checkpoint written for the engine")
         self.engine.load(folder, number)
 
@@ -158,7 +158,7 @@ class Run:
         assert self.trainer is not None
         weights = self.trainer.weights()
         if self.ranks.is_first:
-            write_for_engine(weights, self.model_config, self.tokenizer, folder)
+            write_for_engine(weights, self.policy_model.config, self.tokenizer, folder)
         self.ranks.barrier("weights written for the engine")
 
     def _load(self, folder: Path, version: int) -> SyncReport:
@@ -168,7 +168,7 @@ class Run:
         canary = Canary(
             prompts=prompts,
             score=lambda pairs: trainer.score(pairs, temperature),
-            tolerance=getattr(self.config.engine, "canary_tolerance", 1e-4),
+            tolerance=self.config.engine.tolerance(self.ranks.device.type),
             temperature=temperature,
         )
         return self.engine.load(folder, version, canary)
@@ -180,9 +180,10 @@ class Run:
         return sampling.temperature if sampling is not None and sampling.temperature > 0 else 1.0
 
     @property
-    def model_config(self) -> Any:
+    def policy_model(self) -> PreTrainedModel:
+        """The model that is trained; under ZeRO-3 its weights are shards."""
         assert self.trainer is not None
-        return self.trainer.policy.module.model.config
+        return self.trainer.policy.module.model
 
 
 @contextmanager
