@@ -79,7 +79,7 @@ def read_experiment(path: Path) -> Experiment:
         missing.append("no checkpoint has been evaluated yet: run_evaluation does")
     running = directory.is_running()
     planned = config.get("iterations")
-    if _is_number(planned) and len(metrics) < planned:
+    if isinstance(planned, int) and len(metrics) < planned:
         state = "is still running" if running else "was interrupted, and continues with the same command"
         missing.append(f"{len(metrics)} of {planned} iterations are finished: the run {state}")
     return Experiment(path, config, manifest, metrics, evaluations, running, missing)

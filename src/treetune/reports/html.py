@@ -107,13 +107,12 @@ def _result_cells(summary: Mapping[str, Any], colour: str) -> list[str]:
         return f"{value:.3f}" if isinstance(value, int | float) else "–"
 
     low, high = summary.get("ci_low"), summary.get("ci_high")
-    known = low is not None and high is not None
     by_k = summary.get("pass_at_k") or {}
     best_k = max(by_k, key=int, default=None)
     tokens = summary.get("mean_tokens")
     return [
         f"<b>{share(summary['pass_at_1'])}</b> [{share(low)}, {share(high)}]",
-        interval_mark(summary["pass_at_1"], low, high, colour) if known else "",
+        "" if low is None or high is None else interval_mark(summary["pass_at_1"], low, high, colour),
         f"{share(by_k[best_k])} (k = {escape(str(best_k))})" if best_k is not None else "–",
         share(summary.get("majority_vote")),
         share(summary.get("unfinished")),

