@@ -178,16 +178,7 @@ def read_summaries(evaluations: Path, name: str) -> dict[int, dict[str, Any]]:
 
 def _columns(table: ExperimentsTable, results: list[Result]) -> list[str]:
     published = any(result.row.published is not None for result in results)
-    columns = [
-        "",
-        "pass@1",
-        "95 % interval",
-        "problems × samples",
-        "majority",
-        "unfinished",
-        "tokens",
-        "iteration",
-    ]
+    columns = ["", "pass@1", "95 % interval", "problems", "unfinished", "tokens", "iteration"]
     return [*columns, "published"] if published else columns
 
 
@@ -202,7 +193,6 @@ def _cells(result: Result, columns: list[str]) -> list[str]:
         share("pass_at_1"),
         f"{share('ci_low')} – {share('ci_high')}",
         f"{values.get('n_problems', '–')} × {values.get('samples', '–')}",
-        share("majority_vote"),
         share("unfinished"),
         f"{values['mean_tokens']:.1f}" if values.get("mean_tokens") is not None else "–",
         str(values["iteration"]),
@@ -228,12 +218,13 @@ def as_markdown(table: ExperimentsTable, results: list[Result]) -> str:
 
 
 def _print(table: ExperimentsTable, results: list[Result]) -> None:
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table as RichTable
 
     columns = _columns(table, results)
-    shown = RichTable(title=escape(table.title) or None)
+    shown = RichTable(title=escape(table.title) or None, box=SIMPLE_HEAD)
     for number, column in enumerate(columns):
         shown.add_column(column, justify="right" if number else "left")
     for result in results:
