@@ -9,7 +9,8 @@ from contextlib import contextmanager
 
 from treetune.vocabulary import Metrics
 
-PHASES = ("generation", "credit", "training", "sync", "evaluation", "commit")
+PHASES = ("generation", "credit", "training", "waiting", "sync", "evaluation", "commit")
+"""``waiting`` is for an engine that is still starting."""
 
 
 class Clock:

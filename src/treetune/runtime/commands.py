@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,6 +27,8 @@ def run(command: str, root: Runtime, plain_config: Mapping[str, Any], options: A
     assert isinstance(root, PolicyIteration)
     lifeline.exit_on_sigterm()
     lifeline.end_with_launcher()
+    if command != clean_up_checkpoints.__name__:
+        root.model.check(root.task.alphabet)  # before anything heavy is imported
     COMMANDS[command](root, plain_config)
     return 0
 
@@ -34,7 +37,7 @@ def run_iteration_loop(config: PolicyIteration, plain: Mapping[str, Any]) -> Non
     directory = _directory(config)
     if directory.resumable() == config.iterations:
         begin(directory, config, plain)
-        print(f"{directory.path} is finished: all {config.iterations} iterations are done")
+        _say_once(f"{directory.path} is finished: all {config.iterations} iterations are done")
         return
     with opened(config, plain, with_engine=config.needs_engine, with_trainer=True) as run:
         run_iterations(run)
@@ -47,7 +50,7 @@ def run_evaluation(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
         raise ValueError(f"{directory.path} has no checkpoint to evaluate: run_iteration_loop makes them")
     _require_sets(config)
     if not directory.is_running() and not _unmeasured(config, directory):
-        print(f"{directory.path}: all sets are measured on all {len(directory.checkpoints())} checkpoints")
+        _say_once(f"{directory.path}: all sets are measured on all its checkpoints")
         return
     with opened(config, plain, with_engine=True, with_trainer=False) as run:
         while True:
@@ -104,6 +107,12 @@ COMMANDS = {
         clean_up_checkpoints,
     )
 }
+
+
+def _say_once(message: str) -> None:
+    """On standard output, by the first rank; before the ranks have met."""
+    if os.environ.get("RANK", "0") == "0":
+        print(message)
 
 
 def _directory(config: PolicyIteration) -> ExperimentDirectory:

@@ -40,12 +40,15 @@ def run_iterations(run: Run) -> None:
                 _nothing_selected(run, iteration)
             done = iteration + 1
             if _engine_needed(run, done):
-                run.wait_for_engine()
+                with clock.phase("waiting"):
+                    run.wait_for_engine()
                 with clock.phase("sync"):
                     metrics |= run.sync(done)
             with clock.phase("evaluation"):
                 metrics |= evaluate(run, done, due_sets(run, done))
-            row = commit(run, iteration, metrics | _throughput(metrics, clock), clock)
+            if config.rollout.needs_engine:
+                metrics |= _throughput(metrics, clock)
+            row = commit(run, iteration, metrics, clock)
             mirrors.log(iteration, row)
             run.console.say(summary_line(row, config.iterations))
 
@@ -78,8 +81,6 @@ def _mirrors(run: Run) -> Mirrors:
 
 def _throughput(metrics: Metrics, clock: Clock) -> Metrics:
     """Tokens that the engine sampled for rollout and credit, per second of these two phases."""
-    if "engine/restarts" not in metrics and "credit/value_tokens" not in metrics:
-        return {}
     tokens = metrics["episodes/response_tokens"] * metrics["episodes/count"]
     tokens += metrics.get("credit/value_tokens", 0.0)
     seconds = clock.seconds["generation"]

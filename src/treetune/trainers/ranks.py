@@ -32,6 +32,7 @@ class Ranks:
     def join(deadline_s: float) -> Ranks:
         """Joins the processes that the launcher started; alone if there is no launcher."""
         import deepspeed
+        import deepspeed.ops
 
         for name, alone in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):
             os.environ.setdefault(name, alone)
@@ -45,6 +46,9 @@ class Ranks:
             device, backend = torch.device("cuda", local_rank), "nccl"
         else:
             device, backend = torch.device("cpu"), "gloo"
+            # DeepSpeed's own sums over shared memory take a minute to compile, stay behind in
+            # /dev/shm, and wait for a dead rank for ever; gloo's have a deadline.
+            deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         timeout = datetime.timedelta(seconds=deadline_s)
         if not dist.is_initialized():
             deepspeed.init_distributed(dist_backend=backend, timeout=timeout, verbose=False)
