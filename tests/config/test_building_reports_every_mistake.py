@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.config.example_parts import Circle, Drawing, Frame, Picture, Square
 
+from tests.config.example_parts import Circle, Drawing, Frame, Picture, Square
 from treetune.config.build import build, keys_at
 from treetune.config.errors import ConfigError, ConfigIssue
 from treetune.config.explain import Explanation

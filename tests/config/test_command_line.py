@@ -9,8 +9,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from tests.config.example_parts import Drawing, Gallery, Picture, Wall
 
+from tests.config.example_parts import Drawing, Gallery, Picture, Wall
 from treetune import main as command_line
 
 CIRCLE = """{ type: 'drawing', seed: 1, directory: 'out', experiment_name: 'x',

@@ -6,8 +6,8 @@ import itertools
 import math
 
 import pytest
-from tests.episode_generators import tabular_mdp as mdp
 
+from tests.episode_generators import tabular_mdp as mdp
 from treetune.episode_generators.base import Credit
 from treetune.episode_generators.credit.group import Group
 from treetune.episode_generators.credit.monte_carlo import MonteCarlo

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from tests.episode_generators import tabular_mdp as mdp
 
+from tests.episode_generators import tabular_mdp as mdp
 from treetune.episode_generators.base import Credit
 from treetune.episode_generators.credit.gae import Gae, gae
 from treetune.episode_generators.credit.group import Group, group_advantages

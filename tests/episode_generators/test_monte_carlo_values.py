@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from tests.episode_generators import tabular_mdp as mdp
 
+from tests.episode_generators import tabular_mdp as mdp
 from treetune.config.build import build
 from treetune.config.errors import ConfigError
 from treetune.episode_generators.base import Credit, GenerationContext

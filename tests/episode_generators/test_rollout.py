@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from tests.episode_generators import tabular_mdp as mdp
 
+from tests.episode_generators import tabular_mdp as mdp
 from treetune.episode_generators.base import GenerationContext
 from treetune.episode_generators.rollout.demonstrations import Demonstrations
 from treetune.episode_generators.rollout.single_turn import SingleTurn, sample_answers

@@ -7,8 +7,8 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.episode_generators import tabular_mdp as mdp
 
+from tests.episode_generators import tabular_mdp as mdp
 from treetune.episode_generators.storage import (
     read_episodes,
     read_trajectories,

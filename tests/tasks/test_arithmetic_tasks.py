@@ -86,7 +86,10 @@ def test_an_unknown_split_is_refused() -> None:
 
 def test_solutions_are_written_as_documented() -> None:
     addition, multiplication = AdditionChain(), Multiplication(factors=3)
-    assert addition.demonstration(problem_of(addition, 12, 34, 56, 78), 0) == "46\n102\n180\n#180"
+    assert (
+        addition.demonstration(problem_of(addition, 12, 34, 56, 78), 0)
+        == "12+34=46\n46+56=102\n102+78=180\n#180"
+    )
     assert multiplication.demonstration(problem_of(multiplication, 23, 40, 17), 0) == (
         "23*40=920\n920*10=9200\n920*7=6440\n9200+6440=15640\n#15640"
     )
@@ -203,13 +206,15 @@ def test_the_teachers_value_is_how_often_it_is_right(task: WrittenArithmetic) ->
 def test_values_follow_a_solution_from_step_to_step() -> None:
     task = AdditionChain(demonstration_noise=0.1)
     problem = problem_of(task, 12, 34, 56, 78)
-    assert task.teacher_value(problem, "46\n") == pytest.approx(0.81)
-    assert task.teacher_value(problem, "46\n102\n180\n") == 1.0
-    assert task.teacher_value(problem, "46\n112\n") == 0.0
-    assert task.teacher_value(problem, "46\n92\n") == pytest.approx(0.05)  # a slip by 10 makes up for it
-    assert task.teacher_value(problem, "46\n102\n180\n#180") == 1.0
-    assert task.teacher_value(problem, "46\n#180") == 1.0
-    assert task.teacher_value(problem, "46\n#46") == 0.0
+    assert task.teacher_value(problem, "12+34=46\n") == pytest.approx(0.81)
+    assert task.teacher_value(problem, "12+34=46\n46+56=102\n102+78=180\n") == 1.0
+    assert task.teacher_value(problem, "12+34=46\n46+56=112\n") == 0.0
+    assert task.teacher_value(problem, "12+34=46\n46+56=92\n") == pytest.approx(
+        0.05
+    )  # a slip by 10 makes up for it
+    assert task.teacher_value(problem, "12+34=46\n46+56=102\n102+78=180\n#180") == 1.0
+    assert task.teacher_value(problem, "12+34=46\n#180") == 1.0
+    assert task.teacher_value(problem, "12+34=46\n#46") == 0.0
 
 
 def test_values_are_exact_and_quick_however_many_steps_are_left() -> None:
@@ -224,7 +229,19 @@ def test_values_are_exact_and_quick_however_many_steps_are_left() -> None:
     assert task.teacher_value(problem, "1641*2000=0\n") == 0.0
 
 
-@pytest.mark.parametrize("prefix", ["46", "46\n102", "46\n\n", "x\n", "46+56=102\n", "1\n2\n3\n4\n", "-46\n"])
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "46",
+        "46\n102",
+        "46\n\n",
+        "x\n",
+        "46\n",
+        "12+34=46\n46+56=102",
+        "12+34=46\n0+46=46\n46+56=102\n102+78=180\n",
+        "-46\n",
+    ],
+)
 def test_a_prefix_that_is_no_complete_steps_has_no_value(prefix: str) -> None:
     task = AdditionChain()
     with pytest.raises(ValueError, match=r"prefix|no step"):

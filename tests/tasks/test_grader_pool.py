@@ -11,8 +11,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.tasks.hostile_graders import Counting, Obedient, Unloadable
 
+from tests.tasks.hostile_graders import Counting, Obedient, Unloadable
 from treetune.tasks.graders.final_answer import FinalAnswer
 from treetune.tasks.graders.pool import GraderPool
 from treetune.tasks.graders.process import WorkerStartError

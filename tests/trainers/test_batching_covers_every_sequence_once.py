@@ -18,9 +18,7 @@ LENGTHS = st.lists(st.integers(1, 300), min_size=1, max_size=60)
     st.sampled_from(["padded", "packed"]),
 )
 def test_every_sequence_runs_exactly_once_within_the_budget(lengths, ranks, tokens, sequences, layout):
-    shares = cut(
-        lengths, range(len(lengths)), ranks=ranks, tokens=tokens, sequences=sequences, layout=layout
-    )
+    shares = cut(lengths, range(len(lengths)), ranks=ranks, tokens=tokens, sequences=sequences, layout=layout)
     pieces = [piece for share in shares for piece in share]
     real = [index for piece in pieces if piece.real for index in piece.indices]
     assert sorted(real) == list(range(len(lengths)))
@@ -34,9 +32,7 @@ def test_every_sequence_runs_exactly_once_within_the_budget(lengths, ranks, toke
 
 @given(LENGTHS, st.integers(2, 4))
 def test_ranks_carry_about_the_same_number_of_tokens(lengths, ranks):
-    shares = cut(
-        lengths, range(len(lengths)), ranks=ranks, tokens=10**9, sequences=None, layout="packed"
-    )
+    shares = cut(lengths, range(len(lengths)), ranks=ranks, tokens=10**9, sequences=None, layout="packed")
     load = [sum(lengths[i] for p in share if p.real for i in p.indices) for share in shares]
     assert max(load) - min(load) <= max(lengths)
 

@@ -89,9 +89,7 @@ def test_the_clipped_policy_gradient_equals_a_loop_over_tokens(seed, estimator, 
     loss, metrics = objective.loss(tokens, logprobs, entropy_N)
     plain = [float(p) for p in logprobs.detach()]
     entropies = entropy_N.tolist()
-    assert float(loss.detach()) == pytest.approx(
-        reference_ppo(objective, tokens, plain, entropies), abs=1e-9
-    )
+    assert float(loss.detach()) == pytest.approx(reference_ppo(objective, tokens, plain, entropies), abs=1e-9)
     loss.backward()
     for i, value in enumerate(plain):
         up, down = plain.copy(), plain.copy()

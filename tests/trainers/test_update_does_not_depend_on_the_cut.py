@@ -41,20 +41,14 @@ def eight_at_once(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, dict]
 
 
 def test_two_ranks_packed_make_the_same_update_as_one_padded(tmp_path, eight_at_once):
-    assert_same(
-        eight_at_once, update(tmp_path, "two", ranks=2, sequences_per_micro_batch=3, layout="packed")
-    )
+    assert_same(eight_at_once, update(tmp_path, "two", ranks=2, sequences_per_micro_batch=3, layout="packed"))
 
 
 def test_two_ranks_with_sharded_gradients_make_the_same_update(tmp_path, eight_at_once):
     """ZeRO-2 reduces in every backward pass: ranks with unequal work must not drift apart."""
-    assert_same(
-        eight_at_once, update(tmp_path, "zero2", ranks=2, sequences_per_micro_batch=3, zero_stage=2)
-    )
+    assert_same(eight_at_once, update(tmp_path, "zero2", ranks=2, sequences_per_micro_batch=3, zero_stage=2))
 
 
 @pytest.mark.slow
 def test_two_ranks_with_sharded_parameters_make_the_same_update(tmp_path, eight_at_once):
-    assert_same(
-        eight_at_once, update(tmp_path, "zero3", ranks=2, sequences_per_micro_batch=3, zero_stage=3)
-    )
+    assert_same(eight_at_once, update(tmp_path, "zero3", ranks=2, sequences_per_micro_batch=3, zero_stage=3))

@@ -126,7 +126,7 @@ def test_saved_state_continues_bit_for_bit(tmp_path):
 
 
 def test_a_single_update_scores_the_tokens_that_it_trains_on_once_and_reports_the_gap():
-    trainer, metrics = trained()
+    _, metrics = trained()
     model = PolicyModule(tiny_model())
     gaps = []
     for row in episodes(16):

@@ -80,6 +80,11 @@ class Engine:
 
     version: int
 
+    @property
+    def tokens_per_second(self) -> float:
+        """How fast it samples just now, or did last."""
+        raise NotImplementedError
+
     def wait_ready(self) -> None:
         """Blocks until a token has been sampled. Raises EngineError with the end of the log."""
         raise NotImplementedError

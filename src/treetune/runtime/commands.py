@@ -122,7 +122,8 @@ def _directory(config: PolicyIteration) -> ExperimentDirectory:
 def _require_sets(config: PolicyIteration) -> None:
     if not config.evaluation.sets:
         raise ValueError(
-            "the experiment has no evaluation sets: add e.g. evaluation+: {sets: [{split: 'test', samples: 4}]}"
+            "the experiment has no evaluation sets: add e.g."
+            " evaluation+: {sets: [{split: 'test', samples: 4}]}"
         )
 
 

@@ -46,10 +46,14 @@ class Console:
         self.log.info(message)
 
     @contextmanager
-    def phase(self, what: str, unit: str = "") -> Iterator[Callable[[int, int, str], None]]:
-        """A live line while inside; call what it gives with (done, total, a few words)."""
+    def phase(
+        self, what: str, unit: str = "", words: Callable[[], str] = lambda: ""
+    ) -> Iterator[Callable[[int, int], None]]:
+        """A live line while inside; call what it gives with (done, total). `words` says what else
+        is worth knowing just then.
+        """
         if not self._live:
-            yield lambda done, total, words="": None
+            yield lambda done, total: None
             return
         from rich.console import Console as RichConsole
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -65,14 +69,14 @@ class Console:
             console=RichConsole(stderr=True),
             transient=True,
         ) as progress:
-            bar = progress.add_task(what, total=None, words="")
+            bar = progress.add_task(what, total=None, words=words())
 
-            def show(done: int, total: int, words: str = "") -> None:
+            def show(done: int, total: int) -> None:
                 nonlocal last
                 now = time.monotonic()
                 if done == total or now - last >= SHOWN_EVERY_S:
                     last = now
-                    progress.update(bar, completed=done, total=total, words=words)
+                    progress.update(bar, completed=done, total=total, words=words())
 
             yield show
 

@@ -84,7 +84,6 @@ class ExperimentDirectory:
                 ) from None
             yield
 
-
     def is_running(self) -> bool:
         """Whether a process holds the lock."""
         try:
@@ -97,7 +96,7 @@ class ExperimentDirectory:
         return False
 
 
-def write_whole(path: Path, write: Callable[[IO[str]], None]) -> None:
+def write_whole(path: Path, write: Callable[[IO[str]], object]) -> None:
     """Writes a text file beside its place, syncs it, and renames it there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
@@ -114,7 +113,7 @@ def write_whole(path: Path, write: Callable[[IO[str]], None]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    write_whole(path, lambda file: None if file.write(text) else None)
+    write_whole(path, lambda file: file.write(text))
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -69,7 +69,8 @@ def _measure(run: Run, done: int, chosen: EvaluationSet) -> None:
         problems = problems[: chosen.problems]
     rollout = _rollout(run, chosen)
     folder = run.directory.evaluation(done, chosen.label)
-    with run.console.phase(f"evaluating {chosen.label} after iteration {done}", "answers") as show:
+    what = f"evaluating {chosen.label} after iteration {done}"
+    with run.console.phase(what, "answers", run.news) as show:
         context = run.context(
             rollout,
             seed=seed,
@@ -170,9 +171,7 @@ def bootstrap_interval(values: Sequence[float], seed: int) -> tuple[float, float
     """95 % percentile interval of the mean of `values` under resampling."""
     generator = derived_random(seed, "bootstrap")
     size = len(values)
-    means = sorted(
-        math.fsum(generator.choices(values, k=size)) / size for _ in range(BOOTSTRAP_RESAMPLES)
-    )
+    means = sorted(math.fsum(generator.choices(values, k=size)) / size for _ in range(BOOTSTRAP_RESAMPLES))
     tail = (1 - INTERVAL) / 2
     return means[int(tail * len(means))], means[int((1 - tail) * len(means)) - 1]
 

@@ -62,7 +62,7 @@ def _rollout(run: Run, iteration: int, clock: Clock) -> tuple[list[Trajectory], 
         return _share(run, read_trajectories(folder / "trajectories.arrow"), problems), metrics
     with (
         clock.phase("generation"),
-        run.console.phase(f"iteration {iteration + 1}: sampling", "answers") as show,
+        run.console.phase(f"iteration {iteration + 1}: sampling", "answers", run.news) as show,
     ):
         context = run.context(
             config.rollout,
@@ -94,7 +94,7 @@ def _credit(
     config, folder = run.config, run.directory.iteration(iteration)
     with (
         clock.phase("credit"),
-        run.console.phase(f"iteration {iteration + 1}: credit", "continuations") as show,
+        run.console.phase(f"iteration {iteration + 1}: credit", "continuations", run.news) as show,
     ):
         context = run.context(
             config.rollout,

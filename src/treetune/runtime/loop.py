@@ -13,6 +13,9 @@ from treetune.runtime.run import Run
 from treetune.runtime.sinks import Mirrors
 from treetune.vocabulary import Metrics
 
+SHOWN_SECONDS = 0.05
+"""Phases shorter than this are left out of the line that a person reads."""
+
 
 def run_iterations(run: Run) -> None:
     """Every iteration that the experiment still lacks. Collective."""
@@ -33,7 +36,7 @@ def run_iterations(run: Run) -> None:
                 with (
                     clock.phase("training"),
                     run.engine_asleep(),
-                    run.console.phase(f"iteration {iteration + 1}: training", "steps") as show,
+                    run.console.phase(f"iteration {iteration + 1}: training", "steps", run.news) as show,
                 ):
                     metrics |= trainer.train(iteration, episodes, show)
             else:
@@ -50,6 +53,7 @@ def run_iterations(run: Run) -> None:
                 metrics |= _throughput(metrics, clock)
             row = commit(run, iteration, metrics, clock)
             mirrors.log(iteration, row)
+            run.last_row = row
             run.console.say(summary_line(row, config.iterations))
 
 
@@ -101,10 +105,10 @@ def summary_line(row: dict[str, Any], iterations: int) -> str:
     ):
         if key in row:
             parts.append(f"{name} {form.format(row[key])}")
-    scores = [
-        f"{key.split('/')[1]} {value:.3f}" for key, value in row.items() if key.endswith("/pass_at_1")
-    ]
-    times = [f"{key.removeprefix('seconds/')} {row[key]:.1f}" for key in row if key.startswith("seconds/")]
-    left = (iterations - row["iteration"] - 1) * row["seconds/total"]
-    parts += [*scores, f"{row['seconds/total']:.1f} s ({', '.join(times)})", f"{left / 60:.0f} min left"]
+    scores = [f"{key.split('/')[1]} {value:.3f}" for key, value in row.items() if key.endswith("/pass_at_1")]
+    phases = {key.removeprefix("seconds/"): row[key] for key in row if key.startswith("seconds/")}
+    total = phases.pop("total")
+    times = [f"{name} {seconds:.1f}" for name, seconds in phases.items() if seconds >= SHOWN_SECONDS]
+    left = (iterations - row["iteration"] - 1) * total
+    parts += [*scores, f"{total:.1f} s ({', '.join(times)})", f"{left / 60:.0f} min left"]
     return "  ".join(parts)

@@ -9,7 +9,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,11 +55,27 @@ class Run:
     weights_folder: Path
     engine: Engine | None = None
     trainer: PolicyTrainer | None = None
+    last_row: Mapping[str, Any] = field(default_factory=dict)
+    """The line of the last finished iteration."""
     _engine_ready: bool = False
 
     @cached_property
     def train_problems(self) -> list[Problem]:
         return list(self.config.task.problems("train"))
+
+    def news(self) -> str:
+        """A few words for the live line: the engine's speed, and how the last iteration went."""
+        words = []
+        if self.engine is not None and self.engine.tokens_per_second:
+            words.append(f"{self.engine.tokens_per_second:.0f} tokens/s")
+        for name, key, form in (
+            ("reward", "episodes/reward", "{:.3f}"),
+            ("unfinished", "episodes/unfinished", "{:.0%}"),
+            ("KL", "train/kl", "{:.4f}"),
+        ):
+            if key in self.last_row:
+                words.append(f"{name} {form.format(self.last_row[key])}")
+        return "  ".join(words)
 
     # Models
 
@@ -280,5 +296,3 @@ def quiet_libraries() -> None:
     transformers.utils.logging.disable_progress_bar()
     for name in ("DeepSpeed", "deepspeed"):
         logging.getLogger(name).setLevel(logging.WARNING)
-
-

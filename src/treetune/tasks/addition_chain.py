@@ -16,7 +16,8 @@ from treetune.tasks.base import Task
 @dataclass(frozen=True, kw_only=True)
 class AdditionChain(WrittenArithmetic):
     r"""Add `count` numbers of `digits` digits, e.g. ``12+34+56+78=\n`` with the solution
-    ``46\n102\n180\n#180``: count - 1 running totals, one step each, and the answer.
+    ``12+34=46\n46+56=102\n102+78=180\n#180``: count - 1 running totals, one step each, and the
+    answer. Each line repeats what it adds, so that a small model can learn lines one at a time.
 
     A teacher with `demonstration_noise` p is right in (1 - p)^(count - 1) of its solutions.
     """
@@ -34,7 +35,7 @@ class AdditionChain(WrittenArithmetic):
     def _solution(self, numbers: Sequence[int]) -> Solution:
         total = numbers[0]
         for number in numbers[1:]:
-            total = yield Line(lead="", value=total + number, weight=1)
+            total = yield Line(lead=f"{total}+{number}=", value=total + number, weight=1)
 
     def _answer(self, numbers: Sequence[int]) -> int:
         return sum(numbers)

@@ -79,5 +79,3 @@ class DeepSpeedTrainer(Trainer):
             raise ValueError("offload_optimizer needs zero_stage 1, 2 or 3")
         if self.offload_parameters and self.zero_stage != 3:
             raise ValueError("offload_parameters needs zero_stage 3")
-
-

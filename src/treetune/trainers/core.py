@@ -131,9 +131,8 @@ class PolicyTrainer:
         penalties_N = None
         if objective.reward_kl_coef > 0:
             assert tensors.old_N is not None and tensors.reference_N is not None
-            estimator = getattr(objective, "kl_estimator", "k1")
             penalties_N = objective.reward_kl_coef * kl_estimate(
-                tensors.old_N, tensors.reference_N, estimator
+                tensors.old_N, tensors.reference_N, objective.kl_estimator
             )
         if self.critic is not None and self.gae is not None:
             tensors.values_N = self._sweep(sequences, self._values)

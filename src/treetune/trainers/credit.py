@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -21,10 +22,7 @@ def critic_advantages(
     starts: Sequence[int], rewards_N: Tensor, values_N: Tensor, gamma: float, lam: float
 ) -> tuple[Tensor, Tensor]:
     """Generalised advantages and returns over each sequence's trained tokens."""
-    pairs = [
-        gae(rewards_N[a:b].tolist(), values_N[a:b].tolist(), gamma, lam)
-        for a, b in zip(starts, starts[1:], strict=False)
-    ]
+    pairs = [gae(rewards_N[a:b].tolist(), values_N[a:b].tolist(), gamma, lam) for a, b in pairwise(starts)]
     return torch.cat([torch.tensor(a) for a, _ in pairs]), torch.cat([torch.tensor(r) for _, r in pairs])
 
 
@@ -34,9 +32,7 @@ def less_future_penalty(starts: Sequence[int], advantages_N: Tensor, penalties_N
     With the penalty in the reward, the policy gradient weighs a token by everything that follows
     it, its own penalty included; what came before it can't be its doing.
     """
-    future_N = torch.cat(
-        [penalties_N[a:b].flip(0).cumsum(0).flip(0) for a, b in zip(starts, starts[1:], strict=False)]
-    )
+    future_N = torch.cat([penalties_N[a:b].flip(0).cumsum(0).flip(0) for a, b in pairwise(starts)])
     return advantages_N - future_N
 
 

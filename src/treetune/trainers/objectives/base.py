@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from treetune.config.registrable import Registrable
+from treetune.trainers.objectives.kl import KlEstimator
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,6 +41,7 @@ class Objective(Registrable):
     entropy_needs_gradient: bool = False
     reward_kl_coef: float = 0.0
     """Coefficient of the KL penalty where it is part of the reward (0: it isn't)."""
+    kl_estimator: KlEstimator = "k3"
 
     def loss(
         self, batch: TokenBatch, logprobs_N: Tensor, entropy_N: Tensor
