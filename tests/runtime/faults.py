@@ -1,0 +1,302 @@
+"""Runs the small experiment as a person would, stops it at a chosen point, and looks what is left.
+
+Points are recognised by what the run writes. When one is reached, the ranks are stopped where they
+are (SIGSTOP), so that the point can't pass before the blow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal
+
+from treetune.inference.guard import descendants
+from treetune.runtime.directory import ExperimentDirectory
+from treetune.runtime.lifeline import Process
+from treetune.runtime.run import weights_folder
+
+ROOT = Path(__file__).parents[2]
+CONFIG = Path(__file__).with_name("small.jsonnet")
+ITERATIONS = 4
+CHECKPOINTS_EVERY = 2
+
+Victim = Literal["launcher", "rank", "engine"]
+Phase = Literal["generation", "credit", "training", "sync", "commit"]
+
+RUN_DEADLINE_S = 400.0
+GONE_WITHIN_S = 30.0
+POLL_S = 0.001
+LOOK_S = 0.25
+
+
+class Missed(Exception):
+    """The point passed before the ranks could be stopped there."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """The small experiment in a directory of its own."""
+
+    base: Path
+    name: str = "small"
+    ranks: int = 1
+
+    @property
+    def directory(self) -> ExperimentDirectory:
+        return ExperimentDirectory(self.base / self.name)
+
+    @property
+    def weights_folder(self) -> Path:
+        another: Any = SimpleNamespace(is_first=False, barrier=lambda name: None)
+        return weights_folder(self.directory.path, "train", another)
+
+    def start(self, command: str = "run_iteration_loop", *overrides: str) -> Running:
+        """Starts the command as the README says, in a process group of its own."""
+        self.base.mkdir(parents=True, exist_ok=True)
+        tools = Path(sys.executable).parent
+        line = [str(tools / "deepspeed"), "--no_local_rank", f"--num_gpus={self.ranks}"]
+        line += [
+            f"--master_port={_free_port()}",
+            str(ROOT / "src/treetune/main.py"),
+            "--configs",
+            str(CONFIG),
+        ]
+        for text in overrides:
+            line += ["--override", text]
+        alone = {k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
+        environment = alone | {
+            "APP_DIRECTORY": str(self.base),
+            "APP_EXPERIMENT_NAME": self.name,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(ROOT / "src"),
+            "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
+        }
+        environment.pop("APP_SEED", None)
+        output = self.base / f"{self.name}.output"
+        with output.open("ab") as file:
+            process = subprocess.Popen(
+                [*line, command],
+                cwd=ROOT,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+            )
+        return Running(self, process, output)
+
+    def run(self, command: str = "run_iteration_loop", *overrides: str) -> str:
+        """Runs the command to its end; what it printed. Fails where the exit code is not 0."""
+        running = self.start(command, *overrides)
+        before = running.output.stat().st_size
+        code = running.wait()
+        with running.output.open("rb") as file:
+            file.seek(before)
+            printed = file.read().decode(errors="replace")
+        assert code == 0, f"{command} ended with {code}:\n{printed[-4000:]}"
+        running.assert_all_gone()
+        return printed
+
+    def policy(self, iteration: int = ITERATIONS) -> bytes:
+        """The stored weights, whole."""
+        return (self.directory.checkpoint(iteration) / "policy" / "model.safetensors").read_bytes()
+
+    def copy(self, base: Path) -> Experiment:
+        shutil.copytree(self.directory.path, base / self.name)
+        return Experiment(base, self.name, self.ranks)
+
+    def forget_training(self) -> None:
+        """Leaves what was sampled, and nothing of what was trained."""
+        shutil.rmtree(self.directory.path / "checkpoints")
+        self.directory.metrics.unlink()
+        for path in self.directory.path.glob("iterations/*/metrics.json"):
+            path.unlink()
+
+    def journals(self) -> dict[str, list[str]]:
+        """The requests that were answered, by journal, in the order of their answers."""
+        found = {}
+        for path in sorted(self.directory.path.glob("iterations/*/journal/*.jsonl")):
+            whole = path.read_text().rpartition("\n")[0]
+            found[f"{path.parts[-3]}/{path.name}"] = [json.loads(line)[0] for line in whole.splitlines()]
+        return found
+
+    def assert_consistent(self, undisturbed: Experiment) -> None:
+        """The same weights, each iteration's metrics once, no request answered twice."""
+        assert self.policy() == undisturbed.policy(), "the weights differ from the undisturbed run's"
+        iterations = [row["iteration"] for row in self.directory.read_metrics()]
+        assert iterations == list(range(ITERATIONS)), f"metrics.jsonl has the iterations {iterations}"
+        assert self.directory.checkpoints()[-1] == ITERATIONS
+        for name, requests in self.journals().items():
+            twice = [key for key, count in Counter(requests).items() if count > 1]
+            assert not twice, f"{name}: {len(twice)} requests were sampled twice"
+        assert not self.weights_folder.exists(), f"{self.weights_folder} was left behind"
+
+
+@dataclass
+class Running:
+    """A command that goes on, and all processes that were ever seen below it."""
+
+    experiment: Experiment
+    launcher: subprocess.Popen
+    output: Path
+    seen: dict[Process, str] = field(default_factory=dict)
+    _looked: float = 0.0
+
+    def look(self) -> None:
+        """Remembers the processes below the launcher; at most every `LOOK_S`."""
+        if time.monotonic() - self._looked < LOOK_S:
+            return
+        for pid in (self.launcher.pid, *descendants(self.launcher.pid)):
+            process = Process.of(pid)
+            if process is not None:
+                self.seen[process] = _title(pid)
+        self._looked = time.monotonic()
+
+    def wait(self, deadline_s: float = RUN_DEADLINE_S) -> int:
+        """Its exit code."""
+        self.until(lambda: self.launcher.poll() is not None, deadline_s, "the command's end")
+        return self.launcher.wait()
+
+    def until(self, condition: Callable[[], bool], deadline_s: float, what: str) -> None:
+        deadline = time.monotonic() + deadline_s
+        while not condition():
+            self.look()
+            if time.monotonic() > deadline:
+                self.kill_everything()
+                raise AssertionError(f"no {what} within {deadline_s:.0f} s:\n{self.tail()}")
+            time.sleep(POLL_S)
+
+    def reach(self, phase: Phase, iteration: int) -> None:
+        """Stops the ranks inside of the phase. Raises Missed if it was over by then."""
+        mark, over = _mark(self.experiment, phase, iteration), _end(self.experiment, phase, iteration)
+        self.freeze(mark, over, f"{phase} of iteration {iteration}")
+
+    def freeze(self, mark: Callable[[], bool], over: Callable[[], bool], what: str) -> None:
+        """Stops the ranks as soon as `mark` says so. Raises Missed if it is `over` then."""
+        self.until(lambda: mark() or self.launcher.poll() is not None, RUN_DEADLINE_S, what)
+        assert self.launcher.poll() is None, f"the run ended before {what}:\n{self.tail()}"
+        self.signal_ranks(signal.SIGSTOP)
+        if over():
+            self.signal_ranks(signal.SIGCONT)
+            raise Missed(what)
+        self._looked = 0.0
+        self.look()
+
+    def kill(self, victim: Victim) -> None:
+        """SIGKILL to the victim; the others go on."""
+        for process in self.victims(victim):
+            os.kill(process.pid, signal.SIGKILL)
+        self.signal_ranks(signal.SIGCONT)
+
+    def victims(self, victim: Victim) -> list[Process]:
+        if victim == "launcher":
+            return [process for process in self.seen if process.pid == self.launcher.pid]
+        found = self.ranks() if victim == "rank" else self._titled("VLLM::EngineCore")
+        assert found, f"there is no {victim} among {sorted(self.seen.values())}"
+        return found[:1] if victim == "rank" else found
+
+    def ranks(self) -> list[Process]:
+        return [
+            process
+            for process in self._titled("main.py")
+            if "deepspeed" not in self.seen[process] and "guard.py" not in self.seen[process]
+        ]
+
+    def _titled(self, part: str) -> list[Process]:
+        return [process for process, title in self.seen.items() if part in title and process.alive()]
+
+    def signal_ranks(self, number: int) -> None:
+        for process in self.ranks():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, number)
+
+    def assert_all_gone(self) -> None:
+        """Fails if a process that was ever seen is still there after a while."""
+        self.look()
+        deadline = time.monotonic() + GONE_WITHIN_S
+        while left := [self.seen[process] for process in self.seen if process.alive()]:
+            self.launcher.poll()
+            if time.monotonic() > deadline:
+                self.kill_everything()
+                raise AssertionError(f"{len(left)} processes were left behind: {left}")
+            time.sleep(0.05)
+
+    def kill_everything(self) -> None:
+        self._looked = 0.0
+        self.look()
+        for process in self.seen:
+            if process.alive():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL)
+        self.launcher.wait(10)
+
+    def tail(self) -> str:
+        return self.output.read_text(errors="replace")[-4000:]
+
+
+def interrupt(experiment: Experiment, victim: Victim, phase: Phase, iteration: int) -> int:
+    """Starts the run, kills the victim in that phase, and waits for the end; its exit code."""
+    running = experiment.start()
+    running.reach(phase, iteration)
+    running.kill(victim)
+    code = running.wait()
+    running.assert_all_gone()
+    return code
+
+
+def _mark(experiment: Experiment, phase: Phase, iteration: int) -> Callable[[], bool]:
+    folder = experiment.directory.iteration(iteration)
+    done = iteration + 1
+    place = experiment.directory.checkpoint(done)
+    weights = experiment.weights_folder / f"{done:04d}" / "model.safetensors"
+    marks: dict[Phase, Callable[[], bool]] = {
+        "generation": lambda: _has_lines(folder / "journal" / "rollout-0.jsonl"),
+        "credit": lambda: _has_lines(folder / "journal" / "credit-0.jsonl"),
+        "training": (folder / "episodes.arrow").is_file,
+        "sync": weights.is_file,
+        "commit": place.with_name(f".{place.name}.partial").is_dir,
+    }
+    return marks[phase]
+
+
+def _end(experiment: Experiment, phase: Phase, iteration: int) -> Callable[[], bool]:
+    folder = experiment.directory.iteration(iteration)
+    weights = experiment.weights_folder / f"{iteration + 1:04d}"
+    ends: dict[Phase, Callable[[], bool]] = {
+        "generation": (folder / "rollout.json").is_file,
+        "credit": (folder / "credit.json").is_file,
+        "training": lambda: weights.exists() or (folder / "metrics.json").is_file(),
+        "sync": (folder / "metrics.json").is_file,
+        "commit": experiment.directory.checkpoint(iteration + 1).is_dir,
+    }
+    return ends[phase]
+
+
+def _has_lines(path: Path) -> bool:
+    try:
+        return path.stat().st_size > 0
+    except FileNotFoundError:
+        return False
+
+
+def _title(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    return ""
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
