@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
 
 import pytest
+
 from tests.runtime.faults import ITERATIONS, Experiment, Running
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
@@ -25,29 +25,26 @@ def to_the_terminal(running: Running, number: int) -> None:
     os.killpg(running.launcher.pid, number)
 
 
-@pytest.mark.parametrize(
-    ("number", "send"),
-    [
-        pytest.param(signal.SIGTERM, to_the_launcher, id="SIGTERM to the launcher"),
-        pytest.param(signal.SIGTERM, to_the_rank, id="SIGTERM to the rank"),
-        pytest.param(signal.SIGINT, to_the_terminal, id="Ctrl-C in the terminal"),
-        pytest.param(signal.SIGINT, to_the_rank, id="SIGINT to the rank"),
-    ],
-)
-def test_a_signal_ends_the_run_whole_and_the_same_command_continues_it(
-    number: int,
-    send: Callable[[Running, int], None],
-    undisturbed: Experiment,
-    sampled: Experiment,
+def test_a_signal_ends_a_run_whole_and_the_same_command_continues_it(
+    undisturbed: Experiment, sampled: Experiment
 ) -> None:
-    running = sampled.start()
     first, last = sampled.directory.iteration(0), sampled.directory.iteration(ITERATIONS - 1)
-    running.freeze(
-        (first / "metrics.json").is_file, (last / "metrics.json").is_file, "the first trained iteration"
-    )
-    send(running, number)
-    running.signal_ranks(signal.SIGCONT)
-    assert running.wait() != 0
-    running.assert_all_gone()
+    for number, send in (
+        (signal.SIGTERM, to_the_launcher),
+        (signal.SIGTERM, to_the_rank),
+        (signal.SIGINT, to_the_terminal),
+        (signal.SIGINT, to_the_rank),
+    ):
+        running = sampled.start()
+        running.freeze(
+            (first / "metrics.json").is_file, (last / "metrics.json").is_file, "the first trained iteration"
+        )
+        send(running, number)
+        running.signal_ranks(signal.SIGCONT)
+        code = running.wait()
+        assert code != 0, f"{signal.Signals(number).name} {send.__name__}: exit code 0"
+        running.assert_all_gone()
+        assert sampled.directory.resumable() is None
+        (first / "metrics.json").unlink()
     sampled.run()
     sampled.assert_consistent(undisturbed)
