@@ -119,8 +119,8 @@ class Experiment:
 
     def forget_training(self) -> None:
         """Leaves what was sampled, and nothing of what was trained."""
-        shutil.rmtree(self.directory.path / "checkpoints")
-        self.directory.metrics.unlink()
+        shutil.rmtree(self.directory.path / "checkpoints", ignore_errors=True)
+        self.directory.metrics.unlink(missing_ok=True)
         for path in self.directory.path.glob("iterations/*/metrics.json"):
             path.unlink()
 

@@ -44,7 +44,11 @@ def test_a_signal_ends_a_run_whole_and_the_same_command_continues_it(
         code = running.wait()
         assert code != 0, f"{signal.Signals(number).name} {send.__name__}: exit code 0"
         running.assert_all_gone()
-        assert sampled.directory.resumable() is None
-        (first / "metrics.json").unlink()
+        if send is not to_the_rank:
+            # A launcher's death is noticed within half a second, in which this run may train to its end.
+            sampled.forget_training()
+        else:
+            assert sampled.directory.resumable() is None
+            (first / "metrics.json").unlink()
     sampled.run()
     sampled.assert_consistent(undisturbed)

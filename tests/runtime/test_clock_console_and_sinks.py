@@ -1,0 +1,176 @@
+"""Seconds by phase, lines for people, and mirrors of the metrics that a run can lose."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from treetune.runtime import clock as clock_module
+from treetune.runtime.clock import PHASES, Clock
+from treetune.runtime.console import Console
+from treetune.runtime.loop import summary_line
+from treetune.runtime.sinks import Mirrors, Sink, TensorboardSink, WandbSink
+
+
+class Hands:
+    """A clock that moves when told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def hands(monkeypatch: pytest.MonkeyPatch) -> Hands:
+    hands = Hands()
+    monkeypatch.setattr(clock_module, "time", hands)
+    return hands
+
+
+def test_phases_and_other_add_up_to_the_whole(hands: Hands) -> None:
+    clock = Clock()
+    for phase, seconds in (("generation", 2.0), ("training", 3.0), ("generation", 1.0)):
+        with clock.phase(phase):
+            hands.now += seconds
+        hands.now += 0.25
+    metrics = clock.metrics()
+    assert metrics["seconds/generation"] == 3.0
+    assert metrics["seconds/training"] == 3.0
+    assert metrics["seconds/other"] == 0.75
+    assert metrics["seconds/total"] == 6.75
+    assert metrics.keys() == {f"seconds/{name}" for name in (*PHASES, "other", "total")}
+
+
+def test_a_phase_that_fails_is_counted_too(hands: Hands) -> None:
+    clock = Clock()
+    with pytest.raises(ValueError), clock.phase("sync"):  # noqa: PT012 (the block is what is measured)
+        hands.now += 4.0
+        raise ValueError
+    assert clock.metrics()["seconds/sync"] == 4.0
+
+
+def test_what_an_earlier_process_did_counts_and_is_not_other(hands: Hands) -> None:
+    clock = Clock()
+    clock.add_earlier("generation", 10.0)
+    hands.now += 1.0
+    metrics = clock.metrics()
+    assert (metrics["seconds/generation"], metrics["seconds/other"]) == (10.0, 1.0)
+    assert metrics["seconds/total"] == 11.0
+
+
+def test_without_a_terminal_there_are_plain_lines_and_no_control_codes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    console = Console(tmp_path / "logs" / "run.log", visible=True)
+    with console.phase("sampling", "answers") as show:
+        show(1, 2)
+        console.say("iteration 1 is done")
+    console.close()
+    printed = capsys.readouterr()
+    assert printed.err == "iteration 1 is done\n"
+    assert printed.out == ""
+    assert "INFO iteration 1 is done" in (tmp_path / "logs" / "run.log").read_text()
+
+
+def test_another_rank_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console(None, visible=False)
+    console.say("from rank 1")
+    console.close()
+    assert capsys.readouterr().err == ""
+
+
+def test_a_failure_goes_to_the_log_with_its_traceback_and_not_to_the_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    console = Console(tmp_path / "run.log", visible=True)
+    try:
+        raise RuntimeError("the disk is full")
+    except RuntimeError as error:
+        console.record_failure(type(error), error, error.__traceback__)
+    console.close()
+    log = (tmp_path / "run.log").read_text()
+    assert "Traceback" in log
+    assert "the disk is full" in log
+    assert capsys.readouterr().err == ""
+
+
+def test_a_summary_names_what_matters_and_where_the_time_went() -> None:
+    row = {
+        "iteration": 2,
+        "episodes/reward": 0.5,
+        "train/kl": 0.01,
+        "evaluation/test/pass_at_1": 0.75,
+        "seconds/total": 30.0,
+        "seconds/training": 10.0,
+    }
+    line = summary_line(row, iterations=10)
+    for part in ("iteration 3/10", "reward 0.500", "KL 0.0100", "test 0.750", "30.0 s", "training 10.0"):
+        assert part in line
+    assert "\n" not in line
+
+
+class Broken(Sink):
+    """Fails where it is told to."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self.logged: list[int] = []
+
+    def open(self, directory: Path, name: str, config: Mapping[str, Any]) -> Any:
+        return self._at("open")
+
+    def log(self, handle: Any, iteration: int, metrics: Mapping[str, float]) -> None:
+        self._at("log")
+        self.logged.append(iteration)
+
+    def close(self, handle: Any) -> None:
+        self._at("close")
+
+    def _at(self, place: str) -> None:
+        if place == self.where:
+            raise RuntimeError("no connection")
+
+
+@pytest.mark.parametrize("where", ["open", "log", "close"])
+def test_a_sink_that_fails_is_lost_with_a_warning_and_the_others_go_on(where: str, tmp_path: Path) -> None:
+    console = Console(tmp_path / "run.log", visible=False)
+    broken, sound = Broken(where), Broken("nowhere")
+    mirrors = Mirrors((broken, sound), tmp_path, "name", {})
+    mirrors.log(0, {"train/loss": 1.0})
+    mirrors.log(1, {"train/loss": 1.0})
+    mirrors.close()
+    console.close()
+    assert sound.logged == [0, 1]
+    assert broken.logged == ([0, 1] if where == "close" else [])
+    (warning,) = (tmp_path / "run.log").read_text().splitlines()
+    assert "WARNING Broken" in warning
+    assert "no connection" in warning
+
+
+def test_tensorboard_gets_every_number(tmp_path: Path) -> None:
+    mirrors = Mirrors((TensorboardSink(),), tmp_path, "name", {})
+    mirrors.log(0, {"iteration": 0, "train/loss": 0.5})
+    mirrors.log(1, {"iteration": 1, "train/loss": 0.25})
+    mirrors.close()
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [(0, 0.5), (1, 0.25)]
+
+
+def test_wandb_works_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "no-netrc"))
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    mirrors = Mirrors((WandbSink(project="test"),), tmp_path, "name", {"seed": 1})
+    mirrors.log(0, {"train/loss": 0.5})
+    mirrors.close()
+    (run,) = (tmp_path / "wandb").glob("offline-run-*")
+    assert list(run.glob("*.wandb"))

@@ -1,0 +1,103 @@
+"""pass@1 with its interval, pass@k and the majority vote, against their definitions."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+from collections.abc import Sequence
+from statistics import mean
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from treetune.runtime.evaluation import bootstrap_interval, pass_at_k, summarise
+from treetune.vocabulary import Grade, Problem, Segment, Trajectory
+
+Answer = tuple[str | None, bool, int]
+"""What was extracted, whether it was cut off, its number of tokens."""
+
+RIGHT = "right"
+
+
+def trajectories(problems: Sequence[Sequence[Answer]]) -> list[Trajectory]:
+    return [
+        Trajectory(
+            problem=Problem(id=f"test/{p}", prompt="?", gold=RIGHT),
+            sample=sample,
+            prompt_ids=(1,),
+            segments=(Segment(token_ids=(2,) * tokens),),
+            finish_reason="length" if cut else "stop",
+            text=extracted or "",
+            grade=Grade(float(extracted == RIGHT), "ok" if extracted else "no_answer", extracted),
+            step_ends=(tokens,),
+        )
+        for p, answers in enumerate(problems)
+        for sample, (extracted, cut, tokens) in enumerate(answers)
+    ]
+
+
+@st.composite
+def evaluations(draw: st.DrawFn) -> list[list[Answer]]:
+    samples = draw(st.integers(1, 6))
+    answer = st.tuples(st.sampled_from([RIGHT, "wrong", "other", None]), st.booleans(), st.integers(1, 5))
+    return draw(st.lists(st.lists(answer, min_size=samples, max_size=samples), min_size=1, max_size=5))
+
+
+@given(evaluations())
+@settings(deadline=None, max_examples=40)
+def test_a_summary_is_what_its_definitions_say(problems: list[list[Answer]]) -> None:
+    summary = summarise(trajectories(problems), seed=0)
+    answers = list(itertools.chain.from_iterable(problems))
+    rights = [[extracted == RIGHT for extracted, _, _ in group] for group in problems]
+    n = len(problems[0])
+    assert summary["n_problems"] == len(problems)
+    assert summary["samples"] == n
+    assert summary["pass_at_1"] == pytest.approx(mean(mean(right) for right in rights))
+    assert summary["ci_low"] <= summary["pass_at_1"] + 1e-12
+    assert summary["ci_high"] >= summary["pass_at_1"] - 1e-12
+    assert summary["unfinished"] == pytest.approx(mean(cut for _, cut, _ in answers))
+    assert summary["mean_tokens"] == pytest.approx(mean(tokens for _, _, tokens in answers))
+    assert list(summary["pass_at_k"]) == [str(k) for k in (1, 2, 4) if k <= n]
+    for k, value in summary["pass_at_k"].items():
+        subsets = [mean(any(s) for s in itertools.combinations(right, int(k))) for right in rights]
+        assert value == pytest.approx(mean(subsets))
+    votes = 0
+    for group in problems:
+        counts = Counter(extracted for extracted, _, _ in group if extracted is not None)
+        most = max(counts.values(), default=0)
+        first = next((e for e, _, _ in group if e is not None and counts[e] == most), None)
+        votes += first == RIGHT
+    assert summary["majority_vote"] == pytest.approx(votes / len(problems))
+
+
+@given(st.integers(1, 8), st.data())
+@settings(deadline=None)
+def test_pass_at_k_is_the_share_of_subsets_with_a_right_answer(n: int, data: st.DataObject) -> None:
+    right = data.draw(st.lists(st.booleans(), min_size=n, max_size=n))
+    k = data.draw(st.integers(1, n))
+    brute = mean(any(subset) for subset in itertools.combinations(right, k))
+    assert pass_at_k(n, sum(right), k) == pytest.approx(brute)
+
+
+def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
+    draw, truth, trials = random.Random(7), 0.6, 100
+    covered = 0
+    for trial in range(trials):
+        low, high = bootstrap_interval([float(draw.random() < truth) for _ in range(60)], seed=trial)
+        covered += low <= truth <= high
+    assert 88 <= covered <= 100
+
+
+def test_the_interval_is_as_wide_as_the_normal_one() -> None:
+    values = [float(i < 300) for i in range(500)]
+    low, high = bootstrap_interval(values, seed=3)
+    half = 1.96 * (0.6 * 0.4 / 500) ** 0.5
+    assert low == pytest.approx(0.6 - half, abs=0.01)
+    assert high == pytest.approx(0.6 + half, abs=0.01)
+    assert bootstrap_interval(values, seed=3) == (low, high)
+
+
+def test_problems_that_all_went_alike_have_an_interval_of_no_width() -> None:
+    assert bootstrap_interval([1.0] * 20, seed=0) == (1.0, 1.0)

@@ -1,0 +1,148 @@
+"""What enters the experiment directory enters whole; one run at a time works in it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from treetune.runtime.directory import (
+    ExperimentDirectory,
+    metrics_row,
+    replace_directory,
+    write_json,
+    write_text,
+    write_whole,
+)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> ExperimentDirectory:
+    return ExperimentDirectory(tmp_path / "experiment")
+
+
+def checkpoint(directory: ExperimentDirectory, number: int, *, state: bool = True, trainer: bool = True):
+    place = directory.checkpoint(number)
+    place.mkdir(parents=True)
+    if state:
+        (place / "state.json").write_text("{}")
+    if trainer:
+        (place / "trainer").mkdir()
+    return place
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "summary.json"
+    write_json(path, {"old": True})
+
+    def half(file) -> None:
+        file.write('{"new": ')
+        file.flush()
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        write_whole(path, half)
+    assert json.loads(path.read_text()) == {"old": True}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_reader_sees_the_old_text_until_the_new_one_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "text"
+    write_text(path, "old")
+
+    def read_meanwhile(file) -> None:
+        file.write("new")
+        file.flush()
+        assert path.read_text() == "old"
+
+    write_whole(path, read_meanwhile)
+    assert path.read_text() == "new"
+
+
+def test_a_directory_takes_the_place_of_an_older_one(tmp_path: Path) -> None:
+    place, beside = tmp_path / "0002", tmp_path / ".0002.partial"
+    for folder, names in ((place, ("old", "both")), (beside, ("new", "both"))):
+        folder.mkdir()
+        for name in names:
+            (folder / name).write_text(folder.name)
+    replace_directory(beside, place)
+    assert {path.name: path.read_text() for path in place.iterdir()} == {
+        "new": ".0002.partial",
+        "both": ".0002.partial",
+    }
+    assert not beside.exists()
+
+
+def test_a_second_run_is_refused_and_told_what_to_do(directory: ExperimentDirectory) -> None:
+    holder = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import sys\nfrom pathlib import Path\n"
+            "from treetune.runtime.directory import ExperimentDirectory\n"
+            "with ExperimentDirectory(Path(sys.argv[1])).locked():\n"
+            "    print('locked', flush=True)\n"
+            "    sys.stdin.read()\n",
+            str(directory.path),
+        ],
+        env={"PYTHONPATH": str(Path(__file__).parents[2] / "src")},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "locked\n"
+        assert directory.is_running()
+        with (
+            pytest.raises(ValueError, match=r"another process is running .*APP_EXPERIMENT_NAME"),
+            directory.locked(),
+        ):
+            pass
+    finally:
+        holder.kill()
+        holder.wait()
+    assert not directory.is_running(), "a lock dies with its holder"
+    with directory.locked():
+        assert directory.is_running()
+
+
+def test_a_directory_that_is_not_there_is_not_running_and_has_no_checkpoints(
+    directory: ExperimentDirectory,
+) -> None:
+    assert not directory.is_running()
+    assert directory.checkpoints() == []
+    assert directory.resumable() is None
+    assert directory.read_metrics() == []
+    assert not directory.path.exists()
+
+
+def test_half_written_checkpoints_do_not_count(directory: ExperimentDirectory) -> None:
+    checkpoint(directory, 2)
+    checkpoint(directory, 4, state=False)
+    checkpoint(directory, 10_000)
+    partial = directory.checkpoint(6).with_name(".0006.partial")
+    partial.mkdir()
+    (partial / "state.json").write_text("{}")
+    assert directory.checkpoints() == [2, 10_000]
+
+
+def test_a_run_goes_on_from_the_newest_checkpoint_that_has_a_trainer(directory: ExperimentDirectory) -> None:
+    checkpoint(directory, 2)
+    checkpoint(directory, 4)
+    checkpoint(directory, 6, trainer=False)
+    assert directory.resumable() == 4
+
+
+def test_a_line_of_metrics_that_a_crash_tore_is_left_out(directory: ExperimentDirectory) -> None:
+    directory.path.mkdir()
+    rows = [metrics_row(i, 1.5, {"train/loss": 0.123456789}) for i in range(2)]
+    for row in rows:
+        directory.append_metrics(row)
+    with directory.metrics.open("a") as file:
+        file.write('{"iteration": 2, "train/')
+    assert directory.read_metrics() == rows
+    assert rows[0] == {"iteration": 0, "wall_time": 1.5, "train/loss": 0.1234568}

@@ -1,0 +1,82 @@
+"""A process ends when any of its launcher's processes does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from treetune.runtime.lifeline import Process
+
+RANK = """
+import sys, time
+from pathlib import Path
+from treetune.runtime import lifeline
+lifeline.exit_on_sigterm()
+lifeline.end_with_launcher()
+out = Path(sys.argv[1])
+try:
+    (out / "rank.pid").write_text(str(__import__("os").getpid()))
+    time.sleep(60)
+finally:
+    (out / "left").write_text("in order")
+"""
+
+LAUNCHER = """
+import os, subprocess, sys
+from pathlib import Path
+out, depth = Path(sys.argv[1]), int(sys.argv[2])
+(out / f"launcher-{depth}.pid").write_text(str(os.getpid()))
+again = [sys.executable, __file__, str(out), str(depth - 1)]
+subprocess.run(again if depth else [sys.executable, str(out / "rank.py"), str(out)])
+"""
+
+DEADLINE_S = 60.0
+
+
+@pytest.mark.parametrize("killed", ["launcher-1.pid", "launcher-0.pid"])
+def test_a_rank_leaves_in_order_when_a_process_of_its_launcher_is_killed(killed: str, tmp_path: Path) -> None:
+    (tmp_path / "rank.py").write_text(RANK)
+    (tmp_path / "deepspeed_launcher.py").write_text(LAUNCHER)
+    top = subprocess.Popen(
+        [sys.executable, str(tmp_path / "deepspeed_launcher.py"), str(tmp_path), "1"],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")},
+    )
+    try:
+        wait_for(lambda: pid_in(tmp_path / "rank.pid") > 0)
+        rank = Process.of(pid_in(tmp_path / "rank.pid"))
+        assert rank is not None
+        assert rank.alive()
+        os.kill(pid_in(tmp_path / killed), signal.SIGKILL)
+        wait_for(lambda: not rank.alive())
+        assert (tmp_path / "left").read_text() == "in order"
+    finally:
+        top.kill()
+        top.wait()
+
+
+def test_a_process_id_that_was_used_again_is_another_process() -> None:
+    me = Process.of(os.getpid())
+    assert me is not None
+    assert me.alive()
+    assert not Process(me.pid, str(int(me.started) - 1)).alive()
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    gone = Process.of(child.pid)
+    child.wait()
+    assert gone is None or not gone.alive()
+
+
+def pid_in(path: Path) -> int:
+    return int(path.read_text() or 0) if path.is_file() else 0
+
+
+def wait_for(condition) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
