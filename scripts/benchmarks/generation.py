@@ -86,7 +86,8 @@ def offline_engine(run: Run) -> Child:
     scratch = Path(tempfile.mkdtemp(dir=run.directory.path.parent))
     command = launch.command(run.weights_folder / "0000", port=0)
     arguments = command[command.index("--host") :]
-    return Child("offline_vllm", {"arguments": arguments}, environment=launch.environment(scratch))
+    environment = {**launch.environment(scratch), "VLLM_LOGGING_LEVEL": "ERROR"}
+    return Child("offline_vllm", {"arguments": arguments}, environment=environment)
 
 
 def _context(run: Run, setting: Setting) -> Any:
