@@ -60,7 +60,7 @@ class Experiment:
     @property
     def weights_folder(self) -> Path:
         another: Any = SimpleNamespace(is_first=False, barrier=lambda name: None)
-        return weights_folder(self.directory.path, "train", another)
+        return weights_folder(self.directory.path, "run", another)
 
     def start(self, command: str = "run_iteration_loop", *overrides: str) -> Running:
         """Starts the command as the README says, in a process group of its own."""

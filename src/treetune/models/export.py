@@ -74,6 +74,7 @@ def write_for_engine(
     without an error. Configuration and tokenizer are written the first time only; the weights are
     put in place in one step. Meant for a directory in shared memory.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     directory.mkdir(parents=True, exist_ok=True)
@@ -92,6 +93,12 @@ def write_for_engine(
         save_file(kept, unfinished, metadata={"format": "pt"})
         _sync(unfinished)
         unfinished.replace(directory / WEIGHTS)
+    except SafetensorError as error:
+        free = shutil.disk_usage(directory).free / 2**20
+        raise OSError(
+            f"the weights could not be written to {directory} for the engine ({error});"
+            f" {free:.0f} MiB are free there: make room"
+        ) from error
     finally:
         unfinished.unlink(missing_ok=True)
 

@@ -52,7 +52,7 @@ def run_evaluation(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
     if not directory.is_running() and not _unmeasured(config, directory):
         _say_once(f"{directory.path}: all sets are measured on all its checkpoints")
         return
-    with opened(config, plain, with_engine=True, with_trainer=False) as run:
+    with opened(config, plain, with_engine=True, with_trainer=False, lock="evaluation") as run:
         while True:
             going_on = run.ranks.from_first("is it running", directory.is_running())
             numbers = run.ranks.from_first("checkpoints", _unmeasured(config, directory))
@@ -68,7 +68,7 @@ def run_evaluation(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
 def run_evaluation_on_baseline(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
     """Measures all sets on the start weights, as checkpoint 0."""
     _require_sets(config)
-    with opened(config, plain, with_engine=True, with_trainer=False) as run:
+    with opened(config, plain, with_engine=True, with_trainer=False, lock="evaluation") as run:
         evaluate(run, 0, unmeasured_sets(run, 0))
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from treetune.config.hashing import config_hash
@@ -72,14 +75,31 @@ def _checkpoint(run: Run, done: int) -> None:
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir(parents=True)
     run.ranks.barrier("room for the checkpoint")
-    run.trainer.save(beside / "trainer")
-    weights = run.trainer.weights()
+    with _failure_explained(place):
+        run.trainer.save(beside / "trainer")
+        weights = run.trainer.weights()
+        if run.ranks.is_first:
+            write_policy(weights, run.policy_model.config, run.tokenizer, beside / "policy")
+            write_json(beside / "state.json", {"iteration": done, "config": config_hash(run.plain_config)})
+            replace_directory(beside, place)
     if run.ranks.is_first:
-        write_policy(weights, run.policy_model.config, run.tokenizer, beside / "policy")
-        write_json(beside / "state.json", {"iteration": done, "config": config_hash(run.plain_config)})
-        replace_directory(beside, place)
         tidy_checkpoints(run.directory, run.config.checkpoints.keep_every)
     run.ranks.barrier("checkpoint written")
+
+
+@contextmanager
+def _failure_explained(place: Path) -> Iterator[None]:
+    """Each library has its own words for a full disk, and some are none."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:
+        free = shutil.disk_usage(place.parent).free / 2**20
+        raise OSError(
+            f"the checkpoint {place} could not be written ({error}); {free:.0f} MiB are free there."
+            " Earlier ones are untouched: make room, and the same command goes on from the last"
+        ) from error
 
 
 def tidy_checkpoints(directory: ExperimentDirectory, keep_every: int | None) -> list[int]:

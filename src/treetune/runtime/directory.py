@@ -6,13 +6,20 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 from treetune.vocabulary import Metrics
+
+LOCK_TRIES, LOCK_TRY_S = 4, 0.05
+
+Lock = Literal["run", "evaluation"]
+
+_LOCKS: dict[Lock, str] = {"run": ".lock", "evaluation": ".evaluation.lock"}
 
 
 @dataclass(frozen=True)
@@ -50,6 +57,11 @@ class ExperimentDirectory:
         with_state = [i for i in self.checkpoints() if (self.checkpoint(i) / "trainer").is_dir()]
         return with_state[-1] if with_state else None
 
+    def has_work(self) -> bool:
+        """Whether anything was sampled or trained."""
+        places = (self.path / "iterations", self.path / "checkpoints")
+        return any(path.is_file() for place in places for path in place.rglob("*"))
+
     # Metrics
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
@@ -71,29 +83,39 @@ class ExperimentDirectory:
     # The lock
 
     @contextmanager
-    def locked(self) -> Any:
-        """One run at a time: a second one in the same directory would interleave with the first."""
+    def locked(self, lock: Lock = "run") -> Iterator[None]:
+        """One run and one evaluation at a time: two would write the same files."""
         self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / ".lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+        with (self.path / _LOCKS[lock]).open("w") as file:
+            if not _locks(file):
                 raise ValueError(
-                    f"another process is running the experiment in {self.path}: wait for it, or give"
+                    f"another process is at work on the {lock} in {self.path}: wait for it, or give"
                     " this one another name (APP_EXPERIMENT_NAME)"
-                ) from None
+                )
             yield
 
     def is_running(self) -> bool:
         """Whether a process holds the lock."""
         try:
-            with (self.path / ".lock").open() as file:
+            with (self.path / _LOCKS["run"]).open() as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except FileNotFoundError:
             return False
         except BlockingIOError:
             return True
         return False
+
+
+def _locks(file: IO[str]) -> bool:
+    """Whether the lock could be had. Who asks `is_running` holds it for a moment, so one try may err."""
+    for _ in range(LOCK_TRIES):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(LOCK_TRY_S)
+        else:
+            return True
+    return False
 
 
 def write_whole(path: Path, write: Callable[[IO[str]], object]) -> None:

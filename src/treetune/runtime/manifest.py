@@ -32,12 +32,13 @@ CHANGEABLE = {
 
 
 def begin(directory: ExperimentDirectory, config: PolicyIteration, plain: Mapping[str, Any]) -> None:
-    """Writes `config.json` and `manifest.json`, once.
+    """Writes `config.json` and `manifest.json`, once something is computed for good.
 
-    Raises ValueError if the experiment was begun with a configuration that computes something else.
+    Raises ValueError if what lies there was computed with a configuration that computes something
+    else. A mistake that ended the run before it had made anything binds nobody.
     """
     stored = directory.path / "config.json"
-    if stored.is_file():
+    if stored.is_file() and directory.has_work():
         _refuse_another(directory.path, json.loads(stored.read_text()), plain)
         return
     write_json(

@@ -20,7 +20,7 @@ from treetune.inference.base import Canary, Engine, SyncReport
 from treetune.inference.journal import JournaledEngine
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.console import Console
-from treetune.runtime.directory import ExperimentDirectory
+from treetune.runtime.directory import ExperimentDirectory, Lock
 from treetune.runtime.manifest import begin
 from treetune.tasks.graders.pool import GraderPool
 from treetune.trainers.base import DeepSpeedTrainer
@@ -209,8 +209,10 @@ def opened(
     *,
     with_engine: bool,
     with_trainer: bool,
+    lock: Lock = "run",
 ) -> Iterator[Run]:
-    """A run, ready to work; on the way out everything that it started is ended.
+    """A run, ready to work; on the way out everything that it started is ended. `lock` says
+    whether it changes the run or only measures it.
 
     The server starts in the background before the trainer is built, on the start model's weights,
     and is waited for by whoever samples first.
@@ -219,9 +221,10 @@ def opened(
         ranks = Ranks.join(config.rank_deadline)
         stack.callback(ranks.leave)
         directory = ExperimentDirectory(Path(config.directory) / config.experiment_name)
-        if ranks.is_first and with_trainer:
-            stack.enter_context(directory.locked())
-            begin(directory, config, plain_config)
+        if ranks.is_first:
+            stack.enter_context(directory.locked(lock))
+            if lock == "run":
+                begin(directory, config, plain_config)
         ranks.barrier("the experiment directory is ours")
         console = Console(directory.logs / "run.log" if ranks.is_first else None, ranks.is_first)
         stack.callback(console.close)
@@ -233,7 +236,7 @@ def opened(
         grader = stack.enter_context(
             GraderPool(config.task.grader, workers=config.grader_workers, deadline=config.grader_deadline)
         )
-        folder = weights_folder(directory.path, "train" if with_trainer else "sample", ranks)
+        folder = weights_folder(directory.path, lock, ranks)
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         run = Run(
             config, plain_config, directory, ranks, console, tokenizer, codec_of(tokenizer), grader, folder
