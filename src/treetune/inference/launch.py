@@ -53,7 +53,7 @@ class Launch:
         command += ["--max-model-len", str(self.context_length)]
         command += ["--max-num-seqs", str(settings.max_num_seqs)]
         # vLLM refuses a budget below one sequence's length where prompts aren't cut.
-        tokens = max(settings.max_num_batched_tokens, settings.max_num_seqs)
+        tokens = max(settings.max_num_batched_tokens, settings.max_num_seqs, 0 if cuda else self.context_length)
         command += ["--max-num-batched-tokens", str(tokens)]
         command += ["--tensor-parallel-size", str(settings.tensor_parallel_size)]
         # The model's own generation_config would change temperature, top-p and top-k behind our back.
@@ -66,6 +66,10 @@ class Launch:
         command += ["--no-enable-log-requests", "--disable-uvicorn-access-log"]
         command += [_flag("enable-prefix-caching", _or(settings.prefix_caching, cuda))]
         command += [_flag("async-scheduling", settings.async_scheduling)]
+        if not cuda:
+            # A prompt cut over two steps takes back its first seeded draw, which a CPU's generator can't:
+            # the engine dies as soon as a wave of prompts is longer than the budget.
+            command += ["--no-enable-chunked-prefill"]
         if _or(settings.enforce_eager, not cuda):
             command += ["--enforce-eager"]
         if cuda:
