@@ -53,7 +53,8 @@ class Launch:
         command += ["--max-model-len", str(self.context_length)]
         command += ["--max-num-seqs", str(settings.max_num_seqs)]
         # vLLM refuses a budget below one sequence's length where prompts aren't cut.
-        tokens = max(settings.max_num_batched_tokens, settings.max_num_seqs, 0 if cuda else self.context_length)
+        longest = 0 if cuda else self.context_length
+        tokens = max(settings.max_num_batched_tokens, settings.max_num_seqs, longest)
         command += ["--max-num-batched-tokens", str(tokens)]
         command += ["--tensor-parallel-size", str(settings.tensor_parallel_size)]
         # The model's own generation_config would change temperature, top-p and top-k behind our back.
