@@ -32,6 +32,10 @@ class JournaledEngine(Engine):
     def version(self) -> int:  # type: ignore[override]
         return self.engine.version
 
+    @property
+    def tokens_per_second(self) -> float:
+        return self.engine.tokens_per_second
+
     def generate(
         self, requests: Sequence[Request], on_result: OnResult | None = None
     ) -> list[list[Completion]]:

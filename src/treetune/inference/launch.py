@@ -71,13 +71,15 @@ class Launch:
             # A prompt cut over two steps takes back its first seeded draw, which a CPU's generator can't:
             # the engine dies as soon as a wave of prompts is longer than the budget.
             command += ["--no-enable-chunked-prefill"]
-        if _or(settings.enforce_eager, not cuda):
+        if self._eager:
             command += ["--enforce-eager"]
+        if self._one_process_computes:
+            command += ["--distributed-executor-backend", "uni"]
         if cuda:
             command += ["--gpu-memory-utilization", str(settings.gpu_memory_utilization)]
         if settings.sleep:
             command += ["--enable-sleep-mode"]
-        return [*command, *settings.extra_arguments]
+        return [*command, *self._extra]
 
     def environment(self, scratch: Path, inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
         """The server's environment: the inherited one without the launcher's words to a rank."""
@@ -87,25 +89,51 @@ class Launch:
             for name, value in inherited.items()
             if name not in _FROM_THE_LAUNCHER and not name.startswith(_LAUNCHER_PREFIXES)
         }
-        threads = settings.omp_threads or self._fair_share_of_cores()
         environment |= {
             "VLLM_SERVER_DEV_MODE": "1",  # opens the routes that exchange weights
             "VLLM_NO_USAGE_STATS": "1",
             "DO_NOT_TRACK": "1",
             "HF_HUB_OFFLINE": "1",
             "VLLM_RPC_BASE_PATH": str(scratch),  # sockets: gone with the server, whatever ends it
-            "OMP_NUM_THREADS": str(threads),
+            "OMP_NUM_THREADS": str(settings.omp_threads or self._default_threads()),
         }
         if self.device == "cuda":
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(self._visible_devices(inherited))
         else:
             environment["VLLM_CPU_KVCACHE_SPACE"] = str(settings.kv_cache_gib)
             environment["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+            if self._one_process_computes:
+                # vLLM refuses the executor without workers otherwise; the engine core is a process of
+                # its own all the same.
+                environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+            if self._eager:
+                # What is left to compile is one small function of the log-probs: 15 s for no gain.
+                environment["TORCH_COMPILE_DISABLE"] = "1"
         return environment
 
-    def _fair_share_of_cores(self) -> int:
+    @property
+    def _eager(self) -> bool:
+        return _or(self.settings.enforce_eager, self.device != "cuda")
+
+    @property
+    def _one_process_computes(self) -> bool:
+        """On a CPU, a worker process beside the engine core only adds messages between the two: with
+        a tiny model on two cores a third of the time.
+        """
+        own = any(argument.startswith("--distributed-executor-backend") for argument in self._extra)
+        return self.device != "cuda" and self.settings.tensor_parallel_size == 1 and not own
+
+    @property
+    def _extra(self) -> tuple[str, ...]:
+        return self.settings.extra_arguments
+
+    def _default_threads(self) -> int:
+        """This server's share of the cores but one, which its HTTP side and its clients need: more
+        threads than free cores wait for each other, spinning.
+        """
         cores = len(os.sched_getaffinity(0))
-        return max(1, cores // (self.world_size if self.settings.servers == "per_rank" else 1))
+        share = cores // (self.world_size if self.settings.servers == "per_rank" else 1)
+        return max(1, share - 1)
 
     def _visible_devices(self, inherited: Mapping[str, str]) -> list[str]:
         """The server's GPUs: of those that the settings name, or else the trainer's own."""

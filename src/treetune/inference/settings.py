@@ -57,9 +57,10 @@ class VllmSettings(EngineSettings):
     GPU, `enforce_eager` on a CPU only, `prefix_caching` on a GPU only (on a CPU a block is 128
     tokens, so that short prompts share nothing), `canary_tolerance` (largest difference between a
     log-prob of the engine and the trainer's, after a sync) 1e-4 in float32 and 5e-2 otherwise,
-    `context_length` (tokens of prompt and response together) that of the run, `omp_threads`
-    the server's share of the cores but one. On a CPU, the same seeds give the same tokens to the last
-    bit whatever else is sampled with `omp_threads` 1; with more, log-probs may differ in the last bits.
+    `context_length` (tokens of prompt and response together) that of the run, `omp_threads` the
+    server's share of the cores but one. With one thread, the same seeds give the same tokens and
+    log-probs to the last bit, whatever else is sampled; with more, the last bits of a log-prob
+    depend on what shared its batch.
 
     `servers`: 'one' for all ranks (on the first rank's machine) or one 'per_rank'. `devices`: the
     GPUs of the servers, `tensor_parallel_size` each, numbered as this process sees them; None

@@ -1,0 +1,145 @@
+"""A deterministic engine without a server: samples from a table of next-token probabilities."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from treetune.inference.base import (
+    Canary,
+    Completion,
+    Engine,
+    EngineError,
+    OnResult,
+    Request,
+    SamplingParams,
+    SyncReport,
+)
+from treetune.vocabulary import FinishReason, TokenIds
+
+Probabilities = Callable[[TokenIds, int], Sequence[float]]
+"""From the token ids so far and the policy version to the next token's probabilities, one per
+entry of the vocabulary."""
+
+
+class FakeEngine(Engine):
+    """Obeys `Engine` in every respect that needs no process.
+
+    `decode` is needed for stop strings. `fail_after` raises EngineError once that many requests
+    have been answered, as a crash in the middle of the work would; `order` gives the order in which
+    requests are answered. `asked` keeps every request that was sampled.
+    """
+
+    def __init__(
+        self,
+        probabilities: Probabilities,
+        eos_id: int,
+        *,
+        context_length: int = 1 << 20,
+        decode: Callable[[Sequence[int]], str] | None = None,
+        fail_after: int | None = None,
+        order: Callable[[int], Sequence[int]] = range,
+    ) -> None:
+        self.version = 0
+        self.asked: list[Request] = []
+        self.loaded: list[tuple[Path, int]] = []
+        self.naps = 0
+        self.closed = False
+        self.fail_after = fail_after
+        self._probabilities, self._eos_id = probabilities, eos_id
+        self._context_length, self._decode, self._order = context_length, decode, order
+
+    @property
+    def tokens_per_second(self) -> float:
+        return 0.0
+
+    def wait_ready(self) -> None:
+        assert not self.closed
+
+    def generate(
+        self, requests: Sequence[Request], on_result: OnResult | None = None
+    ) -> list[list[Completion]]:
+        assert not self.closed
+        for request in requests:
+            needed = len(request.prompt_ids) + request.sampling.max_tokens
+            if needed > self._context_length:
+                raise ValueError(f"needs {needed} tokens of context, there are {self._context_length}")
+        results: list[list[Completion]] = [[] for _ in requests]
+        for index in self._order(len(requests)):
+            if self.fail_after is not None and len(self.asked) >= self.fail_after:
+                raise EngineError("the fake engine was told to fail here")
+            request = requests[index]
+            self.asked.append(request)
+            results[index] = [
+                self._sample(request.prompt_ids, request.seed + i, request.sampling) for i in range(request.n)
+            ]
+            if on_result is not None:
+                on_result(index, results[index])
+        return results
+
+    def load(self, directory: Path, version: int, canary: Canary | None = None) -> SyncReport:
+        self.loaded.append((directory, version))
+        self.version = version
+        gap = math.nan
+        if canary is not None:
+            sampling = SamplingParams(max_tokens=canary.max_tokens, temperature=canary.temperature)
+            prompts = [tuple(prompt) for prompt in canary.prompts]
+            samples = [self._sample(prompt, canary.seed, sampling) for prompt in prompts]
+            scores = canary.score([(p, s.token_ids) for p, s in zip(prompts, samples)])
+            gap = max(
+                (abs(a - b) for s, row in zip(samples, scores) for a, b in zip(s.logprobs, row)), default=0.0
+            )
+            if gap > (canary.tolerance or 1e-4):
+                raise EngineError(f"canary gap {gap}")
+        return SyncReport(seconds=0.0, canary_gap=gap)
+
+    def asleep(self) -> AbstractContextManager[None]:
+        self.naps += 1
+        return contextlib.nullcontext()
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _sample(self, prompt: TokenIds, seed: int, sampling: SamplingParams) -> Completion:
+        # A generator per sample: what else is asked for changes nothing.
+        generator = random.Random(seed)
+        ids: tuple[int, ...] = ()
+        logprobs: tuple[float, ...] = ()
+        reason: FinishReason = "length"
+        while len(ids) < sampling.max_tokens:
+            distribution = processed(self._probabilities(prompt + ids, self.version), sampling)
+            token = generator.choices(range(len(distribution)), distribution)[0]
+            ids, logprobs = (*ids, token), (*logprobs, math.log(distribution[token]))
+            if token == self._eos_id or self._stops(ids, sampling):
+                reason = "stop"
+                break
+        return Completion(ids, logprobs, reason, self.version)
+
+    def _stops(self, ids: TokenIds, sampling: SamplingParams) -> bool:
+        if not sampling.stop:
+            return False
+        assert self._decode is not None, "stop strings need `decode`"
+        text = self._decode(ids)
+        return any(stop in text for stop in sampling.stop)
+
+
+def processed(probabilities: Sequence[float], sampling: SamplingParams) -> list[float]:
+    """The distribution that is sampled from, after temperature, top-k and top-p."""
+    if sampling.temperature == 0:
+        best = max(range(len(probabilities)), key=lambda token: (probabilities[token], -token))
+        return [float(token == best) for token in range(len(probabilities))]
+    weights = [p ** (1 / sampling.temperature) for p in probabilities]
+    total = sum(weights)
+    weights = [weight / total for weight in weights]
+    ranked = sorted(range(len(weights)), key=lambda token: -weights[token])
+    kept, mass = set(), 0.0
+    for rank, token in enumerate(ranked):
+        if (sampling.top_k > 0 and rank >= sampling.top_k) or mass >= sampling.top_p:
+            break
+        kept.add(token)
+        mass += weights[token]
+    return [weight / mass if token in kept else 0.0 for token, weight in enumerate(weights)]
