@@ -19,11 +19,14 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Callable
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 GRACE_S = 8.0
-"""How long a clean end may take. vLLM needs one to three seconds."""
+"""How long a clean end of the server may take. vLLM needs one to three seconds."""
+ORPHAN_GRACE_S = 1.0
+TRACKER_GRACE_S = 2.0
 END_NOW = b"k"
 """On standard input: end at once, without the grace. Anything else, or its end: end cleanly."""
 POLL_S = 0.5
@@ -93,28 +96,37 @@ def _reap(server: int, status: int | None) -> int | None:
 
 def _end_tree(server: int, status: int | None, grace: float) -> int | None:
     """Ends everything below this process: the server politely, then all of it, again until gone."""
-    if status is None and grace > 0:
-        _signal(server, signal.SIGTERM)
-        status = _wait(server, status, grace, lambda: bool(descendants(os.getpid())))
+
+    def wait(seconds: float, finished: Callable[[], bool]) -> None:
+        nonlocal status
+        deadline = time.monotonic() + seconds
+        while True:
+            status = _reap(server, status)
+            if finished() or time.monotonic() > deadline:
+                return
+            time.sleep(0.02)
+
+    def none_left() -> bool:
+        return not descendants(os.getpid())
+
+    if grace > 0:
+        if status is None:
+            _signal(server, signal.SIGTERM)
+            wait(grace, lambda: status is not None)
+        # It ended its own children, or never will.
+        for pid in descendants(os.getpid()):
+            _signal(pid, signal.SIGTERM)
+        wait(ORPHAN_GRACE_S, none_left)
     # A resource tracker deletes shared memory that its killed owner left, and ends by itself then.
     for pid in descendants(os.getpid()):
         if not _is_resource_tracker(pid):
             _signal(pid, signal.SIGKILL)
-    status = _wait(server, status, 2.0, lambda: bool(descendants(os.getpid())))
+    wait(TRACKER_GRACE_S, none_left)
     while left := descendants(os.getpid()):
         for pid in left:
             _signal(pid, signal.SIGKILL)
-        status = _wait(server, status, 0.2, lambda: bool(descendants(os.getpid())))
+        wait(0.2, none_left)
     return _reap(server, status)
-
-
-def _wait(server: int, status: int | None, seconds: float, unfinished) -> int | None:  # type: ignore[no-untyped-def]
-    deadline = time.monotonic() + seconds
-    while True:
-        status = _reap(server, status)
-        if not unfinished() or time.monotonic() > deadline:
-            return status
-        time.sleep(0.05)
 
 
 def _signal(pid: int, number: int) -> None:

@@ -1,0 +1,121 @@
+"""Stands in for vLLM where a test is about processes and failures: the same routes, no model.
+
+    python stub_server.py --port N --model FOLDER … FAULTS_FOLDER
+
+Tokens are a function of (weights, prompt, seed), log-probs too. It has a child, as vLLM has its
+engine core, that outlives it when it is killed. A file in the faults folder makes it misbehave;
+`take` says which. What it was asked is written to ``asked.jsonl`` there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+FAULTS = Path(sys.argv[-1])
+MODEL = Path(sys.argv[sys.argv.index("--model") + 1]) if __name__ == "__main__" else Path()
+PORT = int(sys.argv[sys.argv.index("--port") + 1]) if __name__ == "__main__" else 0
+
+
+def sample(weights: str, prompt: list[int], seed: int, max_tokens: int) -> tuple[list[int], list[float]]:
+    """`max_tokens` token ids and log-probs that look random."""
+    ids, logprobs = [], []
+    for position in range(max_tokens):
+        digest = hashlib.sha256(repr((weights, prompt, seed, position)).encode()).digest()
+        ids.append(digest[0])
+        logprobs.append(-(digest[1] + 1) / 64)
+    return ids, logprobs
+
+
+def read_weights(folder: Path) -> str:
+    return (folder / "weights").read_text()
+
+
+def take(fault: str) -> bool:
+    """Whether this fault was ordered; it happens once for each order."""
+    try:
+        (FAULTS / fault).unlink()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    weights = ""
+    answered = 0
+
+    def log_message(self, *anything: object) -> None:
+        pass
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"{}")
+        if self.path == "/v1/completions":
+            self.complete(body)
+        elif self.path == "/collective_rpc":
+            if take("reload-fails"):
+                return self.answer(500, {"error": "reload"})
+            if not take("reload-lies"):
+                Handler.weights = read_weights(Path(body["kwargs"]["weights_path"]))
+            self.answer(200, {"results": [None]})
+        elif self.path == "/reset_prefix_cache":
+            self.answer(200, {"success": not take("cache-is-held")})
+        else:
+            self.answer(404, {"error": self.path})
+
+    def complete(self, body: dict[str, Any]) -> None:
+        if body["cache_salt"] == "warm-up":
+            return self.answer(200, {"choices": []})
+        with (FAULTS / "asked.jsonl").open("a") as file:
+            file.write(json.dumps({"prompt": body["prompt"], "seed": body["seed"], "n": body["n"]}) + "\n")
+        Handler.answered += 1
+        if Handler.answered > 2 and take("dies-after-two"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if take("hangs"):
+            time.sleep(60)
+        if take("refuses"):
+            return self.answer(400, {"error": "no such thing"})
+        choices = []
+        for index in range(body["n"]):
+            ids, logprobs = sample(Handler.weights, body["prompt"], body["seed"] + index, body["max_tokens"])
+            choices.append(
+                {
+                    "index": index,
+                    "token_ids": ids,
+                    "logprobs": {"token_logprobs": logprobs},
+                    "finish_reason": "length",
+                }
+            )
+        if take("forgets-a-logprob"):
+            choices[0]["logprobs"]["token_logprobs"].pop()
+        # In no particular order: the index is what counts.
+        self.answer(200, {"choices": choices[::-1]})
+
+    def answer(self, status: int, body: dict[str, Any]) -> None:
+        text = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+
+if __name__ == "__main__":
+    if take("port-is-taken"):
+        sys.exit("OSError: [Errno 98] Address already in use")
+    if take("never-starts"):
+        sys.exit("RuntimeError: CUDA out of memory")
+    if take("never-listens"):
+        time.sleep(60)
+    Handler.weights = read_weights(MODEL)
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    ThreadingHTTPServer.daemon_threads = True
+    ThreadingHTTPServer.request_queue_size = 128
+    ThreadingHTTPServer(("127.0.0.1", PORT), Handler).serve_forever()

@@ -1,0 +1,114 @@
+"""Engines on the stub server, and what tests ask about processes."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from treetune.inference.base import Canary, Request, SamplingParams
+from treetune.inference.engine import VllmEngine
+from treetune.inference.guard import descendants
+from treetune.inference.launch import Launch
+from treetune.inference.ranks import RankFiles
+from treetune.inference.server import OwnServer
+from treetune.inference.settings import VllmSettings
+from treetune.vocabulary import TokenIds
+
+from . import stub_server
+
+
+@dataclass(frozen=True)
+class StubLaunch(Launch):
+    faults: Path = field(default=Path())
+
+    def command(self, weights: Path, port: int) -> list[str]:
+        script = [sys.executable, "-S", str(stub_server.__file__)]
+        return [*script, "--port", str(port), "--model", str(weights), str(self.faults)]
+
+
+@dataclass
+class Stub:
+    """A folder with weights of several versions, the order of faults, and an engine on them."""
+
+    folder: Path
+    engine: VllmEngine | None = None
+
+    def start(self, **settings: object) -> VllmEngine:
+        self.faults.mkdir(exist_ok=True)
+        launch = StubLaunch(
+            settings=VllmSettings(**{"start_timeout": 20.0, **settings}),  # type: ignore[arg-type]
+            context_length=64,
+            seed=0,
+            rank=0,
+            world_size=1,
+            device="cpu",
+            faults=self.faults,
+        )
+        server = OwnServer(launch, self.weights(0), self.log, None)
+        ranks = RankFiles(0, 1, None, lambda name: None)
+        self.engine = VllmEngine(launch.settings, server, ranks, context_length=64, device="cpu")
+        return self.engine
+
+    @property
+    def faults(self) -> Path:
+        return self.folder / "faults"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "logs" / "server-0.log"
+
+    def weights(self, version: int) -> Path:
+        folder = self.folder / f"{version:04d}"
+        folder.mkdir(exist_ok=True)
+        (folder / "weights").write_text(f"weights {version}")
+        return folder
+
+    def order(self, fault: str) -> None:
+        self.faults.mkdir(exist_ok=True)
+        (self.faults / fault).touch()
+
+    def asked(self) -> list[dict]:
+        return [json.loads(line) for line in (self.faults / "asked.jsonl").read_text().splitlines()]
+
+    def canary(self, version: int) -> Canary:
+        """A trainer that has exactly the weights of `version`."""
+
+        def score(pairs: list[tuple[TokenIds, TokenIds]]) -> list[list[float]]:
+            weights = f"weights {version}"
+            return [stub_server.sample(weights, list(p), 0, len(ids))[1] for p, ids in pairs]
+
+        return Canary(prompts=[(1, 2), (3,)], score=score, max_tokens=4)  # type: ignore[arg-type]
+
+
+def request(seed: int, n: int = 2, prompt: TokenIds = (1, 2, 3), max_tokens: int = 5) -> Request:
+    return Request(prompt, seed, n, SamplingParams(max_tokens))
+
+
+def until(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
+    """Whether `condition` came true in time."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.05)
+    return condition()
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in ("Z", "X")
+
+
+def none_alive(pids: list[int]) -> bool:
+    return not any(alive(pid) for pid in pids)
+
+
+def below(pid: int) -> list[int]:
+    return descendants(pid)

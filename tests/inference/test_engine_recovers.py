@@ -1,0 +1,160 @@
+"""What the engine promises when its server does not, on a stand-in for the server."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from treetune.inference.base import Completion, EngineError
+
+from . import stub_server
+from .stubs import Stub, below, none_alive, request
+
+
+def expected(seed: int, index: int, version: int = 0, max_tokens: int = 5) -> Completion:
+    ids, logprobs = stub_server.sample(f"weights {version}", [1, 2, 3], seed + index, max_tokens)
+    return Completion(tuple(ids), tuple(logprobs), "length", version)
+
+
+def test_completions_come_in_the_order_of_requests_and_samples(stub: Stub) -> None:
+    engine = stub.start()
+    results = engine.generate([request(100 * i, n=3) for i in range(20)])
+    assert results == [[expected(100 * i, k) for k in range(3)] for i in range(20)]
+
+
+def test_every_request_is_reported_once_as_it_comes(stub: Stub) -> None:
+    reported: dict[int, list[Completion]] = {}
+    results = stub.start().generate([request(i) for i in range(10)], lambda i, c: reported.update({i: c}))
+    assert [reported[i] for i in range(10)] == results
+
+
+def test_more_samples_than_the_server_holds_are_sent_in_parts_with_the_same_seeds(stub: Stub) -> None:
+    engine = stub.start(max_num_seqs=4)
+    assert engine.generate([request(7, n=10)]) == [[expected(7, k) for k in range(10)]]
+    assert sorted((a["seed"], a["n"]) for a in stub.asked()) == [(7, 4), (11, 4), (15, 2)]
+
+
+@pytest.mark.parametrize("fault", ["dies-after-two", "forgets-a-logprob"])
+def test_unfinished_requests_alone_are_sent_again_after_a_failure(stub: Stub, fault: str) -> None:
+    engine = stub.start(max_concurrency=1)
+    engine.wait_ready()
+    stub.order(fault)
+    reported: list[int] = []
+    results = engine.generate([request(i) for i in range(6)], lambda i, c: reported.append(i))
+    assert results == [[expected(i, k) for k in range(2)] for i in range(6)]
+    assert sorted(reported) == list(range(6))
+    assert engine.restarts == 1
+    assert len(stub.asked()) == 7
+
+
+def test_a_server_that_falls_silent_is_replaced_after_the_deadline(stub: Stub) -> None:
+    engine = stub.start(request_timeout=1.0)
+    engine.wait_ready()
+    stub.order("hangs")
+    assert engine.generate([request(1)]) == [[expected(1, 0), expected(1, 1)]]
+    assert engine.restarts == 1
+
+
+def test_a_request_that_the_server_refuses_is_an_error_and_no_reason_to_restart(stub: Stub) -> None:
+    engine = stub.start()
+    engine.wait_ready()
+    stub.order("refuses")
+    with pytest.raises(EngineError, match="HTTP 400"):
+        engine.generate([request(1)])
+    assert engine.restarts == 0
+
+
+def test_restarts_are_bounded_and_the_message_holds_the_log(stub: Stub) -> None:
+    engine = stub.start(max_restarts=0)
+    engine.wait_ready()
+    stub.order("forgets-a-logprob")
+    with pytest.raises(EngineError, match=r"max_restarts is 0(.|\n)*server-0\.log"):
+        engine.generate([request(1)])
+
+
+def test_a_prompt_beyond_the_context_is_refused_before_anything_is_sent(stub: Stub) -> None:
+    engine = stub.start()
+    too_long = request(1, prompt=tuple(range(61)), max_tokens=4)
+    with pytest.raises(ValueError, match="request 1: a prompt of 61 tokens and max_tokens = 4 need 65"):
+        engine.generate([request(0), too_long])
+    assert not (stub.faults / "asked.jsonl").exists()
+
+
+def test_new_weights_are_sampled_from_after_a_load(stub: Stub) -> None:
+    engine = stub.start()
+    report = engine.load(stub.weights(1), 1, stub.canary(1))
+    assert (report.canary_gap, report.restarts, engine.version) == (0.0, 0, 1)
+    assert engine.generate([request(5, n=1)]) == [[expected(5, 0, version=1)]]
+
+
+@pytest.mark.parametrize("fault", ["reload-fails", "reload-lies", "cache-is-held"])
+def test_a_failed_sync_replaces_the_server_by_one_with_the_new_weights(stub: Stub, fault: str) -> None:
+    engine = stub.start()
+    engine.wait_ready()
+    stub.order(fault)
+    report = engine.load(stub.weights(1), 1, stub.canary(1))
+    assert (report.canary_gap, report.restarts) == (0.0, 1)
+    assert engine.generate([request(5, n=1)]) == [[expected(5, 0, version=1)]]
+
+
+def test_log_probs_that_stay_wrong_end_in_an_error_that_names_the_gap(stub: Stub) -> None:
+    engine = stub.start()
+    with pytest.raises(EngineError, match="differ from the trainer's by up to"):
+        engine.load(stub.weights(1), 1, stub.canary(2))
+
+
+def test_weights_that_no_server_can_load_are_an_error_and_the_next_ones_are_loaded(stub: Stub) -> None:
+    engine = stub.start()
+    engine.generate([request(5, n=1)])
+    with pytest.raises(EngineError, match="could not be brought into the engine"):
+        engine.load(stub.folder / "missing", 1, stub.canary(1))
+    engine.load(stub.weights(2), 2, stub.canary(2))
+    assert engine.generate([request(5, n=1)]) == [[expected(5, 0, version=2)]]
+
+
+def test_a_server_that_dies_later_comes_back_with_the_newest_weights(stub: Stub) -> None:
+    engine = stub.start()
+    engine.load(stub.weights(1), 1, stub.canary(1))
+    stub.order("dies-after-two")
+    assert engine.generate([request(i, n=1) for i in range(5)]) == [[expected(i, 0, 1)] for i in range(5)]
+
+
+def test_a_taken_port_is_exchanged_for_another(stub: Stub) -> None:
+    stub.order("port-is-taken")
+    assert stub.start().generate([request(1, n=1)]) == [[expected(1, 0)]]
+
+
+def test_a_server_that_never_starts_is_an_error_with_its_log_and_the_likely_cause(stub: Stub) -> None:
+    stub.order("never-starts")
+    with pytest.raises(
+        EngineError, match=r"out of memory: lower(.|\n)*server-0\.log(.|\n)*CUDA out of memory"
+    ):
+        stub.start().wait_ready()
+
+
+def test_a_server_that_never_listens_is_given_up_after_start_timeout(stub: Stub) -> None:
+    stub.order("never-listens")
+    with pytest.raises(EngineError, match="no token sampled within start_timeout = 1 s"):
+        stub.start(start_timeout=1.0).wait_ready()
+
+
+def test_nothing_is_left_after_close_however_often(stub: Stub) -> None:
+    before = set(below(os.getpid()))
+    engine = stub.start()
+    engine.generate([request(1)])
+    started = [pid for pid in below(os.getpid()) if pid not in before]
+    assert len(started) == 3  # guard, server, and the child that the server leaves behind
+    engine.close()
+    engine.close()
+    assert none_alive(started)
+    with pytest.raises(EngineError, match="closed"):
+        engine.generate([request(1)])
+
+
+def test_closing_while_the_server_starts_ends_it(stub: Stub, tmp_path: Path) -> None:
+    before = set(below(os.getpid()))
+    stub.order("never-listens")
+    stub.start().close()
+    assert set(below(os.getpid())) <= before

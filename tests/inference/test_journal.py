@@ -1,0 +1,129 @@
+"""Answers that were written down are not sampled again, whatever happened to the file."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.fake_engine import FakeEngine
+from treetune.inference.base import Completion, EngineError, Request, SamplingParams
+from treetune.inference.journal import JournaledEngine, journal_line, read_journal, request_key
+
+EOS = 3
+
+
+def engine(**settings: object) -> FakeEngine:
+    return FakeEngine(lambda ids, version: (0.3, 0.3, 0.3, 0.1), EOS, **settings)  # type: ignore[arg-type]
+
+
+def requests(count: int, first: int = 0) -> list[Request]:
+    return [Request((0, 1), 10 * i, 2, SamplingParams(6)) for i in range(first, first + count)]
+
+
+def test_a_second_run_samples_nothing_and_returns_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "journal" / "rollout.jsonl"
+    first = JournaledEngine(engine(), path).generate(requests(8))
+    again = engine()
+    reported: dict[int, list[Completion]] = {}
+    assert JournaledEngine(again, path).generate(requests(8), lambda i, c: reported.update({i: c})) == first
+    assert again.asked == []
+    assert [reported[i] for i in range(8)] == first
+
+
+def test_after_a_failure_only_what_is_missing_is_sampled(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    backwards = {"order": lambda count: range(count - 1, -1, -1)}
+    with pytest.raises(EngineError):
+        JournaledEngine(engine(fail_after=5, **backwards), path).generate(requests(8))
+    rest = engine()
+    assert JournaledEngine(rest, path).generate(requests(8)) == engine().generate(requests(8))
+    assert rest.asked == requests(3)
+
+
+def test_equal_requests_are_sampled_once_and_reported_each(tmp_path: Path) -> None:
+    inner = engine()
+    reported: list[int] = []
+    twice = requests(2) + requests(2)
+    results = JournaledEngine(inner, tmp_path / "j").generate(twice, lambda i, c: reported.append(i))
+    assert results[:2] == results[2:]
+    assert sorted(reported) == [0, 1, 2, 3]
+    assert inner.asked == requests(2)
+
+
+def test_another_policy_version_samples_anew(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    JournaledEngine(engine(), path).generate(requests(2))
+    later = engine()
+    later.load(tmp_path, 1)
+    JournaledEngine(later, path).generate(requests(2))
+    assert later.asked == requests(2)
+
+
+def test_whatever_makes_an_answer_differ_makes_the_key_differ() -> None:
+    base = Request((1, 2), 3, 4, SamplingParams(5))
+    others = [
+        Request((1, 3), 3, 4, SamplingParams(5)),
+        Request((1, 2), 4, 4, SamplingParams(5)),
+        Request((1, 2), 3, 5, SamplingParams(5)),
+        Request((1, 2), 3, 4, SamplingParams(6)),
+        Request((1, 2), 3, 4, SamplingParams(5, temperature=0.9)),
+        Request((1, 2), 3, 4, SamplingParams(5, top_p=0.9)),
+        Request((1, 2), 3, 4, SamplingParams(5, top_k=2)),
+        Request((1, 2), 3, 4, SamplingParams(5, stop=("#",))),
+    ]
+    keys = [request_key(r, 0) for r in [base, *others]] + [request_key(base, 1)]
+    assert len(set(keys)) == len(keys)
+
+
+completions = st.lists(
+    st.builds(
+        Completion,
+        token_ids=st.lists(st.integers(0, 1 << 17), max_size=4).map(tuple),
+        logprobs=st.lists(st.floats(max_value=0, allow_nan=False, allow_infinity=False), max_size=4).map(
+            tuple
+        ),
+        finish_reason=st.sampled_from(["stop", "length"]),
+        policy_version=st.integers(0, 1000),
+    ),
+    max_size=3,
+)
+entries = st.dictionaries(st.text("0123456789abcdef", min_size=1, max_size=4), completions, max_size=6)
+
+
+@given(entries, st.data())
+def test_a_file_cut_anywhere_gives_the_whole_lines_before_the_cut(
+    written: dict[str, list[Completion]], data: st.DataObject
+) -> None:
+    lines = [journal_line(key, answer).encode() for key, answer in written.items()]
+    text = b"".join(lines)
+    cut = data.draw(st.integers(0, len(text)))
+    whole = 0
+    while whole < len(lines) and len(b"".join(lines[: whole + 1])) <= cut:
+        whole += 1
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "journal.jsonl"
+        path.write_bytes(text[:cut])
+        assert read_journal(path) == dict(list(written.items())[:whole])
+        # What is appended next starts on a line of its own.
+        with path.open("ab") as file:
+            file.write(journal_line("next", []).encode())
+        assert read_journal(path) == dict(list(written.items())[:whole]) | {"next": []}
+
+
+@given(entries, st.lists(st.binary(max_size=20), max_size=3), st.randoms(use_true_random=False))
+def test_lines_that_are_no_records_hide_no_others(
+    written: dict[str, list[Completion]], rubbish: list[bytes], order: random.Random
+) -> None:
+    # Zeros and unprintable bytes, as a machine that crashed may leave behind.
+    bad = [b"\0\xff" + line.translate(None, b"\r\n") + b"\n" for line in rubbish]
+    lines = [journal_line(key, answer).encode() for key, answer in written.items()] + bad
+    order.shuffle(lines)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "journal.jsonl"
+        path.write_bytes(b"".join(lines))
+        assert read_journal(path) == written

@@ -1,0 +1,87 @@
+"""What a server is told on its way up, and which settings are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from treetune.inference.launch import Launch
+from treetune.inference.settings import VllmSettings
+
+
+def launch(device: str = "cpu", rank: int = 0, world_size: int = 1, **settings: object) -> Launch:
+    return Launch(
+        settings=VllmSettings(**settings),  # type: ignore[arg-type]
+        context_length=256,
+        seed=3,
+        rank=rank,
+        world_size=world_size,
+        device=device,
+    )
+
+
+def test_a_server_listens_to_this_machine_alone() -> None:
+    command = launch().command(Path("/weights"), 1234)
+    assert command[command.index("--host") + 1] == "127.0.0.1"
+    assert command[command.index("--port") + 1] == "1234"
+
+
+def test_precision_follows_the_device_unless_set() -> None:
+    for one, wanted in [
+        (launch(), "float32"),
+        (launch("cuda"), "bfloat16"),
+        (launch(dtype="float16"), "float16"),
+    ]:
+        command = one.command(Path("/weights"), 1)
+        assert command[command.index("--dtype") + 1] == wanted
+
+
+def test_the_canary_is_as_strict_as_the_precision_allows() -> None:
+    assert VllmSettings().tolerance("cpu") == 1e-4
+    assert VllmSettings().tolerance("cuda") == 5e-2
+    assert VllmSettings(canary_tolerance=0.3).tolerance("cpu") == 0.3
+
+
+def test_nothing_of_the_training_launcher_reaches_the_server() -> None:
+    inherited = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "29500", "SLURM_JOB_ID": "7", "HOME": "/h"}
+    environment = launch().environment(Path("/scratch"), inherited)
+    assert environment["HOME"] == "/h"
+    assert not {"RANK", "WORLD_SIZE", "MASTER_PORT", "SLURM_JOB_ID"} & set(environment)
+
+
+def test_threads_inherited_from_the_trainer_are_not_the_servers() -> None:
+    environment = launch(omp_threads=3).environment(Path("/scratch"), {"OMP_NUM_THREADS": "1"})
+    assert environment["OMP_NUM_THREADS"] == "3"
+
+
+def test_each_rank_has_a_server_on_its_own_gpus() -> None:
+    inherited = {"CUDA_VISIBLE_DEVICES": "4,5,6,7", "LOCAL_RANK": "1"}
+    two = launch("cuda", rank=1, world_size=2, servers="per_rank", tensor_parallel_size=2)
+    assert two.environment(Path("/s"), inherited)["CUDA_VISIBLE_DEVICES"] == "6,7"
+
+
+def test_one_server_takes_the_gpus_that_are_named() -> None:
+    own = launch("cuda", devices=(2, 3), tensor_parallel_size=2)
+    environment = own.environment(Path("/s"), {"CUDA_VISIBLE_DEVICES": "a,b,c,d"})
+    assert environment["CUDA_VISIBLE_DEVICES"] == "c,d"
+
+
+def test_more_gpus_than_there_are_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"needs GPUs \[0, 1\], and this process sees 1"):
+        launch("cuda", tensor_parallel_size=2).environment(Path("/s"), {"CUDA_VISIBLE_DEVICES": "0"})
+
+
+def test_devices_that_tensor_parallelism_does_not_divide_are_an_error() -> None:
+    with pytest.raises(ValueError, match="doesn't divide"):
+        VllmSettings(servers="per_rank", devices=(0, 1, 2), tensor_parallel_size=2)
+
+
+def test_sleep_on_a_cpu_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="frees nothing"):
+        VllmSettings(sleep=True).start(tmp_path, tmp_path, seed=0, context_length=64, device="cpu")
+
+
+def test_several_ranks_without_a_place_to_meet_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="rendezvous"):
+        VllmSettings().start(tmp_path, tmp_path, seed=0, context_length=64, rank=1, world_size=2)

@@ -1,0 +1,142 @@
+"""Several ranks, one server: the others are clients of the first rank's."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from treetune.inference.base import Completion, EngineError
+from treetune.inference.engine import VllmEngine
+from treetune.inference.ranks import RankFiles
+from treetune.inference.server import OwnServer, RemoteServer
+from treetune.inference.settings import VllmSettings
+
+from . import stub_server
+from .stubs import Stub, StubLaunch, request
+
+T = TypeVar("T")
+DEADLINE_S = 60.0
+
+
+class TwoRanks:
+    """Two engines in two threads, as if they were processes."""
+
+    def __init__(self, stub: Stub, **settings: object) -> None:
+        stub.faults.mkdir(exist_ok=True)
+        self.stub = stub
+        chosen = VllmSettings(**{"start_timeout": 20.0, **settings})  # type: ignore[arg-type]
+        launch = StubLaunch(
+            settings=chosen,
+            context_length=64,
+            seed=0,
+            rank=0,
+            world_size=2,
+            device="cpu",
+            faults=stub.faults,
+        )
+        barrier = threading.Barrier(2, timeout=DEADLINE_S)
+        address_file = stub.folder / "server.json"
+        servers = (
+            OwnServer(launch, stub.weights(0), stub.log, address_file),
+            RemoteServer(address_file, stub.log, chosen),
+        )
+        self.engines = [
+            VllmEngine(
+                chosen,
+                server,
+                RankFiles(rank, 2, stub.folder, lambda name: barrier.wait() and None),
+                context_length=64,
+                device="cpu",
+            )
+            for rank, server in enumerate(servers)
+        ]
+        self.pool = ThreadPoolExecutor(2)
+
+    def both(self, work: Callable[[int, VllmEngine], T]) -> list[T]:
+        futures = [self.pool.submit(work, rank, engine) for rank, engine in enumerate(self.engines)]
+        return [future.result(DEADLINE_S) for future in futures]
+
+    def close(self) -> None:
+        for engine in reversed(self.engines):
+            engine.close()
+        self.pool.shutdown()
+
+
+@pytest.fixture
+def ranks(stub: Stub) -> Iterator[TwoRanks]:
+    found = TwoRanks(stub)
+    yield found
+    found.close()
+
+
+def expected(seed: int, version: int = 0) -> list[Completion]:
+    samples = [stub_server.sample(f"weights {version}", [1, 2, 3], seed + i, 5) for i in range(2)]
+    return [Completion(tuple(ids), tuple(logprobs), "length", version) for ids, logprobs in samples]
+
+
+def test_every_rank_samples_from_the_one_server(ranks: TwoRanks) -> None:
+    results = ranks.both(lambda rank, engine: engine.generate([request(rank)]))
+    assert results == [[expected(0)], [expected(1)]]
+
+
+def test_after_a_load_every_rank_samples_from_the_new_weights(ranks: TwoRanks) -> None:
+    folder, canary = ranks.stub.weights(1), ranks.stub.canary(1)
+    reports = ranks.both(lambda rank, engine: engine.load(folder, 1, canary))
+    assert [report.restarts for report in reports] == [0, 0]
+    results = ranks.both(lambda rank, engine: engine.generate([request(rank)]))
+    assert results == [[expected(0, 1)], [expected(1, 1)]]
+
+
+def test_a_failed_sync_is_mended_for_every_rank(ranks: TwoRanks) -> None:
+    ranks.both(lambda rank, engine: engine.wait_ready())
+    ranks.stub.order("reload-lies")
+    folder, canary = ranks.stub.weights(1), ranks.stub.canary(1)
+    ranks.both(lambda rank, engine: engine.load(folder, 1, canary))
+    results = ranks.both(lambda rank, engine: engine.generate([request(rank)]))
+    assert results == [[expected(0, 1)], [expected(1, 1)]]
+
+
+def test_a_sync_that_fails_for_good_fails_on_every_rank(ranks: TwoRanks) -> None:
+    missing, canary = ranks.stub.folder / "missing", ranks.stub.canary(1)
+
+    def load(rank: int, engine: VllmEngine) -> str:
+        with pytest.raises(EngineError) as caught:
+            engine.load(missing, 1, canary)
+        return str(caught.value)
+
+    assert all("could not be brought into the engine" in message for message in ranks.both(load))
+
+
+def test_a_rank_whose_request_fails_has_the_server_replaced_though_the_first_is_idle(ranks: TwoRanks) -> None:
+    ranks.both(lambda rank, engine: engine.wait_ready())
+    ranks.stub.order("forgets-a-logprob")
+    assert ranks.engines[1].generate([request(4)]) == [expected(4)]
+    assert ranks.engines[0].generate([request(4)]) == [expected(4)]
+    assert ranks.engines[0].restarts == 1
+
+
+def test_other_ranks_hear_why_the_first_has_no_server(stub: Stub) -> None:
+    stub.order("never-starts")
+    found = TwoRanks(stub)
+    try:
+        with pytest.raises(EngineError, match="out of memory"):
+            found.engines[1].wait_ready()
+    finally:
+        found.close()
+
+
+def test_ranks_exchange_values_in_rank_order_meeting_after_meeting(tmp_path: Path) -> None:
+    barrier = threading.Barrier(3, timeout=DEADLINE_S)
+
+    def meet(rank: int) -> list[list[int]]:
+        files = RankFiles(rank, 3, tmp_path, lambda name: barrier.wait() and None)
+        return [files.gather(100 * meeting + rank) for meeting in range(50)]
+
+    with ThreadPoolExecutor(3) as pool:
+        for seen in pool.map(meet, range(3)):
+            assert seen == [[100 * meeting + rank for rank in range(3)] for meeting in range(50)]
