@@ -5,8 +5,10 @@
 A server starts processes of its own, and those can outlive it: an engine core whose server was
 killed keeps its memory. This small process stands between: it is the reaper of all orphans below
 it, it watches its parent, and when the parent is gone, or says so on standard input, or the
-command ends, it ends whatever is left below it and deletes the scratch folder. The command gets
-SIGTERM should the guard itself be killed. Standard library only: it lives as long as the server.
+command ends, it ends whatever is left below it and deletes the scratch folder. So it does when
+the server's engine process is gone: the server itself stays on, and whoever asked it for anything
+but samples waits in vain. The command gets SIGTERM should the guard itself be killed. Standard
+library only: it lives as long as the server.
 """
 
 from __future__ import annotations
@@ -26,6 +28,9 @@ PR_SET_CHILD_SUBREAPER = 36
 GRACE_S = 8.0
 """How long a clean end of the server may take. vLLM needs one to three seconds."""
 ORPHAN_GRACE_S = 1.0
+WITHOUT_ENGINE_S = 2.0
+"""How long a server whose engine is gone may take to say why and leave."""
+ENGINE_TITLE = b"VLLM::EngineCore"
 TRACKER_GRACE_S = 2.0
 END_NOW = b"k"
 """On standard input: end at once, without the grace. Anything else, or its end: end cleanly."""
@@ -48,9 +53,19 @@ def main(arguments: list[str]) -> int:
     server = _spawn(libc, command)
     status: int | None = None
     grace = GRACE_S
+    engine: int | None = None
+    engine_gone_at: float | None = None
     while True:
         status = _reap(server, status)
         if status is not None or asked_by_signal or os.getppid() != parent:
+            break
+        if engine is None:
+            engine = _engine_process()
+        elif engine_gone_at is None:
+            engine_gone_at = None if _is_alive(engine) else time.monotonic()
+        elif time.monotonic() - engine_gone_at > WITHOUT_ENGINE_S:
+            sys.stderr.write(f"the engine's process {engine} is gone: its server is ended\n")
+            grace = 0.0
             break
         readable, _, _ = select.select([0, wake_read], [], [], POLL_S)
         if wake_read in readable:
@@ -135,11 +150,29 @@ def _signal(pid: int, number: int) -> None:
 
 
 def _is_resource_tracker(pid: int) -> bool:
+    return b"resource_tracker" in _command_line(pid)
+
+
+def _engine_process() -> int | None:
+    """vLLM's engine below this process; None as long as there is none."""
+    found = [pid for pid in descendants(os.getpid()) if _command_line(pid).startswith(ENGINE_TITLE)]
+    return found[0] if found else None
+
+
+def _is_alive(pid: int) -> bool:
     try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return b"resource_tracker" in file.read()
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
     except OSError:
         return False
+
+
+def _command_line(pid: int) -> bytes:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
 
 
 def descendants(root: int) -> list[int]:
