@@ -54,8 +54,8 @@ class VllmSettings(EngineSettings):
     """A managed vLLM server.
 
     Settings that are None are chosen for the device: `dtype` float32 on a CPU and bfloat16 on a
-    GPU, `enforce_eager` on a CPU only, `prefix_caching` on a GPU only (on a CPU a block is 128
-    tokens, so that short prompts share nothing), `canary_tolerance` (largest difference between a
+    GPU, `enforce_eager` on a CPU only, `prefix_caching` on a GPU only (on a CPU a block is 32
+    tokens, so that short prompts share little), `canary_tolerance` (largest difference between a
     log-prob of the engine and the trainer's, after a sync) 1e-4 in float32 and 5e-2 otherwise,
     `context_length` (tokens of prompt and response together) that of the run, `omp_threads` the
     server's share of the cores but one. With one thread, the same seeds give the same tokens and
