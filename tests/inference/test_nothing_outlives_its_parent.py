@@ -109,12 +109,11 @@ def test_a_signal_to_the_guard_ends_everything(family: Family, number: signal.Si
 
 def test_the_guard_reports_how_the_command_ended(tmp_path: Path) -> None:
     command = [sys.executable, "-I", "-S", "-c", "raise SystemExit(7)"]
-    done = subprocess.run(
+    with subprocess.Popen(
         [sys.executable, "-I", "-S", str(guard.__file__), str(os.getpid()), str(tmp_path / "no"), *command],
-        stdin=subprocess.PIPE,
-        timeout=20,
-    )
-    assert done.returncode == 7
+        stdin=subprocess.PIPE,  # stays open: an end of it would be a request to end
+    ) as watched:
+        assert watched.wait(timeout=20) == 7
 
 
 def test_descendants_are_found_through_every_generation() -> None:
