@@ -5,8 +5,8 @@
   experiment_name: 'quickstart/sft',
   rollout: { type: 'demonstrations' },
   credit: { type: 'none' },
-  iterations: 13,
+  iterations: 12,
   problems_per_iteration: 6400,
   evaluation+: { every: null },
-  checkpoints: { every: 13 },
+  checkpoints: { every: 12 },
 }
