@@ -58,8 +58,12 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"{}")
+        with (FAULTS / "paths").open("a") as file:
+            file.write(self.path + "\n")
         if self.path == "/v1/completions":
             self.complete(body)
+        elif self.path.startswith(("/sleep", "/wake_up")):
+            self.answer(200, {})
         elif self.path == "/collective_rpc":
             if take("reload-fails"):
                 return self.answer(500, {"error": "reload"})

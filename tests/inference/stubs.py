@@ -74,6 +74,13 @@ class Stub:
     def asked(self) -> list[dict]:
         return [json.loads(line) for line in (self.faults / "asked.jsonl").read_text().splitlines()]
 
+    def paths(self) -> list[str]:
+        """What the server was asked since the last call, without samples."""
+        file = self.faults / "paths"
+        found = [path for path in file.read_text().splitlines() if path != "/v1/completions"]
+        file.write_text("")
+        return found
+
     def canary(self, version: int) -> Canary:
         """A trainer that has exactly the weights of `version`."""
 

@@ -121,6 +121,37 @@ def test_a_server_that_dies_later_comes_back_with_the_newest_weights(stub: Stub)
     assert engine.generate([request(i, n=1) for i in range(5)]) == [[expected(i, 0, 1)] for i in range(5)]
 
 
+def test_a_sleeping_engine_gets_its_weights_before_its_cache_has_room(stub: Stub) -> None:
+    engine = stub.start(sleep=True)
+    with engine.asleep():
+        assert stub.paths() == ["/sleep?level=1"]
+    engine.load(stub.weights(1), 1, stub.canary(1))
+    assert stub.paths() == [
+        "/wake_up?tags=weights",
+        "/collective_rpc",
+        "/wake_up?tags=kv_cache",
+        "/reset_prefix_cache",
+    ]
+    engine.generate([request(1)])
+    assert stub.paths() == []
+
+
+def test_a_sleeping_engine_wakes_for_whoever_samples(stub: Stub) -> None:
+    engine = stub.start(sleep=True)
+    with engine.asleep():
+        pass
+    assert engine.generate([request(1, n=1)]) == [[expected(1, 0)]]
+    assert stub.paths() == ["/sleep?level=1", "/wake_up?tags=weights", "/wake_up?tags=kv_cache"]
+
+
+def test_without_sleep_the_engine_stays_awake(stub: Stub) -> None:
+    engine = stub.start()
+    engine.wait_ready()
+    with engine.asleep():
+        pass
+    assert stub.paths() == []
+
+
 def test_a_taken_port_is_exchanged_for_another(stub: Stub) -> None:
     stub.order("port-is-taken")
     assert stub.start().generate([request(1, n=1)]) == [[expected(1, 0)]]

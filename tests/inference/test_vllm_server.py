@@ -1,0 +1,274 @@
+"""The engine on the real vLLM: what it samples is what the trainer would have said, always."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from treetune.inference.base import Canary, Completion, EngineError, Request, SamplingParams
+from treetune.inference.engine import VllmEngine
+from treetune.inference.settings import VllmSettings
+from treetune.vocabulary import TokenIds
+
+from .stubs import below, none_alive, until
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+pytestmark = [pytest.mark.server, pytest.mark.slow]
+
+ALPHABET = "0123456789+=#\n abcdefghijklmnopqrstuvwxyz"
+CONTEXT = 320
+TOLERANCE = 1e-4
+
+
+@dataclass
+class Policy:
+    """A tiny model, the folder that the engine loads it from, and its own log-probs."""
+
+    model: PreTrainedModel
+    folder: Path
+
+    def score(self, pairs: list[tuple[TokenIds, TokenIds]], temperature: float = 1.0) -> list[list[float]]:
+        import torch
+
+        scores = []
+        for prompt, response in pairs:
+            ids_1T = torch.tensor([prompt + response])
+            with torch.no_grad():
+                logits_TV = self.model(ids_1T).logits[0, len(prompt) - 1 : -1].float() / temperature
+            logprobs_TV = logits_TV.log_softmax(-1)
+            scores.append([logprobs_TV[t, token].item() for t, token in enumerate(response)])
+        return scores
+
+    def canary(self) -> Canary:
+        return Canary(prompts=[(5, 6, 7), (9, 8)], score=self.score, tolerance=TOLERANCE)  # type: ignore[arg-type]
+
+
+def policy(folder: Path, seed: int) -> Policy:
+    import torch
+
+    from treetune.models.export import write_for_engine
+    from treetune.models.sources import TinyModel
+
+    source = TinyModel(layers=2, hidden_size=64, heads=2, context_length=CONTEXT)
+    model = source.load_model(seed, lambda: ALPHABET)
+    with torch.no_grad():
+        model.lm_head.weight.mul_(8.0)  # far from uniform, so that other weights sample other tokens
+    write_for_engine(
+        dict(model.named_parameters()), model.config, source.load_tokenizer(lambda: ALPHABET), folder
+    )
+    return Policy(model.eval(), folder)
+
+
+@pytest.fixture(scope="module")
+def policies(tmp_path_factory: pytest.TempPathFactory) -> list[Policy]:
+    folder = tmp_path_factory.mktemp("weights")
+    return [policy(folder / str(seed), seed) for seed in range(3)]
+
+
+SETTINGS: dict[str, Any] = {"prefix_caching": True, "omp_threads": 1, "start_timeout": 300.0}
+
+
+@pytest.fixture(scope="module")
+def engine(policies: list[Policy], tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmEngine]:
+    logs = tmp_path_factory.mktemp("logs")
+    found = VllmSettings(**SETTINGS).start(policies[0].folder, logs, seed=0, context_length=CONTEXT)
+    assert isinstance(found, VllmEngine)
+    found.wait_ready()
+    yield found
+    found.close()
+
+
+def requests(count: int, *, n: int = 3, length: int = 12, max_tokens: int = 40) -> list[Request]:
+    random_ids = random.Random(count)
+    return [
+        Request(
+            tuple(random_ids.randrange(4, 40) for _ in range(length)),
+            random_ids.randrange(1 << 48),
+            n,
+            SamplingParams(max_tokens),
+        )
+        for _ in range(count)
+    ]
+
+
+def gap(policy: Policy, asked: list[Request], results: list[list[Completion]]) -> float:
+    return max(
+        abs(ours - theirs)
+        for request, completions in zip(asked, results)
+        for completion in completions
+        for ours, theirs in zip(
+            completion.logprobs,
+            policy.score([(request.prompt_ids, completion.token_ids)], request.sampling.temperature)[0],
+        )
+    )
+
+
+def test_the_same_seed_gives_the_same_tokens_whatever_else_is_sampled(engine: VllmEngine) -> None:
+    asked = requests(24)
+    together = engine.generate(asked)
+    backwards = engine.generate(asked[::-1])[::-1]
+    alone = [engine.generate([request])[0] for request in asked[:4]]
+    assert together == backwards
+    assert together[:4] == alone
+
+
+def test_sample_i_of_a_request_is_the_sample_of_seed_plus_i(engine: VllmEngine) -> None:
+    request = requests(1, n=4)[0]
+    singles = [replace(request, seed=request.seed + i, n=1) for i in range(4)]
+    assert engine.generate([request])[0] == [one[0] for one in engine.generate(singles)]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_logprobs_are_the_models_at_the_temperature_of_sampling(
+    engine: VllmEngine, policies: list[Policy], temperature: float
+) -> None:
+    engine.load(policies[0].folder, 0, policies[0].canary())
+    asked = [replace(r, sampling=SamplingParams(40, temperature=temperature)) for r in requests(8)]
+    assert gap(policies[0], asked, engine.generate(asked)) <= TOLERANCE
+
+
+def test_truncated_sampling_reports_the_distribution_that_was_sampled(engine: VllmEngine) -> None:
+    asked = [replace(r, sampling=SamplingParams(20, top_k=1)) for r in requests(2)]
+    for completions in engine.generate(asked):
+        for completion in completions:
+            assert completion.logprobs == (0.0,) * len(completion.logprobs)
+
+
+def test_the_end_token_and_its_logprob_belong_to_the_answer(
+    engine: VllmEngine, policies: list[Policy]
+) -> None:
+    end = policies[0].model.config.eos_token_id
+    answers = [answer for answers in engine.generate(requests(8, n=8, max_tokens=200)) for answer in answers]
+    ended = [answer for answer in answers if answer.finish_reason == "stop"]
+    assert ended
+    assert all(answer.token_ids[-1] == end and end not in answer.token_ids[:-1] for answer in ended)
+    assert all(len(answer.token_ids) == len(answer.logprobs) for answer in answers)
+
+
+def test_a_stop_string_ends_an_answer_and_stays_in_it(engine: VllmEngine, policies: list[Policy]) -> None:
+    from treetune.models.sources import TinyModel
+
+    tokenizer = TinyModel(layers=2, hidden_size=64, heads=2).load_tokenizer(lambda: ALPHABET)
+    asked = [replace(r, sampling=SamplingParams(100, stop=("7",))) for r in requests(8)]
+    stopped = [c for cs in engine.generate(asked) for c in cs if "7" in tokenizer.decode(c.token_ids)]
+    assert stopped
+    for completion in stopped:
+        assert completion.finish_reason == "stop"
+        assert (
+            tokenizer.decode(completion.token_ids).index("7")
+            == len(tokenizer.decode(completion.token_ids)) - 1
+        )
+
+
+def test_after_a_load_no_prefix_of_the_old_weights_is_used(
+    engine: VllmEngine, policies: list[Policy]
+) -> None:
+    # Two blocks of 128 tokens: long enough for a CPU's prefix cache.
+    asked = requests(2, length=270, max_tokens=20)
+    engine.load(policies[0].folder, 0, policies[0].canary())
+    old = engine.generate(asked)
+    assert gap(policies[0], asked, old) <= TOLERANCE
+    for version in (1, 2, 1):
+        report = engine.load(policies[version].folder, version, policies[version].canary())
+        assert report.canary_gap <= TOLERANCE
+        assert report.restarts == 0
+        new = engine.generate(asked)
+        assert new != old
+        assert gap(policies[version], asked, new) <= TOLERANCE
+
+
+def test_weights_that_are_not_whole_fail_and_whole_ones_after_them_are_loaded(
+    engine: VllmEngine, policies: list[Policy], tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for file in policies[1].folder.iterdir():
+        content = file.read_bytes()
+        (broken / file.name).write_bytes(
+            content[: len(content) // 2] if file.suffix == ".safetensors" else content
+        )
+    with pytest.raises(EngineError, match=r"could not be brought into the engine(.|\n)*not whole"):
+        engine.load(broken, 1, policies[1].canary())
+    report = engine.load(policies[2].folder, 2, policies[2].canary())
+    assert (report.restarts, engine.version) == (1, 2)
+    asked = requests(4)
+    assert gap(policies[2], asked, engine.generate(asked)) <= TOLERANCE
+
+
+def test_an_engine_core_killed_in_the_middle_changes_no_answer(
+    engine: VllmEngine, policies: list[Policy]
+) -> None:
+    engine.load(policies[1].folder, 1, policies[1].canary())
+    asked = requests(64, n=4, max_tokens=200)
+    undisturbed = engine.generate(asked)
+    restarts = engine.restarts
+    first_answer = threading.Event()
+
+    def kill() -> None:
+        assert first_answer.wait(60)
+        os.kill(_named("VLLM::EngineCore"), signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    disturbed = engine.generate(asked, lambda index, completions: first_answer.set())
+    killer.join()
+    assert disturbed == undisturbed
+    assert engine.restarts == restarts + 1
+
+
+def _named(title: str) -> int:
+    """The process below this one whose command line begins with `title`."""
+    for pid in below(os.getpid()):
+        if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(title.encode()):
+            return pid
+    raise AssertionError(f"no {title} runs below this process")
+
+
+def test_close_leaves_no_process(engine: VllmEngine) -> None:
+    engine.wait_ready()
+    tree = below(os.getpid())
+    assert len(tree) >= 3
+    engine.close()
+    assert until(lambda: none_alive(tree))
+
+
+PARENT = """
+import sys, time
+from pathlib import Path
+from treetune.inference.settings import VllmSettings
+
+weights, logs = map(Path, sys.argv[1:])
+engine = VllmSettings(omp_threads=1).start(weights, logs, seed=0, context_length=64)
+engine.wait_ready()
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_killed_parent_leaves_no_process(policies: list[Policy], tmp_path: Path) -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(policies[0].folder), str(tmp_path)],
+        stdout=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+    )
+    try:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == b"ready\n"
+        tree = below(parent.pid)
+        assert len(tree) >= 3
+    finally:
+        parent.kill()
+        parent.wait()
+    assert until(lambda: none_alive(tree), seconds=30)
