@@ -51,6 +51,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except _ClosedPipe:
         return CLOSED_PIPE
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("treetune"):
+            raise
+        print(
+            f"{error.name} is not installed for {sys.executable}: run ./scripts/setup.sh, then"
+            " `source .venv/bin/activate`",
+            file=sys.stderr,
+        )
+        return USER_ERROR
     except ValueError as error:
         return _failed(error, USER_ERROR, options)
     except (OSError, RuntimeError, MemoryError) as error:

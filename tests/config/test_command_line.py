@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -206,3 +207,15 @@ def test_a_failure_of_one_rank_says_which(
 def test_no_configuration_is_a_mistake_with_a_remedy(capsys: pytest.CaptureFixture[str]) -> None:
     assert command_line.main(["check_config"]) == 2
     assert "--configs" in capsys.readouterr().err
+
+
+def test_a_python_without_the_packages_is_told_what_to_run() -> None:
+    source = str(Path(__file__).parents[2] / "src")
+    program = f"import sys; sys.path = [p for p in sys.path if 'site-packages' not in p] + [{source!r}]; "
+    program += "from treetune.main import main; sys.exit(main(['--configs', 'x.jsonnet', 'check_config']))"
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert "scripts/setup.sh" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -36,10 +36,6 @@ class JournaledEngine(Engine):
     def tokens_per_second(self) -> float:
         return self.engine.tokens_per_second
 
-    @property
-    def tokens_per_second(self) -> float:
-        return self.engine.tokens_per_second
-
     def generate(
         self, requests: Sequence[Request], on_result: OnResult | None = None
     ) -> list[list[Completion]]:
