@@ -1,0 +1,66 @@
+"""Settings that trade memory for speed train the same model, as far as a CPU can show."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.trainers.helpers import episodes, one_rank, tiny_model
+from treetune.trainers.base import DeepSpeedTrainer
+from treetune.trainers.core import PolicyTrainer
+from treetune.trainers.objectives.ppo import ClippedPolicyGradient
+
+BASE = {"learning_rate": 1e-3, "adam_eps": 1e-4, "minibatch_size": 8}
+BF16_ROUNDING = 2e-2
+"""Weights of this model are below 1, where bfloat16 has 8 bits."""
+
+
+def trained(**settings: object) -> tuple[PolicyTrainer, dict[str, float]]:
+    from treetune.trainers.optimisation import torch_dtype
+
+    dtype = torch_dtype(str(settings.get("precision", "float32")))
+    trainer = PolicyTrainer(
+        DeepSpeedTrainer(objective=ClippedPolicyGradient(), **BASE | settings),
+        lambda: tiny_model().to(dtype),
+        ranks=one_rank(),
+        seed=0,
+        temperature=1.0,
+        iterations=1,
+        gae=None,
+    )
+    return trainer, trainer.train(0, episodes(16))
+
+
+@pytest.fixture(scope="module")
+def plain() -> tuple[PolicyTrainer, dict[str, float]]:
+    return trained()
+
+
+@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+def test_bfloat16_trains_close_to_float32(plain, zero_stage):
+    trainer, metrics = trained(precision="bfloat16", zero_stage=zero_stage)
+    assert metrics["train/grad_norm"] == pytest.approx(plain[1]["train/grad_norm"], rel=0.05)
+    assert metrics["train/loss"] == pytest.approx(plain[1]["train/loss"], abs=0.02)
+    start = tiny_model().state_dict()
+    moved = 0
+    for name, weight in plain[0].weights().items():
+        assert (trainer.weights()[name].float() - weight).abs().max() < BF16_ROUNDING, name
+        moved += int((weight != start[name]).any())
+    assert moved == len(plain[0].weights())
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"gradient_checkpointing": True},
+        {"zero_stage": 1},
+        {"zero_stage": 2, "offload_optimizer": True},
+        {"zero_stage": 3, "offload_optimizer": True, "offload_parameters": True},
+        {"offload_reference": True},
+    ],
+    ids=lambda settings: "-".join(map(str, settings)),
+)
+def test_settings_that_save_memory_do_not_change_the_update(plain, settings):
+    trainer, metrics = trained(**settings)
+    assert metrics["train/grad_norm"] == pytest.approx(plain[1]["train/grad_norm"], abs=1e-5)
+    for name, weight in plain[0].weights().items():
+        assert (trainer.weights()[name] - weight).abs().max() <= 1e-6, name
