@@ -56,7 +56,8 @@ def measure(setting: Setting) -> dict[str, Measurement]:
     config = setting.configuration("vineppo")
     with opened(config, {}, with_engine=True, with_trainer=False) as run:
         run.wait_for_engine()
-        with offline_engine(run) as offline:
+        # Short, since sockets are made there, whose paths have a limit.
+        with tempfile.TemporaryDirectory() as scratch, offline_engine(run, Path(scratch)) as offline:
             offline.wait_ready(deadline=START_S)
             rollout_context = lambda: _context(run, setting)  # noqa: E731
             problems = sample_problems(run.train_problems, setting.problems, config.seed, 0)
@@ -71,7 +72,7 @@ def measure(setting: Setting) -> dict[str, Measurement]:
             }
 
 
-def offline_engine(run: Run) -> Child:
+def offline_engine(run: Run, scratch: Path) -> Child:
     """vLLM in a process of its own, on the run's start weights, told what the run's server is told."""
     settings = run.config.engine
     assert isinstance(settings, VllmSettings)
@@ -83,7 +84,6 @@ def offline_engine(run: Run) -> Child:
         world_size=1,
         device=run.ranks.device.type,
     )
-    scratch = Path(tempfile.mkdtemp(dir=run.directory.path.parent))
     command = launch.command(run.weights_folder / "0000", port=0)
     arguments = command[command.index("--host") :]
     environment = {**launch.environment(scratch), "VLLM_LOGGING_LEVEL": "ERROR"}
