@@ -1,4 +1,5 @@
-// One vLLM server on the CPU for a tiny model: large waves, no prefix cache (blocks are 128 tokens).
+// One vLLM server on the CPU for a tiny model: large waves, and no prefix cache, since what short
+// prompts share fills hardly one block of 32 tokens.
 {
   engine: {
     type: 'vllm',
