@@ -119,4 +119,3 @@ def test_the_configuration_for_several_gpus_checks(block, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["trainer"]["zero_stage"] == 2
-
