@@ -21,6 +21,8 @@ def run_iterations(run: Run) -> None:
     """Every iteration that the experiment still lacks. Collective."""
     config, trainer = run.config, run.trainer
     assert trainer is not None
+    # Problems are made here, before the clock of the first iteration starts.
+    run.console.say(f"{len(run.train_problems)} training problems, {config.iterations} iterations")
     start = resume(run)
     if start and _engine_needed(run, start, evaluated=True):
         run.wait_for_engine()
