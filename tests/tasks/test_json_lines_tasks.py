@@ -61,7 +61,7 @@ def test_bad_rows_can_be_left_out(tmp_path: Path) -> None:
 
 
 def test_missing_files_and_splits_are_told(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="there is no file .*nowhere.jsonl"):
+    with pytest.raises(ValueError, match=r"there is no file .*nowhere\.jsonl"):
         Gsm8k(test=(str(tmp_path / "nowhere.jsonl"),)).problems("test")
     with pytest.raises(ValueError, match="the task has no validation split"):
         Gsm8k(validation_size=None).problems("validation")

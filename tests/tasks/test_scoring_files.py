@@ -21,7 +21,11 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 ROWS = [
-    {"problem": f"{n} + {n}?", "gold": f"It is <<{n}+{n}={2 * n}>>{2 * n}\n#### {2 * n}", "response": f"\nSo.\n#### {2 * (n // 2 * 2)}"}
+    {
+        "problem": f"{n} + {n}?",
+        "gold": f"It is <<{n}+{n}={2 * n}>>{2 * n}\n#### {2 * n}",
+        "response": f"\nSo.\n#### {2 * (n // 2 * 2)}",
+    }
     for n in range(6)
 ]  # fmt: skip
 

@@ -30,7 +30,8 @@ def build(
 ) -> F:
     """The part of `family` that ``data`` (``{type: …, …}``) describes, with all parts within.
 
-    `key` is where in the configuration ``data`` stands, if not at its root. `explanation` tells which file set which key. Raises ConfigError with every mistake at once.
+    `key` is where in the configuration ``data`` stands, if not at its root; `explanation` tells which
+    file set which key. Raises ConfigError with every mistake at once.
     """
     builder = _Builder(explanation)
     part = builder.value(family, data, key)

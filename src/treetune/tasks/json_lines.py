@@ -122,7 +122,7 @@ def _read(task: JsonLines, split: Split) -> list[Problem]:
     if not names:
         remedy = " or set validation_size, to hold problems out of train" if split == "validation" else ""
         raise ValueError(f"the task has no {split} split: name its files under {split!r}{remedy}")
-    problems = []
+    problems: list[Problem] = []
     for name in names:
         for place, row in rows(Path(name)):
             problem = _problem(task, row, f"{split}/{len(problems)}", place)
