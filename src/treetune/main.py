@@ -83,6 +83,8 @@ def _dispatch(options: argparse.Namespace) -> int:
         return 0
     if command == "explain_config":
         return _explain(config, options.key)
+    if command == "score_responses":
+        return _score(config, options)
     root = _build(config, command)
     if command == "check_config":
         _say(f"fine: {config.data['type']} {config.data.get('experiment_name', '')}".rstrip())
@@ -119,6 +121,12 @@ def _parser() -> argparse.ArgumentParser:
     add("check_config", "every mistake of the configuration at once")
     explain = add("explain_config", "a key's value and every file that sets it, in order")
     explain.add_argument("key", metavar="KEY.PATH", help="such as trainer.learning_rate")
+    score = add("score_responses", "grade a JSON-lines file of answers with a task's grader; resumes")
+    score.add_argument("--input", type=Path, required=True, metavar="FILE", help="problem, gold, response")
+    score.add_argument("--output", type=Path, required=True, metavar="FILE", help="the graded rows")
+    score.add_argument("--steps", action="store_true", help="also the offsets between the steps")
+    score.add_argument("--workers", type=int, metavar="N", help="grader processes; default: 2")
+    score.add_argument("--deadline", type=float, default=10.0, metavar="SECONDS", help="default: 10")
     add("make_table", "rows and columns of experiments, with intervals, from a table's configuration")
     report = add("report", "one self-contained HTML file about experiments")
     report.add_argument("experiments", nargs="+", metavar="EXPERIMENT_DIR")
@@ -191,6 +199,23 @@ def _build(config: Config, command: str) -> Registrable:
         )
         raise ConfigError([issue])
     return build(family, config.data, Explanation(config))
+
+
+def _score(config: Config, options: argparse.Namespace) -> int:
+    """Needs a task alone, so that ``{task: …}`` is enough of a configuration."""
+    import treetune.parts  # noqa: F401  (registers them)
+    from treetune.config.build import build
+    from treetune.config.explain import Explanation
+    from treetune.tasks.base import Task
+    from treetune.tasks.scoring import score_responses
+
+    task = build(Task, config.data.get("task"), Explanation(config), key=("task",))
+    scored = score_responses(
+        task, options.input, options.output,
+        steps=options.steps, workers=options.workers, deadline=options.deadline,
+    )  # fmt: skip
+    _say(str(scored))
+    return 0
 
 
 def _explain(config: Config, name: str) -> int:

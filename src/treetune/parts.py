@@ -22,7 +22,10 @@ import treetune.runtime.base
 import treetune.runtime.sinks
 import treetune.tasks.addition_chain
 import treetune.tasks.graders.final_answer
+import treetune.tasks.graders.numeric
+import treetune.tasks.gsm8k
 import treetune.tasks.multiplication
+import treetune.tasks.steps.lines
 import treetune.trainers.base
 import treetune.trainers.objectives.mle
 import treetune.trainers.objectives.ppo

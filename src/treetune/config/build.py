@@ -25,13 +25,16 @@ _FAILED = object()
 """Stands for what couldn't be built; whatever holds it isn't built either, without a word more."""
 
 
-def build(family: type[F], data: Any, explanation: Explanation | None = None) -> F:
+def build(
+    family: type[F], data: Any, explanation: Explanation | None = None, key: KeyPath = ()
+) -> F:
     """The part of `family` that ``data`` (``{type: …, …}``) describes, with all parts within.
 
-    `explanation` tells which file set which key. Raises ConfigError with every mistake at once.
+    `key` is where in the configuration ``data`` stands, if not at its root; `explanation` tells which
+    file set which key. Raises ConfigError with every mistake at once.
     """
     builder = _Builder(explanation)
-    part = builder.value(family, data, ())
+    part = builder.value(family, data, key)
     issues = builder.issues()
     if issues:
         raise ConfigError(issues)

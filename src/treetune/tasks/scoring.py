@@ -1,0 +1,160 @@
+"""Grades a file of answers from anywhere: JSON lines in, JSON lines out."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import deque
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from treetune.tasks.base import Task
+from treetune.tasks.graders.pool import GraderPool
+from treetune.tasks.json_lines import JsonLines, as_text, missing, rows
+from treetune.vocabulary import Grade, Problem
+
+FIELDS = ("problem", "gold", "response")
+
+_AHEAD = 256
+"""Answers that are with the graders at once: enough for every worker, and few to grade again."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What `score_responses` did: rows in the output, how many of them it found there, and the sums."""
+
+    rows: int
+    resumed: int
+    right: int
+    no_answer: int
+    failed: int
+
+    def __str__(self) -> str:
+        share = self.right / self.rows if self.rows else 0.0
+        return (
+            f"{self.rows} responses ({self.resumed} were there already): {self.right} right "
+            f"({share:.2%}), {self.no_answer} without an answer, {self.failed} timeouts and errors"
+        )
+
+
+def score_responses(
+    task: Task,
+    source: Path,
+    output: Path,
+    *,
+    steps: bool = False,
+    workers: int | None = None,
+    deadline: float = 10.0,
+) -> Scored:
+    """Grades the rows of `source` with the task's grader and writes them to `output` in their order.
+
+    A row has a `problem`, a `gold` as it stands in the data set and a `response`. It comes out with
+    `reward`, `extracted`, `outcome`, `seconds`, a `message` where something went wrong, and with
+    `steps` also `step_boundaries`. A row that lacks one of the three gets the outcome ``error``.
+
+    An output that exists is gone on with: a torn last line is dropped, what stands there is kept.
+    Raises ValueError if it belongs to another input, and for an input line that is no JSON object.
+    """
+    if source.resolve() == output.resolve():
+        raise ValueError(f"--input and --output are the same file, {source}")
+    counts = {"rows": 0, "resumed": 0, "right": 0, "no_answer": 0, "failed": 0}
+    waiting: deque[tuple[dict[str, Any], Future[Grade]]] = deque()
+
+    def count(row: dict[str, Any]) -> None:
+        counts["rows"] += 1
+        counts["right"] += row["reward"] == 1.0
+        counts["no_answer"] += row["outcome"] == "no_answer"
+        counts["failed"] += row["outcome"] in ("timeout", "error")
+
+    def write(file: BinaryIO) -> None:
+        row, future = waiting.popleft()
+        row = _graded(task, row, future.result(), steps)
+        file.write(json.dumps(row).encode() + b"\n")
+        file.flush()
+        count(row)
+
+    todo = rows(source)
+    done, length = _written(output)
+    for row in done:
+        _check_same(output, row, next(todo, None), counts["rows"], steps)
+        count(row)
+    counts["resumed"] = counts["rows"]
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        output.open("r+b" if output.exists() else "w+b") as file,
+        GraderPool(task.grader, workers=workers, deadline=deadline) as pool,
+    ):
+        file.truncate(length)
+        file.seek(length)
+        for number, (_, row) in enumerate(todo, start=counts["rows"]):
+            waiting.append((row, _submit(task, pool, row, number)))
+            if len(waiting) >= _AHEAD:
+                write(file)
+        while waiting:
+            write(file)
+        os.fsync(file.fileno())
+    return Scored(**counts)
+
+
+def _submit(task: Task, pool: GraderPool, row: dict[str, Any], number: int) -> Future[Grade]:
+    wrong = next((problem for key in FIELDS[:2] if (problem := missing(row, key))), None)
+    if wrong is None and not isinstance(row.get("response"), str):
+        wrong = "it has no text under 'response'"
+    if wrong is not None:
+        future: Future[Grade] = Future()
+        future.set_result(Grade(reward=0.0, outcome="error", message=f"not graded: {wrong}"))
+        return future
+    query = as_text(row["problem"])
+    prompt = task.prompt(query) if isinstance(task, JsonLines) else query
+    return pool.submit(row["response"], Problem(id=f"row/{number}", prompt=prompt, gold=as_text(row["gold"])))
+
+
+def _graded(task: Task, row: dict[str, Any], grade: Grade, steps: bool) -> dict[str, Any]:
+    result = {
+        **row,
+        "reward": grade.reward,
+        "extracted": grade.extracted,
+        "outcome": grade.outcome,
+        "seconds": round(grade.seconds, 6),
+    }
+    if grade.message is not None:
+        result["message"] = grade.message
+    if steps:
+        response = row.get("response")
+        result["step_boundaries"] = task.step_boundaries(response) if isinstance(response, str) else None
+    return result
+
+
+def _written(output: Path) -> tuple[list[dict[str, Any]], int]:
+    """The whole rows that stand in the output, and where in the file they end."""
+    if not output.exists():
+        return [], 0
+    done: list[dict[str, Any]] = []
+    length = 0
+    with output.open("rb") as file:
+        for line in file:
+            if not line.endswith(b"\n"):
+                break  # torn by the end of an earlier run
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise ValueError(f"{output}:{len(done) + 1} is not a line of JSON ({error})") from error
+            if not isinstance(row, dict) or not {"reward", "outcome"} <= row.keys():
+                raise ValueError(f"{output}:{len(done) + 1} is no graded row: name another output")
+            done.append(row)
+            length += len(line)
+    return done, length
+
+
+def _check_same(
+    output: Path, row: dict[str, Any], source: tuple[str, dict[str, Any]] | None, index: int, steps: bool
+) -> None:
+    place = f"{output}:{index + 1}"
+    if source is None:
+        raise ValueError(f"{place}: more rows than the input has: name another output")
+    if any(row.get(key) != source[1].get(key) for key in FIELDS):
+        raise ValueError(f"{place} is another answer than {source[0]}: name another output")
+    if steps and "step_boundaries" not in row:
+        raise ValueError(f"{place} was written without --steps: name another output, or leave --steps out")

@@ -1,0 +1,65 @@
+"""Steps of solutions that are written one step a line, such as GSM8K's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import MinLen
+
+from treetune.tasks.steps.base import StepSplitter
+
+
+@StepSplitter.register("lines")
+@dataclass(frozen=True, kw_only=True)
+class Lines(StepSplitter):
+    """A step is a line that says something; each one but the first begins with its newline.
+
+    Blank lines belong to the line that follows them, or to the last one at the end. The line of
+    the final answer (one that begins with `answer_marker`) belongs to the step before it: there is
+    nothing left to decide once it begins.
+    """
+
+    answer_marker: Annotated[str, MinLen(1)] = "####"
+
+    def boundaries(self, response: str) -> list[int]:
+        if not response:
+            return [0]
+        offsets = [0]
+        end = None  # of the last line with text
+        position = 0
+        for line in response.split("\n"):
+            text = line.strip()
+            if text:
+                if end is not None and not text.startswith(self.answer_marker):
+                    offsets.append(end)
+                end = position + len(line)
+            position += len(line) + 1
+        return [*offsets, len(response)]
+
+
+@StepSplitter.register("gsm8k_reference")
+@dataclass(frozen=True, kw_only=True)
+class Gsm8kReference(StepSplitter):
+    r"""The steps of the VinePPO paper's code on GSM8K, which count blank lines in the middle.
+
+    The answer begins at ``"\n#### "``; the text before it is cut before every newline. Leading
+    blank lines go with the first line that has text, trailing ones and the answer with the last.
+    A response with several answers, which that code drops, is here cut at the last of them.
+    """
+
+    def boundaries(self, response: str) -> list[int]:
+        if not response:
+            return [0]
+        body, marker, _ = response.rpartition("\n#### ")
+        if not marker:
+            body = response
+        lines = body.split("\n")
+        with_text = [index for index, line in enumerate(lines) if line.strip()]
+        offsets = [0]
+        position = 0
+        for index, line in enumerate(lines):
+            if with_text and with_text[0] < index <= with_text[-1]:
+                offsets.append(position - 1)
+            position += len(line) + 1
+        return [*offsets, len(response)]

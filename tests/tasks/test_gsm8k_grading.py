@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from treetune.tasks.graders.numbers import read_number
+from treetune.tasks.graders.numeric import Gsm8kExact, Numeric
+from treetune.vocabulary import Grade, Problem
+
+
+def grade(grader: Numeric | Gsm8kExact, response: str, gold: str) -> Grade:
+    return grader.grade(response, Problem(id="test/0", prompt="?", gold=gold))
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1,080", "1080"), ("$1,234.50", "1234.5"), ("-$5", "-5"), ("$-5", "-5"), ("- 5", "-5"), ("−5", "-5"),
+        ("٣٤", "34"), ("１８", "18"), ("18.", "18"), ("**18**", "18"), ("\\boxed{18}", "18"), ("$18$", "18"),
+        ("\\$18", "18"), ("18\\%", "18%"), ("50 percent", "50%"), ("9 * 2 = 18", "18"), ("18 m^2", "18"),
+        ("18 km/h", "18"), ("1e3", "1000"), ("½", "0.5"), ("2½", "2.5"), ("2 1/2", "2.5"), ("-1/2", "-0.5"),
+        ("\\frac{3}{4}", "0.75"), ("1/3", "1/3"), (".5", "0.5"), ("10{,}000", "10000"), ("x = 5", "5"),
+        ("3 million dollars", "3000000"), ("1 234 567", "1234567"), ("minus 5", "-5"), ("18 eggs", "18"),
+    ],
+)  # fmt: skip
+def test_a_number_is_read_by_value(text: str, value: str) -> None:
+    assert str(read_number(text)) == value
+
+
+@pytest.mark.parametrize(
+    "text", ["", "abc", "10^2", "5²", "3:30", "18 or 19", "18-19", "A-5", "1,23", "1_0", "1/0", "18 - 3",
+             "1.2.3", "18 apples and 5 pears", "1e99999", "9" * 100_000, "1," * 50_000, " 1" * 50_000],
+)  # fmt: skip
+def test_what_is_not_one_number_is_none(text: str) -> None:
+    assert read_number(text) is None
+
+
+@settings(deadline=None)
+@given(st.decimals(allow_nan=False, allow_infinity=False, places=3, min_value=-(10**9), max_value=10**9))
+def test_a_decimal_equals_its_fraction_and_no_neighbour(number: object) -> None:
+    value = Fraction(str(number))
+    written = read_number(f"{number:,}")
+    assert written is not None
+    assert written.value == value
+    answer = f"#### {value.numerator}/{value.denominator}"
+    assert grade(Numeric(), answer, f"so\n#### {number}").reward == 1.0
+    assert grade(Numeric(), f"#### {value + Fraction(1, 1000)}", f"{number}").reward == 0.0
+
+
+@settings(deadline=None)
+@given(st.text(), st.text())
+def test_no_text_makes_the_grader_raise(response: str, gold: str) -> None:
+    assert grade(Numeric(), "####" + response, gold).reward in (0.0, 1.0)
+
+
+@settings(deadline=None)
+@given(st.text(alphabet="0123456789.,/%$-+eE =^\\{}½²٣ k", max_size=30))
+def test_no_mix_of_signs_makes_reading_raise(text: str) -> None:
+    read_number(text)
+
+
+def test_the_last_marker_counts_and_none_is_no_answer() -> None:
+    assert grade(Numeric(), "#### 1\n#### 18\n\nProblem: 7", "It is\n#### 18").reward == 1.0
+    assert grade(Numeric(), "It is 18", "18").outcome == "no_answer"
+    assert grade(Numeric(without_marker="last_number"), "It is $1,080.", "1080").reward == 1.0
+
+
+def test_a_percent_sign_is_a_unit_or_a_hundredth() -> None:
+    assert grade(Numeric(), "#### 50%", "50").reward == 1.0
+    assert grade(Numeric(), "#### 50%", "0.5").reward == 1.0
+    assert grade(Numeric(), "#### 0.5", "50").reward == 0.0
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "reward"),
+    [
+        ("1,080", "1080", 1.0),
+        ("1080", "1,080", 0.0),
+        ("18.0", "18", 0.0),
+        ("$18", "18", 0.0),
+        ("ABC", "abc", 1.0),
+    ],
+)
+def test_the_reference_compares_letters(answer: str, gold: str, reward: float) -> None:
+    assert grade(Gsm8kExact(), f"#### {answer}", f"so\n#### {gold}").reward == reward
+    assert grade(Gsm8kExact(), answer, gold).outcome == "no_answer"

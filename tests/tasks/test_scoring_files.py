@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from treetune.main import main
+from treetune.tasks.gsm8k import Gsm8k
+from treetune.tasks.scoring import score_responses
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+ROWS = [
+    {
+        "problem": f"{n} + {n}?",
+        "gold": f"It is <<{n}+{n}={2 * n}>>{2 * n}\n#### {2 * n}",
+        "response": f"\nSo.\n#### {2 * (n // 2 * 2)}",
+    }
+    for n in range(6)
+]  # fmt: skip
+
+
+def test_rows_come_out_in_their_order_with_grades_and_steps(tmp_path: Path) -> None:
+    source, output = write(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
+    arguments = ["--configs", "tasks/gsm8k.jsonnet", "score_responses", "--workers", "1", "--steps"]
+    assert main([*arguments, "--input", str(source), "--output", str(output)]) == 0
+    rows = read(output)
+    assert [row["problem"] for row in rows] == [row["problem"] for row in ROWS]
+    assert [row["reward"] for row in rows] == [1.0, 0.0, 1.0, 0.0, 1.0, 0.0]
+    assert rows[2]["extracted"] == "4"
+    assert rows[2]["step_boundaries"] == [0, len(ROWS[2]["response"])]
+
+
+def test_a_second_run_drops_a_torn_line_and_goes_on(tmp_path: Path) -> None:
+    source, output = write(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
+    score_responses(Gsm8k(), source, output, workers=1)
+    whole = output.read_bytes()
+    kept = b"".join(whole.splitlines(keepends=True)[:2]).replace(b'"seconds": 0', b'"seconds": 7')
+    output.write_bytes(kept + b'{"problem": "2 + ')
+    scored = score_responses(Gsm8k(), source, output, workers=1)
+    assert (scored.rows, scored.resumed, scored.right) == (6, 2, 3)
+    assert output.read_bytes().startswith(kept)
+    assert [row["reward"] for row in read(output)] == [1.0, 0.0, 1.0, 0.0, 1.0, 0.0]
+
+
+def test_another_inputs_output_is_refused(tmp_path: Path) -> None:
+    source, output = write(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
+    score_responses(Gsm8k(), source, output, workers=1)
+    with pytest.raises(ValueError, match=r"out.jsonl:1 is another answer than .*other.jsonl:1"):
+        score_responses(Gsm8k(), write(tmp_path / "other.jsonl", ROWS[::-1]), output, workers=1)
+
+
+def test_a_row_without_a_gold_answer_is_an_error_and_the_others_go_on(tmp_path: Path) -> None:
+    source = write(tmp_path / "in.jsonl", [ROWS[0], {**ROWS[1], "gold": " "}, {"problem": "?"}, ROWS[2]])
+    scored = score_responses(Gsm8k(), source, tmp_path / "out.jsonl", workers=1)
+    rows = read(tmp_path / "out.jsonl")
+    assert [row["outcome"] for row in rows] == ["ok", "error", "error", "ok"]
+    assert "'gold' is empty" in rows[1]["message"]
+    assert scored.failed == 2
