@@ -25,9 +25,7 @@ _FAILED = object()
 """Stands for what couldn't be built; whatever holds it isn't built either, without a word more."""
 
 
-def build(
-    family: type[F], data: Any, explanation: Explanation | None = None, key: KeyPath = ()
-) -> F:
+def build(family: type[F], data: Any, explanation: Explanation | None = None, key: KeyPath = ()) -> F:
     """The part of `family` that ``data`` (``{type: …, …}``) describes, with all parts within.
 
     `key` is where in the configuration ``data`` stands, if not at its root; `explanation` tells which

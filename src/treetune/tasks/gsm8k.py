@@ -25,8 +25,8 @@ class Gsm8k(JsonLines):
     """The data set's own files, with `question` and `answer` in each row.
 
     373 of the 7,473 training problems are held out for validation, as many as in the VinePPO
-    paper (7,100 / 373 / 1,319); its own choice of them was not published with its code, so they
-    are chosen here with `split_seed`. Demonstrations have no ``<<1+1=2>>`` calculator notes.
+    paper (7,100 / 373 / 1,319), chosen here with `split_seed`: not the paper's own 373.
+    Demonstrations have no ``<<1+1=2>>`` calculator notes.
     """
 
     train: tuple[str, ...] = ("data/gsm8k/train.jsonl",)
