@@ -35,7 +35,7 @@ CHECKPOINTS_EVERY = 2
 Victim = Literal["launcher", "rank", "engine"]
 Phase = Literal["generation", "credit", "training", "sync", "commit"]
 
-RUN_DEADLINE_S = 400.0
+RUN_DEADLINE_S = 900.0
 GONE_WITHIN_S = 30.0
 POLL_S = 0.001
 LOOK_S = 0.25

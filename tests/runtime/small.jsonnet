@@ -25,6 +25,7 @@
     adam_eps: 1e-4,  // Adam divides by it where a gradient is 0 up to rounding
     advantage_normalisation: 'whiten',
     minibatch_size: 8,
+    epochs: 4,  // training lasts long enough to be struck in
   },
   iterations: 4,
   problems_per_iteration: 8,
