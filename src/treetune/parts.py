@@ -5,6 +5,13 @@ A new part is one file in its room and one line here.
 
 # ruff: noqa: F401
 
+import treetune.analyzers.action_ranking
+import treetune.analyzers.advantage_distribution
+import treetune.analyzers.diversity
+import treetune.analyzers.gradient_variance
+import treetune.analyzers.kl_to_reference
+import treetune.analyzers.value_accuracy
+import treetune.analyzers.weight_distance
 import treetune.episode_generators.credit.gae
 import treetune.episode_generators.credit.group
 import treetune.episode_generators.credit.monte_carlo

@@ -11,6 +11,7 @@ from treetune.config.registrable import Registrable
 from treetune.episode_generators.base import Credit, Rollout, Selection
 from treetune.inference.settings import EngineSettings
 from treetune.models.sources import ModelSource
+from treetune.runtime.analysis import Analyzer
 from treetune.runtime.sinks import Sink
 from treetune.tasks.base import Split, Task
 from treetune.tasks.sampling import Replacement
@@ -123,6 +124,7 @@ class PolicyIteration(Runtime):
     seed: Annotated[int, Ge(0)] = 0
     problem_sampling: Replacement = "between_iterations"
     evaluation: Evaluation = field(default_factory=Evaluation)
+    analyzers: tuple[Analyzer, ...] = ()
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     on_empty_selection: Literal["stop", "skip"] = "stop"
     restart: Literal["never", "every_iteration"] = "never"
@@ -165,6 +167,10 @@ class PolicyIteration(Runtime):
                 "the evaluation has sets, and neither it nor the experiment has a rollout that samples:"
                 " give evaluation.rollout, e.g. {type: 'single_turn', max_tokens: 256}"
             )
+        labels = [one.label for one in self.analyzers]
+        twice = sorted({label for label in labels if labels.count(label) > 1})
+        if twice:
+            raise ValueError(f"two analyzers are called {', '.join(twice)}: give them names")
         if not self.experiment_name or self.experiment_name.startswith(("/", ".")):
             raise ValueError(f"experiment_name {self.experiment_name!r} must be a relative folder name")
 

@@ -17,9 +17,9 @@ from treetune.vocabulary import Metrics
 
 LOCK_TRIES, LOCK_TRY_S = 4, 0.05
 
-Lock = Literal["run", "evaluation"]
+Lock = Literal["run", "evaluation", "analysis"]
 
-_LOCKS: dict[Lock, str] = {"run": ".lock", "evaluation": ".evaluation.lock"}
+_LOCKS: dict[Lock, str] = {"run": ".lock", "evaluation": ".evaluation.lock", "analysis": ".analysis.lock"}
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,9 @@ class ExperimentDirectory:
 
     def evaluation(self, i: int, label: str) -> Path:
         return self.path / "evaluations" / f"{i:04d}" / label
+
+    def analysis(self, label: str) -> Path:
+        return self.path / "analyses" / label
 
     @property
     def logs(self) -> Path:
@@ -88,7 +91,7 @@ class ExperimentDirectory:
 
     @contextmanager
     def locked(self, lock: Lock = "run") -> Iterator[None]:
-        """One run and one evaluation at a time: two would write the same files."""
+        """One run, one evaluation and one analysis at a time: two would write the same files."""
         self.path.mkdir(parents=True, exist_ok=True)
         with (self.path / _LOCKS[lock]).open("w") as file:
             if not _locks(file):

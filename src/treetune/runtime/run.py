@@ -154,7 +154,9 @@ class Run:
         }
 
     def load_checkpoint(self, number: int) -> None:
-        """A checkpoint's weights into the live engine, where no trainer holds them. Collective."""
+        """A checkpoint's weights (0: the start weights) into the live engine, where no trainer holds
+        them. Collective.
+        """
         assert self.engine is not None
         self.wait_for_engine()
         if number == self.engine.version:
@@ -163,7 +165,10 @@ class Run:
         if self.ranks.is_first:
             from treetune.models.export import read_policy, write_for_engine
 
-            weights, architecture = read_policy(self.directory.checkpoint(number) / "policy")
+            if number == 0:
+                weights, architecture = self.start_weights()
+            else:
+                weights, architecture = read_policy(self.directory.checkpoint(number) / "policy")
             write_for_engine(weights, architecture, self.tokenizer, folder)
         self.ranks.barrier("checkpoint written for the engine")
         self.engine.load(folder, number)
