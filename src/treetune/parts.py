@@ -17,6 +17,7 @@ import treetune.episode_generators.selection.correct_only
 import treetune.episode_generators.selection.mixed_groups
 import treetune.inference.settings
 import treetune.models.sources
+import treetune.reports.reproduction.settings
 import treetune.reports.table
 import treetune.runtime.base
 import treetune.runtime.sinks

@@ -56,9 +56,14 @@ def begin(directory: ExperimentDirectory, config: PolicyIteration, plain: Mappin
     write_json(stored, plain)
 
 
-def _refuse_another(path: Path, stored: Mapping[str, Any], plain: Mapping[str, Any]) -> None:
+def different_keys(stored: Mapping[str, Any], plain: Mapping[str, Any]) -> list[str]:
+    """Root keys in which two configurations differ so that they compute something else."""
     keys = (stored.keys() | plain.keys()) - CHANGEABLE
-    different = sorted(key for key in keys if stored.get(key) != plain.get(key))
+    return sorted(key for key in keys if stored.get(key) != plain.get(key))
+
+
+def _refuse_another(path: Path, stored: Mapping[str, Any], plain: Mapping[str, Any]) -> None:
+    different = different_keys(stored, plain)
     if different:
         raise ValueError(
             f"{path} holds an experiment with another configuration (different: {', '.join(different)});"
