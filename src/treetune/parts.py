@@ -25,6 +25,7 @@ import treetune.episode_generators.selection.mixed_groups
 import treetune.episode_generators.selection.preference_pairs
 import treetune.inference.settings
 import treetune.models.sources
+import treetune.reports.reproduction.settings
 import treetune.reports.table
 import treetune.runtime.base
 import treetune.runtime.sinks
