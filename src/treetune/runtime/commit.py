@@ -79,7 +79,9 @@ def _checkpoint(run: Run, done: int) -> None:
         run.trainer.save(beside / "trainer")
         weights = run.trainer.weights()
         if run.ranks.is_first:
-            write_policy(weights, run.policy_model.config, run.tokenizer, beside / "policy")
+            write_policy(
+                weights, run.policy_model.config, run.tokenizer, beside / "policy", run.generation_config
+            )
             write_json(beside / "state.json", {"iteration": done, "config": config_hash(run.plain_config)})
             replace_directory(beside, place)
     if run.ranks.is_first:
