@@ -135,7 +135,7 @@ def test_training_leaves_long_prompts_out_and_says_how_many(
 
 def test_prompts_that_fill_the_context_are_a_mistake_of_the_configuration(tmp_path: Path) -> None:
     with pytest.raises(
-        ValueError, match="max_prompt_tokens is 64, .* leaves nothing of the context_length of 64"
+        ValueError, match=r"max_prompt_tokens is 64, .* leaves nothing of the context_length of 64"
     ):
         small(tmp_path, rollout=SingleTurn(max_tokens=12, max_prompt_tokens=64))
 

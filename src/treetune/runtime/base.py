@@ -137,7 +137,7 @@ class PolicyIteration(Runtime):
         if longest is not None and longest >= self.context_length:
             raise ValueError(
                 f"rollout.max_prompt_tokens is {longest}, and a prompt of that length leaves nothing of the"
-                f" context_length of {self.context_length} for an answer: make one smaller or the other larger"
+                f" context_length of {self.context_length} for an answer: lower the one or raise the other"
             )
         if not self.experiment_name or self.experiment_name.startswith(("/", ".")):
             raise ValueError(f"experiment_name {self.experiment_name!r} must be a relative folder name")
