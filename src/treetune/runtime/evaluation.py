@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from itertools import chain
+from pathlib import Path
+from typing import Any
 
 from treetune.episode_generators.base import Rollout
 from treetune.runtime.base import EvaluationSet, PolicyIteration
@@ -47,7 +49,8 @@ def evaluate(run: Run, done: int, sets: Sequence[EvaluationSet], claim: Claim | 
     if sets:
         run.wait_for_engine()
     for chosen in sets:
-        _measure(run, done, chosen, claim)
+        folder = run.directory.evaluation(done, chosen.label)
+        measure(run, done, chosen, folder, f"{chosen.label} after iteration {done}", claim)
     metrics: Metrics = {}
     for chosen in run.config.evaluation.sets:
         if is_measured(run, done, chosen):
@@ -73,18 +76,22 @@ def set_problems(config: PolicyIteration, chosen: EvaluationSet) -> list[Problem
     return [problems[i] for i in sorted(generator.sample(range(len(problems)), chosen.problems))]
 
 
-def _measure(run: Run, done: int, chosen: EvaluationSet, claim: Claim | None) -> None:
+def measure(
+    run: Run, done: int, chosen: EvaluationSet, folder: Path, name: str, claim: Claim | None = None
+) -> None:
+    """Measures the engine's present weights into `folder`, whose `summary.json` says that it is done.
+
+    `name` is what a person reads. Collective.
+    """
     config, seed = run.config, run.config.evaluation.seed
     problems = set_problems(config, chosen)
     rollout = _rollout(run, chosen)
     lengths = {problem.id: len(run.codec.encode_prompt(problem.prompt)) for problem in problems}
     answerable = [problem for problem in problems if lengths[problem.id] < config.context_length]
-    folder = run.directory.evaluation(done, chosen.label)
-    what = f"evaluating {chosen.label} after iteration {done}"
     number = run.ranks.from_first("claim", 0 if claim is None else claim.number)
     journal = folder / "journal" / f"{number}-{run.ranks.rank}.jsonl"
     with (
-        run.console.phase(what, "answers", run.news) as show,
+        run.console.phase(f"evaluating {name}", "answers", run.news) as show,
         _grader(run, chosen.task) as grader,
     ):
         context = run.context(
@@ -109,24 +116,25 @@ def _measure(run: Run, done: int, chosen: EvaluationSet, claim: Claim | None) ->
             for sample in range(chosen.samples)
         ]
         if claim is not None and claim.lost():
-            run.console.say(f"{what}: taken over by another process while this one stood still")
+            run.console.say(f"evaluating {name}: taken over by another process while this one stood still")
         else:
-            _write(run, done, chosen, rollout, trajectories, len(problems) - len(answerable))
+            summary = _summary(rollout, chosen, done, trajectories, len(problems) - len(answerable), seed)
+            _write(folder, summary, trajectories)
+            run.console.say(f"{name}: {_in_words(summary)}")
     run.ranks.barrier("evaluation written")
 
 
-def _write(
-    run: Run,
-    done: int,
-    chosen: EvaluationSet,
+def _summary(
     rollout: Rollout,
+    chosen: EvaluationSet,
+    done: int,
     trajectories: Sequence[Trajectory],
     too_long: int,
-) -> None:
-    folder, seed = run.directory.evaluation(done, chosen.label), run.config.evaluation.seed
+    seed: int,
+) -> dict[str, Any]:
     sampling = rollout.sampling
     assert sampling is not None
-    summary = {
+    return {
         "split": chosen.split,
         "iteration": done,
         **summarise(trajectories, seed),
@@ -135,16 +143,21 @@ def _write(
         "top_p": sampling.top_p,
         "seed": seed,
     }
+
+
+def _write(folder: Path, summary: dict[str, Any], trajectories: Sequence[Trajectory]) -> None:
     write_whole(
         folder / "answers.jsonl",
         lambda file: file.writelines(json.dumps(_row(t)) + "\n" for t in trajectories),
     )
     write_json(folder / "summary.json", summary)  # last: it says that the set is measured
-    low, high = summary["ci_low"], summary["ci_high"]
-    note = f", {too_long} of them too long to be asked" if too_long else ""
-    run.console.say(
-        f"{chosen.label} after iteration {done}: pass@1 {summary['pass_at_1']:.3f}"
-        f" [{low:.3f}, {high:.3f}] on {summary['n_problems']} problems{note}"
+
+
+def _in_words(summary: dict[str, Any]) -> str:
+    note = f", {summary['too_long']} of them too long to be asked" if summary["too_long"] else ""
+    return (
+        f"pass@1 {summary['pass_at_1']:.3f} [{summary['ci_low']:.3f}, {summary['ci_high']:.3f}]"
+        f" on {summary['n_problems']} problems{note}"
     )
 
 
