@@ -245,6 +245,10 @@ class _Parser:
             return self._function(name, depth)
         raise NotAFormula(f"\\{name} is not known")
 
+    def _factor_follows(self) -> bool:
+        token = self.peek
+        return token is not None and token[0] in ("number", "letter", "command") and token[1] not in _FUNCTIONS
+
     def _function(self, name: str, depth: int) -> Any:
         sympy = self._sympy
         base = sympy.Integer(10)
@@ -255,7 +259,10 @@ class _Parser:
         if self._is("^"):
             self._take()
             power = self._argument(depth)
+        grouped = self._is("(", "{", "[")
         argument = self._postfix(self._argument(depth), depth)
+        while not grouped and self._factor_follows():  # \\sin 2x is the sine of 2x
+            argument = _checked(argument * self._power(depth))
         if self._is("^"):  # \sin x^2 is the sine of x^2
             self._take()
             argument = _raised(argument, self._argument(depth, power=True))
@@ -277,8 +284,6 @@ class _Parser:
 
 def _raised(base: Any, exponent: Any) -> Any:
     if exponent.is_number:
-        if not exponent.is_Rational and exponent.has(base.func):
-            pass
         size = abs(exponent.evalf(5)) if exponent.is_comparable else 0
         if not size <= LARGEST_EXPONENT or (exponent.is_Rational and exponent.q > LARGEST_EXPONENT):
             raise Absurd("an exponent beyond every answer's")

@@ -74,6 +74,7 @@ Answer = Scalar | Words | Group | Union | Matrix | Named | Equation
 
 _MATRIX = re.compile(r"\\begin\{([pbBvV]?)(?:small)?matrix\*?\}(.*)\\end\{\1(?:small)?matrix\*?\}", re.DOTALL)
 _NAME = re.compile(
+    r"\([a-zA-Z](?:, ?(?:[a-zA-Z]|\\[a-z]{2,6}))+\)|"
     r"(?:\\angle ?)?(?:[A-Z]{1,4}|[a-z]|\\text ?\{[^{}]{1,60}\}|\\(?:theta|alpha|beta|gamma|lambda|mu|phi|Delta|pi))'*"
     r"(?:_ ?(?:\w|\{[^{}]{1,12}\}))?(?:\^\{?-1\}?)?(?: ?\([^()=]{1,20}\))?"
 )
@@ -87,7 +88,6 @@ _SIGN = re.compile(r"\\(?:le|ge|ne)(?![A-Za-z])|[<>]")
 _SIGN_NAMES = {"\\le": "<=", "\\ge": ">=", "\\ne": "!=", "<": "<", ">": ">"}
 _THOUSANDS = re.compile(r"[-+]? ?(?:USD )?\d{1,3}(?:,\d{3})+(?:\.\d+)?%?")
 _IN = re.compile(r"[A-Za-z] ?\\in(?![A-Za-z])")
-_UNORDERED = {"\\emptyset": "\\emptyset"}
 
 
 def read_answer(text: str, depth: int = 0) -> Answer:
@@ -100,9 +100,11 @@ def read_answer(text: str, depth: int = 0) -> Answer:
         text = text[inside.end() :].strip()
     if text == "\\mathbb{R}":
         text = "(-\\infty, \\infty)"
-    matrix = _MATRIX.fullmatch(text)
+    matrix = _MATRIX.fullmatch(text.strip("()[] ") if "matrix" in text else text)
     if matrix is not None:
         return _matrix(matrix, depth)
+    if (number := re.fullmatch(r"\\text ?\{([-\d.,/ ]*\d[\d.,/ ]*)\}", text)) is not None:
+        text = number[1].strip(" .,")
     words = _words(text)
     if words is not None:
         return words
@@ -156,9 +158,6 @@ def _and_parts(text: str) -> list[str]:
     return _AND.split(text) if _AND.search(text) else [text]
 
 
-_ENDS = {"\\{": ("{", "\\}"), "\\langle": ("(", "\\rangle"), "(": ("(", ")"), "[": ("[", "]"), "]": ("]", "[")}
-
-
 def _brackets(text: str) -> tuple[str, str, str]:
     """The brackets around a whole text, normalised, and what is in them; empty where there are none.
 
@@ -181,7 +180,7 @@ def _one_group(text: str) -> bool:
     depth = 0
     inner = text[1:-1]
     for found in _BRACKET.finditer(inner):
-        depth += 1 if found[0] in _OPENINGS else -1
+        depth += _step(found[0])
         if depth < 0:
             return False
     return depth == 0
@@ -189,6 +188,13 @@ def _one_group(text: str) -> bool:
 
 _BRACKET = re.compile(r"\\[{}]|\\langle|\\rangle|\\begin\{[a-zA-Z*]+\}|\\end\{[a-zA-Z*]+\}|\\.|[()\[\]{}]")
 _OPENINGS = ("(", "[", "{", "\\{", "\\langle")
+_CLOSINGS = (")", "]", "}", "\\}", "\\rangle")
+
+
+def _step(sign: str) -> int:
+    if sign in _OPENINGS or sign.startswith("\\begin"):
+        return 1
+    return -1 if sign in _CLOSINGS or sign.startswith("\\end") else 0
 
 
 def split_at_top(text: str, signs: tuple[str, ...]) -> list[str]:
@@ -206,10 +212,8 @@ def _split(text: str, signs: tuple[str, ...]) -> list[str]:
             if depth == 0:
                 parts.append(text[start : found.start()])
                 start = found.end()
-        elif found[0] in _OPENINGS or found[0].startswith("\\begin"):
-            depth += 1
-        elif found[0] in (")", "]", "}", "\\}", "\\rangle") or found[0].startswith("\\end"):
-            depth -= 1
+        else:
+            depth += _step(found[0])
     return [*parts, text[start:]]
 
 
@@ -226,7 +230,7 @@ def _equation(text: str, depth: int) -> Answer | None:
     sides = split_at_top(text, ("=",))
     if len(sides) == 1 or any(re.search(r"[<>!:]\Z", side.strip()) for side in sides) or _SIGN.search(text):
         return None
-    if len(split_at_top(text, (",", ";"))) > 1 or _AND.search(_TEXT.sub("", text)):
+    if len(split_at_top(text, (",", ";"))) > 1 or _AND.search(text):
         return None  # several equations
     first, last = sides[0].strip(), sides[-1].strip()
     if not first or not last:

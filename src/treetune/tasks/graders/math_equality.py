@@ -20,7 +20,11 @@ from treetune.tasks.graders.math_answers import (
 )
 from treetune.tasks.graders.units import ratio
 
-_BASED = re.compile(r"(?:\\text ?\{)?([0-9A-Za-z]+)\}? ?_ ?(?:\{(?:\\text ?\{)?(?:base )?(\w+)\}{1,2}|(\d))")
+_UPRIGHT = re.compile(r"\\text ?\{ ?(\w+) ?\}")
+_BASED = re.compile(r"([0-9A-Za-z]+) ?_ ?(?:\{ ?(?:base )?(\w+) ?\}|(\d)|([a-z]+))")
+
+
+_SHORT_UNIT = re.compile(r"(-?[\d.]+) ([mgslhL])")
 
 
 def equal_answers(given: Answer, gold: Answer, question: str = "") -> bool:
@@ -66,12 +70,17 @@ def _words_of(answer: Answer) -> str | None:
     return None
 
 
+_EMPTY = (Scalar("\\emptyset"),)
+
+
 def _as_group(answer: Answer) -> Group:
     return answer if isinstance(answer, Group) else Group("list", (answer,))
 
 
 def _equal_groups(given: Group, gold: Group, question: str) -> bool:
     kinds = {given.kind, gold.kind}
+    if (given.parts == _EMPTY) != (gold.parts == _EMPTY) or given.kind != gold.kind and _EMPTY == gold.parts:
+        return False
     if kinds == {"tuple", "set"}:
         return False
     if "tuple" not in kinds:
@@ -140,6 +149,7 @@ def _equal_scalars(given: Scalar, gold: Scalar, question: str) -> bool:
         based = _equal_in_bases(given.formula, gold.formula, question)
         if based is not None:
             return based
+    given, gold = _with_short_unit(given, gold), _with_short_unit(gold, given)
     factor = ratio(given.unit, gold.unit)
     if factor is None:
         return False
@@ -153,6 +163,14 @@ def _equal_scalars(given: Scalar, gold: Scalar, question: str) -> bool:
         value, meant = exact_value(percent.formula), exact_value(plain.formula)
         return value is not None and meant is not None and value / 100 == meant
     return False
+
+
+def _with_short_unit(answer: Scalar, other: Scalar) -> Scalar:
+    """``5 m`` is a length where the other one is a number, and a product where that is a formula."""
+    found = _SHORT_UNIT.fullmatch(answer.formula)
+    if found is None or answer.unit or exact_value(other.formula) is None:
+        return answer
+    return Scalar(found[1], found[2].lower())
 
 
 def _equal_in_bases(given: str, gold: str, question: str) -> bool | None:
@@ -178,10 +196,10 @@ _BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven
 
 
 def _based(formula: str) -> tuple[str, str] | None:
-    found = _BASED.fullmatch(formula.strip())
+    found = _BASED.fullmatch(_UPRIGHT.sub(r"\1", formula.strip()))
     if found is None or not any(character.isdigit() for character in found[1]):
         return None
-    base = found[2] or found[3]
+    base = found[2] or found[3] or found[4]
     base = _BASES.get(base.lower(), base)
     return (found[1], base) if base.isdigit() else None
 

@@ -35,9 +35,9 @@ _DRESS: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
     (re.compile(pattern), into)
     for pattern, into in (
         (r"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|limits|nolimits|rm|bf|it)(?![A-Za-z])\.?", ""),
-        (r"\\(?:quad|qquad|enspace|thinspace)(?![A-Za-z])|\\[ ;:>]|~", " "),
-        (r"\\[!]|\\,(?=\d{3})", ""),
-        (r"\\,", " "),
+        (r"\\(?:quad|qquad|enspace|thinspace)(?![A-Za-z])|(?<!\\)\\[ ;:>]|~", " "),
+        (r"(?<!\\)\\!|(?<!\\)\\,(?=\d{3})", ""),
+        (r"(?<!\\)\\,", " "),
         (r"\\[hv]space\*?\{[^{}]{0,20}\}|\\phantom\{[^{}]{0,20}\}|\\label\{[^{}]{0,20}\}", ""),
         (r"\\[tdc]frac(?![A-Za-z])", r"\\frac"),
         (r"\\[td]binom(?![A-Za-z])", r"\\binom"),
