@@ -3,5 +3,5 @@
 + (import '../trainers/one_step.jsonnet')
 + {
   iterations: 25,
-  checkpoints: { every: 5 },
+  checkpoints: { every: 5, keep_every: 5 },
 }
