@@ -30,6 +30,9 @@ GRACE_S = 30.0
 
 TAIL_BYTES = 64 * 1024
 
+ONE_RANK = ("run_analyzers",)
+"""Commands that work in one process, however many ranks train."""
+
 Say = Callable[[str], None]
 
 
@@ -60,7 +63,7 @@ class Launcher:
         program = self.program or (
             "deepspeed",
             "--no_local_rank",
-            f"--num_gpus={self.ranks}",
+            f"--num_gpus={1 if command in ONE_RANK else self.ranks}",
             f"--master_port={port}",
             shown(MAIN),
         )
