@@ -39,6 +39,7 @@ RUN_COMMANDS = {
     "run_evaluation_on_baseline": "evaluate the model that the experiment starts from",
     "only_generate_episodes": "one iteration's episodes, without training",
     "clean_up_checkpoints": "delete what only resuming needs; the policies stay",
+    "run_analyzers": "numbers and figures about an experiment, by the analyzers on its right; resumes",
 }
 
 
@@ -83,6 +84,13 @@ def _dispatch(options: argparse.Namespace) -> int:
 
         _say(str(write_report([Path(directory) for directory in options.experiments], options.output)))
         return 0
+    if command == "compare_analyses":
+        import treetune.parts  # noqa: F401  (registers them)
+        from treetune.analyzers.compare import compare_analyses
+
+        drawn = compare_analyses(options.analysis, options.experiments, options.output)
+        _say(f"{drawn}.png, .svg and .json")
+        return 0
     config = _load(options)
     if command == "print_config":
         _say(json.dumps(config.data, indent=2, ensure_ascii=False))
@@ -105,6 +113,10 @@ def _dispatch(options: argparse.Namespace) -> int:
         from treetune.reports.table import make_table
 
         return make_table(cast("Table", root), config.data)
+    if command == "run_analyzers":
+        from treetune.analyzers.command import run_analyzers
+
+        return run_analyzers(cast("Runtime", root), config.data)
     from treetune.runtime.commands import run
 
     return run(command, cast("Runtime", root), config.data, options)
@@ -151,6 +163,10 @@ def _parser() -> argparse.ArgumentParser:
     report = add("report", "one self-contained HTML file about experiments")
     report.add_argument("experiments", nargs="+", metavar="EXPERIMENT_DIR")
     report.add_argument("--output", type=Path, metavar="FILE", help="default: report.html in the first one")
+    compare = add("compare_analyses", "one figure of an analysis of several experiments")
+    compare.add_argument("analysis", metavar="NAME", help="such as value_accuracy")
+    compare.add_argument("experiments", nargs="+", metavar="[LABEL=]EXPERIMENT_DIR")
+    compare.add_argument("--output", type=Path, required=True, metavar="PATH", help="without an ending")
     add("doctor", "is this machine fit: versions, memory, ports, one sampled token")
     return parser
 

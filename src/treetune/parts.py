@@ -5,6 +5,13 @@ A new part is one file in its room and one line here.
 
 # ruff: noqa: F401
 
+import treetune.analyzers.action_ranking
+import treetune.analyzers.advantage_distribution
+import treetune.analyzers.diversity
+import treetune.analyzers.gradient_variance
+import treetune.analyzers.kl_to_reference
+import treetune.analyzers.value_accuracy
+import treetune.analyzers.weight_distance
 import treetune.episode_generators.credit.gae
 import treetune.episode_generators.credit.group
 import treetune.episode_generators.credit.monte_carlo
@@ -15,6 +22,7 @@ import treetune.episode_generators.rollout.single_turn
 import treetune.episode_generators.selection.all
 import treetune.episode_generators.selection.correct_only
 import treetune.episode_generators.selection.mixed_groups
+import treetune.episode_generators.selection.preference_pairs
 import treetune.inference.settings
 import treetune.models.sources
 import treetune.reports.reproduction.settings
@@ -23,11 +31,18 @@ import treetune.runtime.base
 import treetune.runtime.sinks
 import treetune.tasks.addition_chain
 import treetune.tasks.graders.final_answer
+import treetune.tasks.graders.math
+import treetune.tasks.graders.minerva
 import treetune.tasks.graders.numeric
 import treetune.tasks.gsm8k
+import treetune.tasks.math
 import treetune.tasks.multiplication
+import treetune.tasks.sources
 import treetune.tasks.steps.lines
+import treetune.tasks.steps.math_reference
+import treetune.tasks.steps.sentences
 import treetune.trainers.base
 import treetune.trainers.objectives.mle
 import treetune.trainers.objectives.ppo
+import treetune.trainers.objectives.preference
 import treetune.trainers.schedule

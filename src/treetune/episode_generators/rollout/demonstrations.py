@@ -37,8 +37,11 @@ class Demonstrations(Rollout):
         for problem in share:
             for sample in range(self.samples):
                 seed = derive_seed(context.seed, context.iteration, problem.id, sample, "demonstration")
-                text = context.task.demonstration(problem, seed)
-                response_ids: TokenIds = (*context.codec.encode(text), context.codec.eos_id)
+                answer = context.codec.encode_answer(
+                    problem.prompt, context.task.demonstration(problem, seed)
+                )
+                response_ids: TokenIds = (*answer, context.codec.eos_id)
+                text = context.codec.decode(response_ids)
                 prompt_ids = encoded_prompt(context, problem, len(response_ids))
                 grade = context.grader.submit(text, problem)
                 written.append((problem, sample, text, prompt_ids, response_ids, grade))
