@@ -1,8 +1,9 @@
 """Runs of a reproduction as they would lie on disk, without running; as a program, a launcher's stand-in.
 
-As a program it takes ``--configs A,B [--override O] COMMAND``, reads APP_SEED and APP_DIRECTORY as main.py
-does, and does what APP_FAKE (a JSON object from ``experiment:seed`` to a behaviour) says: by default it
-finishes.
+As a program it takes ``--configs … COMMAND``, APP_SEED and APP_DIRECTORY as main.py does, and does what
+APP_FAKE (a JSON object from ``experiment:seed`` or ``experiment`` to a behaviour) says: by default it
+finishes. Jsonnet takes a while, so that configurations are evaluated once, and kept in the file
+APP_FAKE_CONFIGS with a stand-in for what differs between seeds.
 """
 
 from __future__ import annotations
@@ -11,14 +12,35 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.reports.synthetic import metrics_row
-from treetune.config.jsonnet import load
-
 PROBLEMS, SAMPLES = 40, 4
+SEED, DIRECTORY = 777777, "@DIRECTORY@"
+"""Stand-ins."""
+
+
+def recipe_key(configs: str, overrides: Sequence[str]) -> str:
+    return "|".join([configs, *overrides])
+
+
+def filled_in(text: str, seed: str, directory: str) -> dict[str, Any]:
+    """A configuration from its JSON with stand-ins."""
+    return json.loads(text.replace(str(SEED), seed).replace(DIRECTORY, directory))
+
+
+def metrics_row(iteration: int) -> dict[str, float]:
+    """512 answers of 32 tokens, 64 tokens a problem for values, 10 s of which 2 are evaluation."""
+    return {
+        "iteration": iteration,
+        "seconds/total": 10.0,
+        "seconds/evaluation": 2.0,
+        "train/steps": 3.0,
+        "episodes/count": 512.0,
+        "episodes/response_tokens": 32.0,
+        "credit/value_tokens": 4096.0,
+    }
 
 
 def write_answers(folder: Path, share: float, *, split: str = "test", iteration: int = 2) -> None:
@@ -44,7 +66,7 @@ def write_progress(config: Mapping[str, Any], done: int) -> Path:
     path = Path(config["directory"]) / config["experiment_name"]
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(json.dumps(config))
-    rows = [metrics_row(i, **{"train/steps": 1.0}) for i in range(done)]
+    rows = [metrics_row(i) for i in range(done)]
     (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (path / "iterations" / "0000").mkdir(parents=True, exist_ok=True)
     (path / "iterations" / "0000" / "metrics.json").write_text("{}")
@@ -70,7 +92,9 @@ def main() -> int:
     words = sys.argv[1:]
     command = words[-1]
     overrides = [words[i + 1] for i, word in enumerate(words) if word == "--override"]
-    config = load(words[words.index("--configs") + 1].split(","), overrides).data
+    texts = json.loads(Path(os.environ["APP_FAKE_CONFIGS"]).read_text())
+    text = texts[recipe_key(words[words.index("--configs") + 1], overrides)]
+    config = filled_in(text, os.environ["APP_SEED"], os.environ["APP_DIRECTORY"])
     name, seed = Path(config["experiment_name"]).name, config["seed"]
     behaviours = json.loads(os.environ.get("APP_FAKE", "{}"))
     behaviour = behaviours.get(f"{name}:{seed}", behaviours.get(name, "finish"))

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import pytest
 
 import treetune.parts  # noqa: F401  (registers them)
 from tests.reports import fabricated
+from treetune.config.jsonnet import Config, Layer, load
 from treetune.reports.reproduction.command import plan_text, reproduce, write
 from treetune.reports.reproduction.launch import Launcher
 from treetune.reports.reproduction.plan import make_plan
@@ -28,13 +29,30 @@ FAKE = Launcher(ranks=1, threads=1, program=(sys.executable, str(Path(fabricated
 
 
 @pytest.fixture(autouse=True)
-def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def _environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), str(ROOT)]))
     for variable in ("APP_SEED", "APP_DIRECTORY", "APP_EXPERIMENT_NAME", "APP_FAKE", "APP_FAKE_SHARES"):
         monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("APP_FAKE_CONFIGS", str(tmp_path_factory.getbasetemp() / "evaluated.json"))
+    monkeypatch.setattr("treetune.reports.reproduction.plan.load", evaluated)
+    for figure in ("draw_table", "draw_curves"):
+        monkeypatch.setattr(f"treetune.reports.reproduction.command.{figure}", lambda *_: None)
     # This process must not keep the handler that `reproduce` puts in its own.
     monkeypatch.setattr("treetune.runtime.lifeline.exit_on_sigterm", lambda: None)
+
+
+def evaluated(configs: Sequence[str], overrides: Sequence[str], environ: Mapping[str, str]) -> Config:
+    """What `load` gives, evaluated once for all seeds and directories, and kept for the stand-in."""
+    kept = Path(os.environ["APP_FAKE_CONFIGS"])
+    texts = json.loads(kept.read_text()) if kept.is_file() else {}
+    key = fabricated.recipe_key(",".join(configs), overrides)
+    if key not in texts:
+        stand_ins = {"APP_SEED": str(fabricated.SEED), "APP_DIRECTORY": fabricated.DIRECTORY}
+        texts[key] = json.dumps(load(configs, overrides, {**environ, **stand_ins}).data)
+        kept.write_text(json.dumps(texts))
+    data = fabricated.filled_in(texts[key], environ["APP_SEED"], environ["APP_DIRECTORY"])
+    return Config(data, (Layer("evaluated before", "{}"),))
 
 
 def table(directory: Path, *, seeds: Sequence[int] = (1, 2), **more: Any) -> Reproduction:
@@ -155,11 +173,16 @@ def test_a_run_of_another_configuration_is_neither_mixed_in_nor_overwritten(tmp_
 
 
 def test_a_run_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("APP_FAKE", json.dumps({"ppo": "hang"}))
-    short = table(tmp_path, seeds=(1,), deadline_hours=3 / 3600)
+    monkeypatch.setenv("APP_FAKE", json.dumps({"sft": "hang"}))
+    short = table(
+        tmp_path,
+        seeds=(1,),
+        deadline_hours=2 / 3600,
+        experiments={"sft": experiment("sft")},
+        rows=(MethodRow(name="SFT", experiment="sft"),),
+    )
     assert reproduce(short, "the command", None, FAKE) == 1
-    assert "longer than" in cells(tmp_path)["PPO"]["absent"]["1"]
-    assert cells(tmp_path)["GRPO"]["measured"] is not None
+    assert "longer than" in cells(tmp_path)["SFT"]["absent"]["1"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -167,8 +190,10 @@ def test_the_run_ends_with_the_command_that_started_it(tmp_path: Path, number: s
     """Also where that is killed and can tell nobody."""
     program = (
         "import sys; from pathlib import Path\n"
-        "from tests.reports.test_reproduction_runs import FAKE, table\n"
+        "from tests.reports.test_reproduction_runs import FAKE, evaluated, table\n"
+        "from treetune.reports.reproduction import plan\n"
         "from treetune.reports.reproduction.command import reproduce\n"
+        "plan.load = evaluated\n"
         f"sys.exit(reproduce(table(Path({str(tmp_path)!r}), seeds=(1,)), 'the command', None, FAKE))"
     )
     pid_file = tmp_path / "seed-1" / "ppo.pid"
@@ -207,7 +232,7 @@ def test_a_plan_with_nothing_there_names_every_run_and_its_cost_and_writes_nothi
     assert lines == [[name, seed, "missing", "0/2"] for seed in "12" for name in ("sft", "ppo", "grpo")]
     assert "60 s (30 s an iteration stated), after sft" in text
     assert "unknown (nothing measured or stated), after sft" in text
-    assert "6 runs: 6 missing; still about 120 s of iterations; 4 runs whose cost nobody knows" in text
+    assert "6 runs: 6 missing; still about 2 min of iterations; 4 runs whose cost nobody knows" in text
     assert not (tmp_path / "new").exists()
 
 
@@ -216,8 +241,8 @@ def test_a_plan_takes_measured_iterations_before_stated_ones(tmp_path: Path) -> 
     fabricated.write_progress(both_config(both, "ppo", 1), 1)
     text = plan_text(make_plan(both))
     ppo = [line for line in text.splitlines() if line.startswith("ppo")]
-    assert "interrupted" in ppo[0] and "8 s (7.9 s an iteration in seed 1)" in ppo[0]
-    assert "missing" in ppo[1] and "16 s (7.9 s an iteration in seed 1)" in ppo[1]
+    assert "interrupted" in ppo[0] and "10 s (10.0 s an iteration in seed 1)" in ppo[0]
+    assert "missing" in ppo[1] and "20 s (10.0 s an iteration in seed 1)" in ppo[1]
 
 
 def both_config(of: Reproduction, name: str, seed: int) -> Any:
@@ -229,9 +254,9 @@ def both_config(of: Reproduction, name: str, seed: int) -> Any:
 def test_a_table_is_written_from_what_is_there(tmp_path: Path) -> None:
     small = table(tmp_path, seeds=(1,))
     fabricated.write_run(both_config(small, "sft", 1), 0.4)
-    write(small, "the command", tmp_path / "results")
+    write(make_plan(small), "the command", tmp_path / "results")
     assert {path.name for path in (tmp_path / "results").iterdir()} >= {
-        f"small.{ending}" for ending in ("md", "json", "tex", "html", "png")
+        f"small.{ending}" for ending in ("md", "json", "tex", "html")
     }
     text = (tmp_path / "results" / "small.md").read_text()
     assert "| SFT | 40.0 [" in text

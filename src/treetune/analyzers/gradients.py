@@ -145,7 +145,7 @@ class Loss:
             )
             loss, _ = objective.loss(tokens, logprobs_N, entropy_N)
             loss.backward()
-            total += float(loss)
+            total += float(loss.detach())
         return total
 
     def _weights(self, indices: Sequence[int]) -> Tensor:

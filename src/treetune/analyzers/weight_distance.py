@@ -92,8 +92,8 @@ def distances(weights: Mapping[str, Tensor], start: Mapping[str, Tensor]) -> dic
         raise ValueError(f"the checkpoint and the start weights differ in: {', '.join(different[:3])}")
     squares: dict[str, tuple[float, float]] = {}
     for name, unmoved in start.items():  # in the order of the model
-        before = unmoved.double()
-        moved = float((weights[name].double() - before).square().sum())
+        before = unmoved.detach().double()
+        moved = float((weights[name].detach().double() - before).square().sum())
         group = group_of(name)
         far, size = squares.get(group, (0.0, 0.0))
         squares[group] = (far + moved, size + float(before.square().sum()))

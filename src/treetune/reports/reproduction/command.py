@@ -23,7 +23,7 @@ from treetune.reports.reproduction.latex import as_latex
 from treetune.reports.reproduction.launch import MAIN, Launcher, carry_out
 from treetune.reports.reproduction.measure import measure
 from treetune.reports.reproduction.page import as_html
-from treetune.reports.reproduction.plan import TO_DO, Plan, estimate, make_plan
+from treetune.reports.reproduction.plan import TO_DO, Plan, estimate, make_plan, refreshed
 from treetune.reports.reproduction.settings import Reproduction
 from treetune.runtime import lifeline
 from treetune.runtime.directory import write_json, write_text
@@ -46,13 +46,13 @@ def reproduce(
     with _alone(Path(table.directory)):
         plan = make_plan(table)
         unfinished = carry_out(plan, launcher or Launcher.of_this_machine(), say)
-        write(table, command, output)
+        write(refreshed(plan), command, output)
     return 1 if unfinished else 0
 
 
-def write(table: Reproduction, command: str, output: Path | None) -> list[Path]:
+def write(plan: Plan, command: str, output: Path | None) -> list[Path]:
     """The table from what lies on disk in all its forms, and its figures."""
-    plan = make_plan(table)
+    table = plan.table
     results, along = measure(plan), curves(plan)
     account = account_of(plan, command)
     markdown = as_markdown(results, account)
@@ -73,7 +73,7 @@ def write(table: Reproduction, command: str, output: Path | None) -> list[Path]:
         draw_curves(results, along, [place("_curves.png"), place("_curves.svg")])
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
-        written = [shutil.copyfile(path, output / path.name) for path in written]
+        written = [shutil.copyfile(path, output / path.name) for path in written if path.is_file()]
     say(markdown.split("\n## ")[0].strip())
     say(f"\nwritten: {', '.join(map(str, written))}")
     return written
@@ -182,7 +182,7 @@ def run(table: Reproduction, options: Any) -> int:
     """`make_table` and `reproduce_table` with the command line's options; the exit code."""
     words = shlex.join(["python", shown(MAIN), *sys.argv[1:]])
     if options.command == "make_table":
-        write(table, words, None)
+        write(make_plan(table), words, options.output)
         return 0
     if options.plan:
         return show_plan(table)

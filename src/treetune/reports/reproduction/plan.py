@@ -131,6 +131,11 @@ class Plan:
         return [run for run in self.runs if self.statuses[run.key].state in TO_DO]
 
 
+def refreshed(plan: Plan) -> Plan:
+    """The same runs, as they stand now."""
+    return Plan(plan.table, plan.runs, {run.key: inspect(run) for run in plan.runs})
+
+
 def seed_environment(base: Path, seed: int) -> dict[str, str]:
     return {"APP_SEED": str(seed), "APP_DIRECTORY": str(base / f"seed-{seed}")}
 
