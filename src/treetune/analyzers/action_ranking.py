@@ -18,7 +18,7 @@ from treetune.analyzers.states import ESTIMATE, TRUTH, ChosenState, choose_state
 from treetune.analyzers.value_accuracy import CRITIC, CriticValues
 from treetune.analyzers.value_figure import order_of, words_of
 from treetune.episode_generators.base import GenerationContext
-from treetune.episode_generators.rollout.answers import steps_of
+from treetune.episode_generators.rollout.answers import room, steps_of
 from treetune.inference.base import Request
 from treetune.runtime.analysis import Analyzer, Findings
 from treetune.seeds import derive_seed
@@ -131,7 +131,10 @@ class ActionRanking(OfCheckpoints):
                     context.seed, context.iteration, *state.node[:1], repr(state.prefix_ids), "steps"
                 ),
                 n=self.alternatives,
-                sampling=replace(sampling, max_tokens=sampling.max_tokens - state.start),
+                sampling=replace(
+                    sampling,
+                    max_tokens=room(context, state.trajectory.prompt_ids, sampling.max_tokens) - state.start,
+                ),
             )
             for state in states
         ]
@@ -140,7 +143,7 @@ class ActionRanking(OfCheckpoints):
             answers = [state.prefix_ids + completion.token_ids for completion in completions]
             steps: dict[TokenIds, None] = {}  # in their order, each once
             for answer in answers:
-                ends = steps_of(context, answer, context.codec.decode(answer))
+                ends = steps_of(context, answer, context.codec.decode(answer), sampling.stop)
                 end = next(end for end in ends if end > state.start)
                 if end < len(answer):
                     steps[answer[:end]] = None
