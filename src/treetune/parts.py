@@ -29,4 +29,5 @@ import treetune.tasks.steps.lines
 import treetune.trainers.base
 import treetune.trainers.objectives.mle
 import treetune.trainers.objectives.ppo
+import treetune.trainers.reference_schedule
 import treetune.trainers.schedule

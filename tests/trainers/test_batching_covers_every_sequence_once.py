@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from treetune.trainers.batching import cut
+from treetune.trainers.reference_schedule import DeepSpeedWarmupDecay
 from treetune.trainers.schedule import Warmup
 
 LENGTHS = st.lists(st.integers(1, 300), min_size=1, max_size=60)
@@ -43,3 +46,13 @@ def test_the_rate_warms_up_from_the_first_step_and_ends_where_the_decay_says():
     assert Warmup(ratio=0.03, decay="constant").factor(0, 100) == pytest.approx(1 / 3)
     assert Warmup(decay="cosine").factor(5, 10) == pytest.approx(0.5)
     assert Warmup().factor(0, 10) == 1.0
+
+
+def test_the_reference_schedule_jumps_rests_and_rises_with_the_logarithm() -> None:
+    factors = [DeepSpeedWarmupDecay(ratio=0.1).factor(step, 100) for step in range(100)]
+    assert factors[:2] == [1.0, 0.0]
+    assert factors[2:4] == pytest.approx([math.log(2) / math.log(10), math.log(3) / math.log(10)])
+    assert factors[10] == pytest.approx(1.0), "the tenth that the scheduler was asked for"
+    assert factors[11] == 1.0
+    assert factors[56] == pytest.approx(0.5)
+    assert factors[99] == pytest.approx(2 / 90)

@@ -81,8 +81,9 @@ class Checkpoints:
 class PolicyIteration(Runtime):
     """Sample, credit, train, sync, as often as `iterations` says.
 
-    `context_length` bounds prompt and response together, in tokens. `rank_deadline` (seconds) is
-    how long a rank waits for the others before the run ends with an error.
+    `context_length` bounds prompt and response together, in tokens. `problems_per_iteration` None
+    takes the whole split. `rank_deadline` (seconds) is how long a rank waits for the others before the
+    run ends with an error.
     """
 
     task: Task
@@ -93,7 +94,7 @@ class PolicyIteration(Runtime):
     selection: Selection
     trainer: Trainer
     iterations: Annotated[int, Gt(0)]
-    problems_per_iteration: Annotated[int, Gt(0)]
+    problems_per_iteration: Annotated[int, Gt(0)] | None
     context_length: Annotated[int, Gt(1)]
     experiment_name: str
     directory: str = "experiments"

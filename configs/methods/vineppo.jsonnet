@@ -1,0 +1,2 @@
+// VinePPO (Kazemnejad et al., arXiv:2410.01679): Monte-Carlo values, no critic.
+(import 'policy_gradient.jsonnet') + (import '../credit/monte_carlo_9.jsonnet')
