@@ -107,5 +107,6 @@ def test_a_method_trains_for_two_small_iterations(name: str, server: SharedServe
     start = experiment.model.load_model(experiment.seed, experiment.task.alphabet).state_dict()
     trained = load_tensors((directory.checkpoint(2) / "policy" / "model.safetensors").read_bytes())
     moved = max(float((trained[key] - start[key]).abs().max()) for key in trained if key in start)
-    assert moved > 1e-5, "the weights are as they were"
+    if experiment.choose_checkpoint is None:  # else it may have chosen the weights that it began with
+        assert moved > 1e-5, "the weights are as they were"
     assert all(torch.isfinite(tensor).all() for tensor in trained.values())
