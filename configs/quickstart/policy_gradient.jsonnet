@@ -5,5 +5,5 @@
 + {
   model: { type: 'pretrained', name_or_path: $.directory + '/quickstart/sft/checkpoints/last/policy' },
   iterations: 25,
-  checkpoints: { every: 5 },
+  checkpoints: { every: 5, keep_every: 5 },
 }

@@ -44,8 +44,22 @@ def write_policy(
         tokenizer.save_pretrained(unfinished)
 
 
+def write_critic(weights: Mapping[str, torch.Tensor], config: PretrainedConfig, directory: Path) -> None:
+    """Writes a critic beside its policy, whole or not at all: its weights (``backbone.…``, ``head.…``)
+    and the configuration of the model that it was made of. `read_policy` reads it.
+    """
+    from safetensors.torch import save_file
+
+    with _whole_directory(directory) as unfinished:
+        kept = _on_cpu(weights)
+        save_file(kept, unfinished / WEIGHTS, metadata={"format": "pt"})
+        described = copy.deepcopy(config)
+        described.dtype = _dtype(kept)
+        described.save_pretrained(unfinished)
+
+
 def read_policy(directory: Path) -> tuple[dict[str, torch.Tensor], PretrainedConfig]:
-    """Weights by name, on the CPU, and configuration of a policy that `write_policy` wrote.
+    """Weights by name, on the CPU, and configuration of what `write_policy` or `write_critic` wrote.
 
     Raises ValueError if there is none.
     """
@@ -54,7 +68,7 @@ def read_policy(directory: Path) -> tuple[dict[str, torch.Tensor], PretrainedCon
 
     files = sorted(directory.glob("*.safetensors"))
     if not files or not (directory / "config.json").is_file():
-        raise ValueError(f"{directory} holds no policy: config.json and *.safetensors have to be there")
+        raise ValueError(f"{directory} holds no weights: config.json and *.safetensors have to be there")
     weights: dict[str, torch.Tensor] = {}
     for file in files:
         weights |= load_file(file)

@@ -313,6 +313,10 @@ class PolicyTrainer:
         """The policy's weights under their Hugging Face names, whole on the first rank. Collective."""
         return {name.removeprefix("model."): t for name, t in self.policy.state_dict().items()}
 
+    def critic_weights(self) -> dict[str, Tensor]:
+        """The critic's weights by name, whole on the first rank; empty where there is none. Collective."""
+        return {} if self.critic is None else self.critic.state_dict()
+
     def save(self, directory: Path) -> None:
         """All that is needed to go on bit for bit. Collective."""
         self.policy.save(directory / "policy")
