@@ -10,7 +10,8 @@ local sampling = { samples: 4, max_tokens: 24, unfinished_reward: 1.0, max_promp
 local problems(task) =
   local name = if task.type == 'gsm8k' then 'gsm8k' else 'math';
   local file = std.strReplace(std.thisFile, 'smoke.jsonnet', 'smoke_problems/' + name + '.jsonl');
-  { train: [file], validation: [file], test: [file], validation_size: null, source: null };
+  { train: [file], validation: [file], test: [file], validation_size: null }
+  + (if std.objectHas(task, 'source') then { source: null } else {});
 
 local has(object, key) = std.objectHas(object, key) && object[key] != null;
 
