@@ -15,6 +15,7 @@ import treetune.episode_generators.rollout.single_turn
 import treetune.episode_generators.selection.all
 import treetune.episode_generators.selection.correct_only
 import treetune.episode_generators.selection.mixed_groups
+import treetune.episode_generators.selection.preference_pairs
 import treetune.inference.settings
 import treetune.models.sources
 import treetune.reports.table
@@ -29,5 +30,9 @@ import treetune.tasks.steps.lines
 import treetune.trainers.base
 import treetune.trainers.objectives.mle
 import treetune.trainers.objectives.ppo
+<<<<<<< HEAD
 import treetune.trainers.reference_schedule
+=======
+import treetune.trainers.objectives.preference
+>>>>>>> hB
 import treetune.trainers.schedule

@@ -115,7 +115,8 @@ class Episode:
     `trained` marks the tokens that the loss may touch (sampled ones); `advantages` is None where
     the trainer computes them (`gae`) or none are needed (`mle`). `behaviour_logprobs` are the
     engine's. `step_ends` and `step_values` (value of the state *before* each step) are kept for
-    reports and analyses.
+    reports and analyses. Where answers are compared, `pair` numbers the comparison and `chosen` says
+    whether this is its better answer; the two are neighbours, the better one first.
     """
 
     prompt_ids: TokenIds
@@ -131,6 +132,8 @@ class Episode:
     step_ends: tuple[int, ...] = ()
     step_values: tuple[float, ...] | None = None
     text: str = ""
+    pair: int | None = None
+    chosen: bool | None = None
 
     @property
     def length(self) -> int:

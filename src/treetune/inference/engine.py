@@ -212,9 +212,10 @@ class VllmEngine(Engine):
         self._ranks.gather(None)
         if isinstance(self._server, OwnServer):
             address = self._server.ready()
-            with self._or_restart(address):
-                self._client.post(address.url, "/sleep?level=1", timeout=self._settings.sync_timeout)
-                self._asleep_epoch = address.epoch
+            if address.epoch != self._asleep_epoch:  # else nobody has needed it since it went to sleep
+                with self._or_restart(address):
+                    self._client.post(address.url, "/sleep?level=1", timeout=self._settings.sync_timeout)
+                    self._asleep_epoch = address.epoch
         self._ranks.gather(None)
         # It wakes when it is next needed: weights first, the cache after the new weights are in, so
         # that the peak of memory stays low.

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from itertools import chain
+from pathlib import Path
 
 from treetune.episode_generators.base import Rollout
 from treetune.runtime.base import EvaluationSet
@@ -46,7 +47,8 @@ def evaluate(run: Run, done: int, sets: Sequence[EvaluationSet]) -> Metrics:
     if sets:
         run.wait_for_engine()
     for chosen in sets:
-        _measure(run, done, chosen)
+        folder = run.directory.evaluation(done, chosen.label)
+        measure(run, done, chosen, folder, f"{chosen.label} after iteration {done}")
     metrics: Metrics = {}
     for chosen in run.config.evaluation.sets:
         if _is_measured(run, done, chosen):
@@ -56,7 +58,11 @@ def evaluate(run: Run, done: int, sets: Sequence[EvaluationSet]) -> Metrics:
     return metrics
 
 
-def _measure(run: Run, done: int, chosen: EvaluationSet) -> None:
+def measure(run: Run, done: int, chosen: EvaluationSet, folder: Path, name: str) -> None:
+    """Measures the engine's present weights into `folder`, whose `summary.json` says that it is done.
+
+    `name` is what a person reads. Collective.
+    """
     config = run.config
     seed = config.evaluation.seed
     problems = list(config.task.problems(chosen.split))
@@ -68,9 +74,7 @@ def _measure(run: Run, done: int, chosen: EvaluationSet) -> None:
             )
         problems = problems[: chosen.problems]
     rollout = _rollout(run, chosen)
-    folder = run.directory.evaluation(done, chosen.label)
-    what = f"evaluating {chosen.label} after iteration {done}"
-    with run.console.phase(what, "answers", run.news) as show:
+    with run.console.phase(f"evaluating {name}", "answers", run.news) as show:
         context = run.context(
             rollout,
             seed=seed,
@@ -98,7 +102,7 @@ def _measure(run: Run, done: int, chosen: EvaluationSet) -> None:
         write_json(folder / "summary.json", summary)  # last: it says that the set is measured
         low, high = summary["ci_low"], summary["ci_high"]
         run.console.say(
-            f"{chosen.label} after iteration {done}: pass@1 {summary['pass_at_1']:.3f}"
+            f"{name}: pass@1 {summary['pass_at_1']:.3f}"
             f" [{low:.3f}, {high:.3f}] on {summary['n_problems']} problems"
         )
     run.ranks.barrier("evaluation written")

@@ -105,7 +105,7 @@ def _credit(
         )
         episodes, credit_metrics = config.credit.assign(context, trajectories)
         everyone = list(chain.from_iterable(run.ranks.exchange("episodes", episodes)))
-        selected, selection_metrics = config.selection.select(everyone)
+        selected, selection_metrics = config.selection.select(context, everyone)
     return selected, credit_metrics | selection_metrics
 
 

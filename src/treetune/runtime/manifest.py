@@ -57,7 +57,10 @@ def begin(directory: ExperimentDirectory, config: PolicyIteration, plain: Mappin
 
 
 def _refuse_another(path: Path, stored: Mapping[str, Any], plain: Mapping[str, Any]) -> None:
-    keys = (stored.keys() | plain.keys()) - CHANGEABLE
+    changeable = CHANGEABLE
+    if stored.get("choose_checkpoint"):
+        changeable = CHANGEABLE - {"evaluation"}  # it decides there which weights are trained on
+    keys = (stored.keys() | plain.keys()) - changeable
     different = sorted(key for key in keys if stored.get(key) != plain.get(key))
     if different:
         raise ValueError(

@@ -272,6 +272,7 @@ def opened(
                 temperature=run.sampling_temperature,
                 iterations=config.iterations,
                 gae=config.credit if isinstance(config.credit, Gae) else None,
+                restarts=config.restart == "every_iteration",
             )
         yield run
 
