@@ -30,9 +30,6 @@ import treetune.tasks.steps.lines
 import treetune.trainers.base
 import treetune.trainers.objectives.mle
 import treetune.trainers.objectives.ppo
-<<<<<<< HEAD
-import treetune.trainers.reference_schedule
-=======
 import treetune.trainers.objectives.preference
->>>>>>> hB
+import treetune.trainers.reference_schedule
 import treetune.trainers.schedule

@@ -101,17 +101,11 @@ class Checkpoints:
 class PolicyIteration(Runtime):
     """Sample, credit, train, sync, as often as `iterations` says.
 
-<<<<<<< HEAD
     `context_length` bounds prompt and response together, in tokens. `problems_per_iteration` None
     takes the whole split. `rank_deadline` (seconds) is how long a rank waits for the others before the
-    run ends with an error.
-=======
-    `context_length` bounds prompt and response together, in tokens. `rank_deadline` (seconds) is
-    how long a rank waits for the others before the run ends with an error. `restart`
-    ``every_iteration`` trains the start weights anew each time, with a fresh optimiser and schedule,
-    on what the latest policy sampled (RestEM). `choose_checkpoint` is about which epoch's weights an
-    iteration ends with; None: the last one's.
->>>>>>> hB
+    run ends with an error. `restart` ``every_iteration`` trains the start weights anew each time, with a
+    fresh optimiser and schedule, on what the latest policy sampled (RestEM). `choose_checkpoint` is about
+    which epoch's weights an iteration ends with; None: the last one's.
     """
 
     task: Task
