@@ -23,10 +23,16 @@ import treetune.runtime.base
 import treetune.runtime.sinks
 import treetune.tasks.addition_chain
 import treetune.tasks.graders.final_answer
+import treetune.tasks.graders.math
+import treetune.tasks.graders.minerva
 import treetune.tasks.graders.numeric
 import treetune.tasks.gsm8k
+import treetune.tasks.math
 import treetune.tasks.multiplication
+import treetune.tasks.sources
 import treetune.tasks.steps.lines
+import treetune.tasks.steps.math_reference
+import treetune.tasks.steps.sentences
 import treetune.trainers.base
 import treetune.trainers.objectives.mle
 import treetune.trainers.objectives.ppo

@@ -1,4 +1,4 @@
-"""Problems from JSON-lines files: what the tasks in natural language have in common."""
+"""Problems from files of rows: what the tasks in natural language have in common."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from annotated_types import Gt, MinLen
 from treetune.seeds import derived_random
 from treetune.tasks.base import Split, Task
 from treetune.tasks.graders.base import Grader
+from treetune.tasks.sources import Row, Source, json_lines
 from treetune.tasks.steps.base import StepSplitter
 from treetune.vocabulary import Problem
 
 log = logging.getLogger(__name__)
 
-QUERY = "{query}"
+PROBLEM = "{problem}"
 
-PROMPT = "[MATH_TASK] Problem:\n{query}\n\nSolution:"
+PROMPT = "[MATH_TASK] Problem:\n{problem}\n\nSolution:"
 """The VinePPO paper's zero-shot prompt. Nothing follows the colon: a response begins with a newline."""
 
 STOP = ("\n\n\nProblem:",)
@@ -34,35 +35,43 @@ class JsonLines(Task):
     """Problems from files with one JSON object a line, and what to ask a model about them.
 
     `train`, `validation` and `test` name the files of each split, relative to the working
-    directory; several files are read one after the other. Without a validation file,
-    `validation_size` problems of the train files are held out, chosen with `split_seed`, which is
-    not the run's seed: every run is measured on the same problems. Both parts keep the files' order.
+    directory; several files are read one after the other. Where `source` is given (a Hugging Face
+    data set, on disk or from the hub), all splits come from there and no file is read. With
+    `validation_size`, the validation split is that many problems held out of train, chosen with
+    `split_seed`, which is not the run's seed: every run is measured on the same problems. Both
+    parts keep the order of the rows.
 
-    `problem_field` and `gold_field` name the keys of a row. The gold stays as it stands in the
-    data set, a worked solution or a bare answer: graders take the answer out of it. It is also the
-    demonstration, unless `demonstration_field` names another key. A row without a problem or a gold
-    answer stops the run, or is left out with a warning where `bad_rows` is ``skip``.
+    `problem_field`, `gold_field` and `demonstration_field` name the keys of a row. The gold stays
+    as it stands in the data set, a worked solution or a bare answer: graders take the answer out of
+    it. Where a row has none, `gold_fallback` names another key to look at. The gold is also the
+    demonstration, unless `demonstration_field` names a key. Rows may have the fields `keep`, which
+    go into `Problem.data` as they are. A row without a problem or a gold answer stops the run, or
+    is left out with a warning where `bad_rows` is ``skip``.
 
-    `stop` holds the stop strings that go with the template; a rollout names them as its own `stop`.
+    `prompt` is the template, with ``{problem}`` where the problem goes. `stop` holds the stop
+    strings that go with it; a rollout names them as its own `stop`.
     """
 
     train: tuple[str, ...] = ()
     validation: tuple[str, ...] = ()
     test: tuple[str, ...] = ()
+    source: Source | None = None
     validation_size: Annotated[int, Gt(0)] | None = None
     split_seed: int = 0
     problem_field: Annotated[str, MinLen(1)] = "question"
     gold_field: Annotated[str, MinLen(1)] = "answer"
+    gold_fallback: str | None = None
     demonstration_field: str | None = None
+    keep: tuple[str, ...] = ()
     bad_rows: Literal["stop", "skip"] = "stop"
-    prompt_template: str = PROMPT
+    prompt: str = PROMPT
     stop: tuple[str, ...] = STOP
     grader: Grader
     steps: StepSplitter
 
     def __post_init__(self) -> None:
-        if self.prompt_template.count(QUERY) != 1:
-            raise ValueError(f"prompt_template needs {QUERY} exactly once, where the problem goes")
+        if self.prompt.count(PROBLEM) != 1:
+            raise ValueError(f"prompt needs {PROBLEM} exactly once, where the problem goes")
         if "" in self.stop:
             raise ValueError("stop has an empty string, which would end every answer at once")
         if self.validation and self.validation_size is not None:
@@ -72,14 +81,14 @@ class JsonLines(Task):
             )
 
     def problems(self, split: Split) -> Sequence[Problem]:
-        """Raises ValueError for a file that is missing or holds no problem, and for a bad row."""
+        """Raises ValueError for a split that is missing or holds no problem, and for a bad row."""
         if split not in get_args(Split):
             raise ValueError(f"no split {split!r}: choose one of {', '.join(get_args(Split))}")
         return _problems(self, split)
 
-    def prompt(self, query: str) -> str:
+    def prompted(self, problem: str) -> str:
         """The problem in the template. (Not `str.format`: problems are full of braces.)"""
-        return self.prompt_template.replace(QUERY, query.strip())
+        return self.prompt.replace(PROBLEM, problem.strip())
 
     def demonstration(self, problem: Problem, seed: int) -> str:
         """The data set's own solution, on the line below the prompt; the seed changes nothing."""
@@ -95,7 +104,7 @@ class JsonLines(Task):
 
 @lru_cache(maxsize=16)
 def _problems(task: JsonLines, split: Split) -> tuple[Problem, ...]:
-    if split == "validation" and not task.validation and task.validation_size is not None:
+    if split == "validation" and task.validation_size is not None:
         return tuple(_part(task, held_out=True))
     if split == "train" and task.validation_size is not None:
         return tuple(_part(task, held_out=False))
@@ -103,13 +112,13 @@ def _problems(task: JsonLines, split: Split) -> tuple[Problem, ...]:
 
 
 def _part(task: JsonLines, held_out: bool) -> list[Problem]:
-    """The train files' problems that are, or are not, the validation split. Ids stay those of the row."""
+    """The train problems that are, or are not, the validation split. Ids stay those of the row."""
     problems = _read(task, "train")
     size = task.validation_size
     assert size is not None
     if size >= len(problems):
         raise ValueError(
-            f"validation_size is {size}, but the train files hold {len(problems)} problems: "
+            f"validation_size is {size}, but the train split holds {len(problems)} problems: "
             "hold out fewer than there are"
         )
     chosen = derived_random(task.split_seed, "validation").sample(range(len(problems)), size)
@@ -118,23 +127,32 @@ def _part(task: JsonLines, held_out: bool) -> list[Problem]:
 
 
 def _read(task: JsonLines, split: Split) -> list[Problem]:
+    problems: list[Problem] = []
+    place = ""
+    for place, row in task.source.rows(split) if task.source else _from_files(task, split):
+        problem = _problem(task, row, f"{split}/{len(problems)}", place)
+        if problem is not None:
+            problems.append(problem)
+    if not problems:
+        where = f"no good row up to {place}" if place else "there are no rows in it"
+        raise ValueError(f"the {split} split is empty: {where}")
+    return problems
+
+
+def _from_files(task: JsonLines, split: Split) -> Iterator[Row]:
     names: tuple[str, ...] = {"train": task.train, "validation": task.validation, "test": task.test}[split]
     if not names:
         remedy = " or set validation_size, to hold problems out of train" if split == "validation" else ""
         raise ValueError(f"the task has no {split} split: name its files under {split!r}{remedy}")
-    problems: list[Problem] = []
     for name in names:
-        for place, row in rows(Path(name)):
-            problem = _problem(task, row, f"{split}/{len(problems)}", place)
-            if problem is not None:
-                problems.append(problem)
-    if not problems:
-        raise ValueError(f"the {split} split is empty: no problem in {', '.join(names)}")
-    return problems
+        yield from json_lines(Path(name))
 
 
 def _problem(task: JsonLines, row: dict[str, Any], id: str, place: str) -> Problem | None:
-    fields = {"problem": task.problem_field, "gold answer": task.gold_field}
+    gold_field = task.gold_field
+    if task.gold_fallback is not None and missing(row, gold_field) and not missing(row, task.gold_fallback):
+        gold_field = task.gold_fallback
+    fields = {"problem": task.problem_field, "gold answer": gold_field}
     if task.demonstration_field is not None:
         fields["demonstration"] = task.demonstration_field
     for what, key in fields.items():
@@ -146,11 +164,12 @@ def _problem(task: JsonLines, row: dict[str, Any], id: str, place: str) -> Probl
             raise ValueError(f"{message}; put it right, or set bad_rows to 'skip'")
         log.warning("%s; left out", message)
         return None
+    solution = as_text(row[task.demonstration_field or gold_field])
     return Problem(
         id=id,
-        prompt=task.prompt(as_text(row[task.problem_field])),
-        gold=as_text(row[task.gold_field]),
-        data={"solution": as_text(row[task.demonstration_field or task.gold_field])},
+        prompt=task.prompted(as_text(row[task.problem_field])),
+        gold=as_text(row[gold_field]),
+        data={**{key: row[key] for key in task.keep if key in row}, "solution": solution},
     )
 
 
@@ -166,27 +185,3 @@ def missing(row: dict[str, Any], key: str) -> str | None:
 
 def as_text(value: str | int | float) -> str:
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(place, row) of every line of a JSON-lines file that is not blank; the place is ``file:line``.
-
-    Raises ValueError for a file that is not there and for a line that is no JSON object.
-    """
-    if not path.is_file():
-        raise ValueError(f"there is no file {path} (looked for in {Path.cwd()})")
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if line.strip():
-                place = f"{path}:{number}"
-                yield place, _row(line, place)
-
-
-def _row(line: bytes, place: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{place}: not a line of JSON: {error}") from error
-    if not isinstance(row, dict):
-        raise ValueError(f"{place}: a row must be a JSON object, not {type(row).__name__}")
-    return row

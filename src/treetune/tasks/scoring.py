@@ -12,7 +12,8 @@ from typing import Any, BinaryIO
 
 from treetune.tasks.base import Task
 from treetune.tasks.graders.pool import GraderPool
-from treetune.tasks.json_lines import JsonLines, as_text, missing, rows
+from treetune.tasks.json_lines import JsonLines, as_text, missing
+from treetune.tasks.sources import json_lines
 from treetune.vocabulary import Grade, Problem
 
 FIELDS = ("problem", "gold", "response")
@@ -75,7 +76,7 @@ def score_responses(
         file.flush()
         count(row)
 
-    todo = rows(source)
+    todo = json_lines(source)
     done, length = _written(output)
     for row in done:
         _check_same(output, row, next(todo, None), counts["rows"], steps)
@@ -107,7 +108,7 @@ def _submit(task: Task, pool: GraderPool, row: dict[str, Any], number: int) -> F
         future.set_result(Grade(reward=0.0, outcome="error", message=f"not graded: {wrong}"))
         return future
     query = as_text(row["problem"])
-    prompt = task.prompt(query) if isinstance(task, JsonLines) else query
+    prompt = task.prompted(query) if isinstance(task, JsonLines) else query
     return pool.submit(row["response"], Problem(id=f"row/{number}", prompt=prompt, gold=as_text(row["gold"])))
 
 

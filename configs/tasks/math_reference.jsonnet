@@ -1,0 +1,7 @@
+// MATH with the verdicts and steps of the VinePPO paper's code.
+(import 'math.jsonnet') + {
+  task+: {
+    grader: { type: 'minerva' },
+    steps: { type: 'math_reference' },
+  },
+}

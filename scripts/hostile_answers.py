@@ -1,0 +1,85 @@
+"""Grades answers that are made to hang, crash or fill a grader, and says how it went.
+
+    .venv/bin/python scripts/hostile_answers.py --count 10000 --seed 1
+
+Every grader gets all of them, in two worker processes with the deadline that a run has. Ends with
+exit code 1 if a grade is missing, a grade took longer than the deadline allows, or a process is left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[1:1] = [str(ROOT / "src"), str(ROOT / "scripts")]
+
+GRADERS = ("math", "minerva", "numeric")
+SPARE_S = 2.0
+"""What a busy machine may add to a deadline until the worker is killed and its end noted."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--deadline", type=float, default=10.0, help="seconds per answer (default 10)")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--grader", action="append", choices=GRADERS, help="default: all of them")
+    options = parser.parse_args(arguments)
+    print("| grader | answers | right | ok | no answer | error | timeout | seconds | slowest grade, s | most memory, MiB |")
+    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
+    return max(_measure(name, options) for name in options.grader or GRADERS)
+
+
+def _measure(name: str, options: argparse.Namespace) -> int:
+    import psutil
+    from benchmarks.hostile import hostile_answers
+
+    import treetune.parts  # noqa: F401
+    from treetune.tasks.graders.base import Grader
+    from treetune.tasks.graders.pool import GraderPool
+    from treetune.vocabulary import Problem
+
+    pairs = [
+        (response, Problem(id=f"hostile/{number}", prompt="?", gold=gold))
+        for number, (response, gold) in enumerate(hostile_answers(options.seed, options.count))
+    ]
+    most = 0
+    workers: set[int] = set()
+    start = time.monotonic()
+    with GraderPool(Grader.registered()[name](), workers=options.workers, deadline=options.deadline) as pool:
+        futures = [pool.submit(*pair) for pair in pairs]
+        for number, future in enumerate(futures):
+            future.result(timeout=120 + options.deadline * 10)
+            if number % 50 == 0:
+                for child in psutil.Process().children():
+                    workers.add(child.pid)
+                    with_memory = child.memory_info().rss if child.is_running() else 0
+                    most = max(most, with_memory)
+    seconds = time.monotonic() - start
+    grades = [future.result() for future in futures]
+    outcomes = Counter(grade.outcome for grade in grades)
+    slowest = max(grade.seconds for grade in grades)
+    left = [pid for pid in workers if psutil.pid_exists(pid)]
+    print(
+        f"| {name} | {len(grades)} | {sum(grade.reward for grade in grades):.0f} | {outcomes['ok']} "
+        f"| {outcomes['no_answer']} | {outcomes['error']} | {outcomes['timeout']} | {seconds:.0f} | {slowest:.2f} "
+        f"| {most / 2**20:.0f} |",
+        flush=True,
+    )
+    for grade, (response, problem) in zip(grades, pairs):
+        if grade.outcome == "timeout" or (grade.outcome == "error" and "not " not in (grade.message or "")):
+            print(f"{grade.outcome}: {grade.message}: {response[:80]!r} against {problem.gold!r}", file=sys.stderr)
+    bad = bool(left) or slowest > options.deadline + SPARE_S
+    if left:
+        print(f"{name}: processes left: {left}", file=sys.stderr)
+    return int(bad)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""The default grader of MATH: on the math-verify library, with what it gets wrong mended."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+from treetune.tasks.graders.base import Grader
+from treetune.tasks.graders.expressions import Absurd
+from treetune.tasks.graders.math_answers import Answer, Group, read_answer
+from treetune.tasks.graders.math_equality import equal_answers
+from treetune.tasks.graders.math_text import LONGEST, given_answer, gold_answer, undressed
+from treetune.vocabulary import Grade, Problem
+
+LONGEST_RESPONSE = 200_000
+"""Characters of a response that are searched for an answer; a sampled answer has a tenth of it."""
+
+
+@Grader.register("math")
+@dataclass(frozen=True, kw_only=True)
+class MathGrader(Grader):
+    r"""Reward 1 if the answer says what the gold says, however it is written.
+
+    The answer stands in the last box of the response, or after its last "answer is"; without either
+    the outcome is ``no_answer``. Both sides are told apart into numbers with units, words, ordered
+    pairs, sets, lists, intervals, matrices and equations (`math_answers`), and compared part by part;
+    formulas are compared exactly where the small grammar of `expressions` reads them, and by
+    math-verify where not. What no answer is like (2,000 characters, an exponent of millions, a tower
+    of powers) is an ``error`` before anything is computed.
+    """
+
+    def grade(self, response: str, problem: Problem) -> Grade:
+        if len(response) > LONGEST_RESPONSE:
+            return _refused(None, f"{len(response)} characters, more than {LONGEST_RESPONSE}")
+        gold_text, gold = _read_gold(problem.gold)
+        parts = len(gold.parts) if isinstance(gold, Group) and gold.kind == "list" else 1
+        given = given_answer(response, parts)
+        if given is None:
+            return Grade(reward=0.0, outcome="no_answer")
+        if _bare(given) == _bare(gold_text):
+            return Grade(reward=1.0, outcome="ok", extracted=given)
+        if len(given) > LONGEST:
+            return _refused(given[:100] + "…", f"an answer of {len(given)} characters")
+        try:
+            plain = undressed(given)
+            right = _bare(plain) == _bare(undressed(gold_text)) or equal_answers(
+                read_answer(plain), gold, problem.prompt
+            )
+        except Absurd as error:
+            return _refused(given, str(error))
+        return Grade(reward=float(right), outcome="ok", extracted=given)
+
+
+def _refused(extracted: str | None, why: str) -> Grade:
+    return Grade(reward=0.0, outcome="error", extracted=extracted, message=f"not computed: {why}")
+
+
+@lru_cache(maxsize=1024)
+def _read_gold(gold: str) -> tuple[str, Answer]:
+    text = gold_answer(gold)
+    return text, read_answer(undressed(text))
+
+
+def _bare(text: str) -> str:
+    return re.sub(r"\s+", "", text).rstrip(".")

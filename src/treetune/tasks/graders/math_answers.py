@@ -1,0 +1,328 @@
+r"""What an answer is: a number with its unit, words, a pair, a set, an interval, a matrix, an equation.
+
+`read_answer` tells these apart by their brackets and signs at the top level, so that an open
+interval is never a closed one, and a pair never a set; what is left over is a formula (`Scalar`).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from treetune.tasks.graders.units import split_unit
+
+DEEPEST = 6
+MOST_PARTS = 60
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A formula, perhaps with a unit; `percent` where its percent sign was taken off."""
+
+    formula: str
+    unit: str = ""
+    percent: bool = False
+
+
+@dataclass(frozen=True)
+class Words:
+    """Text, in lower case and without punctuation; of a choice such as ``(B) 12`` the letter."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Group:
+    """Parts in brackets. ``list``: none, or just commas; ``set``; ``tuple``: an ordered pair or an interval,
+    which only its brackets tell from another."""
+
+    kind: Literal["list", "set", "tuple"]
+    parts: tuple[Answer, ...]
+    left: str = "("
+    right: str = ")"
+
+
+@dataclass(frozen=True)
+class Union:
+    """Intervals, sets or rays put together."""
+
+    parts: tuple[Answer, ...]
+    named: str = ""
+
+
+@dataclass(frozen=True)
+class Matrix:
+    rows: tuple[tuple[Answer, ...], ...]
+
+
+@dataclass(frozen=True)
+class Named:
+    """``x = 5``, ``f(x) = 2x``, ``AB = 7``."""
+
+    name: str
+    value: Answer
+
+
+@dataclass(frozen=True)
+class Equation:
+    left: str
+    right: str
+
+
+Answer = Scalar | Words | Group | Union | Matrix | Named | Equation
+
+_MATRIX = re.compile(r"\\begin\{([pbBvV]?)(?:small)?matrix\*?\}(.*)\\end\{\1(?:small)?matrix\*?\}", re.DOTALL)
+_NAME = re.compile(
+    r"\([a-zA-Z](?:, ?(?:[a-zA-Z]|\\[a-z]{2,6}))+\)|"
+    r"(?:\\angle ?)?(?:[A-Z]{1,4}|[a-z]|\\text ?\{[^{}]{1,60}\}|\\(?:theta|alpha|beta|gamma|lambda|mu|phi|Delta|pi))'*"
+    r"(?:_ ?(?:\w|\{[^{}]{1,12}\}))?(?:\^\{?-1\}?)?(?: ?\([^()=]{1,20}\))?"
+)
+_WORD = re.compile(r"[A-Za-z]{2,}")
+_CALLED = {"sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "arcsin", "arccos", "arctan", "sqrt", "pi",
+           "max", "min", "gcd", "lcm", "mod"}  # fmt: skip
+_TEXT = re.compile(r"\\text ?\{([^{}]*)\}")
+_CHOICE = re.compile(r"\(?([A-Z])(?:\)(?:[.:]?(?: .*)?)|[.:] .*|[.:]?)")
+_AND = re.compile(r"\\text ?\{\s*,?\s*(?:and|or)\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])")
+_SIGN = re.compile(r"\\(?:le|ge|ne)(?![A-Za-z])|[<>]")
+_SIGN_NAMES = {"\\le": "<=", "\\ge": ">=", "\\ne": "!=", "<": "<", ">": ">"}
+_THOUSANDS = re.compile(r"[-+]? ?(?:USD )?\d{1,3}(?:,\d{3})+(?:\.\d+)?%?")
+_IN = re.compile(r"[A-Za-z] ?\\in(?![A-Za-z])")
+
+
+def read_answer(text: str, depth: int = 0) -> Answer:
+    """The answer that an undressed text says (`math_text.undressed`). Raises nothing."""
+    text = text.strip()
+    if depth > DEEPEST:
+        return Scalar(text)
+    inside = _IN.match(text)
+    if inside:
+        text = text[inside.end() :].strip()
+    if text == "\\mathbb{R}":
+        text = "(-\\infty, \\infty)"
+    matrix = _MATRIX.fullmatch(text.strip("()[] ") if "matrix" in text else text)
+    if matrix is not None:
+        return _matrix(matrix, depth)
+    if (number := re.fullmatch(r"\\text ?\{([-\d.,/ ]*\d[\d.,/ ]*)\}", text)) is not None:
+        text = number[1].strip(" .,")
+    words = _words(text)
+    if words is not None:
+        return words
+    if "=" in text:
+        answer = _equation(text, depth)
+        if answer is not None:
+            return answer
+    if "\\cup" in text:
+        parts = split_at_top(text, ("\\cup",))
+        if 1 < len(parts) <= MOST_PARTS:
+            return Union(tuple(read_answer(part, depth + 1) for part in parts))
+    if _SIGN.search(text):
+        region = _region(text, depth)
+        if region is not None:
+            return region
+    if "\\pm" in text or "\\mp" in text:
+        plus = text.replace("\\pm", "+").replace("\\mp", "-")
+        minus = text.replace("\\pm", "-").replace("\\mp", "+")
+        return Group("list", (read_answer(plus, depth + 1), read_answer(minus, depth + 1)))
+    if _THOUSANDS.fullmatch(text):
+        return _scalar(text.replace(",", ""))
+    return _group(text, depth) or _scalar(text)
+
+
+def _group(text: str, depth: int) -> Answer | None:
+    opening, closing, inner = _brackets(text)
+    if opening == "{":
+        if re.search(r"\\mid|\\colon|:|\|", inner):
+            condition = re.split(r"\\mid(?![A-Za-z])|\\colon(?![A-Za-z])|:|\|", inner, maxsplit=1)[1]
+            return read_answer(condition, depth + 1)
+        return Group("set", _parts(inner, depth))
+    if opening:
+        parts = _parts(inner, depth)
+        if len(parts) > 1:
+            return Group("tuple", parts, opening, closing)
+        return None
+    parts = split_at_top(text, (",", ";"))
+    parts = [piece.strip() for part in parts for piece in _and_parts(part)]
+    parts = [part for part in parts if part]
+    if 1 < len(parts) <= MOST_PARTS:
+        return Group("list", tuple(read_answer(part, depth + 1) for part in parts))
+    return None
+
+
+def _parts(inner: str, depth: int) -> tuple[Answer, ...]:
+    parts = split_at_top(inner, (",", ";"))
+    return tuple(read_answer(part, depth + 1) for part in parts[:MOST_PARTS] if part.strip())
+
+
+def _and_parts(text: str) -> list[str]:
+    return _AND.split(text) if _AND.search(text) else [text]
+
+
+def _brackets(text: str) -> tuple[str, str, str]:
+    """The brackets around a whole text, normalised, and what is in them; empty where there are none.
+
+    An interval's may differ, and ``]0,1[`` is ``(0,1)``.
+    """
+    if text.startswith("\\{") and text.endswith("\\}") and len(_split(text[2:-2], ())) == 1:
+        return "{", "}", text[2:-2]
+    if text.startswith("\\langle") and text.endswith("\\rangle"):
+        return "(", ")", text[7:-7]
+    if len(text) > 2 and text[0] in "([]" and text[-1] in ")][" and not text.endswith("\\]") and _one_group(text):
+        left, right = text[0].replace("]", "("), text[-1].replace("[", ")")
+        if text[0] == "]" and text[-1] == ")":
+            return "", "", ""
+        return left, right, text[1:-1]
+    return "", "", ""
+
+
+def _one_group(text: str) -> bool:
+    """Whether the first bracket is closed by the last character and not before."""
+    depth = 0
+    inner = text[1:-1]
+    for found in _BRACKET.finditer(inner):
+        depth += _step(found[0])
+        if depth < 0:
+            return False
+    return depth == 0
+
+
+_BRACKET = re.compile(r"\\[{}]|\\langle|\\rangle|\\begin\{[a-zA-Z*]+\}|\\end\{[a-zA-Z*]+\}|\\.|[()\[\]{}]")
+_OPENINGS = ("(", "[", "{", "\\{", "\\langle")
+_CLOSINGS = (")", "]", "}", "\\}", "\\rangle")
+
+
+def _step(sign: str) -> int:
+    if sign in _OPENINGS or sign.startswith("\\begin"):
+        return 1
+    return -1 if sign in _CLOSINGS or sign.startswith("\\end") else 0
+
+
+def split_at_top(text: str, signs: tuple[str, ...]) -> list[str]:
+    """The parts between signs that stand in no bracket."""
+    return _split(text, signs)
+
+
+def _split(text: str, signs: tuple[str, ...]) -> list[str]:
+    alternatives = "|".join(re.escape(sign) for sign in signs) or r"(?!)"
+    pattern = re.compile(rf"(?P<sign>{alternatives})|{_BRACKET.pattern}")
+    parts: list[str] = []
+    depth = start = 0
+    for found in pattern.finditer(text):
+        if found["sign"] is not None:
+            if depth == 0:
+                parts.append(text[start : found.start()])
+                start = found.end()
+        else:
+            depth += _step(found[0])
+    return [*parts, text[start:]]
+
+
+def _matrix(matrix: re.Match[str], depth: int) -> Answer:
+    rows = [row for row in re.split(r"\\\\(?:\[[^\]]{0,12}\])?|\\cr", matrix[2]) if row.strip(" \\hline")]
+    if len(rows) > MOST_PARTS:
+        return Scalar(matrix[0])
+    if matrix[1] in ("v", "V"):
+        return Scalar(matrix[0])  # a determinant or a norm, not a matrix
+    return Matrix(tuple(tuple(read_answer(cell, depth + 1) for cell in split_at_top(row, ("&",))) for row in rows))
+
+
+def _equation(text: str, depth: int) -> Answer | None:
+    sides = split_at_top(text, ("=",))
+    if len(sides) == 1 or any(re.search(r"[<>!:]\Z", side.strip()) for side in sides) or _SIGN.search(text):
+        return None
+    if len(split_at_top(text, (",", ";"))) > 1 or _AND.search(text):
+        return None  # several equations
+    first, last = sides[0].strip(), sides[-1].strip()
+    if not first or not last:
+        return None
+    if _NAME.fullmatch(first):
+        name = first.replace(" ", "")
+        return Named(name, read_answer(last, depth + 1))
+    if _NAME.fullmatch(last) and len(sides) == 2 and "(" not in last:
+        return Named(last.replace(" ", ""), read_answer(first, depth + 1))
+    return Equation(first, last)
+
+
+def _region(text: str, depth: int) -> Answer | None:
+    r"""``x > 3``, ``1 < x \le 2``, ``x < 1 \text{ or } x > 3`` as intervals of one unknown."""
+    pieces = [piece for part in split_at_top(text, (",",)) for piece in _and_parts(part)]
+    meet = re.search(r"\\text ?\{\s*and\s*\}|(?<![A-Za-z\\])and(?![A-Za-z])", text) is not None
+    rays: list[Answer] = []
+    names: set[str] = set()
+    for piece in pieces:
+        signs = [_SIGN_NAMES[sign] for sign in _SIGN.findall(piece)]
+        sides = [side.strip() for side in _SIGN.split(piece)]
+        region = _rays(signs, sides, depth)
+        if region is None:
+            return None
+        name, parts = region
+        names.add(name)
+        rays += parts
+    if len(names) != 1 or (meet and len(pieces) > 1):
+        return None
+    return Union(tuple(rays), named=names.pop())
+
+
+def _rays(signs: list[str], sides: list[str], depth: int) -> tuple[str, list[Answer]] | None:
+    if len(signs) == 1 and not _NAME.fullmatch(sides[0]) and _NAME.fullmatch(sides[1]):
+        signs = [{"<": ">", ">": "<", "<=": ">=", ">=": "<="}.get(signs[0], signs[0])]
+        sides = sides[::-1]
+    infinity, minus_infinity = Scalar("\\infty"), Scalar("-\\infty")
+    if len(signs) == 1 and _NAME.fullmatch(sides[0]):
+        value = read_answer(sides[1], depth + 1)
+        if not isinstance(value, Scalar):
+            return None
+        if signs[0] == "!=":
+            below, above = Group("tuple", (minus_infinity, value)), Group("tuple", (value, infinity))
+            return sides[0], [below, above]
+        if signs[0] in ("<", "<="):
+            return sides[0], [Group("tuple", (minus_infinity, value), "(", ")" if signs[0] == "<" else "]")]
+        return sides[0], [Group("tuple", (value, infinity), "(" if signs[0] == ">" else "[", ")")]
+    if len(signs) == 2 and _NAME.fullmatch(sides[1]) and {sign[0] for sign in signs} in ({"<"}, {">"}):
+        if signs[0][0] == ">":
+            signs, sides = [sign.replace(">", "<") for sign in signs[::-1]], sides[::-1]
+        ends = read_answer(sides[0], depth + 1), read_answer(sides[2], depth + 1)
+        return sides[1], [Group("tuple", ends, "(" if signs[0] == "<" else "[", ")" if signs[1] == "<" else "]")]
+    return None
+
+
+def _words(text: str) -> Words | None:
+    """The text, if it is words and no formula."""
+    whole = _TEXT.fullmatch(text)
+    plain = _TEXT.sub(lambda match: f" {match[1]} ", text)
+    if re.search(r"[\\^_=<>{}]", plain):
+        return None
+    plain = " ".join(plain.split())
+    choice = _CHOICE.fullmatch(plain)
+    if choice and (whole or plain != choice[1]):
+        return Words(choice[1].lower())
+    if any(character.isdigit() for character in plain):
+        return None
+    found = [word for word in _WORD.findall(plain) if word.lower() not in _CALLED]
+    if whole and not found and plain:
+        return None
+    long = any(len(word) > 3 for word in found) or (whole and found)
+    if not long and plain.lower() not in _SHORT_WORDS:
+        return None
+    if "," in plain:
+        return None if len(plain.split(",")) <= MOST_PARTS else Words(plain.lower())
+    return Words(_bare_words(plain))
+
+
+_SHORT_WORDS = {"yes", "no", "odd", "even", "none", "dne", "true", "all", "red", "mon", "tue"}
+
+
+def _bare_words(text: str) -> str:
+    text = re.sub(r"[^\w\s:/-]", "", text.lower()).strip()
+    return " ".join(re.sub(r"^(?:the|a|an)\s", "", text).split())
+
+
+def _scalar(text: str) -> Answer:
+    text = text.strip()
+    opening, _, inner = _brackets(text)
+    if opening == "(" and text.endswith(")"):
+        text = inner.strip()
+    text, unit, percent = split_unit(text)
+    if _THOUSANDS.fullmatch(text):
+        text = text.replace(",", "")
+    return Scalar(text, unit, percent)

@@ -1,0 +1,247 @@
+r"""The steps of the VinePPO paper's code on MATH, made from a description of what it does.
+
+Stages: formulas become placeholders; the text is cut after sentences, at newlines and after formulas
+that end in a full stop; short parts are merged; formulas are cut at newlines; parts of more than 100
+characters are cut in two, again and again.
+
+It differs where the reference could not go on. A response that is one part of under 20 characters
+("The answer is 5.") raised there, because its only boundary was merged away: here it is one step.
+A formula in an environment (``\text{if $x>0$}`` in ``align*``) raised there, because its placeholder
+was never found again: here the outermost formula counts. Where the description leaves a choice, cuts
+are behind commas and colons, and before "and", "to", signs and white space.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from treetune.tasks.steps.base import StepSplitter, joined
+
+MASK = 60
+"""Characters that a formula counts for in the first stages."""
+
+SHORT = 20
+TINY = 3
+LONG = 100
+HALF_TEXT = 40
+HALF_MATH = 20
+
+_PAIRS = [
+    ("[asy]", "[/asy]"),
+    ("$\\begin{tabular}", "\\end{tabular}$"),
+    ("\\begin{tabular}", "\\end{tabular}"),
+    ("\\(", "\\)"),
+    ("\\[", "\\]"),
+    ("$$", "$$"),
+]
+"""Masked one kind after the other; then inline dollars, then environments of any name."""
+
+_SENTENCE = re.compile(r"(?<!\s[A-Za-z])(?<!\s[A-Za-z]{2})\.(?=\s+[A-Z])")
+_DOLLAR = re.compile(r"(?<!\\)\$")
+_BEGIN = re.compile(r"\\begin\{([^{}\n]{1,40})\}")
+_FULL_STOP = (".$", ".$$", ".\\)", ".\\]")
+_OPENER = re.compile(r"\$\$?|\\\(|\\\[|\\begin\{[^{}]*\}|\[asy\]")
+_TEXT_BREAKS = [(",", True), (" and ", False), (":", True), (" to ", False)]
+_MATH_BREAKS = [(",$", True), (",\\)", True), (",\\]", True), ("=", False), ("\\equiv", False), ("+", False),
+                ("\\cancelto", False)]  # fmt: skip
+"""What a long part is cut at, the earlier the better, and whether the cut is behind it."""
+
+
+@StepSplitter.register("math_reference")
+@dataclass(frozen=True, kw_only=True)
+class MathReference(StepSplitter):
+    """For runs that are compared with the paper's: see the module."""
+
+    def boundaries(self, response: str) -> list[int]:
+        if not response:
+            return [0]
+        masked = _Masked(response)
+        parts = masked.sentences()
+        parts = masked.cut_after_full_stops(parts)
+        parts = _merged(masked.lines_of_formulas(parts), _goes_with_the_next)
+        return masked.long_ones_cut(joined(parts))
+
+
+class _Masked:
+    """A text whose formulas are one mark each; `_hidden` holds them in their order."""
+
+    def __init__(self, text: str) -> None:
+        self._mark = next(chr(code) for code in range(0xE000, 0x110000) if chr(code) not in text)
+        self._text = text
+        self._hidden: list[str] = []
+        for opening, closing in _PAIRS:
+            self._hide(_between(self._text, opening, closing))
+        self._hide(_between_dollars(self._text))
+        self._hide(_environments(self._text))
+
+    def _hide(self, spans: Iterator[tuple[int, int]]) -> None:
+        pieces: list[str] = []
+        hidden: list[str] = []
+        known = iter(self._hidden)
+        last = 0
+        for start, end in spans:
+            before = self._text[last:start]
+            hidden += [next(known) for _ in range(before.count(self._mark))]
+            hidden.append("".join(next(known) if c == self._mark else c for c in self._text[start:end]))
+            pieces += [before, self._mark]
+            last = end
+        self._hidden = [*hidden, *known]
+        self._text = "".join(pieces) + self._text[last:]
+
+    def _width(self, part: str) -> int:
+        return len(part) + (MASK - 1) * part.count(self._mark)
+
+    def sentences(self) -> list[str]:
+        parts = _cut(self._text, (found.end() for found in _SENTENCE.finditer(self._text)))
+        parts = [line for part in parts for line in _cut(part, (m.start() for m in re.finditer("\n", part)))]
+        parts = _merged(parts, lambda part: part == "\n")
+        return _merged(parts, lambda part: self._width(part) < SHORT and not part.rstrip().endswith("."))
+
+    def cut_after_full_stops(self, parts: list[str]) -> list[str]:
+        known = iter(self._hidden)
+        pieces: list[tuple[str, bool, int]] = []  # the part, whether its end is a formula's full stop, its length
+        for part in parts:
+            begun, length = "", 0
+            stop = False
+            for character in part:
+                if stop:
+                    pieces.append((begun, True, length))
+                    begun, length, stop = "", 0, False
+                begun += character
+                if character == self._mark:
+                    formula = next(known)
+                    length += len(formula)
+                    stop = formula.endswith(_FULL_STOP)
+                else:
+                    length += 1
+            pieces.append((begun, stop, length))
+        merged: list[tuple[str, bool, int]] = []
+        for piece in pieces:
+            if merged and merged[-1][2] < SHORT and not merged[-1][1]:
+                before = merged.pop()
+                piece = (before[0] + piece[0], piece[1], before[2] + piece[2])
+            merged.append(piece)
+        if len(merged) > 1 and merged[-1][2] < SHORT and not merged[-1][1]:
+            rest = merged.pop()[0]
+            merged[-1] = (merged[-1][0] + rest, False, 0)
+        return [part for part, _, _ in merged]
+
+    def lines_of_formulas(self, parts: list[str]) -> list[str]:
+        """The text again: each part with its formulas in place, cut at the newlines in them."""
+        known = iter(self._hidden)
+        lines: list[str] = []
+        for part in parts:
+            begun: list[str] = []
+            for character in part:
+                if character != self._mark:
+                    begun.append(character)
+                    continue
+                first, *others = _cut(formula := next(known), (m.start() for m in re.finditer("\n", formula)))
+                begun.append(first)
+                for line in others:
+                    lines.append("".join(begun))
+                    begun = [line]
+            lines.append("".join(begun))
+        return [line for line in lines if line]
+
+    def long_ones_cut(self, offsets: list[int]) -> list[int]:
+        known = iter(self._hidden)
+        text: list[str] = []
+        prose: list[bool] = []
+        for character in self._text:
+            piece = next(known) if character == self._mark else character
+            text.append(piece)
+            prose += [character != self._mark] * len(piece)
+        whole = "".join(text)
+        todo = [(start, end, False) for start, end in zip(offsets, offsets[1:], strict=False)]
+        cuts = set(offsets)
+        while todo:
+            start, end, in_math = todo.pop()
+            if end - start <= LONG:
+                continue
+            cut = None if in_math else _break(whole, start, end, _TEXT_BREAKS, HALF_TEXT, prose)
+            if cut is None:
+                in_math = True
+                cut = _break(whole, start, end, _MATH_BREAKS, HALF_MATH, None)
+            if cut is not None:
+                cuts.add(cut)
+                todo += [(start, cut, in_math), (cut, end, in_math)]
+        return sorted(cuts)
+
+
+def _between(text: str, opening: str, closing: str) -> Iterator[tuple[int, int]]:
+    start = text.find(opening)
+    while start >= 0:
+        end = text.find(closing, start + len(opening))
+        if end < 0:
+            return
+        yield start, end + len(closing)
+        start = text.find(opening, end + len(closing))
+
+
+def _between_dollars(text: str) -> Iterator[tuple[int, int]]:
+    start: int | None = None
+    for found in _DOLLAR.finditer(text):
+        if start is None or found.start() == start + 1:
+            start = found.start()
+        else:
+            yield start, found.end()
+            start = None
+
+
+def _environments(text: str) -> Iterator[tuple[int, int]]:
+    never_closed: set[str] = set()
+    position = 0
+    while (found := _BEGIN.search(text, position)) is not None:
+        position = found.end()
+        closing = f"\\end{{{found[1]}}}"
+        end = -1 if closing in never_closed else text.find(closing, found.end())
+        if end < 0:
+            never_closed.add(closing)
+            continue
+        position = end + len(closing)
+        yield found.start(), position
+
+
+def _cut(text: str, places: Iterator[int]) -> list[str]:
+    """The non-empty parts between the places; one, perhaps empty, where there is nothing to cut."""
+    offsets = [0, *(place for place in places if 0 < place < len(text)), len(text)]
+    return [text[start:end] for start, end in zip(offsets, offsets[1:], strict=False)]
+
+
+def _merged(parts: list[str], with_next: Callable[[str], bool]) -> list[str]:
+    """Each part for which `with_next` holds before the next one; the last one behind the one before it."""
+    merged: list[str] = []
+    begun = ""
+    for part in parts:
+        begun += part
+        if len(begun) > LONG or not with_next(begun):
+            merged.append(begun)
+            begun = ""
+    if begun:
+        merged[-1:] = [merged[-1] + begun] if merged else [begun]
+    return merged
+
+
+def _goes_with_the_next(part: str) -> bool:
+    said = part.strip()
+    return part == "\n" or len(part) < TINY or _OPENER.fullmatch(said) is not None
+
+
+def _break(
+    text: str, start: int, end: int, breaks: list[tuple[str, bool]], half: int, prose: list[bool] | None
+) -> int | None:
+    """The place of the first kind that has one, nearest to the middle, with both halves long enough."""
+    for sign, behind in breaks:
+        places = []
+        at = text.find(sign, start, end)
+        while at >= 0:
+            place = at + len(sign) if behind else at
+            if start + half <= place <= end - half and (prose is None or prose[at]):
+                places.append(place)
+            at = text.find(sign, at + 1, end)
+        if places:
+            return min(places, key=lambda place: abs(2 * place - start - end))
+    return None
