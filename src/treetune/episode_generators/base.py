@@ -44,6 +44,8 @@ class Rollout(Registrable):
 
     needs_engine: bool = True
     unfinished_reward: float = 0.0
+    max_prompt_tokens: int | None = None
+    """Problems with longer prompts are not trained on. None: there must not be any."""
 
     @property
     def sampling(self) -> SamplingParams | None:

@@ -47,12 +47,13 @@ class VllmEngine(Engine):
         *,
         context_length: int,
         device: str,
+        end_ids: Sequence[int] = (),
     ) -> None:
         self.version = 0
         self.tokens = 0
         self._settings, self._server, self._ranks = settings, server, ranks
         self._context_length, self._device = context_length, device
-        self._client = Client()
+        self._client = Client(end_ids)
         self._recent: list[tuple[float, int]] = []
         self._asleep_epoch: int | None = None
         atexit.register(self.close)

@@ -26,15 +26,22 @@ class Runtime(Registrable):
 class EvaluationSet:
     """One measurement: n samples for each of some problems of a split.
 
-    `name` (the split's where left out) is its folder and its place in metric names. `problems`
-    takes the first that many, None all. What is None among the sampling parameters is as in the
-    rollout. `while_training` sets are measured every `Evaluation.every` iterations as well as at
-    the end; the others at the end alone. `run_evaluation` measures all of them.
+    `name` (the split's where left out) is its folder and its place in metric names. `task` is
+    another one to measure on, with its own grader; None is the experiment's. `problems` takes that
+    many, None all: the ``first``, or a ``random`` choice that `Evaluation.seed` makes. What is None
+    among the sampling parameters is as in the rollout. `while_training` sets are measured every
+    `Evaluation.every` iterations as well as at the end; the others at the end alone.
+    `run_evaluation` measures all of them.
+
+    No problem is left out: one whose prompt fills the context counts as not answered
+    (`too_long` in the summary), and what another leaves of it bounds its answers.
     """
 
     split: Split
     name: str | None = None
+    task: Task | None = None
     problems: Annotated[int, Gt(0)] | None = None
+    choose: Literal["first", "random"] = "first"
     samples: Annotated[int, Gt(0)] = 1
     temperature: Annotated[float, Ge(0)] | None = None
     top_p: Annotated[float, Gt(0), Le(1)] | None = None
@@ -164,6 +171,12 @@ class PolicyIteration(Runtime):
             raise ValueError(
                 "the evaluation has sets, and neither it nor the experiment has a rollout that samples:"
                 " give evaluation.rollout, e.g. {type: 'single_turn', max_tokens: 256}"
+            )
+        longest = self.rollout.max_prompt_tokens
+        if longest is not None and longest >= self.context_length:
+            raise ValueError(
+                f"rollout.max_prompt_tokens is {longest}, and a prompt of that length leaves nothing of the"
+                f" context_length of {self.context_length} for an answer: make one smaller or the other larger"
             )
         if not self.experiment_name or self.experiment_name.startswith(("/", ".")):
             raise ValueError(f"experiment_name {self.experiment_name!r} must be a relative folder name")

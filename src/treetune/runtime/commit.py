@@ -80,7 +80,9 @@ def _checkpoint(run: Run, done: int) -> None:
         weights = run.trainer.weights()
         critic = run.trainer.critic_weights()
         if run.ranks.is_first:
-            write_policy(weights, run.policy_model.config, run.tokenizer, beside / "policy")
+            write_policy(
+                weights, run.policy_model.config, run.tokenizer, beside / "policy", run.generation_config
+            )
             if critic:
                 write_critic(critic, run.policy_model.config, beside / "critic")
             write_json(beside / "state.json", {"iteration": done, "config": config_hash(run.plain_config)})

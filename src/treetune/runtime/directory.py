@@ -17,9 +17,10 @@ from treetune.vocabulary import Metrics
 
 LOCK_TRIES, LOCK_TRY_S = 4, 0.05
 
-Lock = Literal["run", "evaluation"]
+EVALUATORS_MOST = 1000
 
-_LOCKS: dict[Lock, str] = {"run": ".lock", "evaluation": ".evaluation.lock"}
+Purpose = Literal["run", "evaluation"]
+"""What a process is here for: to change the run, or only to measure it."""
 
 
 @dataclass(frozen=True)
@@ -84,24 +85,38 @@ class ExperimentDirectory:
                 rows.append(json.loads(line))
         return rows
 
-    # The lock
+    # The locks
 
     @contextmanager
-    def locked(self, lock: Lock = "run") -> Iterator[None]:
-        """One run and one evaluation at a time: two would write the same files."""
+    def locked(self) -> Iterator[None]:
+        """One run at a time: two would write the same files."""
         self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / _LOCKS[lock]).open("w") as file:
+        with (self.path / ".lock").open("w") as file:
             if not _locks(file):
                 raise ValueError(
-                    f"another process is at work on the {lock} in {self.path}: wait for it, or give"
+                    f"another process is at work on the run in {self.path}: wait for it, or give"
                     " this one another name (APP_EXPERIMENT_NAME)"
                 )
             yield
 
+    @contextmanager
+    def evaluator(self) -> Iterator[int]:
+        """This evaluator's number among those that are at work here, from 0.
+
+        They share the work by claims (`runtime.claims`); the number keeps their logs and weights apart.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        for number in range(EVALUATORS_MOST):
+            with (self.path / f".evaluation-{number}.lock").open("w") as file:
+                if _locks(file, tries=1):
+                    yield number
+                    return
+        raise ValueError(f"{EVALUATORS_MOST} processes evaluate {self.path} already")
+
     def is_running(self) -> bool:
-        """Whether a process holds the lock."""
+        """Whether a process holds the run's lock."""
         try:
-            with (self.path / _LOCKS["run"]).open() as file:
+            with (self.path / ".lock").open() as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except FileNotFoundError:
             return False
@@ -110,9 +125,9 @@ class ExperimentDirectory:
         return False
 
 
-def _locks(file: IO[str]) -> bool:
+def _locks(file: IO[str], tries: int = LOCK_TRIES) -> bool:
     """Whether the lock could be had. Who asks `is_running` holds it for a moment, so one try may err."""
-    for _ in range(LOCK_TRIES):
+    for _ in range(tries):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

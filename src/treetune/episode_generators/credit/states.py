@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from treetune.episode_generators.base import GenerationContext
+from treetune.episode_generators.rollout.answers import room, said
 from treetune.inference.base import Completion, Request, SamplingParams
 from treetune.seeds import derive_seed
 from treetune.vocabulary import Grade, Problem, TokenIds, Trajectory
@@ -39,7 +40,7 @@ def estimate_states(
     """Estimates of the distinct states of all ranks' trajectories; `states[i]` are those of
     `trajectories[i]`. Every rank gets all estimates, in the same order. Collective.
 
-    A continuation may use the tokens that its prefix left of ``sampling.max_tokens``. Its seed is
+    A continuation may use the tokens that its prefix left of the answer's budget. Its seed is
     derived from the state alone, so the estimate does not depend on the rank that makes it.
     """
     roots: dict[str, _Root] = {}
@@ -87,7 +88,10 @@ def _continue(
             prompt_ids=root.prompt_ids + state.prefix_ids,
             seed=derive_seed(context.seed, context.iteration, state.problem, repr(state.prefix_ids), "value"),
             n=samples,
-            sampling=replace(sampling, max_tokens=sampling.max_tokens - len(state.prefix_ids)),
+            sampling=replace(
+                sampling,
+                max_tokens=room(context, root.prompt_ids, sampling.max_tokens) - len(state.prefix_ids),
+            ),
         )
         for state, root in hand
     ]
@@ -99,7 +103,8 @@ def _continue(
             None
             if completion.finish_reason == "length"
             else context.grader.submit(
-                context.codec.decode(state.prefix_ids + completion.token_ids), root.problem
+                said(context.codec.decode(state.prefix_ids + completion.token_ids), sampling.stop),
+                root.problem,
             )
             for completion in completions
         ]

@@ -43,11 +43,14 @@ class Demonstrations(Rollout):
         for problem in share:
             for sample in range(self.samples):
                 seed = derive_seed(context.seed, context.iteration, problem.id, sample, "demonstration")
-                text = context.task.demonstration(problem, seed)
-                response_ids: TokenIds = (*context.codec.encode(text), context.codec.eos_id)
+                answer = context.codec.encode_answer(
+                    problem.prompt, context.task.demonstration(problem, seed)
+                )
+                response_ids: TokenIds = (*answer, context.codec.eos_id)
                 if self.too_long == "leave_out" and not _fits(context, problem, response_ids):
                     left_out += 1
                     continue
+                text = context.codec.decode(response_ids)
                 prompt_ids = encoded_prompt(context, problem, len(response_ids))
                 grade = context.grader.submit(text, problem)
                 written.append((problem, sample, text, prompt_ids, response_ids, grade))
@@ -73,4 +76,4 @@ class Demonstrations(Rollout):
 
 
 def _fits(context: GenerationContext, problem: Problem, response_ids: TokenIds) -> bool:
-    return len(context.codec.encode(problem.prompt)) + len(response_ids) <= context.context_length
+    return len(context.codec.encode_prompt(problem.prompt)) + len(response_ids) <= context.context_length
