@@ -40,7 +40,8 @@ class Halting(Engine):
             if self._left == 0:
                 time.sleep(1.5 * FLUSH_S)  # so that the next answer is written, and those before it
             elif self._left == -1:
-                print("standing still", flush=True)
+                sys.stdout.write("standing still\n")
+                sys.stdout.flush()
                 sys.stdin.read()
 
         return self._engine.generate(requests, halting)

@@ -27,7 +27,7 @@ from treetune.episode_generators.selection.preference_pairs import PreferencePai
 from treetune.inference.base import EngineError
 from treetune.runtime import training
 from treetune.runtime.base import ChooseCheckpoint, Evaluation, EvaluationSet, PolicyIteration
-from treetune.runtime.directory import write_json
+from treetune.runtime.directory import write_json, write_text
 from treetune.runtime.training import choose
 from treetune.trainers.base import DeepSpeedTrainer
 from treetune.trainers.objectives.mle import MaximumLikelihood
@@ -74,7 +74,12 @@ def scripted(monkeypatch: pytest.MonkeyPatch, accuracies: Sequence[Sequence[floa
         iteration, epoch = int(folder.parts[-3]), int(folder.name)
         assert run.engine.version == done == iteration + 1, "the weights are in the engine"
         asked.append((iteration, epoch))
-        write_json(folder / "summary.json", {"pass_at_1": accuracies[iteration][epoch]})
+        names = ("ci_low", "ci_high", "majority_vote", "unfinished", "mean_tokens")
+        write_text(folder / "answers.jsonl", "")
+        write_json(
+            folder / "summary.json",
+            {"pass_at_1": accuracies[iteration][epoch], **dict.fromkeys(names, 0.0)},
+        )
 
     monkeypatch.setattr(training, "measure", measure)
     return asked
@@ -109,7 +114,9 @@ def test_the_first_maximum_ends_training_and_the_chosen_weights_are_those_that_a
     assert asked == [(0, 0), (0, 1), (0, 2), (1, 1), (1, 2), (1, 3)]
     rows = directory.read_metrics()
     assert [row["choice/epoch"] for row in rows] == [1, 3]
-    assert [row["choice/pass_at_1"] for row in rows] == [0.3, 0.4]
+    assert [row["choice/accuracy"] for row in rows] == [0.3, 0.4]
+    # What was measured of the chosen weights is the iteration's evaluation too.
+    assert [row["evaluation/validation/pass_at_1"] for row in rows] == [0.3, 0.4]
     assert not list(directory.path.glob("iterations/*/candidates/state"))
     monkeypatch.undo()
     monkeypatch.setattr(Ranks, "leave", lambda self: None)

@@ -135,7 +135,7 @@ def test_training_leaves_long_prompts_out_and_says_how_many(
 
 def test_prompts_that_fill_the_context_are_a_mistake_of_the_configuration(tmp_path: Path) -> None:
     with pytest.raises(
-        ValueError, match="max_prompt_tokens is 64, .* leaves nothing of the context_length of 64"
+        ValueError, match=r"max_prompt_tokens is 64, .* leaves nothing of the context_length of 64"
     ):
         small(tmp_path, rollout=SingleTurn(max_tokens=12, max_prompt_tokens=64))
 
@@ -246,5 +246,5 @@ def test_a_checkpoint_that_the_run_deletes_meanwhile_is_passed_over(
     said: list[str] = []
     monkeypatch.setattr(Console, "say", lambda self, message: said.append(message))
     commands.run_evaluation(config, {})
-    assert f"checkpoint {first} was deleted before validation was measured on it" in said
+    assert any("was deleted meanwhile, before validation was measured on it" in message for message in said)
     assert (directory.evaluation(2, "test") / "summary.json").is_file()

@@ -14,7 +14,7 @@ from treetune.reports.charts import Series, interval_mark, line_chart, number, s
 from treetune.reports.episodes import EpisodeSample, episodes_html, sample_episodes
 from treetune.reports.experiment import Experiment, read_experiment
 
-N_COLOURS = 6
+N_COLOURS = 8
 
 PHASES = ("generation", "credit", "training", "choice", "sync", "evaluation", "commit", "other")
 

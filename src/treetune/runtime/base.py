@@ -11,6 +11,7 @@ from treetune.config.registrable import Registrable
 from treetune.episode_generators.base import Credit, Rollout, Selection
 from treetune.inference.settings import EngineSettings
 from treetune.models.sources import ModelSource
+from treetune.runtime.analysis import Analyzer
 from treetune.runtime.sinks import Sink
 from treetune.tasks.base import Split, Task
 from treetune.tasks.sampling import Replacement
@@ -130,6 +131,7 @@ class PolicyIteration(Runtime):
     seed: Annotated[int, Ge(0)] = 0
     problem_sampling: Replacement = "between_iterations"
     evaluation: Evaluation = field(default_factory=Evaluation)
+    analyzers: tuple[Analyzer, ...] = ()
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     on_empty_selection: Literal["stop", "skip"] = "stop"
     restart: Literal["never", "every_iteration"] = "never"
@@ -176,8 +178,12 @@ class PolicyIteration(Runtime):
         if longest is not None and longest >= self.context_length:
             raise ValueError(
                 f"rollout.max_prompt_tokens is {longest}, and a prompt of that length leaves nothing of the"
-                f" context_length of {self.context_length} for an answer: make one smaller or the other larger"
+                f" context_length of {self.context_length} for an answer: lower the one or raise the other"
             )
+        labels = [one.label for one in self.analyzers]
+        twice = sorted({label for label in labels if labels.count(label) > 1})
+        if twice:
+            raise ValueError(f"two analyzers are called {', '.join(twice)}: give them names")
         if not self.experiment_name or self.experiment_name.startswith(("/", ".")):
             raise ValueError(f"experiment_name {self.experiment_name!r} must be a relative folder name")
 

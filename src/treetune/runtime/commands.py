@@ -56,14 +56,14 @@ def run_evaluation(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
     if not directory.is_running() and not unmeasured(directory, config.evaluation.sets):
         _say_once(f"{directory.path}: all sets are measured on all its checkpoints")
         return
-    with opened(config, plain, with_engine=True, with_trainer=False, purpose="evaluation") as run:
+    with opened(config, plain, with_engine=True, with_trainer=False, lock="evaluation") as run:
         follow(run, Claims())
 
 
 def run_evaluation_on_baseline(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
     """Measures all sets on the start weights, as checkpoint 0."""
     _require_sets(config)
-    with opened(config, plain, with_engine=True, with_trainer=False, purpose="evaluation") as run:
+    with opened(config, plain, with_engine=True, with_trainer=False, lock="evaluation") as run:
         claims = Claims()
         for one in config.evaluation.sets:
             if measure_claimed(run, 0, one, claims) == "another's":

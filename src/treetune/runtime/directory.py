@@ -19,8 +19,10 @@ LOCK_TRIES, LOCK_TRY_S = 4, 0.05
 
 EVALUATORS_MOST = 1000
 
-Purpose = Literal["run", "evaluation"]
-"""What a process is here for: to change the run, or only to measure it."""
+Lock = Literal["run", "evaluation", "analysis"]
+"""What a process is here for: to change the run, to measure it, or to look into it."""
+
+_LOCKS: dict[Lock, str] = {"run": ".lock", "analysis": ".analysis.lock"}
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,9 @@ class ExperimentDirectory:
 
     def evaluation(self, i: int, label: str) -> Path:
         return self.path / "evaluations" / f"{i:04d}" / label
+
+    def analysis(self, label: str) -> Path:
+        return self.path / "analyses" / label
 
     @property
     def logs(self) -> Path:
@@ -88,13 +93,13 @@ class ExperimentDirectory:
     # The locks
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """One run at a time: two would write the same files."""
+    def locked(self, lock: Lock = "run") -> Iterator[None]:
+        """One run and one analysis at a time: two would write the same files."""
         self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / ".lock").open("w") as file:
+        with (self.path / _LOCKS[lock]).open("w") as file:
             if not _locks(file):
                 raise ValueError(
-                    f"another process is at work on the run in {self.path}: wait for it, or give"
+                    f"another process is at work on the {lock} in {self.path}: wait for it, or give"
                     " this one another name (APP_EXPERIMENT_NAME)"
                 )
             yield
@@ -116,7 +121,7 @@ class ExperimentDirectory:
     def is_running(self) -> bool:
         """Whether a process holds the run's lock."""
         try:
-            with (self.path / ".lock").open() as file:
+            with (self.path / _LOCKS["run"]).open() as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except FileNotFoundError:
             return False

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import fields, replace
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from treetune.episode_generators.base import Rollout
 from treetune.runtime.base import EvaluationSet, PolicyIteration
@@ -117,24 +118,23 @@ def measure(
         if claim is not None and claim.lost():
             run.console.say(f"evaluating {name}: taken over by another process while this one stood still")
         else:
-            _write(run, done, chosen, folder, name, rollout, trajectories, len(problems) - len(answerable))
+            summary = _summary(rollout, chosen, done, trajectories, len(problems) - len(answerable), seed)
+            _write(folder, summary, trajectories)
+            run.console.say(f"{name}: {_in_words(summary)}")
     run.ranks.barrier("evaluation written")
 
 
-def _write(
-    run: Run,
-    done: int,
-    chosen: EvaluationSet,
-    folder: Path,
-    name: str,
+def _summary(
     rollout: Rollout,
+    chosen: EvaluationSet,
+    done: int,
     trajectories: Sequence[Trajectory],
     too_long: int,
-) -> None:
-    seed = run.config.evaluation.seed
+    seed: int,
+) -> dict[str, Any]:
     sampling = rollout.sampling
     assert sampling is not None
-    summary = {
+    return {
         "split": chosen.split,
         "iteration": done,
         **summarise(trajectories, seed),
@@ -143,16 +143,21 @@ def _write(
         "top_p": sampling.top_p,
         "seed": seed,
     }
+
+
+def _write(folder: Path, summary: dict[str, Any], trajectories: Sequence[Trajectory]) -> None:
     write_whole(
         folder / "answers.jsonl",
         lambda file: file.writelines(json.dumps(_row(t)) + "\n" for t in trajectories),
     )
     write_json(folder / "summary.json", summary)  # last: it says that the set is measured
-    low, high = summary["ci_low"], summary["ci_high"]
-    note = f", {too_long} of them too long to be asked" if too_long else ""
-    run.console.say(
-        f"{name}: pass@1 {summary['pass_at_1']:.3f}"
-        f" [{low:.3f}, {high:.3f}] on {summary['n_problems']} problems{note}"
+
+
+def _in_words(summary: dict[str, Any]) -> str:
+    note = f", {summary['too_long']} of them too long to be asked" if summary["too_long"] else ""
+    return (
+        f"pass@1 {summary['pass_at_1']:.3f} [{summary['ci_low']:.3f}, {summary['ci_high']:.3f}]"
+        f" on {summary['n_problems']} problems{note}"
     )
 
 

@@ -11,7 +11,7 @@ from treetune.runtime.base import EvaluationSet
 from treetune.runtime.claims import Claim, Claims
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.runtime.evaluation import evaluate, is_measured
-from treetune.runtime.run import Run
+from treetune.runtime.run import CheckpointGone, Run
 
 FOLLOW_EVERY_S = 5.0
 
@@ -73,10 +73,12 @@ def measure_claimed(run: Run, number: int, chosen: EvaluationSet, claims: Claims
                 verdict = "measured"
         verdict = run.ranks.from_first("claim", verdict)
         if verdict == "ours":
-            if number == 0 or run.load_checkpoint(number):
-                evaluate(run, number, [chosen], claim)
+            try:
+                run.load_checkpoint(number)
+            except CheckpointGone as gone:
+                run.console.say(f"{gone}, before {chosen.label} was measured on it")
             else:
-                run.console.say(f"checkpoint {number} was deleted before {chosen.label} was measured on it")
+                evaluate(run, number, [chosen], claim)
     return verdict
 
 

@@ -22,7 +22,7 @@ from treetune.inference.base import Canary, Engine, SyncReport
 from treetune.inference.journal import JournaledEngine
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.console import Console
-from treetune.runtime.directory import ExperimentDirectory, Purpose
+from treetune.runtime.directory import ExperimentDirectory, Lock
 from treetune.runtime.manifest import begin
 from treetune.tasks.base import Task
 from treetune.tasks.graders.pool import GraderPool
@@ -179,33 +179,34 @@ class Run:
             **{f"engine/sync_{part}": seconds for part, seconds in report.parts.items()},
         }
 
-    def load_checkpoint(self, number: int) -> bool:
-        """A checkpoint's weights into the live engine, where no trainer holds them; False where a
-        run that goes on has deleted it meanwhile. Collective.
+    def load_checkpoint(self, number: int) -> None:
+        """A checkpoint's weights (0: the start weights) into the live engine, where no trainer holds
+        them. Raises CheckpointGone where a run that goes on has deleted it meanwhile. Collective.
         """
         assert self.engine is not None
         self.wait_for_engine()
         if number == self.engine.version:
-            return True
+            return
         folder = self.weights_folder / f"{number:04d}"
         there = True
         if self.ranks.is_first:
             from treetune.models.export import read_policy, write_for_engine
 
             try:
-                weights, architecture = read_policy(self.directory.checkpoint(number) / "policy")
+                if number == 0:
+                    weights, architecture = self.start_weights()
+                else:
+                    weights, architecture = read_policy(self.directory.checkpoint(number) / "policy")
+                write_for_engine(weights, architecture, self.tokenizer, folder)
             except (OSError, ValueError):
-                if number in self.directory.checkpoints():
+                if number == 0 or number in self.directory.checkpoints():
                     raise
                 there = False
-            else:
-                write_for_engine(weights, architecture, self.tokenizer, folder)
         if not self.ranks.from_first("checkpoint written for the engine", there):
-            return False
+            raise CheckpointGone(f"checkpoint {number} of {self.directory.path} was deleted meanwhile")
         self.engine.load(folder, number)
         if self.ranks.is_first:
             self._drop_older_weights(folder)
-        return True
 
     def _drop_older_weights(self, newest: Path) -> None:
         """The engine may restart from the newest weights; older ones are only in the way."""
@@ -256,6 +257,10 @@ class Run:
         return described
 
 
+class CheckpointGone(ValueError):
+    """A run that goes on keeps not every checkpoint."""
+
+
 @contextmanager
 def opened(
     config: PolicyIteration,
@@ -263,10 +268,10 @@ def opened(
     *,
     with_engine: bool,
     with_trainer: bool,
-    purpose: Purpose = "run",
+    lock: Lock = "run",
 ) -> Iterator[Run]:
-    """A run, ready to work; on the way out everything that it started is ended. Several processes
-    may be here to measure it, and one to change it.
+    """A run, ready to work; on the way out everything that it started is ended. `lock` says what
+    for: several processes may measure it, while one changes it and one looks into it.
 
     The server starts in the background before the trainer is built, on the start model's weights,
     and is waited for by whoever samples first.
@@ -275,12 +280,13 @@ def opened(
         ranks = Ranks.join(config.rank_deadline)
         stack.callback(ranks.leave)
         directory = ExperimentDirectory(Path(config.directory) / config.experiment_name)
-        place: str = purpose
-        if ranks.is_first and purpose == "run":
-            stack.enter_context(directory.locked())
-            begin(directory, config, plain_config)
-        elif ranks.is_first:
+        place: str = lock
+        if ranks.is_first and lock == "evaluation":
             place = f"evaluation-{stack.enter_context(directory.evaluator())}"
+        elif ranks.is_first:
+            stack.enter_context(directory.locked(lock))
+            if lock == "run":
+                begin(directory, config, plain_config)
         place = ranks.from_first("the experiment directory is ours", place)
         console = Console(directory.logs / "run.log" if ranks.is_first else None, ranks.is_first)
         stack.callback(console.close)
@@ -303,7 +309,7 @@ def opened(
             ranks.barrier("start weights written for the engine")
             run.engine = config.engine.start(
                 start,
-                directory.logs if purpose == "run" else directory.logs / place,
+                directory.logs if lock == "run" else directory.logs / place,
                 seed=config.seed,
                 context_length=config.context_length,
                 rank=ranks.rank,

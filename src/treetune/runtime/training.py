@@ -9,6 +9,7 @@ from pathlib import Path
 
 from treetune.runtime.base import ChoiceRule, ChooseCheckpoint
 from treetune.runtime.clock import Clock
+from treetune.runtime.directory import write_json, write_text
 from treetune.runtime.evaluation import measure
 from treetune.runtime.run import Run
 from treetune.vocabulary import Episode, Metrics
@@ -60,6 +61,7 @@ class _Choice:
         self.epochs = run.trainer.settings.epochs
         self.set = next(one for one in run.config.evaluation.sets if one.label == settings.set)
         self.accuracies: list[float] = []
+        self._measured: list[Path] = []
         self._state = run.directory.iteration(iteration) / "candidates" / "state"
 
     @property
@@ -83,6 +85,7 @@ class _Choice:
             known = run.directory.candidate(self.iteration, epoch)
             name = f"{self.set.label} after epoch {epoch} of iteration {self.iteration + 1}"
             measure(run, self.iteration + 1, self.set, known, name)
+        self._measured.append(known)
         self.accuracies.append(json.loads((known / "summary.json").read_text())["pass_at_1"])
         if self.chosen == epoch < self.epochs:
             if run.ranks.is_first:
@@ -109,12 +112,24 @@ class _Choice:
         run.ranks.barrier("the chosen weights are back")
         if run.ranks.is_first:
             shutil.rmtree(self._state, ignore_errors=True)
+            self._keep_as_evaluation(self._measured[chosen])
+        run.ranks.barrier("the choice is settled")
         run.console.say(
             f"iteration {self.iteration + 1}: went on with epoch {chosen}, {self.set.label} "
             + " ".join(f"{accuracy:.3f}" for accuracy in self.accuracies)
         )
         measured = {f"choice/epoch_{epoch}": accuracy for epoch, accuracy in enumerate(self.accuracies)}
-        return measured | {"choice/epoch": float(chosen), "choice/pass_at_1": self.accuracies[chosen]}
+        return measured | {"choice/epoch": float(chosen), "choice/accuracy": self.accuracies[chosen]}
+
+    def _keep_as_evaluation(self, measured: Path) -> None:
+        """These weights are those after the iteration: they need not be measured again as such."""
+        done = self.iteration + 1
+        folder = self.run.directory.evaluation(done, self.set.label)
+        if (folder / "summary.json").is_file():
+            return
+        summary = json.loads((measured / "summary.json").read_text())
+        write_text(folder / "answers.jsonl", (measured / "answers.jsonl").read_text())
+        write_json(folder / "summary.json", summary | {"iteration": done})
 
 
 def choose(accuracies: Sequence[float], rule: ChoiceRule) -> int:
