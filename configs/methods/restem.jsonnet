@@ -4,6 +4,7 @@
 + (import '../rollouts/paper_sampling.jsonnet')
 + (import '../rollouts/all_problems_x8.jsonnet')
 + (import '../trainers/adamw_lr1e-6.jsonnet')
++ (import '../analyzers/kl_to_reference.jsonnet')
 + {
   credit: { type: 'none' },
   selection: { type: 'correct_only', reward_threshold: 1.0, max_per_problem: 10 },
