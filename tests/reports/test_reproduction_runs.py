@@ -260,5 +260,5 @@ def test_a_table_is_written_from_what_is_there(tmp_path: Path) -> None:
     }
     text = (tmp_path / "results" / "small.md").read_text()
     assert "| SFT | 40.0 [" in text
-    assert "| PPO | missing |" in text
+    assert "| PPO | not run |" in text
     assert "`the command`" in text

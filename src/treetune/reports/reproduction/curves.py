@@ -6,14 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any
 
 from treetune.reports.reproduction.costs import seconds_of, tokens_of
 from treetune.reports.reproduction.plan import MEASURABLE, Plan, PlannedRun
-from treetune.reports.reproduction.settings import Column, MethodRow
+from treetune.reports.reproduction.settings import Axis, Column, MethodRow
 from treetune.reports.table import read_summaries
-
-Axis = Literal["tokens", "seconds", "steps"]
 
 AXES: Mapping[Axis, str] = {
     "tokens": "sampled tokens",
@@ -57,13 +55,31 @@ def curves(plan: Plan) -> list[Curve]:
     return found
 
 
+def speedup(plan: Plan, run: PlannedRun, of: PlannedRun, label: str, axis: Axis) -> float:
+    """How many times less of `axis` a run needs than another until that one's best accuracy.
+
+    Each at the first checkpoint that is as good. Raises ValueError where one of them never is.
+    """
+    theirs, own = measured_along(plan, of, label), measured_along(plan, run, label)
+    if not theirs or not own:
+        raise ValueError(f"not measured along training on {label!r}")
+    best = max(accuracy for _, accuracy in theirs.values())
+    spent = next(costs[axis] for costs, accuracy in theirs.values() if accuracy >= best)
+    needed = [costs[axis] for costs, accuracy in own.values() if accuracy >= best]
+    if not needed:
+        raise ValueError(f"never as good as {of.name} at its best ({best:.3f} on {label})")
+    if not needed[0] or not spent:
+        raise ValueError(f"{of.name} was at its best before training on {label!r} began")
+    return spent / needed[0]
+
+
 def _curve(plan: Plan, row: MethodRow, column: Column, name: str) -> Curve | None:
     assert column.curve is not None
     by_seed: dict[int, dict[int, tuple[dict[Axis, float], float]]] = {}
     for seed in plan.table.seeds:
         run = plan.run(name, seed)
         if plan.statuses[run.key].state in MEASURABLE:
-            measured = _measured(plan, run, column.curve)
+            measured = measured_along(plan, run, column.curve)
             if measured:
                 by_seed[seed] = measured
     if not by_seed:
@@ -82,7 +98,7 @@ def _curve(plan: Plan, row: MethodRow, column: Column, name: str) -> Curve | Non
     return Curve(row, column, tuple(points), tuple(by_seed))
 
 
-def _measured(plan: Plan, run: PlannedRun, label: str) -> dict[int, tuple[dict[Axis, float], float]]:
+def measured_along(plan: Plan, run: PlannedRun, label: str) -> dict[int, tuple[dict[Axis, float], float]]:
     """(costs so far, accuracy) by finished iterations. At 0 it is the start weights' accuracy."""
     assert run.config is not None
     rows = sorted(run.directory.read_metrics(), key=lambda row: int(row["iteration"]))

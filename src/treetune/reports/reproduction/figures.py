@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +20,8 @@ COLOURS = ("#2f6fde", "#d9730d", "#1f8a5b", "#a33fb5", "#b3381f", "#5b6b7d", "#0
 """Those of the page, by row."""
 
 DPI = 160
+CHARACTERS_PER_INCH = 12
+"""Of a title."""
 
 
 def _new_figure(width: float, height: float, rows: int, columns: int) -> tuple[Figure, list[list[Axes]]]:
@@ -40,7 +43,7 @@ def _new_figure(width: float, height: float, rows: int, columns: int) -> tuple[F
 def draw_table(results: Results, path: Path) -> None:
     """One panel per column: mean and interval of every row, its seeds as dots, published as diamonds."""
     table = results.plan.table
-    width, height = 1.4 + 3.1 * len(table.columns), 1.5 + 0.42 * len(table.rows)
+    width, height = 1.9 + 3.1 * len(table.columns), 1.5 + 0.42 * len(table.rows)
     figure, [panels] = _new_figure(width, height, 1, len(table.columns))
     for panel, column in zip(panels, table.columns, strict=True):
         _draw_column(panel, results, column)
@@ -48,7 +51,7 @@ def draw_table(results: Results, path: Path) -> None:
             range(len(table.rows)), [row.name for row in table.rows] if panel is panels[0] else []
         )
         panel.set_ylim(len(table.rows) - 0.4, -0.6)
-    figure.suptitle(table.title or table.name, fontsize=11)
+    figure.suptitle(_wrapped(table.title or table.name, width), fontsize=10)
     figure.savefig(path)
 
 
@@ -115,13 +118,17 @@ def draw_curves(results: Results, curves: Sequence[Curve], paths: Sequence[Path]
             panel.ticklabel_format(axis="x", style="plain")
             panel.xaxis.set_major_formatter(lambda x, _: _short(x))
         line[0].set_ylabel(f"pass@1 on {column.curve} (%)", fontsize=8)
-        line[0].set_title(column.name, fontsize=9, loc="left")
+        line[0].set_title(f"{column.name}: mean over seeds and their range", fontsize=9, loc="left")
     handles, names = panels[0][0].get_legend_handles_labels()
     figure.legend(
         handles, names, loc="outside lower center", ncols=min(8, len(names)), fontsize=8, frameon=False
     )
     for path in paths:
         figure.savefig(path)
+
+
+def _wrapped(title: str, inches: float) -> str:
+    return "\n".join(textwrap.wrap(title, max(20, int(inches * CHARACTERS_PER_INCH))))
 
 
 def _short(value: float) -> str:

@@ -12,16 +12,16 @@ from treetune.reports.reproduction.measure import CellResult, Results
 from treetune.reports.reproduction.settings import Column
 
 DASH = "–"
+STATES = {"missing": "not run", "different": "other configuration", "wrong": "wrong configuration"}
 MARKS = {"better": "▲", "worse": "▼", None: ""}
 
 
 def shown_number(value: float | None, column: Column, sign: bool = False) -> str:
     if value is None:
         return DASH
-    text = (
-        f"{100 * value:{'+' if sign else ''}.1f}" if column.percent else f"{value:{'+' if sign else ''}.3g}"
-    )
-    return text.replace("-", "−")
+    plus = "+" if sign else ""
+    text = f"{100 * value:{plus}.1f}" if column.percent else f"{value:{plus}.3g}"
+    return text.replace("-", "−") + column.unit
 
 
 def shown_interval(estimate: Estimate, column: Column, sign: bool = False) -> str:
@@ -31,9 +31,9 @@ def shown_interval(estimate: Estimate, column: Column, sign: bool = False) -> st
 
 
 def reason(cell: CellResult) -> str:
-    """In a word, why a cell is empty or incomplete."""
+    """In a few words, why a cell is empty."""
     words = {text.split(":")[0].split(",")[0] for text in cell.absent.values()}
-    return " / ".join(sorted(words))
+    return " / ".join(sorted(STATES.get(word, word) for word in words))
 
 
 def cell_words(cell: CellResult) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -28,7 +29,13 @@ NEWS_EVERY_S = 60.0
 GRACE_S = 30.0
 """How long a run may take to end once it was told to, before it is ended the hard way."""
 
-TAIL_BYTES = 64 * 1024
+TAIL_BYTES, MESSAGE_CHARACTERS = 64 * 1024, 400
+
+_TOLD = re.compile(r" failed: |^wrong configuration")
+_RAISED = re.compile(r"[\w.]+(Error|Exception|Interrupt)\b")
+
+ONE_RANK = ("run_analyzers",)
+"""Commands that work in one process, however many ranks train."""
 
 Say = Callable[[str], None]
 
@@ -60,7 +67,7 @@ class Launcher:
         program = self.program or (
             "deepspeed",
             "--no_local_rank",
-            f"--num_gpus={self.ranks}",
+            f"--num_gpus={1 if command in ONE_RANK else self.ranks}",
             f"--master_port={port}",
             shown(MAIN),
         )
@@ -271,9 +278,11 @@ def _progress(run: PlannedRun) -> str:
 
 
 def _message(log: Path, began: int) -> str:
-    """The line of the log that says what went wrong: main.py's own, else the last one."""
+    """The line of the log that says what went wrong: main.py's own, a traceback's last, else any last one."""
     with log.open("rb") as file:
         file.seek(max(began, log.stat().st_size - TAIL_BYTES))
         lines = [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
-    told = [line for line in lines if " failed: " in line or line.startswith("wrong configuration")]
-    return (told or lines or ["it said nothing"])[-1 if not told else 0][:400]
+    told = [line for line in lines if _TOLD.search(line)][:1]
+    raised = [line for line in lines if _RAISED.match(line)]
+    own = [line for line in lines if "] [launch.py:" not in line]
+    return (told or raised or own or lines or ["it said nothing"])[-1][:MESSAGE_CHARACTERS]

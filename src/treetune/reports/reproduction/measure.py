@@ -10,6 +10,7 @@ from typing import Any
 
 from treetune.config.hashing import config_hash
 from treetune.reports.reproduction.costs import Cost, costs_of
+from treetune.reports.reproduction.curves import speedup
 from treetune.reports.reproduction.intervals import Estimate, over_seeds, over_seeds_and_problems
 from treetune.reports.reproduction.plan import MEASURABLE, Plan, PlannedRun
 from treetune.reports.reproduction.settings import Column, MethodRow
@@ -26,6 +27,8 @@ class SeedResult:
     iteration: int
     by_problem: Mapping[str, float] | None = None
     samples: int | None = None
+    bounds: tuple[float, float] | None = None
+    """An analysis' own interval, over what it looked at."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,9 @@ def _estimate(found: list[SeedResult], plan: Plan) -> Estimate:
     by_problem = [one.by_problem for one in found if one.by_problem is not None]
     if len(by_problem) == len(found):
         return over_seeds_and_problems(by_problem, plan.table.interval)
+    (first, *others) = found
+    if not others and first.bounds is not None:
+        return Estimate(first.value, *first.bounds)
     return over_seeds([one.value for one in found], plan.table.interval)
 
 
@@ -138,7 +144,19 @@ def _read(plan: Plan, run: PlannedRun, row: MethodRow, column: Column) -> SeedRe
     }
     if column.analysis is not None:
         path = row.cell(column.name).value or column.value
-        return SeedResult(value=_number_at(directory.path / "analyses" / column.analysis, path), **common)
+        value, bounds = _number_at(directory.path / "analyses" / column.analysis, path)
+        return SeedResult(value=value, bounds=bounds, **common)
+    if column.speedup is not None:
+        assert column.curve is not None
+        other = (
+            next(one for one in plan.table.rows if one.name == column.speedup.of).cell(column.name).experiment
+        )
+        if other is None:
+            raise ValueError(f"{column.speedup.of} has no experiment in this column")
+        of = plan.run(other, run.seed)
+        if plan.statuses[of.key].state not in MEASURABLE:
+            raise ValueError(f"{of.name} is {plan.statuses[of.key].state}")
+        return SeedResult(value=speedup(plan, run, of, column.curve, column.speedup.over), **common)
     assert column.evaluation is not None
     folder = directory.evaluation(iteration, column.evaluation)
     if not (folder / "summary.json").is_file():
@@ -162,8 +180,8 @@ def _by_problem(path: Path) -> dict[str, float]:
     return {problem: sum(some) / len(some) for problem, some in rewards.items()}
 
 
-def _number_at(analysis: Path, path: str | None) -> float:
-    """The number at a dotted key path of an analysis' result."""
+def _number_at(analysis: Path, path: str | None) -> tuple[float, tuple[float, float] | None]:
+    """The number at a dotted key path of an analysis' result, and its interval where it has one."""
     result = analysis / "result.json"
     if path is None:
         raise ValueError(f"the table doesn't say which number of {result}: set value")
@@ -178,9 +196,14 @@ def _number_at(analysis: Path, path: str | None) -> float:
         else:
             known = ", ".join(value) if isinstance(value, dict) else type(value).__name__
             raise ValueError(f"{result} has no {path!r}: at {key!r} there is {known}")
+    bounds = None
+    if isinstance(value, dict) and {"value", "low", "high"} <= value.keys():
+        if value["low"] is not None and value["high"] is not None:
+            bounds = float(value["low"]), float(value["high"])
+        value = value["value"]
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{path!r} in {result} is no number")
-    return float(value)
+    return float(value), bounds
 
 
 def _compared(cell: CellResult, base: CellResult, plan: Plan) -> CellResult:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -37,7 +37,8 @@ Key = tuple[str, int]
 class PlannedRun:
     """One experiment with one seed. `config` is None where it can't be built, and `wrong` says why.
 
-    `sets` and `analyses` are what the table reads of it.
+    The table reads its evaluation `sets` at the end, those in `along` at every checkpoint that is
+    kept, and its `analyses`.
     """
 
     name: str
@@ -47,6 +48,7 @@ class PlannedRun:
     config: Mapping[str, Any] | None
     wrong: str | None = None
     sets: tuple[str, ...] = ()
+    along: tuple[str, ...] = ()
     analyses: tuple[str, ...] = ()
 
     @property
@@ -154,11 +156,11 @@ def _runs(table: Reproduction) -> Iterator[PlannedRun]:
     for seed in table.seeds:
         for name in table.order():
             recipe = table.experiments[name]
-            sets, analyses = _read_by(table, name)
+            sets, along, analyses = _read_by(table, name)
             config, wrong = _evaluated(recipe, seed_environment(base, seed))
             if config is not None and wrong is None:
                 if name not in wrong_build:
-                    wrong_build[name] = _lacking(config, sets, analyses)
+                    wrong_build[name] = _lacking(config, [*sets, *along], analyses)
                 wrong = wrong_build[name]
             if config is not None:
                 place = base / f"seed-{seed}" / str(config["experiment_name"])
@@ -169,22 +171,21 @@ def _runs(table: Reproduction) -> Iterator[PlannedRun]:
                         f" overrides: [\"{{experiment_name: '{name}'}}\"]"
                     )
             yield PlannedRun(
-                name, seed, recipe, base, None if wrong else config, wrong, tuple(sets), tuple(analyses)
+                name, seed, recipe, base, None if wrong else config, wrong, sets, along, analyses
             )
 
 
-def _read_by(table: Reproduction, name: str) -> tuple[list[str], list[str]]:
-    """The evaluation sets and analyses of an experiment that the table's cells read."""
-    sets: dict[str, None] = {}
-    analyses: dict[str, None] = {}
-    for row in table.rows:
-        for column in table.columns:
-            if row.cell(column.name).experiment == name:
-                if column.evaluation is not None:
-                    sets[column.evaluation] = None
-                if column.analysis is not None:
-                    analyses[column.analysis] = None
-    return list(sets), list(analyses)
+def _read_by(table: Reproduction, name: str) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """What the table's cells read of an experiment: sets, sets along training, analyses."""
+    columns = [
+        column
+        for column in table.columns
+        if any(row.cell(column.name).experiment == name for row in table.rows)
+    ]
+    sets = dict.fromkeys(column.evaluation for column in columns if column.evaluation is not None)
+    along = dict.fromkeys(column.curve for column in columns if column.speedup and column.curve is not None)
+    analyses = dict.fromkeys(column.analysis for column in columns if column.analysis is not None)
+    return tuple(sets), tuple(along), tuple(analyses)
 
 
 def _evaluated(
@@ -200,14 +201,21 @@ def _evaluated(
     return config.data, None
 
 
-def _lacking(config: Mapping[str, Any], sets: list[str], analyses: list[str]) -> str | None:
-    """Sets that the table reports and the experiment doesn't measure, in words."""
+def _lacking(config: Mapping[str, Any], sets: Sequence[str], analyses: Sequence[str]) -> str | None:
+    """What the table reports and the experiment doesn't measure, in words."""
     known = [one.get("name") or one["split"] for one in (config.get("evaluation") or {}).get("sets", ())]
     missing = [label for label in sets if label not in known]
     if missing:
         return (
             f"{config['experiment_name']} has no evaluation set {', '.join(map(repr, missing))}, which the"
             f" table reports; it has {', '.join(known) or 'none'}"
+        )
+    analyzers = [one.get("name") or one["type"] for one in config.get("analyzers") or ()]
+    missing = [name for name in analyses if name not in analyzers]
+    if missing:
+        return (
+            f"{config['experiment_name']} has no analyzer {', '.join(map(repr, missing))}, which the table"
+            " reports: put its file below configs/analyzers/ on the right of the experiment's configs"
         )
     return None
 
@@ -226,10 +234,12 @@ def inspect(run: PlannedRun) -> Status:
     if directory.is_running():
         return Status("running", done, f"another process is at work in {directory.path}")
     if run.iterations in directory.checkpoints():
+        wanted = [(run.iterations, label) for label in run.sets]
+        wanted += [(number, label) for number in directory.checkpoints() for label in run.along]
         unmeasured = tuple(
-            label
-            for label in run.sets
-            if not (directory.evaluation(run.iterations, label) / "summary.json").is_file()
+            f"{label} after {number}"
+            for number, label in wanted
+            if not (directory.evaluation(number, label) / "summary.json").is_file()
         )
         unanalysed = tuple(
             name

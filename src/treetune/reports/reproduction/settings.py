@@ -14,6 +14,9 @@ from treetune.reports.table import Table
 
 Name = Annotated[str, MinLen(1)]
 
+Axis = Literal["tokens", "seconds", "steps"]
+"""What training costs, see `curves`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TableExperiment:
@@ -32,31 +35,47 @@ class TableExperiment:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Speedup:
+    """How many times less of `over` a row needs than the row `of` until that one's best accuracy.
+
+    Both are read along training, on the column's `curve`, at the checkpoints that are kept.
+    """
+
+    of: Name
+    over: Axis
+
+
+@dataclass(frozen=True, kw_only=True)
 class Column:
-    """One quantity, measured for every row.
+    """One quantity, measured for every row: exactly one of `evaluation`, `analysis` and `speedup`.
 
     `evaluation` is the evaluation set whose pass@1 it is. With `analysis`, it is a number in that
-    analysis' ``result.json`` instead, at the dotted key path `value` (which a cell may replace).
-    `curve` is the evaluation set to draw along training, where one is measured then. `percent` shows
-    shares as percent. `better` says which way a difference is an improvement.
+    analysis' ``result.json``, at the dotted key path `value` (which a cell may replace). `curve` is
+    the evaluation set to draw along training, where one is measured then. `percent` shows shares as
+    percent, `unit` is put after numbers. `better` says which way a difference is an improvement.
     """
 
     name: Name
     evaluation: Name | None = None
     analysis: Name | None = None
     value: Name | None = None
+    speedup: Speedup | None = None
     curve: Name | None = None
     percent: bool = True
+    unit: str = ""
     better: Literal["higher", "lower"] = "higher"
 
     def __post_init__(self) -> None:
-        if (self.evaluation is None) == (self.analysis is None):
+        kinds = (self.evaluation, self.analysis, self.speedup)
+        if sum(kind is not None for kind in kinds) != 1:
             raise ValueError(
-                f"column {self.name!r} needs one of evaluation (a set whose pass@1 it shows) and analysis"
-                " (whose number it shows)"
+                f"column {self.name!r} needs one of evaluation (a set whose pass@1 it shows), analysis (whose"
+                " number it shows) and speedup (over another row)"
             )
         if self.value is not None and self.analysis is None:
             raise ValueError(f"column {self.name!r}: value is a key path in an analysis, and there is none")
+        if self.speedup is not None and self.curve is None:
+            raise ValueError(f"column {self.name!r}: a speedup is read along the curve of a set; name one")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +148,12 @@ class Reproduction(Table):
             raise ValueError(
                 f"there is no row {self.baseline!r} to be the baseline; {did_you_mean(self.baseline, rows)}"
             )
+        for one in self.columns:
+            if one.speedup is not None and one.speedup.of not in rows:
+                raise ValueError(
+                    f"column {one.name!r} compares with the row {one.speedup.of!r}, which is none;"
+                    f" {did_you_mean(one.speedup.of, rows)}"
+                )
         for row in self.rows:
             for column in row.cells:
                 if column not in columns:

@@ -35,6 +35,11 @@ class Minerva(Grader):
     characters, which that code would have to read, are an ``error``.
     """
 
+    def prepare(self) -> None:
+        import sympy
+
+        sympy.simplify(sympy.Symbol("x") ** 2 - 1)  # what it imports when it is first asked
+
     def grade(self, response: str, problem: Problem) -> Grade:
         if len(response) > LONGEST:
             message = f"not read: {len(response)} characters, more than {LONGEST}"
