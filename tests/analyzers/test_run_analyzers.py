@@ -14,12 +14,14 @@ import treetune.parts  # noqa: F401  (registers the analyzers)
 from tests.runtime.in_process import FakeSettings, sampled_requests, small, train
 from treetune.analyzers.command import run_analyzers
 from treetune.analyzers.compare import compare_analyses
+from treetune.analyzers.gradients import gradient_sums
 from treetune.config.build import build
 from treetune.episode_generators.credit.gae import Gae
 from treetune.runtime.analysis import Analyzer
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.commands import run_iteration_loop
 from treetune.runtime.directory import ExperimentDirectory
+from treetune.runtime.run import opened
 from treetune.trainers.ranks import Ranks
 
 ROLLOUTS = {"rollouts": 8, "states": 6, "problems": 4, "samples": [1, 3]}
@@ -110,6 +112,20 @@ def test_every_analyzer_writes_numbers_a_figure_and_its_states_once(
     assert run_analyzers(config, {**PLAIN, "analyzers": list(EVERY_ANALYZER)}) == 0
     assert sampled_requests(config) == asked
     assert capsys.readouterr().out.count("is done") == len(EVERY_ANALYZER)
+
+
+@pytest.mark.parametrize("name", ["group", "gae"])
+@pytest.mark.parametrize("point", [0, 1])
+def test_the_gradient_over_all_episodes_is_the_one_that_the_trainer_took(
+    base: Path, name: str, point: int
+) -> None:
+    """At the weights that sampled them, advantages and all: an iteration off, and it would differ."""
+    config = experiment(base, name, VALUES)
+    with opened(config, PLAIN, with_engine=False, with_trainer=False, lock="analysis") as run:
+        _, (row,) = gradient_sums(run, point, minibatch_size=8, minibatches=1, seed=0)
+    taken = ExperimentDirectory(base / name).read_metrics()[point]
+    assert row["gradient_norm"] == pytest.approx(taken["train/grad_norm"], rel=1e-4)
+    assert row["loss"] == pytest.approx(taken["train/loss"], rel=1e-4, abs=1e-6)
 
 
 def test_answers_of_other_weights_than_the_checkpoints_are_refused(base: Path) -> None:
