@@ -69,8 +69,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"benchmark.py: {error}", file=sys.stderr)
             return 2
         measurements: dict[str, Any] = {}
+        failures: dict[str, str] = {}
         for function in (name for part in parts for name in PARTS[part]):
-            measurements |= _in_own_process(function, checkpoint, Path(workspace), options)
+            try:
+                measurements |= _in_own_process(function, checkpoint, Path(workspace), options)
+            except _PartFailed as failure:  # what the other parts found is not lost with it
+                failures[function] = str(failure)
     report = {
         "machine": _machine(),
         "settings": {
@@ -81,11 +85,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "seconds": round(time.time() - started, 1),
         },
         "measurements": measurements,
+        "failures": failures,
     }
     print(table(report), file=sys.stderr)
     if options.json:
         print(json.dumps(report, indent=1))
-    return 0
+    for function, reason in failures.items():
+        print(f"benchmark.py: {function} {reason}; what it said is above", file=sys.stderr)
+    return 1 if failures else 0
+
+
+class _PartFailed(Exception):
+    """A part ended without a measurement."""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -99,7 +110,12 @@ def _parser() -> argparse.ArgumentParser:
         "--checkpoint",
         help=f"the start model; default {CHECKPOINT}, or, where that is missing, one trained on the spot",
     )
-    parser.add_argument("--repeats", type=int, default=7, help="turns of each pair (default 7)")
+    parser.add_argument(
+        "--repeats",
+        type=int,
+        default=7,
+        help="turns of each pair (default 7; long-tailed iterations: at most 3)",
+    )
     parser.add_argument("--problems", type=int, default=64, help="per iteration (default 64)")
     parser.add_argument("--samples", type=int, default=8, help="of each problem (default 8)")
     parser.add_argument("--show", type=Path, metavar="FILE", help="the table of what --json wrote")
@@ -141,14 +157,14 @@ def _in_own_process(
     part = subprocess.Popen(command, stdout=subprocess.PIPE)
     try:
         output, _ = part.communicate(timeout=PART_S)
+    except subprocess.TimeoutExpired as error:
+        raise _PartFailed(f"took longer than {PART_S:.0f} s") from error
     finally:
         if part.poll() is None:
             part.terminate()  # not killed: it has a server and a child to end
             part.wait(END_S)
     if part.returncode != 0:
-        raise SystemExit(
-            f"benchmark.py: {function} failed with code {part.returncode}; what it said is above"
-        )
+        raise _PartFailed(f"failed with code {part.returncode}")
     wall, everyone, own = (b - a for a, b in zip(before, (time.monotonic(), *_busy_seconds()), strict=True))
     cores = os.cpu_count() or 1
     others = max(0.0, everyone - own) / (wall * cores)

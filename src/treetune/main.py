@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from treetune.config.explain import Explanation, Setting
     from treetune.config.jsonnet import Config
     from treetune.config.registrable import Registrable
+    from treetune.reports.reproduction.settings import Reproduction
     from treetune.reports.table import Table
     from treetune.runtime.base import Runtime
 
@@ -38,7 +39,13 @@ RUN_COMMANDS = {
     "run_evaluation_on_baseline": "evaluate the model that the experiment starts from",
     "only_generate_episodes": "one iteration's episodes, without training",
     "clean_up_checkpoints": "delete what only resuming needs; the policies stay",
+    "run_analyzers": "numbers and figures about an experiment, by the analyzers on its right; resumes",
 }
+
+
+TABLE_COMMANDS = ("make_table", "reproduce_table")
+REPRODUCTION = "reproduction"
+"""The type of tables that `reproduce_table` knows how to run."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -77,6 +84,13 @@ def _dispatch(options: argparse.Namespace) -> int:
 
         _say(str(write_report([Path(directory) for directory in options.experiments], options.output)))
         return 0
+    if command == "compare_analyses":
+        import treetune.parts  # noqa: F401  (registers them)
+        from treetune.analyzers.compare import compare_analyses
+
+        drawn = compare_analyses(options.analysis, options.experiments, options.output)
+        _say(f"{drawn}.png, .svg and .json")
+        return 0
     config = _load(options)
     if command == "print_config":
         _say(json.dumps(config.data, indent=2, ensure_ascii=False))
@@ -87,13 +101,22 @@ def _dispatch(options: argparse.Namespace) -> int:
         return _score(config, options)
     root = _build(config, command)
     if command == "check_config":
+        _check_deeper(root)
         _say(f"fine: {config.data['type']} {config.data.get('experiment_name', '')}".rstrip())
         return 0
     options.log_file = _log_file(config)
+    if config.data.get("type") == REPRODUCTION:
+        from treetune.reports.reproduction.command import run as reproduce
+
+        return reproduce(cast("Reproduction", root), options)
     if command == "make_table":
         from treetune.reports.table import make_table
 
         return make_table(cast("Table", root), config.data)
+    if command == "run_analyzers":
+        from treetune.analyzers.command import run_analyzers
+
+        return run_analyzers(cast("Runtime", root), config.data)
     from treetune.runtime.commands import run
 
     return run(command, cast("Runtime", root), config.data, options)
@@ -128,9 +151,22 @@ def _parser() -> argparse.ArgumentParser:
     score.add_argument("--workers", type=int, metavar="N", help="grader processes; default: 2")
     score.add_argument("--deadline", type=float, default=10.0, metavar="SECONDS", help="default: 10")
     add("make_table", "rows and columns of experiments, with intervals, from a table's configuration")
+    reproduce = add("reproduce_table", "run what a table lacks, seed by seed, and write the table; resumes")
+    reproduce.add_argument(
+        "--plan", action="store_true", help="show runs and what they may cost; run nothing"
+    )
+    reproduce.add_argument("--launch-lines", action="store_true", help="print a command line per missing run")
+    reproduce.add_argument("--slurm", type=Path, metavar="FILE", help="write missing runs as a SLURM array")
+    reproduce.add_argument(
+        "--output", type=Path, metavar="DIR", help="copy the files of the table there as well"
+    )
     report = add("report", "one self-contained HTML file about experiments")
     report.add_argument("experiments", nargs="+", metavar="EXPERIMENT_DIR")
     report.add_argument("--output", type=Path, metavar="FILE", help="default: report.html in the first one")
+    compare = add("compare_analyses", "one figure of an analysis of several experiments")
+    compare.add_argument("analysis", metavar="NAME", help="such as value_accuracy")
+    compare.add_argument("experiments", nargs="+", metavar="[LABEL=]EXPERIMENT_DIR")
+    compare.add_argument("--output", type=Path, required=True, metavar="PATH", help="without an ending")
     add("doctor", "is this machine fit: versions, memory, ports, one sampled token")
     return parser
 
@@ -189,7 +225,7 @@ def _build(config: Config, command: str) -> Registrable:
 
     family = _family(config)
     experiment, table = _families()
-    if family is not (table if command == "make_table" else experiment) and command != "check_config":
+    if family is not (table if command in TABLE_COMMANDS else experiment) and command != "check_config":
         issue = ConfigIssue(
             f"{command} works on {'a table' if family is experiment else 'an experiment'}, "
             f"and this configuration is {'an experiment' if family is experiment else 'a table'}",
@@ -198,7 +234,26 @@ def _build(config: Config, command: str) -> Registrable:
             remedy="run_iteration_loop trains an experiment; make_table makes a table",
         )
         raise ConfigError([issue])
+    if command == "reproduce_table" and config.data.get("type") != REPRODUCTION:
+        issue = ConfigIssue(
+            f"reproduce_table runs tables of type {REPRODUCTION!r}, and this is one of type"
+            f" {config.data['type']!r}",
+            key="type",
+            source=Explanation(config).source(("type",)),
+            remedy="make_table fills it from experiments that have been run",
+        )
+        raise ConfigError([issue])
     return build(family, config.data, Explanation(config))
+
+
+def _check_deeper(root: Registrable) -> None:
+    """A table that runs experiments is right if they are."""
+    from treetune.reports.reproduction.settings import Reproduction
+
+    if isinstance(root, Reproduction):
+        from treetune.reports.reproduction.command import check
+
+        check(root)
 
 
 def _score(config: Config, options: argparse.Namespace) -> int:

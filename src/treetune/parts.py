@@ -5,6 +5,13 @@ A new part is one file in its room and one line here.
 
 # ruff: noqa: F401
 
+import treetune.analyzers.action_ranking
+import treetune.analyzers.advantage_distribution
+import treetune.analyzers.diversity
+import treetune.analyzers.gradient_variance
+import treetune.analyzers.kl_to_reference
+import treetune.analyzers.value_accuracy
+import treetune.analyzers.weight_distance
 import treetune.episode_generators.credit.gae
 import treetune.episode_generators.credit.group
 import treetune.episode_generators.credit.monte_carlo
@@ -15,8 +22,10 @@ import treetune.episode_generators.rollout.single_turn
 import treetune.episode_generators.selection.all
 import treetune.episode_generators.selection.correct_only
 import treetune.episode_generators.selection.mixed_groups
+import treetune.episode_generators.selection.preference_pairs
 import treetune.inference.settings
 import treetune.models.sources
+import treetune.reports.reproduction.settings
 import treetune.reports.table
 import treetune.runtime.base
 import treetune.runtime.sinks
@@ -35,4 +44,6 @@ import treetune.tasks.steps.sentences
 import treetune.trainers.base
 import treetune.trainers.objectives.mle
 import treetune.trainers.objectives.ppo
+import treetune.trainers.objectives.preference
+import treetune.trainers.reference_schedule
 import treetune.trainers.schedule

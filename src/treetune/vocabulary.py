@@ -24,15 +24,41 @@ GradeOutcome = Literal["ok", "no_answer", "timeout", "error"]
 
 @dataclass(frozen=True)
 class TextCodec:
-    """Text to token ids and back, without special tokens; the one tokenizer of the run.
+    """Text to token ids and back; the one tokenizer of the run.
 
-    `decode` drops special tokens. Token ids are the truth: text that came from them is a view,
-    and is not encoded again.
+    `encode` adds no special tokens, `decode` drops them. Token ids are the truth: text that came
+    from them is a view, and is not encoded again.
+
+    `frame` is what a model needs around a problem's text (a chat template), `begin` the ids before
+    all of it (the beginning of text, or nothing). `eos_id` ends an answer that is written for the
+    model; each of `end_ids`, which are `eos_id` alone where left out, ends an answer that it samples.
     """
 
     encode: Callable[[str], TokenIds]
     decode: Callable[[Sequence[int]], str]
     eos_id: int
+    end_ids: TokenIds = ()
+    frame: Callable[[str], str] = str
+    begin: TokenIds = ()
+
+    def __post_init__(self) -> None:
+        if self.eos_id not in self.end_ids:
+            object.__setattr__(self, "end_ids", (self.eos_id, *self.end_ids))
+
+    def encode_prompt(self, prompt: str) -> TokenIds:
+        """What the model is given when it is asked `prompt`. Every prompt becomes ids here."""
+        framed = self.frame(prompt)
+        return self.begin + self.encode(framed) if framed else ()
+
+    def encode_answer(self, prompt: str, answer: str) -> TokenIds:
+        """The ids that would follow `prompt` for `answer`, without an end token.
+
+        Prompt and answer are encoded together where that leaves the prompt's ids as they are, as
+        they are when a model samples: some tokenizers put a space before whatever begins a text.
+        """
+        framed = self.frame(prompt)
+        alone, together = self.encode(framed), self.encode(framed + answer)
+        return together[len(alone) :] if together[: len(alone)] == alone else self.encode(answer)
 
 
 @dataclass(frozen=True)
@@ -77,7 +103,8 @@ class Segment:
 class Trajectory:
     """One answer to one problem.
 
-    `text` is the decoded response without special tokens: a view for graders and people.
+    `text` is the decoded response without special tokens: a view for graders and people. It holds
+    all that was sampled, so the stop string too where one ended it; graders are not shown that.
     `step_ends` are token offsets into the response, strictly rising, the last one equal to its
     length: step i covers tokens ``[step_ends[i-1], step_ends[i])`` (with 0 before the first).
     """
@@ -115,7 +142,8 @@ class Episode:
     `trained` marks the tokens that the loss may touch (sampled ones); `advantages` is None where
     the trainer computes them (`gae`) or none are needed (`mle`). `behaviour_logprobs` are the
     engine's. `step_ends` and `step_values` (value of the state *before* each step) are kept for
-    reports and analyses.
+    reports and analyses. Where answers are compared, `pair` numbers the comparison and `chosen` says
+    whether this is its better answer; the two are neighbours, the better one first.
     """
 
     prompt_ids: TokenIds
@@ -131,6 +159,8 @@ class Episode:
     step_ends: tuple[int, ...] = ()
     step_values: tuple[float, ...] | None = None
     text: str = ""
+    pair: int | None = None
+    chosen: bool | None = None
 
     @property
     def length(self) -> int:

@@ -1,8 +1,14 @@
 from __future__ import annotations
 
+from collections import Counter
+
+import pytest
+
+from tests.episode_generators import tabular_mdp as mdp
 from treetune.episode_generators.selection.all import All
 from treetune.episode_generators.selection.correct_only import CorrectOnly
 from treetune.episode_generators.selection.mixed_groups import MixedGroups
+from treetune.episode_generators.selection.preference_pairs import PreferencePairs
 from treetune.vocabulary import Episode
 
 
@@ -30,31 +36,84 @@ def names(episodes: list[Episode]) -> list[str]:
 
 
 def test_all_keeps_every_episode_in_order() -> None:
-    kept, metrics = All().select(EPISODES)
+    kept, metrics = All().select(mdp.context(), EPISODES)
     assert kept == EPISODES
     assert metrics["selection/kept"] == metrics["selection/episodes"] == 9
 
 
 def test_correct_only_keeps_answers_that_reach_the_threshold() -> None:
-    assert names(CorrectOnly().select(EPISODES)[0]) == ["easy#0", "easy#1", "easy#2", "fair#1"]
-    assert names(CorrectOnly(reward_threshold=0.5).select(EPISODES)[0])[-2:] == ["fair#1", "fair#2"]
+    assert names(CorrectOnly().select(mdp.context(), EPISODES)[0]) == ["easy#0", "easy#1", "easy#2", "fair#1"]
+    assert names(CorrectOnly(reward_threshold=0.5).select(mdp.context(), EPISODES)[0])[-2:] == [
+        "fair#1",
+        "fair#2",
+    ]
 
 
 def test_correct_only_takes_the_first_answers_of_each_problem_up_to_the_cap() -> None:
-    kept, metrics = CorrectOnly(max_per_problem=2).select(EPISODES)
+    kept, metrics = CorrectOnly(max_per_problem=2).select(mdp.context(), EPISODES)
     assert names(kept) == ["easy#0", "easy#1", "fair#1"]
     assert metrics["selection/groups_capped"] == 1
 
 
 def test_mixed_groups_drops_problems_whose_answers_all_earned_the_same() -> None:
-    kept, metrics = MixedGroups().select(EPISODES)
+    kept, metrics = MixedGroups().select(mdp.context(), EPISODES)
     assert names(kept) == ["fair#0", "fair#1", "fair#2"]
     assert (metrics["selection/groups"], metrics["selection/groups_kept"]) == (3, 1)
 
 
+def pairs_of(rows: list[Episode]) -> list[tuple[str, str]]:
+    """Names of better and other answer, as neighbours carry them."""
+    for number, (better, other) in enumerate(zip(rows[::2], rows[1::2], strict=True)):
+        assert (better.pair, better.chosen, other.pair, other.chosen) == (number, True, number, False)
+    return [(better.trajectory, other.trajectory) for better, other in zip(rows[::2], rows[1::2])]
+
+
+def test_pairs_are_all_right_answers_against_all_wrong_ones_to_the_same_problem() -> None:
+    rows, metrics = PreferencePairs(reward_threshold=0.5).select(mdp.context(), EPISODES)
+    assert pairs_of(rows) == [("fair#1", "fair#0"), ("fair#2", "fair#0")]
+    rows, _ = PreferencePairs(reward_threshold=1.0).select(mdp.context(), EPISODES)
+    assert pairs_of(rows) == [("fair#1", "fair#0"), ("fair#1", "fair#2")]
+    assert (metrics["selection/pairs"], metrics["selection/groups_kept"], metrics["selection/kept"]) == (
+        2,
+        1,
+        3,
+    )
+
+
+MIXED = [episode(group, sample, float(sample % 2)) for group in ("one", "two") for sample in range(12)]
+
+
+def test_of_too_many_pairs_a_draw_is_taken_that_is_its_problem_s_own() -> None:
+    selection = PreferencePairs(max_pairs_per_problem=5)
+
+    def drawn(episodes: list[Episode], **place: int) -> list[tuple[str, str]]:
+        return pairs_of(selection.select(mdp.context(**place), episodes)[0])
+
+    rows, metrics = selection.select(mdp.context(), MIXED)
+    assert (metrics["selection/pairs"], metrics["selection/pairs_possible"]) == (10, 72)
+    assert metrics["selection/groups_capped"] == 2
+    assert len(set(pairs_of(rows))) == 10, "none is drawn twice"
+    assert drawn(MIXED) == drawn(MIXED)
+    assert drawn(MIXED[12:]) == drawn(MIXED)[5:], "whatever other problems there are"
+    assert drawn(MIXED, iteration=4) != drawn(MIXED)
+    assert drawn(MIXED, seed=2) != drawn(MIXED)
+
+
+def test_every_pair_is_as_likely_as_any_other() -> None:
+    selection = PreferencePairs(max_pairs_per_problem=9)
+    counts: Counter[tuple[str, str]] = Counter()
+    draws = 400
+    for seed in range(draws):
+        counts.update(pairs_of(selection.select(mdp.context(seed=seed), MIXED[:12])[0]))
+    assert len(counts) == 36
+    assert all(
+        count == pytest.approx(draws / 4, abs=6 * (draws * 3 / 16) ** 0.5) for count in counts.values()
+    )
+
+
 def test_an_empty_choice_is_returned_as_such_with_its_metrics() -> None:
-    for selection in (CorrectOnly(reward_threshold=2.0), MixedGroups(), All()):
+    for selection in (CorrectOnly(reward_threshold=2.0), PreferencePairs(), MixedGroups(), All()):
         episodes = [] if isinstance(selection, All) else EPISODES[:3]
-        kept, metrics = selection.select(episodes)
+        kept, metrics = selection.select(mdp.context(), episodes)
         assert kept == []
         assert metrics["selection/kept"] == 0

@@ -95,5 +95,5 @@ def test_a_policy_that_fails_to_be_written_leaves_the_old_one_and_nothing_else(t
 
 
 def test_a_directory_without_a_policy_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="holds no policy"):
+    with pytest.raises(ValueError, match="holds no weights"):
         read_policy(tmp_path)

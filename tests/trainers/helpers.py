@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import random
 import subprocess
@@ -57,6 +58,18 @@ def episodes(count: int = 16, seed: int = 0, with_injected: bool = True) -> list
             )
         )
     return made
+
+
+def paired_episodes(pairs: int = 12, seed: int = 0) -> list[Episode]:
+    """Pairs of the episodes above, in which some answers come more than once."""
+    draw = random.Random(seed)
+    rows = episodes(16, seed)
+    drawn = [draw.sample(rows, 2) for _ in range(pairs)]
+    return [
+        dataclasses.replace(row, pair=number, chosen=is_chosen)
+        for number, (better, other) in enumerate(drawn)
+        for row, is_chosen in ((better, True), (other, False))
+    ]
 
 
 def one_rank():

@@ -38,6 +38,7 @@ def batch(seed: int, count: int = 12, spread: float = 0.6) -> tuple[TokenBatch, 
         old_logprobs_N=logprobs + numbers(spread),
         reference_logprobs_N=logprobs + numbers(spread),
         behaviour_logprobs_N=logprobs + numbers(spread),
+        sequence_weight=0.125,
     )
     entropy = numbers(1).abs()
     return tokens, logprobs, entropy
@@ -58,9 +59,9 @@ def reference_ppo(o: ClippedPolicyGradient, tokens: TokenBatch, logprobs: list[f
         if o.kl_coef and o.kl_placement == "loss":
             d = logprob - reference
             kl = {"k1": d, "k2": d * d / 2, "k3": math.exp(-d) - 1 + d}[o.kl_estimator]
-            if o.kl_clip is not None:
-                kl = min(max(kl, -o.kl_clip), o.kl_clip)
-            loss += o.kl_coef * weight * kl
+            if o.kl_clamp is not None:
+                kl = min(max(kl, o.kl_clamp[0]), o.kl_clamp[1])
+            loss += o.kl_coef * (weight if o.kl_reduction == "token_mean" else 0.125) * kl
         loss -= o.entropy_coef * weight * entropy[i]
     return loss
 
@@ -70,17 +71,21 @@ def reference_ppo(o: ClippedPolicyGradient, tokens: TokenBatch, logprobs: list[f
     st.integers(0, 10_000),
     st.sampled_from(["k1", "k2", "k3"]),
     st.sampled_from([0.0, 0.3]),
-    st.sampled_from([None, 0.2]),
+    st.sampled_from([None, (0.0, 0.2), (-0.1, 0.2)]),
+    st.sampled_from(["token_mean", "sequence_sum"]),
     st.sampled_from([0.0, 0.1]),
     st.sampled_from([None, 1.2]),
 )
-def test_the_clipped_policy_gradient_equals_a_loop_over_tokens(seed, estimator, kl, kl_clip, entropy, cap):
+def test_the_clipped_policy_gradient_equals_a_loop_over_tokens(
+    seed, estimator, kl, kl_clamp, kl_reduction, entropy, cap
+):
     objective = ClippedPolicyGradient(
         clip_low=0.2,
         clip_high=0.3,
         kl_coef=kl,
         kl_estimator=estimator,
-        kl_clip=kl_clip,
+        kl_clamp=kl_clamp,
+        kl_reduction=kl_reduction,
         entropy_coef=entropy,
         importance_cap=cap,
     )
@@ -107,6 +112,13 @@ def test_without_old_log_probs_the_gradient_is_the_plain_policy_gradient():
     logprobs.requires_grad_()
     ClippedPolicyGradient().loss(on_policy, logprobs, entropy)[0].backward()
     torch.testing.assert_close(logprobs.grad, -tokens.weights_N * tokens.advantages_N)
+
+
+def test_kl_bounds_that_bound_nothing_are_refused():
+    with pytest.raises(ValueError, match=r"must be \[lowest, highest\]"):
+        ClippedPolicyGradient(kl_coef=0.1, kl_clamp=(10.0, 0.0))
+    with pytest.raises(ValueError, match="for kl_placement 'loss'"):
+        ClippedPolicyGradient(kl_coef=0.1, kl_placement="reward", kl_clamp=(0.0, 10.0))
 
 
 def test_maximum_likelihood_is_the_weighted_mean_of_negative_log_probs():

@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-from tests.trainers.helpers import episodes, one_rank, tiny_model
+from tests.trainers.helpers import episodes, one_rank, paired_episodes, tiny_model
 from treetune.episode_generators.credit.gae import Gae
 from treetune.models.logprobs import PolicyModule
 from treetune.trainers.base import DeepSpeedTrainer
@@ -15,12 +15,20 @@ from treetune.trainers.core import PolicyTrainer
 from treetune.trainers.objectives.base import Objective
 from treetune.trainers.objectives.mle import MaximumLikelihood
 from treetune.trainers.objectives.ppo import ClippedPolicyGradient
+from treetune.trainers.objectives.preference import DirectPreference, DpoPositive
 from treetune.trainers.schedule import Warmup
 
 BASE = {"learning_rate": 1e-3, "adam_eps": 1e-4}
 
 
-def trained(objective: Objective | None = None, gae: Gae | None = None, iterations: int = 1, **settings):
+def trained(
+    objective: Objective | None = None,
+    gae: Gae | None = None,
+    iterations: int = 1,
+    rows=None,
+    restarts=False,
+    **settings,
+):
     trainer = PolicyTrainer(
         DeepSpeedTrainer(objective=objective or ClippedPolicyGradient(), **BASE | settings),
         tiny_model,
@@ -29,8 +37,9 @@ def trained(objective: Objective | None = None, gae: Gae | None = None, iteratio
         temperature=0.8,
         iterations=iterations,
         gae=gae,
+        restarts=restarts,
     )
-    return trainer, trainer.train(0, episodes(16))
+    return trainer, trainer.train(0, rows or episodes(16))
 
 
 def weights_of(trainer: PolicyTrainer) -> dict[str, torch.Tensor]:
@@ -44,15 +53,88 @@ def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -
 
 @pytest.mark.parametrize("layout", ["padded", "packed"])
 @pytest.mark.parametrize("size", [1, 3, 8])
-@pytest.mark.parametrize("aggregation", ["token", "sequence"])
-def test_micro_batch_size_and_layout_do_not_change_the_update(layout, size, aggregation):
-    objective = ClippedPolicyGradient(kl_coef=0.01, entropy_coef=0.01, aggregation=aggregation)
+@pytest.mark.parametrize(("aggregation", "kl"), [("token", "sequence_sum"), ("sequence", "token_mean")])
+def test_micro_batch_size_and_layout_do_not_change_the_update(layout, size, aggregation, kl):
+    objective = ClippedPolicyGradient(
+        kl_coef=0.01, kl_reduction=kl, entropy_coef=0.01, aggregation=aggregation
+    )
     settings = {"minibatch_size": 8, "epochs": 2, "advantage_normalisation": "whiten"}
     whole, whole_metrics = trained(objective, **settings)
     cut, cut_metrics = trained(objective, **settings, layout=layout, sequences_per_micro_batch=size)
     assert_close(weights_of(whole), weights_of(cut))
     for name in ("train/loss", "train/grad_norm", "train/kl", "train/entropy", "engine/logprob_gap_max"):
         assert cut_metrics[name] == pytest.approx(whole_metrics[name], abs=2e-5), name
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+@pytest.mark.parametrize("size", [2, 5])
+@pytest.mark.parametrize(
+    "objective",
+    [DirectPreference(), DpoPositive(positive_penalty=5.0, penalty_band=0.1)],
+    ids=["dpo", "dpo_positive"],
+)
+def test_the_cut_does_not_change_an_update_from_pairs(objective, layout, size):
+    settings = {"rows": paired_episodes(), "minibatch_size": 5, "epochs": 2}
+    whole, whole_metrics = trained(objective, **settings)
+    cut, cut_metrics = trained(objective, **settings, layout=layout, sequences_per_micro_batch=size)
+    assert_close(weights_of(whole), weights_of(cut))
+    assert whole_metrics["train/steps"] == 6, "12 pairs in minibatches of 5 pairs, twice"
+    for name in ("train/loss", "train/grad_norm", "preference/margin", "preference/accuracy"):
+        assert cut_metrics[name] == pytest.approx(whole_metrics[name], abs=2e-5), name
+
+
+def test_a_step_from_pairs_equals_a_plain_loop_over_them():
+    """Against AdamW on DPO written down once more, from a policy that is not its reference."""
+    rows = paired_episodes()
+    trainer, _ = trained(DirectPreference(beta=0.5), rows=rows, iterations=2)
+    model = tiny_model()
+    reference = tiny_model()
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-4, weight_decay=0.0)
+
+    def logprob(of, row):
+        ids = torch.tensor([row.prompt_ids + row.response_ids])
+        logprobs = (of(ids).logits[0, len(row.prompt_ids) - 1 : -1] / 0.8).log_softmax(-1)
+        chosen = logprobs.gather(1, torch.tensor(row.response_ids)[:, None])[:, 0]
+        return (chosen * torch.tensor(row.trained)).sum()
+
+    def step():
+        optimiser.zero_grad()
+        loss = torch.zeros(())
+        for better, other in zip(rows[::2], rows[1::2], strict=True):
+            with torch.no_grad():
+                given = logprob(reference, better) - logprob(reference, other)
+            margin = logprob(model, better) - logprob(model, other) - given
+            loss = loss - torch.nn.functional.logsigmoid(0.5 * margin) / (len(rows) / 2)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+        return float(loss.detach())
+
+    step()
+    metrics = trainer.train(1, rows)
+    assert metrics["train/loss"] == pytest.approx(step(), abs=1e-6)
+    assert metrics["preference/accuracy"] > 0.5, "the first step has moved it"
+    assert_close({name: p.detach() for name, p in model.named_parameters()}, weights_of(trainer))
+
+
+def test_rows_that_are_no_pairs_are_refused_with_the_remedy():
+    rows = paired_episodes(2)
+    for wrong in (rows[:3], [rows[1], rows[0]], [rows[0], rows[3]], episodes(2)):
+        with pytest.raises(ValueError, match="choose the selection 'preference_pairs'"):
+            trained(DirectPreference(), rows=wrong)
+
+
+def test_after_a_restart_training_is_what_it_was_at_the_very_beginning():
+    settings = {"minibatch_size": 8, "schedule": Warmup(steps=2, decay="linear")}
+    trainer, first = trained(MaximumLikelihood(), iterations=3, restarts=True, **settings)
+    begun = weights_of(trainer)
+    trainer.restart()
+    assert_close(weights_of(trainer), dict(tiny_model().named_parameters()))
+    again = trainer.train(0, episodes(16))
+    assert again == first
+    assert all(torch.equal(tensor, begun[name]) for name, tensor in weights_of(trainer).items())
+    trainer.restart()
+    assert trainer.train(2, episodes(16))["train/learning_rate"] == first["train/learning_rate"]
 
 
 @pytest.mark.parametrize("size", [1, 3])

@@ -11,16 +11,19 @@ def main() -> None:
     settings, out = json.loads(sys.argv[1]), Path(sys.argv[2])
     from safetensors.torch import save_file
 
-    from tests.trainers.helpers import episodes, tiny_model
+    from tests.trainers.helpers import episodes, paired_episodes, tiny_model
     from treetune.episode_generators.credit.gae import Gae
     from treetune.trainers.base import DeepSpeedTrainer
     from treetune.trainers.core import PolicyTrainer
     from treetune.trainers.objectives.ppo import ClippedPolicyGradient
+    from treetune.trainers.objectives.preference import DpoPositive
     from treetune.trainers.ranks import Ranks
 
     ranks = Ranks.join(deadline_s=120)
     gae = Gae() if settings.pop("gae", False) else None
-    objective = ClippedPolicyGradient(**settings.pop("objective", {}))
+    in_pairs = settings.pop("in_pairs", False)
+    kind = DpoPositive if in_pairs else ClippedPolicyGradient
+    objective = kind(**settings.pop("objective", {}))
     trainer = PolicyTrainer(
         DeepSpeedTrainer(objective=objective, **settings),
         tiny_model,
@@ -30,7 +33,7 @@ def main() -> None:
         iterations=2,
         gae=gae,
     )
-    metrics = trainer.train(0, episodes(16))
+    metrics = trainer.train(0, paired_episodes() if in_pairs else episodes(16))
     weights = trainer.weights()
     if ranks.is_first:
         save_file({name: tensor.float().contiguous().clone() for name, tensor in weights.items()}, out)

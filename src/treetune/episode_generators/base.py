@@ -44,6 +44,8 @@ class Rollout(Registrable):
 
     needs_engine: bool = True
     unfinished_reward: float = 0.0
+    max_prompt_tokens: int | None = None
+    """Problems with longer prompts are not trained on. None: there must not be any."""
 
     @property
     def sampling(self) -> SamplingParams | None:
@@ -77,6 +79,15 @@ class Credit(Registrable):
 class Selection(Registrable):
     """Which episodes are trained on. An empty choice is returned as such: the runtime decides."""
 
-    def select(self, episodes: Sequence[Episode]) -> tuple[list[Episode], Metrics]:
-        """A part of `episodes`, in their order; groups must be whole. Metrics are of `episodes`."""
+    makes_pairs: bool = False
+    """Whether what it returns are pairs, better answer first, for objectives that compare."""
+
+    def select(
+        self, context: GenerationContext, episodes: Sequence[Episode]
+    ) -> tuple[list[Episode], Metrics]:
+        """A part of all ranks' `episodes`, problem after problem in their order; groups are whole.
+
+        Every rank is given the same and returns the same: what is drawn derives from the context's
+        seed and iteration. Metrics are of `episodes`.
+        """
         raise NotImplementedError

@@ -74,6 +74,8 @@ def _episode_schema() -> pa.Schema:
             "step_ends": ids,
             "step_values": numbers,
             "text": pa.string(),
+            "pair": pa.int64(),
+            "chosen": pa.bool_(),
         }
     )
 
@@ -87,7 +89,8 @@ def _episode_row(episode: Episode, codec: TextCodec | None) -> dict[str, Any]:
 
 
 def _episode(row: dict[str, Any]) -> Episode:
-    own = (field.name for field in fields(Episode))
+    # A file from before a field was there: what the field is by default.
+    own = (field.name for field in fields(Episode) if field.name in row)
     return Episode(**{name: _frozen(row[name]) for name in own})
 
 

@@ -12,7 +12,9 @@ from treetune.vocabulary import FinishReason, TokenIds
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How to sample. Stop strings are matched by the engine; their tokens stay in the answer."""
+    """How to sample. Stop strings are matched by the engine in what it samples, and their tokens stay
+    in the answer: they were sampled, and nothing that was not is put behind them.
+    """
 
     max_tokens: int
     temperature: float = 1.0

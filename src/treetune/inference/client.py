@@ -47,9 +47,9 @@ def pieces_of(index: int, request: Request, largest: int) -> list[Piece]:
     ]
 
 
-def payload(piece: Piece, version: int) -> dict[str, Any]:
+def payload(piece: Piece, version: int, end_ids: Sequence[int] = ()) -> dict[str, Any]:
     """The body that asks for a piece. One prompt each: a server gives all prompts of one body the
-    same seeds.
+    same seeds. Each of `end_ids` ends a sample, and stays in it.
     """
     sampling = piece.request.sampling
     body: dict[str, Any] = {
@@ -67,6 +67,8 @@ def payload(piece: Piece, version: int) -> dict[str, Any]:
         # Cached prefixes of other weights can't be met under another salt.
         "cache_salt": f"version-{version}",
     }
+    if end_ids:
+        body["stop_token_ids"] = list(end_ids)
     if sampling.stop:
         body |= {"stop": list(sampling.stop), "include_stop_str_in_output": True}
     return body
@@ -91,9 +93,13 @@ def completions_of(answer: Mapping[str, Any], n: int, version: int) -> list[Comp
 
 
 class Client:
-    """HTTP in a thread of its own, so that answers are taken while the caller grades."""
+    """HTTP in a thread of its own, so that answers are taken while the caller grades.
 
-    def __init__(self) -> None:
+    `end_ids` end every sample; without any, the server knows which do.
+    """
+
+    def __init__(self, end_ids: Sequence[int] = ()) -> None:
+        self._end_ids = tuple(end_ids)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="engine-client", daemon=True)
         self._thread.start()
@@ -206,7 +212,8 @@ class Client:
 
         async def worker() -> None:
             for piece in waiting:
-                answer = await self._post(url, "/v1/completions", payload(piece, version), timeout)
+                body = payload(piece, version, self._end_ids)
+                answer = await self._post(url, "/v1/completions", body, timeout)
                 results.put((piece, completions_of(answer, piece.n, version)))
 
         try:

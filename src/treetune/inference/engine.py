@@ -47,12 +47,13 @@ class VllmEngine(Engine):
         *,
         context_length: int,
         device: str,
+        end_ids: Sequence[int] = (),
     ) -> None:
         self.version = 0
         self.tokens = 0
         self._settings, self._server, self._ranks = settings, server, ranks
         self._context_length, self._device = context_length, device
-        self._client = Client()
+        self._client = Client(end_ids)
         self._recent: list[tuple[float, int]] = []
         self._asleep_epoch: int | None = None
         atexit.register(self.close)
@@ -212,9 +213,10 @@ class VllmEngine(Engine):
         self._ranks.gather(None)
         if isinstance(self._server, OwnServer):
             address = self._server.ready()
-            with self._or_restart(address):
-                self._client.post(address.url, "/sleep?level=1", timeout=self._settings.sync_timeout)
-                self._asleep_epoch = address.epoch
+            if address.epoch != self._asleep_epoch:  # else nobody has needed it since it went to sleep
+                with self._or_restart(address):
+                    self._client.post(address.url, "/sleep?level=1", timeout=self._settings.sync_timeout)
+                    self._asleep_epoch = address.epoch
         self._ranks.gather(None)
         # It wakes when it is next needed: weights first, the cache after the new weights are in, so
         # that the peak of memory stays low.

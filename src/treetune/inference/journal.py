@@ -21,11 +21,12 @@ class JournaledEngine(Engine):
     """An engine whose finished requests are kept in a file of JSON lines, found there the next time.
 
     A request is known by its content and by the policy version that samples it, so one journal can
-    serve several calls and a restarted run. Everything but `generate` goes straight through.
+    serve several calls and a restarted run. `others` are journals to find requests in as well, and
+    not to write to. Everything but `generate` goes straight through.
     """
 
-    def __init__(self, engine: Engine, path: Path) -> None:
-        self.engine, self.path = engine, path
+    def __init__(self, engine: Engine, path: Path, others: Sequence[Path] = ()) -> None:
+        self.engine, self.path, self.others = engine, path, tuple(others)
         self._known: dict[str, list[Completion]] | None = None
 
     @property
@@ -40,7 +41,10 @@ class JournaledEngine(Engine):
         self, requests: Sequence[Request], on_result: OnResult | None = None
     ) -> list[list[Completion]]:
         if self._known is None:
-            self._known = read_journal(self.path)
+            self._known = {}
+            for other in self.others:
+                self._known |= read_journal(other, repair=False)
+            self._known |= read_journal(self.path)
         known = self._known
         keys = [request_key(request, self.version) for request in requests]
         places: dict[str, list[int]] = {}
@@ -89,18 +93,18 @@ def journal_line(key: str, completions: Sequence[Completion]) -> str:
     return json.dumps([key, rows], separators=(",", ":")) + "\n"
 
 
-def read_journal(path: Path) -> dict[str, list[Completion]]:
+def read_journal(path: Path, *, repair: bool = True) -> dict[str, list[Completion]]:
     """The finished requests in a journal, by key; empty if there is no such file.
 
-    A last line that a crash cut short is cut off the file, so that the next one starts clean; a
-    line that is no record (a crash of the machine can leave such) counts as not written.
+    A last line that a crash cut short is cut off the file with `repair`, so that the next one starts
+    clean; a line that is no record (a crash of the machine can leave such) counts as not written.
     """
     try:
         text = path.read_bytes()
     except FileNotFoundError:
         return {}
     whole = text.rfind(b"\n") + 1
-    if whole < len(text):
+    if repair and whole < len(text):
         with path.open("r+b") as file:
             file.truncate(whole)
     known = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -37,13 +37,15 @@ class EngineSettings(Registrable):
         rendezvous: Path | None = None,
         barrier: Callable[[str], None] = lambda name: None,
         device: str = "cpu",
+        end_ids: Sequence[int] = (),
     ) -> Engine:
         """Begins to start an engine on the weights in `model_directory` and returns at once;
         ``Engine.wait_ready`` waits for it.
 
         Every rank calls this. `rendezvous` is a folder, empty at first, that all ranks of the run
         see; `barrier` returns when all ranks have called it. Both are used only where there are
-        several ranks. Raises ValueError where the settings don't suit the device or the ranks.
+        several ranks. `end_ids` are the tokens that end an answer (`TextCodec.end_ids`). Raises
+        ValueError where the settings don't suit the device or the ranks.
         """
         raise NotImplementedError
 
@@ -129,6 +131,7 @@ class VllmSettings(EngineSettings):
         rendezvous: Path | None = None,
         barrier: Callable[[str], None] = lambda name: None,
         device: str = "cpu",
+        end_ids: Sequence[int] = (),
     ) -> Engine:
         if self.sleep and device != "cuda":
             raise ValueError(
@@ -159,5 +162,10 @@ class VllmSettings(EngineSettings):
             assert rendezvous is not None
             server = RemoteServer(rendezvous / "server.json", log_directory / "server-0.log", self)
         return VllmEngine(
-            self, server, ranks, context_length=self.context_length or context_length, device=device
+            self,
+            server,
+            ranks,
+            context_length=self.context_length or context_length,
+            device=device,
+            end_ids=end_ids,
         )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+    from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
 
 WEIGHTS = "model.safetensors"
 _HEAD = "lm_head.weight"
@@ -25,11 +25,13 @@ def write_policy(
     config: PretrainedConfig,
     tokenizer: PreTrainedTokenizerBase,
     directory: Path,
+    generation_config: GenerationConfig | None = None,
 ) -> None:
     """Writes a policy in Hugging Face format, whole or not at all.
 
     `weights` are on any device, under their names in the model (``model.layers.0…``); a head that
-    `config` ties to the embeddings may be among them. A directory that is there already is replaced.
+    `config` ties to the embeddings may be among them. `generation_config` tells whoever samples
+    from it which tokens end an answer. A directory that is there already is replaced.
     """
     from huggingface_hub import save_torch_state_dict
 
@@ -42,10 +44,27 @@ def write_policy(
         described.dtype = _dtype(kept)
         described.save_pretrained(unfinished)
         tokenizer.save_pretrained(unfinished)
+        if generation_config is not None:
+            # Not `save_pretrained`: it refuses what some models on the hub come with.
+            generation_config.to_json_file(unfinished / "generation_config.json")
+
+
+def write_critic(weights: Mapping[str, torch.Tensor], config: PretrainedConfig, directory: Path) -> None:
+    """Writes a critic beside its policy, whole or not at all: its weights (``backbone.…``, ``head.…``)
+    and the configuration of the model that it was made of. `read_policy` reads it.
+    """
+    from safetensors.torch import save_file
+
+    with _whole_directory(directory) as unfinished:
+        kept = _on_cpu(weights)
+        save_file(kept, unfinished / WEIGHTS, metadata={"format": "pt"})
+        described = copy.deepcopy(config)
+        described.dtype = _dtype(kept)
+        described.save_pretrained(unfinished)
 
 
 def read_policy(directory: Path) -> tuple[dict[str, torch.Tensor], PretrainedConfig]:
-    """Weights by name, on the CPU, and configuration of a policy that `write_policy` wrote.
+    """Weights by name, on the CPU, and configuration of what `write_policy` or `write_critic` wrote.
 
     Raises ValueError if there is none.
     """
@@ -54,7 +73,7 @@ def read_policy(directory: Path) -> tuple[dict[str, torch.Tensor], PretrainedCon
 
     files = sorted(directory.glob("*.safetensors"))
     if not files or not (directory / "config.json").is_file():
-        raise ValueError(f"{directory} holds no policy: config.json and *.safetensors have to be there")
+        raise ValueError(f"{directory} holds no weights: config.json and *.safetensors have to be there")
     weights: dict[str, torch.Tensor] = {}
     for file in files:
         weights |= load_file(file)

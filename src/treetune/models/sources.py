@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from annotated_types import Gt, MinLen
 
 from treetune.config.registrable import Registrable
+from treetune.models.chat import Chat
 from treetune.models.checkpoints import resolve_policy
 from treetune.seeds import derive_seed
+from treetune.vocabulary import TextCodec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -32,6 +34,15 @@ class ModelSource(Registrable):
         """With an end token and a padding token. Raises ValueError if it can't be had."""
         raise NotImplementedError
 
+    def codec(self, tokenizer: PreTrainedTokenizerBase) -> TextCodec:
+        """How prompts become token ids, and which ids end an answer.
+
+        Raises ValueError for a tokenizer that has no tokens for what is asked.
+        """
+        from treetune.models.tokenizer import codec_of
+
+        return codec_of(tokenizer)
+
     def load_model(self, seed: int, alphabet: Alphabet) -> PreTrainedModel:
         """On the CPU, in training mode. `seed` (the run's) decides on weights that are drawn.
 
@@ -46,7 +57,7 @@ class TinyModel(ModelSource):
     """A Llama with random weights over the task's characters, small enough to train on a laptop.
 
     `context_length` bounds prompt and response together, in tokens. The default has 0.86 million
-    parameters. In float32.
+    parameters. In float32. `alphabet` holds the characters of its tokenizer; None: the task's own.
     """
 
     layers: Annotated[int, Gt(0)] = 4
@@ -54,6 +65,7 @@ class TinyModel(ModelSource):
     heads: Annotated[int, Gt(0)] = 4
     intermediate_size: Annotated[int, Gt(0)] = 384
     context_length: Annotated[int, Gt(0)] = 256
+    alphabet: Annotated[str, MinLen(1)] | None = None
     tie_word_embeddings: bool = False
     rope_theta: Annotated[float, Gt(0)] = 10_000.0
 
@@ -71,7 +83,7 @@ class TinyModel(ModelSource):
     def load_tokenizer(self, alphabet: Alphabet) -> PreTrainedTokenizerBase:
         from treetune.models.characters import character_tokenizer
 
-        return character_tokenizer(alphabet(), self.context_length)
+        return character_tokenizer(self.alphabet or alphabet(), self.context_length)
 
     def load_model(self, seed: int, alphabet: Alphabet) -> PreTrainedModel:
         import torch
@@ -105,6 +117,12 @@ class PretrainedModel(ModelSource):
     experiment, or a name on the hub, with `revision` a branch, tag or commit there.
 
     `dtype` is that of the weights in training.
+
+    `begin_of_text` says whether prompts begin with the tokenizer's token for that; None leaves it to
+    the tokenizer, as it encodes a text by itself. `chat` puts the tokenizer's chat template around
+    every problem; the template then decides about the beginning, unless `begin_of_text` says it.
+    An answer ends with the tokenizer's end token, the template's end of turn, or what the model's
+    generation_config.json has for it.
     """
 
     name_or_path: Annotated[str, MinLen(1)]
@@ -112,6 +130,8 @@ class PretrainedModel(ModelSource):
     attention: Literal["sdpa", "flash_attention_2", "eager"] = "sdpa"
     revision: str | None = None
     trust_remote_code: bool = False
+    begin_of_text: bool | None = None
+    chat: Chat | None = None
 
     def __post_init__(self) -> None:
         if self.attention == "flash_attention_2" and self.dtype == "float32":
@@ -134,6 +154,11 @@ class PretrainedModel(ModelSource):
             tokenizer.pad_token = tokenizer.eos_token
         return tokenizer
 
+    def codec(self, tokenizer: PreTrainedTokenizerBase) -> TextCodec:
+        from treetune.models.tokenizer import codec_of
+
+        return codec_of(tokenizer, begin_of_text=self.begin_of_text, chat=self.chat, end_ids=self._end_ids())
+
     def load_model(self, seed: int, alphabet: Alphabet) -> PreTrainedModel:
         import torch
         from transformers import AutoModelForCausalLM
@@ -150,6 +175,20 @@ class PretrainedModel(ModelSource):
         except (OSError, ValueError, ImportError) as error:
             raise ValueError(self._not_loaded("model", path, error)) from error
         return model.train()
+
+    def _end_ids(self) -> tuple[int, ...]:
+        """The end tokens that the model's files name beside its tokenizer; an engine ends with them."""
+        from transformers import AutoConfig, GenerationConfig
+
+        path = resolve_policy(self.name_or_path)
+        try:
+            named = GenerationConfig.from_pretrained(path, revision=self._revision()).eos_token_id
+        except OSError:  # it has no such file
+            config = AutoConfig.from_pretrained(
+                path, revision=self._revision(), trust_remote_code=self.trust_remote_code
+            )
+            named = getattr(config, "eos_token_id", None)
+        return () if named is None else (named,) if isinstance(named, int) else tuple(named)
 
     def _revision(self) -> str:
         return self.revision or "main"

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from treetune.models.chat import Chat, chat_frame, end_of_turn
 from treetune.vocabulary import TextCodec, TokenIds
 
 if TYPE_CHECKING:
@@ -21,11 +22,23 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 """What decoders write for bytes that are no (or not yet a whole) character."""
 
 
-def codec_of(tokenizer: PreTrainedTokenizerBase) -> TextCodec:
-    """The codec of a Hugging Face tokenizer: no special tokens are added, and none are shown.
+def codec_of(
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    begin_of_text: bool | None = None,
+    chat: Chat | None = None,
+    end_ids: Sequence[int] = (),
+) -> TextCodec:
+    """The codec of a Hugging Face tokenizer: no special tokens are added to text, and none are shown.
+
+    Prompts are another matter. `begin_of_text` says whether they begin with the tokenizer's token
+    for that, once; None leaves it to the tokenizer, or with `chat` to the chat template.
+
+    Answers end with the tokenizer's end token, or with `chat` with its end of turn. What is sampled
+    also ends with any other of these two and of `end_ids`.
 
     `encode` raises ValueError for text that the tokenizer has no tokens for. Raises ValueError for
-    a tokenizer without an end token.
+    a tokenizer without an end token, without the token or the chat template that is asked for.
     """
     if tokenizer.eos_token_id is None:
         raise ValueError(f"the tokenizer of {tokenizer.name_or_path!r} has no end token")
@@ -46,7 +59,41 @@ def codec_of(tokenizer: PreTrainedTokenizerBase) -> TextCodec:
             tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         )
 
-    return TextCodec(encode=encode, decode=decode, eos_id=int(tokenizer.eos_token_id))
+    turn_id = None if chat is None else end_of_turn(tokenizer, chat)
+    eos_id = tokenizer.eos_token_id if turn_id is None else turn_id
+    return TextCodec(
+        encode=encode,
+        decode=decode,
+        eos_id=int(eos_id),
+        end_ids=tuple(dict.fromkeys(map(int, (eos_id, tokenizer.eos_token_id, *end_ids)))),
+        frame=_frame(tokenizer, begin_of_text, chat),
+        begin=_begin(tokenizer, begin_of_text, chat),
+    )
+
+
+def _frame(
+    tokenizer: PreTrainedTokenizerBase, begin_of_text: bool | None, chat: Chat | None
+) -> Callable[[str], str]:
+    """The text around a prompt, without a beginning-of-text token where `_begin` has it in hand."""
+    if chat is None:
+        return str
+    frame = chat_frame(tokenizer, chat)
+    if begin_of_text is None or tokenizer.bos_token is None:
+        return frame
+    beginning = str(tokenizer.bos_token)
+    return lambda prompt: frame(prompt).removeprefix(beginning)
+
+
+def _begin(tokenizer: PreTrainedTokenizerBase, begin_of_text: bool | None, chat: Chat | None) -> TokenIds:
+    bos_id = tokenizer.bos_token_id
+    if begin_of_text and bos_id is None:
+        raise ValueError(
+            f"model.begin_of_text is true, and the tokenizer of {tokenizer.name_or_path!r} has no token for"
+            " the beginning of text: leave it out"
+        )
+    if begin_of_text is None and chat is None:
+        begin_of_text = bos_id is not None and tokenizer("")["input_ids"][:1] == [bos_id]
+    return (int(bos_id),) if begin_of_text else ()
 
 
 def token_offsets(token_ids: Sequence[int], codec: TextCodec) -> list[int]:

@@ -14,9 +14,9 @@ from treetune.reports.charts import Series, interval_mark, line_chart, number, s
 from treetune.reports.episodes import EpisodeSample, episodes_html, sample_episodes
 from treetune.reports.experiment import Experiment, read_experiment
 
-N_COLOURS = 6
+N_COLOURS = 8
 
-PHASES = ("generation", "credit", "training", "sync", "evaluation", "commit", "other")
+PHASES = ("generation", "credit", "training", "choice", "sync", "evaluation", "commit", "other")
 
 CURVES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("reward of the sampled answers", ("episodes/reward",)),
@@ -25,6 +25,11 @@ CURVES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("entropy (nats per token)", ("train/entropy",)),
     ("gradient norm", ("train/grad_norm",)),
     ("clip fraction", ("train/clip_fraction",)),
+    ("share of pairs that the policy prefers as it should", ("preference/accuracy",)),
+    (
+        "implicit reward: better answers, and in grey the others",
+        ("preference/chosen_reward", "preference/rejected_reward"),
+    ),
     ("response length (tokens)", ("episodes/response_tokens",)),
     ("share unfinished", ("episodes/unfinished",)),
     ("learning rate", ("train/learning_rate",)),

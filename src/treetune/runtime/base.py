@@ -11,10 +11,12 @@ from treetune.config.registrable import Registrable
 from treetune.episode_generators.base import Credit, Rollout, Selection
 from treetune.inference.settings import EngineSettings
 from treetune.models.sources import ModelSource
+from treetune.runtime.analysis import Analyzer
 from treetune.runtime.sinks import Sink
 from treetune.tasks.base import Split, Task
 from treetune.tasks.sampling import Replacement
 from treetune.trainers.base import Trainer
+from treetune.trainers.objectives.base import Objective
 
 
 class Runtime(Registrable):
@@ -25,15 +27,22 @@ class Runtime(Registrable):
 class EvaluationSet:
     """One measurement: n samples for each of some problems of a split.
 
-    `name` (the split's where left out) is its folder and its place in metric names. `problems`
-    takes the first that many, None all. What is None among the sampling parameters is as in the
-    rollout. `while_training` sets are measured every `Evaluation.every` iterations as well as at
-    the end; the others at the end alone. `run_evaluation` measures all of them.
+    `name` (the split's where left out) is its folder and its place in metric names. `task` is
+    another one to measure on, with its own grader; None is the experiment's. `problems` takes that
+    many, None all: the ``first``, or a ``random`` choice that `Evaluation.seed` makes. What is None
+    among the sampling parameters is as in the rollout. `while_training` sets are measured every
+    `Evaluation.every` iterations as well as at the end; the others at the end alone.
+    `run_evaluation` measures all of them.
+
+    No problem is left out: one whose prompt fills the context counts as not answered
+    (`too_long` in the summary), and what another leaves of it bounds its answers.
     """
 
     split: Split
     name: str | None = None
+    task: Task | None = None
     problems: Annotated[int, Gt(0)] | None = None
+    choose: Literal["first", "random"] = "first"
     samples: Annotated[int, Gt(0)] = 1
     temperature: Annotated[float, Ge(0)] | None = None
     top_p: Annotated[float, Gt(0), Le(1)] | None = None
@@ -65,6 +74,25 @@ class Evaluation:
             raise ValueError(f"two evaluation sets are called {', '.join(twice)}: give them names")
 
 
+ChoiceRule = Literal["first_maximum", "best"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChooseCheckpoint:
+    """After an iteration's training, goes on with the weights that do best on held-out problems.
+
+    Candidates are the weights that training began with (epoch 0) and those after each epoch. Each is
+    measured on the evaluation set called `set`: its pass@1. ``first_maximum`` takes epochs as long
+    as each is strictly better than the one before, and trains no further once one isn't (the rule
+    of RestEM in the VinePPO paper, which there is applied to checkpoints every 500 steps); ``best``
+    takes the best of all, the earliest of equals. The chosen weights are those that the next
+    iteration samples from, that the checkpoint holds and that evaluations measure.
+    """
+
+    set: str
+    rule: ChoiceRule = "first_maximum"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Checkpoints:
     """Weights are kept every `keep_every` iterations (None: the newest only), the state to resume
@@ -81,8 +109,11 @@ class Checkpoints:
 class PolicyIteration(Runtime):
     """Sample, credit, train, sync, as often as `iterations` says.
 
-    `context_length` bounds prompt and response together, in tokens. `rank_deadline` (seconds) is
-    how long a rank waits for the others before the run ends with an error.
+    `context_length` bounds prompt and response together, in tokens. `problems_per_iteration` None
+    takes the whole split. `rank_deadline` (seconds) is how long a rank waits for the others before the
+    run ends with an error. `restart` ``every_iteration`` trains the start weights anew each time, with a
+    fresh optimiser and schedule, on what the latest policy sampled (RestEM). `choose_checkpoint` is about
+    which epoch's weights an iteration ends with; None: the last one's.
     """
 
     task: Task
@@ -93,15 +124,18 @@ class PolicyIteration(Runtime):
     selection: Selection
     trainer: Trainer
     iterations: Annotated[int, Gt(0)]
-    problems_per_iteration: Annotated[int, Gt(0)]
+    problems_per_iteration: Annotated[int, Gt(0)] | None
     context_length: Annotated[int, Gt(1)]
     experiment_name: str
     directory: str = "experiments"
     seed: Annotated[int, Ge(0)] = 0
     problem_sampling: Replacement = "between_iterations"
     evaluation: Evaluation = field(default_factory=Evaluation)
+    analyzers: tuple[Analyzer, ...] = ()
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     on_empty_selection: Literal["stop", "skip"] = "stop"
+    restart: Literal["never", "every_iteration"] = "never"
+    choose_checkpoint: ChooseCheckpoint | None = None
     grader_workers: Annotated[int, Gt(0)] = 2
     grader_deadline: Annotated[float, Gt(0)] = 10.0
     rank_deadline: Annotated[float, Gt(0)] = 3600.0
@@ -120,11 +154,54 @@ class PolicyIteration(Runtime):
         objective = getattr(self.trainer, "objective", None)
         if self.credit.needs_critic and objective is not None and not objective.needs_advantages:
             raise ValueError("credit 'gae' trains a critic whose advantages this objective doesn't use")
+        self._check_pairs(objective)
+        if self.restart == "every_iteration" and self.credit.needs_critic:
+            raise ValueError(
+                "restart 'every_iteration' throws away what was trained, and the critic of credit 'gae' goes"
+                " on learning: set restart to 'never', or choose a credit without a critic, such as 'none'"
+            )
+        chosen = self.choose_checkpoint
+        labels = [one.label for one in self.evaluation.sets]
+        if chosen is not None and chosen.set not in labels:
+            raise ValueError(
+                f"choose_checkpoint measures on the evaluation set {chosen.set!r}, and the evaluation has "
+                + (f"only {', '.join(labels)}" if labels else "no sets")
+                + ": name one of them, or add it to evaluation.sets"
+            )
         sampler = self.evaluation.rollout or self.rollout
         if self.evaluation.sets and not sampler.needs_engine:
             raise ValueError(
                 "the evaluation has sets, and neither it nor the experiment has a rollout that samples:"
                 " give evaluation.rollout, e.g. {type: 'single_turn', max_tokens: 256}"
             )
+        longest = self.rollout.max_prompt_tokens
+        if longest is not None and longest >= self.context_length:
+            raise ValueError(
+                f"rollout.max_prompt_tokens is {longest}, and a prompt of that length leaves nothing of the"
+                f" context_length of {self.context_length} for an answer: lower the one or raise the other"
+            )
+        labels = [one.label for one in self.analyzers]
+        twice = sorted({label for label in labels if labels.count(label) > 1})
+        if twice:
+            raise ValueError(f"two analyzers are called {', '.join(twice)}: give them names")
         if not self.experiment_name or self.experiment_name.startswith(("/", ".")):
             raise ValueError(f"experiment_name {self.experiment_name!r} must be a relative folder name")
+
+    def _check_pairs(self, objective: Objective | None) -> None:
+        needs = objective is not None and objective.needs_pairs
+        if needs and not self.selection.makes_pairs:
+            raise ValueError(
+                "the objective compares answers in pairs, and the selection makes none: choose the selection"
+                " 'preference_pairs'"
+            )
+        if self.selection.makes_pairs and not needs:
+            raise ValueError(
+                "the selection makes pairs of answers, and the objective compares none: choose the objective"
+                " 'dpo' or 'dpo_positive', or the selection 'all'"
+            )
+        samples = getattr(self.rollout, "samples", 1)
+        if needs and samples < 2:
+            raise ValueError(
+                "the objective compares answers to the same problem, and the rollout makes only one: choose"
+                " the rollout 'single_turn' with samples of at least 2"
+            )

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 from treetune.vocabulary import Metrics
 
-PHASES = ("generation", "credit", "training", "waiting", "sync", "evaluation", "commit")
-"""``waiting`` is for an engine that is still starting."""
+PHASES = ("generation", "credit", "training", "choice", "waiting", "sync", "evaluation", "commit")
+"""``waiting`` is for an engine that is still starting, ``choice`` for measuring each epoch's weights."""
 
 
 class Clock:

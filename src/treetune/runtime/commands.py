@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from treetune.runtime import lifeline
 from treetune.runtime.base import PolicyIteration, Runtime
+from treetune.runtime.claims import Claims
 from treetune.runtime.clock import Clock
 from treetune.runtime.commit import tidy_checkpoints
 from treetune.runtime.directory import ExperimentDirectory
-from treetune.runtime.evaluation import evaluate, unmeasured_sets
+from treetune.runtime.evaluation import set_problems
+from treetune.runtime.evaluators import follow, measure_claimed, unmeasured
 from treetune.runtime.generation import generate
 from treetune.runtime.loop import run_iterations
 from treetune.runtime.manifest import begin
 from treetune.runtime.run import opened
-
-FOLLOW_EVERY_S = 5.0
 
 
 def run(command: str, root: Runtime, plain_config: Mapping[str, Any], options: Any = None) -> int:
@@ -29,6 +28,8 @@ def run(command: str, root: Runtime, plain_config: Mapping[str, Any], options: A
     lifeline.end_with_launcher()
     if command != clean_up_checkpoints.__name__:
         root.model.check(root.task.alphabet)  # before anything heavy is imported
+        for one in root.evaluation.sets:
+            set_problems(root, one)  # before days of training, not after them
     COMMANDS[command](root, plain_config)
     return 0
 
@@ -44,32 +45,29 @@ def run_iteration_loop(config: PolicyIteration, plain: Mapping[str, Any]) -> Non
 
 
 def run_evaluation(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
-    """Measures all sets on every checkpoint; follows a run that is still going on."""
+    """Measures all sets on every checkpoint; follows a run that is still going on.
+
+    Started several times, also on several machines, the evaluators share the work.
+    """
     directory = _directory(config)
     if not directory.checkpoints() and not directory.is_running():
         raise ValueError(f"{directory.path} has no checkpoint to evaluate: run_iteration_loop makes them")
     _require_sets(config)
-    if not directory.is_running() and not _unmeasured(config, directory):
+    if not directory.is_running() and not unmeasured(directory, config.evaluation.sets):
         _say_once(f"{directory.path}: all sets are measured on all its checkpoints")
         return
     with opened(config, plain, with_engine=True, with_trainer=False, lock="evaluation") as run:
-        while True:
-            going_on = run.ranks.from_first("is it running", directory.is_running())
-            numbers = run.ranks.from_first("checkpoints", _unmeasured(config, directory))
-            for number in numbers:
-                run.load_checkpoint(number)
-                evaluate(run, number, unmeasured_sets(run, number))
-            if not numbers and not going_on:
-                return
-            if not numbers:
-                time.sleep(FOLLOW_EVERY_S)
+        follow(run, Claims())
 
 
 def run_evaluation_on_baseline(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
     """Measures all sets on the start weights, as checkpoint 0."""
     _require_sets(config)
     with opened(config, plain, with_engine=True, with_trainer=False, lock="evaluation") as run:
-        evaluate(run, 0, unmeasured_sets(run, 0))
+        claims = Claims()
+        for one in config.evaluation.sets:
+            if measure_claimed(run, 0, one, claims) == "another's":
+                run.console.say(f"{one.label} is left to another process, which measures it just now")
 
 
 def only_generate_episodes(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
@@ -125,15 +123,3 @@ def _require_sets(config: PolicyIteration) -> None:
             "the experiment has no evaluation sets: add e.g."
             " evaluation+: {sets: [{split: 'test', samples: 4}]}"
         )
-
-
-def _unmeasured(config: PolicyIteration, directory: ExperimentDirectory) -> list[int]:
-    """Checkpoints that lack a summary of some set."""
-    return [
-        number
-        for number in directory.checkpoints()
-        if any(
-            not (directory.evaluation(number, one.label) / "summary.json").is_file()
-            for one in config.evaluation.sets
-        )
-    ]

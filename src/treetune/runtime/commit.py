@@ -66,7 +66,7 @@ def _keep_line(run: Run, iteration: int, metrics: Metrics) -> dict[str, Any]:
 
 
 def _checkpoint(run: Run, done: int) -> None:
-    from treetune.models.export import write_policy
+    from treetune.models.export import write_critic, write_policy
 
     assert run.trainer is not None
     place = run.directory.checkpoint(done)
@@ -78,8 +78,13 @@ def _checkpoint(run: Run, done: int) -> None:
     with _failure_explained(place):
         run.trainer.save(beside / "trainer")
         weights = run.trainer.weights()
+        critic = run.trainer.critic_weights()
         if run.ranks.is_first:
-            write_policy(weights, run.policy_model.config, run.tokenizer, beside / "policy")
+            write_policy(
+                weights, run.policy_model.config, run.tokenizer, beside / "policy", run.generation_config
+            )
+            if critic:
+                write_critic(critic, run.policy_model.config, beside / "critic")
             write_json(beside / "state.json", {"iteration": done, "config": config_hash(run.plain_config)})
             replace_directory(beside, place)
     if run.ranks.is_first:

@@ -17,9 +17,12 @@ from treetune.vocabulary import Metrics
 
 LOCK_TRIES, LOCK_TRY_S = 4, 0.05
 
-Lock = Literal["run", "evaluation"]
+EVALUATORS_MOST = 1000
 
-_LOCKS: dict[Lock, str] = {"run": ".lock", "evaluation": ".evaluation.lock"}
+Lock = Literal["run", "evaluation", "analysis"]
+"""What a process is here for: to change the run, to measure it, or to look into it."""
+
+_LOCKS: dict[Lock, str] = {"run": ".lock", "analysis": ".analysis.lock"}
 
 
 @dataclass(frozen=True)
@@ -33,11 +36,18 @@ class ExperimentDirectory:
     def iteration(self, i: int) -> Path:
         return self.path / "iterations" / f"{i:04d}"
 
+    def candidate(self, i: int, epoch: int) -> Path:
+        """What was measured of the weights after an epoch of iteration `i`, where the best is chosen."""
+        return self.iteration(i) / "candidates" / f"{epoch:02d}"
+
     def checkpoint(self, i: int) -> Path:
         return self.path / "checkpoints" / f"{i:04d}"
 
     def evaluation(self, i: int, label: str) -> Path:
         return self.path / "evaluations" / f"{i:04d}" / label
+
+    def analysis(self, label: str) -> Path:
+        return self.path / "analyses" / label
 
     @property
     def logs(self) -> Path:
@@ -80,11 +90,11 @@ class ExperimentDirectory:
                 rows.append(json.loads(line))
         return rows
 
-    # The lock
+    # The locks
 
     @contextmanager
     def locked(self, lock: Lock = "run") -> Iterator[None]:
-        """One run and one evaluation at a time: two would write the same files."""
+        """One run and one analysis at a time: two would write the same files."""
         self.path.mkdir(parents=True, exist_ok=True)
         with (self.path / _LOCKS[lock]).open("w") as file:
             if not _locks(file):
@@ -94,8 +104,22 @@ class ExperimentDirectory:
                 )
             yield
 
+    @contextmanager
+    def evaluator(self) -> Iterator[int]:
+        """This evaluator's number among those that are at work here, from 0.
+
+        They share the work by claims (`runtime.claims`); the number keeps their logs and weights apart.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        for number in range(EVALUATORS_MOST):
+            with (self.path / f".evaluation-{number}.lock").open("w") as file:
+                if _locks(file, tries=1):
+                    yield number
+                    return
+        raise ValueError(f"{EVALUATORS_MOST} processes evaluate {self.path} already")
+
     def is_running(self) -> bool:
-        """Whether a process holds the lock."""
+        """Whether a process holds the run's lock."""
         try:
             with (self.path / _LOCKS["run"]).open() as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -106,9 +130,9 @@ class ExperimentDirectory:
         return False
 
 
-def _locks(file: IO[str]) -> bool:
+def _locks(file: IO[str], tries: int = LOCK_TRIES) -> bool:
     """Whether the lock could be had. Who asks `is_running` holds it for a moment, so one try may err."""
-    for _ in range(LOCK_TRIES):
+    for _ in range(tries):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -5,16 +5,22 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from itertools import chain
+from pathlib import Path
+from typing import Any
 
 from treetune.episode_generators.base import Rollout
-from treetune.runtime.base import EvaluationSet
+from treetune.runtime.base import EvaluationSet, PolicyIteration
+from treetune.runtime.claims import Claim
 from treetune.runtime.directory import write_json, write_whole
 from treetune.runtime.run import Run
 from treetune.seeds import derived_random
-from treetune.vocabulary import Metrics, Trajectory
+from treetune.tasks.base import Task
+from treetune.tasks.graders.pool import GraderPool
+from treetune.vocabulary import Grade, Metrics, Problem, Trajectory
 
 BOOTSTRAP_RESAMPLES = 2000
 INTERVAL = 0.95
@@ -26,82 +32,159 @@ def due_sets(run: Run, done: int) -> list[EvaluationSet]:
     last = done == run.config.iterations
     while_training = bool(evaluation.every) and done % (evaluation.every or 1) == 0
     due = [s for s in evaluation.sets if last or (while_training and s.while_training)]
-    return [s for s in due if not _is_measured(run, done, s)]
+    return [s for s in due if not is_measured(run, done, s)]
 
 
-def unmeasured_sets(run: Run, done: int) -> list[EvaluationSet]:
-    """All evaluation sets that were not yet measured after `done` iterations."""
-    return [s for s in run.config.evaluation.sets if not _is_measured(run, done, s)]
-
-
-def _is_measured(run: Run, done: int, chosen: EvaluationSet) -> bool:
+def is_measured(run: Run, done: int, chosen: EvaluationSet) -> bool:
+    """Whether the set's summary is there."""
     return (run.directory.evaluation(done, chosen.label) / "summary.json").is_file()
 
 
-def evaluate(run: Run, done: int, sets: Sequence[EvaluationSet]) -> Metrics:
+def evaluate(run: Run, done: int, sets: Sequence[EvaluationSet], claim: Claim | None = None) -> Metrics:
     """Measures the engine's present weights, which are those after `done` iterations. Collective.
 
     The metrics are those of all sets measured at that point, also by an earlier, interrupted run.
+    With the first rank's `claim`, nothing is written where somebody else took over meanwhile.
     """
     if sets:
         run.wait_for_engine()
     for chosen in sets:
-        _measure(run, done, chosen)
+        folder = run.directory.evaluation(done, chosen.label)
+        measure(run, done, chosen, folder, f"{chosen.label} after iteration {done}", claim)
     metrics: Metrics = {}
     for chosen in run.config.evaluation.sets:
-        if _is_measured(run, done, chosen):
+        if is_measured(run, done, chosen):
             summary = json.loads((run.directory.evaluation(done, chosen.label) / "summary.json").read_text())
             for name in ("pass_at_1", "ci_low", "ci_high", "majority_vote", "unfinished", "mean_tokens"):
                 metrics[f"evaluation/{chosen.label}/{name}"] = summary[name]
     return metrics
 
 
-def _measure(run: Run, done: int, chosen: EvaluationSet) -> None:
-    config = run.config
-    seed = config.evaluation.seed
-    problems = list(config.task.problems(chosen.split))
-    if chosen.problems is not None:
-        if chosen.problems > len(problems):
-            raise ValueError(
-                f"evaluation set {chosen.label!r} asks for {chosen.problems} problems of the"
-                f" {chosen.split} split, which has {len(problems)}: take fewer, or make the split larger"
-            )
-        problems = problems[: chosen.problems]
+def set_problems(config: PolicyIteration, chosen: EvaluationSet) -> list[Problem]:
+    """The problems of a set, in the order of their split. ValueError if there are not enough."""
+    problems = list((chosen.task or config.task).problems(chosen.split))
+    if chosen.problems is None:
+        return problems
+    if chosen.problems > len(problems):
+        raise ValueError(
+            f"evaluation set {chosen.label!r} asks for {chosen.problems} problems of the"
+            f" {chosen.split} split, which has {len(problems)}: take fewer, or make the split larger"
+        )
+    if chosen.choose == "first":
+        return problems[: chosen.problems]
+    generator = derived_random(config.evaluation.seed, "evaluation problems")
+    return [problems[i] for i in sorted(generator.sample(range(len(problems)), chosen.problems))]
+
+
+def measure(
+    run: Run, done: int, chosen: EvaluationSet, folder: Path, name: str, claim: Claim | None = None
+) -> None:
+    """Measures the engine's present weights into `folder`, whose `summary.json` says that it is done.
+
+    `name` is what a person reads. Collective.
+    """
+    config, seed = run.config, run.config.evaluation.seed
+    problems = set_problems(config, chosen)
     rollout = _rollout(run, chosen)
-    folder = run.directory.evaluation(done, chosen.label)
-    what = f"evaluating {chosen.label} after iteration {done}"
-    with run.console.phase(what, "answers", run.news) as show:
+    lengths = {problem.id: len(run.codec.encode_prompt(problem.prompt)) for problem in problems}
+    answerable = [problem for problem in problems if lengths[problem.id] < config.context_length]
+    number = run.ranks.from_first("claim", 0 if claim is None else claim.number)
+    journal = folder / "journal" / f"{number}-{run.ranks.rank}.jsonl"
+    with (
+        run.console.phase(f"evaluating {name}", "answers", run.news) as show,
+        _grader(run, chosen.task) as grader,
+    ):
         context = run.context(
             rollout,
             seed=seed,
             iteration=0,  # the same draws for every checkpoint
-            journal=folder / "journal" / f"{run.ranks.rank}.jsonl",
+            journal=journal,
+            journals=[other for other in sorted(journal.parent.glob("*.jsonl")) if other != journal],
             progress=show,
+            task=chosen.task,
+            grader=grader,
         )
-        own, _ = rollout.run(context, problems)
+        # Every rank has seen the journals before one of them writes.
+        run.ranks.barrier("evaluation begins")
+        own = rollout.run(context, answerable)[0] if answerable else []
     trajectories = list(chain.from_iterable(run.ranks.exchange("evaluation", own)))
     if run.ranks.is_first:
-        sampling = rollout.sampling
-        assert sampling is not None
-        summary = {
-            "split": chosen.split,
-            "iteration": done,
-            **summarise(trajectories, seed),
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "seed": seed,
-        }
-        write_whole(
-            folder / "answers.jsonl",
-            lambda file: file.writelines(json.dumps(_row(t)) + "\n" for t in trajectories),
-        )
-        write_json(folder / "summary.json", summary)  # last: it says that the set is measured
-        low, high = summary["ci_low"], summary["ci_high"]
-        run.console.say(
-            f"{chosen.label} after iteration {done}: pass@1 {summary['pass_at_1']:.3f}"
-            f" [{low:.3f}, {high:.3f}] on {summary['n_problems']} problems"
-        )
+        trajectories += [
+            _unanswered(problem, sample, lengths[problem.id], config.context_length)
+            for problem in problems
+            if lengths[problem.id] >= config.context_length
+            for sample in range(chosen.samples)
+        ]
+        if claim is not None and claim.lost():
+            run.console.say(f"evaluating {name}: taken over by another process while this one stood still")
+        else:
+            summary = _summary(rollout, chosen, done, trajectories, len(problems) - len(answerable), seed)
+            _write(folder, summary, trajectories)
+            run.console.say(f"{name}: {_in_words(summary)}")
     run.ranks.barrier("evaluation written")
+
+
+def _summary(
+    rollout: Rollout,
+    chosen: EvaluationSet,
+    done: int,
+    trajectories: Sequence[Trajectory],
+    too_long: int,
+    seed: int,
+) -> dict[str, Any]:
+    sampling = rollout.sampling
+    assert sampling is not None
+    return {
+        "split": chosen.split,
+        "iteration": done,
+        **summarise(trajectories, seed),
+        "too_long": too_long,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "seed": seed,
+    }
+
+
+def _write(folder: Path, summary: dict[str, Any], trajectories: Sequence[Trajectory]) -> None:
+    write_whole(
+        folder / "answers.jsonl",
+        lambda file: file.writelines(json.dumps(_row(t)) + "\n" for t in trajectories),
+    )
+    write_json(folder / "summary.json", summary)  # last: it says that the set is measured
+
+
+def _in_words(summary: dict[str, Any]) -> str:
+    note = f", {summary['too_long']} of them too long to be asked" if summary["too_long"] else ""
+    return (
+        f"pass@1 {summary['pass_at_1']:.3f} [{summary['ci_low']:.3f}, {summary['ci_high']:.3f}]"
+        f" on {summary['n_problems']} problems{note}"
+    )
+
+
+@contextmanager
+def _grader(run: Run, task: Task | None) -> Iterator[GraderPool]:
+    """The run's graders, or where a set has a task of its own that task's, as long as it is measured."""
+    if task is None or task.grader == run.config.task.grader:
+        yield run.grader
+        return
+    config = run.config
+    with GraderPool(task.grader, workers=config.grader_workers, deadline=config.grader_deadline) as pool:
+        yield pool
+
+
+def _unanswered(problem: Problem, sample: int, length: int, context_length: int) -> Trajectory:
+    """What stands for an answer to a problem that can't be asked."""
+    message = f"the prompt of {length} tokens fills the context of {context_length}"
+    return Trajectory(
+        problem=problem,
+        sample=sample,
+        prompt_ids=(),
+        segments=(),
+        finish_reason="length",
+        text="",
+        grade=Grade(reward=0.0, outcome="no_answer", message=message),
+        step_ends=(),
+    )
 
 
 def _rollout(run: Run, chosen: EvaluationSet) -> Rollout:
@@ -112,6 +195,7 @@ def _rollout(run: Run, chosen: EvaluationSet) -> Rollout:
         "temperature": chosen.temperature,
         "top_p": chosen.top_p,
         "max_tokens": chosen.max_tokens,
+        "max_prompt_tokens": run.config.context_length - 1,  # no problem is left out
     }
     known = {field.name for field in fields(rollout)}  # type: ignore[arg-type]
     return replace(rollout, **{k: v for k, v in given.items() if v is not None and k in known})  # type: ignore[type-var]

@@ -52,7 +52,7 @@ def _rollout(run: Run, iteration: int, clock: Clock) -> tuple[list[Trajectory], 
     config, folder = run.config, run.directory.iteration(iteration)
     problems = sample_problems(
         run.train_problems,
-        config.problems_per_iteration,
+        config.problems_per_iteration or len(run.train_problems),
         config.seed,
         iteration,
         config.problem_sampling,
@@ -105,7 +105,7 @@ def _credit(
         )
         episodes, credit_metrics = config.credit.assign(context, trajectories)
         everyone = list(chain.from_iterable(run.ranks.exchange("episodes", episodes)))
-        selected, selection_metrics = config.selection.select(everyone)
+        selected, selection_metrics = config.selection.select(context, everyone)
     return selected, credit_metrics | selection_metrics
 
 

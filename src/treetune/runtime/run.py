@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import logging
 import os
+import platform
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,6 +24,7 @@ from treetune.runtime.base import PolicyIteration
 from treetune.runtime.console import Console
 from treetune.runtime.directory import ExperimentDirectory, Lock
 from treetune.runtime.manifest import begin
+from treetune.tasks.base import Task
 from treetune.tasks.graders.pool import GraderPool
 from treetune.trainers.base import DeepSpeedTrainer
 from treetune.trainers.ranks import Ranks
@@ -29,7 +32,12 @@ from treetune.vocabulary import Metrics, Problem, TextCodec
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import (
+        GenerationConfig,
+        PretrainedConfig,
+        PreTrainedModel,
+        PreTrainedTokenizerBase,
+    )
 
     from treetune.trainers.core import PolicyTrainer
 
@@ -61,7 +69,23 @@ class Run:
 
     @cached_property
     def train_problems(self) -> list[Problem]:
-        return list(self.config.task.problems("train"))
+        """Those that are trained on: the split's, without those whose prompts are too long."""
+        problems = list(self.config.task.problems("train"))
+        most = self.config.rollout.max_prompt_tokens
+        if most is None:
+            return problems
+        kept = [p for p in problems if len(self.codec.encode_prompt(p.prompt)) <= most]
+        if not kept:
+            raise ValueError(
+                f"all {len(problems)} training problems have prompts of more than rollout.max_prompt_tokens"
+                f" = {most} tokens"
+            )
+        if len(kept) < len(problems):
+            self.console.say(
+                f"{len(problems) - len(kept)} of {len(problems)} training problems are left out: their"
+                f" prompts are longer than max_prompt_tokens = {most}"
+            )
+        return kept
 
     def news(self) -> str:
         """A few words for the live line: the engine's speed, and how the last iteration went."""
@@ -84,6 +108,12 @@ class Run:
         model = self.config.model.load_model(self.config.seed, self.config.task.alphabet)
         from treetune.trainers.optimisation import torch_dtype
 
+        rows = model.get_input_embeddings().num_embeddings
+        if len(self.tokenizer) > rows:
+            raise ValueError(
+                f"the tokenizer has {len(self.tokenizer)} tokens, and the model embeds only {rows}: they do"
+                " not belong together, or tokens were added and the model's embeddings not resized"
+            )
         precision = getattr(self.config.trainer, "precision", "float32")
         return model.to(device=self.ranks.device, dtype=torch_dtype(precision))
 
@@ -101,16 +131,21 @@ class Run:
         seed: int,
         iteration: int,
         journal: Path | None,
+        journals: Sequence[Path] = (),
         progress: Callable[[int, int], None] = lambda done, total: None,
+        task: Task | None = None,
+        grader: GraderPool | None = None,
     ) -> GenerationContext:
-        """What rollout and credit are lent. With `journal`, finished requests outlive a crash."""
+        """What rollout and credit are lent. With `journal`, finished requests outlive a crash;
+        `journals` have what others finished. `task` and its `grader` are the run's unless given.
+        """
         engine = self.engine
         if engine is not None and journal is not None:
-            engine = JournaledEngine(engine, journal)
+            engine = JournaledEngine(engine, journal, journals)
         return GenerationContext(
-            task=self.config.task,
+            task=task or self.config.task,
             engine=engine,
-            grader=self.grader,
+            grader=grader or self.grader,
             codec=self.codec,
             seed=seed,
             iteration=iteration,
@@ -143,10 +178,7 @@ class Run:
         self._export(folder)
         report = self._load(folder, version)
         if self.ranks.is_first:
-            # The engine may restart from the newest weights; older ones are only in the way.
-            for older in self.weights_folder.iterdir():
-                if older != folder:
-                    shutil.rmtree(older, ignore_errors=True)
+            self._drop_older_weights(folder)
         return {
             "engine/canary_gap": report.canary_gap,
             "engine/restarts": float(report.restarts),
@@ -154,19 +186,39 @@ class Run:
         }
 
     def load_checkpoint(self, number: int) -> None:
-        """A checkpoint's weights into the live engine, where no trainer holds them. Collective."""
+        """A checkpoint's weights (0: the start weights) into the live engine, where no trainer holds
+        them. Raises CheckpointGone where a run that goes on has deleted it meanwhile. Collective.
+        """
         assert self.engine is not None
         self.wait_for_engine()
         if number == self.engine.version:
             return
         folder = self.weights_folder / f"{number:04d}"
+        there = True
         if self.ranks.is_first:
             from treetune.models.export import read_policy, write_for_engine
 
-            weights, architecture = read_policy(self.directory.checkpoint(number) / "policy")
-            write_for_engine(weights, architecture, self.tokenizer, folder)
-        self.ranks.barrier("checkpoint written for the engine")
+            try:
+                if number == 0:
+                    weights, architecture = self.start_weights()
+                else:
+                    weights, architecture = read_policy(self.directory.checkpoint(number) / "policy")
+                write_for_engine(weights, architecture, self.tokenizer, folder)
+            except (OSError, ValueError):
+                if number == 0 or number in self.directory.checkpoints():
+                    raise
+                there = False
+        if not self.ranks.from_first("checkpoint written for the engine", there):
+            raise CheckpointGone(f"checkpoint {number} of {self.directory.path} was deleted meanwhile")
         self.engine.load(folder, number)
+        if self.ranks.is_first:
+            self._drop_older_weights(folder)
+
+    def _drop_older_weights(self, newest: Path) -> None:
+        """The engine may restart from the newest weights; older ones are only in the way."""
+        for older in self.weights_folder.iterdir():
+            if older != newest:
+                shutil.rmtree(older, ignore_errors=True)
 
     def _export(self, folder: Path) -> None:
         from treetune.models.export import write_for_engine
@@ -179,7 +231,7 @@ class Run:
 
     def _load(self, folder: Path, version: int) -> SyncReport:
         assert self.engine is not None and self.trainer is not None
-        prompts = [self.codec.encode(p.prompt) for p in self.train_problems[:CANARY_PROMPTS]]
+        prompts = [self.codec.encode_prompt(p.prompt) for p in self.train_problems[:CANARY_PROMPTS]]
         trainer, temperature = self.trainer, self.sampling_temperature
         canary = Canary(
             prompts=prompts,
@@ -201,6 +253,19 @@ class Run:
         assert self.trainer is not None
         return self.trainer.policy.module.model
 
+    @property
+    def generation_config(self) -> GenerationConfig | None:
+        """How the model says that it is sampled from, with the tokens that end an answer here."""
+        described = copy.deepcopy(self.policy_model.generation_config)
+        if described is not None:
+            described.eos_token_id = list(self.codec.end_ids)
+            described.pad_token_id = self.tokenizer.pad_token_id
+        return described
+
+
+class CheckpointGone(ValueError):
+    """A run that goes on keeps not every checkpoint."""
+
 
 @contextmanager
 def opened(
@@ -211,8 +276,8 @@ def opened(
     with_trainer: bool,
     lock: Lock = "run",
 ) -> Iterator[Run]:
-    """A run, ready to work; on the way out everything that it started is ended. `lock` says
-    whether it changes the run or only measures it.
+    """A run, ready to work; on the way out everything that it started is ended. `lock` says what
+    for: several processes may measure it, while one changes it and one looks into it.
 
     The server starts in the background before the trainer is built, on the start model's weights,
     and is waited for by whoever samples first.
@@ -221,26 +286,26 @@ def opened(
         ranks = Ranks.join(config.rank_deadline)
         stack.callback(ranks.leave)
         directory = ExperimentDirectory(Path(config.directory) / config.experiment_name)
-        if ranks.is_first:
+        place: str = lock
+        if ranks.is_first and lock == "evaluation":
+            place = f"evaluation-{stack.enter_context(directory.evaluator())}"
+        elif ranks.is_first:
             stack.enter_context(directory.locked(lock))
             if lock == "run":
                 begin(directory, config, plain_config)
-        ranks.barrier("the experiment directory is ours")
+        place = ranks.from_first("the experiment directory is ours", place)
         console = Console(directory.logs / "run.log" if ranks.is_first else None, ranks.is_first)
         stack.callback(console.close)
         stack.push(console.record_failure)
         quiet_libraries()
         tokenizer = config.model.load_tokenizer(config.task.alphabet)
-        from treetune.models.tokenizer import codec_of
-
+        codec = config.model.codec(tokenizer)
         grader = stack.enter_context(
             GraderPool(config.task.grader, workers=config.grader_workers, deadline=config.grader_deadline)
         )
-        folder = weights_folder(directory.path, lock, ranks)
+        folder = weights_folder(directory.path, place, ranks)
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        run = Run(
-            config, plain_config, directory, ranks, console, tokenizer, codec_of(tokenizer), grader, folder
-        )
+        run = Run(config, plain_config, directory, ranks, console, tokenizer, codec, grader, folder)
         if with_engine:
             from treetune.models.export import write_for_engine
 
@@ -250,7 +315,7 @@ def opened(
             ranks.barrier("start weights written for the engine")
             run.engine = config.engine.start(
                 start,
-                directory.logs,
+                directory.logs if lock == "run" else directory.logs / place,
                 seed=config.seed,
                 context_length=config.context_length,
                 rank=ranks.rank,
@@ -258,6 +323,7 @@ def opened(
                 rendezvous=folder,
                 barrier=ranks.barrier,
                 device=ranks.device.type,
+                end_ids=codec.end_ids,
             )
             stack.callback(run.engine.close)
         if with_trainer:
@@ -272,6 +338,7 @@ def opened(
                 temperature=run.sampling_temperature,
                 iterations=config.iterations,
                 gae=config.credit if isinstance(config.credit, Gae) else None,
+                restarts=config.restart == "every_iteration",
             )
         yield run
 
@@ -282,6 +349,8 @@ def weights_folder(experiment: Path, purpose: str, ranks: Ranks) -> Path:
     The name is the experiment's, so what a killed run left there is cleared by the next one.
     """
     place = f"{experiment.resolve()} {purpose}"
+    if purpose != "run":  # evaluators on several machines may share the experiment's file system
+        place += f" {platform.node()}"
     name = "treetune-" + hashlib.blake2b(place.encode(), digest_size=8).hexdigest()
     shared = Path("/dev/shm")
     folder = (shared if os.access(shared, os.W_OK) else experiment) / name

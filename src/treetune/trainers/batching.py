@@ -13,6 +13,9 @@ from typing import Literal
 
 Layout = Literal["padded", "packed"]
 
+Unit = tuple[int, ...]
+"""Indices of sequences that have to run together: one alone, or the two of a pair."""
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -24,7 +27,7 @@ class Piece:
 
 def cut(
     lengths: Sequence[int],
-    indices: Sequence[int],
+    units: Sequence[Unit],
     *,
     ranks: int,
     tokens: int,
@@ -33,42 +36,48 @@ def cut(
 ) -> list[list[Piece]]:
     """Micro-batches for each rank, as many on one as on another.
 
-    `lengths` are of all sequences, `indices` those of this minibatch. Sequences go, longest first,
-    to the rank with the fewest tokens so far; on a rank, neighbours in length share a micro-batch
-    of at most `tokens` tokens (padding included) and at most `sequences` sequences. A sequence
-    longer than the budget runs alone. Equal counts matter because with ZeRO 2 and 3 every backward
-    pass is a collective.
+    `lengths` are of all sequences, `units` those of this minibatch. Units go, longest first, to
+    the rank with the fewest tokens so far; on a rank, neighbours in length share a micro-batch of
+    at most `tokens` tokens (padding included) and at most `sequences` sequences. A unit beyond the
+    budget runs alone. Equal counts matter because with ZeRO 2 and 3 every backward pass is a
+    collective.
     """
-    shares: list[list[int]] = [[] for _ in range(ranks)]
+    widths = {unit: max(lengths[i] for i in unit) for unit in units}
+    totals = {unit: sum(lengths[i] for i in unit) for unit in units}
+    shares: list[list[Unit]] = [[] for _ in range(ranks)]
     load = [(0, rank) for rank in range(ranks)]
-    for index in sorted(indices, key=lambda i: (-lengths[i], i)):
+    for unit in sorted(units, key=lambda u: (-widths[u], -totals[u], u)):
         taken, rank = heapq.heappop(load)
-        shares[rank].append(index)
-        heapq.heappush(load, (taken + lengths[index], rank))
-    pieces = [_pieces(lengths, share, tokens, sequences, layout) for share in shares]
+        shares[rank].append(unit)
+        heapq.heappush(load, (taken + totals[unit], rank))
+    pieces = [_pieces(widths, totals, share, tokens, sequences, layout) for share in shares]
     most = max(len(own) for own in pieces)
-    shortest = min(indices, key=lambda i: (lengths[i], i))
-    return [own + [Piece((shortest,), real=False)] * (most - len(own)) for own in pieces]
+    shortest = min(units, key=lambda u: (totals[u], u))
+    return [own + [Piece(shortest, real=False)] * (most - len(own)) for own in pieces]
 
 
 def _pieces(
-    lengths: Sequence[int], share: Sequence[int], tokens: int, sequences: int | None, layout: Layout
+    widths: dict[Unit, int],
+    totals: dict[Unit, int],
+    share: Sequence[Unit],
+    tokens: int,
+    sequences: int | None,
+    layout: Layout,
 ) -> list[Piece]:
-    """`share` comes longest first, so a padded piece is as wide as its first sequence."""
+    """`share` comes longest first, so a padded piece is as wide as its first unit."""
     pieces: list[Piece] = []
     current: list[int] = []
-    total = 0
-    for index in share:
-        cost = (
-            lengths[current[0]] * (len(current) + 1)
-            if current and layout == "padded"
-            else total + lengths[index]
-        )
-        if current and (cost > tokens or len(current) == sequences):
+    width = total = 0
+    for unit in share:
+        count = len(current) + len(unit)
+        cost = width * count if layout == "padded" else total + totals[unit]
+        if current and (cost > tokens or (sequences is not None and count > sequences)):
             pieces.append(Piece(tuple(current)))
             current, total = [], 0
-        current.append(index)
-        total += lengths[index]
+        if not current:
+            width = widths[unit]
+        current += unit
+        total += totals[unit]
     if current:
         pieces.append(Piece(tuple(current)))
     return pieces

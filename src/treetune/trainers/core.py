@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from treetune.episode_generators.credit.gae import Gae
 from treetune.models.logprobs import CriticModule, PolicyModule
 from treetune.seeds import derive_seed, derived_random
 from treetune.trainers.base import DeepSpeedTrainer, FullModelCritic
-from treetune.trainers.batching import Piece, cut
+from treetune.trainers.batching import Piece, Unit, cut
 from treetune.trainers.credit import (
     critic_advantages,
     less_future_penalty,
@@ -22,11 +23,11 @@ from treetune.trainers.credit import (
     token_rewards,
     value_loss,
 )
-from treetune.trainers.objectives.base import TokenBatch
+from treetune.trainers.objectives.base import PairCut, TokenBatch
 from treetune.trainers.objectives.kl import kl_estimate
 from treetune.trainers.optimisation import Optimised
 from treetune.trainers.ranks import Ranks
-from treetune.trainers.tokens import MicroBatch, Sequences, flat_of_trained, micro_batch
+from treetune.trainers.tokens import MicroBatch, Sequences, flat_of_trained, micro_batch, units_of
 from treetune.vocabulary import Episode, Metrics, TokenIds
 
 Forward = Callable[[MicroBatch], Tensor]
@@ -48,8 +49,8 @@ class PolicyTrainer:
     """Trains a policy, and a critic where the credit is `gae`.
 
     `load_model` gives a fresh copy of the start model. `temperature` is the rollout's: log-probs
-    are those of the distribution that was sampled. `steps_per_iteration` is how many optimiser
-    steps an iteration has when no episode is left out; with `iterations` it spans the schedule.
+    are those of the distribution that was sampled. The schedule spans `iterations`, or, where
+    training `restarts` in every one of them, one.
     """
 
     def __init__(
@@ -62,11 +63,13 @@ class PolicyTrainer:
         temperature: float,
         iterations: int,
         gae: Gae | None,
+        restarts: bool = False,
     ) -> None:
         self.settings, self.ranks, self.seed = settings, ranks, seed
+        self.load_model, self.restarts = load_model, restarts
         self.temperature, self.iterations, self.gae = temperature, iterations, gae
         objective = settings.objective
-        self.policy = Optimised(PolicyModule(self._prepared(load_model())), settings, ranks)
+        self.policy = self._fresh_policy()
         self.reference: PolicyModule | None = None
         if objective.needs_reference or (settings.measure_kl and objective.needs_advantages):
             self.reference = PolicyModule(load_model()).requires_grad_(False).eval()
@@ -76,6 +79,32 @@ class PolicyTrainer:
             assert isinstance(settings.critic, FullModelCritic)
             critic = CriticModule(self._prepared(load_model()), derive_seed(seed, "critic"))
             self.critic = Optimised(critic, settings, ranks)
+
+    def _fresh_policy(self) -> Optimised:
+        return Optimised(PolicyModule(self._prepared(self.load_model())), self.settings, self.ranks)
+
+    def restart(self, episodes: Sequence[Episode] = ()) -> Metrics:
+        """The policy and its optimiser as at the very beginning.
+
+        With `measure_kl`, says how far the policy that is given up had gone from there, measured on
+        these episodes of its own. Collective.
+        """
+        assert self.critic is None, "a critic is trained on from iteration to iteration"
+        measured = None
+        if episodes and self.settings.measure_kl:
+            sequences = Sequences.of(episodes)
+            measured = IterationTensors(flat_of_trained(episodes, lambda e: e.behaviour_logprobs))
+            measured.old_N = self._sweep(sequences, lambda b: self._logprobs(self.policy, b))
+        self.policy.close()
+        del self.policy  # two optimisers at once might not fit
+        gc.collect()
+        if self.ranks.device.type == "cuda":
+            torch.cuda.empty_cache()
+        self.policy = self._fresh_policy()
+        if measured is None:
+            return {}
+        measured.reference_N = self._sweep(sequences, lambda b: self._logprobs(self.policy, b))
+        return self._gap_metrics(measured)
 
     def _prepared(self, model: nn.Module) -> nn.Module:
         if self.settings.gradient_checkpointing:
@@ -88,30 +117,44 @@ class PolicyTrainer:
         self, iteration: int, episodes: Sequence[Episode], progress: Callable[[int, int], None] | None = None
     ) -> Metrics:
         """All epochs over these episodes; every rank is given the same ones. Collective."""
-        sequences = Sequences.of(episodes)
-        minibatches = list(self._minibatches(iteration, len(sequences)))
-        tensors = self._before(sequences, episodes, several_steps=len(minibatches) > 1)
-        metrics = self._token_metrics(tensors)
-        sums: dict[str, float] = defaultdict(float)
-        for number, indices in enumerate(minibatches):
-            place = iteration + number / len(minibatches)
-            step_metrics = self._step(sequences, indices, tensors, place, len(minibatches))
-            for name, value in step_metrics.items():
-                sums[name] += value / len(minibatches)
-            if progress is not None:
-                progress(number + 1, len(minibatches))
-        metrics |= sums
-        if tensors.old_N is not None:  # filled by the first step where it is the only one
-            metrics |= self._gap_metrics(tensors)
-        return metrics | {"train/steps": float(len(minibatches)), "train/tokens": float(sequences.n_tokens)}
+        metrics: Metrics = {}
+        for metrics in self.epochs(iteration, episodes, progress):  # noqa: B007
+            pass
+        return metrics
 
-    def _minibatches(self, iteration: int, count: int) -> Iterator[list[int]]:
-        size = self.settings.minibatch_size or count
+    def epochs(
+        self, iteration: int, episodes: Sequence[Episode], progress: Callable[[int, int], None] | None = None
+    ) -> Iterator[Metrics]:
+        """Trains one epoch whenever it is asked for the next element: the metrics of those so far.
+
+        Collective.
+        """
+        sequences = Sequences.of(episodes)
+        units = units_of(episodes, in_pairs=self.settings.objective.needs_pairs)
+        steps = self.settings.epochs * len(list(self._minibatches(iteration, 0, units)))
+        tensors = self._before(sequences, episodes, several_steps=steps > 1)
+        constant = self._token_metrics(tensors)
+        sums: dict[str, float] = defaultdict(float)
+        number = 0
         for epoch in range(self.settings.epochs):
-            order = list(range(count))
-            derived_random(self.seed, iteration, "minibatches", epoch).shuffle(order)
-            for start in range(0, count, size):
-                yield order[start : start + size]
+            for minibatch in self._minibatches(iteration, epoch, units):
+                place = (0 if self.restarts else iteration) + number / steps
+                for name, value in self._step(sequences, minibatch, tensors, place, steps).items():
+                    sums[name] += value
+                number += 1
+                if progress is not None:
+                    progress(number, steps)
+            metrics = constant | {name: value / number for name, value in sums.items()}
+            if tensors.old_N is not None:  # filled by the first step where it is the only one
+                metrics |= self._gap_metrics(tensors)
+            yield metrics | {"train/steps": float(number), "train/tokens": float(sequences.n_tokens)}
+
+    def _minibatches(self, iteration: int, epoch: int, units: Sequence[Unit]) -> Iterator[list[Unit]]:
+        size = self.settings.minibatch_size or len(units)
+        order = list(units)
+        derived_random(self.seed, iteration, "minibatches", epoch).shuffle(order)
+        for start in range(0, len(order), size):
+            yield order[start : start + size]
 
     def _before(
         self, sequences: Sequences, episodes: Sequence[Episode], several_steps: bool
@@ -125,6 +168,8 @@ class PolicyTrainer:
             if settings.offload_reference:
                 self.reference.to("cpu")
         if not objective.needs_advantages:
+            if self.reference is not None and settings.measure_kl:
+                tensors.old_N = self._sweep(sequences, lambda b: self._logprobs(self.policy, b))
             return tensors
         if several_steps or objective.reward_kl_coef > 0:
             tensors.old_N = self._sweep(sequences, lambda b: self._logprobs(self.policy, b))
@@ -156,25 +201,30 @@ class PolicyTrainer:
     def _step(
         self,
         sequences: Sequences,
-        indices: list[int],
+        minibatch: list[Unit],
         tensors: IterationTensors,
         place: float,
         steps_in_iteration: int,
     ) -> Metrics:
         """One optimiser step of the policy, and of the critic."""
         settings, objective = self.settings, self.settings.objective
+        indices = [index for unit in minibatch for index in unit]
         weights_N = self._weights(sequences, indices)
         fill_old = objective.needs_advantages and tensors.old_N is None and steps_in_iteration == 1
         scored_N = torch.zeros(sequences.n_tokens) if fill_old else None
         sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), device=self.ranks.device))
-        for batch in self._batches(sequences, indices):
+        for batch in self._batches(sequences, minibatch):
             flat_N = batch.flat_N
             tokens = TokenBatch(
                 weights_N=self._at(weights_N, flat_N) * batch.real,
+                sequence_weight=batch.real / len(indices),
                 advantages_N=self._maybe_at(tensors.advantages_N, flat_N),
                 old_logprobs_N=self._maybe_at(tensors.old_N, flat_N),
                 reference_logprobs_N=self._maybe_at(tensors.reference_N, flat_N),
                 behaviour_logprobs_N=self._maybe_at(tensors.behaviour_N, flat_N),
+                pairs=PairCut(batch.trained_tokens, batch.real / len(minibatch))
+                if objective.needs_pairs
+                else None,
             )
             logprobs_N, entropy_N = self.policy(
                 batch.input_ids_BT,
@@ -230,7 +280,8 @@ class PolicyTrainer:
         they should instead of drifting with the number of episodes that were kept.
         """
         step = round(place * steps_in_iteration)
-        return self.settings.schedule.factor(step, self.iterations * steps_in_iteration)
+        iterations = 1 if self.restarts else self.iterations
+        return self.settings.schedule.factor(step, iterations * steps_in_iteration)
 
     def _weights(self, sequences: Sequences, indices: list[int]) -> Tensor:
         """Each trained token's weight in its minibatch's mean; 0 outside of it."""
@@ -245,11 +296,11 @@ class PolicyTrainer:
 
     # Running models over sequences
 
-    def _batches(self, sequences: Sequences, indices: Sequence[int], scale: int = 1) -> Iterator[MicroBatch]:
+    def _batches(self, sequences: Sequences, units: Sequence[Unit], scale: int = 1) -> Iterator[MicroBatch]:
         settings = self.settings
         pieces: list[Piece] = cut(
             sequences.lengths,
-            indices,
+            units,
             ranks=self.ranks.world_size,
             tokens=settings.tokens_per_micro_batch * scale,
             sequences=settings.sequences_per_micro_batch,
@@ -259,15 +310,19 @@ class PolicyTrainer:
             yield micro_batch(sequences, piece.indices, settings.layout, piece.real, self.ranks.device)
 
     def _sweep(self, sequences: Sequences, forward: Forward) -> Tensor:
-        """A number for every trained token, shape [N], computed by all ranks and known to all."""
+        """A number for every trained token, shape [N], computed by all ranks and known to all.
+
+        Rows that are alike (an answer in several pairs) are run once.
+        """
         result_N = torch.zeros(sequences.n_tokens)
+        first = sequences.first_alike()
         with torch.no_grad():
             # Without a graph to keep, twice the tokens fit.
-            for batch in self._batches(sequences, range(len(sequences)), scale=2):
+            for batch in self._batches(sequences, [(i,) for i in sorted(set(first))], scale=2):
                 values_N = forward(batch)
                 if batch.real:
                     result_N[batch.flat_N] = values_N.float().cpu()
-        return self.ranks.sum(result_N)
+        return self.ranks.sum(result_N)[sequences.flat_index(first)]
 
     def _logprobs(self, model: Callable, batch: MicroBatch) -> Tensor:
         return model(
@@ -312,6 +367,10 @@ class PolicyTrainer:
     def weights(self) -> dict[str, Tensor]:
         """The policy's weights under their Hugging Face names, whole on the first rank. Collective."""
         return {name.removeprefix("model."): t for name, t in self.policy.state_dict().items()}
+
+    def critic_weights(self) -> dict[str, Tensor]:
+        """The critic's weights by name, whole on the first rank; empty where there is none. Collective."""
+        return {} if self.critic is None else self.critic.state_dict()
 
     def save(self, directory: Path) -> None:
         """All that is needed to go on bit for bit. Collective."""

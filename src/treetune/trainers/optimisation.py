@@ -93,6 +93,11 @@ class Optimised:
         if path is None:
             raise RuntimeError(f"{directory} holds no trainer state to continue from")
 
+    def close(self) -> None:
+        """Lets go of weights and optimiser; nothing else may be asked of it afterwards."""
+        self.engine.destroy()
+        del self.engine
+
 
 def without_dropout(module: nn.Module) -> None:
     """Log-probs must be those that the engine samples from, and dropout has no place there."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from treetune.trainers.batching import Layout
+from treetune.trainers.batching import Layout, Unit
 from treetune.vocabulary import Episode
 
 
@@ -57,6 +57,33 @@ class Sequences:
         """Where the trained tokens of these sequences lie in the iteration's flat tensors."""
         return torch.cat([torch.arange(self.starts[i], self.starts[i + 1]) for i in indices])
 
+    def first_alike(self) -> list[int]:
+        """For every sequence the first one with the same tokens, of which the same are trained."""
+        places: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
+        return [
+            places.setdefault((tuple(ids.tolist()), tuple(predicting.tolist())), index)
+            for index, (ids, predicting) in enumerate(zip(self.token_ids, self.predicting, strict=True))
+        ]
+
+
+def units_of(episodes: Sequence[Episode], in_pairs: bool) -> list[Unit]:
+    """Which rows run together. Raises ValueError where pairs are needed and there are others."""
+    if not in_pairs:
+        return [(index,) for index in range(len(episodes))]
+    for index, episode in enumerate(episodes):
+        partner = episodes[index ^ 1] if index ^ 1 < len(episodes) else None
+        if (
+            partner is None
+            or episode.pair is None
+            or partner.pair != episode.pair
+            or episode.chosen is not (index % 2 == 0)
+        ):
+            raise ValueError(
+                f"episode {episode.trajectory} is not one of a pair, better answer first, and the objective"
+                " compares answers: choose the selection 'preference_pairs'"
+            )
+    return [(index, index + 1) for index in range(0, len(episodes), 2)]
+
 
 def flat_of_trained(
     episodes: Sequence[Episode], values: Callable[[Episode], Sequence[float] | None]
@@ -85,6 +112,8 @@ class MicroBatch:
     positions_N: Tensor
     labels_N: Tensor
     flat_N: Tensor
+    trained_tokens: tuple[int, ...]
+    """How many each of its sequences has."""
     real: bool = True
 
 
@@ -114,5 +143,6 @@ def micro_batch(
         positions_N=torch.cat([p + offset for p, offset in zip(predicting, offsets, strict=True)]).to(device),
         labels_N=torch.cat([row[p + 1] for row, p in zip(rows, predicting, strict=True)]).to(device),
         flat_N=sequences.flat_index(indices),
+        trained_tokens=tuple(sequences.trained_tokens(i) for i in indices),
         real=real,
     )

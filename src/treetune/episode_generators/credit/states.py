@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from treetune.episode_generators.base import GenerationContext
+from treetune.episode_generators.rollout.answers import room, said
 from treetune.inference.base import Completion, Request, SamplingParams
 from treetune.seeds import derive_seed
 from treetune.vocabulary import Grade, Problem, TokenIds, Trajectory
@@ -35,12 +36,14 @@ def estimate_states(
     states: Sequence[Sequence[State]],
     samples: int,
     sampling: SamplingParams,
+    purpose: str = "value",
 ) -> dict[State, Estimate]:
     """Estimates of the distinct states of all ranks' trajectories; `states[i]` are those of
     `trajectories[i]`. Every rank gets all estimates, in the same order. Collective.
 
-    A continuation may use the tokens that its prefix left of ``sampling.max_tokens``. Its seed is
-    derived from the state alone, so the estimate does not depend on the rank that makes it.
+    A continuation may use the tokens that its prefix left of the answer's budget. Its seed is
+    derived from the state and `purpose` alone, so the estimate does not depend on the rank that makes
+    it, and estimates for two purposes share no continuation.
     """
     roots: dict[str, _Root] = {}
     for trajectory, of_trajectory in zip(trajectories, states, strict=True):
@@ -58,7 +61,7 @@ def estimate_states(
     # like cards gives every rank about the same work.
     distinct = sorted(State(id_, prefix) for id_, root in merged.items() for prefix in root.prefixes)
     hand = distinct[context.rank :: context.world_size]
-    own = _continue(context, [(state, merged[state.problem]) for state in hand], samples, sampling)
+    own = _continue(context, [(state, merged[state.problem]) for state in hand], samples, sampling, purpose)
     dealt = context.exchange("value-estimates", own)
     return {
         state: dealt[position % context.world_size][position // context.world_size]
@@ -79,15 +82,19 @@ def _continue(
     hand: Sequence[tuple[State, _Root]],
     samples: int,
     sampling: SamplingParams,
+    purpose: str,
 ) -> list[Estimate]:
     """Estimates of this rank's hand, by sampling."""
     assert context.engine is not None, "Monte-Carlo values need an engine"
     requests = [
         Request(
             prompt_ids=root.prompt_ids + state.prefix_ids,
-            seed=derive_seed(context.seed, context.iteration, state.problem, repr(state.prefix_ids), "value"),
+            seed=derive_seed(context.seed, context.iteration, state.problem, repr(state.prefix_ids), purpose),
             n=samples,
-            sampling=replace(sampling, max_tokens=sampling.max_tokens - len(state.prefix_ids)),
+            sampling=replace(
+                sampling,
+                max_tokens=room(context, root.prompt_ids, sampling.max_tokens) - len(state.prefix_ids),
+            ),
         )
         for state, root in hand
     ]
@@ -99,7 +106,8 @@ def _continue(
             None
             if completion.finish_reason == "length"
             else context.grader.submit(
-                context.codec.decode(state.prefix_ids + completion.token_ids), root.problem
+                said(context.codec.decode(state.prefix_ids + completion.token_ids), sampling.stop),
+                root.problem,
             )
             for completion in completions
         ]

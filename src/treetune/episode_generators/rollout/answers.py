@@ -1,4 +1,4 @@
-"""What all rollouts do alike: this rank's problems, prompts that fit, steps in tokens."""
+"""What all rollouts do alike: this rank's problems, prompts that fit, what an answer says, its steps."""
 
 from __future__ import annotations
 
@@ -35,24 +35,49 @@ def encoded_prompt(
     response_tokens: int,
     max_prompt_tokens: int | None = None,
 ) -> TokenIds:
-    """The prompt's ids; ValueError naming the problem if they don't leave room for the response."""
-    prompt_ids = context.codec.encode(problem.prompt)
-    if not prompt_ids:
+    """The prompt's ids; ValueError naming the problem if they don't leave room for the response.
+
+    The room is all of `response_tokens`, or where `max_prompt_tokens` says how long prompts may be,
+    what such a prompt leaves of the context (`room`).
+    """
+    prompt_ids = context.codec.encode_prompt(problem.prompt)
+    if not problem.prompt or not prompt_ids:
         raise ValueError(f"problem {problem.id!r} has an empty prompt")
     if max_prompt_tokens is not None and len(prompt_ids) > max_prompt_tokens:
         raise ValueError(
             f"problem {problem.id!r} has a prompt of {len(prompt_ids)} tokens; "
             f"max_prompt_tokens allows {max_prompt_tokens}"
         )
-    if len(prompt_ids) + response_tokens > context.context_length:
+    needed = response_tokens if max_prompt_tokens is None else 1
+    if len(prompt_ids) + needed > context.context_length:
         raise ValueError(
             f"problem {problem.id!r} has a prompt of {len(prompt_ids)} tokens, which leaves "
             f"{context.context_length - len(prompt_ids)} of the context of {context.context_length} "
-            f"for a response of up to {response_tokens}"
+            f"for a response of up to {response_tokens}; make context_length longer, or say with "
+            "max_prompt_tokens which prompts to leave out of training"
         )
     return prompt_ids
 
 
-def steps_of(context: GenerationContext, response_ids: TokenIds, text: str) -> tuple[int, ...]:
-    """The task's step boundaries in `text` as token offsets into the response."""
-    return step_ends(response_ids, context.task.step_boundaries(text), context.codec)
+def room(context: GenerationContext, prompt_ids: TokenIds, max_tokens: int) -> int:
+    """How many tokens an answer may have: `max_tokens`, or what the prompt leaves of the context."""
+    return min(max_tokens, context.context_length - len(prompt_ids))
+
+
+def said(text: str, stop: Sequence[str]) -> str:
+    """What an answer says: `text` up to a stop string, which belongs to what would have come next."""
+    return text[: min((at for word in stop if (at := text.find(word)) >= 0), default=len(text))]
+
+
+def steps_of(
+    context: GenerationContext, response_ids: TokenIds, text: str, stop: Sequence[str] = ()
+) -> tuple[int, ...]:
+    """The task's step boundaries in `text` as token offsets into the response.
+
+    The tokens of a stop string are no step of their own: they belong to the last one.
+    """
+    words = said(text, stop)
+    boundaries = context.task.step_boundaries(words)
+    if len(words) < len(text):
+        boundaries = [0, *boundaries[1:-1], len(text)]
+    return step_ends(response_ids, boundaries, context.codec)

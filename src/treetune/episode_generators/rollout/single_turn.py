@@ -11,7 +11,7 @@ from annotated_types import Ge, Gt, Le
 
 from treetune.episode_generators.base import GenerationContext, Rollout
 from treetune.episode_generators.metrics import trajectory_metrics
-from treetune.episode_generators.rollout.answers import encoded_prompt, rank_share, steps_of
+from treetune.episode_generators.rollout.answers import encoded_prompt, rank_share, room, said, steps_of
 from treetune.inference.base import Completion, Request, SamplingParams
 from treetune.seeds import derive_seed
 from treetune.vocabulary import Grade, Metrics, Problem, Segment, Trajectory
@@ -25,6 +25,14 @@ class SingleTurn(Rollout):
     An answer that the budget cut off earns `unfinished_reward`, even when a right answer is
     already in it: what is not brought to an end is not learnt from as a success. `top_k` of -1
     means all tokens.
+
+    One of the strings in `stop` ends an answer as an end token does. Its tokens stay in the answer
+    and are trained, since they were sampled; no end token that was not sampled is put behind them.
+    The grader reads what stands before it.
+
+    Every prompt must leave room for `max_tokens` in the context, unless `max_prompt_tokens` says how
+    long prompts may be: training leaves problems with longer ones out, and what a prompt leaves of
+    the context bounds its answers. (Evaluation leaves no problem out.)
     """
 
     samples: Annotated[int, Gt(0)] = 8
@@ -88,17 +96,18 @@ def sample_answers(
     The seed is derived from the run's, the iteration, the problem and `purpose`, so that an answer
     does not depend on what else is sampled. Answers are graded while others are still sampling.
 
-    Raises ValueError for a prompt that leaves no room for `sampling.max_tokens` in the context.
+    Raises ValueError for a prompt that leaves no room for an answer in the context.
     """
     assert context.engine is not None, "a rollout that samples needs an engine"
     requests = [
         Request(
-            prompt_ids=encoded_prompt(context, problem, sampling.max_tokens, max_prompt_tokens),
+            prompt_ids=prompt_ids,
             seed=derive_seed(context.seed, context.iteration, problem.id, purpose),
             n=samples,
-            sampling=sampling,
+            sampling=replace(sampling, max_tokens=room(context, prompt_ids, sampling.max_tokens)),
         )
         for problem in problems
+        for prompt_ids in [encoded_prompt(context, problem, sampling.max_tokens, max_prompt_tokens)]
     ]
     answers: dict[int, list[tuple[Completion, str, Future[Grade]]]] = {}
 
@@ -106,7 +115,8 @@ def sample_answers(
         graded = []
         for completion in completions:
             text = context.codec.decode(completion.token_ids)
-            graded.append((completion, text, context.grader.submit(text, problems[index])))
+            grade = context.grader.submit(said(text, sampling.stop), problems[index])
+            graded.append((completion, text, grade))
         answers[index] = graded
         context.progress(len(answers) * samples, len(requests) * samples)
 
@@ -127,7 +137,7 @@ def sample_answers(
             finish_reason=completion.finish_reason,
             text=text,
             grade=_with_unfinished(grade.result(), completion, unfinished_reward),
-            step_ends=steps_of(context, completion.token_ids, text),
+            step_ends=steps_of(context, completion.token_ids, text, sampling.stop),
         )
         for index, problem in enumerate(problems)
         for sample, (completion, text, grade) in enumerate(answers[index])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from treetune.episode_generators.base import Selection
+from treetune.episode_generators.base import GenerationContext, Selection
 from treetune.vocabulary import Episode, Metrics
 
 
@@ -24,5 +24,7 @@ def selection_metrics(episodes: Sequence[Episode], kept: Sequence[Episode]) -> M
 class All(Selection):
     """Every episode."""
 
-    def select(self, episodes: Sequence[Episode]) -> tuple[list[Episode], Metrics]:
+    def select(
+        self, context: GenerationContext, episodes: Sequence[Episode]
+    ) -> tuple[list[Episode], Metrics]:
         return list(episodes), selection_metrics(episodes, episodes)

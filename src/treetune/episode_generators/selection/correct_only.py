@@ -9,7 +9,7 @@ from typing import Annotated
 
 from annotated_types import Gt
 
-from treetune.episode_generators.base import Selection
+from treetune.episode_generators.base import GenerationContext, Selection
 from treetune.episode_generators.selection.all import selection_metrics
 from treetune.vocabulary import Episode, Metrics
 
@@ -26,7 +26,9 @@ class CorrectOnly(Selection):
     reward_threshold: float = 1.0
     max_per_problem: Annotated[int, Gt(0)] | None = None
 
-    def select(self, episodes: Sequence[Episode]) -> tuple[list[Episode], Metrics]:
+    def select(
+        self, context: GenerationContext, episodes: Sequence[Episode]
+    ) -> tuple[list[Episode], Metrics]:
         taken: Counter[str] = Counter()
         kept = []
         for episode in episodes:

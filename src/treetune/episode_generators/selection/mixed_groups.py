@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from treetune.episode_generators.base import Selection
+from treetune.episode_generators.base import GenerationContext, Selection
 from treetune.episode_generators.selection.all import selection_metrics
 from treetune.vocabulary import Episode, Metrics
 
@@ -19,7 +19,9 @@ class MixedGroups(Selection):
     sampling anew.
     """
 
-    def select(self, episodes: Sequence[Episode]) -> tuple[list[Episode], Metrics]:
+    def select(
+        self, context: GenerationContext, episodes: Sequence[Episode]
+    ) -> tuple[list[Episode], Metrics]:
         rewards: dict[str, set[float]] = {}
         for episode in episodes:
             rewards.setdefault(episode.group, set()).add(episode.reward)

@@ -14,7 +14,13 @@ if TYPE_CHECKING:
 @Objective.register("mle")
 @dataclass(frozen=True, kw_only=True)
 class MaximumLikelihood(Objective):
-    """``L = -mean log p(token)`` over trained tokens, or over sequences of token means."""
+    """``L = -mean log p(token)`` over trained tokens, or over sequences of token means.
+
+    Log-probs are at the rollout's temperature, as everywhere in training: for answers that the
+    policy sampled (RestEM) they are those of the distribution that they came from, which below 1
+    is sharper than the untempered one. Demonstrations have no rollout that samples: temperature 1.
+    RestEM as in the VinePPO paper averages ``sequence`` by sequence.
+    """
 
     aggregation: Aggregation = "token"
 

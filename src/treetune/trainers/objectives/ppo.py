@@ -19,12 +19,16 @@ if TYPE_CHECKING:
 class ClippedPolicyGradient(Objective):
     """Schulman et al. 2017, eq. 7, with separate clip ranges below and above (DAPO, eq. 10):
 
-    ``L = mean[ max(-A·ρ, -A·clip(ρ, 1-clip_low, 1+clip_high)) ] + β·mean[KL] - entropy_coef·mean[H]``
+    ``L = mean[ max(-A·ρ, -A·clip(ρ, 1-clip_low, 1+clip_high)) ] + β·KL - entropy_coef·mean[H]``
     with ``ρ = exp(log p - log p_old)``.
 
-    `kl_placement` ``loss`` adds β times the estimator to the loss (its gradient flows through the
-    policy's log-probs; `kl_clip`, where given, bounds it per token, as VinePPO's 10 does);
-    ``reward`` takes β times it from each token's reward instead, before advantages are normalised.
+    `kl_placement` ``loss`` adds β times the estimator to the loss, its gradient flowing through the
+    policy's log-probs: as the mean over tokens that the policy term is too (`kl_reduction`
+    ``token_mean``, weighted as `aggregation` says), or summed over each sequence's tokens and
+    averaged over the minibatch's sequences (``sequence_sum``: VinePPO's published runs, where β weighs
+    as much more as answers are long). `kl_clamp` bounds each token's estimate from below and above,
+    VinePPO's by 0 and 10; beyond it, no gradient flows. ``reward`` takes β times the estimate from
+    each token's reward instead, before advantages are normalised.
     `importance_cap` multiplies the policy term by ``min(p_old / p_engine, cap)``: truncated
     importance sampling for engines that sample from slightly other probabilities than the trainer
     computes. None leaves it out; the gap is measured either way.
@@ -35,12 +39,21 @@ class ClippedPolicyGradient(Objective):
     kl_coef: Annotated[float, Ge(0)] = 0.0
     kl_estimator: KlEstimator = "k3"
     kl_placement: Literal["loss", "reward"] = "loss"
-    kl_clip: Annotated[float, Gt(0)] | None = None
+    kl_reduction: Literal["token_mean", "sequence_sum"] = "token_mean"
+    kl_clamp: tuple[float, float] | None = None
     entropy_coef: Annotated[float, Ge(0)] = 0.0
     aggregation: Aggregation = "token"
     importance_cap: Annotated[float, Gt(0)] | None = None
 
     needs_advantages = True
+
+    def __post_init__(self) -> None:
+        if self.kl_clamp is not None and self.kl_clamp[0] >= self.kl_clamp[1]:
+            raise ValueError(f"kl_clamp {list(self.kl_clamp)} must be [lowest, highest], such as [0, 10]")
+        if self.kl_placement == "reward" and (self.kl_clamp or self.kl_reduction != "token_mean"):
+            raise ValueError(
+                "kl_clamp and kl_reduction are for kl_placement 'loss'; in the reward there is none"
+            )
 
     @property
     def needs_reference(self) -> bool:  # type: ignore[override]
@@ -82,9 +95,12 @@ class ClippedPolicyGradient(Objective):
         if self.kl_coef > 0 and self.kl_placement == "loss":
             assert batch.reference_logprobs_N is not None, "the trainer scores the reference when asked"
             kl_N = kl_estimate(logprobs_N, batch.reference_logprobs_N, self.kl_estimator)
-            if self.kl_clip is not None:
-                kl_N = kl_N.clamp(-self.kl_clip, self.kl_clip)
-            kl_loss = self.kl_coef * (weights_N * kl_N).sum()
+            if self.kl_clamp is not None:
+                kl_N = kl_N.clamp(*self.kl_clamp)
+            if self.kl_reduction == "token_mean":
+                kl_loss = self.kl_coef * (weights_N * kl_N).sum()
+            else:
+                kl_loss = self.kl_coef * batch.sequence_weight * kl_N.sum()
             metrics["train/kl_loss"] = kl_loss.detach()
             loss = loss + kl_loss
         if self.entropy_coef > 0:

@@ -1,0 +1,167 @@
+"""Gradients of the experiment's own loss on minibatches of stored episodes, in plain PyTorch."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from treetune.analyzers.gradient_noise import GradientSums
+from treetune.analyzers.scoring import batches, logprobs_of, sweep, values_of
+from treetune.analyzers.sources import critic_at, policy_at
+from treetune.episode_generators.credit.gae import Gae
+from treetune.episode_generators.storage import read_episodes
+from treetune.models.logprobs import PolicyModule
+from treetune.seeds import derived_random
+from treetune.trainers.base import DeepSpeedTrainer
+from treetune.trainers.batching import Unit
+from treetune.trainers.credit import critic_advantages, less_future_penalty, normalised, token_rewards
+from treetune.trainers.objectives.base import PairCut, TokenBatch
+from treetune.trainers.objectives.kl import kl_estimate
+from treetune.trainers.tokens import Sequences, flat_of_trained, units_of
+from treetune.vocabulary import Episode
+
+if TYPE_CHECKING:
+    from treetune.runtime.run import Run
+
+
+def gradient_sums(
+    run: Run,
+    point: int,
+    minibatch_size: int,
+    minibatches: int,
+    seed: int,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> tuple[GradientSums, list[dict[str, Any]]]:
+    """Sums over minibatches of the episodes of iteration `point`, and one row for each minibatch.
+
+    Raises ValueError where the episodes were not sampled by the weights after `point` iterations.
+    """
+    settings = run.config.trainer
+    assert isinstance(settings, DeepSpeedTrainer)
+    path = run.directory.iteration(point) / "episodes.arrow"
+    episodes = read_episodes(path)
+    versions = {episode.policy_version for episode in episodes}
+    if versions != {point}:
+        raise ValueError(
+            f"{path} holds episodes of the policy versions {sorted(versions)}, and not of the weights after"
+            f" {point} iterations alone: their gradient at these weights would be another"
+        )
+    sequences = Sequences.of(episodes)
+    policy = PolicyModule(policy_at(run, point))
+    loss = Loss(run, point, policy, episodes, sequences)
+    order = units_of(episodes, in_pairs=settings.objective.needs_pairs)
+    derived_random(seed, point, "gradients").shuffle(order)
+    whole = [
+        order[start : start + minibatch_size]
+        for start in range(0, len(order) - minibatch_size + 1, minibatch_size)
+    ][:minibatches]
+    sums, rows = GradientSums(minibatch_size), []
+    for number, minibatch in enumerate(whole):
+        policy.zero_grad(set_to_none=True)
+        value = loss.backward(minibatch)
+        gradients = [p.grad for p in policy.parameters() if p.grad is not None]
+        sums.add(gradients)
+        rows.append(
+            {
+                "checkpoint": point,
+                "episodes": [episodes[i].trajectory for unit in minibatch for i in unit],
+                "loss": value,
+                "gradient_norm": sum(float(g.double().square().sum()) for g in gradients) ** 0.5,
+            }
+        )
+        progress(number + 1, len(whole))
+    return sums, rows
+
+
+class Loss:
+    """The experiment's objective on some of an iteration's episodes, as its first minibatch would
+    meet it: with advantages normalised over the whole iteration, and the policy its own old policy.
+    """
+
+    def __init__(
+        self, run: Run, point: int, policy: PolicyModule, episodes: Sequence[Episode], sequences: Sequences
+    ) -> None:
+        assert isinstance(run.config.trainer, DeepSpeedTrainer)
+        self.settings, self.device = run.config.trainer, run.ranks.device
+        self.policy, self.sequences = policy, sequences
+        self.temperature = run.sampling_temperature
+        self.behaviour_N = flat_of_trained(episodes, lambda e: e.behaviour_logprobs)
+        objective = self.settings.objective
+        self.reference_N: Tensor | None = None
+        if objective.needs_reference:
+            self.reference_N = self._score(PolicyModule(policy_at(run, 0)))
+        self.advantages_N: Tensor | None = None
+        if objective.needs_advantages:
+            advantages_N = self._advantages(run, point, episodes)
+            self.advantages_N = normalised(advantages_N, self.settings.advantage_normalisation)
+
+    def _score(self, policy: PolicyModule) -> Tensor:
+        return sweep(
+            self.sequences, lambda b: logprobs_of(policy, b, self.temperature)[0], self.settings, self.device
+        )
+
+    def _advantages(self, run: Run, point: int, episodes: Sequence[Episode]) -> Tensor:
+        objective, starts = self.settings.objective, self.sequences.starts
+        penalties_N = None
+        if objective.reward_kl_coef > 0:
+            assert self.reference_N is not None
+            penalties_N = objective.reward_kl_coef * kl_estimate(
+                self._score(self.policy), self.reference_N, objective.kl_estimator
+            )
+        credit = run.config.credit
+        if isinstance(credit, Gae):
+            critic = critic_at(run, point)
+            values_N = sweep(self.sequences, lambda b: values_of(critic, b), self.settings, self.device)
+            rewards_N = token_rewards(starts, self.sequences.rewards, penalties_N)
+            return critic_advantages(starts, rewards_N, values_N, credit.gamma, credit.lam)[0]
+        given_N = flat_of_trained(episodes, lambda e: e.advantages)
+        if given_N is None:
+            raise ValueError("the objective needs advantages and the stored episodes hold none")
+        return given_N if penalties_N is None else less_future_penalty(starts, given_N, penalties_N)
+
+    def backward(self, minibatch: Sequence[Unit]) -> float:
+        """Adds the gradient of the mean loss over these sequences to the policy's; the loss."""
+        objective = self.settings.objective
+        indices = [index for unit in minibatch for index in unit]
+        weights_N = self._weights(indices)
+        total = 0.0
+        for batch in batches(self.sequences, minibatch, self.settings, self.device):
+            at = batch.flat_N
+            tokens = TokenBatch(
+                weights_N=weights_N[at].to(self.device),
+                sequence_weight=1 / len(indices),
+                advantages_N=self._at(self.advantages_N, at),
+                reference_logprobs_N=self._at(self.reference_N, at),
+                behaviour_logprobs_N=self._at(self.behaviour_N, at),
+                pairs=PairCut(batch.trained_tokens, 1 / len(minibatch)) if objective.needs_pairs else None,
+            )
+            logprobs_N, entropy_N = self.policy(
+                batch.input_ids_BT,
+                batch.position_ids_BT,
+                batch.positions_N,
+                batch.labels_N,
+                self.temperature,
+                objective.entropy_needs_gradient,
+            )
+            loss, _ = objective.loss(tokens, logprobs_N, entropy_N)
+            loss.backward()
+            total += float(loss.detach())
+        return total
+
+    def _weights(self, indices: Sequence[int]) -> Tensor:
+        """Each token's weight in the minibatch's mean, by tokens or by sequences as the objective says."""
+        weights_N = torch.zeros(self.sequences.n_tokens)
+        spans = [(a, b) for a, b in itertools.pairwise(self.sequences.starts)]
+        tokens = sum(spans[i][1] - spans[i][0] for i in indices)
+        for i in indices:
+            start, end = spans[i]
+            by_token = self.settings.objective.aggregation == "token"
+            weights_N[start:end] = 1 / tokens if by_token else 1 / (len(indices) * (end - start))
+        return weights_N
+
+    def _at(self, tensor_N: Tensor | None, at: Tensor) -> Tensor | None:
+        return None if tensor_N is None else tensor_N[at].to(self.device)

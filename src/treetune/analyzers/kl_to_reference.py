@@ -1,0 +1,177 @@
+"""How far the policy went from its start, and what it gained by it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from annotated_types import Gt
+
+from treetune.analyzers.points import Chosen, OfCheckpoints
+from treetune.runtime.analysis import Analyzer, Findings
+from treetune.tasks.base import Split
+from treetune.trainers.objectives.kl import KlEstimator, kl_estimate
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from torch import Tensor
+
+    from treetune.runtime.run import Run
+    from treetune.vocabulary import Trajectory
+
+ESTIMATORS: tuple[KlEstimator, ...] = ("k1", "k3")
+
+
+@Analyzer.register("kl_to_reference")
+@dataclass(frozen=True, kw_only=True)
+class KlToReference(OfCheckpoints):
+    """KL(policy ‖ start) of whole answers along the checkpoints, beside the answers' mean reward.
+
+    Every checkpoint answers the same `problems` of `split`, `samples` times each, sampled as in
+    training; log-probs are the trainer's models', at the temperature of the sampling. An answer's
+    KL is the sum over its tokens of k1 = log p − log p_start or of k3 = exp(−k1) − 1 + k1, both
+    unbiased for the KL of whole answers where all of the distribution is sampled (with top_p or top_k
+    they are those of a policy that the log-probs don't describe to the end).
+    """
+
+    checkpoints: Chosen = "all"
+    split: Split = "validation"
+    problems: Annotated[int, Gt(0)] = 128
+    samples: Annotated[int, Gt(0)] = 4
+
+    needs_engine = True
+
+    def analyse(self, run: Run, points: Sequence[int], work: Path) -> Findings:
+        from treetune.analyzers.sources import context_at, policy_at, sampler_of
+        from treetune.episode_generators.rollout.single_turn import sample_answers
+
+        problems = list(run.config.task.problems(self.split))[: self.problems]
+        rollout = sampler_of(run.config)
+        assert rollout.sampling is not None
+        start = policy_at(run, 0)
+        rows: list[dict[str, Any]] = []
+        for point in points:
+            run.load_checkpoint(point)
+            with run.console.phase(f"answers after iteration {point}", "answers", run.news) as show:
+                context = context_at(run, point, work, self.seed, "kl", show)
+                answers = sample_answers(
+                    context,
+                    problems,
+                    samples=self.samples,
+                    sampling=rollout.sampling,
+                    unfinished_reward=rollout.unfinished_reward,
+                    purpose="analysis: kl",
+                )
+            rows += self._rows(run, point, answers, policy_at(run, point) if point else start, start)
+        sampling = rollout.sampling
+        exact = sampling.top_p == 1.0 and sampling.top_k < 1
+        return Findings({"whole_distribution_sampled": exact, **self.summarise(rows)}, rows)
+
+    def _rows(
+        self, run: Run, point: int, answers: Sequence[Trajectory], policy: Any, start: Any
+    ) -> list[dict[str, Any]]:
+        from treetune.analyzers.scoring import logprobs_of, sweep
+        from treetune.analyzers.sources import sampler_of
+        from treetune.models.logprobs import PolicyModule
+        from treetune.trainers.base import DeepSpeedTrainer
+        from treetune.trainers.tokens import Sequences
+
+        settings = run.config.trainer
+        assert isinstance(settings, DeepSpeedTrainer)
+        sequences = Sequences.of([_row_of(answer) for answer in answers])
+        sampling = sampler_of(run.config).sampling
+        assert sampling is not None
+        temperature = sampling.temperature or 1.0  # at 0, what the untempered policy gives
+
+        def score(model: Any) -> Tensor:
+            module = PolicyModule(model)
+            return sweep(
+                sequences, lambda b: logprobs_of(module, b, temperature)[0], settings, run.ranks.device
+            )
+
+        kl = answer_kl(score(policy), score(start), sequences.starts)
+        return [
+            {
+                "checkpoint": point,
+                "problem": answer.problem.id,
+                "answer": answer.id,
+                "reward": answer.reward,
+                "tokens": len(answer.response_ids),
+                "text": answer.text,
+                **{name: values[i] for name, values in kl.items()},
+            }
+            for i, answer in enumerate(answers)
+        ]
+
+    def summarise(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        from treetune.analyzers.statistics import Bootstrap, mean_of
+
+        numbers = {}
+        for point in sorted({row["checkpoint"] for row in rows}):
+            own = [row for row in rows if row["checkpoint"] == point]
+            bootstrap = Bootstrap([row["problem"] for row in own], self.seed)
+            numbers[str(point)] = {
+                "answers": len(own),
+                "accuracy": bootstrap(mean_of([row["reward"] for row in own])),
+                **{name: bootstrap(mean_of([row[name] for row in own])) for name in ESTIMATORS},
+                "k1_per_token": math.fsum(row["k1"] for row in own) / sum(row["tokens"] for row in own),
+            }
+        return {"by_checkpoint": numbers}
+
+    @staticmethod
+    def draw(results: Mapping[str, Mapping[str, Any]]) -> Figure:
+        from treetune.analyzers.figures import (
+            COLOURS,
+            MARKS,
+            iteration_axis,
+            legend_below,
+            panels,
+            points_with_bars,
+        )
+
+        figure, (along, gain) = panels(
+            ["KL of an answer to the start, in nats", "Mean reward against KL (k1)"]
+        )
+        for i, (label, result) in enumerate(results.items()):
+            style = {"color": COLOURS[i % len(COLOURS)], "marker": MARKS[i % len(MARKS)]}
+            by_point = result["numbers"]["by_checkpoint"]
+            numbers = list(by_point.values())
+            for name, stroke in zip(ESTIMATORS, ("-", ":"), strict=True):
+                points_with_bars(
+                    along, [int(point) for point in by_point], [n[name] for n in numbers],
+                    linestyle=stroke, label=f"{label}, {name}", **style,
+                )  # fmt: skip
+            points_with_bars(
+                gain, [n["k1"]["value"] for n in numbers], [n["accuracy"] for n in numbers], **style
+            )
+        iteration_axis(along)
+        gain.set_xlabel("nats per answer", fontsize=8)
+        legend_below(figure, along)
+        return figure
+
+
+def answer_kl(policy_N: Tensor, start_N: Tensor, starts: Sequence[int]) -> dict[str, list[float]]:
+    """Each answer's KL by each estimator; answer i has the tokens ``starts[i]:starts[i + 1]``."""
+    found = {}
+    for name in ESTIMATORS:
+        tokens_N = kl_estimate(policy_N.double(), start_N.double(), name)
+        found[name] = [float(tokens_N[a:b].sum()) for a, b in itertools.pairwise(starts)]
+    return found
+
+
+def _row_of(answer: Trajectory) -> Any:
+    from treetune.vocabulary import Episode
+
+    return Episode(
+        prompt_ids=answer.prompt_ids,
+        response_ids=answer.response_ids,
+        trained=tuple(s.origin == "sampled" for s in answer.segments for _ in s.token_ids),
+        reward=answer.reward,
+        group=answer.problem.id,
+        trajectory=answer.id,
+        policy_version=0,
+    )

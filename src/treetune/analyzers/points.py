@@ -1,0 +1,125 @@
+"""Which of an experiment's checkpoints and iterations an analyzer looks at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal, TypeVar
+
+from annotated_types import Ge, Gt
+
+from treetune.runtime.analysis import Analyzer
+from treetune.runtime.base import PolicyIteration
+from treetune.runtime.directory import ExperimentDirectory
+
+T = TypeVar("T")
+
+Chosen = tuple[Annotated[int, Ge(0)], ...] | Literal["last", "all"]
+"""Numbers of finished iterations, or the last there is, or all of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfCheckpoints(Analyzer):
+    """An analyzer that needs weights. ``all`` begins with the start weights, 0.
+
+    Of ``all``, `at_most` are taken, as evenly as can be, the first and the last among them. `seed`
+    decides on everything that the analysis draws. What `judges_critic` needs the critics of its
+    checkpoints, in an experiment that trains one.
+    """
+
+    name: str | None = None
+    checkpoints: Chosen = "last"
+    at_most: Annotated[int, Gt(0)] = 10
+    seed: Annotated[int, Ge(0)] = 0
+
+    judges_critic = False
+
+    def points(self, config: PolicyIteration, directory: ExperimentDirectory) -> list[int]:
+        kept = directory.checkpoints()
+        remedy = (
+            f"there are {_listed([0, *kept])}. checkpoints: {{every: 5, keep_every: 5}} in the experiment"
+            " keeps one every five iterations"
+        )
+        if self.checkpoints == "last" and not kept:
+            raise ValueError(
+                f"{directory.path} has no checkpoint: run_iteration_loop makes them (checkpoints: [0] looks"
+                " at the start weights)"
+            )
+        what = f"a checkpoint in {directory.path}"
+        points = choose(self.checkpoints, [0, *kept], self.at_most, what, remedy)
+        if self.judges_critic and config.credit.needs_critic:
+            for point in points:
+                require_critic(config, directory, point)
+        return points
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfIterations(Analyzer):
+    """An analyzer that reads what iterations left. Iteration i was sampled by the weights after i
+    iterations: the first is 0. Of ``all``, `at_most` are taken, as evenly as can be.
+    """
+
+    name: str | None = None
+    iterations: Chosen = "all"
+    at_most: Annotated[int, Gt(0)] = 10
+
+    file = "trajectories.arrow"
+
+    def points(self, config: PolicyIteration, directory: ExperimentDirectory) -> list[int]:
+        what = f"an iteration with {self.file} in {directory.path}"
+        kept = self.kept(directory)
+        return choose(self.iterations, kept, self.at_most, what, f"there are {_listed(kept)}")
+
+    def kept(self, directory: ExperimentDirectory) -> list[int]:
+        """The iterations that can be read. Raises ValueError for none."""
+        kept = iterations_with(directory, self.file)
+        if not kept:
+            raise ValueError(
+                f"{directory.path} has no iteration with {self.file}: run_iteration_loop leaves them where"
+                " the rollout samples (supervised training doesn't)"
+            )
+        return kept
+
+
+def iterations_with(directory: ExperimentDirectory, file: str) -> list[int]:
+    """The iterations that left this file."""
+    found = (directory.path / "iterations").glob(f"[0-9]*/{file}")
+    return sorted(int(path.parent.name) for path in found if path.parent.name.isdigit())
+
+
+def choose(wanted: Chosen, kept: Sequence[int], at_most: int, what: str, remedy: str) -> list[int]:
+    """The wanted ones of those that are kept. Raises ValueError for those that aren't."""
+    if wanted == "last":
+        return [kept[-1]]
+    if wanted == "all":
+        return evenly(kept, at_most)
+    missing = sorted(set(wanted) - set(kept))
+    if missing or not wanted:
+        raise ValueError(f"{_listed(missing) or 'nothing'} is not the number of {what}: {remedy}")
+    return sorted(set(wanted))
+
+
+def evenly(items: Sequence[T], count: int) -> list[T]:
+    """`count` of the items, as evenly as can be, the first and the last among them (the last alone
+    where `count` is 1); all where there are no more.
+    """
+    if len(items) <= count:
+        return list(items)
+    if count == 1:
+        return [items[-1]]
+    return [items[round(i * (len(items) - 1) / (count - 1))] for i in range(count)]
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+def require_critic(config: PolicyIteration, directory: ExperimentDirectory, point: int) -> None:
+    """Raises ValueError where the critic of this point can't be had."""
+    if not config.credit.needs_critic:
+        raise ValueError(f"{directory.path} trains no critic: experiments with the credit 'gae' do")
+    if point and not (directory.checkpoint(point) / "critic").is_dir():
+        raise ValueError(
+            f"the checkpoint {directory.checkpoint(point)} holds no critic (critic/ is missing): it was"
+            " written before checkpoints kept it. Train again, or choose other checkpoints"
+        )

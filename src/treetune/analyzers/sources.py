@@ -1,0 +1,116 @@
+"""What an experiment left, made ready to use: models of a point, and the answers of its policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from treetune.analyzers.points import require_critic
+from treetune.episode_generators.base import GenerationContext, Rollout
+from treetune.episode_generators.storage import read_trajectories
+from treetune.runtime.base import PolicyIteration
+from treetune.runtime.run import Run
+from treetune.seeds import derive_seed
+from treetune.tasks.sampling import sample_problems
+from treetune.vocabulary import Trajectory
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedModel
+
+    from treetune.models.logprobs import CriticModule
+
+
+def policy_at(run: Run, point: int) -> PreTrainedModel:
+    """The policy after `point` iterations, for scoring."""
+    model = run.load_model()
+    if point:
+        _fill(model, run.directory.checkpoint(point) / "policy")
+    return model.eval()
+
+
+def critic_at(run: Run, point: int) -> CriticModule:
+    """The critic after `point` iterations. Raises ValueError where the checkpoint doesn't hold it."""
+    from treetune.models.logprobs import CriticModule
+
+    require_critic(run.config, run.directory, point)
+    critic = CriticModule(run.load_model(), derive_seed(run.config.seed, "critic"))
+    critic.head.to(run.ranks.device)
+    if point:
+        _fill(critic, run.directory.checkpoint(point) / "critic")
+    return critic.eval()
+
+
+def _fill(module: nn.Module, directory: Path) -> None:
+    """Puts stored weights into a module of the same architecture."""
+    import torch
+
+    from treetune.models.export import read_policy
+
+    weights, _ = read_policy(directory)
+    parameters = dict(module.named_parameters())
+    if parameters.keys() != weights.keys():
+        different = sorted(parameters.keys() ^ weights.keys())
+        raise ValueError(
+            f"{directory} is not of the model that the configuration describes: the weights"
+            f" {', '.join(different[:3])} are in one of them alone"
+        )
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(weights[name])
+
+
+def sampler_of(config: PolicyIteration) -> Rollout:
+    """How the policy answers: the rollout, or the evaluation's where the rollout samples nothing.
+
+    Raises ValueError where neither samples.
+    """
+    for rollout in (config.rollout, config.evaluation.rollout):
+        if rollout is not None and rollout.needs_engine and rollout.sampling is not None:
+            return rollout
+    raise ValueError(
+        "nothing in the experiment samples from the policy: give evaluation.rollout,"
+        " e.g. {type: 'single_turn', max_tokens: 256}"
+    )
+
+
+def context_at(
+    run: Run,
+    point: int,
+    work: Path,
+    seed: int,
+    purpose: str,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> GenerationContext:
+    """What sampling needs, with the policy's own settings; requests outlive a crash."""
+    return run.context(
+        sampler_of(run.config),
+        seed=seed,
+        iteration=point,
+        journal=work / f"{point:04d}-{purpose}.jsonl",
+        progress=progress,
+    )
+
+
+def answers_at(run: Run, point: int, work: Path, seed: int, problems: int) -> tuple[list[Trajectory], str]:
+    """Answers to training problems by the weights after `point` iterations, and whether they were
+    ``stored`` or ``sampled``: where the run didn't keep any, as after its last iteration, `problems`
+    problems are answered now. The engine has to hold these weights.
+    """
+    stored = run.directory.iteration(point) / "trajectories.arrow"
+    if stored.is_file():
+        trajectories = read_trajectories(stored)
+        versions = {segment.policy_version for t in trajectories for segment in t.segments} - {None}
+        if versions != {point}:
+            raise ValueError(
+                f"{stored} was sampled by the policy versions {sorted(map(str, versions))}, not by the"
+                f" weights after {point} iterations alone"
+            )
+        return trajectories, "stored"
+    rollout = sampler_of(run.config)
+    with run.console.phase(f"answers after iteration {point}", "answers", run.news) as show:
+        context = context_at(run, point, work, seed, "answers", show)
+        chosen = sample_problems(run.train_problems, min(problems, len(run.train_problems)), seed, point)
+        trajectories, _ = rollout.run(context, chosen)
+    return trajectories, "sampled"

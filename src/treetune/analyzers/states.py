@@ -1,0 +1,92 @@
+"""States out of a policy's answers, and what many continuations of them earn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from treetune.episode_generators.base import GenerationContext
+from treetune.episode_generators.credit.states import Estimate, State, estimate_states
+from treetune.seeds import derived_random
+from treetune.vocabulary import TokenIds, Trajectory
+
+TRUTH, ESTIMATE = "analysis: truth", "analysis: estimate"
+"""Purposes of continuations. Seeds derive from them: what judges shares none with what is judged, nor
+with those that the run itself was credited by."""
+
+
+@dataclass(frozen=True)
+class ChosenState:
+    """The state before step `step` (from 0: the prompt alone) of one of the policy's answers."""
+
+    trajectory: Trajectory
+    step: int
+
+    @property
+    def start(self) -> int:
+        """How many of the answer's tokens belong to the state."""
+        return (0, *self.trajectory.step_ends)[self.step]
+
+    @property
+    def prefix_ids(self) -> TokenIds:
+        return self.trajectory.response_ids[: self.start]
+
+    @property
+    def position(self) -> float:
+        """The share of the answer's tokens that lies behind it, in [0, 1)."""
+        return self.start / self.trajectory.step_ends[-1]
+
+    @property
+    def node(self) -> State:
+        return State(self.trajectory.problem.id, self.prefix_ids)
+
+    @property
+    def token_ids(self) -> TokenIds:
+        return self.trajectory.prompt_ids + self.prefix_ids
+
+
+def choose_states(
+    trajectories: Sequence[Trajectory], count: int, seed: int, point: int, *, prompts: bool = False
+) -> list[ChosenState]:
+    """At most `count` different states between the steps of these answers, or their prompts.
+
+    Drawn as often as the policy comes there: answers by chance, steps by chance, each distinct state
+    once. The same for the same answers and `seed`.
+    """
+    places = [
+        (i, step)
+        for i, trajectory in enumerate(trajectories)
+        for step in ([0] if prompts else range(1, len(trajectory.step_ends)))
+    ]
+    derived_random(seed, point, "prompts" if prompts else "states").shuffle(places)
+    chosen: dict[State, ChosenState] = {}
+    for i, step in places:
+        if len(chosen) == count:
+            break
+        state = ChosenState(trajectories[i], step)
+        chosen.setdefault(state.node, state)
+    return list(chosen.values())
+
+
+def continued(
+    context: GenerationContext,
+    nodes: Sequence[tuple[Trajectory, TokenIds]],
+    samples: int,
+    purpose: str,
+) -> list[Estimate]:
+    """What `samples` continuations of each (an answer to the problem, prefix ids) earn, sampled as the
+    answers were. The prefix need not be the answer's own.
+    """
+    assert context.sampling is not None, "the context is that of a rollout that samples"
+    if not nodes:
+        return []
+    states = [State(trajectory.problem.id, prefix) for trajectory, prefix in nodes]
+    found = estimate_states(
+        context,
+        [trajectory for trajectory, _ in nodes],
+        [[state] for state in states],
+        samples,
+        context.sampling,
+        purpose,
+    )
+    return [found[state] for state in states]

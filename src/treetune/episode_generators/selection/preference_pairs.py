@@ -1,0 +1,63 @@
+"""Trains on pairs of answers to a problem, of which one was right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+from annotated_types import Gt
+
+from treetune.episode_generators.base import GenerationContext, Selection
+from treetune.episode_generators.selection.all import selection_metrics
+from treetune.seeds import derived_random
+from treetune.vocabulary import Episode, Metrics
+
+
+@Selection.register("preference_pairs")
+@dataclass(frozen=True, kw_only=True)
+class PreferencePairs(Selection):
+    """Every answer with at least `reward_threshold` against every other one to the same problem.
+
+    Of more than `max_pairs_per_problem` pairs (None: no bound) that many are drawn, each as likely
+    as any other. The draw derives from run seed, iteration and problem. A problem whose answers
+    are all on one side gives no pair.
+
+    An answer comes as often as it is compared: first the better one of a pair, then the other, both
+    with the pair's number. ``selection/kept`` counts answers that are in any pair.
+    """
+
+    reward_threshold: float = 0.5
+    max_pairs_per_problem: Annotated[int, Gt(0)] | None = 64
+
+    makes_pairs = True
+
+    def select(
+        self, context: GenerationContext, episodes: Sequence[Episode]
+    ) -> tuple[list[Episode], Metrics]:
+        groups: dict[str, list[Episode]] = {}
+        for episode in episodes:
+            groups.setdefault(episode.group, []).append(episode)
+        rows: list[Episode] = []
+        possible = capped = 0
+        for name, group in groups.items():
+            accepted = [e for e in group if e.reward >= self.reward_threshold]
+            rejected = [e for e in group if e.reward < self.reward_threshold]
+            count = len(accepted) * len(rejected)
+            numbers: Sequence[int] = range(count)
+            if self.max_pairs_per_problem is not None and count > self.max_pairs_per_problem:
+                draw = derived_random(context.seed, context.iteration, name, "pairs")
+                numbers = sorted(draw.sample(numbers, self.max_pairs_per_problem))
+                capped += 1
+            for number in numbers:
+                better, other = divmod(number, len(rejected))
+                pair = len(rows) // 2
+                rows.append(replace(accepted[better], pair=pair, chosen=True))
+                rows.append(replace(rejected[other], pair=pair, chosen=False))
+            possible += count
+        kept = list({row.trajectory: row for row in rows}.values())
+        return rows, selection_metrics(episodes, kept) | {
+            "selection/pairs": float(len(rows) // 2),
+            "selection/pairs_possible": float(possible),
+            "selection/groups_capped": float(capped),
+        }

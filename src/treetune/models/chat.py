@@ -1,0 +1,114 @@
+"""Prompts as a chat: the model's own template around a problem's text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_OURS = {"add_generation_prompt", "chat_template", "conversation", "messages", "tokenize"}
+"""What a template is given by this module."""
+
+_DATE = "\N{REFERENCE MARK}today\N{REFERENCE MARK}"
+_ANSWER = "The answer is 7."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chat:
+    """The problem is the user's message, and what is sampled is the assistant's.
+
+    `system` is the system message; None leaves it to the template, and some have one of their own.
+    `template_arguments` are handed to the template by name: ``{enable_thinking: false}`` for Qwen3,
+    ``{date_string: '26 Jul 2024'}`` for Llama 3.2.
+    """
+
+    system: str | None = None
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        taken = sorted(_OURS & set(self.template_arguments))
+        if taken:
+            raise ValueError(f"template_arguments sets {', '.join(taken)}, which the run sets itself")
+
+
+def chat_frame(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> Callable[[str], str]:
+    """From a problem's text to the whole prompt's, up to where the assistant's answer begins.
+
+    Raises ValueError, here and not at the first problem, for a tokenizer without a chat template, for
+    an argument that the template doesn't know, for a template that refuses the system message, and
+    for one that writes today's date, since prompts would be others tomorrow.
+    """
+    name = repr(tokenizer.name_or_path)
+    template = tokenizer.chat_template
+    if not template:
+        raise ValueError(
+            f"model.chat is set, and the tokenizer of {name} has no chat template: set it to null, or take a"
+            " model that was trained to chat"
+        )
+    texts = list(template.values()) if isinstance(template, dict) else [template]
+    known = set(re.findall(r"\w+", " ".join(texts)))
+    unknown = sorted(set(chat.template_arguments) - known)
+    if unknown:
+        raise ValueError(
+            f"chat.template_arguments sets {', '.join(unknown)}, which the chat template of {name}"
+            " does not read: leave it out"
+        )
+    if _DATE in render(tokenizer, chat, [_user("1 + 1?")], strftime_now=lambda form: _DATE):
+        raise ValueError(
+            f"the chat template of {name} writes today's date into every prompt, so that the same run would"
+            " differ tomorrow: give the date in chat.template_arguments, e.g. {date_string: '26 Jul 2024'}"
+        )
+    return lambda prompt: render(tokenizer, chat, [_user(prompt)])
+
+
+def end_of_turn(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> int | None:
+    """The special token that the template puts behind an assistant's answer; None if there is none."""
+    try:
+        turns = render(tokenizer, chat, [_user("1 + 1?"), _assistant(_ANSWER)], add_generation_prompt=False)
+    except ValueError:
+        return None  # a template for questions alone
+    _, found, behind = turns.rpartition(_ANSWER)
+    ids = tokenizer.encode(behind.lstrip(), add_special_tokens=False) if found else []
+    if not ids:
+        return None
+    added = tokenizer.added_tokens_decoder.get(ids[0])
+    return ids[0] if added is not None and added.special else None
+
+
+def render(
+    tokenizer: PreTrainedTokenizerBase,
+    chat: Chat,
+    turns: Sequence[Mapping[str, str]],
+    *,
+    add_generation_prompt: bool = True,
+    **arguments: Any,
+) -> str:
+    """The text of a chat. Raises ValueError where the template refuses it."""
+    from jinja2 import TemplateError
+
+    system = [] if chat.system is None else [{"role": "system", "content": chat.system}]
+    try:
+        text = tokenizer.apply_chat_template(
+            [*system, *map(dict, turns)],
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+            **{**chat.template_arguments, **arguments},
+        )
+    except (TemplateError, TypeError) as error:
+        raise ValueError(
+            f"the chat template of {tokenizer.name_or_path!r} refuses a chat of"
+            f" {', '.join(turn['role'] for turn in [*system, *turns])}: {error}"
+        ) from error
+    return str(text)
+
+
+def _user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def _assistant(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}

@@ -1,0 +1,150 @@
+"""Accuracy along training, over what it cost: tokens, seconds, gradient steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from statistics import fmean
+from typing import Any
+
+from treetune.reports.reproduction.costs import seconds_of, tokens_of
+from treetune.reports.reproduction.plan import MEASURABLE, Plan, PlannedRun
+from treetune.reports.reproduction.settings import Axis, Column, MethodRow
+from treetune.reports.table import read_summaries
+
+AXES: Mapping[Axis, str] = {
+    "tokens": "sampled tokens",
+    "seconds": "seconds without evaluation",
+    "steps": "gradient steps",
+}
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """All seeds after the same number of iterations: mean costs, mean accuracy and its range."""
+
+    iteration: int
+    costs: Mapping[Axis, float]
+    mean: float
+    low: float
+    high: float
+    by_seed: Mapping[int, float]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One row in one column. A row with a single point is a level to compare with."""
+
+    row: MethodRow
+    column: Column
+    points: tuple[CurvePoint, ...]
+    seeds: tuple[int, ...]
+
+
+def curves(plan: Plan) -> list[Curve]:
+    """Of every column that names a set to draw, and every row with a finished run."""
+    found = []
+    for column in plan.table.columns:
+        if column.curve is None:
+            continue
+        for row in plan.table.rows:
+            name = row.cell(column.name).experiment
+            if name is not None and (curve := _curve(plan, row, column, name)) is not None:
+                found.append(curve)
+    return found
+
+
+def speedup(plan: Plan, run: PlannedRun, of: PlannedRun, label: str, axis: Axis) -> float:
+    """How many times less of `axis` a run needs than another until that one's best accuracy.
+
+    Each at the first checkpoint that is as good. Raises ValueError where one of them never is.
+    """
+    theirs, own = measured_along(plan, of, label), measured_along(plan, run, label)
+    if not theirs or not own:
+        raise ValueError(f"not measured along training on {label!r}")
+    best = max(accuracy for _, accuracy in theirs.values())
+    spent = next(costs[axis] for costs, accuracy in theirs.values() if accuracy >= best)
+    needed = [costs[axis] for costs, accuracy in own.values() if accuracy >= best]
+    if not needed:
+        raise ValueError(f"never as good as {of.name} at its best ({best:.3f} on {label})")
+    if not needed[0] or not spent:
+        raise ValueError(f"{of.name} was at its best before training on {label!r} began")
+    return spent / needed[0]
+
+
+def _curve(plan: Plan, row: MethodRow, column: Column, name: str) -> Curve | None:
+    assert column.curve is not None
+    by_seed: dict[int, dict[int, tuple[dict[Axis, float], float]]] = {}
+    for seed in plan.table.seeds:
+        run = plan.run(name, seed)
+        if plan.statuses[run.key].state in MEASURABLE:
+            measured = measured_along(plan, run, column.curve)
+            if measured:
+                by_seed[seed] = measured
+    if not by_seed:
+        return None
+    shared = set.intersection(*(set(points) for points in by_seed.values()))
+    points = []
+    for iteration in sorted(shared):
+        here = {seed: points_of[iteration] for seed, points_of in by_seed.items()}
+        values = {seed: value for seed, (_, value) in here.items()}
+        costs: dict[Axis, float] = {axis: fmean(cost[axis] for cost, _ in here.values()) for axis in AXES}
+        points.append(
+            CurvePoint(
+                iteration, costs, fmean(values.values()), min(values.values()), max(values.values()), values
+            )
+        )
+    return Curve(row, column, tuple(points), tuple(by_seed))
+
+
+def measured_along(plan: Plan, run: PlannedRun, label: str) -> dict[int, tuple[dict[Axis, float], float]]:
+    """(costs so far, accuracy) by finished iterations. At 0 it is the start weights' accuracy."""
+    assert run.config is not None
+    rows = sorted(run.directory.read_metrics(), key=lambda row: int(row["iteration"]))
+    totals: dict[Axis, list[float]] = {
+        "tokens": list(accumulate((tokens_of(row, run.config) for row in rows), initial=0.0)),
+        "seconds": list(accumulate((seconds_of(row) for row in rows), initial=0.0)),
+        "steps": list(accumulate((float(row.get("train/steps", 0.0)) for row in rows), initial=0.0)),
+    }
+    summaries = read_summaries(run.directory.path / "evaluations", label)
+    accuracy = {done: float(summary["pass_at_1"]) for done, summary in summaries.items() if done <= len(rows)}
+    if 0 not in accuracy and (start := _start_accuracy(plan, run, label)) is not None:
+        accuracy[0] = start
+    return {done: ({axis: totals[axis][done] for axis in AXES}, accuracy[done]) for done in sorted(accuracy)}
+
+
+def _start_accuracy(plan: Plan, run: PlannedRun, label: str) -> float | None:
+    """That of the needed run whose last checkpoint this one starts from."""
+    assert run.config is not None
+    start = str((run.config.get("model") or {}).get("name_or_path", ""))
+    for needed in run.needs:
+        other = plan.run(*needed)
+        if other.config is not None and start.startswith(f"{other.directory.path}/checkpoints/"):
+            summaries = read_summaries(other.directory.path / "evaluations", label)
+            if other.iterations in summaries:
+                return float(summaries[other.iterations]["pass_at_1"])
+    return None
+
+
+def curves_json(found: list[Curve]) -> list[dict[str, Any]]:
+    return [
+        {
+            "row": curve.row.name,
+            "column": curve.column.name,
+            "evaluation": curve.column.curve,
+            "seeds": list(curve.seeds),
+            "points": [
+                {
+                    "iteration": point.iteration,
+                    **point.costs,
+                    "mean": point.mean,
+                    "low": point.low,
+                    "high": point.high,
+                    "by_seed": {str(seed): value for seed, value in point.by_seed.items()},
+                }
+                for point in curve.points
+            ],
+        }
+        for curve in found
+    ]

@@ -1,0 +1,299 @@
+"""What a reproduction's runs are, what lies of them on disk, and what the rest may cost."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from treetune.config.build import build
+from treetune.config.errors import ConfigError
+from treetune.config.explain import Explanation
+from treetune.config.jsonnet import load
+from treetune.reports.reproduction.settings import Reproduction, TableExperiment
+from treetune.runtime.base import Runtime
+from treetune.runtime.directory import ExperimentDirectory
+from treetune.runtime.manifest import different_keys
+
+State = Literal["finished", "unmeasured", "interrupted", "missing", "running", "failed", "different", "wrong"]
+"""`unmeasured` is trained and lacks evaluations or analyses; `different` holds an experiment of another
+configuration; `wrong` has a configuration that can't be built. `failed` and `interrupted` continue."""
+
+MEASURABLE: tuple[State, ...] = ("finished", "unmeasured")
+"""Trained to the end."""
+
+TO_DO: tuple[State, ...] = ("unmeasured", "interrupted", "missing", "failed")
+"""What `reproduce_table` runs."""
+
+Key = tuple[str, int]
+"""An experiment's name in the table, and a seed."""
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One experiment with one seed. `config` is None where it can't be built, and `wrong` says why.
+
+    The table reads its evaluation `sets` at the end, those in `along` at every checkpoint that is
+    kept, and its `analyses`.
+    """
+
+    name: str
+    seed: int
+    recipe: TableExperiment
+    base: Path
+    config: Mapping[str, Any] | None
+    wrong: str | None = None
+    sets: tuple[str, ...] = ()
+    along: tuple[str, ...] = ()
+    analyses: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> Key:
+        return self.name, self.seed
+
+    @property
+    def needs(self) -> list[Key]:
+        return [(needed, self.seed) for needed in self.recipe.needs]
+
+    @property
+    def words(self) -> str:
+        return f"{self.name}, seed {self.seed}"
+
+    @property
+    def experiment_name(self) -> str:
+        return str(self.config["experiment_name"]) if self.config else self.name
+
+    @property
+    def iterations(self) -> int:
+        return int(self.config["iterations"]) if self.config else 0
+
+    @cached_property
+    def environment(self) -> dict[str, str]:
+        """What the run's configuration reads beside its files."""
+        return seed_environment(self.base, self.seed)
+
+    @property
+    def directory(self) -> ExperimentDirectory:
+        return ExperimentDirectory(self.base / f"seed-{self.seed}" / self.experiment_name)
+
+    @property
+    def log(self) -> Path:
+        return self.base / "logs" / f"seed-{self.seed}" / f"{self.experiment_name}.log"
+
+    @property
+    def record(self) -> Path:
+        """Attempts at this run: commands, seconds, exit codes."""
+        return self.log.with_suffix(".json")
+
+    def attempts(self) -> list[dict[str, Any]]:
+        try:
+            return list(json.loads(self.record.read_text())["attempts"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return []
+
+
+@dataclass(frozen=True)
+class Status:
+    """What lies of a run on disk. `done` iterations are in its metrics; `why` is for people."""
+
+    state: State
+    done: int = 0
+    why: str = ""
+    unmeasured: tuple[str, ...] = ()
+    unanalysed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The runs in the order in which they can be carried out, and how each one stands."""
+
+    table: Reproduction
+    runs: list[PlannedRun]
+    statuses: Mapping[Key, Status] = field(default_factory=dict)
+
+    def run(self, name: str, seed: int) -> PlannedRun:
+        return next(run for run in self.runs if run.key == (name, seed))
+
+    def blocked_by(self, run: PlannedRun) -> list[str]:
+        """Needed runs that can't become finished by being run, in words."""
+        found = []
+        for key in run.needs:
+            status = self.statuses[key]
+            if status.state not in ("finished", *TO_DO):
+                found.append(f"{key[0]} ({status.state})")
+            elif status.state not in MEASURABLE:
+                found += self.blocked_by(self.run(*key))
+        return found
+
+    def to_do(self) -> list[PlannedRun]:
+        return [run for run in self.runs if self.statuses[run.key].state in TO_DO]
+
+
+def refreshed(plan: Plan) -> Plan:
+    """The same runs, as they stand now."""
+    return Plan(plan.table, plan.runs, {run.key: inspect(run) for run in plan.runs})
+
+
+def seed_environment(base: Path, seed: int) -> dict[str, str]:
+    return {"APP_SEED": str(seed), "APP_DIRECTORY": str(base / f"seed-{seed}")}
+
+
+def make_plan(table: Reproduction) -> Plan:
+    """Evaluates every experiment's configuration for every seed, and looks at what is there."""
+    runs = list(_runs(table))
+    return Plan(table, runs, {run.key: inspect(run) for run in runs})
+
+
+def _runs(table: Reproduction) -> Iterator[PlannedRun]:
+    """Seed by seed, so that a table of fewer seeds is complete as early as possible."""
+    base = Path(table.directory)
+    places: dict[Path, str] = {}
+    wrong_build: dict[str, str | None] = {}
+    for seed in table.seeds:
+        for name in table.order():
+            recipe = table.experiments[name]
+            sets, along, analyses = _read_by(table, name)
+            config, wrong = _evaluated(recipe, seed_environment(base, seed))
+            if config is not None and wrong is None:
+                if name not in wrong_build:
+                    wrong_build[name] = _lacking(config, [*sets, *along], analyses)
+                wrong = wrong_build[name]
+            if config is not None:
+                place = base / f"seed-{seed}" / str(config["experiment_name"])
+                other = places.setdefault(place, name)
+                if other != name:
+                    wrong = (
+                        f"{other} writes to {place} as well: give it a name of its own, such as"
+                        f" overrides: [\"{{experiment_name: '{name}'}}\"]"
+                    )
+            yield PlannedRun(
+                name, seed, recipe, base, None if wrong else config, wrong, sets, along, analyses
+            )
+
+
+def _read_by(table: Reproduction, name: str) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """What the table's cells read of an experiment: sets, sets along training, analyses."""
+    columns = [
+        column
+        for column in table.columns
+        if any(row.cell(column.name).experiment == name for row in table.rows)
+    ]
+    sets = dict.fromkeys(column.evaluation for column in columns if column.evaluation is not None)
+    along = dict.fromkeys(column.curve for column in columns if column.speedup and column.curve is not None)
+    analyses = dict.fromkeys(column.analysis for column in columns if column.analysis is not None)
+    return tuple(sets), tuple(along), tuple(analyses)
+
+
+def _evaluated(
+    recipe: TableExperiment, environment: Mapping[str, str]
+) -> tuple[dict[str, Any] | None, str | None]:
+    """The configuration, or what is wrong with it."""
+    environ = {k: v for k, v in os.environ.items() if k != "APP_EXPERIMENT_NAME"} | dict(environment)
+    try:
+        config = load(recipe.configs, recipe.overrides, environ)
+        build(Runtime, config.data, Explanation(config))
+    except ConfigError as error:
+        return None, str(error)
+    return config.data, None
+
+
+def _lacking(config: Mapping[str, Any], sets: Sequence[str], analyses: Sequence[str]) -> str | None:
+    """What the table reports and the experiment doesn't measure, in words."""
+    known = [one.get("name") or one["split"] for one in (config.get("evaluation") or {}).get("sets", ())]
+    missing = [label for label in sets if label not in known]
+    if missing:
+        return (
+            f"{config['experiment_name']} has no evaluation set {', '.join(map(repr, missing))}, which the"
+            f" table reports; it has {', '.join(known) or 'none'}"
+        )
+    analyzers = [one.get("name") or one["type"] for one in config.get("analyzers") or ()]
+    missing = [name for name in analyses if name not in analyzers]
+    if missing:
+        return (
+            f"{config['experiment_name']} has no analyzer {', '.join(map(repr, missing))}, which the table"
+            " reports: put its file below configs/analyzers/ on the right of the experiment's configs"
+        )
+    return None
+
+
+def inspect(run: PlannedRun) -> Status:
+    """How a run stands, from its directory alone."""
+    if run.config is None:
+        return Status("wrong", why=run.wrong or "")
+    directory = run.directory
+    done = len(directory.read_metrics())
+    stored = directory.path / "config.json"
+    if stored.is_file() and directory.has_work():
+        different = different_keys(json.loads(stored.read_text()), run.config)
+        if different:
+            return Status("different", done, f"other {', '.join(different)} in {stored}")
+    if directory.is_running():
+        return Status("running", done, f"another process is at work in {directory.path}")
+    if run.iterations in directory.checkpoints():
+        wanted = [(run.iterations, label) for label in run.sets]
+        wanted += [(number, label) for number in directory.checkpoints() for label in run.along]
+        unmeasured = tuple(
+            f"{label} after {number}"
+            for number, label in wanted
+            if not (directory.evaluation(number, label) / "summary.json").is_file()
+        )
+        unanalysed = tuple(
+            name
+            for name in run.analyses
+            if not (directory.path / "analyses" / name / "result.json").is_file()
+        )
+        if not unmeasured and not unanalysed:
+            return Status("finished", done)
+        why = failure(run) or "lacks " + ", ".join((*unmeasured, *unanalysed))
+        return Status("unmeasured", done, why, unmeasured, unanalysed)
+    why = failure(run)
+    if why:
+        return Status("failed", done, why)
+    if directory.has_work():
+        return Status("interrupted", done, f"at iteration {done} of {run.iterations}")
+    return Status("missing")
+
+
+def failure(run: PlannedRun) -> str:
+    """What the last attempt failed with; empty where it didn't."""
+    attempts = run.attempts()
+    if not attempts or not attempts[-1].get("exit_code"):
+        return ""
+    last = attempts[-1]
+    return f"{last['command']} ended with {last['exit_code']}: {last.get('message', '')} (log {run.log})"
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Seconds that a run still needs; None where nobody knows. `basis` says where that is from."""
+
+    seconds: float | None
+    basis: str
+
+
+def estimate(plan: Plan, run: PlannedRun) -> Estimate:
+    """From measured iterations of this run or of other seeds, else from what the table states."""
+    status = plan.statuses[run.key]
+    if status.state not in TO_DO:
+        return Estimate(0.0, "")
+    left = run.iterations - status.done
+    if status.state == "unmeasured":
+        return Estimate(None, "evaluation alone")
+    peers = [other for other in plan.runs if other.name == run.name and other.config is not None]
+    peers.sort(key=lambda other: other.seed != run.seed)  # its own iterations first
+    for peer in peers:
+        if plan.statuses[peer.key].state == "different":
+            continue
+        totals = [row["seconds/total"] for row in peer.directory.read_metrics() if "seconds/total" in row]
+        if totals:
+            each = sum(totals) / len(totals)
+            return Estimate(left * each, f"{each:.1f} s an iteration in seed {peer.seed}")
+    if run.recipe.seconds_per_iteration is not None:
+        each = run.recipe.seconds_per_iteration
+        source = f", {run.recipe.estimated_from}" if run.recipe.estimated_from else ""
+        return Estimate(left * each, f"{each:g} s an iteration stated{source}")
+    return Estimate(None, "nothing measured or stated")

@@ -1,0 +1,75 @@
+"""What an analyzer is: it reads what an experiment wrote. The parts are in `analyzers`, above this room."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from treetune.config.registrable import Registrable
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from treetune.runtime.base import PolicyIteration
+    from treetune.runtime.directory import ExperimentDirectory
+    from treetune.runtime.run import Run
+
+RESULT, STATES = "result.json", "states.jsonl"
+"""The files of an analysis: its numbers and settings, and its states."""
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What an analysis found: numbers, and the states (or answers) that they were taken from.
+
+    Both are of JSON's types, the states one object per row.
+    """
+
+    numbers: Mapping[str, Any]
+    states: Sequence[Mapping[str, Any]] = ()
+
+
+class Analyzer(Registrable):
+    """One question to an experiment. `name` is its folder in ``analyses``, its type where left out.
+
+    A *point* is a number of finished iterations: the weights after them (0: the start weights), and
+    what these weights sampled, which is kept in the iteration of the same number, counted from 0.
+    """
+
+    name: str | None
+    needs_engine: bool = False
+
+    @property
+    def type_name(self) -> str:
+        return next(name for name, part in Analyzer.registered().items() if part is type(self))
+
+    @property
+    def label(self) -> str:
+        return self.name or self.type_name
+
+    def points(self, config: PolicyIteration, directory: ExperimentDirectory) -> list[int]:
+        """The points that it would look at, rising. Imports nothing heavy.
+
+        Raises ValueError saying what the experiment lacks.
+        """
+        raise NotImplementedError
+
+    def analyse(self, run: Run, points: Sequence[int], work: Path) -> Findings:
+        """Looks. `work` is a folder for what must outlive an interruption: journals of requests.
+
+        Raises ValueError saying what the experiment lacks.
+        """
+        raise NotImplementedError
+
+    def summarise(self, rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """The numbers out of the states alone, so that those of several experiments can be taken
+        together. Raises ValueError where the states don't tell.
+        """
+        raise ValueError(f"analyses by {self.type_name} can't be taken together: give each its own name")
+
+    @staticmethod
+    def draw(results: Mapping[str, Mapping[str, Any]]) -> Figure:
+        """One figure of the numbers that one or several experiments, by name, gave."""
+        raise NotImplementedError

@@ -1,0 +1,308 @@
+"""A reproduction's cells: what is called a difference, what is read where, and how every form shows it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.reports import fabricated
+from treetune.reports.reproduction.batch import launch_lines, slurm_script
+from treetune.reports.reproduction.curves import curves
+from treetune.reports.reproduction.figures import draw_curves, draw_table
+from treetune.reports.reproduction.formats import as_json, as_markdown
+from treetune.reports.reproduction.latex import as_latex
+from treetune.reports.reproduction.launch import Launcher
+from treetune.reports.reproduction.measure import measure
+from treetune.reports.reproduction.page import as_html
+from treetune.reports.reproduction.plan import Plan, PlannedRun, refreshed
+from treetune.reports.reproduction.settings import (
+    Cell,
+    Column,
+    MethodRow,
+    Reproduction,
+    Speedup,
+    TableExperiment,
+)
+
+LAUNCHER = Launcher(ranks=2, threads=3)
+BY_NAME = {"SFT": "sft", "PPO": "ppo", "Vine_PPO": "vine"}
+ACCOUNT = {"command": "`the command`"}
+
+
+def config(base: Path, seed: int, name: str) -> dict[str, Any]:
+    """As much of an experiment's configuration as a table reads."""
+    directory = str(base / f"seed-{seed}")
+    start = f"{directory}/sft/checkpoints/last/policy"
+    return {
+        "experiment_name": name,
+        "directory": directory,
+        "seed": seed,
+        "iterations": 4,
+        "rollout": {"type": "demonstrations" if name == "sft" else "single_turn"},
+        "model": {"name_or_path": start} if name != "sft" else {},
+    }
+
+
+def plan_of(base: Path, *, seeds: tuple[int, ...] = (1, 2), **more: Any) -> Plan:
+    """A plan whose configurations are made here: nothing is evaluated."""
+    settings: dict[str, Any] = {
+        "name": "some",
+        "directory": str(base),
+        "seeds": seeds,
+        "experiments": {
+            "sft": TableExperiment(configs=("sft",)),
+            "ppo": TableExperiment(configs=("ppo", "other"), needs=("sft",)),
+            "vine": TableExperiment(configs=("vine",), overrides=("{ it: 'is' }",), needs=("sft",)),
+        },
+        "rows": (
+            MethodRow(name="SFT", experiment="sft"),
+            MethodRow(name="PPO", experiment="ppo"),
+            MethodRow(
+                name="Vine_PPO", experiment="vine", cells={"test": Cell(published=0.53, source="Table 1")}
+            ),
+        ),
+        "columns": (Column(name="test", evaluation="test", curve="validation"),),
+        "baseline": "PPO",
+    }
+    table = Reproduction(**(settings | more))
+    runs = [
+        PlannedRun(name, seed, table.experiments[name], base, config(base, seed, name), sets=("test",))
+        for seed in seeds
+        for name in table.order()
+    ]
+    return refreshed(Plan(table, runs))
+
+
+def finish(plan: Plan, shares: Mapping[str, float]) -> Plan:
+    for run in plan.runs:
+        assert run.config is not None
+        if run.name in shares:
+            fabricated.write_run(run.config, shares[run.name] + 0.025 * run.seed)
+    return refreshed(plan)
+
+
+def test_a_difference_is_called_only_where_its_interval_excludes_zero(tmp_path: Path) -> None:
+    plan = finish(plan_of(tmp_path), {"ppo": 0.525, "vine": 0.8})
+    for seed, share in {1: 0.6, 2: 0.5}.items():  # once above PPO, once below
+        fabricated.write_run(config(tmp_path, seed, "sft"), share)
+    results = measure(refreshed(plan))
+    sft, vine = results.cells["SFT", "test"], results.cells["Vine_PPO", "test"]
+    assert sft.difference is not None and sft.difference.mean == pytest.approx(-0.0125)
+    assert sft.called is None
+    assert vine.difference is not None and vine.difference.mean == pytest.approx(0.275)
+    assert vine.called == "better"
+
+    forms = [as_markdown(results, ACCOUNT), as_html(results, [], ACCOUNT)]
+    assert all("▲" in text for text in forms)
+    assert "| Vine_PPO | 83.8 [" in forms[0]
+    assert "| SFT | test | −1.2 |" in forms[0] and "| not told apart |" in forms[0]
+    line = next(line for line in as_latex(results).splitlines() if line.startswith(r"Vine\_PPO"))
+    assert r"$\blacktriangle$" in line and r"& 53.0 \\" in line
+    found = {cell["row"]: cell["called"] for cell in as_json(results, ACCOUNT)["cells"]}
+    assert found == {"SFT": None, "PPO": None, "Vine_PPO": "better"}
+
+
+def test_where_less_is_better_less_is_called_better(tmp_path: Path) -> None:
+    columns = (Column(name="test", evaluation="test", better="lower"),)
+    results = measure(finish(plan_of(tmp_path, columns=columns), {"ppo": 0.5, "vine": 0.8}))
+    assert results.cells["Vine_PPO", "test"].called == "worse"
+
+
+def test_seeds_are_paired_so_that_a_bad_start_is_no_difference(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, seeds=(1, 2, 3))
+    for run in plan.runs:
+        assert run.config is not None
+        fabricated.write_run(
+            run.config, {1: 0.2, 2: 0.5, 3: 0.7}[run.seed] + (0.1 if run.name == "vine" else 0)
+        )
+    cell = measure(refreshed(plan)).cells["Vine_PPO", "test"]
+    assert cell.estimate is not None and cell.estimate.low is not None
+    assert cell.difference is not None and cell.difference.low is not None
+    assert cell.estimate.mean - cell.estimate.low > 0.2
+    assert cell.difference.mean - cell.difference.low < 0.1
+    assert cell.called == "better"
+
+
+def test_a_cell_says_where_it_is_from(tmp_path: Path) -> None:
+    results = measure(finish(plan_of(tmp_path), {"ppo": 0.5}))
+    written = next(cell for cell in as_json(results, ACCOUNT)["cells"] if cell["row"] == "PPO")
+    assert [one["seed"] for one in written["seeds"]] == [1, 2]
+    assert written["seeds"][0]["directory"] == str(tmp_path / "seed-1" / "ppo")
+    assert len(written["seeds"][0]["config_hash"]) == 32
+    assert written["seeds"][0]["value"] == pytest.approx(0.525)
+    assert written["seeds"][0]["problems"], written["seeds"][0]["samples"] == (40, 4)
+
+
+def test_what_was_sampled_is_counted(tmp_path: Path) -> None:
+    results = measure(finish(plan_of(tmp_path), {"sft": 0.4, "ppo": 0.5}))
+    (cost, _) = results.costs["ppo"]
+    # Four iterations of 512 answers of 32 tokens and 4,096 tokens for values; 8 s each without evaluation.
+    assert (cost.answers, cost.sampled_tokens) == (4 * 512, 4 * (512 * 32 + 4096))
+    assert (cost.gradient_steps, cost.seconds) == (12, 32)
+    assert results.costs["sft"][0].answers == 0
+
+
+def along(plan: Plan, name: str, shares: Mapping[int, float]) -> None:
+    for run in plan.runs:
+        if run.name == name:
+            for done, share in shares.items():
+                folder = run.directory.evaluation(done, "validation")
+                fabricated.write_answers(folder, share + 0.025 * run.seed, split="validation", iteration=done)
+
+
+def test_curves_begin_at_the_start_weights_and_hold_mean_and_range(tmp_path: Path) -> None:
+    plan = finish(plan_of(tmp_path), {"sft": 0.4, "ppo": 0.6})
+    along(plan, "ppo", {2: 0.5})
+    by_row = {curve.row.name: curve for curve in curves(plan)}
+    assert [point.iteration for point in by_row["SFT"].points] == [4]
+    start, middle, end = by_row["PPO"].points
+    assert (start.costs["tokens"], start.mean) == (0, pytest.approx(0.4375))
+    assert middle.costs == {"tokens": 2 * (512 * 32 + 4096), "seconds": 16.0, "steps": 6.0}
+    assert (middle.low, middle.mean, middle.high) == pytest.approx((0.525, 0.5375, 0.55))
+    assert end.iteration == 4
+
+
+def test_a_speedup_is_read_where_the_other_rows_best_is_reached(tmp_path: Path) -> None:
+    columns = (
+        Column(
+            name="less", speedup=Speedup(of="PPO", over="steps"), curve="validation", percent=False, unit="×"
+        ),
+    )
+    rows = tuple(MethodRow(name=name, experiment=of) for name, of in BY_NAME.items())
+    plan = finish(plan_of(tmp_path, rows=rows, columns=columns), {"sft": 0.2, "ppo": 0.6, "vine": 0.8})
+    along(plan, "vine", {1: 0.65, 2: 0.7})
+    along(plan, "ppo", {2: 0.5})
+    results = measure(plan)
+    vine = results.cells["Vine_PPO", "less"]
+    assert vine.estimate is not None and vine.estimate.mean == pytest.approx(4.0)
+    assert "| Vine_PPO | 4× [4×, 4×]" in as_markdown(results, ACCOUNT)
+    assert "never as good" in results.cells["SFT", "less"].absent[1]
+
+
+def test_a_number_of_an_analysis_is_read_with_its_interval(tmp_path: Path) -> None:
+    columns = (Column(name="error", analysis="values", value="numbers.error", percent=False, better="lower"),)
+    rows = tuple(MethodRow(name=name, experiment=of) for name, of in BY_NAME.items())
+    plan = finish(plan_of(tmp_path, seeds=(1,), rows=rows, columns=columns), {"ppo": 0.5, "vine": 0.5})
+    place = plan.run("ppo", 1).directory.path / "analyses" / "values" / "result.json"
+    place.parent.mkdir(parents=True)
+    place.write_text(json.dumps({"numbers": {"error": {"value": 0.11, "low": 0.1, "high": 0.125}}}))
+    results = measure(plan)
+    assert "| PPO | 0.11 [0.1, 0.125] |" in as_markdown(results, ACCOUNT)
+    assert "not analysed" in results.cells["Vine_PPO", "error"].absent[1]
+
+    place.write_text(json.dumps({"numbers": {"errors": 1}}))
+    assert "no 'numbers.error': at 'error' there is errors" in measure(plan).cells["PPO", "error"].absent[1]
+
+
+class _Balanced(HTMLParser):
+    """Fails where a tag is closed that is not the open one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_whole_and_names_are_escaped(tmp_path: Path) -> None:
+    rows = (MethodRow(name="a <b> & c", experiment="ppo"), MethodRow(name="d", experiment="vine"))
+    plan = finish(plan_of(tmp_path, rows=rows, baseline="d"), {"sft": 0.4, "ppo": 0.5})
+    page = as_html(measure(plan), curves(plan), ACCOUNT)
+    parser = _Balanced()
+    parser.feed(page)
+    assert parser.open == []
+    assert "a &lt;b&gt; &amp; c" in page
+    assert page.count("<figure>") == 3
+
+
+def test_figures_are_drawn_with_cells_that_are_missing(tmp_path: Path) -> None:
+    plan = finish(plan_of(tmp_path), {"sft": 0.4, "ppo": 0.5})
+    results = measure(plan)
+    draw_table(results, tmp_path / "table.png")
+    draw_curves(results, curves(plan), [tmp_path / "curves.png", tmp_path / "curves.svg"])
+    assert (tmp_path / "table.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (tmp_path / "curves.svg").read_text()
+
+
+def test_launch_lines_say_what_goes_first_and_what_is_set(tmp_path: Path) -> None:
+    plan = finish(plan_of(tmp_path), {})
+    lines = launch_lines(plan, LAUNCHER)
+    assert lines[0].startswith("# at once") and lines[3].startswith("# when those above")
+    assert len(lines) == 2 + 6
+    assert f"APP_SEED=1 APP_DIRECTORY={tmp_path}/seed-1 OMP_NUM_THREADS=3 deepspeed" in lines[1]
+    assert "--num_gpus=2" in lines[1] and lines[1].endswith("--configs sft run_iteration_loop")
+    assert """--configs vine --override '{ it: '"'"'is'"'"' }' run_iteration_loop""" in lines[5]
+    ports = {line.split("--master_port=")[1].split()[0] for line in lines if "--master_port" in line}
+    assert len(ports) == 6
+
+
+def test_a_slurm_script_submits_one_wave_after_the_other(tmp_path: Path) -> None:
+    bin_folder = tmp_path / "bin"
+    bin_folder.mkdir()
+    for name, text in {
+        "sbatch": 'echo "$@" >> "$CALLS"; echo "$(wc -l < "$CALLS")00;cluster"',
+        "deepspeed": 'echo "$APP_SEED $@" >> "$CALLS"',
+    }.items():
+        (bin_folder / name).write_text(f"#!/bin/bash\n{text}\n")
+        (bin_folder / name).chmod(0o755)
+    script = tmp_path / "some.sh"
+    text = slurm_script(plan_of(tmp_path / "runs"), LAUNCHER, tmp_path)
+    # The stand-ins go before this environment's own launcher.
+    script.write_text(text.replace("export PATH=", f"export PATH={bin_folder}:"))
+
+    def run(*words: str, **more: str) -> list[str]:
+        calls = tmp_path / "calls"
+        calls.unlink(missing_ok=True)
+        environment = {"PATH": f"{bin_folder}:/usr/bin:/bin", "CALLS": str(calls), **more}
+        subprocess.run(["bash", str(script), *words], env=environment, check=True, timeout=60)
+        return calls.read_text().splitlines()
+
+    first, second = run("--partition=gpu")
+    assert first == f"--parsable --array=0-1 --partition=gpu {script}"
+    assert second == f"--parsable --dependency=afterany:100 --array=2-5 --partition=gpu {script}"
+    (task,) = run(SLURM_ARRAY_TASK_ID="3")
+    assert task.startswith("1 --no_local_rank --num_gpus=2 --master_port=")
+    assert task.endswith("--configs vine --override { it: 'is' } run_iteration_loop")
+    assert "#SBATCH --cpus-per-task=6" in text
+
+
+def test_mistakes_in_a_table_are_told() -> None:
+    base = Path("nowhere")
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"baseline": "PPPO"}, "did you mean 'PPO'"),
+        (
+            {"rows": (MethodRow(name="a", experiment="pppo"),), "baseline": None},
+            "asks for the experiment 'pppo'",
+        ),
+        ({"rows": (MethodRow(name="a", cells={"tset": Cell()}),), "baseline": None}, "column 'tset'"),
+        ({"seeds": (1, 1)}, "two seeds"),
+        ({"name": "a/b"}, "plain file name"),
+        (
+            {
+                "experiments": {
+                    "sft": TableExperiment(configs=("a",), needs=("ppo",)),
+                    "ppo": TableExperiment(configs=("a",), needs=("sft",)),
+                    "vine": TableExperiment(configs=("a",)),
+                }
+            },
+            "in a circle",
+        ),
+    ]
+    for settings, words in wrong:
+        with pytest.raises(ValueError, match=words):
+            plan_of(base, **settings)
+    with pytest.raises(ValueError, match="needs one of evaluation"):
+        Column(name="x")
+    with pytest.raises(ValueError, match="name one"):
+        Column(name="x", speedup=Speedup(of="a", over="steps"))
