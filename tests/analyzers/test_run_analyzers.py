@@ -201,6 +201,16 @@ def test_other_settings_are_another_analysis(base: Path) -> None:
     assert result(base, "group", "diversity")["settings"] == {"type": "diversity", "order": 2}
 
 
+def test_an_analyzer_that_two_fragments_want_runs_once(
+    base: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert analyse(base, "group", {"type": "diversity"}, {"type": "diversity"})[0] == 0
+    assert analyse(base, "group", {"type": "diversity"}, {"type": "diversity"})[0] == 0
+    assert capsys.readouterr().out.count("is done") == 1
+    with pytest.raises(ValueError, match="two different analyzers are called diversity"):
+        experiment(base, "group", {"type": "diversity"}, {"type": "diversity", "order": 2})
+
+
 def test_analyses_of_several_experiments_go_into_one_figure(base: Path, tmp_path: Path) -> None:
     for name in ("group", "gae"):
         assert analyse(base, name, VALUES)[0] == 0
