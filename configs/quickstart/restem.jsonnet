@@ -13,10 +13,10 @@
     learning_rate: 1e-3,
     schedule: { type: 'warmup', steps: 10, decay: 'linear' },
     minibatch_size: 64,
-    epochs: 4,
+    epochs: 3,
     tokens_per_micro_batch: 8192,
   },
   restart: 'every_iteration',
-  choose_checkpoint: { set: 'validation', rule: 'first_maximum' },
+  choose_checkpoint: { set: 'validation', rule: 'best' },
   evaluation+: { every: 1 },
 }

@@ -45,4 +45,5 @@ import treetune.trainers.base
 import treetune.trainers.objectives.mle
 import treetune.trainers.objectives.ppo
 import treetune.trainers.objectives.preference
+import treetune.trainers.reference_schedule
 import treetune.trainers.schedule

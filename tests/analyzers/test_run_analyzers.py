@@ -196,8 +196,25 @@ def test_analyses_of_several_experiments_go_into_one_figure(base: Path, tmp_path
     assert "VinePPO: MC, K = 3" in svg and "gae: critic" in svg
     with pytest.raises(ValueError, match=r"has no analysis 'diversity' .*there: value_accuracy"):
         compare_analyses("diversity", experiments, tmp_path / "out" / "diversity")
-    with pytest.raises(ValueError, match="two experiments are called 'VinePPO'"):
-        compare_analyses("value_accuracy", [experiments[0]] * 2, tmp_path / "out" / "twice")
+
+
+def test_experiments_of_one_name_are_taken_together(base: Path, tmp_path: Path) -> None:
+    for name in ("group", "gae"):
+        settings = (VALUES, {"type": "weight_distance"}) if name == "gae" else (VALUES,)
+        assert analyse(base, name, *settings)[0] == 0
+    both = [f"both={base / name}" for name in ("group", "gae")]
+    drawn = compare_analyses("value_accuracy", both, tmp_path / "both")
+    (pooled,) = json.loads(drawn.with_name("both.json").read_text()).values()
+    apart = [result(base, name, "value_accuracy")["numbers"]["all"] for name in ("group", "gae")]
+    together = pooled["numbers"]["all"]
+    for part in ("within", "prompts"):
+        assert together["states"][part]["count"] == sum(one["states"][part]["count"] for one in apart)
+    errors = [one["estimators"]["monte_carlo_3"]["within"] for one in (*apart, together)]
+    sums = [one["states"] * one["mean_absolute_error"]["value"] for one in errors]
+    assert sums[2] == pytest.approx(sums[0] + sums[1])
+    assert together["estimators"]["critic"] == apart[1]["estimators"]["critic"]
+    with pytest.raises(ValueError, match="weight_distance can't be taken together"):
+        compare_analyses("weight_distance", [both[1]] * 2, tmp_path / "twice")
 
 
 def test_a_run_is_finished_whatever_analyzers_stand_on_its_right(

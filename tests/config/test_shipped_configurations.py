@@ -16,12 +16,13 @@ SCREEN_LINES, SCREEN_COLUMNS = 24, 120
 
 
 def whole_configurations() -> list[str]:
-    """Files that name an experiment, and tables; the others are fragments or bases."""
+    """Files that name an experiment, and tables; the others are fragments or bases, of which some
+    (``experiment_name+:``) add to a name."""
     files = sorted(CONFIGS.rglob("*.jsonnet"))
     whole = [
         path
         for path in files
-        if "tables" in path.parts or lexer.mentions(path.read_text(), "experiment_name")
+        if "tables" in path.parts or "experiment_name:" in path.read_text()
     ]
     return [str(path.relative_to(ROOT)) for path in whole]
 

@@ -188,3 +188,20 @@ def test_demonstrations_are_drawn_anew_in_each_iteration_and_alike_on_any_rank()
 def test_a_demonstration_that_does_not_fit_is_named() -> None:
     with pytest.raises(ValueError, match="'train/0' has a prompt of 2 tokens, which leaves 1 of"):
         Demonstrations().run(mdp.context(context_length=3), mdp.problems(1))
+
+
+def test_demonstrations_that_do_not_fit_can_be_left_out_and_are_counted() -> None:
+    # Two tokens of prompt, three or five of demonstration, and the end token: six or eight.
+    rollout = Demonstrations(samples=4, too_long="leave_out")
+
+    def run(context: GenerationContext) -> tuple[list[Trajectory], Metrics]:
+        return rollout.run(context, mdp.problems(9))
+
+    ((alone, metrics),) = mdp.on_ranks(1, run, context_length=7)
+    assert 0 < len(alone) < 36
+    assert {len(t.response_ids) for t in alone} == {4}
+    assert metrics["episodes/left_out"] == 36 - len(alone)
+    by_rank = mdp.on_ranks(2, run, context_length=7)
+    assert [t for trajectories, _ in by_rank for t in trajectories] == alone
+    assert all(metrics_of_rank == metrics for _, metrics_of_rank in by_rank)
+    assert run(mdp.context(context_length=8))[1]["episodes/left_out"] == 0

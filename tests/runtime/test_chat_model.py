@@ -33,14 +33,14 @@ from treetune.models.sources import PretrainedModel
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
 STOP = "7"
-SERVER_DEADLINE_S = 300.0
+SERVER_DEADLINE_S = 800.0
 
 OVERRIDE = """{
   model: {
     type: 'pretrained', name_or_path: '%s', chat: { template_arguments: { enable_thinking: false } },
   },
   context_length: 128,
-  engine+: { max_concurrency: 64, context_length: null },
+  engine+: { max_concurrency: 64, start_timeout: 800 },
   rollout+: { samples: 8, max_tokens: 48, stop: ['7'] },
   credit: { type: 'group' },
   trainer+: { epochs: 1 },

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.models.chat_models import bpe_tokenizer, random_model, save_as_on_the_hub
 from tests.runtime import in_process
 from tests.runtime.faults import CONFIG, ROOT
 from tests.runtime.in_process import (
@@ -27,6 +28,7 @@ from treetune.episode_generators.rollout.single_turn import SingleTurn
 from treetune.episode_generators.selection.mixed_groups import MixedGroups
 from treetune.inference.base import EngineError
 from treetune.models import export
+from treetune.models.sources import PretrainedModel
 from treetune.runtime import commands
 from treetune.runtime.base import Evaluation, EvaluationSet
 from treetune.trainers.ranks import Ranks
@@ -157,6 +159,14 @@ def test_a_prompt_that_does_not_fit_is_named_and_binds_the_experiment_to_nothing
     corrected = small(tmp_path)
     train(corrected, context_length=64)
     assert weights(corrected) == weights(undisturbed)
+
+
+def test_a_tokenizer_with_more_tokens_than_its_model_is_refused(tmp_path: Path) -> None:
+    tokenizer = bpe_tokenizer()
+    model = random_model("llama", len(tokenizer) - 1)
+    folder = save_as_on_the_hub(tmp_path / "model", model, tokenizer)
+    with pytest.raises(ValueError, match="tokens were added and the model's embeddings not resized"):
+        train(small(tmp_path, model=PretrainedModel(name_or_path=str(folder))))
 
 
 def test_another_configuration_is_refused_once_there_is_something(undisturbed) -> None:

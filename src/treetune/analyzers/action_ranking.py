@@ -18,7 +18,7 @@ from treetune.analyzers.states import ESTIMATE, TRUTH, ChosenState, choose_state
 from treetune.analyzers.value_accuracy import CRITIC, CriticValues
 from treetune.analyzers.value_figure import order_of, words_of
 from treetune.episode_generators.base import GenerationContext
-from treetune.episode_generators.rollout.answers import steps_of
+from treetune.episode_generators.rollout.answers import room, steps_of
 from treetune.inference.base import Request
 from treetune.runtime.analysis import Analyzer, Findings
 from treetune.seeds import derive_seed
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 CLEAR_ERRORS = 2.0
 """A pair is clear where its truths differ by more than this many of their standard errors."""
 
-Row = dict[str, Any]
+Row = Mapping[str, Any]
 
 
 @Analyzer.register("action_ranking")
@@ -83,8 +83,8 @@ class ActionRanking(OfCheckpoints):
         if not rows:
             raise ValueError(
                 f"none of the {self.candidates} states has {self.at_least} different next steps among"
-                f" {self.alternatives}: the policy is too sure, or its answers have one step; raise"
-                " candidates or alternatives"
+                f" {self.alternatives}: the policy is too sure, or its answers have one step: raise"
+                " alternatives, lower at_least, or look at an earlier checkpoint"
             )
         return Findings({**self.summarise(rows), "answers": origins}, rows)
 
@@ -98,7 +98,7 @@ class ActionRanking(OfCheckpoints):
         truths = iter(continued(context, nodes, self.rollouts, TRUTH))
         tried = iter(continued(context, nodes, sum(self.samples), ESTIMATE))
         values = iter(critic([t.prompt_ids + step for t, step in nodes]) if critic else ())
-        rows = []
+        rows: list[Row] = []
         for state, steps in kept:
             of_state = [next(truths).rewards for _ in steps]
             predictions = self._means([next(tried).rewards for _ in steps])
@@ -128,10 +128,13 @@ class ActionRanking(OfCheckpoints):
             Request(
                 prompt_ids=state.token_ids,
                 seed=derive_seed(
-                    context.seed, context.iteration, *state.node[:1], repr(state.prefix_ids), "steps"
+                    context.seed, context.iteration, state.node.problem, repr(state.prefix_ids), "steps"
                 ),
                 n=self.alternatives,
-                sampling=replace(sampling, max_tokens=sampling.max_tokens - state.start),
+                sampling=replace(
+                    sampling,
+                    max_tokens=room(context, state.trajectory.prompt_ids, sampling.max_tokens) - state.start,
+                ),
             )
             for state in states
         ]
@@ -140,7 +143,7 @@ class ActionRanking(OfCheckpoints):
             answers = [state.prefix_ids + completion.token_ids for completion in completions]
             steps: dict[TokenIds, None] = {}  # in their order, each once
             for answer in answers:
-                ends = steps_of(context, answer, context.codec.decode(answer))
+                ends = steps_of(context, answer, context.codec.decode(answer), sampling.stop)
                 end = next(end for end in ends if end > state.start)
                 if end < len(answer):
                     steps[answer[:end]] = None

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Gt
 
-from treetune.analyzers.points import OfIterations
+from treetune.analyzers.points import OfIterations, evenly
 from treetune.episode_generators.credit.monte_carlo import step_advantages
 from treetune.runtime.analysis import Analyzer, Findings
+from treetune.runtime.base import PolicyIteration
+from treetune.runtime.directory import ExperimentDirectory
 from treetune.vocabulary import Episode
 
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 QUANTILES = (5, 25, 50, 75, 95)
 
-Row = dict[str, Any]
+Row = Mapping[str, Any]
 
 
 @Analyzer.register("advantage_distribution")
@@ -63,6 +65,13 @@ class AdvantageDistribution(OfIterations):
                 f" the credit gives none ({type(run.config.credit).__name__})"
             )
         return Findings({**counts, **self.summarise(rows)}, rows)
+
+    def points(self, config: PolicyIteration, directory: ExperimentDirectory) -> list[int]:
+        if not config.credit.needs_critic or self.iterations != "all":
+            return super().points(config, directory)
+        # Without its critic an iteration says nothing, and the critic of the start has learnt nothing.
+        critics = [n for n in directory.checkpoints() if (directory.checkpoint(n) / "critic").is_dir()]
+        return evenly([i for i in self.kept(directory) if i in critics] or [0], self.at_most)
 
     @staticmethod
     def _values(run: Run, point: int, episodes: Sequence[Episode]) -> list[tuple[float, ...] | None]:

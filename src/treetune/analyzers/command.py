@@ -13,13 +13,13 @@ from typing import Any
 
 from treetune.analyzers.figures import save
 from treetune.runtime import lifeline
-from treetune.runtime.analysis import Analyzer
+from treetune.runtime.analysis import RESULT, STATES, Analyzer
 from treetune.runtime.base import PolicyIteration, Runtime
 from treetune.runtime.directory import ExperimentDirectory, replace_directory, write_json, write_whole
 from treetune.runtime.manifest import refuse_another
 from treetune.runtime.run import Run, opened
 
-RESULT, STATES, JOURNAL = "result.json", "states.jsonl", "journal"
+JOURNAL = "journal"
 
 Plain = Mapping[str, Any]
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from treetune.analyzers.figures import save
-from treetune.runtime.analysis import Analyzer
+from treetune.config.build import build
+from treetune.runtime.analysis import RESULT, STATES, Analyzer
 from treetune.runtime.directory import write_json
 
 
@@ -16,31 +17,57 @@ def compare_analyses(name: str, experiments: Sequence[str], output: Path) -> Pat
     """Draws the analysis `name` of several experiments (``DIRECTORY`` or ``NAME=DIRECTORY``) in one
     figure, and keeps their numbers beside it; the path of the figure without its ending.
 
-    Raises ValueError for an experiment without this analysis, for two of one name, and for analyses
-    by different analyzers.
+    Experiments of one NAME, such as a method's seeds, are taken together: their states are one
+    sample, in which a problem stays one problem.
+
+    Raises ValueError for an experiment without this analysis, and for analyses by different
+    analyzers, or of one name with different settings.
     """
-    results: dict[str, Mapping[str, Any]] = {}
+    folders: dict[str, list[Path]] = {}
     for text in experiments:
         label, _, given = text.rpartition("=")
-        path = Path(given) / "analyses" / name / "result.json"
-        if not path.is_file():
-            found = sorted(other.parent.name for other in Path(given).glob("analyses/*/result.json"))
+        folder = Path(given) / "analyses" / name
+        if not (folder / RESULT).is_file():
+            found = sorted(other.parent.name for other in Path(given).glob(f"analyses/*/{RESULT}"))
             raise ValueError(
-                f"{given} has no analysis {name!r} ({path} is missing; there: {', '.join(found) or 'none'}):"
-                " run_analyzers makes it"
+                f"{given} has no analysis {name!r} ({folder / RESULT} is missing; there:"
+                f" {', '.join(found) or 'none'}): run_analyzers makes it"
             )
-        result = json.loads(path.read_text())
-        label = label or result["experiment"]
-        if label in results:
-            raise ValueError(f"two experiments are called {label!r}: give them names, as in mine={given}")
-        results[label] = result
+        folders.setdefault(label or _read(folder)["experiment"], []).append(folder)
+    results = {label: _together(label, of_label) for label, of_label in folders.items()}
     kinds = sorted({result["analyzer"] for result in results.values()})
     if len(kinds) != 1:
         raise ValueError(f"analyses {name!r} of different kinds don't go into one figure: {', '.join(kinds)}")
-    analyzers = Analyzer.registered()
-    if kinds[0] not in analyzers:
-        raise ValueError(f"there is no analyzer {kinds[0]!r} here to draw it: {', '.join(sorted(analyzers))}")
     output.parent.mkdir(parents=True, exist_ok=True)
-    save(analyzers[kinds[0]].draw(results), output.parent, output.name)  # type: ignore[attr-defined]
+    save(Analyzer.registered()[kinds[0]].draw(results), output.parent, output.name)  # type: ignore[attr-defined]
     write_json(output.with_name(f"{output.name}.json"), results)
     return output
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    result = json.loads((folder / RESULT).read_text())
+    if result["analyzer"] not in Analyzer.registered():
+        known = ", ".join(sorted(Analyzer.registered()))
+        raise ValueError(f"{folder} is by the analyzer {result['analyzer']!r}, which isn't here: {known}")
+    return result
+
+
+def _together(label: str, folders: Sequence[Path]) -> Mapping[str, Any]:
+    """One result of several analyses by one analyzer with the same settings."""
+    results = [_read(folder) for folder in folders]
+    if len(results) == 1:
+        return results[0]
+    if any(result["settings"] != results[0]["settings"] for result in results):
+        raise ValueError(
+            f"the analyses that are to be taken together as {label!r} have different settings"
+            f" ({', '.join(map(str, folders))}): give them different names, or analyse them alike"
+        )
+    rows = [json.loads(line) for folder in folders for line in (folder / STATES).read_text().splitlines()]
+    settings = results[0]["settings"]
+    return {
+        "analyzer": results[0]["analyzer"],
+        "experiment": [result["experiment"] for result in results],
+        "settings": settings,
+        "points": sorted({point for result in results for point in result["points"]}),
+        "numbers": build(Analyzer, settings).summarise(rows),
+    }

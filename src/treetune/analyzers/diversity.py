@@ -79,7 +79,14 @@ class Diversity(OfIterations):
 
     @staticmethod
     def draw(results: Mapping[str, Mapping[str, Any]]) -> Figure:
-        from treetune.analyzers.figures import COLOURS, MARKS, legend_below, panels, points_with_bars
+        from treetune.analyzers.figures import (
+            COLOURS,
+            MARKS,
+            iteration_axis,
+            legend_below,
+            panels,
+            points_with_bars,
+        )
 
         titles = [
             "Different answers",
@@ -95,7 +102,7 @@ class Diversity(OfIterations):
                 xs = [int(point) for point in by_point]
                 points_with_bars(panel, xs, [numbers[measure] for numbers in by_point.values()], **style)
         for panel in axes:
-            panel.set_xlabel("iterations before these answers", fontsize=8)
+            iteration_axis(panel, "iterations before these answers")
         legend_below(figure, axes[0])
         return figure
 

@@ -34,8 +34,16 @@ def panels(titles: Sequence[str], *, rows: int = 1) -> tuple[Figure, list[Axes]]
         one.grid(axis="y", color="#e4e4e4", linewidth=0.8)
         one.set_axisbelow(True)
         one.spines[["top", "right"]].set_visible(False)
-        one.tick_params(labelsize=8)
+        one.tick_params(labelsize=8, which="both")
     return figure, axes
+
+
+def iteration_axis(axes: Axes, words: str = "finished iterations") -> None:
+    """Iterations are whole numbers, and so are the ticks."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel(words, fontsize=8)
 
 
 def legend_below(figure: Figure, axes: Axes, columns: int = 4) -> None:

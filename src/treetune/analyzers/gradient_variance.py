@@ -28,14 +28,19 @@ class GradientVariance(OfCheckpoints):
     """The policy's gradient on minibatches of an iteration's episodes, at the weights that sampled
     them: those after as many iterations. The loss is the experiment's own, before any update.
 
-    `minibatch_size` episodes each, at most `minibatches` of them, each episode once. Episodes of one
-    problem are in different minibatches, as in training. What is said of them is in `GradientSums`.
+    `minibatch_size` episodes (or pairs) each, at most `minibatches` of them, each episode once. Episodes
+    of one problem are in different minibatches, as in training. What is said of them is in `GradientSums`.
     """
 
     minibatch_size: Annotated[int, Gt(0)] = 16
     minibatches: Annotated[int, Gt(1)] = 32
 
     def points(self, config: PolicyIteration, directory: ExperimentDirectory) -> list[int]:
+        if config.restart == "every_iteration":
+            raise ValueError(
+                "every iteration trains the start weights anew (restart), so no gradient is taken at the"
+                " weights that sampled its episodes"
+            )
         kept = [0, *directory.checkpoints()]
         with_episodes = set(iterations_with(directory, EPISODES))
         both = [point for point in kept if point in with_episodes]
@@ -67,7 +72,7 @@ class GradientVariance(OfCheckpoints):
 
     @staticmethod
     def draw(results: Mapping[str, Mapping[str, Any]]) -> Figure:
-        from treetune.analyzers.figures import COLOURS, MARKS, legend_below, panels
+        from treetune.analyzers.figures import COLOURS, MARKS, iteration_axis, legend_below, panels
 
         figure, (relative, scale) = panels(
             ["Variance of the gradient over its squared norm", "Noise scale, in episodes"]
@@ -81,7 +86,7 @@ class GradientVariance(OfCheckpoints):
                 known = [(int(p), n[measure]) for p, n in by_point.items() if n[measure] is not None]
                 axes.plot([x for x, _ in known], [y for _, y in known], markersize=4.5, **style)
         for axes in (relative, scale):
-            axes.set_xlabel("finished iterations", fontsize=8)
+            iteration_axis(axes)
             axes.set_yscale("log")
         legend_below(figure, relative)
         return figure

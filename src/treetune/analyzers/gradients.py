@@ -17,10 +17,11 @@ from treetune.episode_generators.storage import read_episodes
 from treetune.models.logprobs import PolicyModule
 from treetune.seeds import derived_random
 from treetune.trainers.base import DeepSpeedTrainer
+from treetune.trainers.batching import Unit
 from treetune.trainers.credit import critic_advantages, less_future_penalty, normalised, token_rewards
-from treetune.trainers.objectives.base import TokenBatch
+from treetune.trainers.objectives.base import PairCut, TokenBatch
 from treetune.trainers.objectives.kl import kl_estimate
-from treetune.trainers.tokens import Sequences, flat_of_trained
+from treetune.trainers.tokens import Sequences, flat_of_trained, units_of
 from treetune.vocabulary import Episode
 
 if TYPE_CHECKING:
@@ -52,22 +53,22 @@ def gradient_sums(
     sequences = Sequences.of(episodes)
     policy = PolicyModule(policy_at(run, point))
     loss = Loss(run, point, policy, episodes, sequences)
-    order = list(range(len(episodes)))
+    order = units_of(episodes, in_pairs=settings.objective.needs_pairs)
     derived_random(seed, point, "gradients").shuffle(order)
     whole = [
         order[start : start + minibatch_size]
         for start in range(0, len(order) - minibatch_size + 1, minibatch_size)
     ][:minibatches]
     sums, rows = GradientSums(minibatch_size), []
-    for number, indices in enumerate(whole):
+    for number, minibatch in enumerate(whole):
         policy.zero_grad(set_to_none=True)
-        value = loss.backward(indices)
+        value = loss.backward(minibatch)
         gradients = [p.grad for p in policy.parameters() if p.grad is not None]
         sums.add(gradients)
         rows.append(
             {
                 "checkpoint": point,
-                "episodes": [episodes[i].trajectory for i in indices],
+                "episodes": [episodes[i].trajectory for unit in minibatch for i in unit],
                 "loss": value,
                 "gradient_norm": sum(float(g.double().square().sum()) for g in gradients) ** 0.5,
             }
@@ -122,18 +123,21 @@ class Loss:
             raise ValueError("the objective needs advantages and the stored episodes hold none")
         return given_N if penalties_N is None else less_future_penalty(starts, given_N, penalties_N)
 
-    def backward(self, indices: Sequence[int]) -> float:
+    def backward(self, minibatch: Sequence[Unit]) -> float:
         """Adds the gradient of the mean loss over these sequences to the policy's; the loss."""
         objective = self.settings.objective
+        indices = [index for unit in minibatch for index in unit]
         weights_N = self._weights(indices)
         total = 0.0
-        for batch in batches(self.sequences, indices, self.settings, self.device):
+        for batch in batches(self.sequences, minibatch, self.settings, self.device):
             at = batch.flat_N
             tokens = TokenBatch(
                 weights_N=weights_N[at].to(self.device),
+                sequence_weight=1 / len(indices),
                 advantages_N=self._at(self.advantages_N, at),
                 reference_logprobs_N=self._at(self.reference_N, at),
                 behaviour_logprobs_N=self._at(self.behaviour_N, at),
+                pairs=PairCut(batch.trained_tokens, 1 / len(minibatch)) if objective.needs_pairs else None,
             )
             logprobs_N, entropy_N = self.policy(
                 batch.input_ids_BT,

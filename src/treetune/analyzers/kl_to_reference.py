@@ -75,6 +75,7 @@ class KlToReference(OfCheckpoints):
         self, run: Run, point: int, answers: Sequence[Trajectory], policy: Any, start: Any
     ) -> list[dict[str, Any]]:
         from treetune.analyzers.scoring import logprobs_of, sweep
+        from treetune.analyzers.sources import sampler_of
         from treetune.models.logprobs import PolicyModule
         from treetune.trainers.base import DeepSpeedTrainer
         from treetune.trainers.tokens import Sequences
@@ -82,7 +83,9 @@ class KlToReference(OfCheckpoints):
         settings = run.config.trainer
         assert isinstance(settings, DeepSpeedTrainer)
         sequences = Sequences.of([_row_of(answer) for answer in answers])
-        temperature = run.sampling_temperature
+        sampling = sampler_of(run.config).sampling
+        assert sampling is not None
+        temperature = sampling.temperature or 1.0  # at 0, what the untempered policy gives
 
         def score(model: Any) -> Tensor:
             module = PolicyModule(model)
@@ -107,41 +110,53 @@ class KlToReference(OfCheckpoints):
     def summarise(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         from treetune.analyzers.statistics import Bootstrap, mean_of
 
-        numbers = {}
+        numbers: dict[str, dict[str, Any]] = {}
         for point in sorted({row["checkpoint"] for row in rows}):
             own = [row for row in rows if row["checkpoint"] == point]
             bootstrap = Bootstrap([row["problem"] for row in own], self.seed)
             numbers[str(point)] = {
                 "answers": len(own),
                 "accuracy": bootstrap(mean_of([row["reward"] for row in own])),
-                **{name: bootstrap(mean_of([row[name] for row in own])) for name in ESTIMATORS},
+                **{str(name): bootstrap(mean_of([row[name] for row in own])) for name in ESTIMATORS},
                 "k1_per_token": math.fsum(row["k1"] for row in own) / sum(row["tokens"] for row in own),
             }
         return {"by_checkpoint": numbers}
 
     @staticmethod
     def draw(results: Mapping[str, Mapping[str, Any]]) -> Figure:
-        from treetune.analyzers.figures import COLOURS, MARKS, legend_below, panels, points_with_bars
+        from treetune.analyzers.figures import (
+            COLOURS,
+            MARKS,
+            iteration_axis,
+            legend_below,
+            panels,
+            points_with_bars,
+        )
 
-        figure, (along, gain) = panels(["KL to the start, per answer (k3)", "Mean reward against KL (k3)"])
+        figure, (along, gain) = panels(
+            ["KL of an answer to the start, in nats", "Mean reward against KL (k1)"]
+        )
         for i, (label, result) in enumerate(results.items()):
-            style = {"color": COLOURS[i % len(COLOURS)], "marker": MARKS[i % len(MARKS)], "label": label}
+            style = {"color": COLOURS[i % len(COLOURS)], "marker": MARKS[i % len(MARKS)]}
             by_point = result["numbers"]["by_checkpoint"]
             numbers = list(by_point.values())
-            points_with_bars(along, [int(point) for point in by_point], [n["k3"] for n in numbers], **style)
+            for name, stroke in zip(ESTIMATORS, ("-", ":"), strict=True):
+                points_with_bars(
+                    along, [int(point) for point in by_point], [n[name] for n in numbers],
+                    linestyle=stroke, label=f"{label}, {name}", **style,
+                )  # fmt: skip
             points_with_bars(
-                gain, [n["k3"]["value"] for n in numbers], [n["accuracy"] for n in numbers], **style
+                gain, [n["k1"]["value"] for n in numbers], [n["accuracy"] for n in numbers], **style
             )
-        along.set_xlabel("finished iterations", fontsize=8)
+        iteration_axis(along)
         gain.set_xlabel("nats per answer", fontsize=8)
-        along.set_ylabel("nats per answer", fontsize=8)
         legend_below(figure, along)
         return figure
 
 
 def answer_kl(policy_N: Tensor, start_N: Tensor, starts: Sequence[int]) -> dict[str, list[float]]:
     """Each answer's KL by each estimator; answer i has the tokens ``starts[i]:starts[i + 1]``."""
-    found = {}
+    found: dict[str, list[float]] = {}
     for name in ESTIMATORS:
         tokens_N = kl_estimate(policy_N.double(), start_N.double(), name)
         found[name] = [float(tokens_N[a:b].sum()) for a, b in itertools.pairwise(starts)]

@@ -66,14 +66,19 @@ class OfIterations(Analyzer):
     file = "trajectories.arrow"
 
     def points(self, config: PolicyIteration, directory: ExperimentDirectory) -> list[int]:
+        what = f"an iteration with {self.file} in {directory.path}"
+        kept = self.kept(directory)
+        return choose(self.iterations, kept, self.at_most, what, f"there are {_listed(kept)}")
+
+    def kept(self, directory: ExperimentDirectory) -> list[int]:
+        """The iterations that can be read. Raises ValueError for none."""
         kept = iterations_with(directory, self.file)
         if not kept:
             raise ValueError(
                 f"{directory.path} has no iteration with {self.file}: run_iteration_loop leaves them where"
                 " the rollout samples (supervised training doesn't)"
             )
-        what = f"an iteration with {self.file} in {directory.path}"
-        return choose(self.iterations, kept, self.at_most, what, f"there are {_listed(kept)}")
+        return kept
 
 
 def iterations_with(directory: ExperimentDirectory, file: str) -> list[int]:

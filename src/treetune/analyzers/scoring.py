@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from treetune.trainers.base import DeepSpeedTrainer
-from treetune.trainers.batching import cut
+from treetune.trainers.batching import Unit, cut
 from treetune.trainers.tokens import MicroBatch, Sequences, micro_batch
 
 if TYPE_CHECKING:
@@ -20,12 +20,12 @@ SEQUENCES_AT_ONCE = 64
 
 
 def batches(
-    sequences: Sequences, indices: Sequence[int], settings: DeepSpeedTrainer, device: torch.device
+    sequences: Sequences, units: Sequence[Unit], settings: DeepSpeedTrainer, device: torch.device
 ) -> list[MicroBatch]:
     """Micro-batches of some sequences, cut as in training on one rank."""
     (pieces,) = cut(
         sequences.lengths,
-        indices,
+        units,
         ranks=1,
         tokens=settings.tokens_per_micro_batch,
         sequences=settings.sequences_per_micro_batch,
@@ -42,10 +42,11 @@ def sweep(
 ) -> Tensor:
     """`forward` of all trained tokens, float32 of shape [N], on the CPU, without gradient."""
     results_N = torch.zeros(sequences.n_tokens)
+    first = sequences.first_alike()  # an answer may stand in several pairs
     with torch.no_grad():
-        for batch in batches(sequences, range(len(sequences)), settings, device):
+        for batch in batches(sequences, [(i,) for i in sorted(set(first))], settings, device):
             results_N[batch.flat_N] = forward(batch).float().cpu()
-    return results_N
+    return results_N[sequences.flat_index(first)]
 
 
 def logprobs_of(policy: PolicyModule, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:

@@ -48,8 +48,9 @@ class Bootstrap:
         if not math.isfinite(value):
             return {"value": None, "low": None, "high": None}
         tail = 100 * (1 - INTERVAL) / 2
-        low, high = np.percentile(drawn, [tail, 100 - tail]).tolist() if len(drawn) else (value, value)
-        return {"value": float(value), "low": float(low), "high": float(high)}
+        bounds = np.percentile(drawn, [tail, 100 - tail]) if len(drawn) else np.array([value, value])
+        low, high = bounds.tolist()
+        return {"value": float(value), "low": low, "high": high}
 
 
 def mean_of(values: Sequence[float] | Any) -> Statistic:

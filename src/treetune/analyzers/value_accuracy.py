@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 CRITIC = "critic"
 
 CriticValues = Callable[[Sequence[TokenIds]], list[float]]
-Row = dict[str, Any]
+Row = Mapping[str, Any]
 
 
 @Analyzer.register("value_accuracy")
@@ -81,7 +81,7 @@ class ValueAccuracy(OfCheckpoints):
         truths = continued(context, nodes, self.rollouts, TRUTH)
         tried = continued(context, nodes, sum(self.samples) * self.repeats, ESTIMATE)
         values = critic([state.token_ids for state in states]) if critic else [None] * len(states)
-        rows = []
+        rows: list[Row] = []
         for state, truth, estimate, value in zip(states, truths, tried, values, strict=True):
             deviation = pstdev(truth.rewards)
             estimates = self._means(estimate.rewards)

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from treetune.analyzers.figures import COLOURS, MARKS, legend_below, panels, points_with_bars
+from treetune.analyzers.figures import (
+    COLOURS,
+    MARKS,
+    iteration_axis,
+    legend_below,
+    panels,
+    points_with_bars,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -15,12 +22,14 @@ LINES = ("-", "--", ":", "-.")
 
 def draw_values(results: Mapping[str, Mapping[str, Any]]) -> Figure:
     """Colours tell estimators apart, strokes and marks experiments."""
-    figure, (errors, along, sides) = panels(
-        [
-            "Mean absolute error of values",
-            "… by position in the answer",
-            "Share on the right side of 0.5, by position",
-        ]
+    titles = [
+        "Mean absolute error of values",
+        "… by position in the answer",
+        "Share on the right side of 0.5, by position",
+    ]
+    several = any(len(result["numbers"]["by_checkpoint"]) > 1 for result in results.values())
+    figure, (errors, along, sides, *training) = panels(
+        [*titles, *(["Error along training"] if several else [])]
     )
     numbers = {name: result["numbers"]["all"] for name, result in results.items()}
     estimators = sorted(
@@ -41,6 +50,14 @@ def draw_values(results: Mapping[str, Mapping[str, Any]]) -> Figure:
             moved = [centre + shift * 0.08 for centre in centres]
             for axes, measure in ((along, "mean_absolute_error"), (sides, "accuracy")):
                 points_with_bars(axes, moved, [part[measure] for part in found["by_position"]], **style)
+            for axes in training:
+                by_point = results[name]["numbers"]["by_checkpoint"]
+                found_at = {int(point): one["estimators"] for point, one in by_point.items()}
+                of_point = [found_at[point][estimator]["within"]["mean_absolute_error"] for point in found_at]
+                points_with_bars(axes, list(found_at), of_point, **style)
+    for axes in training:
+        axes.set_ylim(bottom=0)
+        iteration_axis(axes)
     errors.set_xticks(range(len(estimators)), [words_of(estimator) for estimator in estimators])
     errors.set_xlim(-0.6, len(estimators) - 0.4)
     errors.set_ylim(bottom=0)

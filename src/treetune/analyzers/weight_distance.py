@@ -43,7 +43,7 @@ class WeightDistance(OfCheckpoints):
 
     @staticmethod
     def draw(results: Mapping[str, Mapping[str, Any]]) -> Figure:
-        from treetune.analyzers.figures import COLOURS, MARKS, legend_below, panels
+        from treetune.analyzers.figures import COLOURS, MARKS, iteration_axis, legend_below, panels
 
         figure, (along, groups) = panels(
             ["Distance to the start weights, relative", "… of the last checkpoint, by group"]
@@ -64,7 +64,7 @@ class WeightDistance(OfCheckpoints):
             last = list(by_point.values())[-1]["groups"]
             places = [names.index(name) for name in last]
             groups.plot(places, [g["relative"] for g in last.values()], linestyle="none", **style)
-        along.set_xlabel("finished iterations", fontsize=8)
+        iteration_axis(along)
         groups.set_xticks(range(len(names)), names, rotation=45, ha="right", rotation_mode="anchor")
         for axes in (along, groups):
             axes.set_ylim(bottom=0)

@@ -57,7 +57,7 @@ class TinyModel(ModelSource):
     """A Llama with random weights over the task's characters, small enough to train on a laptop.
 
     `context_length` bounds prompt and response together, in tokens. The default has 0.86 million
-    parameters. In float32.
+    parameters. In float32. `alphabet` holds the characters of its tokenizer; None: the task's own.
     """
 
     layers: Annotated[int, Gt(0)] = 4
@@ -65,6 +65,7 @@ class TinyModel(ModelSource):
     heads: Annotated[int, Gt(0)] = 4
     intermediate_size: Annotated[int, Gt(0)] = 384
     context_length: Annotated[int, Gt(0)] = 256
+    alphabet: Annotated[str, MinLen(1)] | None = None
     tie_word_embeddings: bool = False
     rope_theta: Annotated[float, Gt(0)] = 10_000.0
 
@@ -82,7 +83,7 @@ class TinyModel(ModelSource):
     def load_tokenizer(self, alphabet: Alphabet) -> PreTrainedTokenizerBase:
         from treetune.models.characters import character_tokenizer
 
-        return character_tokenizer(alphabet(), self.context_length)
+        return character_tokenizer(self.alphabet or alphabet(), self.context_length)
 
     def load_model(self, seed: int, alphabet: Alphabet) -> PreTrainedModel:
         import torch

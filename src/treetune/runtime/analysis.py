@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from treetune.runtime.directory import ExperimentDirectory
     from treetune.runtime.run import Run
 
+RESULT, STATES = "result.json", "states.jsonl"
+"""The files of an analysis: its numbers and settings, and its states."""
+
 
 @dataclass(frozen=True)
 class Findings:
@@ -59,6 +62,12 @@ class Analyzer(Registrable):
         Raises ValueError saying what the experiment lacks.
         """
         raise NotImplementedError
+
+    def summarise(self, rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """The numbers out of the states alone, so that those of several experiments can be taken
+        together. Raises ValueError where the states don't tell.
+        """
+        raise ValueError(f"analyses by {self.type_name} can't be taken together: give each its own name")
 
     @staticmethod
     def draw(results: Mapping[str, Mapping[str, Any]]) -> Figure:

@@ -109,11 +109,11 @@ class Checkpoints:
 class PolicyIteration(Runtime):
     """Sample, credit, train, sync, as often as `iterations` says.
 
-    `context_length` bounds prompt and response together, in tokens. `rank_deadline` (seconds) is
-    how long a rank waits for the others before the run ends with an error. `restart`
-    ``every_iteration`` trains the start weights anew each time, with a fresh optimiser and schedule,
-    on what the latest policy sampled (RestEM). `choose_checkpoint` is about which epoch's weights an
-    iteration ends with; None: the last one's.
+    `context_length` bounds prompt and response together, in tokens. `problems_per_iteration` None
+    takes the whole split. `rank_deadline` (seconds) is how long a rank waits for the others before the
+    run ends with an error. `restart` ``every_iteration`` trains the start weights anew each time, with a
+    fresh optimiser and schedule, on what the latest policy sampled (RestEM). `choose_checkpoint` is about
+    which epoch's weights an iteration ends with; None: the last one's.
     """
 
     task: Task
@@ -124,7 +124,7 @@ class PolicyIteration(Runtime):
     selection: Selection
     trainer: Trainer
     iterations: Annotated[int, Gt(0)]
-    problems_per_iteration: Annotated[int, Gt(0)]
+    problems_per_iteration: Annotated[int, Gt(0)] | None
     context_length: Annotated[int, Gt(1)]
     experiment_name: str
     directory: str = "experiments"

@@ -52,7 +52,7 @@ def _rollout(run: Run, iteration: int, clock: Clock) -> tuple[list[Trajectory], 
     config, folder = run.config, run.directory.iteration(iteration)
     problems = sample_problems(
         run.train_problems,
-        config.problems_per_iteration,
+        config.problems_per_iteration or len(run.train_problems),
         config.seed,
         iteration,
         config.problem_sampling,

@@ -108,6 +108,12 @@ class Run:
         model = self.config.model.load_model(self.config.seed, self.config.task.alphabet)
         from treetune.trainers.optimisation import torch_dtype
 
+        rows = model.get_input_embeddings().num_embeddings
+        if len(self.tokenizer) > rows:
+            raise ValueError(
+                f"the tokenizer has {len(self.tokenizer)} tokens, and the model embeds only {rows}: they do"
+                " not belong together, or tokens were added and the model's embeddings not resized"
+            )
         precision = getattr(self.config.trainer, "precision", "float32")
         return model.to(device=self.ranks.device, dtype=torch_dtype(precision))
 

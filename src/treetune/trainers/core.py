@@ -168,6 +168,8 @@ class PolicyTrainer:
             if settings.offload_reference:
                 self.reference.to("cpu")
         if not objective.needs_advantages:
+            if self.reference is not None and settings.measure_kl:
+                tensors.old_N = self._sweep(sequences, lambda b: self._logprobs(self.policy, b))
             return tensors
         if several_steps or objective.reward_kl_coef > 0:
             tensors.old_N = self._sweep(sequences, lambda b: self._logprobs(self.policy, b))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from itertools import chain
+from typing import Annotated, Literal
 
 from annotated_types import Gt
 
@@ -21,10 +22,14 @@ class Demonstrations(Rollout):
     """`samples` demonstrations of each problem, drawn anew in every iteration, ended with the end
     token. Their segment is trained, but has no log-probs and no policy version: no policy wrote it.
 
+    One that doesn't fit into the context stops the run, or is left out (and counted in
+    ``episodes/left_out``) where `too_long` says so.
+
     They are graded as answers are, so that ``episodes/reward`` says how good the teacher is.
     """
 
     samples: Annotated[int, Gt(0)] = 1
+    too_long: Literal["stop", "leave_out"] = "stop"
 
     needs_engine = False
 
@@ -34,6 +39,7 @@ class Demonstrations(Rollout):
         """Raises ValueError for a demonstration that does not fit into the context."""
         share = rank_share(context, problems)
         written = []
+        left_out = 0
         for problem in share:
             for sample in range(self.samples):
                 seed = derive_seed(context.seed, context.iteration, problem.id, sample, "demonstration")
@@ -41,6 +47,9 @@ class Demonstrations(Rollout):
                     problem.prompt, context.task.demonstration(problem, seed)
                 )
                 response_ids: TokenIds = (*answer, context.codec.eos_id)
+                if self.too_long == "leave_out" and not _fits(context, problem, response_ids):
+                    left_out += 1
+                    continue
                 text = context.codec.decode(response_ids)
                 prompt_ids = encoded_prompt(context, problem, len(response_ids))
                 grade = context.grader.submit(text, problem)
@@ -59,4 +68,12 @@ class Demonstrations(Rollout):
             )
             for problem, sample, text, prompt_ids, response_ids, grade in written
         ]
-        return trajectories, trajectory_metrics(context, trajectories)
+        metrics = trajectory_metrics(context, trajectories)
+        if self.too_long == "leave_out":
+            everyones = context.exchange("left-out", [left_out])
+            metrics["episodes/left_out"] = float(sum(chain.from_iterable(everyones)))
+        return trajectories, metrics
+
+
+def _fits(context: GenerationContext, problem: Problem, response_ids: TokenIds) -> bool:
+    return len(context.codec.encode_prompt(problem.prompt)) + len(response_ids) <= context.context_length

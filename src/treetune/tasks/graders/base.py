@@ -18,5 +18,9 @@ class Grader(Registrable):
 
     isolated: ClassVar[bool] = True
 
+    def prepare(self) -> None:
+        """Called once in each worker process before its first answer. Imports that take seconds belong
+        here: in `grade` they would be taken off the first answer's deadline."""
+
     def grade(self, response: str, problem: Problem) -> Grade:
         raise NotImplementedError

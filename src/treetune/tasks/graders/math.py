@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from dataclasses import dataclass
 from functools import lru_cache
@@ -29,6 +30,15 @@ class MathGrader(Grader):
     math-verify where not. What no answer is like (2,000 characters, an exponent of millions, a tower
     of powers) is an ``error`` before anything is computed.
     """
+
+    def prepare(self) -> None:
+        import math_verify  # noqa: F401
+        import sympy
+
+        # It warns with every answer that nothing ends what hangs. The pool's deadline does.
+        logging.getLogger("math_verify").setLevel(logging.ERROR)
+
+        sympy.simplify(sympy.Symbol("x") ** 2 - 1)  # what it imports when it is first asked
 
     def grade(self, response: str, problem: Problem) -> Grade:
         if len(response) > LONGEST_RESPONSE:

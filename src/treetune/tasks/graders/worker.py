@@ -80,6 +80,7 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (setup["memory_bytes"], setup["memory_bytes"]))
     try:
         grader = pickle.loads(setup["grader"])
+        grader.prepare()
     except Exception as error:
         # Reported to the parent, which tells the user; there is nothing to grade with.
         _write_all(results, frame(("failed", f"{type(error).__name__}: {error}")))

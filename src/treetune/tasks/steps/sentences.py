@@ -17,15 +17,18 @@ from treetune.tasks.steps.formulas import Span, formulas
 
 _CLOSINGS = r"(?:[$)\"'”’*]|\\[)\]])*+"
 _SENTENCE_END = re.compile(rf"[.!?]{_CLOSINGS}(?=\s+[A-Z(\"“‘*$\\])")
-_ENDS_A_SENTENCE = re.compile(rf"[.!?:]{_CLOSINGS}\s*+\Z")
+_ENDS_A_SENTENCE = re.compile(rf"(?:[.!?:]{_CLOSINGS}|\\\\|\\\]|\\end\{{[A-Za-z]{{1,24}}\*?\}})\s*+\Z")
 _ABBREVIATION = re.compile(
     r"(?:\b(?:Mr|Mrs|Ms|Dr|St|vs|etc|cf|Eq|Fig|No|pp|resp)|\bi\.e|\be\.g|\b[A-Za-z]|(?:\A|\n)\s*\d+)\.\Z"
 )
 _LINE = re.compile(r"\n\s*+")
 _ROW = re.compile(
-    r"(?P<end>\\\\(?:\[[^\]\n]{0,12}\])?[ \t]{0,20}(?=\n))|\\begin\{(?P<inner>[^{}\n]{1,24})\}|\\end\{[^{}\n]{1,24}\}"
+    r"(?P<end>\\\\(?:\[[^\]\n]{0,12}\])?[ \t]{0,20}(?=\n))"
+    r"|\\begin\{(?P<inner>[^{}\n]{1,24})\}|\\end\{[^{}\n]{1,24}\}"
 )
-_CLAUSE = re.compile(r"[,;:](?=\s)|(?P<before>\s(?:and|so|then|which|because|since|or)(?=\s)|(?<![<>!=:])=(?!=))")
+_CLAUSE = re.compile(
+    r"[,;:](?=\s)|(?P<before>\s(?:and|so|then|which|because|since|or)(?=\s)|(?<![<>!=:])=(?!=))"
+)
 
 _ROWS_ARE_STEPS = {
     "align", "aligned", "alignat", "alignedat", "gather", "gathered", "eqnarray", "split", "multline",
@@ -42,8 +45,8 @@ class Sentences(StepSplitter):
     r"""A step is a sentence, a line, or a row of a displayed formula, with the white space before it.
 
     Formulas are not cut inside, but for displayed ones at the end of a row (``\\`` and a newline).
-    Parts shorter than `shortest` characters that end no sentence go with what follows, the last one
-    with what comes before. A part longer than `longest` is cut at a comma, a conjunction or a
+    Parts shorter than `shortest` characters that end no sentence or formula go with what follows, the
+    last one with what comes before. A part longer than `longest` is cut at a comma, a conjunction or a
     displayed equals sign near its middle, as long as there is one; null never does. An answer with
     nothing to cut at, however short, is one step. Time is linear in the text, but for sorting.
     """
@@ -95,9 +98,9 @@ class Sentences(StepSplitter):
 def _cuts(text: str, spans: list[Span]) -> Iterator[int]:
     inside = _Inside((span.start, span.end) for span in spans)
     for found in _SENTENCE_END.finditer(text):
-        if not inside(found.end()) and not _ABBREVIATION.search(
-            text[max(found.start() - _LOOK_BACK, 0) : found.start() + 1]
-        ):
+        in_formula = found[0].endswith(("$", ")", "]"))
+        before = text[max(found.start() - _LOOK_BACK, 0) : found.start() + 1]
+        if not inside(found.end()) and (in_formula or not _ABBREVIATION.search(before)):
             yield found.end()
     for found in _LINE.finditer(text):
         if not inside(found.start()):

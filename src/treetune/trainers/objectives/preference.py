@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from annotated_types import Ge, Gt, Lt
 
 from treetune.trainers.objectives.base import Objective, TokenBatch
-from treetune.trainers.objectives.kl import kl_estimate
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,8 +52,7 @@ class Preference(Objective):
     is before the first update), ``preference/ranking`` the share in which the policy finds the
     better answer more likely, ``preference/reference_ranking`` the same of the reference;
     ``preference/chosen_reward`` and ``preference/rejected_reward`` are the implicit rewards
-    ``beta·(log p - log p_ref)``, ``preference/margin`` is their difference. ``train/kl`` is k3 over
-    the pairs' tokens, which an earlier policy sampled.
+    ``beta·(log p - log p_ref)``, ``preference/margin`` is their difference.
     """
 
     beta: Annotated[float, Gt(0)] = 0.1
@@ -95,8 +93,6 @@ class Preference(Objective):
             **own,
         }
         shares = {name: batch.pairs.weight * value_P.detach().sum() for name, value_P in metrics.items()}
-        kl_N = kl_estimate(logprobs_N.detach(), batch.reference_logprobs_N, "k3")
-        shares["train/kl"] = (batch.weights_N * kl_N).sum()
         return batch.pairs.weight * loss_P.sum(), shares
 
 

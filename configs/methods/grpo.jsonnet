@@ -1,0 +1,2 @@
+// GRPO with the paper's settings for PPO, and no critic.
+(import 'policy_gradient.jsonnet') + (import '../credit/group.jsonnet')

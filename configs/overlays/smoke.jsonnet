@@ -1,0 +1,59 @@
+// Two small iterations on a CPU: put it on the right of any experiment. What the experiment is stays: method,
+// credit, objective, selection, grader, steps, schedule, layout, ZeRO stage. What makes it large goes: the model
+// becomes a tiny one of random weights over characters, the data sets sixteen problems of their format.
+//
+// Such a model is never right. So answers that are cut off earn the reward: about four in five of them, which
+// gives every method something to learn from, right and wrong answers to compare among it.
+
+local sampling = { samples: 4, max_tokens: 24, unfinished_reward: 1.0, max_prompt_tokens: null };
+
+local problems(task) =
+  local name = if task.type == 'gsm8k' then 'gsm8k' else 'math';
+  local file = std.strReplace(std.thisFile, 'smoke.jsonnet', 'smoke_problems/' + name + '.jsonl');
+  { train: [file], validation: [file], test: [file], validation_size: null }
+  + (if std.objectHas(task, 'source') then { source: null } else {});
+
+local has(object, key) = std.objectHas(object, key) && object[key] != null;
+
+{
+  experiment_name+: '_smoke',
+  task+: problems(super.task),
+  model: {
+    type: 'tiny',
+    layers: 1,
+    hidden_size: 64,
+    heads: 2,
+    intermediate_size: 96,
+    context_length: $.context_length,
+    alphabet: std.join('', [std.char(code) for code in [10] + std.range(32, 126) if std.char(code) != '<']),
+  },
+  context_length: 160,
+  engine: {
+    type: 'vllm',
+    dtype: 'float32',
+    max_num_seqs: 64,
+    max_num_batched_tokens: 2048,
+    prefix_caching: false,
+    start_timeout: 1800,  // on a machine that does much else
+    sync_timeout: 900,
+  },
+  rollout+: if super.rollout.type == 'demonstrations' then {} else sampling,
+  credit+: if has(super.credit, 'samples') then { samples: 2 } else {},
+  // The rate is high enough for a sync that brought nothing to be noticed.
+  trainer+: { precision: 'float32', learning_rate: 1e-3, minibatch_size: 8, tokens_per_micro_batch: 4096 },
+  evaluation+:
+    local whole = super.evaluation;
+    {
+      sets: [
+        one { problems: 2, samples: 2, max_tokens: 24 }
+        + (if has(one, 'task') then { task+: problems(one.task) } else {})
+        for one in whole.sets
+      ],
+      [if has(whole, 'rollout') then 'rollout']+: sampling,
+    },
+  iterations: 2,
+  problems_per_iteration: 8,
+  checkpoints: { every: 1, keep_every: 1 },
+  grader_workers: 1,
+  sinks: [],
+}

@@ -1,0 +1,6 @@
+// Sample, credit, train, sync; the VinePPO paper's seed. APP_SEED and APP_DIRECTORY go before what stands here.
+{
+  type: 'policy_iteration',
+  directory: 'experiments',
+  seed: 2746318213,
+}

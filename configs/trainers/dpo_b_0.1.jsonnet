@@ -1,0 +1,2 @@
+// How firmly a preference loss holds on to the start model.
+{ trainer+: { objective+: { beta: 0.1 } } }

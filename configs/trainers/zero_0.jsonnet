@@ -1,0 +1,2 @@
+// Every rank holds everything.
+{ trainer+: { zero_stage: 0 } }

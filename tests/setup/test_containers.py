@@ -1,0 +1,140 @@
+"""What can be said of the container files without a container engine: that they hold what they need."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.setup.test_scripts import Checkout
+
+ROOT = Path(__file__).parents[2]
+DOCKER, SINGULARITY = ROOT / "Dockerfile", ROOT / "singularity.def"
+NEEDED_BY_A_RUN = ("run.sh", "scripts/setup.sh", "src/treetune/main.py", "configs/quickstart/vineppo.jsonnet")
+
+
+def instructions() -> list[tuple[str, str]]:
+    """The Dockerfile's instructions in their order, continued lines joined, comments left out."""
+    text = "\n".join(line for line in DOCKER.read_text().splitlines() if not line.startswith("#"))
+    lines = text.replace("\\\n", " ").splitlines()
+    return [(line.split(maxsplit=1)[0], line.split(maxsplit=1)[1]) for line in lines if line.strip()]
+
+
+def copies() -> list[tuple[list[str], str]]:
+    """(sources, destination) of every COPY."""
+    words = [shlex.split(rest) for name, rest in instructions() if name == "COPY"]
+    kept = [[word for word in one if not word.startswith("--")] for one in words]
+    return [(one[:-1], one[-1]) for one in kept]
+
+
+def section(name: str) -> str:
+    """A section of the Singularity definition."""
+    match = re.search(rf"^%{name}\n(.*?)(?=^%|\Z)", SINGULARITY.read_text(), re.DOTALL | re.MULTILINE)
+    assert match, f"singularity.def has no %{name}"
+    return match[1]
+
+
+def singularity_files() -> dict[str, str]:
+    """From what is copied to where it goes."""
+    return dict(line.split() for line in section("files").splitlines() if line.strip())
+
+
+def bases() -> dict[str, str]:
+    docker = next(rest for name, rest in instructions() if name == "FROM")
+    singularity = re.search(r"^From: (\S+)$", SINGULARITY.read_text(), re.MULTILINE)
+    assert singularity
+    return {"Dockerfile": docker, "singularity.def": singularity[1]}
+
+
+def test_both_start_from_one_pinned_image() -> None:
+    assert len(set(bases().values())) == 1
+    assert re.fullmatch(r"nvidia/cuda:\d+\.\d+\.\d+-devel-ubuntu\d+\.\d+", bases()["Dockerfile"])
+
+
+def test_the_images_cuda_is_the_one_that_the_lock_file_was_made_for() -> None:
+    image = re.search(r"cuda:(\d+\.\d+)", bases()["Dockerfile"])
+    lock = (ROOT / "requirements.txt").read_text()
+    pinned = re.search(r"^nvidia-cuda-runtime(?:-cu\d+)?==(\d+\.\d+)", lock, re.MULTILINE)
+    assert image and pinned
+    assert image[1] == pinned[1]
+
+
+def test_both_install_the_same_packages_of_the_system() -> None:
+    def packages(text: str) -> set[str]:
+        match = re.search(r"apt-get install -y --no-install-recommends ([\w+. -]+?)(?:\s&&|\n|\s{2,})", text)
+        assert match
+        return set(match[1].split())
+
+    docker = next(rest for name, rest in instructions() if name == "RUN" and "apt-get" in rest)
+    assert packages(docker) == packages(section("post"))
+    assert {"python3-venv", "python3-dev", "g++"} <= packages(docker), "what setup.sh asks for"
+
+
+def test_the_docker_image_is_set_up_and_started_by_somebody_who_is_not_root() -> None:
+    user, created = "root", {}
+    for name, rest in instructions():
+        if name == "RUN" and (made := re.search(r"useradd .*--uid (\d+) (\w+)", rest)):
+            created[made[2]] = int(made[1])
+        if name == "USER":
+            user = rest.strip()
+        if "setup.sh" in rest and name == "RUN":
+            assert user != "root"
+    assert user in created
+    assert created[user] >= 1000
+    assert all(f"--chown={user}" in rest for name, rest in instructions() if name == "COPY")
+
+
+@pytest.mark.parametrize("image", ["docker", "singularity"])
+def test_everything_that_is_copied_is_there(image: str) -> None:
+    sources = singularity_files() if image == "singularity" else [s for some, _ in copies() for s in some]
+    assert [name for name in sources if not (ROOT / name).exists()] == []
+
+
+def test_the_images_hold_what_a_run_needs() -> None:
+    ignored = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line.strip()]
+    assert (["."], ".") in copies(), "the whole checkout, but for what .dockerignore says"
+    for name in NEEDED_BY_A_RUN:
+        parts = [name, *map(str, Path(name).parents)]
+        assert not [p for p in ignored if any(fnmatch.fnmatch(part, p) for part in parts)], (
+            f"{name} is left out"
+        )
+        held = [target for source, target in singularity_files().items() if source in parts]
+        assert held, f"singularity.def leaves {name} out"
+    assert all(target == f"/treetune/{source}" for source, target in singularity_files().items())
+
+
+def test_what_is_copied_before_the_set_up_is_enough_for_it(tmp_path: Path) -> None:
+    """With stand-ins for Python and the compiler: nothing is installed."""
+    checkout = Checkout(tmp_path)
+    held = {str(path.relative_to(checkout.path)) for path in checkout.path.rglob("*") if path.is_file()}
+    before: set[str] = set()
+    for name, rest in instructions():
+        if name == "RUN" and "setup.sh" in rest:
+            break
+        if name == "COPY":
+            before |= {word for word in shlex.split(rest)[:-1] if not word.startswith("--")}
+    for name in held - before:
+        (checkout.path / name).unlink()
+    checkout.tool("df", "#!/bin/bash\nprintf 'head\\nx x x 99999999 x x\\n'\n")
+    done = checkout.run("scripts/setup.sh", TREETUNE_DEVICE="nvidia")
+    assert done.returncode == 0, done.stderr
+    assert "vllm==" in checkout.asked()
+
+
+def test_both_name_the_device_since_an_image_is_built_without_a_gpu() -> None:
+    device = [rest for name, rest in instructions() if name == "ENV" and "TREETUNE_DEVICE=nvidia" in rest]
+    assert device
+    assert "TREETUNE_DEVICE=nvidia" in section("post")
+    assert "TREETUNE_DEVICE=nvidia" in section("environment"), "or run.sh would set up another device's set"
+
+
+def test_both_start_run_sh_as_it_is() -> None:
+    assert instructions()[-1] == ("CMD", '["./run.sh"]')
+    workdir = [rest for name, rest in instructions() if name == "WORKDIR"]
+    assert workdir == ["/treetune"]
+    assert section("runscript").strip().splitlines()[-1].strip() == "exec /treetune/run.sh"
+    assert os.access(ROOT / "run.sh", os.X_OK)

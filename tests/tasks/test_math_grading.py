@@ -1,0 +1,173 @@
+"""The default grader of MATH: right where math-verify and the VinePPO paper's code are known to be wrong."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from treetune.tasks.graders.math import MathGrader
+from treetune.tasks.graders.math_text import given_answer, gold_answer
+from treetune.tasks.graders.minerva import Minerva
+from treetune.vocabulary import Grade, Problem
+
+CORPUS = [
+    json.loads(line) for line in (Path(__file__).parent / "math_answers.jsonl").read_text().splitlines()
+]
+
+
+def grade(answer: str, gold: str, question: str = "?", grader: MathGrader | Minerva | None = None) -> Grade:
+    problem = Problem(id="test/0", prompt=question, gold=gold)
+    return (grader or MathGrader()).grade(f"So it is $\\boxed{{{answer}}}$.", problem)
+
+
+def boxed(answer: str, gold: str) -> bool:
+    return grade(answer, gold).reward == 1.0
+
+
+def test_every_answer_of_the_corpus_is_judged_as_it_should_be() -> None:
+    wrong = [row for row in CORPUS if boxed(row["answer"], row["gold"]) is not row["right"]]
+    assert not wrong
+
+
+def test_the_corpus_is_judged_better_than_by_math_verify_alone() -> None:
+    from math_verify import parse, verify
+
+    logging.getLogger("math_verify").setLevel(logging.CRITICAL)
+    rows = [
+        row
+        for row in CORPUS
+        if row["kind"] in ("full stop", "base", "matrix", "unit", "text", "percent", "mixed number")
+    ]
+    alone: Counter[bool] = Counter()
+    ours: Counter[bool] = Counter()
+    for row in rows:
+        said = verify(parse(f"\\boxed{{{row['gold']}}}"), parse(f"\\boxed{{{row['answer']}}}"))
+        alone[row["right"]] += said is not row["right"]
+        ours[row["right"]] += boxed(row["answer"], row["gold"]) is not row["right"]
+    assert ours[True] < alone[True], "rejects fewer right ones"
+    assert ours[False] < alone[False], "accepts fewer wrong ones"
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "right"),
+    [
+        ("(1,2)", "[1,2]", False),  # the type of brackets
+        ("[1,2)", "[1,2]", False),
+        ("500", "5", False),  # a factor of a hundred
+        ("0.05", "5", False),
+        ("0.0002", "0.0001", False),  # absolute closeness of small numbers
+        ("3.0005", "3", False),
+        ("3.1416", r"\pi", False),
+        ("1024", "2^{10}", True),  # refused because of "^{"
+        (r"\text{information}", r"\infty", False),  # "inf" within a word
+        (r"\text{information}", r"\text{information}", True),
+        (r"50\%", r"\frac12", True),
+        (
+            "\\begin{pmatrix}\n1 \\\\\n2\n\\end{pmatrix}",
+            r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}",
+            True,
+        ),  # lines
+        ("\\begin{pmatrix}\n1 \\\\\n3\n\\end{pmatrix}", "\\begin{pmatrix}\n1 \\\\\n2\n\\end{pmatrix}", False),
+        (r"7\cdot 1", "7", True),  # a product that lost its sign
+        (r"7\cdot 1", "71", False),
+    ],
+)
+def test_the_default_is_right_where_the_reference_is_not(answer: str, gold: str, right: bool) -> None:
+    assert boxed(answer, gold) is right
+    assert (
+        grade(answer, gold, grader=Minerva()).reward == 1.0
+    ) is not right or answer == r"\text{information}"
+
+
+@pytest.mark.parametrize(
+    ("response", "answer"),
+    [
+        (r"\boxed {5}", "5"),
+        (r"\boxed 5", "5"),
+        (r"\boxed{\boxed{5}}", r"\boxed{5}"),
+        (r"\boxed{1} and so \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
+        (r"\boxed{5", None),
+        (r"\boxed{5} is $\boxed{6", "5"),
+        (r"\boxed{}", None),
+        ("The answer is $5$.", "5"),
+        ("The answer is: 3.5. We are done.", "3.5"),
+        ("Final answer: x = 7\nbye", "x = 7"),
+        ("It is 5", None),
+        ("", None),
+    ],
+)
+def test_the_answer_stands_in_the_last_box_or_behind_answer_is(response: str, answer: str | None) -> None:
+    assert given_answer(response) == answer
+
+
+def test_several_boxes_are_one_answer_where_the_gold_has_as_many_parts() -> None:
+    problem = Problem(id="test/0", prompt="?", gold="1, 2")
+    assert MathGrader().grade(r"$x=\boxed{1}$ or $x=\boxed{2}$", problem).reward == 1.0
+    assert MathGrader().grade(r"$x=\boxed{1}$ or $x=\boxed{3}$", problem).reward == 0.0
+    assert MathGrader().grade("First $\\boxed{1}$.\n\nThen $\\boxed{2}$", problem).reward == 0.0
+
+
+def test_a_gold_may_be_a_worked_solution() -> None:
+    assert (
+        gold_answer(r"We have $\boxed{\frac{1}{2}}$, as asked. The answer is: \frac{1}{2}") == r"\frac{1}{2}"
+    )
+    assert gold_answer("So it goes.The answer is: (1,2)") == "(1,2)"
+    assert gold_answer("  x+1 ") == "x+1"
+
+
+def test_a_base_that_only_the_answer_names_must_be_the_problems() -> None:
+    assert grade("66_7", "66", "Write it in base $7$.").reward == 1.0
+    assert grade("66_8", "66", "Write it in base $7$.").reward == 0.0
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["9^{9^{9^{9}}}", "2^{999999999}", "(x+1)^{1000000}", "1000000!", "((3!)!)!!", "7" * 1000 + "^2",
+    "(" * 500 + "1" + ")" * 500,
+     "x" * 5000],
+)  # fmt: skip
+def test_what_would_take_for_ever_is_refused_at_once(answer: str) -> None:
+    result = grade(answer, "5")
+    assert (result.outcome, result.reward) == ("error", 0.0)
+    assert result.message is not None
+    assert "not computed" in result.message
+
+
+def test_an_answer_that_reads_like_the_gold_is_right_however_huge() -> None:
+    assert boxed("9^{9^{9^9}}", "9^{9^{9^{ 9}}}") is False
+    assert boxed("9^{9^{9^9}}", "9^{9^{9^9}}")
+
+
+@pytest.mark.parametrize(
+    "code", ["__import__('os').system('touch /tmp/x')", "exit()", "[].__class__", "open('/etc/passwd')"]
+)
+def test_nothing_that_a_model_wrote_is_run(code: str) -> None:
+    assert grade(code, "5").reward == 0.0
+    assert grade(code, "5", grader=Minerva()).reward == 0.0
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.fractions(min_value=-1000, max_value=1000, max_denominator=500), st.fractions(max_denominator=50))
+def test_a_fraction_equals_itself_in_every_dress_and_no_other(value: object, other: object) -> None:
+    from fractions import Fraction
+
+    assert isinstance(value, Fraction) and isinstance(other, Fraction)
+    sign = "-" if value < 0 else ""
+    dressed = rf"{sign}\dfrac{{{2 * abs(value.numerator)}}}{{{2 * value.denominator}}}"
+    assert boxed(dressed, f"{value.numerator}/{value.denominator}")
+    whole, rest = divmod(abs(value.numerator), value.denominator)
+    assert boxed(rf"{sign}{whole}\frac{{{rest}}}{{{value.denominator}}}", str(value))
+    assert boxed(str(other), str(value)) is (other == value)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.text(alphabet="0123456789xyi\\{}()[]^_=,.;<>+-*/!%$& frac sqrt text pm cup", max_size=60))
+def test_no_mix_of_signs_makes_the_graders_raise(answer: str) -> None:
+    for grader in (MathGrader(), Minerva()):
+        assert grade(answer, r"\frac{1}{2}", grader=grader).outcome in ("ok", "no_answer", "error")
