@@ -170,8 +170,8 @@ def _runs(table: Reproduction) -> Iterator[PlannedRun]:
         same = [other for other, theirs in names.items() if theirs == experiment_name and other != name]
         if same:
             clash = (
-                f"{same[0]} is called {experiment_name!r} as well, and would write to the same directory: give"
-                " it a name of its own, such as overrides:"
+                f"{same[0]} is called {experiment_name!r} as well, and would write to the same directory:"
+                " give it a name of its own, such as overrides:"
                 f" [\"{{experiment_name+: '_{name}'}}\"]"
             )
             found[name] = None, clash
