@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -23,6 +22,7 @@ from treetune.trainers.credit import (
     token_rewards,
     value_loss,
 )
+from treetune.trainers.iteration_tensors import IterationTensors
 from treetune.trainers.objectives.base import PairCut, TokenBatch
 from treetune.trainers.objectives.kl import kl_estimate
 from treetune.trainers.optimisation import Optimised
@@ -31,18 +31,6 @@ from treetune.trainers.tokens import MicroBatch, Sequences, flat_of_trained, mic
 from treetune.vocabulary import Episode, Metrics, TokenIds
 
 Forward = Callable[[MicroBatch], Tensor]
-
-
-@dataclass
-class IterationTensors:
-    """What is known of each of the iteration's N trained tokens before the first update."""
-
-    behaviour_N: Tensor | None
-    advantages_N: Tensor | None = None
-    old_N: Tensor | None = None
-    reference_N: Tensor | None = None
-    values_N: Tensor | None = None
-    returns_N: Tensor | None = None
 
 
 class PolicyTrainer:
@@ -104,7 +92,7 @@ class PolicyTrainer:
         if measured is None:
             return {}
         measured.reference_N = self._sweep(sequences, lambda b: self._logprobs(self.policy, b))
-        return self._gap_metrics(measured)
+        return measured.gap_metrics()
 
     def _prepared(self, model: nn.Module) -> nn.Module:
         if self.settings.gradient_checkpointing:
@@ -133,7 +121,7 @@ class PolicyTrainer:
         units = units_of(episodes, in_pairs=self.settings.objective.needs_pairs)
         steps = self.settings.epochs * len(list(self._minibatches(iteration, 0, units)))
         tensors = self._before(sequences, episodes, several_steps=steps > 1)
-        constant = self._token_metrics(tensors)
+        constant = tensors.token_metrics()
         sums: dict[str, float] = defaultdict(float)
         number = 0
         for epoch in range(self.settings.epochs):
@@ -146,7 +134,7 @@ class PolicyTrainer:
                     progress(number, steps)
             metrics = constant | {name: value / number for name, value in sums.items()}
             if tensors.old_N is not None:  # filled by the first step where it is the only one
-                metrics |= self._gap_metrics(tensors)
+                metrics |= tensors.gap_metrics()
             yield metrics | {"train/steps": float(number), "train/tokens": float(sequences.n_tokens)}
 
     def _minibatches(self, iteration: int, epoch: int, units: Sequence[Unit]) -> Iterator[list[Unit]]:
@@ -383,28 +371,3 @@ class PolicyTrainer:
         self.policy.load(directory / "policy")
         if self.critic is not None:
             self.critic.load(directory / "critic")
-
-    # Metrics
-
-    @staticmethod
-    def _token_metrics(tensors: IterationTensors) -> Metrics:
-        metrics: Metrics = {}
-        if tensors.advantages_N is not None:
-            metrics["train/advantage_mean"] = float(tensors.advantages_N.mean())
-            metrics["train/advantage_abs"] = float(tensors.advantages_N.abs().mean())
-        if tensors.returns_N is not None:
-            metrics["critic/return"] = float(tensors.returns_N.mean())
-        return metrics
-
-    @staticmethod
-    def _gap_metrics(tensors: IterationTensors) -> Metrics:
-        """How far the trainer is from the engine that sampled, and from the reference."""
-        assert tensors.old_N is not None
-        metrics: Metrics = {}
-        if tensors.behaviour_N is not None:
-            gap_N = (tensors.old_N - tensors.behaviour_N).abs()
-            metrics["engine/logprob_gap_mean"] = float(gap_N.mean())
-            metrics["engine/logprob_gap_max"] = float(gap_N.max())
-        if tensors.reference_N is not None:
-            metrics["train/kl"] = float(kl_estimate(tensors.old_N, tensors.reference_N, "k3").mean())
-        return metrics
