@@ -24,15 +24,17 @@ SPARE_S = 2.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--deadline", type=float, default=10.0, help="seconds per answer (default 10)")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--grader", action="append", choices=GRADERS, help="default: all of them")
     options = parser.parse_args(arguments)
-    print("| grader | answers | right | ok | no answer | error | timeout | seconds | slowest grade, s | most memory, MiB |")
-    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
+    columns = ["answers", "right", "ok", "no answer", "error", "timeout", "seconds", "slowest, s", "most MiB"]
+    print("| grader | " + " | ".join(columns) + " |\n|---|" + "---:|" * len(columns))
     return max(_measure(name, options) for name in options.grader or GRADERS)
 
 
@@ -68,13 +70,16 @@ def _measure(name: str, options: argparse.Namespace) -> int:
     left = [pid for pid in workers if psutil.pid_exists(pid)]
     print(
         f"| {name} | {len(grades)} | {sum(grade.reward for grade in grades):.0f} | {outcomes['ok']} "
-        f"| {outcomes['no_answer']} | {outcomes['error']} | {outcomes['timeout']} | {seconds:.0f} | {slowest:.2f} "
-        f"| {most / 2**20:.0f} |",
+        f"| {outcomes['no_answer']} | {outcomes['error']} | {outcomes['timeout']} | {seconds:.0f} "
+        f"| {slowest:.2f} | {most / 2**20:.0f} |",
         flush=True,
     )
     for grade, (response, problem) in zip(grades, pairs):
         if grade.outcome == "timeout" or (grade.outcome == "error" and "not " not in (grade.message or "")):
-            print(f"{grade.outcome}: {grade.message}: {response[:80]!r} against {problem.gold!r}", file=sys.stderr)
+            print(
+                f"{grade.outcome}: {grade.message}: {response[:80]!r} against {problem.gold!r}",
+                file=sys.stderr,
+            )
     bad = bool(left) or slowest > options.deadline + SPARE_S
     if left:
         print(f"{name}: processes left: {left}", file=sys.stderr)

@@ -6,13 +6,13 @@
 #   ./scripts/smoke_all.sh vineppo_GSM8K   those whose name has that in it (an extended regular expression)
 #
 # Environment: SMOKE_DIRECTORY (default experiments/smoke) for what the runs write; logs are in its folder logs.
-# SMOKE_TIMEOUT (seconds a run may take, default 300). PYTHON (default .venv's, or else python3).
+# SMOKE_TIMEOUT (seconds a run may take, default 900). PYTHON (default .venv's, or else python3).
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 if [ $# -gt 1 ]; then echo "usage: scripts/smoke_all.sh [FILTER]" >&2; exit 2; fi
 filter=${1:-}
 place=${SMOKE_DIRECTORY:-experiments/smoke}
-deadline=${SMOKE_TIMEOUT:-300}
+deadline=${SMOKE_TIMEOUT:-900}
 python=${PYTHON:-}
 if [ -z "$python" ]; then if [ -x .venv/bin/python ]; then python=$PWD/.venv/bin/python; else python=python3; fi; fi
 if ! command -v "$python" >/dev/null; then

@@ -28,7 +28,15 @@ local has(object, key) = std.objectHas(object, key) && object[key] != null;
     alphabet: std.join('', [std.char(code) for code in [10] + std.range(32, 126) if std.char(code) != '<']),
   },
   context_length: 160,
-  engine: { type: 'vllm', dtype: 'float32', max_num_seqs: 64, max_num_batched_tokens: 2048, prefix_caching: false },
+  engine: {
+    type: 'vllm',
+    dtype: 'float32',
+    max_num_seqs: 64,
+    max_num_batched_tokens: 2048,
+    prefix_caching: false,
+    start_timeout: 1800,  // on a machine that does much else
+    sync_timeout: 900,
+  },
   rollout+: if super.rollout.type == 'demonstrations' then {} else sampling,
   credit+: if has(super.credit, 'samples') then { samples: 2 } else {},
   // The rate is high enough for a sync that brought nothing to be noticed.

@@ -14,12 +14,14 @@ import treetune.parts  # noqa: F401  (registers the analyzers)
 from tests.runtime.in_process import FakeSettings, sampled_requests, small, train
 from treetune.analyzers.command import run_analyzers
 from treetune.analyzers.compare import compare_analyses
+from treetune.analyzers.gradients import gradient_sums
 from treetune.config.build import build
 from treetune.episode_generators.credit.gae import Gae
 from treetune.runtime.analysis import Analyzer
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.commands import run_iteration_loop
 from treetune.runtime.directory import ExperimentDirectory
+from treetune.runtime.run import opened
 from treetune.trainers.ranks import Ranks
 
 ROLLOUTS = {"rollouts": 8, "states": 6, "problems": 4, "samples": [1, 3]}
@@ -112,6 +114,20 @@ def test_every_analyzer_writes_numbers_a_figure_and_its_states_once(
     assert capsys.readouterr().out.count("is done") == len(EVERY_ANALYZER)
 
 
+@pytest.mark.parametrize("name", ["group", "gae"])
+@pytest.mark.parametrize("point", [0, 1])
+def test_the_gradient_over_all_episodes_is_the_one_that_the_trainer_took(
+    base: Path, name: str, point: int
+) -> None:
+    """At the weights that sampled them, advantages and all: an iteration off, and it would differ."""
+    config = experiment(base, name, VALUES)
+    with opened(config, PLAIN, with_engine=False, with_trainer=False, lock="analysis") as run:
+        _, (row,) = gradient_sums(run, point, minibatch_size=8, minibatches=1, seed=0)
+    taken = ExperimentDirectory(base / name).read_metrics()[point]
+    assert row["gradient_norm"] == pytest.approx(taken["train/grad_norm"], rel=1e-4)
+    assert row["loss"] == pytest.approx(taken["train/loss"], rel=1e-4, abs=1e-6)
+
+
 def test_answers_of_other_weights_than_the_checkpoints_are_refused(base: Path) -> None:
     """An iteration's episodes belong to the weights before it, and to no others."""
     folder = base / "group" / "iterations"
@@ -183,6 +199,16 @@ def test_other_settings_are_another_analysis(base: Path) -> None:
     assert analyse(base, "group", {"type": "diversity"})[0] == 0
     assert analyse(base, "group", {"type": "diversity", "order": 2})[0] == 0
     assert result(base, "group", "diversity")["settings"] == {"type": "diversity", "order": 2}
+
+
+def test_an_analyzer_that_two_fragments_want_runs_once(
+    base: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert analyse(base, "group", {"type": "diversity"}, {"type": "diversity"})[0] == 0
+    assert analyse(base, "group", {"type": "diversity"}, {"type": "diversity"})[0] == 0
+    assert capsys.readouterr().out.count("is done") == 1
+    with pytest.raises(ValueError, match="two different analyzers are called diversity"):
+        experiment(base, "group", {"type": "diversity"}, {"type": "diversity", "order": 2})
 
 
 def test_analyses_of_several_experiments_go_into_one_figure(base: Path, tmp_path: Path) -> None:

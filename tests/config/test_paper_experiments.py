@@ -104,12 +104,16 @@ def test_an_experiment_has_what_all_of_them_share(family: str, method: str, data
 
     model = config.model
     assert isinstance(model, PretrainedModel)
-    assert model.name_or_path == "realtreetune/" + {
-        ("rho1b", "MATH"): "rho-1b-sft-MATH",
-        ("rho1b", "GSM8K"): "rho-1b-sft-GSM8K",
-        ("deepseek", "MATH"): "deepseekmath-7b-sft-MATH-v2",
-        ("deepseek", "GSM8K"): "deepseekmath-7b-sft-GSM8K",
-    }[family, data]
+    assert (
+        model.name_or_path
+        == "realtreetune/"
+        + {
+            ("rho1b", "MATH"): "rho-1b-sft-MATH",
+            ("rho1b", "GSM8K"): "rho-1b-sft-GSM8K",
+            ("deepseek", "MATH"): "deepseekmath-7b-sft-MATH-v2",
+            ("deepseek", "GSM8K"): "deepseekmath-7b-sft-GSM8K",
+        }[family, data]
+    )
     assert (model.dtype, model.attention) == ("bfloat16", "flash_attention_2")
     assert (model.begin_of_text, model.chat) == (True, None)
     assert config.context_length == {"rho1b": 2048, "deepseek": 2499}[family]

@@ -19,11 +19,7 @@ def whole_configurations() -> list[str]:
     """Files that name an experiment, and tables; the others are fragments or bases, of which some
     (``experiment_name+:``) add to a name."""
     files = sorted(CONFIGS.rglob("*.jsonnet"))
-    whole = [
-        path
-        for path in files
-        if "tables" in path.parts or "experiment_name:" in path.read_text()
-    ]
+    whole = [path for path in files if "tables" in path.parts or "experiment_name:" in path.read_text()]
     return [str(path.relative_to(ROOT)) for path in whole]
 
 

@@ -262,3 +262,10 @@ def test_a_table_is_written_from_what_is_there(tmp_path: Path) -> None:
     assert "| SFT | 40.0 [" in text
     assert "| PPO | not run |" in text
     assert "`the command`" in text
+
+
+def test_experiments_that_would_share_a_directory_are_told_apart(tmp_path: Path) -> None:
+    twice = table(tmp_path, seeds=(1,)).experiments | {"grpo": experiment("ppo", needs=("sft",))}
+    statuses = make_plan(table(tmp_path, seeds=(1,), experiments=twice)).statuses
+    assert [statuses[name, 1].state for name in ("sft", "ppo", "grpo")] == ["missing", "wrong", "wrong"]
+    assert "{experiment_name+: '_grpo'}" in statuses["grpo", 1].why

@@ -99,7 +99,9 @@ def test_the_images_hold_what_a_run_needs() -> None:
     assert (["."], ".") in copies(), "the whole checkout, but for what .dockerignore says"
     for name in NEEDED_BY_A_RUN:
         parts = [name, *map(str, Path(name).parents)]
-        assert not [p for p in ignored if any(fnmatch.fnmatch(part, p) for part in parts)], f"{name} is left out"
+        assert not [p for p in ignored if any(fnmatch.fnmatch(part, p) for part in parts)], (
+            f"{name} is left out"
+        )
         held = [target for source, target in singularity_files().items() if source in parts]
         assert held, f"singularity.def leaves {name} out"
     assert all(target == f"/treetune/{source}" for source, target in singularity_files().items())

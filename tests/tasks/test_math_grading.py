@@ -16,7 +16,9 @@ from treetune.tasks.graders.math_text import given_answer, gold_answer
 from treetune.tasks.graders.minerva import Minerva
 from treetune.vocabulary import Grade, Problem
 
-CORPUS = [json.loads(line) for line in (Path(__file__).parent / "math_answers.jsonl").read_text().splitlines()]
+CORPUS = [
+    json.loads(line) for line in (Path(__file__).parent / "math_answers.jsonl").read_text().splitlines()
+]
 
 
 def grade(answer: str, gold: str, question: str = "?", grader: MathGrader | Minerva | None = None) -> Grade:
@@ -37,7 +39,11 @@ def test_the_corpus_is_judged_better_than_by_math_verify_alone() -> None:
     from math_verify import parse, verify
 
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
-    rows = [row for row in CORPUS if row["kind"] in ("full stop", "base", "matrix", "unit", "text", "percent", "mixed number")]
+    rows = [
+        row
+        for row in CORPUS
+        if row["kind"] in ("full stop", "base", "matrix", "unit", "text", "percent", "mixed number")
+    ]
     alone: Counter[bool] = Counter()
     ours: Counter[bool] = Counter()
     for row in rows:
@@ -62,7 +68,11 @@ def test_the_corpus_is_judged_better_than_by_math_verify_alone() -> None:
         (r"\text{information}", r"\infty", False),  # "inf" within a word
         (r"\text{information}", r"\text{information}", True),
         (r"50\%", r"\frac12", True),
-        ("\\begin{pmatrix}\n1 \\\\\n2\n\\end{pmatrix}", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}", True),  # lines
+        (
+            "\\begin{pmatrix}\n1 \\\\\n2\n\\end{pmatrix}",
+            r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}",
+            True,
+        ),  # lines
         ("\\begin{pmatrix}\n1 \\\\\n3\n\\end{pmatrix}", "\\begin{pmatrix}\n1 \\\\\n2\n\\end{pmatrix}", False),
         (r"7\cdot 1", "7", True),  # a product that lost its sign
         (r"7\cdot 1", "71", False),
@@ -70,7 +80,9 @@ def test_the_corpus_is_judged_better_than_by_math_verify_alone() -> None:
 )
 def test_the_default_is_right_where_the_reference_is_not(answer: str, gold: str, right: bool) -> None:
     assert boxed(answer, gold) is right
-    assert (grade(answer, gold, grader=Minerva()).reward == 1.0) is not right or answer == r"\text{information}"
+    assert (
+        grade(answer, gold, grader=Minerva()).reward == 1.0
+    ) is not right or answer == r"\text{information}"
 
 
 @pytest.mark.parametrize(
@@ -102,7 +114,9 @@ def test_several_boxes_are_one_answer_where_the_gold_has_as_many_parts() -> None
 
 
 def test_a_gold_may_be_a_worked_solution() -> None:
-    assert gold_answer(r"We have $\boxed{\frac{1}{2}}$, as asked. The answer is: \frac{1}{2}") == r"\frac{1}{2}"
+    assert (
+        gold_answer(r"We have $\boxed{\frac{1}{2}}$, as asked. The answer is: \frac{1}{2}") == r"\frac{1}{2}"
+    )
     assert gold_answer("So it goes.The answer is: (1,2)") == "(1,2)"
     assert gold_answer("  x+1 ") == "x+1"
 
@@ -114,7 +128,8 @@ def test_a_base_that_only_the_answer_names_must_be_the_problems() -> None:
 
 @pytest.mark.parametrize(
     "answer",
-    ["9^{9^{9^{9}}}", "2^{999999999}", "(x+1)^{1000000}", "1000000!", "((3!)!)!!", "7" * 1000 + "^2", "(" * 500 + "1" + ")" * 500,
+    ["9^{9^{9^{9}}}", "2^{999999999}", "(x+1)^{1000000}", "1000000!", "((3!)!)!!", "7" * 1000 + "^2",
+    "(" * 500 + "1" + ")" * 500,
      "x" * 5000],
 )  # fmt: skip
 def test_what_would_take_for_ever_is_refused_at_once(answer: str) -> None:
@@ -129,7 +144,9 @@ def test_an_answer_that_reads_like_the_gold_is_right_however_huge() -> None:
     assert boxed("9^{9^{9^9}}", "9^{9^{9^9}}")
 
 
-@pytest.mark.parametrize("code", ["__import__('os').system('touch /tmp/x')", "exit()", "[].__class__", "open('/etc/passwd')"])
+@pytest.mark.parametrize(
+    "code", ["__import__('os').system('touch /tmp/x')", "exit()", "[].__class__", "open('/etc/passwd')"]
+)
 def test_nothing_that_a_model_wrote_is_run(code: str) -> None:
     assert grade(code, "5").reward == 0.0
     assert grade(code, "5", grader=Minerva()).reward == 0.0

@@ -89,9 +89,16 @@ def test_equality_is_the_references(given: str, gold: str, same: bool) -> None:
 
 @pytest.mark.parametrize(
     ("given", "gold", "same"),
-    [(["1", "2", "2"], ["2"], True), ([], ["2"], False), (["1", "2"], ["2", "1"], True), (["1"], ["1", "2"], False)],
+    [
+        (["1", "2", "2"], ["2"], True),
+        ([], ["2"], False),
+        (["1", "2"], ["2", "1"], True),
+        (["1"], ["1", "2"], False),
+    ],
 )
-def test_of_several_answers_the_last_ones_count_in_any_order(given: list[str], gold: list[str], same: bool) -> None:
+def test_of_several_answers_the_last_ones_count_in_any_order(
+    given: list[str], gold: list[str], same: bool
+) -> None:
     assert lists_agree(given, gold) is same
 
 

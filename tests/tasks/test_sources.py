@@ -53,20 +53,29 @@ def test_a_missing_split_names_those_that_are_there(folder: str) -> None:
     task = Math(source=OnDisk(path=folder, validation=None), validation_size=None)
     with pytest.raises(ValueError, match="the task has no validation split"):
         task.problems("validation")
-    assert len(Math(source=OnDisk(path=folder, validation="test"), validation_size=None).problems("validation")) == 2
+    assert (
+        len(Math(source=OnDisk(path=folder, validation="test"), validation_size=None).problems("validation"))
+        == 2
+    )
 
 
 def test_a_folder_that_is_no_data_set_is_told(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"there is no data set in .*nowhere"):
         Math(source=OnDisk(path=str(tmp_path / "nowhere"))).problems("test")
-    with pytest.raises(ValueError, match="it has no dataset_dict.json"):
+    with pytest.raises(ValueError, match=r"it has no dataset_dict\.json"):
         Math(source=OnDisk(path=str(tmp_path))).problems("test")
 
 
-def test_a_hub_that_cannot_be_reached_is_told_with_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("datasets.load_dataset", lambda *_, **__: (_ for _ in ()).throw(ConnectionError("no network")))
+def test_a_hub_that_cannot_be_reached_is_told_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(
+        "datasets.load_dataset", lambda *_, **__: (_ for _ in ()).throw(ConnectionError("no network"))
+    )
     task = Math(source=OnHub(name="someone/something", revision="abc"))
-    with pytest.raises(ValueError, match=r"someone/something \(revision abc\) cannot be fetched: no network.*type: 'disk'"):
+    with pytest.raises(
+        ValueError, match=r"someone/something \(revision abc\) cannot be fetched: no network.*type: 'disk'"
+    ):
         task.problems("test")
 
 
@@ -121,7 +130,16 @@ def test_the_configured_tasks_score_responses(
 ) -> None:
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text(json.dumps({"problem": "?", "gold": "\\frac{1}{2}", "response": response}) + "\n")
-    arguments = ["--configs", f"tasks/{name}.jsonnet", "score_responses", "--workers", "1", "--steps", "--deadline", "60"]
+    arguments = [
+        "--configs",
+        f"tasks/{name}.jsonnet",
+        "score_responses",
+        "--workers",
+        "1",
+        "--steps",
+        "--deadline",
+        "60",
+    ]
     assert main([*arguments, "--input", str(source), "--output", str(output)]) == 0
     row = json.loads(output.read_text())
     assert row["reward"] == reward

@@ -40,7 +40,7 @@ def run_analyzers(root: Runtime, plain: Plain) -> int:
     config.model.check(config.task.alphabet)  # before anything heavy is imported
     failed: dict[str, str] = {}
     due: list[tuple[Analyzer, Plain, list[int]]] = []
-    for analyzer, settings in zip(config.analyzers, plain["analyzers"], strict=True):
+    for analyzer, settings in dict(zip(config.analyzers, plain["analyzers"], strict=True)).items():
         with _noted(analyzer, failed):
             points = analyzer.points(config, directory)
             if _is_done(directory, analyzer, settings, points):

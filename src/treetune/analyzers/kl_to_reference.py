@@ -110,14 +110,14 @@ class KlToReference(OfCheckpoints):
     def summarise(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         from treetune.analyzers.statistics import Bootstrap, mean_of
 
-        numbers = {}
+        numbers: dict[str, dict[str, Any]] = {}
         for point in sorted({row["checkpoint"] for row in rows}):
             own = [row for row in rows if row["checkpoint"] == point]
             bootstrap = Bootstrap([row["problem"] for row in own], self.seed)
             numbers[str(point)] = {
                 "answers": len(own),
                 "accuracy": bootstrap(mean_of([row["reward"] for row in own])),
-                **{name: bootstrap(mean_of([row[name] for row in own])) for name in ESTIMATORS},
+                **{str(name): bootstrap(mean_of([row[name] for row in own])) for name in ESTIMATORS},
                 "k1_per_token": math.fsum(row["k1"] for row in own) / sum(row["tokens"] for row in own),
             }
         return {"by_checkpoint": numbers}
@@ -156,7 +156,7 @@ class KlToReference(OfCheckpoints):
 
 def answer_kl(policy_N: Tensor, start_N: Tensor, starts: Sequence[int]) -> dict[str, list[float]]:
     """Each answer's KL by each estimator; answer i has the tokens ``starts[i]:starts[i + 1]``."""
-    found = {}
+    found: dict[str, list[float]] = {}
     for name in ESTIMATORS:
         tokens_N = kl_estimate(policy_N.double(), start_N.double(), name)
         found[name] = [float(tokens_N[a:b].sum()) for a, b in itertools.pairwise(starts)]

@@ -45,11 +45,11 @@ class Bootstrap:
         value = statistic(self._all)
         drawn = np.array([statistic(rows) for rows in self._resamples])
         drawn = drawn[np.isfinite(drawn)]
-        if not math.isfinite(value):
+        if not math.isfinite(value) or not len(drawn):
             return {"value": None, "low": None, "high": None}
         tail = 100 * (1 - INTERVAL) / 2
-        low, high = np.percentile(drawn, [tail, 100 - tail]).tolist() if len(drawn) else (value, value)
-        return {"value": float(value), "low": float(low), "high": float(high)}
+        low, high = (float(np.percentile(drawn, share)) for share in (tail, 100 - tail))
+        return {"value": float(value), "low": low, "high": high}
 
 
 def mean_of(values: Sequence[float] | Any) -> Statistic:

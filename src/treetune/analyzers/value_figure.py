@@ -47,7 +47,7 @@ def draw_values(results: Mapping[str, Mapping[str, Any]]) -> Figure:
                 "label": f"{name}: {words_of(estimator)}",
             }
             points_with_bars(errors, [number + shift], [found["within"]["mean_absolute_error"]], **style)
-            moved = [centre + shift * 0.08 for centre in centres]
+            moved = [centre + shift * 0.1 for centre in centres]
             for axes, measure in ((along, "mean_absolute_error"), (sides, "accuracy")):
                 points_with_bars(axes, moved, [part[measure] for part in found["by_position"]], **style)
             for axes in training:

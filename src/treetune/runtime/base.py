@@ -180,10 +180,11 @@ class PolicyIteration(Runtime):
                 f"rollout.max_prompt_tokens is {longest}, and a prompt of that length leaves nothing of the"
                 f" context_length of {self.context_length} for an answer: lower the one or raise the other"
             )
-        labels = [one.label for one in self.analyzers]
+        # The same one twice, from two fragments that both want it, is one.
+        labels = [one.label for one in dict.fromkeys(self.analyzers)]
         twice = sorted({label for label in labels if labels.count(label) > 1})
         if twice:
-            raise ValueError(f"two analyzers are called {', '.join(twice)}: give them names")
+            raise ValueError(f"two different analyzers are called {', '.join(twice)}: give them names")
         if not self.experiment_name or self.experiment_name.startswith(("/", ".")):
             raise ValueError(f"experiment_name {self.experiment_name!r} must be a relative folder name")
 

@@ -132,8 +132,8 @@ def plan_text(plan: Plan) -> str:
             cost += f", after {', '.join(run.recipe.needs)}"
         if status.why and status.state != "interrupted":
             notes.setdefault(status.why, []).append(run.words)
-        place = str(run.directory.path) if run.config else DASH
-        iterations = f"{status.done}/{run.iterations}" if run.config else DASH
+        place = str(run.directory.path) if run.template else DASH
+        iterations = f"{status.done}/{run.iterations}" if run.template else DASH
         rows.append([run.name, str(run.seed), status.state, iterations, cost, place])
     states = [status.state for status in plan.statuses.values()]
     total = f"{len(rows) - 1} runs: " + ", ".join(

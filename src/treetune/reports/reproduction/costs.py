@@ -25,14 +25,14 @@ def costs_of(plan: Plan, name: str) -> list[Cost]:
     found = []
     for seed in plan.table.seeds:
         run = plan.run(name, seed)
-        if run.config is None or plan.statuses[run.key].state not in MEASURABLE:
+        if run.template is None or plan.statuses[run.key].state not in MEASURABLE:
             continue
         rows = run.directory.read_metrics()
         found.append(
             Cost(
                 seed=seed,
-                answers=round(sum(answers_of(row, run.config) for row in rows)),
-                sampled_tokens=round(sum(tokens_of(row, run.config) for row in rows)),
+                answers=round(sum(answers_of(row, run.template) for row in rows)),
+                sampled_tokens=round(sum(tokens_of(row, run.template) for row in rows)),
                 gradient_steps=round(sum(row.get("train/steps", 0.0) for row in rows)),
                 seconds=sum(seconds_of(row) for row in rows),
             )

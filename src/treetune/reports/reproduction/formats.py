@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from treetune.reports.reproduction.costs import Cost
-from treetune.reports.reproduction.intervals import Estimate
+from treetune.reports.reproduction.intervals import HELD, Estimate
 from treetune.reports.reproduction.measure import CellResult, Results
 from treetune.reports.reproduction.settings import Column
 
@@ -103,7 +103,7 @@ def seeds_grid(results: Results) -> tuple[list[str], list[list[str]]]:
                 ]
             )
         for seed, why in cell.absent.items():
-            rows.append([cell.row.name, cell.column.name, str(seed), why.splitlines()[0], DASH, DASH, DASH])
+            rows.append([cell.row.name, cell.column.name, str(seed), DASH, DASH, why.splitlines()[0], DASH])
     return ["", "column", "seed", "value", "problems × samples", "experiment", "configuration"], rows
 
 
@@ -138,6 +138,11 @@ def legend(results: Results) -> list[str]:
         lines.append("Shares in percent.")
     over = f"{seeds} seeds and over the problems" if seeds > 1 else "the problems (of one seed)"
     lines.append(f"Means over {seeds} seed{'s' if seeds > 1 else ''} with 95 % intervals over {over}.")
+    if table.interval == "bootstrap" and seeds in HELD:
+        lines.append(
+            f"Where seeds differ most, a bootstrap of {seeds} of them holds the true mean in about"
+            f" {100 * HELD[seeds]:.0f} of 100 cases, not 95: read the seeds' own values below."
+        )
     if table.baseline is not None:
         lines.append(
             f"▲ better and ▼ worse than {table.baseline}, paired by seed and problem, where the interval of"

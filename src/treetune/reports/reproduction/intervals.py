@@ -20,6 +20,11 @@ STUDENT_QUANTILES = (
 """97.5 % quantiles of Student's t with 1, 2, … degrees of freedom (any table of it)."""
 
 
+HELD = {2: 0.61, 3: 0.81, 4: 0.83, 5: 0.88}
+"""How often a "bootstrap" interval of so few seeds holds the true mean of normal draws, instead of 0.95
+(600 tries each). The "student" ones: 0.94 to 0.95."""
+
+
 @dataclass(frozen=True)
 class Estimate:
     """A mean and its 95 % interval; the bounds are None where nothing says how much it varies."""
@@ -43,8 +48,8 @@ def over_seeds_and_problems(values: Sequence[Mapping[str, float]], kind: Kind = 
 
     Resampled means of S seeds vary by (S − 1)/S of what they should; the seeds' part is stretched
     by √(S/(S − 1)). What a percentile interval of few seeds still lacks is the uncertainty of the
-    spread itself: `kind` "student" stretches that part further, by t(S − 1)/z, which is 2.2 for
-    three seeds. With one seed the interval is of problems alone.
+    spread itself, see HELD: `kind` "student" stretches that part further, by t(S − 1)/z, which is 2.2
+    for three seeds, and holds what it says. With one seed the interval is of problems alone.
 
     Raises ValueError if the seeds' problems differ.
     """
@@ -65,8 +70,8 @@ def over_seeds_and_problems(values: Sequence[Mapping[str, float]], kind: Kind = 
     deviations_S = matrix_SP.mean(axis=1) - matrix_SP.mean()
     means_B += (stretch(n_seeds, kind) - 1) * (seeds_BS @ deviations_S)
     tail = (1 - LEVEL) / 2
-    low, high = np.quantile(means_B, [tail, 1 - tail])
-    return Estimate(float(matrix_SP.mean()), float(low), float(high))
+    low, high = float(np.quantile(means_B, tail)), float(np.quantile(means_B, 1 - tail))
+    return Estimate(float(matrix_SP.mean()), low, high)
 
 
 def over_seeds(values: Sequence[float], kind: Kind = "bootstrap") -> Estimate:

@@ -136,7 +136,7 @@ def _read(plan: Plan, run: PlannedRun, row: MethodRow, column: Column) -> SeedRe
         raise ValueError(f"skipped, for it needs {', '.join(lacking)}" if lacking else reason)
     directory = run.directory
     iteration = run.iterations
-    common = {
+    common: dict[str, Any] = {
         "seed": run.seed,
         "directory": str(directory.path),
         "config_hash": _stored_hash(directory.path),

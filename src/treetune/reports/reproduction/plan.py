@@ -35,8 +35,10 @@ Key = tuple[str, int]
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One experiment with one seed. `config` is None where it can't be built, and `wrong` says why.
+    """One experiment with one seed.
 
+    `template` is its configuration with the table's first seed, checked; None where it can't be
+    built, and `wrong` says why. Jsonnet takes its time, and a run that isn't there needs no more.
     The table reads its evaluation `sets` at the end, those in `along` at every checkpoint that is
     kept, and its `analyses`.
     """
@@ -45,7 +47,7 @@ class PlannedRun:
     seed: int
     recipe: TableExperiment
     base: Path
-    config: Mapping[str, Any] | None
+    template: Mapping[str, Any] | None
     wrong: str | None = None
     sets: tuple[str, ...] = ()
     along: tuple[str, ...] = ()
@@ -63,13 +65,20 @@ class PlannedRun:
     def words(self) -> str:
         return f"{self.name}, seed {self.seed}"
 
+    @cached_property
+    def config(self) -> Mapping[str, Any] | None:
+        """The configuration with this run's own seed and directory."""
+        if self.template is None or self.template.get("seed") == self.seed:
+            return self.template
+        return _loaded(self.recipe, self.environment)
+
     @property
     def experiment_name(self) -> str:
-        return str(self.config["experiment_name"]) if self.config else self.name
+        return str(self.template["experiment_name"]) if self.template else self.name
 
     @property
     def iterations(self) -> int:
-        return int(self.config["iterations"]) if self.config else 0
+        return int(self.template["iterations"]) if self.template else 0
 
     @cached_property
     def environment(self) -> dict[str, str]:
@@ -151,28 +160,25 @@ def make_plan(table: Reproduction) -> Plan:
 def _runs(table: Reproduction) -> Iterator[PlannedRun]:
     """Seed by seed, so that a table of fewer seeds is complete as early as possible."""
     base = Path(table.directory)
-    places: dict[Path, str] = {}
-    wrong_build: dict[str, str | None] = {}
+    readings = {name: _read_by(table, name) for name in table.order()}
+    found = {
+        name: _checked(table.experiments[name], seed_environment(base, table.seeds[0]), *readings[name])
+        for name in table.order()
+    }
+    names = {name: config["experiment_name"] for name, (config, _) in found.items() if config}
+    for name, experiment_name in names.items():
+        same = [other for other, theirs in names.items() if theirs == experiment_name and other != name]
+        if same:
+            clash = (
+                f"{same[0]} is called {experiment_name!r} as well, and would write to the same directory:"
+                " give it a name of its own, such as overrides:"
+                f" [\"{{experiment_name+: '_{name}'}}\"]"
+            )
+            found[name] = None, clash
     for seed in table.seeds:
         for name in table.order():
-            recipe = table.experiments[name]
-            sets, along, analyses = _read_by(table, name)
-            config, wrong = _evaluated(recipe, seed_environment(base, seed))
-            if config is not None and wrong is None:
-                if name not in wrong_build:
-                    wrong_build[name] = _lacking(config, [*sets, *along], analyses)
-                wrong = wrong_build[name]
-            if config is not None:
-                place = base / f"seed-{seed}" / str(config["experiment_name"])
-                other = places.setdefault(place, name)
-                if other != name:
-                    wrong = (
-                        f"{other} writes to {place} as well: give it a name of its own, such as"
-                        f" overrides: [\"{{experiment_name: '{name}'}}\"]"
-                    )
-            yield PlannedRun(
-                name, seed, recipe, base, None if wrong else config, wrong, sets, along, analyses
-            )
+            (config, wrong), recipe = found[name], table.experiments[name]
+            yield PlannedRun(name, seed, recipe, base, config, wrong, *readings[name])
 
 
 def _read_by(table: Reproduction, name: str) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
@@ -188,17 +194,29 @@ def _read_by(table: Reproduction, name: str) -> tuple[tuple[str, ...], tuple[str
     return tuple(sets), tuple(along), tuple(analyses)
 
 
-def _evaluated(
-    recipe: TableExperiment, environment: Mapping[str, str]
+def _checked(
+    recipe: TableExperiment,
+    environment: Mapping[str, str],
+    sets: Sequence[str],
+    along: Sequence[str],
+    analyses: Sequence[str],
 ) -> tuple[dict[str, Any] | None, str | None]:
-    """The configuration, or what is wrong with it."""
-    environ = {k: v for k, v in os.environ.items() if k != "APP_EXPERIMENT_NAME"} | dict(environment)
+    """The configuration, or None and what is wrong with it."""
     try:
-        config = load(recipe.configs, recipe.overrides, environ)
+        config = load(recipe.configs, recipe.overrides, _environ(environment))
         build(Runtime, config.data, Explanation(config))
     except ConfigError as error:
         return None, str(error)
-    return config.data, None
+    lacking = _lacking(config.data, [*sets, *along], analyses)
+    return (None, lacking) if lacking else (config.data, None)
+
+
+def _loaded(recipe: TableExperiment, environment: Mapping[str, str]) -> dict[str, Any]:
+    return load(recipe.configs, recipe.overrides, _environ(environment)).data
+
+
+def _environ(environment: Mapping[str, str]) -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if k != "APP_EXPERIMENT_NAME"} | dict(environment)
 
 
 def _lacking(config: Mapping[str, Any], sets: Sequence[str], analyses: Sequence[str]) -> str | None:
@@ -222,12 +240,13 @@ def _lacking(config: Mapping[str, Any], sets: Sequence[str], analyses: Sequence[
 
 def inspect(run: PlannedRun) -> Status:
     """How a run stands, from its directory alone."""
-    if run.config is None:
+    if run.template is None:
         return Status("wrong", why=run.wrong or "")
     directory = run.directory
     done = len(directory.read_metrics())
     stored = directory.path / "config.json"
     if stored.is_file() and directory.has_work():
+        assert run.config is not None
         different = different_keys(json.loads(stored.read_text()), run.config)
         if different:
             return Status("different", done, f"other {', '.join(different)} in {stored}")
@@ -283,7 +302,7 @@ def estimate(plan: Plan, run: PlannedRun) -> Estimate:
     left = run.iterations - status.done
     if status.state == "unmeasured":
         return Estimate(None, "evaluation alone")
-    peers = [other for other in plan.runs if other.name == run.name and other.config is not None]
+    peers = [other for other in plan.runs if other.name == run.name and other.template]
     peers.sort(key=lambda other: other.seed != run.seed)  # its own iterations first
     for peer in peers:
         if plan.statuses[peer.key].state == "different":

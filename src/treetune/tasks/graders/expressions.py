@@ -15,6 +15,7 @@ LONGEST = 600
 DEEPEST = 40
 LARGEST_EXPONENT = 300
 LARGEST_FACTORIAL = 200
+LARGEST_TOP = 1000
 MOST_DIGITS = 400
 
 
@@ -41,8 +42,10 @@ _GREEK = {
 }  # fmt: skip
 _SPACES = {"quad", "qquad", "left", "right", "displaystyle", "big", "Big", "bigl", "bigr", "limits"}
 _SIGNS = {"cdot": "*", "times": "*", "ast": "*", "div": "/", "colon": ":", "{": "(", "}": ")", "|": "|"}
-_PLAIN = str.maketrans({"−": "-", "–": "-", "×": "*", "·": "*", "⋅": "*", "÷": "/", "π": " \\pi ", "∞": " \\infty ",
-                        "√": " \\sqrt ", "²": "^2", "³": "^3", "\u00a0": " ", "∙": "*"})  # fmt: skip
+_PLAIN = str.maketrans({
+    "−": "-", "–": "-", "×": "*", "·": "*", "⋅": "*", "÷": "/", "π": " \\pi ", "∞": " \\infty ",
+    "√": " \\sqrt ", "²": "^2", "³": "^3", "\u00a0": " ", "∙": "*",
+})  # fmt: skip
 _STARTS = {"(", "{", "[", "|"}
 
 
@@ -58,7 +61,9 @@ def read_expression(text: str) -> Any:
 
 
 def _tokens(text: str) -> list[tuple[str, str]]:
-    text = text.translate(_PLAIN).replace("\\,", " ").replace("\\!", "").replace("\\;", " ").replace("\\ ", " ")
+    text = (
+        text.translate(_PLAIN).replace("\\,", " ").replace("\\!", "").replace("\\;", " ").replace("\\ ", " ")
+    )
     text = text.replace("**", "^")
     tokens: list[tuple[str, str]] = []
     position = 0
@@ -167,7 +172,8 @@ class _Parser:
         return value
 
     def _argument(self, depth: int, power: bool = False) -> Any:
-        """What a command or a power applies to: a group, or the next digit, letter or command."""
+        """What a command applies to: a group, or the next digit, letter or command. What a `power` or a
+        function applies to is the whole next number, perhaps with a sign."""
         if self._is("{"):
             return self._group(depth, "{", "}")
         if power and self._is("+", "-"):
@@ -235,7 +241,7 @@ class _Parser:
             return _divided(above, self._argument(depth))
         if name in ("binom", "dbinom", "tbinom"):
             top, bottom = self._argument(depth), self._argument(depth)
-            if not (top.is_Integer and bottom.is_Integer and 0 <= bottom <= top <= 1000):
+            if any(number.is_number and not 0 <= number <= LARGEST_TOP for number in (top, bottom)):
                 raise Absurd("a binomial coefficient of no small numbers")
             return sympy.binomial(top, bottom)
         if name == "sqrt":
@@ -247,7 +253,9 @@ class _Parser:
 
     def _factor_follows(self) -> bool:
         token = self.peek
-        return token is not None and token[0] in ("number", "letter", "command") and token[1] not in _FUNCTIONS
+        return (
+            token is not None and token[0] in ("number", "letter", "command") and token[1] not in _FUNCTIONS
+        )
 
     def _function(self, name: str, depth: int) -> Any:
         sympy = self._sympy
@@ -260,7 +268,7 @@ class _Parser:
             self._take()
             power = self._argument(depth)
         grouped = self._is("(", "{", "[")
-        argument = self._postfix(self._argument(depth), depth)
+        argument = self._postfix(self._argument(depth, power=True), depth)
         while not grouped and self._factor_follows():  # \\sin 2x is the sine of 2x
             argument = _checked(argument * self._power(depth))
         if self._is("^"):  # \sin x^2 is the sine of x^2

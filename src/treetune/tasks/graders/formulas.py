@@ -12,7 +12,8 @@ from treetune.tasks.graders.same_value import same_value
 
 _NUMBER = re.compile(r"([-+]?) ?(\d{1,400}(?:\.\d{0,400})?|\.\d{1,400})")
 _FRACTION = re.compile(
-    r"([-+]?) ?(?:(\d{1,20}) ?(?=\\frac))?(?:\\frac ?(?:\{ ?(-?\d{1,200}) ?\}|(\d)) ?(?:\{ ?(\d{1,200}) ?\}|(\d))"
+    r"([-+]?) ?(?:(\d{1,20}) ?(?=\\frac))?"
+    r"(?:\\frac ?(?:\{ ?(-?\d{1,200}) ?\}|(\d)) ?(?:\{ ?(\d{1,200}) ?\}|(\d))"
     r"|(?:(\d{1,20}) )?(\d{1,200}) ?/ ?(\d{1,200}))"
 )
 _REPEATING = re.compile(r"([-+]?) ?(\d{0,50})\.(\d{0,50})\\(?:overline|bar) ?\{?(\d{1,50})\}?")
@@ -28,7 +29,8 @@ def exact_value(formula: str) -> Fraction | None:
     if found := _NUMBER.fullmatch(formula):
         value = Fraction(found[2] if not found[2].endswith(".") else found[2][:-1])
     elif found := _FRACTION.fullmatch(formula):
-        sign, whole, top, top_digit, bottom, bottom_digit, plain_whole, plain_top, plain_bottom = found.groups()
+        _, whole, *numbers = found.groups()
+        top, top_digit, bottom, bottom_digit, plain_whole, plain_top, plain_bottom = numbers
         above, below = int(top or top_digit or plain_top), int(bottom or bottom_digit or plain_bottom)
         if below == 0:
             return None
@@ -73,7 +75,10 @@ def proportional_equations(given: tuple[str, str], gold: tuple[str, str]) -> boo
         return _by_math_verify(" = ".join(given), " = ".join(gold))
     if one.free_symbols != other.free_symbols or not one.free_symbols:
         return one == other
-    place = {symbol: sympy.Rational(7 + 4 * rank, 3) for rank, symbol in enumerate(sorted(one.free_symbols, key=str))}
+    place = {
+        symbol: sympy.Rational(7 + 4 * rank, 3)
+        for rank, symbol in enumerate(sorted(one.free_symbols, key=str))
+    }
     above, below = one.subs(place), other.subs(place)
     if below == 0 or above == 0:
         return same_value(one, other) or same_value(one, -other)
@@ -107,4 +112,6 @@ def _parsed(formula: str) -> Any:
     from math_verify import LatexExtractionConfig, parse
 
     config = (LatexExtractionConfig(boxed_match_priority=0),)
-    return parse(f"\\boxed{{{formula}}}", extraction_config=config, parsing_timeout=None, fallback_mode="no_fallback")
+    return parse(
+        f"\\boxed{{{formula}}}", extraction_config=config, parsing_timeout=None, fallback_mode="no_fallback"
+    )

@@ -75,12 +75,15 @@ Answer = Scalar | Words | Group | Union | Matrix | Named | Equation
 _MATRIX = re.compile(r"\\begin\{([pbBvV]?)(?:small)?matrix\*?\}(.*)\\end\{\1(?:small)?matrix\*?\}", re.DOTALL)
 _NAME = re.compile(
     r"\([a-zA-Z](?:, ?(?:[a-zA-Z]|\\[a-z]{2,6}))+\)|"
-    r"(?:\\angle ?)?(?:[A-Z]{1,4}|[a-z]|\\text ?\{[^{}]{1,60}\}|\\(?:theta|alpha|beta|gamma|lambda|mu|phi|Delta|pi))'*"
+    r"(?:\\angle ?)?(?:[A-Z]{1,4}|[a-z]|\\text ?\{[^{}]{1,60}\}|"
+    r"\\(?:theta|alpha|beta|gamma|lambda|mu|phi|Delta|pi))'*"
     r"(?:_ ?(?:\w|\{[^{}]{1,12}\}))?(?:\^\{?-1\}?)?(?: ?\([^()=]{1,20}\))?"
 )
 _WORD = re.compile(r"[A-Za-z]{2,}")
-_CALLED = {"sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "arcsin", "arccos", "arctan", "sqrt", "pi",
-           "max", "min", "gcd", "lcm", "mod"}  # fmt: skip
+_CALLED = {
+    "sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "arcsin", "arccos", "arctan", "sqrt",
+    "pi", "max", "min", "gcd", "lcm", "mod",
+}  # fmt: skip
 _TEXT = re.compile(r"\\text ?\{([^{}]*)\}")
 _CHOICE = re.compile(r"\(?([A-Z])(?:\)(?:[.:]?(?: .*)?)|[.:] .*|[.:]?)")
 _AND = re.compile(r"\\text ?\{\s*,?\s*(?:and|or)\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])")
@@ -120,11 +123,14 @@ def read_answer(text: str, depth: int = 0) -> Answer:
         region = _region(text, depth)
         if region is not None:
             return region
-    if "\\pm" in text or "\\mp" in text:
+    opening = _brackets(text)[0]
+    several = opening == "{" or (not opening and len(split_at_top(text, (",", ";"))) > 1)
+    if ("\\pm" in text or "\\mp" in text) and not several:
         plus = text.replace("\\pm", "+").replace("\\mp", "-")
         minus = text.replace("\\pm", "-").replace("\\mp", "+")
         return Group("list", (read_answer(plus, depth + 1), read_answer(minus, depth + 1)))
-    if _THOUSANDS.fullmatch(text):
+    thousands = _THOUSANDS.match(text)
+    if thousands and not re.search(r"[\d,;]", text[thousands.end() :]) and not _AND.search(text):
         return _scalar(text.replace(",", ""))
     return _group(text, depth) or _scalar(text)
 
@@ -135,18 +141,26 @@ def _group(text: str, depth: int) -> Answer | None:
         if re.search(r"\\mid|\\colon|:|\|", inner):
             condition = re.split(r"\\mid(?![A-Za-z])|\\colon(?![A-Za-z])|:|\|", inner, maxsplit=1)[1]
             return read_answer(condition, depth + 1)
-        return Group("set", _parts(inner, depth))
+        return Group("set", _flat(_parts(inner, depth)))
     if opening:
         parts = _parts(inner, depth)
         if len(parts) > 1:
             return Group("tuple", parts, opening, closing)
         return None
-    parts = split_at_top(text, (",", ";"))
-    parts = [piece.strip() for part in parts for piece in _and_parts(part)]
-    parts = [part for part in parts if part]
-    if 1 < len(parts) <= MOST_PARTS:
-        return Group("list", tuple(read_answer(part, depth + 1) for part in parts))
+    pieces = [piece.strip() for part in split_at_top(text, (",", ";")) for piece in _and_parts(part)]
+    pieces = [piece for piece in pieces if piece]
+    if 1 < len(pieces) <= MOST_PARTS:
+        return Group("list", _flat(tuple(read_answer(piece, depth + 1) for piece in pieces)))
     return None
+
+
+def _flat(parts: tuple[Answer, ...]) -> tuple[Answer, ...]:
+    r"""A list among the parts of a list or a set (from ``0, \\pm 1``) is parts of it."""
+    return tuple(
+        one
+        for part in parts
+        for one in (part.parts if isinstance(part, Group) and part.kind == "list" else (part,))
+    )
 
 
 def _parts(inner: str, depth: int) -> tuple[Answer, ...]:
@@ -167,7 +181,13 @@ def _brackets(text: str) -> tuple[str, str, str]:
         return "{", "}", text[2:-2]
     if text.startswith("\\langle") and text.endswith("\\rangle"):
         return "(", ")", text[7:-7]
-    if len(text) > 2 and text[0] in "([]" and text[-1] in ")][" and not text.endswith("\\]") and _one_group(text):
+    if (
+        len(text) > 2
+        and text[0] in "([]"
+        and text[-1] in ")]["
+        and not text.endswith("\\]")
+        and _one_group(text)
+    ):
         left, right = text[0].replace("]", "("), text[-1].replace("[", ")")
         if text[0] == "]" and text[-1] == ")":
             return "", "", ""
@@ -223,7 +243,9 @@ def _matrix(matrix: re.Match[str], depth: int) -> Answer:
         return Scalar(matrix[0])
     if matrix[1] in ("v", "V"):
         return Scalar(matrix[0])  # a determinant or a norm, not a matrix
-    return Matrix(tuple(tuple(read_answer(cell, depth + 1) for cell in split_at_top(row, ("&",))) for row in rows))
+    return Matrix(
+        tuple(tuple(read_answer(cell, depth + 1) for cell in split_at_top(row, ("&",))) for row in rows)
+    )
 
 
 def _equation(text: str, depth: int) -> Answer | None:
@@ -282,7 +304,9 @@ def _rays(signs: list[str], sides: list[str], depth: int) -> tuple[str, list[Ans
         if signs[0][0] == ">":
             signs, sides = [sign.replace(">", "<") for sign in signs[::-1]], sides[::-1]
         ends = read_answer(sides[0], depth + 1), read_answer(sides[2], depth + 1)
-        return sides[1], [Group("tuple", ends, "(" if signs[0] == "<" else "[", ")" if signs[1] == "<" else "]")]
+        return sides[1], [
+            Group("tuple", ends, "(" if signs[0] == "<" else "[", ")" if signs[1] == "<" else "]")
+        ]
     return None
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-
 from treetune.tasks.graders.formulas import equal_formulas, exact_value, proportional_equations
 from treetune.tasks.graders.math_answers import (
     Answer,
@@ -21,7 +20,7 @@ from treetune.tasks.graders.math_answers import (
 from treetune.tasks.graders.units import ratio
 
 _UPRIGHT = re.compile(r"\\text ?\{ ?(\w+) ?\}")
-_BASED = re.compile(r"([0-9A-Za-z]+) ?_ ?(?:\{ ?(?:base )?(\w+) ?\}|(\d)|([a-z]+))")
+_BASED = re.compile(r"([0-9A-Za-z]+) ?_ ?(?:\{ ?\(?(?:base )?(\w+)\)? ?\}|(\d)|([a-z]+))")
 
 
 _SHORT_UNIT = re.compile(r"(-?[\d.]+) ([mgslhL])")
@@ -79,7 +78,9 @@ def _as_group(answer: Answer) -> Group:
 
 def _equal_groups(given: Group, gold: Group, question: str) -> bool:
     kinds = {given.kind, gold.kind}
-    if (given.parts == _EMPTY) != (gold.parts == _EMPTY) or given.kind != gold.kind and _EMPTY == gold.parts:
+    if (given.parts == _EMPTY) != (gold.parts == _EMPTY) or (
+        given.kind != gold.kind and gold.parts == _EMPTY
+    ):
         return False
     if kinds == {"tuple", "set"}:
         return False
@@ -191,7 +192,8 @@ def _equal_in_bases(given: str, gold: str, question: str) -> bool | None:
     return gold_base is None and (base == "10" or re.search(rf"base\W{{0,4}}{base}\b", question) is not None)
 
 
-_BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8", "nine": "9",
+_BASES = {"two": "2", "three": "3", "four": "4", "five": "5", "six": "6", "seven": "7", "eight": "8",
+"nine": "9",
           "ten": "10", "twelve": "12", "sixteen": "16"}  # fmt: skip
 
 
@@ -202,5 +204,3 @@ def _based(formula: str) -> tuple[str, str] | None:
     base = found[2] or found[3] or found[4]
     base = _BASES.get(base.lower(), base)
     return (found[1], base) if base.isdigit() else None
-
-

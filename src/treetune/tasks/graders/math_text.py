@@ -19,12 +19,13 @@ _TOLD = re.compile(r"(?:answer|solution)s?\s*(?:is|are|:|=)\s*:?\s*", re.IGNOREC
 _DISPLAY = re.compile(r"\s*(\$\$?|\\\(|\\\[)(.*?)(\$\$?|\\\)|\\\])", re.DOTALL)
 
 _SAME = {
-    "−": "-", "–": "-", "—": "-", "﹣": "-", "－": "-", "＋": "+", "．": ".", "，": ",", "％": "%", "／": "/", "⁄": "/",
-    "＝": "=", "＄": "$", "（": "(", "）": ")", "［": "[", "］": "]", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ",
-    "÷": "/", "π": r"\pi ", "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "±": r"\pm ", "∪": r"\cup ",
-    "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ", "√": r"\sqrt ", "°": r"^\circ ", "′": "'", "’": "'", "θ": r"\theta ",
-    "∓": r"\mp ", "⟨": r"\langle ", "⟩": r"\rangle ", "ℝ": r"\mathbb{R}", "½": r"\frac{1}{2}", "α": r"\alpha ",
-    "β": r"\beta ", "\u00a0": " ", "\u2009": " ", "\u202f": " ", "\u200b": "",
+    "−": "-", "–": "-", "—": "-", "﹣": "-", "－": "-", "＋": "+", "．": ".", "，": ",", "％": "%", "／": "/",
+    "⁄": "/", "＝": "=", "＄": "$", "（": "(", "）": ")", "［": "[", "］": "]", "×": r"\times ",
+    "·": r"\cdot ", "⋅": r"\cdot ", "÷": "/", "π": r"\pi ", "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ",
+    "≠": r"\ne ", "±": r"\pm ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ",
+    "√": r"\sqrt ", "°": r"^\circ ", "′": "'", "’": "'", "θ": r"\theta ", "∓": r"\mp ", "⟨": r"\langle ",
+    "⟩": r"\rangle ", "ℝ": r"\mathbb{R}", "½": r"\frac{1}{2}", "α": r"\alpha ", "β": r"\beta ",
+    "\u00a0": " ", "\u2009": " ", "\u202f": " ", "\u200b": "",
 }  # fmt: skip
 _SUPERSCRIPT = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
@@ -34,7 +35,7 @@ _SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 _DRESS: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
     (re.compile(pattern), into)
     for pattern, into in (
-        (r"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|limits|nolimits|rm|bf|it)(?![A-Za-z])\.?", ""),
+        (r"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|(?:no)?limits|rm|bf|it)(?![A-Za-z])\.?", ""),
         (r"\\(?:quad|qquad|enspace|thinspace)(?![A-Za-z])|(?<!\\)\\[ ;:>]|~", " "),
         (r"(?<!\\)\\!|(?<!\\)\\,(?=\d{3})", ""),
         (r"(?<!\\)\\,", " "),
@@ -57,7 +58,8 @@ _DRESS: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
         (r"\\(?:land|wedge)(?![A-Za-z])", r"\\text{ and }"),
         (r"\\(?:lor|vee)(?![A-Za-z])", r"\\text{ or }"),
         (r"\{,\}", ","),
-        (r"\^\s*\{\s*\\(?:circ|degree)\s*\}|\^\s*\\(?:circ|degree)(?![A-Za-z])|\\degree(?![A-Za-z])", r"^\\circ "),
+        (r"\^\s*\{\s*\\(?:circ|degree)\s*\}|\^\s*\\(?:circ|degree)(?![A-Za-z])|\\degree(?![A-Za-z])",
+        r"^\\circ "),
         (r"\\begin\{array\}\s*\{[^{}]{0,20}\}", r"\\begin{matrix}"),
         (r"\\end\{array\}", r"\\end{matrix}"),
         (r"\\(?:begin|end)\{(?:align|aligned|gather|gathered|equation|split)\*?\}", " "),
@@ -75,7 +77,11 @@ def given_answer(response: str, gold_parts: int = 1) -> str | None:
     found = boxes(response)
     if found:
         last = [box for box in found if "\n\n" not in response[box[1] : found[-1][0]]]
-        if gold_parts > 1 and len(last) >= gold_parts and not re.search(r",|\\text\{|\bor\b|\band\b", found[-1][2]):
+        if (
+            gold_parts > 1
+            and len(last) >= gold_parts
+            and not re.search(r",|\\text\{|\bor\b|\band\b", found[-1][2])
+        ):
             return ", ".join(content for _, _, content in last[-gold_parts:])
         return found[-1][2].strip() or None
     tail = response[-LONGEST:]
@@ -113,10 +119,16 @@ def undressed(text: str) -> str:
         text = inner[0][2].strip()
     for pattern, into in _DRESS:
         text = pattern.sub(into, text)
-    text = text.replace("\\$", "USD ").replace("$", " ").replace("\\%", "%").replace("\\(", " ").replace("\\)", " ")
+    text = (
+        text.replace("\\$", "USD ")
+        .replace("$", " ")
+        .replace("\\%", "%")
+        .replace("\\(", " ")
+        .replace("\\)", " ")
+    )
     text = re.sub(r"\\\[(?!\d)|(?<!\\)\\\]", " ", text)
     text = re.sub(r"\\\\(?=\s*\Z)", " ", text)
-    return re.sub(r"\s+", " ", text).strip(" *`\"").rstrip(" .,;:").strip()
+    return re.sub(r"\s+", " ", text).strip(' *`"').rstrip(" .,;:").strip()
 
 
 def _in_ascii(text: str) -> str:

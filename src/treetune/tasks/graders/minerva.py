@@ -104,18 +104,20 @@ def _math_equal(given: str, gold: str, depth: int = 0) -> bool:
     if numbers[0] is not None and numbers[1] is not None:
         said, meant = numbers
         assert said is not None and meant is not None
-        return any(math.isclose(said, one, rel_tol=1e-9, abs_tol=CLOSE) for one in (meant / 100, meant, meant * 100))
+        return any(
+            math.isclose(said, one, rel_tol=1e-9, abs_tol=CLOSE) for one in (meant / 100, meant, meant * 100)
+        )
     if _bracketed(given) and _bracketed(gold):
         parts, others = given[1:-1].split(","), gold[1:-1].split(",")
         if len(parts) == len(others) and all(
             _math_equal(one, other, depth + 1) for one, other in zip(parts, others, strict=True)
         ):
             return True
-    rows = _matrix(given), _matrix(gold)
-    if rows[0] is not None and rows[1] is not None:
-        return [len(row) for row in rows[0]] == [len(row) for row in rows[1]] and all(
+    rows, other_rows = _matrix(given), _matrix(gold)
+    if rows is not None and other_rows is not None:
+        return [len(row) for row in rows] == [len(row) for row in other_rows] and all(
             _math_equal(one, other, depth + 1)
-            for row, other_row in zip(*rows, strict=True)
+            for row, other_row in zip(rows, other_rows, strict=True)
             for one, other in zip(row, other_row, strict=True)
         )
     if given.count("=") == 1 and gold.count("=") == 1:

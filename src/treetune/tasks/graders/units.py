@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-_KNOWN = {
+_KNOWN: dict[str, dict[str, int | Fraction]] = {
     # dimension: {unit: how many of the dimension's first unit it is}
-    "length": {"m": 1, "mm": Fraction(1, 1000), "cm": Fraction(1, 100), "km": 1000, "in": Fraction(254, 10000),
-               "ft": Fraction(3048, 10000), "yd": Fraction(9144, 10000), "mi": Fraction(1609344, 1000)},
+    "length": {"m": 1, "mm": Fraction(1, 1000), "cm": Fraction(1, 100), "km": 1000,
+               "in": Fraction(254, 10000), "ft": Fraction(3048, 10000), "yd": Fraction(9144, 10000),
+               "mi": Fraction(1609344, 1000)},
     "mass": {"g": 1, "kg": 1000, "mg": Fraction(1, 1000), "lb": Fraction(45359237, 100000),
              "oz": Fraction(45359237, 1600000)},
     "time": {"s": 1, "min": 60, "hr": 3600, "day": 86400, "week": 604800},
@@ -16,21 +17,25 @@ _KNOWN = {
     "angle": {"degree": 1},
     "volume": {"l": 1, "ml": Fraction(1, 1000)},
     "speed": {"mph": 1},
+    "morning": {"am": 1},
+    "afternoon": {"pm": 1},
 }  # fmt: skip
 _NAMES = {
-    "meter": "m", "metre": "m", "millimeter": "mm", "centimeter": "cm", "centimetre": "cm", "kilometer": "km",
-    "kilometre": "km", "inch": "in", "inche": "in", "foot": "ft", "feet": "ft", "yard": "yd", "mile": "mi", "gram": "g",
-    "kilogram": "kg", "milligram": "mg", "pound": "lb", "ounce": "oz", "second": "s", "sec": "s", "minute": "min",
-    "hour": "hr", "h": "hr", "dollar": "dollar", "usd": "dollar", "cent": "cent", "degree": "degree", "liter": "l",
-    "litre": "l", "milliliter": "ml", "day": "day", "week": "week", "milesperhour": "mph", "mileperhour": "mph",
+    "meter": "m", "metre": "m", "millimeter": "mm", "centimeter": "cm", "centimetre": "cm",
+    "kilometer": "km", "kilometre": "km", "inch": "in", "inche": "in", "foot": "ft", "feet": "ft",
+    "yard": "yd", "mile": "mi", "gram": "g", "kilogram": "kg", "milligram": "mg", "pound": "lb",
+    "ounce": "oz", "second": "s", "sec": "s", "minute": "min", "hour": "hr", "h": "hr",
+    "dollar": "dollar", "usd": "dollar", "cent": "cent", "degree": "degree", "liter": "l", "litre": "l",
+    "milliliter": "ml", "day": "day", "week": "week", "milesperhour": "mph", "mileperhour": "mph",
     "deg": "degree",
 }  # fmt: skip
 _DIMENSION = {unit: kind for kind, units in _KNOWN.items() for unit in units}
 _POWERS = [("square", 2), ("sq", 2), ("cubic", 3), ("cu", 3)]
 
 _TRAILING = re.compile(
-    r"(?P<number>.*[\d})\]iπ]|.*\\pi|.*[^A-Za-z\\][a-z])\s*(?P<unit>(?:\\text ?\{[^{}]{1,60}\}|(?<![A-Za-z\\])[A-Za-z]{2,}"
-    r"(?: [A-Za-z.]{1,20}){0,4})(?:/(?:\\text ?\{[^{}]{1,20}\}|[a-z]{1,8}))?\.?)\s*(?:\^ ?\{?(?P<power>[23])\}?)?",
+    r"(?P<number>.*[\d})\]iπ]|.*\\pi|.*[^A-Za-z\\][a-z])\s*"
+    r"(?P<unit>(?:\\text ?\{[^{}]{1,60}\}|(?<![A-Za-z\\])[A-Za-z]{2,}(?: [A-Za-z.]{1,20}){0,4})"
+    r"(?:/(?:\\text ?\{[^{}]{1,20}\}|[a-z]{1,8}))?\.?)\s*(?:\^ ?\{?(?P<power>[23])\}?)?",
     re.DOTALL,
 )
 _DEGREES = re.compile(r"\^\\circ\s*(?:[CF](?![A-Za-z])|\\text ?\{ ?[CF] ?\})?\s*\Z")
@@ -89,7 +94,7 @@ def _normal(words: str, power: int) -> str:
 
 
 def ratio(unit: str, other: str) -> Fraction | None:
-    """How many of `other` one `unit` is: 1 where a unit is missing or unknown, None where they can't agree."""
+    """How many `other` a `unit` is: 1 where one is missing or unknown, None where they can't agree."""
     if not unit or not other or unit == other:
         return Fraction(1)
     (name, power), (other_name, other_power) = _parted(unit), _parted(other)

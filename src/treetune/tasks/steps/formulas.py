@@ -1,4 +1,4 @@
-r"""Where the formulas, figures and listings of a text are: the places that a sentence ends in only by accident."""
+r"""Where the formulas, figures and listings of a text are: a full stop in them ends no sentence."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from treetune.tasks.steps.base import StepSplitter, joined
 
@@ -44,8 +45,10 @@ _BEGIN = re.compile(r"\\begin\{([^{}\n]{1,40})\}")
 _FULL_STOP = (".$", ".$$", ".\\)", ".\\]")
 _OPENER = re.compile(r"\$\$?|\\\(|\\\[|\\begin\{[^{}]*\}|\[asy\]")
 _TEXT_BREAKS = [(",", True), (" and ", False), (":", True), (" to ", False)]
-_MATH_BREAKS = [(",$", True), (",\\)", True), (",\\]", True), ("=", False), ("\\equiv", False), ("+", False),
-                ("\\cancelto", False)]  # fmt: skip
+_MATH_BREAKS = [
+    (",$", True), (",\\)", True), (",\\]", True), ("=", False), ("\\equiv", False), ("+", False),
+    ("\\cancelto", False),
+]  # fmt: skip
 """What a long part is cut at, the earlier the better, and whether the cut is behind it."""
 
 
@@ -101,7 +104,9 @@ class _Masked:
 
     def cut_after_full_stops(self, parts: list[str]) -> list[str]:
         known = iter(self._hidden)
-        pieces: list[tuple[str, bool, int]] = []  # the part, whether its end is a formula's full stop, its length
+        pieces: list[
+            tuple[str, bool, int]
+        ] = []  # the part, whether its end is a formula's full stop, its length
         for part in parts:
             begun, length = "", 0
             stop = False
@@ -155,7 +160,7 @@ class _Masked:
             text.append(piece)
             prose += [character != self._mark] * len(piece)
         whole = "".join(text)
-        todo = [(start, end, False) for start, end in zip(offsets, offsets[1:], strict=False)]
+        todo = [(start, end, False) for start, end in pairwise(offsets)]
         cuts = set(offsets)
         while todo:
             start, end, in_math = todo.pop()
@@ -208,7 +213,7 @@ def _environments(text: str) -> Iterator[tuple[int, int]]:
 def _cut(text: str, places: Iterator[int]) -> list[str]:
     """The non-empty parts between the places; one, perhaps empty, where there is nothing to cut."""
     offsets = [0, *(place for place in places if 0 < place < len(text)), len(text)]
-    return [text[start:end] for start, end in zip(offsets, offsets[1:], strict=False)]
+    return [text[start:end] for start, end in pairwise(offsets)]
 
 
 def _merged(parts: list[str], with_next: Callable[[str], bool]) -> list[str]:

@@ -23,9 +23,12 @@ _ABBREVIATION = re.compile(
 )
 _LINE = re.compile(r"\n\s*+")
 _ROW = re.compile(
-    r"(?P<end>\\\\(?:\[[^\]\n]{0,12}\])?[ \t]{0,20}(?=\n))|\\begin\{(?P<inner>[^{}\n]{1,24})\}|\\end\{[^{}\n]{1,24}\}"
+    r"(?P<end>\\\\(?:\[[^\]\n]{0,12}\])?[ \t]{0,20}(?=\n))"
+    r"|\\begin\{(?P<inner>[^{}\n]{1,24})\}|\\end\{[^{}\n]{1,24}\}"
 )
-_CLAUSE = re.compile(r"[,;:](?=\s)|(?P<before>\s(?:and|so|then|which|because|since|or)(?=\s)|(?<![<>!=:])=(?!=))")
+_CLAUSE = re.compile(
+    r"[,;:](?=\s)|(?P<before>\s(?:and|so|then|which|because|since|or)(?=\s)|(?<![<>!=:])=(?!=))"
+)
 
 _ROWS_ARE_STEPS = {
     "align", "aligned", "alignat", "alignedat", "gather", "gathered", "eqnarray", "split", "multline",
@@ -42,8 +45,8 @@ class Sentences(StepSplitter):
     r"""A step is a sentence, a line, or a row of a displayed formula, with the white space before it.
 
     Formulas are not cut inside, but for displayed ones at the end of a row (``\\`` and a newline).
-    Parts shorter than `shortest` characters that end no sentence or formula go with what follows, the last one
-    with what comes before. A part longer than `longest` is cut at a comma, a conjunction or a
+    Parts shorter than `shortest` characters that end no sentence or formula go with what follows, the
+    last one with what comes before. A part longer than `longest` is cut at a comma, a conjunction or a
     displayed equals sign near its middle, as long as there is one; null never does. An answer with
     nothing to cut at, however short, is one step. Time is linear in the text, but for sorting.
     """
