@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -106,8 +109,7 @@ def ask_a_server(policy: Path, prompt: str) -> dict[str, Any]:
     command += ["--port", str(port), "--model", str(policy), "--served-model-name", "policy"]
     command += ["--dtype", "float32", "--max-model-len", "128", "--max-num-seqs", "64", "--enforce-eager"]
     launch = Launch(VllmSettings(omp_threads=1), 128, 0, rank=0, world_size=1, device="cpu")
-    scratch = policy.parent / "sockets"
-    scratch.mkdir()
+    scratch = Path(tempfile.mkdtemp(prefix="served-"))  # a socket's path must be short
     log = (policy.parent / "server.log").open("wb")
     server = subprocess.Popen(
         command, env=launch.environment(scratch), stdout=log, stderr=log, start_new_session=True
@@ -143,9 +145,11 @@ def ask_a_server(policy: Path, prompt: str) -> dict[str, Any]:
             assert time.monotonic() < deadline, f"{refused}: {log_of(policy)}"
             time.sleep(0.5)
     finally:
-        os.killpg(server.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGKILL)
         server.wait()
         log.close()
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def log_of(policy: Path) -> str:
