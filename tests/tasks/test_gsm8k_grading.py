@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from treetune.tasks.graders.numbers import read_number
 from treetune.tasks.graders.numeric import Gsm8kExact, Numeric
+from treetune.tasks.gsm8k import Gsm8k
 from treetune.vocabulary import Grade, Problem
 
 
@@ -87,3 +89,19 @@ def test_a_percent_sign_is_a_unit_or_a_hundredth() -> None:
 def test_the_reference_compares_letters(answer: str, gold: str, reward: float) -> None:
     assert grade(Gsm8kExact(), f"#### {answer}", f"so\n#### {gold}").reward == reward
     assert grade(Gsm8kExact(), answer, gold).outcome == "no_answer"
+
+
+SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "gsm8k"
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="no ../shared/data here")
+def test_gsm8ks_golds_are_right_and_its_solutions_split() -> None:
+    task = Gsm8k(train=(str(SHARED / "train.jsonl"),), test=(str(SHARED / "test.jsonl"),))
+    for split, count in (("train", 7100), ("validation", 373), ("test", 1319)):
+        problems = task.problems(split)
+        assert len(problems) == count
+        for problem in problems:
+            response = task.demonstration(problem, 0)
+            assert task.grader.grade(response, problem).reward == 1.0
+            offsets = task.step_boundaries(response)
+            assert (offsets[0], offsets[-1]) == (0, len(response))
