@@ -130,7 +130,7 @@ class Reproduction(Table):
     directory: Name = "experiments"
     baseline: Name | None = None
     on_failure: Literal["go_on", "stop"] = "go_on"
-    interval: Literal["bootstrap", "student"] = "bootstrap"
+    interval: Literal["bootstrap", "student"] = "student"
     deadline_hours: Annotated[float, Gt(0)] = 240.0
     notes: tuple[str, ...] = ()
 
