@@ -130,7 +130,7 @@ def test_a_base_that_only_the_answer_names_must_be_the_problems() -> None:
     "answer",
     ["9^{9^{9^{9}}}", "2^{999999999}", "(x+1)^{1000000}", "1000000!", "((3!)!)!!", "7" * 1000 + "^2",
     "(" * 500 + "1" + ")" * 500,
-     "x" * 5000],
+     "x" * 5000, r"\int_0^1 \int_0^1 \sin(xy) dx dy"],
 )  # fmt: skip
 def test_what_would_take_for_ever_is_refused_at_once(answer: str) -> None:
     result = grade(answer, "5")

@@ -20,6 +20,7 @@ _REPEATING = re.compile(r"([-+]?) ?(\d{0,50})\.(\d{0,50})\\(?:overline|bar) ?\{?
 _MIXED = re.compile(r"(?<![\d.}A-Za-z)])(\d{1,20}) ?\\frac ?(\d|\{ ?\d{1,20} ?\}) ?(\d|\{ ?\d{1,20} ?\})")
 
 _HUGE = re.compile(r"\d{400}|\^ ?\{? ?[-+(]? ?\d{5}|!\s*!|\d{4,}\s*!|\^[^-+*/=,]{0,40}\^[^-+*/=,]{0,40}\^")
+_LARGE_OPERATORS = re.compile(r"\\(?:i*o?int|sum|prod|lim)(?![a-z])")
 MOST_CHARACTERS = 200
 MOST_COMMANDS = 20
 """Of a formula that math-verify is given: it may take minutes to read more."""
@@ -98,6 +99,8 @@ def _mixed_numbers_added(formula: str) -> str:
 
 def _by_math_verify(given: str, gold: str) -> bool:
     for formula in (given, gold):
+        if len(_LARGE_OPERATORS.findall(formula)) > 1:
+            raise Absurd("sums, integrals or limits within each other")
         if _HUGE.search(formula) or len(formula) > MOST_CHARACTERS or formula.count("\\") > MOST_COMMANDS:
             raise Absurd("a formula that is longer, or has greater numbers, than every answer's")
     from math_verify import verify
