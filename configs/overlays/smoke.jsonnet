@@ -39,8 +39,8 @@ local has(object, key) = std.objectHas(object, key) && object[key] != null;
   },
   rollout+: if super.rollout.type == 'demonstrations' then {} else sampling,
   credit+: if has(super.credit, 'samples') then { samples: 2 } else {},
-  // The rate is high enough for a sync that brought nothing to be noticed.
-  trainer+: { precision: 'float32', learning_rate: 1e-3, minibatch_size: 8, tokens_per_micro_batch: 4096 },
+  // A rate at which a sync that brought nothing is noticed, and the next answers are still of both kinds.
+  trainer+: { precision: 'float32', learning_rate: 1e-4, minibatch_size: 8, tokens_per_micro_batch: 4096 },
   evaluation+:
     local whole = super.evaluation;
     {

@@ -197,11 +197,11 @@ def test_demonstrations_that_do_not_fit_can_be_left_out_and_are_counted() -> Non
     def run(context: GenerationContext) -> tuple[list[Trajectory], Metrics]:
         return rollout.run(context, mdp.problems(9))
 
-    ((alone, metrics),) = mdp.on_ranks(1, run, context_length=7)
+    ((alone, metrics),) = mdp.on_ranks(1, run, context_length=lambda: 7)
     assert 0 < len(alone) < 36
     assert {len(t.response_ids) for t in alone} == {4}
     assert metrics["episodes/left_out"] == 36 - len(alone)
-    by_rank = mdp.on_ranks(2, run, context_length=7)
+    by_rank = mdp.on_ranks(2, run, context_length=lambda: 7)
     assert [t for trajectories, _ in by_rank for t in trajectories] == alone
     assert all(metrics_of_rank == metrics for _, metrics_of_rank in by_rank)
     assert run(mdp.context(context_length=8))[1]["episodes/left_out"] == 0

@@ -52,6 +52,24 @@ def test_the_engine_always_gets_an_untied_head_of_its_own(tmp_path: Path, tied: 
     assert model.config.tie_word_embeddings == tied
 
 
+def test_weights_that_are_parts_of_one_buffer_are_written_whole(tmp_path: Path) -> None:
+    source = tiny()
+    model = source.load_model(0, alphabet)
+    expected = dict(model.named_parameters())
+    flat = torch.cat([weight.detach().flatten() for weight in expected.values()])  # as ZeRO keeps them
+    ends = torch.tensor([0, *(weight.numel() for weight in expected.values())]).cumsum(0).tolist()
+    parts = {
+        name: flat[start:end].view_as(weight)
+        for (name, weight), start, end in zip(expected.items(), ends, ends[1:], strict=False)
+    }
+    tokenizer = source.load_tokenizer(alphabet)
+    write_policy(parts, model.config, tokenizer, tmp_path / "policy")
+    write_for_engine(parts, model.config, tokenizer, tmp_path / "engine")
+    for place in ("policy", "engine"):
+        written = load_file(tmp_path / place / "model.safetensors")
+        assert all(torch.equal(written[name], weight) for name, weight in expected.items())
+
+
 def test_new_weights_take_the_place_of_the_old_ones_for_the_engine(tmp_path: Path) -> None:
     source = tiny()
     tokenizer = source.load_tokenizer(alphabet)

@@ -66,6 +66,13 @@ def test_bootstrap_intervals_of_three_seeds_hold_it_less_often_as_is_documented(
     assert 0.72 < coverage("bootstrap", 3) < 0.90
 
 
+def test_the_interval_of_a_share_ends_where_shares_do() -> None:
+    estimate = over_seeds([0.9, 0.99, 0.8], "student")
+    assert estimate.high is not None and estimate.high > 1
+    inside = estimate.within(0.0, 1.0)
+    assert (inside.mean, inside.low, inside.high) == (estimate.mean, estimate.low, 1.0)
+
+
 def test_without_seeds_or_problems_to_vary_there_is_no_interval() -> None:
     estimate = over_seeds([0.25])
     assert (estimate.mean, estimate.low, estimate.high) == (0.25, None, None)

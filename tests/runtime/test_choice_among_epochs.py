@@ -250,6 +250,7 @@ def test_parts_that_do_not_go_together_are_told_before_anything_starts(
 
 
 RESTEM = """{
+  rollout+: { samples: 4, max_tokens: 10 },  // a good half of random answers are longer, and earn the reward
   credit: { type: "none" }, selection: { type: "correct_only" }, iterations: 2, checkpoints: { every: 1 },
   restart: "every_iteration", choose_checkpoint: { set: "validation", rule: "best" },
   evaluation: { sets: [{ split: "validation", problems: 6, samples: 4 }] },

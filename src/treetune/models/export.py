@@ -123,7 +123,12 @@ def write_for_engine(
 
 
 def _on_cpu(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: tensor.detach().to("cpu").contiguous() for name, tensor in weights.items()}
+    return {name: _alone(tensor.detach().to("cpu").contiguous()) for name, tensor in weights.items()}
+
+
+def _alone(tensor: torch.Tensor) -> torch.Tensor:
+    """In memory of its own: ZeRO keeps weights in one flat buffer, and files refuse a part of one."""
+    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
 def _dtype(weights: Mapping[str, torch.Tensor]) -> torch.dtype:

@@ -37,6 +37,12 @@ class Estimate:
     def excludes_zero(self) -> bool:
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
+    def within(self, least: float, most: float) -> Estimate:
+        """For what can't be less or more, such as shares: Student's intervals don't know."""
+        if self.low is None or self.high is None:
+            return self
+        return Estimate(self.mean, max(self.low, least), min(self.high, most))
+
 
 def over_seeds_and_problems(values: Sequence[Mapping[str, float]], kind: Kind = "bootstrap") -> Estimate:
     """The mean of one value per problem for every seed (all seeds have the same problems).

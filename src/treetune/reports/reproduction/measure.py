@@ -109,6 +109,8 @@ def _cell(plan: Plan, row: MethodRow, column: Column) -> CellResult:
         except ValueError as error:
             notes.append(str(error))
             estimate = over_seeds([one.value for one in found], plan.table.interval)
+        if column.evaluation is not None:
+            estimate = estimate.within(0.0, 1.0)
     return CellResult(row, column, tuple(found), absent, estimate, notes=tuple(notes))
 
 
