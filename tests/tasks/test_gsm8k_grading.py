@@ -34,7 +34,8 @@ def test_a_number_is_read_by_value(text: str, value: str) -> None:
 
 @pytest.mark.parametrize(
     "text", ["", "abc", "10^2", "5²", "3:30", "18 or 19", "18-19", "A-5", "1,23", "1_0", "1/0", "18 - 3",
-             "1.2.3", "18 apples and 5 pears", "1e99999", "9" * 100_000, "1," * 50_000, " 1" * 50_000],
+             "1.2.3", "18 apples and 5 pears", "1e99999", "2\\sqrt{3}", "2\\pi",
+             "9" * 100_000, "1," * 50_000, " 1" * 50_000],
 )  # fmt: skip
 def test_what_is_not_one_number_is_none(text: str) -> None:
     assert read_number(text) is None

@@ -12,6 +12,9 @@ import re
 
 from treetune.tasks.latex import braces
 
+LONGEST = 1000
+"""Characters of an answer that are read: three times the longest gold. The rules are quadratic in it."""
+
 MOST_BOXES = 50
 """Only the last ones count, as many as the gold has answers."""
 
@@ -95,7 +98,7 @@ def _boxes(text: str) -> list[str]:
 
 
 def _normalised_line(text: str) -> str:
-    line = text.strip().split("\n", 1)[0].lstrip(":").strip()
+    line = text.strip().split("\n", 1)[0].lstrip(":").strip()[:LONGEST]
     return normalised(line.rstrip("/").rstrip(".").rstrip("/"))
 
 

@@ -88,7 +88,7 @@ def read_number(text: str) -> Number | None:
     Raises nothing, whatever the text, and takes time linear in it.
     """
     text = _plain(text.strip())
-    if len(text) > LONGEST:
+    if len(text) > LONGEST or "\\" in text:  # what is left of LaTeX says more than a number
         return None
     _, equals, right = text.rpartition("=")  # 9 * 2 = 18 says 18
     if equals:
