@@ -12,6 +12,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 ./scripts/setup.sh
 
 export PATH="$PWD/.venv/bin:$PATH"
+# Where Python may not keep what it compiled, every process compiles torch and vLLM anew: half of each start.
+export PYTHONDONTWRITEBYTECODE=
 
 if [ -z "${NUM_GPUS:-}" ]; then
     NUM_GPUS=$({ nvidia-smi -L 2>/dev/null || true; } | grep -c '^GPU' || true)

@@ -20,6 +20,8 @@ if ! command -v "$python" >/dev/null; then
     exit 2
 fi
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} CUDA_VISIBLE_DEVICES=
+# Where Python may not keep what it compiled, every process compiles torch and vLLM anew: half of each start.
+export PYTHONDONTWRITEBYTECODE=
 unset APP_SEED APP_EXPERIMENT_NAME
 export APP_DIRECTORY=$place
 mkdir -p "$place/logs" || exit 1

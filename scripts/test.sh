@@ -7,4 +7,6 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # Left alone, every process of a test run would start as many threads as there are cores.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(nproc)}
 export PATH="$PWD/.venv/bin:$PATH"
+# Where Python may not keep what it compiled, every process compiles torch and vLLM anew: half of each start.
+export PYTHONDONTWRITEBYTECODE=
 exec .venv/bin/python -m pytest "$@"
