@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 from treetune.inference.guard import descendants
 from treetune.runtime.directory import ExperimentDirectory
-from treetune.runtime.lifeline import Process
+from treetune.runtime.lifeline import Process, process_fields
 from treetune.runtime.run import weights_folder
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +36,7 @@ Victim = Literal["launcher", "rank", "engine"]
 Phase = Literal["generation", "credit", "training", "sync", "commit"]
 
 RUN_DEADLINE_S = 900.0
-GONE_WITHIN_S = 30.0
+GONE_WITHIN_S = 90.0
 POLL_S = 0.001
 LOOK_S = 0.25
 
@@ -229,8 +229,11 @@ class Running:
         while left := [self.seen[process] for process in self.seen if process.alive()]:
             self.launcher.poll()
             if time.monotonic() > deadline:
+                now = [process_fields(process.pid)[:3] for process in self.seen if process.alive()]
                 self.kill_everything()
-                raise AssertionError(f"{len(left)} processes were left behind: {left}")
+                raise AssertionError(
+                    f"{len(left)} processes were left behind: {left}; state, parent and group of each: {now}"
+                )
             time.sleep(0.05)
 
     def kill_everything(self) -> None:
