@@ -6,7 +6,6 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from statistics import pvariance
 from typing import TYPE_CHECKING, Annotated, Any
@@ -64,17 +63,12 @@ class ActionRanking(OfCheckpoints):
             raise ValueError(f"at_least {self.at_least} of {self.alternatives} alternatives can't be had")
 
     def analyse(self, run: Run, points: Sequence[int], work: Path) -> Findings:
-        from treetune.analyzers.scoring import state_values
-        from treetune.analyzers.sources import answers_at, context_at, critic_at
+        from treetune.analyzers.sources import context_at, judged_at
 
         rows: list[Row] = []
         origins = {}
         for point in points:
-            run.load_checkpoint(point)
-            trajectories, origins[str(point)] = answers_at(run, point, work, self.seed, self.problems)
-            critic: CriticValues | None = None
-            if run.config.credit.needs_critic:
-                critic = partial(state_values, critic_at(run, point), run.ranks.device)
+            trajectories, origins[str(point)], critic = judged_at(run, point, work, self.seed, self.problems)
             chosen = choose_states(trajectories, self.candidates, self.seed, point)
             what = f"next steps after iteration {point}"
             with run.console.phase(what, "continuations", run.news) as show:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from treetune.runtime.base import PolicyIteration
 from treetune.runtime.run import Run
 from treetune.seeds import derive_seed
 from treetune.tasks.sampling import sample_problems
-from treetune.vocabulary import Trajectory
+from treetune.vocabulary import TokenIds, Trajectory
 
 if TYPE_CHECKING:
     from torch import nn
@@ -114,3 +115,18 @@ def answers_at(run: Run, point: int, work: Path, seed: int, problems: int) -> tu
         chosen = sample_problems(run.train_problems, min(problems, len(run.train_problems)), seed, point)
         trajectories, _ = rollout.run(context, chosen)
     return trajectories, "sampled"
+
+
+def judged_at(
+    run: Run, point: int, work: Path, seed: int, problems: int
+) -> tuple[list[Trajectory], str, Callable[[Sequence[TokenIds]], list[float]] | None]:
+    """For whoever judges values: the weights after `point` iterations in the engine, their answers
+    (`answers_at`), and what the critic of that point says of states; None without one.
+    """
+    from treetune.analyzers.scoring import state_values
+
+    run.load_checkpoint(point)
+    trajectories, origin = answers_at(run, point, work, seed, problems)
+    if not run.config.credit.needs_critic:
+        return trajectories, origin, None
+    return trajectories, origin, partial(state_values, critic_at(run, point), run.ranks.device)

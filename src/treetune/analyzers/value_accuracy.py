@@ -6,7 +6,6 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from statistics import pstdev
 from typing import TYPE_CHECKING, Annotated, Any
@@ -55,17 +54,12 @@ class ValueAccuracy(OfCheckpoints):
     judges_critic = True
 
     def analyse(self, run: Run, points: Sequence[int], work: Path) -> Findings:
-        from treetune.analyzers.scoring import state_values
-        from treetune.analyzers.sources import answers_at, context_at, critic_at
+        from treetune.analyzers.sources import context_at, judged_at
 
         rows: list[Row] = []
         origins = {}
         for point in points:
-            run.load_checkpoint(point)
-            trajectories, origins[str(point)] = answers_at(run, point, work, self.seed, self.problems)
-            critic: CriticValues | None = None
-            if run.config.credit.needs_critic:
-                critic = partial(state_values, critic_at(run, point), run.ranks.device)
+            trajectories, origins[str(point)], critic = judged_at(run, point, work, self.seed, self.problems)
             chosen = choose_states(trajectories, self.states, self.seed, point)
             chosen += choose_states(trajectories, self.prompts, self.seed, point, prompts=True)
             with run.console.phase(f"values after iteration {point}", "continuations", run.news) as show:
