@@ -16,7 +16,7 @@ VOCABULARY = 24
 DEADLINE_S = 300
 
 
-def tiny_model(seed: int = 0, tied: bool = False):
+def tiny_model(seed: int = 0, tied: bool = False, kv_heads: int = 1):
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -26,7 +26,7 @@ def tiny_model(seed: int = 0, tied: bool = False):
         intermediate_size=48,
         num_hidden_layers=2,
         num_attention_heads=2,
-        num_key_value_heads=1,
+        num_key_value_heads=kv_heads,
         max_position_embeddings=64,
         tie_word_embeddings=tied,
     )

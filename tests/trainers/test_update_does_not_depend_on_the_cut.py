@@ -22,9 +22,18 @@ TOLERANCE = 1e-6
 
 
 def update(tmp_path: Path, name: str, ranks: int = 1, **changes: object) -> tuple[dict, dict]:
-    out = tmp_path / f"{name}.safetensors"
-    launch(Path(update_program.__file__), [json.dumps(SETTINGS | changes), str(out)], ranks)
-    return load_file(out), json.loads(out.with_suffix(".json").read_text())
+    return updates(tmp_path, {name: changes}, ranks)[name]
+
+
+def updates(tmp_path: Path, changes: dict[str, dict], ranks: int = 1) -> dict[str, tuple[dict, dict]]:
+    """Several updates by the same processes."""
+    outs = {name: tmp_path / f"{name}.safetensors" for name in changes}
+    settings = json.dumps([SETTINGS | changed for changed in changes.values()])
+    tmp_path.mkdir(exist_ok=True)
+    launch(Path(update_program.__file__), [settings, *map(str, outs.values())], ranks)
+    return {
+        name: (load_file(out), json.loads(out.with_suffix(".json").read_text())) for name, out in outs.items()
+    }
 
 
 def assert_same(one: tuple[dict, dict], other: tuple[dict, dict]) -> None:
@@ -33,6 +42,7 @@ def assert_same(one: tuple[dict, dict], other: tuple[dict, dict]) -> None:
         assert (tensor - other[0][name]).abs().max() <= TOLERANCE, name
     for name in ("train/loss", "train/grad_norm", "train/kl", "train/entropy", "train/clip_fraction"):
         assert one[1].get(name) == pytest.approx(other[1].get(name), abs=1e-5), name
+    assert one[1]["scores"] == pytest.approx(other[1]["scores"], abs=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +70,43 @@ def test_two_ranks_make_the_same_update_from_pairs_as_one(tmp_path):
     one = update(tmp_path, "pairs", sequences_per_micro_batch=8, **pairs)
     two = update(tmp_path, "pairs2", ranks=2, sequences_per_micro_batch=2, layout="packed", **pairs)
     assert_same(one, two)
+
+
+SEQUENCES_SHARED = {
+    "padded": {"gae": True},
+    "packed": {"layout": "packed", "minibatch_size": 5},
+    "pairs": {
+        "in_pairs": True,
+        "minibatch_size": 5,
+        "advantage_normalisation": "none",
+        "objective": {"positive_penalty": 5.0, "penalty_band": 0.1},
+    },
+    "lora": {"lora": {"rank": 4}, "gradient_checkpointing": True},
+}
+
+
+def test_two_ranks_that_share_every_sequence_make_the_same_update(tmp_path):
+    """Ulysses: with a critic, with sequences of one row kept apart, and where a loss needs whole answers."""
+    alone = updates(tmp_path / "alone", SEQUENCES_SHARED)
+    shared = {
+        name: changed | {"sequence_parallel_size": 2, "sequences_per_micro_batch": 4, "zero_stage": stage}
+        for stage, (name, changed) in enumerate(SEQUENCES_SHARED.items())
+    }
+    for name, update_of_two in updates(tmp_path / "two", shared, ranks=2).items():
+        assert_same(alone[name], update_of_two)
+
+
+def test_two_ranks_that_share_every_matrix_make_the_same_update(tmp_path):
+    """DeepSpeed's tensor parallelism."""
+    model = {"model": {"kv_heads": 2, "tied": True}, "resumes": True}
+    alone = update(tmp_path, "whole", **model)
+    shared = {
+        f"zero{stage}": model
+        | {"tensor_parallel_size": 2, "sequences_per_micro_batch": 3, "zero_stage": stage}
+        for stage in (0, 1, 2)
+    }
+    for update_of_two in updates(tmp_path, shared, ranks=2).values():
+        assert_same(alone, update_of_two)
 
 
 @pytest.mark.slow

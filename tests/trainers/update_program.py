@@ -1,44 +1,78 @@
-"""Trains one iteration under given settings and writes the weights: run by tests on 1 or 2 ranks."""
+"""Trains one iteration under given settings and writes the weights: run by tests on 1 or 2 ranks.
+
+Several settings, each with a file of its own, share one start of the processes.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
 from pathlib import Path
+from typing import Any
+
+PAIR_TO_SCORE = ((1, 2, 3), (4, 5, 6, 7))
 
 
-def main() -> None:
-    settings, out = json.loads(sys.argv[1]), Path(sys.argv[2])
+def update(settings: dict[str, Any], out: Path, ranks: Any) -> None:
+    import torch
     from safetensors.torch import save_file
 
     from tests.trainers.helpers import episodes, paired_episodes, tiny_model
     from treetune.episode_generators.credit.gae import Gae
+    from treetune.models.lora import Lora
     from treetune.trainers.base import DeepSpeedTrainer
     from treetune.trainers.core import PolicyTrainer
     from treetune.trainers.objectives.ppo import ClippedPolicyGradient
     from treetune.trainers.objectives.preference import DpoPositive
+
+    gae = Gae() if settings.pop("gae", False) else None
+    in_pairs = settings.pop("in_pairs", False)
+    resumes = settings.pop("resumes", False)
+    model = settings.pop("model", {})
+    kind = DpoPositive if in_pairs else ClippedPolicyGradient
+    objective = kind(**settings.pop("objective", {}))
+    if "lora" in settings:
+        settings["lora"] = Lora(**settings["lora"])
+
+    def trainer() -> PolicyTrainer:
+        return PolicyTrainer(
+            DeepSpeedTrainer(objective=objective, **settings),
+            lambda: tiny_model(**model),
+            ranks=ranks,
+            seed=0,
+            temperature=0.8,
+            iterations=2,
+            gae=gae,
+        )
+
+    first = trainer()
+    rows = paired_episodes() if in_pairs else episodes(16)
+    metrics: dict[str, Any] = first.train(0, rows)
+    metrics["scores"] = first.score([PAIR_TO_SCORE], temperature=0.7)[0]
+    weights = {name: tensor.float().cpu().clone() for name, tensor in first.weights().items()}
+    weights |= {
+        f"critic.{name}": tensor.float().cpu().clone() for name, tensor in first.critic_weights().items()
+    }
+    if ranks.is_first:
+        save_file({name: tensor.contiguous() for name, tensor in weights.items()}, out)
+        out.with_suffix(".json").write_text(json.dumps(metrics))
+    if resumes:
+        first.save(out.with_suffix(".state"))
+        first.train(1, rows)
+        second = trainer()
+        second.load(out.with_suffix(".state"))
+        second.train(1, rows)
+        one, other = first.weights(), second.weights()
+        assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+    ranks.barrier("written")
+
+
+def main() -> None:
     from treetune.trainers.ranks import Ranks
 
     ranks = Ranks.join(deadline_s=120)
-    gae = Gae() if settings.pop("gae", False) else None
-    in_pairs = settings.pop("in_pairs", False)
-    kind = DpoPositive if in_pairs else ClippedPolicyGradient
-    objective = kind(**settings.pop("objective", {}))
-    trainer = PolicyTrainer(
-        DeepSpeedTrainer(objective=objective, **settings),
-        tiny_model,
-        ranks=ranks,
-        seed=0,
-        temperature=0.8,
-        iterations=2,
-        gae=gae,
-    )
-    metrics = trainer.train(0, paired_episodes() if in_pairs else episodes(16))
-    weights = trainer.weights()
-    if ranks.is_first:
-        save_file({name: tensor.float().contiguous().clone() for name, tensor in weights.items()}, out)
-        out.with_suffix(".json").write_text(json.dumps(metrics))
-    ranks.barrier("written")
+    for settings, out in zip(json.loads(sys.argv[1]), sys.argv[2:], strict=True):
+        update(settings, Path(out), ranks)
     ranks.leave()
 
 

@@ -97,6 +97,12 @@ class VllmSettings(EngineSettings):
     extra_arguments: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.devices is not None and len(set(self.devices)) < max(1, len(self.devices)):
+            raise ValueError(
+                "devices lists "
+                + (f"a GPU twice: {list(self.devices)}" if self.devices else "no GPU")
+                + ": give each server's its numbers, or null to share the trainer's"
+            )
         if self.devices is not None and len(self.devices) % self.tensor_parallel_size:
             raise ValueError(
                 f"devices lists {len(self.devices)} GPUs, which tensor_parallel_size"

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from treetune.models.sequence_parallel import SequenceParallel
+
 LOGITS_PER_CHUNK = 2**24
 """Entries of one chunk of float32 logits: 64 MiB, whatever the vocabulary."""
 
@@ -24,17 +26,18 @@ class PolicyModule(nn.Module):
     """A causal language model that answers log-probabilities of given next tokens.
 
     Everything goes through `forward`, so that DeepSpeed's hooks (ZeRO-3 gathers parameters there)
-    see every use of a weight.
+    see every use of a weight. With `parallel`, to which the model is attached, the ranks of a group run
+    it together: each on its stretch of the sequences, and all are given all results.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, parallel: SequenceParallel | None = None) -> None:
         super().__init__()
         if getattr(model.config, "final_logit_softcapping", None):
             raise ValueError(
                 f"{model.config.model_type} caps its logits (final_logit_softcapping), which the"
                 " chunked log-probabilities don't do: use a model without it"
             )
-        self.model = model
+        self.model, self.parallel = model, parallel
 
     def forward(
         self,
@@ -53,10 +56,24 @@ class PolicyModule(nn.Module):
         of shape [N]; the entropy carries a gradient only where asked for. `terms` is called on a chunk
         of positions at a time.
         """
-        hidden_BTD = backbone_of(self.model)(
-            input_ids=input_ids_BT, position_ids=position_ids_BT, use_cache=False
-        ).last_hidden_state
-        hidden_ND = hidden_BTD.flatten(0, 1)[positions_N]
+        backbone, parallel = backbone_of(self.model), self.parallel
+        settings = temperature, entropy_needs_gradient, terms
+        if parallel is None:
+            hidden_ND = _hidden(backbone, input_ids_BT, position_ids_BT)[positions_N]
+            return self._in_chunks(hidden_ND, labels_N, *settings)
+        mine_M, places_M = parallel.own(positions_N, input_ids_BT.shape[1])
+        hidden_MD = parallel.hidden(backbone, input_ids_BT, position_ids_BT).flatten(0, 1)[places_M]
+        own = torch.stack(self._in_chunks(hidden_MD, labels_N[mine_M], *settings))
+        return parallel.together(own, mine_M, len(labels_N)).unbind()
+
+    def _in_chunks(
+        self,
+        hidden_ND: Tensor,
+        labels_N: Tensor,
+        temperature: float,
+        entropy_needs_gradient: bool,
+        terms: Terms | None,
+    ) -> tuple[Tensor, ...]:
         rows = max(1, LOGITS_PER_CHUNK // self.model.config.get_text_config().vocab_size)
         if len(labels_N) <= rows:
             return self._score(hidden_ND, labels_N, temperature, entropy_needs_gradient, terms)
@@ -102,9 +119,9 @@ class CriticModule(nn.Module):
     the state in which that token was chosen. Its weight is drawn from N(0, 1/(d+1)), its bias is 0.
     """
 
-    def __init__(self, model: nn.Module, seed: int) -> None:
+    def __init__(self, model: nn.Module, seed: int, parallel: SequenceParallel | None = None) -> None:
         super().__init__()
-        self.backbone = backbone_of(model)
+        self.backbone, self.parallel = backbone_of(model), parallel
         size = model.config.get_text_config().hidden_size
         dtype = next(self.backbone.parameters()).dtype
         self.head = nn.Linear(size, 1, dtype=dtype)
@@ -116,10 +133,20 @@ class CriticModule(nn.Module):
 
     def forward(self, input_ids_BT: Tensor, position_ids_BT: Tensor | None, positions_N: Tensor) -> Tensor:
         """Values, float32 of shape [N], at the flattened positions."""
-        hidden_BTD = self.backbone(
-            input_ids=input_ids_BT, position_ids=position_ids_BT, use_cache=False
-        ).last_hidden_state
-        return self.head(hidden_BTD.flatten(0, 1)[positions_N]).squeeze(-1).float()
+        if self.parallel is None:
+            return self._value(_hidden(self.backbone, input_ids_BT, position_ids_BT)[positions_N])
+        mine_M, places_M = self.parallel.own(positions_N, input_ids_BT.shape[1])
+        hidden_MD = self.parallel.hidden(self.backbone, input_ids_BT, position_ids_BT).flatten(0, 1)[places_M]
+        return self.parallel.together(self._value(hidden_MD)[None], mine_M, len(positions_N)).squeeze(0)
+
+    def _value(self, hidden_ND: Tensor) -> Tensor:
+        return self.head(hidden_ND).squeeze(-1).float()
+
+
+def _hidden(backbone: nn.Module, input_ids_BT: Tensor, position_ids_BT: Tensor | None) -> Tensor:
+    """The last hidden state of every token, in one row: [B*T, D]."""
+    run = backbone(input_ids=input_ids_BT, position_ids=position_ids_BT, use_cache=False)
+    return run.last_hidden_state.flatten(0, 1)
 
 
 def backbone_of(model: nn.Module) -> nn.Module:

@@ -64,14 +64,12 @@ class SequenceParallel:
             )
         AttentionInterface.register(ATTENTION, _attention)
         model.set_attn_implementation(ATTENTION)  # type: ignore[operator]
-        model.treetune_inner_attention = inner  # type: ignore[assignment]
+        model.base_model.treetune_inner_attention = inner  # type: ignore[union-attr]
         for layer in model.modules():
             if hasattr(layer, "num_key_value_groups"):  # what is left of the heads here, and of their keys
                 layer.num_key_value_groups = (heads // self.size) // max(1, kv_heads // self.size)  # type: ignore[assignment]
 
-    def hidden(
-        self, model: nn.Module, backbone: nn.Module, ids_BT: Tensor, positions_BT: Tensor | None
-    ) -> Tensor:
+    def hidden(self, backbone: nn.Module, ids_BT: Tensor, positions_BT: Tensor | None) -> Tensor:
         """The last hidden states of this rank's stretch of every row, shape [B, t, D].
 
         Rows are padded to a multiple of `size`; t is the `size`-th part of that.
@@ -86,7 +84,7 @@ class SequenceParallel:
         tail_T = torch.arange(missing, device=ids_BT.device) + (0 if packed else ids_BT.shape[1])
         positions_BT = torch.cat([positions_BT, tail_T.expand(len(ids_BT), -1)], dim=1)
         ids_BT = nn.functional.pad(ids_BT, (0, missing))
-        inner: str = model.treetune_inner_attention  # type: ignore[assignment]
+        inner: str = backbone.treetune_inner_attention  # type: ignore[assignment]
         shared = _Shared(
             self,
             ALL_ATTENTION_FUNCTIONS[inner],
@@ -107,10 +105,13 @@ class SequenceParallel:
         mine_M = (column_N // part == self.rank).nonzero().squeeze(-1)
         return mine_M, (row_N * part + column_N % part)[mine_M]
 
-    def together(self, values_M: Tensor, mine_M: Tensor, count: int) -> Tensor:
-        """Everyone's values at their places among `count`, known to all; gradients find their way back."""
-        values_N = values_M.new_zeros(count).index_put((mine_M,), values_M)
-        return _Sum.apply(values_N, self.group)
+    def together(self, values_KM: Tensor, mine_M: Tensor, count: int) -> Tensor:
+        """Everyone's values at their places among `count`, known to all; shape [K, count].
+
+        A gradient goes back to the rank that made the value: the sum of what all ranks say of it.
+        """
+        values_KN = values_KM.new_zeros(len(values_KM), count).index_copy(1, mine_M, values_KM)
+        return _Sum.apply(values_KN, self.group)
 
 
 @dataclass(frozen=True)

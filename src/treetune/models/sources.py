@@ -11,6 +11,7 @@ from annotated_types import Gt, MinLen
 from treetune.config.registrable import Registrable
 from treetune.models.chat import Chat
 from treetune.models.checkpoints import resolve_policy
+from treetune.models.kernels import require_kernels
 from treetune.seeds import derive_seed
 from treetune.vocabulary import TextCodec
 
@@ -121,7 +122,8 @@ class PretrainedModel(ModelSource):
     `begin_of_text` says whether prompts begin with the tokenizer's token for that; None leaves it to
     the tokenizer, as it encodes a text by itself. `chat` puts the tokenizer's chat template around
     every problem; the template then decides about the beginning, unless `begin_of_text` says it.
-    An answer ends with the tokenizer's end token, the template's end of turn, or what the model's
+    `liger` replaces norms, rotary embeddings and MLPs by Liger's fused Triton kernels, on a GPU only; the
+    loss stays ours. An answer ends with the tokenizer's end token, the template's end of turn, or what the model's
     generation_config.json has for it.
     """
 
@@ -132,6 +134,7 @@ class PretrainedModel(ModelSource):
     trust_remote_code: bool = False
     begin_of_text: bool | None = None
     chat: Chat | None = None
+    liger: bool = False
 
     def __post_init__(self) -> None:
         if self.attention == "flash_attention_2" and self.dtype == "float32":
@@ -139,6 +142,12 @@ class PretrainedModel(ModelSource):
 
     def check(self, alphabet: Alphabet) -> None:
         resolve_policy(self.name_or_path)
+        if self.attention == "flash_attention_2":
+            require_kernels(
+                "flash_attn", "model.attention 'flash_attention_2'", "set model.attention to 'sdpa'"
+            )
+        if self.liger:
+            require_kernels("liger_kernel", "model.liger", "set model.liger to false")
 
     def load_tokenizer(self, alphabet: Alphabet) -> PreTrainedTokenizerBase:
         from transformers import AutoTokenizer
@@ -174,6 +183,10 @@ class PretrainedModel(ModelSource):
             )
         except (OSError, ValueError, ImportError) as error:
             raise ValueError(self._not_loaded("model", path, error)) from error
+        if self.liger:
+            from treetune.models.kernels import apply_liger
+
+            apply_liger(model)
         return model.train()
 
     def _end_ids(self) -> tuple[int, ...]:

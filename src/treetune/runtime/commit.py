@@ -79,10 +79,13 @@ def _checkpoint(run: Run, done: int) -> None:
         run.trainer.save(beside / "trainer")
         weights = run.trainer.weights()
         critic = run.trainer.critic_weights()
+        adapters = run.trainer.adapters()
         if run.ranks.is_first:
             write_policy(
                 weights, run.policy_model.config, run.tokenizer, beside / "policy", run.generation_config
             )
+            if adapters:
+                run.write_adapters(adapters, beside / "adapter")
             if critic:
                 write_critic(critic, run.policy_model.config, beside / "critic")
             write_json(beside / "state.json", {"iteration": done, "config": config_hash(run.plain_config)})

@@ -229,6 +229,14 @@ class Run:
             write_for_engine(weights, self.policy_model.config, self.tokenizer, folder)
         self.ranks.barrier("weights written for the engine")
 
+    def write_adapters(self, adapters: Mapping[str, Tensor], place: Path) -> None:
+        """The trainer's adapters as a folder that peft and vLLM read."""
+        from treetune.models.lora import write_adapters
+
+        assert isinstance(self.config.trainer, DeepSpeedTrainer) and self.config.trainer.lora is not None
+        base = str(getattr(self.policy_model.config, "_name_or_path", ""))
+        write_adapters(adapters, self.config.trainer.lora.describe(adapters, base), place)
+
     def _load(self, folder: Path, version: int) -> SyncReport:
         assert self.engine is not None and self.trainer is not None
         prompts = [self.codec.encode_prompt(p.prompt) for p in self.train_problems[:CANARY_PROMPTS]]

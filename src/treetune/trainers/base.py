@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt
 
 from treetune.config.registrable import Registrable
+from treetune.models.lora import Lora
 from treetune.trainers.batching import Layout
 from treetune.trainers.entropy import EntropyTarget
 from treetune.trainers.objectives.base import Objective
@@ -52,6 +53,13 @@ class DeepSpeedTrainer(Trainer):
     `entropy_target` finds the coefficient of the entropy while training. `skip_without_advantage` takes
     no step on a minibatch whose advantages are all 0 (groups without spread): momentum, KL and weight
     decay would move the weights, and nothing that was learnt.
+
+    `lora` trains adapters on the start model instead of its weights; the reference is then the model
+    without them, which costs no memory, and a critic is a whole model as ever. Two ways to let several
+    neighbouring ranks run one model together, each on micro-batches of its own otherwise:
+    `sequence_parallel_size` of them share every sequence (DeepSpeed-Ulysses; for long ones), or
+    `tensor_parallel_size` of them every weight matrix (DeepSpeed's AutoTP; for large ones; the
+    reference stays whole on each). Neither changes the update.
     """
 
     objective: Objective
@@ -77,6 +85,19 @@ class DeepSpeedTrainer(Trainer):
     offload_optimizer: bool = False
     offload_parameters: bool = False
     gradient_checkpointing: bool = False
+    lora: Lora | None = None
+    sequence_parallel_size: Annotated[int, Gt(0)] = 1
+    tensor_parallel_size: Annotated[int, Gt(0)] = 1
+
+    @property
+    def ranks_together(self) -> int:
+        """How many neighbouring ranks are given the same micro-batches and run the model together."""
+        return self.sequence_parallel_size * self.tensor_parallel_size
+
+    @property
+    def together_by(self) -> str:
+        """The setting that says so."""
+        return "sequence_parallel_size" if self.sequence_parallel_size > 1 else "tensor_parallel_size"
 
     def __post_init__(self) -> None:
         if not all(0 <= beta < 1 for beta in self.adam_betas):
@@ -85,3 +106,22 @@ class DeepSpeedTrainer(Trainer):
             raise ValueError("offload_optimizer needs zero_stage 1, 2 or 3")
         if self.offload_parameters and self.zero_stage != 3:
             raise ValueError("offload_parameters needs zero_stage 3")
+        if self.lora is not None and self.offload_reference:
+            raise ValueError(
+                "offload_reference is true, and with lora the reference is the policy without its adapters:"
+                " there is nothing to offload, set it to false"
+            )
+        if self.tensor_parallel_size > 1:
+            self._check_tensor_parallel()
+
+    def _check_tensor_parallel(self) -> None:
+        for name, there in (
+            ("sequence_parallel_size", self.sequence_parallel_size > 1),
+            ("lora", self.lora is not None),
+            ("offload_optimizer", self.offload_optimizer),
+            ("zero_stage 3", self.zero_stage == 3),
+        ):
+            if there:
+                raise ValueError(
+                    f"tensor_parallel_size is not made to work with {name}: leave one of them out"
+                )

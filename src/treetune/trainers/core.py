@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from treetune.episode_generators.credit.gae import Gae
-from treetune.models.logprobs import CriticModule, PolicyModule
-from treetune.seeds import derive_seed, derived_random
+from treetune.seeds import derived_random
 from treetune.trainers.base import DeepSpeedTrainer, FullModelCritic
 from treetune.trainers.batching import Piece, Unit, cut
 from treetune.trainers.credit import (
@@ -26,6 +25,7 @@ from treetune.trainers.entropy import EntropyCoefficient
 from treetune.trainers.iteration_tensors import IterationTensors
 from treetune.trainers.minibatch import Minibatch, loss_share
 from treetune.trainers.objectives.kl import kl_estimate
+from treetune.trainers.models import Models, Reference
 from treetune.trainers.optimisation import Optimised
 from treetune.trainers.ranks import Ranks
 from treetune.trainers.tokens import MicroBatch, Sequences, flat_of_trained, micro_batch, units_of
@@ -55,23 +55,19 @@ class PolicyTrainer:
         restarts: bool = False,
     ) -> None:
         self.settings, self.ranks, self.seed = settings, ranks, seed
-        self.load_model, self.restarts = load_model, restarts
+        self.restarts = restarts
         self.temperature, self.iterations, self.gae = temperature, iterations, gae
         objective = settings.objective
-        self.policy = self._fresh_policy()
-        self.reference: PolicyModule | None = None
+        self.models = Models(settings, load_model, ranks, seed)
+        self.policy = self.models.policy()
+        self.reference: Reference | None = None
         if objective.needs_reference or (settings.measure_kl and objective.measures_kl):
-            self.reference = PolicyModule(load_model()).requires_grad_(False).eval()
-            self.reference.to("cpu" if settings.offload_reference else ranks.device)
+            self.reference = self.models.reference(lambda: self.policy)
         self.entropy = EntropyCoefficient(objective.entropy_coef, settings.entropy_target)
         self.critic: Optimised | None = None
         if gae is not None:
             assert isinstance(settings.critic, FullModelCritic)
-            critic = CriticModule(self._prepared(load_model()), derive_seed(seed, "critic"))
-            self.critic = Optimised(critic, settings, ranks)
-
-    def _fresh_policy(self) -> Optimised:
-        return Optimised(PolicyModule(self._prepared(self.load_model())), self.settings, self.ranks)
+            self.critic = self.models.critic()
 
     def restart(self, episodes: Sequence[Episode] = ()) -> Metrics:
         """The policy and its optimiser as at the very beginning.
@@ -90,17 +86,12 @@ class PolicyTrainer:
         gc.collect()
         if self.ranks.device.type == "cuda":
             torch.cuda.empty_cache()
-        self.policy = self._fresh_policy()
+        self.policy = self.models.policy()
         self.entropy.reset()
         if measured is None:
             return {}
         measured.reference_N = self._sweep(sequences, lambda b: self._logprobs(self.policy, b))
         return measured.gap_metrics()
-
-    def _prepared(self, model: nn.Module) -> nn.Module:
-        if self.settings.gradient_checkpointing:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        return model
 
     # One iteration
 
@@ -166,10 +157,8 @@ class PolicyTrainer:
         settings, objective = self.settings, self.settings.objective
         tensors = IterationTensors(flat_of_trained(episodes, lambda e: e.behaviour_logprobs))
         if self.reference is not None:
-            reference = self.reference.to(self.ranks.device)
-            tensors.reference_N = self._sweep(sequences, lambda b: self._logprobs(reference, b))
-            if settings.offload_reference:
-                self.reference.to("cpu")
+            with self.reference() as reference:
+                tensors.reference_N = self._sweep(sequences, lambda b: self._logprobs(reference, b))
         if not objective.needs_advantages:
             if self.reference is not None and settings.measure_kl and several_steps:
                 tensors.old_N = self._sweep(sequences, lambda b: self._logprobs(self.policy, b))
@@ -234,7 +223,7 @@ class PolicyTrainer:
             self.policy.backward(share.loss)
             for name, value in share.metrics.items():
                 sums[name] += value
-            if scored_N is not None and batch.real:
+            if scored_N is not None and self._writes(batch):
                 scored_N[batch.flat_N] = share.logprobs_N.detach().cpu()
             if self.critic is not None:
                 self._critic_backward(batch, tensors, share.tokens.weights_N / minibatch.weight_sum, sums)
@@ -284,17 +273,21 @@ class PolicyTrainer:
     # Running models over sequences
 
     def _batches(self, sequences: Sequences, units: Sequence[Unit], scale: int = 1) -> Iterator[MicroBatch]:
-        settings = self.settings
+        settings, together = self.settings, self.settings.ranks_together
         pieces: list[Piece] = cut(
             sequences.lengths,
             units,
-            ranks=self.ranks.world_size,
-            tokens=settings.tokens_per_micro_batch * scale,
+            ranks=self.ranks.world_size // together,
+            tokens=settings.tokens_per_micro_batch * scale * settings.sequence_parallel_size,
             sequences=settings.sequences_per_micro_batch,
             layout=settings.layout,
-        )[self.ranks.rank]
-        for piece in pieces:
-            yield micro_batch(sequences, piece.indices, settings.layout, piece.real, self.ranks.device)
+        )[self.ranks.rank // together]
+        for indices, real in ((piece.indices, piece.real) for piece in pieces):
+            yield micro_batch(sequences, indices, settings.layout, real, self.ranks.device, together)
+
+    def _writes(self, batch: MicroBatch) -> bool:
+        """Whether its results are this rank's to tell: of ranks that ran it together, one does."""
+        return batch.real and self.ranks.rank % self.settings.ranks_together == 0
 
     def _sweep(self, sequences: Sequences, forward: Forward) -> Tensor:
         """A number for every trained token, shape [N], computed by all ranks and known to all.
@@ -307,7 +300,7 @@ class PolicyTrainer:
             # Without a graph to keep, twice the tokens fit.
             for batch in self._batches(sequences, [(i,) for i in sorted(set(first))], scale=2):
                 values_N = forward(batch)
-                if batch.real:
+                if self._writes(batch):
                     result_N[batch.flat_N] = values_N.float().cpu()
         return self.ranks.sum(result_N)[sequences.flat_index(first)]
 
@@ -328,9 +321,11 @@ class PolicyTrainer:
     def score(self, pairs: Sequence[tuple[TokenIds, TokenIds]], temperature: float) -> list[list[float]]:
         """Log-probs of the response tokens after their prompts, under the present policy.
 
-        Local to this rank, except under ZeRO-3, where every rank calls it (with what it has).
+        Local to this rank, except where it doesn't hold the model alone (ZeRO-3, ranks that run it
+        together): then every rank calls it, with what it has.
         """
-        gathered = self.ranks.exchange("score", list(pairs)) if self.settings.zero_stage == 3 else [pairs]
+        collective = self.settings.zero_stage == 3 or self.settings.ranks_together > 1
+        gathered = self.ranks.exchange("score", list(pairs)) if collective else [pairs]
         results = []
         for rank, share in enumerate(gathered):
             for prompt, response in share:
@@ -349,7 +344,19 @@ class PolicyTrainer:
         return results
 
     def weights(self) -> dict[str, Tensor]:
-        """The policy's weights under their Hugging Face names, whole on the first rank. Collective."""
+        """The policy's weights under their Hugging Face names, whole on the first rank; adapters are
+        merged into them. Collective.
+        """
+        weights = self._by_name()
+        return weights if self.settings.lora is None else self.settings.lora.merged(weights)
+
+    def adapters(self) -> dict[str, Tensor]:
+        """The adapters' weights under peft's names, on the first rank; empty where there are none.
+        Collective.
+        """
+        return {} if self.settings.lora is None else self.settings.lora.adapters(self._by_name())
+
+    def _by_name(self) -> dict[str, Tensor]:
         return {name.removeprefix("model."): t for name, t in self.policy.state_dict().items()}
 
     def critic_weights(self) -> dict[str, Tensor]:

@@ -58,11 +58,11 @@ class Minibatch:
             return None if tensor_N is None else at(tensor_N)
 
         return TokenBatch(
-            weights_N=at(self.weights_N) * batch.real,
+            weights_N=at(self.weights_N) * batch.share,
             lengths=batch.trained_tokens,
             weight_sum=self.weight_sum,
-            sequence_weight=self.sequence_weight * batch.real,
-            pair_weight=self.pair_weight * batch.real,
+            sequence_weight=self.sequence_weight * batch.share,
+            pair_weight=self.pair_weight * batch.share,
             advantages_N=known_at(tensors.advantages_N),
             old_logprobs_N=known_at(tensors.old_N),
             reference_logprobs_N=known_at(tensors.reference_N),

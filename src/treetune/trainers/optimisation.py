@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ class Optimised:
         import deepspeed
 
         self.ranks = ranks
-        self.zero_stage = settings.zero_stage
+        self.zero_stage, self.tensor_parallel = settings.zero_stage, settings.tensor_parallel_size > 1
         self._norm: Tensor | None = None
         without_dropout(module)
         self.engine, *_ = deepspeed.initialize(
@@ -67,11 +68,19 @@ class Optimised:
         return norm
 
     def _clip(self) -> None:
-        self._norm = nn.utils.clip_grad_norm_(self.module.parameters(), self._max_norm)
+        if not self.tensor_parallel:
+            self._norm = nn.utils.clip_grad_norm_(self.module.parameters(), self._max_norm)
+            return
+        from deepspeed.runtime.utils import clip_grad_norm_
+
+        # Adds up over the ranks what they have parts of, and counts once what they all have.
+        self._norm = clip_grad_norm_(self.module.parameters(), self._max_norm, mpu=self.engine.mpu)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Full weights by name, on the first rank; shards are gathered. Collective."""
         parameters = dict(self.module.named_parameters())
+        if self.tensor_parallel:
+            return self._from_all_parts(parameters)
         if self.zero_stage < 3:
             return {name: p.detach() for name, p in parameters.items()}
         import deepspeed
@@ -81,6 +90,21 @@ class Optimised:
             with deepspeed.zero.GatheredParameters([parameter]):
                 if self.ranks.is_first:
                     full[name] = parameter.detach().to("cpu", copy=True)
+        return full
+
+    def _from_all_parts(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        from deepspeed.module_inject.layers import GatherReplacedLayerParams
+
+        full = {}
+        for place, module in self.module.named_modules():
+            own = dict(module.named_parameters(recurse=False))
+            if not own:
+                continue
+            with GatherReplacedLayerParams(list(own.values()), module, enabled=True):
+                for name, parameter in own.items():
+                    path = f"{place}.{name}" if place else name
+                    if self.ranks.is_first and path in parameters:  # a shared one has one name only
+                        full[path] = parameter.detach().to("cpu", copy=True)
         return full
 
     def save(self, directory: Path) -> None:
@@ -124,7 +148,7 @@ def _config(settings: DeepSpeedTrainer, ranks: Ranks) -> dict[str, Any]:
         zero["offload_optimizer"] = offload
     if settings.offload_parameters:
         zero["offload_param"] = offload
-    return {
+    config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,  # unused: the trainer cuts its own micro-batches
         "managed_gradient_accumulation": False,
         "gradient_clipping": settings.max_grad_norm or 1e30,
@@ -145,6 +169,9 @@ def _config(settings: DeepSpeedTrainer, ranks: Ranks) -> dict[str, Any]:
         "steps_per_print": None,
         "wall_clock_breakdown": False,
     }
+    if settings.tensor_parallel_size > 1:
+        config["tensor_parallel"] = {"autotp_size": settings.tensor_parallel_size}
+    return config
 
 
 def torch_dtype(precision: str) -> torch.dtype:

@@ -59,6 +59,17 @@ class Ranks:
     def is_first(self) -> bool:
         return self.rank == 0
 
+    def group(self, size: int) -> Any:
+        """This rank's group among groups of `size` neighbours, for collectives on tensors."""
+        assert self.world_size % size == 0
+        groups = [
+            dist.new_group(
+                list(range(first, first + size)), timeout=datetime.timedelta(seconds=self.deadline_s)
+            )
+            for first in range(0, self.world_size, size)
+        ]
+        return groups[self.rank // size]
+
     def barrier(self, name: str) -> None:
         if self.world_size == 1:
             return

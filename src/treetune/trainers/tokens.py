@@ -117,12 +117,19 @@ class MicroBatch:
     trained_tokens: tuple[int, ...]
     """How many each of its sequences has."""
     real: bool = True
+    share: float = 1.0
+    """What this rank's loss on it counts: one over the ranks that run it together; 0 of a dummy's."""
 
 
 def micro_batch(
-    sequences: Sequences, indices: Sequence[int], layout: Layout, real: bool, device: torch.device
+    sequences: Sequences,
+    indices: Sequence[int],
+    layout: Layout,
+    real: bool,
+    device: torch.device,
+    ranks: int = 1,
 ) -> MicroBatch:
-    """The tensors of one micro-batch.
+    """The tensors of one micro-batch, which so many `ranks` run together.
 
     ``padded``: right padding and no attention mask. Under causal attention no real token sees a
     token to its right, so the padding never matters. ``packed``: one row, with position ids that
@@ -147,4 +154,5 @@ def micro_batch(
         flat_N=sequences.flat_index(indices),
         trained_tokens=tuple(sequences.trained_tokens(i) for i in indices),
         real=real,
+        share=real / ranks,
     )

@@ -1,0 +1,6 @@
+// FlashAttention-2 over sequences packed into one row: no padding, no square of attention scores. NVIDIA
+// GPUs only, in bf16; needs flash-attn, which scripts/setup.sh builds where there is a CUDA compiler.
+{
+  model+: { attention: 'flash_attention_2', dtype: 'bfloat16' },
+  trainer+: { precision: 'bfloat16', layout: 'packed' },
+}

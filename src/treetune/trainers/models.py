@@ -1,0 +1,92 @@
+"""The models that a trainer works with, made from the start model as its settings say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from treetune.models.logprobs import CriticModule, PolicyModule
+from treetune.models.lora import adapters_off
+from treetune.models.sequence_parallel import SequenceParallel
+from treetune.seeds import derive_seed
+from treetune.trainers.base import DeepSpeedTrainer
+from treetune.trainers.optimisation import Optimised
+from treetune.trainers.ranks import Ranks
+
+Reference = Callable[[], AbstractContextManager[Callable[..., Any]]]
+"""The reference for as long as it is needed, called like a `PolicyModule`."""
+
+
+@dataclass
+class Models:
+    """Makes policy, reference and critic. `load_model` gives a fresh copy of the start model.
+
+    Raises ValueError where the run's ranks can't be grouped as the settings say.
+    """
+
+    settings: DeepSpeedTrainer
+    load_model: Callable[[], nn.Module]
+    ranks: Ranks
+    seed: int
+    parallel: SequenceParallel | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        settings, ranks = self.settings, self.ranks
+        together = settings.ranks_together
+        if ranks.world_size % together:
+            raise ValueError(
+                f"trainer.{settings.together_by} is {together}, and the run's ranks can't be divided by it: there"
+                f" are {ranks.world_size} (--num_gpus). Start it with a multiple of {together}, or set it to 1"
+            )
+        size = settings.sequence_parallel_size
+        if size > 1:
+            self.parallel = SequenceParallel(ranks.group(size), ranks.rank % size, size)
+
+    def policy(self) -> Optimised:
+        """The start model with an optimiser, of its adapters alone where there are any."""
+        model = self._trained()
+        if self.settings.lora is not None:
+            self.settings.lora.apply(model, self.seed)
+        return Optimised(PolicyModule(model, self.parallel), self.settings, self.ranks)
+
+    def critic(self) -> Optimised:
+        critic = CriticModule(self._trained(), derive_seed(self.seed, "critic"), self.parallel)
+        return Optimised(critic, self.settings, self.ranks)
+
+    def reference(self, policy: Callable[[], Optimised]) -> Reference:
+        """The start model as it stays. Where adapters are trained, it is in `policy` (the present one)
+        already; else it is a model of its own, on the CPU while it isn't needed if so set.
+        """
+        if self.settings.lora is not None:
+
+            @contextmanager
+            def without_adapters() -> Iterator[Callable[..., Any]]:
+                with adapters_off(policy().module):
+                    yield policy()
+
+            return without_adapters
+        model = PolicyModule(self._attached(self.load_model()), self.parallel).requires_grad_(False).eval()
+        model.to("cpu" if self.settings.offload_reference else self.ranks.device)
+
+        @contextmanager
+        def at_hand() -> Iterator[Callable[..., Any]]:
+            yield model.to(self.ranks.device)
+            if self.settings.offload_reference:
+                model.to("cpu")
+
+        return at_hand
+
+    def _trained(self) -> nn.Module:
+        model = self._attached(self.load_model())
+        if self.settings.gradient_checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})  # type: ignore[operator]
+        return model
+
+    def _attached(self, model: nn.Module) -> nn.Module:
+        if self.parallel is not None:
+            self.parallel.attach(model)
+        return model
