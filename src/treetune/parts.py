@@ -23,6 +23,8 @@ import treetune.episode_generators.selection.all
 import treetune.episode_generators.selection.correct_only
 import treetune.episode_generators.selection.mixed_groups
 import treetune.episode_generators.selection.preference_pairs
+import treetune.episode_generators.shaping.length_penalty
+import treetune.episode_generators.shaping.overlong_penalty
 import treetune.inference.settings
 import treetune.models.sources
 import treetune.reports.reproduction.settings

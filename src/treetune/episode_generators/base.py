@@ -1,4 +1,4 @@
-"""The first three of the four choices: rollout, credit and selection, and what they are given."""
+"""The first three of the four choices (rollout, credit and selection), shaping, and what they are given."""
 
 from __future__ import annotations
 
@@ -43,6 +43,8 @@ class Rollout(Registrable):
     """From problems to graded trajectories."""
 
     needs_engine: bool = True
+    samples: int = 1
+    """Answers to a problem."""
     unfinished_reward: float = 0.0
     max_prompt_tokens: int | None = None
     """Problems with longer prompts are not trained on. None: there must not be any."""
@@ -57,6 +59,26 @@ class Rollout(Registrable):
     ) -> tuple[list[Trajectory], Metrics]:
         """Given all problems of the iteration, the trajectories of this rank's share of them, in
         the order (problem, sample), and the metrics of all ranks. Collective.
+        """
+        raise NotImplementedError
+
+
+class Shaping(Registrable):
+    """What an answer earns beside its score, between rollout and credit."""
+
+    @property
+    def label(self) -> str:
+        """Its place in metric names: the type under which it is registered."""
+        return next(name for name, part in Shaping.registered().items() if part is type(self))
+
+    def check(self, rollout: Rollout) -> None:
+        """Raises ValueError where it makes no sense with this rollout."""
+
+    def bonuses(self, context: GenerationContext, trajectories: Sequence[Trajectory]) -> list[float]:
+        """What is added to each trajectory's reward; negative for a penalty.
+
+        All answers to one problem are there. It may depend on them and their scores, on nothing that
+        another shaping gave, and not on chance.
         """
         raise NotImplementedError
 

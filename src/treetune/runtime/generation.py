@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 
+from treetune.episode_generators.shaping.applied import shaped
 from treetune.episode_generators.storage import (
     read_episodes,
     read_trajectories,
@@ -103,10 +104,11 @@ def _credit(
             journal=_journal(run, folder, "credit") if config.credit.needs_engine else None,
             progress=show,
         )
+        trajectories, shaping_metrics = shaped(context, config.shaping, trajectories)
         episodes, credit_metrics = config.credit.assign(context, trajectories)
         everyone = list(chain.from_iterable(run.ranks.exchange("episodes", episodes)))
         selected, selection_metrics = config.selection.select(context, everyone)
-    return selected, credit_metrics | selection_metrics
+    return selected, shaping_metrics | credit_metrics | selection_metrics
 
 
 def _journal(run: Run, folder: Path, phase: str) -> Path | None:
