@@ -4,7 +4,10 @@ local boxed = '{problem}\n\nReason step by step, and put your final answer withi
 local marked = '{problem}\n\nReason step by step, one step a line, and end with a line "#### " and the answer.';
 local prompt(task) = { prompt: if task.type == 'gsm8k' then marked else boxed };
 local has(object, key) = std.objectHas(object, key) && object[key] != null;
-local single_turn(rollout) = if rollout.type == 'single_turn' then { stop: [] } else {};
+local single_turn(rollout) =
+  if rollout.type == 'single_turn' then { stop: [] }
+  else if rollout.type == 'until_mixed' then { rollout+: single_turn(rollout.rollout) }
+  else {};
 
 {
   task+: prompt(super.task),

@@ -19,6 +19,7 @@ import treetune.episode_generators.credit.outcome
 import treetune.episode_generators.credit.rloo
 import treetune.episode_generators.rollout.demonstrations
 import treetune.episode_generators.rollout.single_turn
+import treetune.episode_generators.rollout.until_mixed
 import treetune.episode_generators.selection.all
 import treetune.episode_generators.selection.correct_only
 import treetune.episode_generators.selection.mixed_groups

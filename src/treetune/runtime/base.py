@@ -177,6 +177,11 @@ class PolicyIteration(Runtime):
                 "the evaluation has sets, and neither it nor the experiment has a rollout that samples:"
                 " give evaluation.rollout, e.g. {type: 'single_turn', max_tokens: 256}"
             )
+        if self.rollout.asks_further and self.problems_per_iteration is None:
+            raise ValueError(
+                "the rollout asks for further problems where answers don't differ, and problems_per_iteration"
+                " null has none left: set it to a number below that of the training problems"
+            )
         longest = self.rollout.max_prompt_tokens
         if longest is not None and longest >= self.context_length:
             raise ValueError(
@@ -218,14 +223,14 @@ class PolicyIteration(Runtime):
             raise ValueError(f"shaping has {', '.join(twice)} twice: each kind can be there once")
         if self.credit.needs_engine:
             raise ValueError(
-                f"shaping ({', '.join(labels)}) changes what whole answers earn, and credit 'monte_carlo' grades"
-                " continuations without it, so that its values would be of another reward: leave shaping"
-                " empty, or choose another credit, such as 'group'"
+                f"shaping ({', '.join(labels)}) changes what whole answers earn, and credit 'monte_carlo'"
+                " grades continuations without it, so that its values would be of another reward: leave"
+                " shaping empty, or choose another credit, such as 'group'"
             )
         if objective is not None and not objective.needs_advantages:
             raise ValueError(
-                f"shaping ({', '.join(labels)}) changes rewards, and this objective learns from no advantages:"
-                " nothing would come of it; leave shaping empty"
+                f"shaping ({', '.join(labels)}) changes rewards, and this objective learns from no"
+                " advantages: nothing would come of it; leave shaping empty"
             )
         for one in self.shaping:
             one.check(self.rollout)
