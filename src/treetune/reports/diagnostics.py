@@ -30,7 +30,7 @@ def diagnostics_html(one: Experiment) -> str:
         seen = [int(iteration) for iteration, counts in looked if counts]
         now = bool(looked[-1][1])
         verdict = (
-            f'<span class="verdict wrong">{"at the end" if now else "for a while"}</span>'
+            f'<span class="verdict wrong">{"at the end" if now else "before"}</span>'
             if seen
             else '<span class="verdict right">no</span>'
         )
