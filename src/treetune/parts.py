@@ -42,6 +42,8 @@ import treetune.tasks.steps.lines
 import treetune.tasks.steps.math_reference
 import treetune.tasks.steps.sentences
 import treetune.trainers.base
+import treetune.trainers.objectives.cispo
+import treetune.trainers.objectives.gspo
 import treetune.trainers.objectives.mle
 import treetune.trainers.objectives.ppo
 import treetune.trainers.objectives.preference
