@@ -15,7 +15,7 @@ WORDS = {
     "answers_short": "answers have collapsed to a few tokens",
     "answers_at_limit": "answers are as long as they may be",
     "truncated": "answers are cut off",
-    "no_spread": "answers to a problem earn all the same",
+    "no_spread": "answers to a problem score all the same",
     "gradient_noise": "the gradient norm does not settle",
 }
 

@@ -33,7 +33,7 @@ class Diagnostics:
                            `length_share` of what it was at the beginning
     ``answers_at_limit``   the mean answer is longer than `limit_share` of the rollout's `max_tokens`
     ``truncated``          `episodes/unfinished` is above `unfinished_ceiling`
-    ``no_spread``          `episodes/mixed`, the share of problems whose answers differ in reward, is
+    ``no_spread``          `episodes/mixed`, the share of problems whose answers differ in score, is
                            below `mixed_floor`; where there are several answers to a problem
     ``gradient_noise``     over the last `window` iterations the standard deviation of `train/grad_norm`
                            is more than `gradient_variation_ceiling` of its mean
@@ -225,7 +225,7 @@ def _no_spread(settings: Diagnostics, watched: Watched, rows: Sequence[Row]) -> 
         return None
     reward = rows[-1].get("episodes/reward")
     earned = "" if reward is None else f", at a mean reward of {reward:.3g}"
-    return f"answers differ in reward for fewer than {floor:g} of the problems ({share:.3g}{earned})"
+    return f"answers differ in score for fewer than {floor:g} of the problems ({share:.3g}{earned})"
 
 
 def _gradient_noise(settings: Diagnostics, watched: Watched, rows: Sequence[Row]) -> str | None:
