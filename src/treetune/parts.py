@@ -47,5 +47,6 @@ import treetune.trainers.objectives.gspo
 import treetune.trainers.objectives.mle
 import treetune.trainers.objectives.ppo
 import treetune.trainers.objectives.preference
+import treetune.trainers.objectives.spo
 import treetune.trainers.reference_schedule
 import treetune.trainers.schedule
