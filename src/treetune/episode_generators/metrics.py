@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from treetune.episode_generators.base import GenerationContext
 from treetune.vocabulary import Metrics, Trajectory
 
-FULL_REWARD = 1.0
-
 
 def pooled(
     context: GenerationContext, name: str, columns: Mapping[str, Sequence[float]]
@@ -51,7 +49,7 @@ def trajectory_metrics(context: GenerationContext, trajectories: Sequence[Trajec
     for trajectory in trajectories:
         groups.setdefault(trajectory.problem.id, []).append(trajectory)
     problems = {
-        "once_hit": [float(any(t.reward >= FULL_REWARD for t in g)) for g in groups.values()],
+        "once_hit": [float(any(t.grade.right for t in g)) for g in groups.values()],
         "unique": [len({t.text for t in g}) / len(g) for g in groups.values()],
         "mixed": [float(len({t.reward for t in g}) > 1) for g in groups.values()],
     }
