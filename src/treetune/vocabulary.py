@@ -116,6 +116,9 @@ class Trajectory:
     all that was sampled, so the stop string too where one ended it; graders are not shown that.
     `step_ends` are token offsets into the response, strictly rising, the last one equal to its
     length: step i covers tokens ``[step_ends[i-1], step_ends[i])`` (with 0 before the first).
+
+    `score` is the grader's verdict and says what was right; `reward`, which credit is about, adds the
+    `bonus` that shaping gave (negative for a penalty).
     """
 
     problem: Problem
@@ -126,6 +129,7 @@ class Trajectory:
     text: str
     grade: Grade
     step_ends: tuple[int, ...]
+    bonus: float = 0.0
 
     @property
     def id(self) -> str:
@@ -136,8 +140,12 @@ class Trajectory:
         return tuple(token for segment in self.segments for token in segment.token_ids)
 
     @property
-    def reward(self) -> float:
+    def score(self) -> float:
         return self.grade.reward
+
+    @property
+    def reward(self) -> float:
+        return self.score + self.bonus
 
     @property
     def unfinished(self) -> bool:
@@ -147,6 +155,9 @@ class Trajectory:
 @dataclass(frozen=True)
 class Episode:
     """One training row. All tuples but `prompt_ids` have one entry per response token.
+
+    `reward` is what credit was given for, shaping included; `score` (the reward where left out) is
+    the grader's verdict alone, by which selections tell right from wrong.
 
     `trained` marks the tokens that the loss may touch (sampled ones); `advantages` is None where
     the trainer computes them (`gae`) or none are needed (`mle`). `behaviour_logprobs` are the
@@ -170,6 +181,11 @@ class Episode:
     text: str = ""
     pair: int | None = None
     chosen: bool | None = None
+    score: float = None  # type: ignore[assignment]  # filled in below: a row always has one
+
+    def __post_init__(self) -> None:
+        if self.score is None:
+            object.__setattr__(self, "score", self.reward)
 
     @property
     def length(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -76,6 +77,12 @@ def test_outcome_gives_every_token_the_reward() -> None:
     (episode,), metrics = Outcome().assign(mdp.context(), group([RIGHT]))
     assert episode.advantages == (1.0,) * 4
     assert metrics["credit/advantage_mean"] == 1.0
+
+
+def test_credit_is_for_the_reward_and_the_score_stays_beside_it() -> None:
+    answer = replace(group([RIGHT])[0], bonus=-0.25)
+    (episode,), _ = Outcome().assign(mdp.context(), [answer])
+    assert (episode.score, episode.reward, set(episode.advantages or ())) == (1.0, 0.75, {0.75})
 
 
 def test_injected_tokens_are_not_trained_and_the_oldest_policy_signs() -> None:

@@ -94,6 +94,7 @@ def test_metrics_say_what_the_answers_were_like() -> None:
     assert metrics["episodes/count"] == 32
     assert metrics["episodes/problems"] == 8
     assert metrics["episodes/reward"] == pytest.approx(sum(t.reward for t in trajectories) / 32)
+    assert metrics["episodes/score"] == metrics["episodes/reward"]
     assert metrics["episodes/once_hit"] == sum(any(t.reward for t in g) for g in groups) / 8
     assert metrics["episodes/unique"] == sum(len({t.text for t in g}) for g in groups) / 32
     assert metrics["episodes/response_tokens"] == sum(len(t.response_ids) for t in trajectories) / 32

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from tests.episode_generators import tabular_mdp as mdp
+from treetune.episode_generators.base import Selection
 from treetune.episode_generators.selection.all import All
 from treetune.episode_generators.selection.correct_only import CorrectOnly
 from treetune.episode_generators.selection.mixed_groups import MixedGroups
@@ -78,6 +80,21 @@ def test_pairs_are_all_right_answers_against_all_wrong_ones_to_the_same_problem(
         1,
         3,
     )
+
+
+SHAPED = [
+    replace(one, reward=reward)
+    for one, reward in zip(EPISODES, (0.2, 1.0, 0.6, 1.0, 0.1, 0.7, 0.0, 0.9, 1.4), strict=True)
+]
+"""The same verdicts, and rewards that would choose others."""
+
+
+@pytest.mark.parametrize("selection", [CorrectOnly(), MixedGroups(), PreferencePairs()])
+def test_what_is_right_is_the_score_s_to_say_whatever_shaping_gave(selection: Selection) -> None:
+    kept, metrics = selection.select(mdp.context(), SHAPED)
+    expected, the_same = selection.select(mdp.context(), EPISODES)
+    assert names(kept) == names(expected)
+    assert metrics == the_same
 
 
 MIXED = [episode(group, sample, float(sample % 2)) for group in ("one", "two") for sample in range(12)]

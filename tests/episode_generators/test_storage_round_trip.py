@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -52,6 +52,7 @@ episodes = st.builds(
     step_ends=ids,
     step_values=st.none() | numbers,
     text=names,
+    score=rewards,
 )
 trajectories = st.builds(
     Trajectory,
@@ -79,6 +80,7 @@ trajectories = st.builds(
         message=st.none() | names,
     ),
     step_ends=ids,
+    bonus=rewards,
 )
 
 
@@ -124,6 +126,26 @@ def test_an_episodes_file_has_a_column_per_field_and_the_text_for_readers(tmp_pa
     assert table.column("prompt").to_pylist() == ["7?"]
     assert table.column("tokens").to_pylist() == [["a", ";", "b", ""]]
     assert read_episodes(tmp_path / "episodes.arrow") == [episode()]
+
+
+def without_column(path: Path, name: str) -> None:
+    """The file as it was before there was that column."""
+    import pyarrow as pa
+
+    with pa.ipc.open_stream(path.read_bytes()) as reader:
+        table = reader.read_all().drop_columns(name)
+    with pa.ipc.new_stream(path, table.schema) as writer:
+        writer.write_table(table)
+
+
+def test_files_from_before_score_and_reward_were_told_apart_are_read(tmp_path: Path) -> None:
+    write_episodes(tmp_path / "episodes.arrow", [replace(episode(), reward=0.5, score=1.0)])
+    without_column(tmp_path / "episodes.arrow", "score")
+    assert read_episodes(tmp_path / "episodes.arrow") == [replace(episode(), reward=0.5, score=0.5)]
+    (answer, *_) = mdp.all_trajectories()
+    write_trajectories(tmp_path / "trajectories.arrow", [replace(answer, bonus=0.25)])
+    without_column(tmp_path / "trajectories.arrow", "bonus")
+    assert read_trajectories(tmp_path / "trajectories.arrow") == [answer]
 
 
 def test_more_rows_than_a_batch_holds_come_back_in_order(tmp_path: Path) -> None:

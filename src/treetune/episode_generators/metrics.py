@@ -28,13 +28,16 @@ def mean(values: Sequence[float], weights: Sequence[float] | None = None) -> flo
 def trajectory_metrics(context: GenerationContext, trajectories: Sequence[Trajectory]) -> Metrics:
     """What the answers of all ranks were like; all answers to one problem are on one rank.
 
-    ``episodes/once_hit``: share of problems with at least one answer of full reward;
+    ``episodes/score``: the grader's mean verdict; ``episodes/reward``: the mean of what credit is given
+    for, which shaping changes afterwards;
+    ``episodes/once_hit``: share of problems with at least one right answer;
     ``episodes/unique``: mean share of different texts among the answers to a problem;
-    ``episodes/mixed``: share of problems whose answers differ in reward;
+    ``episodes/mixed``: share of problems whose answers differ in score;
     ``episodes/no_answer``, ``timeout``, ``error``: shares of what the grader could not grade.
     Collective.
     """
     answers = {
+        "score": [t.score for t in trajectories],
         "reward": [t.reward for t in trajectories],
         "unfinished": [float(t.unfinished) for t in trajectories],
         "prompt_tokens": [float(len(t.prompt_ids)) for t in trajectories],
@@ -51,7 +54,7 @@ def trajectory_metrics(context: GenerationContext, trajectories: Sequence[Trajec
     problems = {
         "once_hit": [float(any(t.grade.right for t in g)) for g in groups.values()],
         "unique": [len({t.text for t in g}) / len(g) for g in groups.values()],
-        "mixed": [float(len({t.reward for t in g}) > 1) for g in groups.values()],
+        "mixed": [float(len({t.score for t in g}) > 1) for g in groups.values()],
     }
     columns = pooled(context, "rollout-metrics", answers | problems)
     metrics = {f"episodes/{key}": mean(values) for key, values in columns.items() if values}

@@ -76,6 +76,7 @@ def _episode_schema() -> pa.Schema:
             "text": pa.string(),
             "pair": pa.int64(),
             "chosen": pa.bool_(),
+            "score": pa.float64(),
         }
     )
 
@@ -123,6 +124,7 @@ def _trajectory_schema() -> pa.Schema:
             "text": text,
             "grade": pa.struct(grade),
             "step_ends": ids,
+            "bonus": pa.float64(),
         }
     )
 
@@ -179,6 +181,7 @@ def _trajectory(row: dict[str, Any]) -> Trajectory:
         text=row["text"],
         grade=Grade(**row["grade"]),
         step_ends=tuple(row["step_ends"]),
+        bonus=row.get("bonus", 0.0),  # a file from before there was shaping
     )
 
 

@@ -130,7 +130,6 @@ class OwnServer:
         self._address: Address | None = None
         self._error: str | None = None
         self._epoch = 0
-        self._restarts = 0
         self._in_a_row = 0
         self._start_wanted = True
         self._bad_epoch: tuple[int, str] = (0, "")
@@ -142,7 +141,10 @@ class OwnServer:
 
     @property
     def restarts(self) -> int:
-        return self._restarts
+        """Starts that came up, after the first. One failure that is noticed twice, by the thread and by
+        a caller, is one restart.
+        """
+        return max(0, self._epoch - 1)
 
     def ready(self) -> Address:
         with self._changed:
@@ -173,7 +175,6 @@ class OwnServer:
         """Ends the server, whatever it does, and starts one on `weights`."""
         with self._changed:
             self._weights = weights
-            self._restarts += 1
             self._address, self._error = None, None
             self._bad_epoch = (self._epoch, reason)
             self._start_wanted = True
@@ -220,7 +221,6 @@ class OwnServer:
                     return
                 if self._start_wanted:
                     continue
-                self._restarts += 1
                 self._in_a_row += 1
                 if self._in_a_row > self._settings.max_restarts:
                     self._error = (
@@ -300,7 +300,7 @@ class OwnServer:
             "url": address.url if address else None,
             "epoch": self._epoch,
             "error": self._error or ("the engine was closed" if self._closed else None),
-            "restarts": self._restarts,
+            "restarts": self.restarts,
         }
         write_atomically(self._address_file, state)
 

@@ -19,6 +19,7 @@ COLUMNS = (
     "step_ends",
     "step_values",
     "reward",
+    "score",
     "finish_reason",
     "group",
     "trajectory",
@@ -76,10 +77,16 @@ def _chosen(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return max(moving) - min(moving)
 
     ordered = sorted(rows, key=lambda row: (-spread(row), row.get("trajectory") or ""))
-    right = _different_problems([row for row in ordered if row["reward"] > 0.5])
-    wrong = _different_problems([row for row in ordered if row["reward"] <= 0.5])
+    right = _different_problems([row for row in ordered if _score(row) > 0.5])
+    wrong = _different_problems([row for row in ordered if _score(row) <= 0.5])
     n_right = min(len(right), max(SHOWN // 2, SHOWN - len(wrong)))
     return right[:n_right] + wrong[: SHOWN - n_right]
+
+
+def _score(row: dict[str, Any]) -> float:
+    """The grader's verdict: the reward, where the file is from before the two were told apart."""
+    score: float = row.get("score", row["reward"])
+    return score
 
 
 def _different_problems(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -131,10 +138,13 @@ def _episode(row: dict[str, Any], scale: float) -> str:
             f"<td>{_coloured(tokens[start:end], own, scale)}</td></tr>"
         )
         start = end
-    verdict = "right" if row["reward"] > 0.5 else "wrong"
+    verdict = "right" if _score(row) > 0.5 else "wrong"
+    earned = f"reward {number(row['reward'])}"
+    if _score(row) != row["reward"]:  # it was shaped
+        earned = f"score {number(_score(row))}, {earned}"
     unfinished = ", unfinished" if row.get("finish_reason") == "length" else ""
     return (
-        f'<article class="episode"><header><span class="verdict {verdict}">reward {number(row["reward"])}'
+        f'<article class="episode"><header><span class="verdict {verdict}">{earned}'
         f"{unfinished}</span><code>{escape(row.get('trajectory') or '')}</code></header>"
         f'<pre class="prompt">{escape(row["prompt"])}</pre>'
         f'<table class="steps"><thead><tr><th>{"V" if values else ""}</th>'

@@ -39,6 +39,7 @@ def episode_of(
         response_ids=response_ids,
         trained=tuple(s.origin == "sampled" for s in trajectory.segments for _ in s.token_ids),
         reward=trajectory.reward,
+        score=trajectory.score,
         group=trajectory.problem.id,
         trajectory=trajectory.id,
         policy_version=min(versions, default=context.iteration),

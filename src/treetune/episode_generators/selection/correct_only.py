@@ -17,7 +17,7 @@ from treetune.vocabulary import Episode, Metrics
 @Selection.register("correct_only")
 @dataclass(frozen=True, kw_only=True)
 class CorrectOnly(Selection):
-    """Episodes with at least `reward_threshold`, the first `max_per_problem` of each problem.
+    """Episodes that score at least `reward_threshold`, the first `max_per_problem` of each problem.
 
     ReST-EM (Singh et al., arXiv:2312.06585) caps the answers per problem, at 10 in
     their experiments, so that easy problems don't crowd out hard ones.
@@ -32,7 +32,7 @@ class CorrectOnly(Selection):
         taken: Counter[str] = Counter()
         kept = []
         for episode in episodes:
-            if episode.reward < self.reward_threshold or taken[episode.group] == self.max_per_problem:
+            if episode.score < self.reward_threshold or taken[episode.group] == self.max_per_problem:
                 continue
             taken[episode.group] += 1
             kept.append(episode)

@@ -13,7 +13,7 @@ from treetune.vocabulary import Episode, Metrics
 @Selection.register("mixed_groups")
 @dataclass(frozen=True, kw_only=True)
 class MixedGroups(Selection):
-    """Drops groups in which every answer earned the same: relative to them, nothing was better.
+    """Drops groups in which every answer scored the same: relative to them, nothing was better.
 
     The filter of DAPO's dynamic sampling (Yu et al., arXiv:2503.14476, section 3.2), without its
     sampling anew.
@@ -22,8 +22,8 @@ class MixedGroups(Selection):
     def select(
         self, context: GenerationContext, episodes: Sequence[Episode]
     ) -> tuple[list[Episode], Metrics]:
-        rewards: dict[str, set[float]] = {}
+        scores: dict[str, set[float]] = {}
         for episode in episodes:
-            rewards.setdefault(episode.group, set()).add(episode.reward)
-        kept = [episode for episode in episodes if len(rewards[episode.group]) > 1]
+            scores.setdefault(episode.group, set()).add(episode.score)
+        kept = [episode for episode in episodes if len(scores[episode.group]) > 1]
         return kept, selection_metrics(episodes, kept)

@@ -17,7 +17,7 @@ from treetune.vocabulary import Episode, Metrics
 @Selection.register("preference_pairs")
 @dataclass(frozen=True, kw_only=True)
 class PreferencePairs(Selection):
-    """Every answer with at least `reward_threshold` against every other one to the same problem.
+    """Every answer that scores at least `reward_threshold` against every other one to the same problem.
 
     Of more than `max_pairs_per_problem` pairs (None: no bound) that many are drawn, each as likely
     as any other. The draw derives from run seed, iteration and problem. A problem whose answers
@@ -41,8 +41,8 @@ class PreferencePairs(Selection):
         rows: list[Episode] = []
         possible = capped = 0
         for name, group in groups.items():
-            accepted = [e for e in group if e.reward >= self.reward_threshold]
-            rejected = [e for e in group if e.reward < self.reward_threshold]
+            accepted = [e for e in group if e.score >= self.reward_threshold]
+            rejected = [e for e in group if e.score < self.reward_threshold]
             count = len(accepted) * len(rejected)
             numbers: Sequence[int] = range(count)
             if self.max_pairs_per_problem is not None and count > self.max_pairs_per_problem:
