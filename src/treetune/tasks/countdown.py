@@ -99,14 +99,13 @@ class Countdown(Task):
         numbers, target = problem.data["numbers"], problem.data["target"]
         tries = list(signed_sums(numbers))
         generator.shuffle(tries)
-        lines: list[str] = []
+        text = ""
         for expression, running, value in tries:
-            lines.append(running)
+            text += running + "\n"
             if value == target or generator.random() < self.demonstration_noise:
-                break
-        else:
-            raise AssertionError(f"{problem.gold} has no solution among {len(tries)} sums")
-        return "\n".join([*lines, f"{self.grader.opening}{expression}{self.grader.closing}"]).rstrip("\n")
+                # A line's end that closes the answer is left to the end of the text.
+                return f"{text}{self.grader.opening}{expression}{self.grader.closing}".rstrip("\n")
+        raise AssertionError(f"{problem.gold} has no solution among {len(tries)} sums")
 
     def step_boundaries(self, response: str) -> list[int]:
         """A step is a line with the newline that ends it."""

@@ -19,7 +19,7 @@ from treetune.vocabulary import FULL_REWARD
 
 @dataclass(frozen=True)
 class SeedResult:
-    """One seed's number. `by_problem` (share of each problem's answers that are right) where it is a pass@1."""
+    """One seed's number. `by_problem` (each problem's share of right answers) where it is a pass@1."""
 
     seed: int
     value: float

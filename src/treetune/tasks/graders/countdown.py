@@ -13,13 +13,14 @@ from typing import Annotated, Literal
 from annotated_types import Ge, MinLen
 
 from treetune.tasks.graders.base import Grader
-from treetune.tasks.graders.countdown_expression import NotAnExpression, read_expression
+from treetune.tasks.graders.countdown_expression import MOST_DIGITS, NotAnExpression, read_expression
 from treetune.vocabulary import Grade, Problem
 
 LONGEST_SHOWN = 200
 """Characters of a malformed answer that are kept in its grade."""
 
-_GOLD = re.compile(r"(-?[0-9]{1,15}) from ([0-9]{1,15}(?: [0-9]{1,15})*)")
+_NUMBER = rf"[0-9]{{1,{MOST_DIGITS}}}"
+_GOLD = re.compile(rf"(-?{_NUMBER}) from ({_NUMBER}(?: {_NUMBER})*)")
 
 
 @dataclass(frozen=True, kw_only=True)
