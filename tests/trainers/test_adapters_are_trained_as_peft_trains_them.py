@@ -18,7 +18,7 @@ LORA = Lora(rank=4, alpha=8.0)
 def trainer(**settings: object) -> PolicyTrainer:
     return PolicyTrainer(
         DeepSpeedTrainer(
-            objective=ClippedPolicyGradient(kl_coef=0.1),
+            objective=ClippedPolicyGradient(kl_coef=0.1, kl_reduction="token_mean"),
             **{"learning_rate": 1e-2, "adam_eps": 1e-4, "lora": LORA} | settings,  # type: ignore[arg-type]
         ),
         tiny_model,
@@ -64,7 +64,7 @@ def test_two_steps_equal_a_plain_loop_with_peft_and_a_reference_of_its_own() -> 
             gap = old.detach() - new
             per_token = -torch.tensor(row.advantages) * (new - new.detach()).exp()
             loss = loss + (torch.tensor(row.trained) * per_token).sum() / total
-            loss = loss + (torch.tensor(row.trained) * 0.1 * (gap.exp() - gap - 1)).sum() / len(rows)
+            loss = loss + (torch.tensor(row.trained) * 0.1 * (gap.exp() - gap - 1)).sum() / total
         optimiser.zero_grad()
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(adapters, 1.0)

@@ -5,6 +5,7 @@ Several settings, each with a file of its own, share one start of the processes.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -24,13 +25,17 @@ def update(settings: dict[str, Any], out: Path, ranks: Any) -> None:
     from treetune.trainers.core import PolicyTrainer
     from treetune.trainers.objectives.ppo import ClippedPolicyGradient
     from treetune.trainers.objectives.preference import DpoPositive
+    from treetune.trainers.objectives.spo import CorrectPaths
 
     gae = Gae() if settings.pop("gae", False) else None
-    in_pairs = settings.pop("in_pairs", False)
     resumes = settings.pop("resumes", False)
     model = settings.pop("model", {})
-    kind = DpoPositive if in_pairs else ClippedPolicyGradient
-    objective = kind(**settings.pop("objective", {}))
+    kinds = {"ppo": ClippedPolicyGradient, "dpo_positive": DpoPositive, "spo": CorrectPaths}
+    kind = settings.pop("kind", "ppo")
+    rows = paired_episodes() if kind == "dpo_positive" else episodes(16)
+    if (correct := settings.pop("correct", None)) is not None:
+        rows = [dataclasses.replace(row, score=float(i < correct)) for i, row in enumerate(rows)]
+    objective = kinds[kind](**settings.pop("objective", {}))
     if "lora" in settings:
         settings["lora"] = Lora(**settings["lora"])
 
@@ -46,7 +51,6 @@ def update(settings: dict[str, Any], out: Path, ranks: Any) -> None:
         )
 
     first = trainer()
-    rows = paired_episodes() if in_pairs else episodes(16)
     metrics: dict[str, Any] = first.train(0, rows)
     metrics["scores"] = first.score([PAIR_TO_SCORE], temperature=0.7)[0]
     weights = {name: tensor.float().cpu().clone() for name, tensor in first.weights().items()}

@@ -9,7 +9,7 @@ import queue
 import threading
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from treetune.inference.base import Completion, EngineError, Request
 from treetune.inference.launch import MODEL_NAME
@@ -106,10 +106,16 @@ class Client:
         self._session: aiohttp.ClientSession | None = None
 
     def post(
-        self, url: str, path: str, body: Mapping[str, Any] | None = None, *, timeout: float
+        self,
+        url: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        timeout: float,
+        answers: Literal["JSON", "text"] = "JSON",
     ) -> dict[str, Any]:
-        """One request. Raises ServerFailure on anything but a good answer within `timeout` s."""
-        return self._run(self._post(url, path, body, timeout), timeout + 10.0)
+        """One request; an answer that isn't a JSON object comes under ``answer``. Raises ServerFailure on anything but a good answer within `timeout` s."""
+        return self._run(self._post(url, path, body, timeout, answers), timeout + 10.0)
 
     def sample(
         self, url: str, pieces: Sequence[Piece], version: int, *, concurrency: int, timeout: float
@@ -172,7 +178,7 @@ class Client:
             await self._session.close()
 
     async def _post(
-        self, url: str, path: str, body: Mapping[str, Any] | None, timeout: float
+        self, url: str, path: str, body: Mapping[str, Any] | None, timeout: float, answers: str = "JSON"
     ) -> dict[str, Any]:
         import aiohttp
 
@@ -193,6 +199,8 @@ class Client:
             raise ServerFailure(f"{path}: HTTP {status}: {shown}")
         if not text:
             return {}
+        if answers == "text":
+            return {"answer": shown}
         try:
             answer = json.loads(text)
         except ValueError as error:

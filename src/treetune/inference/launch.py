@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Mapping
@@ -12,7 +13,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from treetune.inference.settings import VllmSettings
 
+ADAPTER_CONFIG = "adapter_config.json"
+"""A folder of adapters has it, in the format of peft."""
+
 MODEL_NAME = "policy"
+START_MODEL_NAME = "start-model"
+"""What the model is called whose adapters are the policy."""
+
+_ADAPTER_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""The largest ranks that vLLM makes room for."""
 
 _FROM_THE_LAUNCHER = (
     # What DeepSpeed's launcher tells a rank about itself; vLLM would take part in that group.
@@ -41,6 +50,9 @@ class Launch:
     rank: int
     world_size: int
     device: str
+    adapter_rank: int | None = None
+    """Of the adapters that are served, where they are: the weights are then folders of adapters, whose
+    configuration names the model that they belong to."""
 
     def command(self, weights: Path, port: int) -> list[str]:
         """The server's command line. It binds to this machine's loopback only."""
@@ -48,7 +60,18 @@ class Launch:
         cuda = self.device == "cuda"
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
         command += ["--host", "127.0.0.1", "--port", str(port)]
-        command += ["--model", str(weights), "--served-model-name", MODEL_NAME]
+        if self.adapter_rank is None:
+            command += ["--model", str(weights), "--served-model-name", MODEL_NAME]
+        else:
+            room = next((rank for rank in _ADAPTER_RANKS if rank >= self.adapter_rank), None)
+            if room is None:
+                raise ValueError(
+                    f"vLLM adds adapters of rank {_ADAPTER_RANKS[-1]} at most, and trainer.lora.rank is"
+                    f" {self.adapter_rank}: lower it, or set trainer.lora.send to 'merged'"
+                )
+            command += ["--model", model_of_adapters(weights), "--served-model-name", START_MODEL_NAME]
+            command += ["--enable-lora", "--max-loras", "1", "--max-lora-rank", str(room)]
+            command += ["--lora-modules", f"{MODEL_NAME}={weights}"]
         command += ["--dtype", settings.resolved_dtype(self.device), "--seed", str(self.seed % 2**32)]
         command += ["--max-model-len", str(self.context_length)]
         command += ["--max-num-seqs", str(settings.max_num_seqs)]
@@ -99,6 +122,8 @@ class Launch:
             "VLLM_RPC_BASE_PATH": str(scratch),  # sockets: gone with the server, whatever ends it
             "OMP_NUM_THREADS": str(settings.omp_threads or self._default_threads()),
         }
+        if self.adapter_rank is not None:
+            environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"  # opens the route that exchanges adapters
         if self.device == "cuda":
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(self._visible_devices(inherited))
         else:
@@ -150,6 +175,11 @@ class Launch:
                 f" process sees {len(listed)}: change engine.devices or engine.tensor_parallel_size"
             )
         return [listed[index] if listed else str(index) for index in indices]
+
+
+def model_of_adapters(directory: Path) -> str:
+    """The folder of the model that the adapters in this one belong to."""
+    return json.loads((directory / ADAPTER_CONFIG).read_text())["base_model_name_or_path"]
 
 
 def _flag(name: str, on: bool) -> str:

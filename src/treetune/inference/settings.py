@@ -38,13 +38,15 @@ class EngineSettings(Registrable):
         barrier: Callable[[str], None] = lambda name: None,
         device: str = "cpu",
         end_ids: Sequence[int] = (),
+        adapter_rank: int | None = None,
     ) -> Engine:
         """Begins to start an engine on the weights in `model_directory` and returns at once;
         ``Engine.wait_ready`` waits for it.
 
         Every rank calls this. `rendezvous` is a folder, empty at first, that all ranks of the run
         see; `barrier` returns when all ranks have called it. Both are used only where there are
-        several ranks. `end_ids` are the tokens that end an answer (`TextCodec.end_ids`). Raises
+        several ranks. `end_ids` are the tokens that end an answer (`TextCodec.end_ids`). With
+        `adapter_rank`, this directory and those loaded later hold adapters of that rank. Raises
         ValueError where the settings don't suit the device or the ranks.
         """
         raise NotImplementedError
@@ -138,6 +140,7 @@ class VllmSettings(EngineSettings):
         barrier: Callable[[str], None] = lambda name: None,
         device: str = "cpu",
         end_ids: Sequence[int] = (),
+        adapter_rank: int | None = None,
     ) -> Engine:
         if self.sleep and device != "cuda":
             raise ValueError(
@@ -161,6 +164,7 @@ class VllmSettings(EngineSettings):
                 rank=rank,
                 world_size=world_size,
                 device=device,
+                adapter_rank=adapter_rank,
             )
             address_file = rendezvous / "server.json" if rendezvous and self.servers == "one" else None
             server = OwnServer(launch, model_directory, log_directory / f"server-{rank}.log", address_file)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from treetune.inference.base import Canary, Completion, Request, SamplingParams
 from treetune.inference.client import Client, Piece, ServerFailure
+from treetune.inference.launch import ADAPTER_CONFIG, MODEL_NAME
 from treetune.vocabulary import TokenIds
 
 PROBE_CONCURRENCY = 64
@@ -26,18 +27,23 @@ def reload_weights(
     *,
     between: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
-    """Exchanges the weights in place and drops the prefix cache; seconds of each part.
+    """Exchanges the weights, or the adapters on them where the directory holds such, in place and drops
+    the prefix cache; seconds of each part.
 
     `between` runs after the one and before the other. No request may be in flight. Raises
     ServerFailure; the server is then in an unknown state, even if it says that it is well.
     """
     started = time.monotonic()
-    body = {
-        "method": "reload_weights",
-        "kwargs": {"weights_path": str(directory)},
-        "timeout": timeout,
-    }
-    client.post(url, "/collective_rpc", body, timeout=timeout)
+    if (directory / ADAPTER_CONFIG).is_file():
+        named = {"lora_name": MODEL_NAME, "lora_path": str(directory), "load_inplace": True}
+        client.post(url, "/v1/load_lora_adapter", named, timeout=timeout, answers="text")
+    else:
+        body = {
+            "method": "reload_weights",
+            "kwargs": {"weights_path": str(directory)},
+            "timeout": timeout,
+        }
+        client.post(url, "/collective_rpc", body, timeout=timeout)
     reloaded = time.monotonic()
     between()
     answer = client.post(url, "/reset_prefix_cache", timeout=timeout)

@@ -39,9 +39,12 @@ if TYPE_CHECKING:
         PreTrainedTokenizerBase,
     )
 
+    from treetune.models.lora import Lora
     from treetune.trainers.core import PolicyTrainer
 
 CANARY_PROMPTS = 4
+START_MODEL = "start-model"
+"""The folder of the model whose adapters the engine is sent, beside theirs."""
 
 
 @dataclass
@@ -63,6 +66,8 @@ class Run:
     weights_folder: Path
     engine: Engine | None = None
     trainer: PolicyTrainer | None = None
+    trains: bool = False
+    """Whether there is a trainer, or will be one: the engine is started first."""
     last_row: Mapping[str, Any] = field(default_factory=dict)
     """The line of the last finished iteration."""
     _engine_ready: bool = False
@@ -133,11 +138,13 @@ class Run:
         journal: Path | None,
         journals: Sequence[Path] = (),
         progress: Callable[[int, int], None] = lambda done, total: None,
+        further: Callable[[], Sequence[Problem]] = tuple,
         task: Task | None = None,
         grader: GraderPool | None = None,
     ) -> GenerationContext:
         """What rollout and credit are lent. With `journal`, finished requests outlive a crash;
-        `journals` have what others finished. `task` and its `grader` are the run's unless given.
+        `journals` have what others finished; `further` are the context's further problems. `task` and its
+        `grader` are the run's unless given.
         """
         engine = self.engine
         if engine is not None and journal is not None:
@@ -154,6 +161,8 @@ class Run:
             world_size=self.ranks.world_size,
             exchange=self.ranks.exchange,
             progress=progress,
+            further_problems=further,
+            say=self.console.say,
             sampling=rollout.sampling,
             unfinished_reward=rollout.unfinished_reward,
         )
@@ -217,25 +226,57 @@ class Run:
     def _drop_older_weights(self, newest: Path) -> None:
         """The engine may restart from the newest weights; older ones are only in the way."""
         for older in self.weights_folder.iterdir():
-            if older != newest:
+            if older != newest and older.name != START_MODEL:
                 shutil.rmtree(older, ignore_errors=True)
 
     def _export(self, folder: Path) -> None:
         from treetune.models.export import write_for_engine
 
         assert self.trainer is not None
-        weights = self.trainer.weights()
-        if self.ranks.is_first:
-            write_for_engine(weights, self.policy_model.config, self.tokenizer, folder)
+        if self.sent_adapters is not None:
+            adapters = self.trainer.adapters()
+            if self.ranks.is_first:
+                self._write_adapters(adapters, folder, base=str(self.weights_folder / START_MODEL))
+        else:
+            weights = self.trainer.weights()
+            if self.ranks.is_first:
+                write_for_engine(weights, self.policy_model.config, self.tokenizer, folder)
         self.ranks.barrier("weights written for the engine")
+
+    @property
+    def lora(self) -> Lora | None:
+        return getattr(self.config.trainer, "lora", None)
+
+    @property
+    def sent_adapters(self) -> Lora | None:
+        """The adapters' settings where the engine is sent them as they are; it needs a trainer for that."""
+        return self.lora if self.trains and self.lora is not None and self.lora.send == "adapters" else None
 
     def write_adapters(self, adapters: Mapping[str, Tensor], place: Path) -> None:
         """The trainer's adapters as a folder that peft and vLLM read."""
+        self._write_adapters(
+            adapters, place, base=str(getattr(self.policy_model.config, "_name_or_path", ""))
+        )
+
+    def _write_adapters(self, adapters: Mapping[str, Tensor], place: Path, base: str) -> None:
         from treetune.models.lora import write_adapters
 
-        assert isinstance(self.config.trainer, DeepSpeedTrainer) and self.config.trainer.lora is not None
-        base = str(getattr(self.policy_model.config, "_name_or_path", ""))
-        write_adapters(adapters, self.config.trainer.lora.describe(adapters, base), place)
+        assert self.lora is not None
+        write_adapters(adapters, self.lora.describe(adapters, base), place)
+
+    def write_start(self, place: Path) -> None:
+        """What the engine starts on: the start model, or adapters beside it that don't change it yet."""
+        from treetune.models.export import write_for_engine
+
+        if self.sent_adapters is None:
+            write_for_engine(*self.start_weights(), self.tokenizer, place)
+            return
+        model = self.load_model()
+        base = self.weights_folder / START_MODEL
+        write_for_engine(dict(model.named_parameters()), model.config, self.tokenizer, base)
+        self.sent_adapters.apply(model, self.config.seed)
+        adapters = self.sent_adapters.adapters(dict(model.named_parameters()))
+        self._write_adapters(adapters, place, base=str(base))
 
     def _load(self, folder: Path, version: int) -> SyncReport:
         assert self.engine is not None and self.trainer is not None
@@ -314,12 +355,11 @@ def opened(
         folder = weights_folder(directory.path, place, ranks)
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         run = Run(config, plain_config, directory, ranks, console, tokenizer, codec, grader, folder)
+        run.trains = with_trainer
         if with_engine:
-            from treetune.models.export import write_for_engine
-
             start = folder / "0000"
             if ranks.is_first:
-                write_for_engine(*run.start_weights(), tokenizer, start)
+                run.write_start(start)
             ranks.barrier("start weights written for the engine")
             run.engine = config.engine.start(
                 start,
@@ -332,6 +372,7 @@ def opened(
                 barrier=ranks.barrier,
                 device=ranks.device.type,
                 end_ids=codec.end_ids,
+                adapter_rank=run.sent_adapters.rank if run.sent_adapters is not None else None,
             )
             stack.callback(run.engine.close)
         if with_trainer:

@@ -1,4 +1,4 @@
-"""One minibatch: which of its sequences are run, what each token weighs, and a micro-batch's share of the loss."""
+"""One minibatch: which of its sequences run, what each token weighs, a micro-batch's share of the loss."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class TokenBatch:
     terms: tuple[Tensor, ...] = ()
 
     def mean(self, values_N: Tensor) -> Tensor:
-        """This micro-batch's share of the mean over the minibatch's tokens as the loss weighs them: a metric."""
+        """A share of a metric: the mean over the minibatch's tokens, weighted as the loss is."""
         return (self.weights_N * values_N.detach()).sum() / self.weight_sum
 
     def sums(self, values_N: Tensor) -> Tensor:

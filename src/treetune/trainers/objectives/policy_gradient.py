@@ -55,7 +55,7 @@ class PolicyGradient(Objective):
             raise ValueError(f"kl_clamp {list(self.kl_clamp)} must be [lowest, highest], such as [0, 10]")
         if self.kl_placement != "loss" and (self.kl_clamp or self.kl_reduction != "token_mean"):
             raise ValueError(
-                f"kl_clamp and kl_reduction are for kl_placement 'loss'; in the {self.kl_placement} there is none"
+                "kl_clamp and kl_reduction are for kl_placement 'loss'; elsewhere there is neither"
             )
 
     @property
