@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -85,3 +86,22 @@ def test_sleep_on_a_cpu_is_refused(tmp_path: Path) -> None:
 def test_several_ranks_without_a_place_to_meet_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="rendezvous"):
         VllmSettings().start(tmp_path, tmp_path, seed=0, context_length=64, rank=1, world_size=2)
+
+
+def test_devices_that_are_listed_twice_or_not_at_all_are_an_error() -> None:
+    with pytest.raises(ValueError, match=r"a GPU twice: \[1, 1\]"):
+        VllmSettings(devices=(1, 1), tensor_parallel_size=2)
+    with pytest.raises(ValueError, match="devices lists no GPU"):
+        VllmSettings(devices=())
+
+
+def test_adapters_are_served_as_the_policy_on_the_model_that_they_belong_to(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "/start"}')
+    own = replace(launch(), adapter_rank=12)
+    command = own.command(tmp_path, 1)
+    assert command[command.index("--model") + 1] == "/start"
+    assert command[command.index("--max-lora-rank") + 1] == "16", "vLLM knows only some"
+    assert f"policy={tmp_path}" in command
+    assert "policy" not in command, "the model itself has another name"
+    with pytest.raises(ValueError, match="rank 512 at most"):
+        replace(launch(), adapter_rank=513).command(tmp_path, 1)

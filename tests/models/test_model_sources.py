@@ -3,6 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -130,6 +131,38 @@ def test_names_on_the_hub_are_left_as_they_are(name: str) -> None:
 def test_flash_attention_without_its_precision_is_refused() -> None:
     with pytest.raises(ValueError, match="bfloat16"):
         PretrainedModel(name_or_path="gpt2", attention="flash_attention_2")
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (
+            {"liger": True},
+            "model.liger needs an NVIDIA GPU, and this machine has none: set model.liger to false",
+        ),
+        (
+            {"attention": "flash_attention_2", "dtype": "bfloat16"},
+            "model.attention 'flash_attention_2' needs an NVIDIA GPU, and this machine has none: set"
+            " model.attention to 'sdpa'",
+        ),
+    ],
+)
+def test_kernels_for_gpus_are_refused_without_one(
+    settings: dict[str, Any], told: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("treetune.models.kernels._DEVICES", tmp_path)
+    source = PretrainedModel(name_or_path="Qwen/Qwen3-0.6B", **settings)
+    with pytest.raises(ValueError) as error:
+        source.check(no_alphabet)
+    assert str(error.value) == told
+
+
+def test_kernels_that_are_not_installed_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "nvidia0").touch()
+    monkeypatch.setattr("treetune.models.kernels._DEVICES", tmp_path)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"needs the package liger-kernel \(in requirements.txt\)"):
+        PretrainedModel(name_or_path="Qwen/Qwen3-0.6B", liger=True).check(no_alphabet)
 
 
 def test_sources_and_tasks_register_without_importing_anything_heavy() -> None:

@@ -24,8 +24,8 @@ from treetune.trainers.credit import (
 from treetune.trainers.entropy import EntropyCoefficient
 from treetune.trainers.iteration_tensors import IterationTensors
 from treetune.trainers.minibatch import Minibatch, loss_share
-from treetune.trainers.objectives.kl import kl_estimate
 from treetune.trainers.models import Models, Reference
+from treetune.trainers.objectives.kl import kl_estimate
 from treetune.trainers.optimisation import Optimised
 from treetune.trainers.ranks import Ranks
 from treetune.trainers.tokens import MicroBatch, Sequences, flat_of_trained, micro_batch, units_of

@@ -39,8 +39,8 @@ class Models:
         together = settings.ranks_together
         if ranks.world_size % together:
             raise ValueError(
-                f"trainer.{settings.together_by} is {together}, and the run's ranks can't be divided by it: there"
-                f" are {ranks.world_size} (--num_gpus). Start it with a multiple of {together}, or set it to 1"
+                f"trainer.{settings.together_by} is {together}, and the run has {ranks.world_size} ranks, which"
+                f" can't be divided by it: start it with a multiple of {together} (--num_gpus), or set it to 1"
             )
         size = settings.sequence_parallel_size
         if size > 1:
