@@ -33,6 +33,9 @@ import treetune.reports.table
 import treetune.runtime.base
 import treetune.runtime.sinks
 import treetune.tasks.addition_chain
+import treetune.tasks.countdown
+import treetune.tasks.countdown_rows
+import treetune.tasks.graders.countdown
 import treetune.tasks.graders.final_answer
 import treetune.tasks.graders.math
 import treetune.tasks.graders.minerva

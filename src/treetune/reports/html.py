@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from treetune.reports.charts import Series, interval_mark, line_chart, number, stacked_bars
+from treetune.reports.diagnostics import diagnostics_html
 from treetune.reports.episodes import EpisodeSample, episodes_html, sample_episodes
 from treetune.reports.experiment import Experiment, read_experiment
 
@@ -186,6 +187,7 @@ def _section(one: Experiment, colour: str) -> str:
     charts = _curves(one, colour)
     if charts:
         parts.append(f'<h3>Training</h3><div class="charts">{"".join(charts)}</div>')
+    parts.append(diagnostics_html(one))
     parts.append(_times(one))
     if sample is not None:
         parts.append(f"<h3>Episodes</h3>{episodes_html(sample)}")
@@ -197,6 +199,8 @@ def _facts(one: Experiment) -> str:
     packages = manifest.get("packages") or {}
     planned = one.planned_iterations
     state = "running" if one.running else "finished" if planned == len(one.metrics) else "not finished"
+    if one.stopped:
+        state = "stopped by a collapse sign"
     methods = {key: (config.get(key) or {}).get("type") for key in ("task", "rollout", "credit", "selection")}
     objective = ((config.get("trainer") or {}).get("objective") or {}).get("type")
     facts = {

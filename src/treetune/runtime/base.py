@@ -12,6 +12,7 @@ from treetune.episode_generators.base import Credit, Rollout, Selection, Shaping
 from treetune.inference.settings import EngineSettings
 from treetune.models.sources import ModelSource
 from treetune.runtime.analysis import Analyzer
+from treetune.runtime.diagnostics import Diagnostics
 from treetune.runtime.sinks import Sink
 from treetune.tasks.base import Split, Task
 from treetune.tasks.sampling import Replacement
@@ -138,6 +139,7 @@ class PolicyIteration(Runtime):
     on_empty_selection: Literal["stop", "skip"] = "stop"
     restart: Literal["never", "every_iteration"] = "never"
     choose_checkpoint: ChooseCheckpoint | None = None
+    diagnostics: Diagnostics = field(default_factory=Diagnostics)
     grader_workers: Annotated[int, Gt(0)] = 2
     grader_deadline: Annotated[float, Gt(0)] = 10.0
     rank_deadline: Annotated[float, Gt(0)] = 3600.0

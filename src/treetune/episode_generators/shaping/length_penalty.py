@@ -10,8 +10,7 @@ from annotated_types import Ge, Gt
 
 from treetune.episode_generators.base import GenerationContext, Rollout, Shaping
 from treetune.episode_generators.credit.episodes import groups_of
-from treetune.episode_generators.metrics import FULL_REWARD
-from treetune.vocabulary import Trajectory
+from treetune.vocabulary import FULL_REWARD, Trajectory
 
 
 def length_bonuses(lengths: Sequence[int], right: Sequence[bool]) -> list[float]:
