@@ -28,7 +28,7 @@ ADDITIONS = [
         "dr_grpo",
         ["objectives/kl_in_advantage", "objectives/entropy_target", "objectives/skip_without_advantage"],
     ),
-    ("spo_3_3", ["compat/spo_mask_above", "objectives/importance_cap_2"]),
+    ("spo_3_3", ["objectives/spo_mask_below", "objectives/importance_cap_2"]),
     ("spo_3_2", ["compat/spo_moving_target", "objectives/entropy_bonus"]),
 ]
 
