@@ -4,3 +4,5 @@
 + (import '../credit/group.jsonnet')
 + (import '../objectives/clip_higher.jsonnet')
 + (import '../objectives/token_mean.jsonnet')
++ (import '../shaping/overlong_penalty.jsonnet')
++ (import '../rollouts/until_mixed.jsonnet')

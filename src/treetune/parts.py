@@ -19,10 +19,13 @@ import treetune.episode_generators.credit.outcome
 import treetune.episode_generators.credit.rloo
 import treetune.episode_generators.rollout.demonstrations
 import treetune.episode_generators.rollout.single_turn
+import treetune.episode_generators.rollout.until_mixed
 import treetune.episode_generators.selection.all
 import treetune.episode_generators.selection.correct_only
 import treetune.episode_generators.selection.mixed_groups
 import treetune.episode_generators.selection.preference_pairs
+import treetune.episode_generators.shaping.length_penalty
+import treetune.episode_generators.shaping.overlong_penalty
 import treetune.inference.settings
 import treetune.models.sources
 import treetune.reports.reproduction.settings
@@ -30,6 +33,9 @@ import treetune.reports.table
 import treetune.runtime.base
 import treetune.runtime.sinks
 import treetune.tasks.addition_chain
+import treetune.tasks.countdown
+import treetune.tasks.countdown_rows
+import treetune.tasks.graders.countdown
 import treetune.tasks.graders.final_answer
 import treetune.tasks.graders.math
 import treetune.tasks.graders.minerva

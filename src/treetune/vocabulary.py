@@ -21,6 +21,10 @@ FinishReason = Literal["stop", "length"]
 
 GradeOutcome = Literal["ok", "no_answer", "timeout", "error"]
 
+FULL_REWARD = 1.0
+"""What earns this or more is right. A grader may give less to what is wrong, and more than it to
+what is right, as some published recipes do; shares of right answers don't change with that."""
+
 
 @dataclass(frozen=True)
 class TextCodec:
@@ -76,13 +80,18 @@ class Problem:
 
 @dataclass(frozen=True)
 class Grade:
-    """A grader's verdict. `reward` is 0.0 unless `outcome` is ``ok``; the outcome says why."""
+    """A grader's verdict. `reward` is 0.0 unless `outcome` is ``ok``, or the grader was told otherwise;
+    the outcome says why."""
 
     reward: float
     outcome: GradeOutcome
     extracted: str | None = None
     seconds: float = 0.0
     message: str | None = None
+
+    @property
+    def right(self) -> bool:
+        return self.reward >= FULL_REWARD
 
 
 @dataclass(frozen=True)

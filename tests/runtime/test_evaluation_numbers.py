@@ -6,6 +6,7 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import mean
 
 import pytest
@@ -70,6 +71,16 @@ def test_a_summary_is_what_its_definitions_say(problems: list[list[Answer]]) -> 
         first = next((e for e, _, _ in group if e is not None and counts[e] == most), None)
         votes += first == RIGHT
     assert summary["majority_vote"] == pytest.approx(votes / len(problems))
+
+
+def test_scores_of_a_recipe_change_no_share_of_right_answers() -> None:
+    """Some give a little for a wrong answer, and more than 1 for a right one."""
+    plain = trajectories([[(RIGHT, False, 1), ("wrong", False, 1)], [(None, True, 2), ("wrong", False, 1)]])
+    scored = [
+        replace(one, grade=replace(one.grade, reward=1.01 if one.grade.right else 0.02)) for one in plain
+    ]
+    assert summarise(scored, seed=0) == summarise(plain, seed=0)
+    assert summarise(scored, seed=0)["pass_at_1"] == 0.25
 
 
 @given(st.integers(1, 8), st.data())

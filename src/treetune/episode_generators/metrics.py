@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from treetune.episode_generators.base import GenerationContext
 from treetune.vocabulary import Metrics, Trajectory
 
-FULL_REWARD = 1.0
-
 
 def pooled(
     context: GenerationContext, name: str, columns: Mapping[str, Sequence[float]]
@@ -32,7 +30,7 @@ def trajectory_metrics(context: GenerationContext, trajectories: Sequence[Trajec
 
     ``episodes/score``: the grader's mean verdict; ``episodes/reward``: the mean of what credit is given
     for, which shaping changes afterwards;
-    ``episodes/once_hit``: share of problems with at least one answer of full score;
+    ``episodes/once_hit``: share of problems with at least one right answer;
     ``episodes/unique``: mean share of different texts among the answers to a problem;
     ``episodes/mixed``: share of problems whose answers differ in score;
     ``episodes/no_answer``, ``timeout``, ``error``: shares of what the grader could not grade.
@@ -54,7 +52,7 @@ def trajectory_metrics(context: GenerationContext, trajectories: Sequence[Trajec
     for trajectory in trajectories:
         groups.setdefault(trajectory.problem.id, []).append(trajectory)
     problems = {
-        "once_hit": [float(any(t.score >= FULL_REWARD for t in g)) for g in groups.values()],
+        "once_hit": [float(any(t.grade.right for t in g)) for g in groups.values()],
         "unique": [len({t.text for t in g}) / len(g) for g in groups.values()],
         "mixed": [float(len({t.score for t in g}) > 1) for g in groups.values()],
     }

@@ -189,7 +189,7 @@ def _unanswered(problem: Problem, sample: int, length: int, context_length: int)
 
 def _rollout(run: Run, chosen: EvaluationSet) -> Rollout:
     """The run's rollout, or the evaluation's own, with the set's settings in place of its own."""
-    rollout = run.config.evaluation.rollout or run.config.rollout
+    rollout = (run.config.evaluation.rollout or run.config.rollout).sampler
     given = {
         "samples": chosen.samples,
         "temperature": chosen.temperature,
@@ -219,7 +219,7 @@ def _row(trajectory: Trajectory) -> dict:
 def summarise(trajectories: Sequence[Trajectory], seed: int) -> dict:
     """pass@1 with its interval, pass@k, majority vote and lengths, over problems.
 
-    pass@1 is the mean over problems of their samples' mean reward; its 95 % interval resamples
+    pass@1 is the mean over problems of the share of their samples that are right; its 95 % interval resamples
     problems (percentile bootstrap). pass@k for k = 1, 2, 4, … up to the number of samples n is the
     unbiased ``1 - C(n-c, k)/C(n, k)`` (Chen et al. 2021, eq. 1), c being the samples of full
     reward. Majority vote: the share of problems whose most frequent extracted answer (the first
@@ -228,11 +228,11 @@ def summarise(trajectories: Sequence[Trajectory], seed: int) -> dict:
     groups: dict[str, list[Trajectory]] = {}
     for trajectory in trajectories:
         groups.setdefault(trajectory.problem.id, []).append(trajectory)
-    means = [math.fsum(t.reward for t in group) / len(group) for group in groups.values()]
+    means = [sum(t.grade.right for t in group) / len(group) for group in groups.values()]
     low, high = bootstrap_interval(means, seed)
     n = min(len(group) for group in groups.values())
     ks = [2**i for i in range(n.bit_length()) if 2**i <= n]
-    correct = [(len(group), sum(t.reward >= 1.0 for t in group)) for group in groups.values()]
+    correct = [(len(group), sum(t.grade.right for t in group)) for group in groups.values()]
     return {
         "n_problems": len(groups),
         "samples": n,
@@ -265,4 +265,4 @@ def _majority_is_right(group: Sequence[Trajectory]) -> bool:
     if not votes:
         return False
     winner = votes.most_common(1)[0][0]
-    return any(t.grade.extracted == winner and t.reward >= 1.0 for t in group)
+    return any(t.grade.extracted == winner and t.grade.right for t in group)

@@ -97,6 +97,9 @@ def _throughput(metrics: Metrics, clock: Clock) -> Metrics:
 def summary_line(row: dict[str, Any], iterations: int) -> str:
     """One finished iteration for a person: what it earned, how it moved, where its time went."""
     parts = [f"iteration {row['iteration'] + 1}/{iterations}"]
+    was_shaped = row.get("episodes/score") != row.get("episodes/reward")
+    if was_shaped and "episodes/score" in row:
+        parts.append(f"score {row['episodes/score']:.3f}")
     for name, key, form in (
         ("reward", "episodes/reward", "{:.3f}"),
         ("unfinished", "episodes/unfinished", "{:.1%}"),

@@ -14,11 +14,12 @@ from treetune.reports.reproduction.curves import speedup
 from treetune.reports.reproduction.intervals import Estimate, over_seeds, over_seeds_and_problems
 from treetune.reports.reproduction.plan import MEASURABLE, Plan, PlannedRun
 from treetune.reports.reproduction.settings import Column, MethodRow
+from treetune.vocabulary import FULL_REWARD
 
 
 @dataclass(frozen=True)
 class SeedResult:
-    """One seed's number. `by_problem` (mean reward of each problem's answers) where it is a pass@1."""
+    """One seed's number. `by_problem` (each problem's share of right answers) where it is a pass@1."""
 
     seed: int
     value: float
@@ -174,12 +175,12 @@ def _stored_hash(experiment: Path) -> str:
 
 
 def _by_problem(path: Path) -> dict[str, float]:
-    rewards: dict[str, list[float]] = {}
+    right: dict[str, list[bool]] = {}
     with path.open() as file:
         for line in file:
             row = json.loads(line)
-            rewards.setdefault(row["problem"], []).append(row["reward"])
-    return {problem: sum(some) / len(some) for problem, some in rewards.items()}
+            right.setdefault(row["problem"], []).append(row["reward"] >= FULL_REWARD)
+    return {problem: sum(some) / len(some) for problem, some in right.items()}
 
 
 def _number_at(analysis: Path, path: str | None) -> tuple[float, tuple[float, float] | None]:

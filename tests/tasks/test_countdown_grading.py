@@ -1,0 +1,323 @@
+"""Countdown's grader is exact, and nothing that an answer says is evaluated."""
+
+from __future__ import annotations
+
+import random
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scripts.benchmarks.hostile import hostile_answers
+from treetune.tasks.graders.countdown import CountdownGrader, CountdownScores, gold_of
+from treetune.tasks.graders.countdown_expression import (
+    DEEPEST,
+    LONGEST,
+    MOST_DIGITS,
+    MOST_TOKENS,
+    NotAnExpression,
+    read_expression,
+)
+from treetune.tasks.graders.pool import GraderPool
+from treetune.vocabulary import Problem
+
+SCORES = CountdownScores(no_answer=0.0, malformed=0.1, wrong=0.2, right=1.0)
+VERDICTS = {0.0: "no answer", 0.1: "malformed", 0.2: "wrong", 1.0: "right"}
+
+NUMBERS = [62, 70, 71]
+
+
+def verdict(response: str, target: int = 61, numbers: list[int] = NUMBERS, **options: object) -> str:
+    grader = CountdownGrader(scores=SCORES, **options)  # type: ignore[arg-type]
+    return VERDICTS[grader.grade(response, Problem(id="x", prompt="", gold=gold_of(target, numbers))).reward]
+
+
+def of(expression: str, target: int = 61, numbers: list[int] = NUMBERS, **options: object) -> str:
+    return verdict(f"<think>…</think> <answer>{expression}</answer>", target, numbers, **options)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "62+70-71", "70 + 62 - 71", "(62+70)-71", "-71+62+70", "70-(71-62)", "((62))+(70-71)", "62 + 70 − 71",
+        " 62\n+70\t-71 ", "62+70-71=61", "62+70-71 = 7", "062+70-71", "-(71-62-70)",
+    ],
+)  # fmt: skip
+def test_an_expression_of_the_numbers_with_the_targets_value_is_right(expression: str) -> None:
+    assert of(expression) == "right"
+
+
+@pytest.mark.parametrize("expression", ["62+71-70", "(62*70)/71", "70-62-71", "62*(70-71)"])
+def test_an_expression_of_the_numbers_with_another_value_is_wrong(expression: str) -> None:
+    assert of(expression) == "wrong"
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["71-71+62", "71-71+61", "62", "62+70", "62+70-71+0", "62+70-71+62-62", "61", "6270-71", "62+(70-71)*1"],
+)
+def test_other_numbers_than_the_given_ones_are_malformed(expression: str) -> None:
+    read_expression(expression)
+    assert of(expression) == "malformed"
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "62**1+70-71", "62^1+70-71", "62//1+70-71", "62%70+71", "71***70-62", "62<<70>>71",  # signs
+        "62+-71+70", "62--71-70", "+62+70-71", "62*-70", "62+70-", "*62+70-71", "--62+70-71", "+", "-",
+        "62.0+70-71", "62+70-71.", "6.2e1+70-71", "1e9", "6_2+70-71", "6 2+70-71", "62,70-71", "",  # numbers
+        "0x3e+70-71", "62+70-71j", "６２+70-71", "٦٢+70-71", "6²+70-71", "Ⅼ+70-71", "𝟔𝟐+70-71",
+        "(62)(70)-71", "62(70-71)", "62+70-71)", "(62+70-71", "()62+70-71", ")62+70-71(", "()",  # brackets
+        "62+70-71 is it", "sixty-two", "abs(62)+70-71", "[62,70,71][0]", "62+70-71;", "62+70-71\x00",
+        "__import__('os').system('true')", "62+70-71 if True else 0", "lambda: 61", "\\frac{62}{70}-71",
+        "\\timesx 3", "62 \\divide 70",
+    ],
+)  # fmt: skip
+def test_what_the_grammar_does_not_have_is_no_expression(expression: str) -> None:
+    with pytest.raises(NotAnExpression):
+        read_expression(expression)
+    assert of(expression) in ("malformed", "no answer")
+
+
+@pytest.mark.parametrize("expression", ["61=62+70-71", "=62+70-71", "62=62+70-71"])
+def test_the_right_side_of_an_equation_is_no_answer(expression: str) -> None:
+    assert of(expression) == "malformed"
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["3×8÷1", "3 x 8 / 1", "3·8/1", "3⋅8÷1", "3X8/1", "3 \\times 8 \\div 1", "3\\cdot8/1"],
+)
+def test_signs_are_read_as_people_and_models_write_them(expression: str) -> None:
+    assert of(expression, 24, [1, 3, 8]) == "right"
+
+
+def test_values_are_rational_and_exact() -> None:
+    assert of("8/(3-8/3)", 24, [3, 3, 8, 8]) == "right"
+    assert of("7/2*2", 7, [2, 2, 7]) == "right"
+    assert of("1/3*3", 1, [1, 3, 3]) == "right"
+    # 0.1 + 0.2 in floating point, and a difference that it doesn't see.
+    assert of("(1/10+2/10)*10", 3, [1, 10, 2, 10, 10]) == "right"
+    assert of("100000000000000+1/100000000000000", 10**14, [10**14, 10**14, 1]) == "wrong"
+
+
+@pytest.mark.parametrize("expression", ["62/(70-70)", "62/(0*71)", "71/0", "62/(71-71)+70"])
+def test_a_division_by_zero_is_malformed_and_nothing_more(expression: str) -> None:
+    assert of(expression, 61, [62, 70, 70, 71, 71, 0]) == "malformed"
+
+
+def test_a_division_by_zero_with_the_given_numbers_is_malformed() -> None:
+    assert of("5/(3-3)", 5, [5, 3, 3]) == "malformed"
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "(" * 10_000 + "62" + ")" * 10_000 + "+70-71",
+        "(" * (DEEPEST + 1) + "62" + ")" * (DEEPEST + 1) + "+70-71",
+        "9" * 1_000_000,
+        "9" * (MOST_DIGITS + 1) + "+70-71",
+        "+".join(["62"] * 300_000),
+        "(" * 400,
+        "-" * 900,
+        "1-" * (MOST_TOKENS // 2) + "1",
+        "9" * 12 + "*" + "9" * 12,
+    ],
+)
+def test_what_is_huge_or_deep_is_malformed_without_being_computed(expression: str) -> None:
+    assert of(expression) == "malformed"
+
+
+def test_as_many_brackets_as_are_allowed_are_read() -> None:
+    assert of("(" * DEEPEST + "62" + ")" * DEEPEST + "+70-71") == "right"
+    assert of(" " * (LONGEST - 8) + "62+70-71") == "right"
+
+
+def test_each_number_counts_as_often_as_it_was_given() -> None:
+    assert of("5+5", 10, [5, 5]) == "right"
+    assert of("5+5", 10, [5, 5, 5]) == "malformed"
+    assert of("5+5", 10, [5, 5, 5], require_all=False) == "right"
+    assert of("5+5", 10, [5, 6], require_all=False) == "malformed"
+    assert of("71-71+62", 62, require_all=False) == "malformed"
+    assert of("62", 62, require_all=False) == "right"
+
+
+@pytest.mark.parametrize(
+    ("response", "expected"),
+    [
+        ("", "no answer"),
+        ("62+70-71", "no answer"),
+        ("<answer></answer>", "no answer"),
+        ("<answer> \n </answer>", "no answer"),
+        ("<answer>62+70-71", "no answer"),
+        ("62+70-71</answer>", "no answer"),
+        ("</answer>62+70-71<answer>", "no answer"),
+        ("<ANSWER>62+70-71</ANSWER>", "no answer"),
+        ("<answer>\n62+70\n-71\n</answer>", "right"),
+        ("<answer>1</answer> no: <answer>62+70-71</answer>", "right"),
+        ("<answer>62+70-71</answer> or <answer>62+71-70</answer>", "wrong"),
+        ("<answer>62+70-71</answer><answer>", "right"),
+        ("<answer> <answer>62+70-71</answer>", "right"),
+        ("<answer>62+70-71</answer></answer>", "malformed"),
+        ("<answer>(62+70)-71</answer> and so on <|im_end|>", "right"),
+        ("<answer>62+70-71 62+70-71</answer>", "malformed"),
+    ],
+)
+def test_the_last_answer_counts(response: str, expected: str) -> None:
+    # Two closing tags: the last answer runs up to the last of them.
+    assert verdict(response) == expected
+
+
+def test_an_answer_that_a_stop_string_ended_counts_where_that_is_said() -> None:
+    stopped = "so <answer>62+70-71"
+    assert verdict(stopped) == "no answer"
+    assert verdict(stopped, unclosed=True) == "right"
+    assert verdict(stopped + "</answer> done", unclosed=True) == "right"
+    assert verdict("<answer>62+70-71</answer><answer>", unclosed=True) == "no answer"
+    assert verdict("1+1=2\n#62+70-71\nand more", opening="#", closing="\n", unclosed=True) == "right"
+
+
+def test_an_equation_counts_by_its_left_side_or_not_at_all() -> None:
+    assert of("62+70-71=61=61") == "right"
+    assert of("62+71-70=61") == "wrong"
+    assert of("62+70-71=61", equation="refused") == "malformed"
+    assert of("62+70-71", equation="refused") == "right"
+
+
+def test_a_malformed_answer_is_told_what_is_wrong_with_it_in_few_words() -> None:
+    problem = Problem(id="x", prompt="", gold=gold_of(61, NUMBERS))
+    grade = CountdownGrader().grade(f"<answer>{'7' * 100_000}</answer>", problem)
+    assert (grade.outcome, grade.reward) == ("ok", 0.0)
+    assert grade.extracted is not None and len(grade.extracted) < 300
+    message = CountdownGrader().grade("<answer>71-71+62</answer>", problem).message
+    assert message == "71 not given, or used too often"
+    assert CountdownGrader().grade("<answer>71-62</answer>", problem).message == "70 not used"
+
+
+def test_scores_tell_right_from_wrong_for_everyone_else() -> None:
+    problem = Problem(id="x", prompt="", gold=gold_of(61, NUMBERS))
+    scores = CountdownScores(no_answer=0.01, malformed=0.01, wrong=0.02, right=1.01)
+    grader = CountdownGrader(scores=scores)
+    answers = ["", "<answer>61</answer>", "<answer>62+71-70</answer>", "<answer>62+70-71</answer>"]
+    grades = [grader.grade(answer, problem) for answer in answers]
+    assert [grade.reward for grade in grades] == [0.01, 0.01, 0.02, 1.01]
+    assert [grade.right for grade in grades] == [False, False, False, True]
+    with pytest.raises(ValueError, match=r"scores\.wrong is 1\.0.*less than 1"):
+        CountdownScores(wrong=1.0)
+
+
+@pytest.mark.parametrize(
+    "gold", ["39", "39 from", "39 from 1,2", "from 1 2", "3.5 from 1 2", "1" * 16 + " from 1"]
+)
+def test_a_gold_that_is_none_of_countdown_is_told(gold: str) -> None:
+    with pytest.raises(ValueError, match="none of Countdown"):
+        CountdownGrader().grade("<answer>1</answer>", Problem(id="x", prompt="", gold=gold))
+
+
+Tree = int | tuple[str, "Tree", "Tree"]
+
+trees = st.recursive(
+    st.integers(0, 99),
+    lambda inner: st.tuples(st.sampled_from("+-*/"), inner, inner),
+    max_leaves=7,
+)
+
+
+def value_of(tree: Tree) -> Fraction:
+    """The plain reference; raises ZeroDivisionError."""
+    if isinstance(tree, int):
+        return Fraction(tree)
+    sign, left, right = tree
+    a, b = value_of(left), value_of(right)
+    return a + b if sign == "+" else a - b if sign == "-" else a * b if sign == "*" else a / b
+
+
+def leaves(tree: Tree) -> list[int]:
+    return [tree] if isinstance(tree, int) else [*leaves(tree[1]), *leaves(tree[2])]
+
+
+def printed(tree: Tree, draw: random.Random) -> str:
+    """With the brackets that are needed, and some that are not."""
+    if isinstance(tree, int):
+        return f"({tree})" if draw.random() < 0.1 else str(tree)
+    sign, left, right = tree
+    levels = {"+": 1, "-": 1, "*": 2, "/": 2}
+
+    def side(inner: Tree, least: int) -> str:
+        text = printed(inner, draw)
+        needed = not isinstance(inner, int) and levels[inner[0]] < least
+        return f"({text})" if needed or draw.random() < 0.1 else text
+
+    space = " " * draw.randint(0, 1)
+    # What stands right of a minus or a division needs brackets at its own level too.
+    return f"{side(left, levels[sign])}{space}{sign}{space}{side(right, levels[sign] + 1)}"
+
+
+@given(trees, st.randoms(use_true_random=False), st.sampled_from([0, 0, 1, -1]), st.booleans())
+@settings(max_examples=300, deadline=None)
+def test_a_printed_tree_is_right_exactly_if_its_value_is_the_target(
+    tree: Tree, draw: random.Random, off: int, require_all: bool
+) -> None:
+    numbers, text = leaves(tree), printed(tree, draw)
+    try:
+        value = value_of(tree)
+    except ZeroDivisionError:
+        with pytest.raises(NotAnExpression, match="division by zero"):
+            read_expression(text)
+        return
+    read = read_expression(text)
+    assert (read.value, list(read.numbers)) == (value, numbers)
+    target = int(value) + off
+    if abs(target) >= 10**MOST_DIGITS:
+        return
+    draw.shuffle(numbers)
+    expected = "right" if value == target else "wrong"
+    assert of(text, target, numbers, require_all=require_all) == expected
+    # One number more may be left over only where not all are asked for; one less never does.
+    assert of(text, target, [*numbers, 100], require_all=require_all) == (
+        "malformed" if require_all else expected
+    )
+    changed = [*numbers[1:], 100]
+    assert of(text, target, changed, require_all=require_all) == "malformed"
+
+
+@given(st.text(alphabet="0123456789+-*/()=x.e \n", max_size=40))
+@settings(max_examples=300, deadline=None)
+def test_what_python_reads_otherwise_never_passes(text: str) -> None:
+    """Where both have a value, it is the same; what only Python reads is malformed here."""
+    try:
+        ours = read_expression(text)
+    except NotAnExpression:
+        return
+    plain = " ".join(text.replace("x", "*").split())
+    exact = "".join(f"F({part})" if part.isdigit() else part for part in _parts(plain))
+    assert eval(exact, {"F": lambda *digits: Fraction(*digits)}) == ours.value
+
+
+def _parts(text: str) -> list[str]:
+    """Numbers without leading zeros, which Python refuses, and what stands between them."""
+    parts: list[str] = []
+    for character in text:
+        if character.isdigit() and parts and parts[-1].isdigit():
+            parts[-1] += character
+        else:
+            parts.append(character)
+    return [part.lstrip("0") or "0" if part.isdigit() else part for part in parts]
+
+
+@given(st.text(max_size=60))
+@settings(max_examples=200, deadline=None)
+def test_any_text_gets_a_verdict(text: str) -> None:
+    assert of(text) in VERDICTS.values()
+    assert verdict(text) in VERDICTS.values()
+
+
+def test_every_hostile_answer_gets_a_grade_in_the_pool() -> None:
+    responses = [f"<answer>{response}</answer>" for response, _ in hostile_answers(5, 150)]
+    problem = Problem(id="x", prompt="", gold=gold_of(61, NUMBERS))
+    with GraderPool(CountdownGrader(), workers=1, deadline=60.0) as pool:
+        grades = [future.result(timeout=300) for future in [pool.submit(one, problem) for one in responses]]
+    assert {grade.outcome for grade in grades} <= {"ok", "no_answer"}
+    assert not any(grade.right for grade in grades)

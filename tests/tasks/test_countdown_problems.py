@@ -1,0 +1,299 @@
+"""Countdown's problems have solutions, splits share none, and rows of published data become problems."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from treetune.tasks.base import Split
+from treetune.tasks.countdown import Countdown, signed_sums
+from treetune.tasks.countdown_rows import CountdownRows
+from treetune.tasks.graders.countdown import CountdownGrader, gold_of, read_gold
+from treetune.tasks.graders.countdown_expression import read_expression
+from treetune.tasks.scoring import score_responses
+from treetune.vocabulary import Problem
+
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+SMALL: dict[str, Any] = {"train_size": 60, "validation_size": 10, "test_size": 20}
+SUMS: dict[str, Any] = {
+    "numbers": (3, 3), "operands": (1, 30), "targets": (1, 90), "operators": ("+", "-"),
+    "prompt": "{numbers}>{target}\n",
+    "grader": CountdownGrader(opening="#", closing="\n", unclosed=True),
+}  # fmt: skip
+
+
+def solutions(
+    left: Sequence[tuple[Fraction, str]], operators: Sequence[str], natural: bool
+) -> Iterator[tuple[Fraction, str]]:
+    """Every value of an expression of all the numbers, and that expression: all ways to join two."""
+    if len(left) == 1:
+        yield left[0]
+    for i, j in itertools.permutations(range(len(left)), 2):
+        (a, first), (b, second) = left[i], left[j]
+        rest = [left[k] for k in range(len(left)) if k not in (i, j)]
+        for operator in operators:
+            if (operator in "+*" and i > j) or (operator == "/" and b == 0):
+                continue
+            value = (
+                a + b
+                if operator == "+"
+                else a - b
+                if operator == "-"
+                else a * b
+                if operator == "*"
+                else a / b
+            )
+            if natural and (value <= 0 or value.denominator != 1):
+                continue
+            yield from solutions([*rest, (value, f"({first}{operator}{second})")], operators, natural)
+
+
+def solved(task: Countdown, problem: Problem) -> str | None:
+    target, numbers = read_gold(problem.gold)
+    start = [(Fraction(number), str(number)) for number in numbers.elements()]
+    return next(
+        (text for value, text in solutions(start, task.operators, task.natural) if value == target), None
+    )
+
+
+tasks = st.builds(
+    Countdown,
+    numbers=st.sampled_from([(3, 3), (3, 4), (2, 4), (4, 4)]),
+    operands=st.sampled_from([(1, 99), (1, 30), (5, 25)]),
+    targets=st.sampled_from([(10, 99), (1, 999)]),
+    operators=st.sampled_from([("+", "-", "*", "/"), ("+", "-"), ("*", "+")]),
+    natural=st.booleans(),
+    seed=st.integers(),
+    train_size=st.integers(1, 30),
+    validation_size=st.integers(1, 10),
+    test_size=st.integers(1, 10),
+)
+
+
+@given(tasks)
+@settings(max_examples=25, deadline=None)
+def test_splits_have_their_sizes_and_never_share_a_problem(task: Countdown) -> None:
+    seen: set[tuple[tuple[int, ...], int]] = set()
+    for split in SPLITS:
+        problems = task.problems(split)
+        assert len(problems) == getattr(task, f"{split}_size")
+        assert problems == task.problems(split)
+        for problem in problems:
+            numbers, target = problem.data["numbers"], problem.data["target"]
+            assert (target, Counter(numbers)) == read_gold(problem.gold)
+            assert task.numbers[0] <= len(numbers) <= task.numbers[1]
+            assert all(task.operands[0] <= number <= task.operands[1] for number in numbers)
+            assert task.targets[0] <= target <= task.targets[1]
+            assert all(str(number) in problem.prompt for number in (*numbers, target))
+            seen.add((tuple(sorted(numbers)), target))
+    assert len(seen) == task.train_size + task.validation_size + task.test_size
+
+
+@given(tasks)
+@settings(max_examples=8, deadline=None)
+def test_every_problem_has_a_solution_which_the_grader_takes(task: Countdown) -> None:
+    for problem in task.problems("test")[:4]:
+        solution = solved(task, problem)
+        assert solution is not None
+        assert task.grader.grade(f"<answer>{solution}</answer>", problem).right
+
+
+def test_problems_of_six_numbers_have_a_solution() -> None:
+    task = Countdown(numbers=(6, 6), operands=(1, 10), targets=(100, 999), **SMALL)
+    for problem in task.problems("test")[:2]:
+        solution = solved(task, problem)
+        assert solution is not None and len(read_expression(solution).numbers) == 6
+
+
+def test_without_fractions_on_the_way_every_problem_can_do_without_them() -> None:
+    shape: dict[str, Any] = {
+        "numbers": (3, 3),
+        "operands": (1, 9),
+        "targets": (1, 99),
+        "operators": ("/", "-"),
+    }
+    natural, any_way = (Countdown(natural=natural, **shape, **SMALL) for natural in (True, False))
+    assert all(solved(natural, problem) for problem in natural.problems("train"))
+    assert all(solved(any_way, problem) for problem in any_way.problems("train"))
+    assert not all(solved(natural, problem) for problem in any_way.problems("train"))
+
+
+def test_held_out_problems_stay_when_the_training_set_grows_and_change_with_the_seed() -> None:
+    small, large = (Countdown(**SMALL | {"train_size": size}) for size in (50, 500))
+    for split in ("validation", "test"):
+        assert small.problems(split) == large.problems(split)
+    assert large.problems("train")[:50] == small.problems("train")
+    assert Countdown(seed=1, **SMALL).problems("test") != small.problems("test")
+
+
+def test_a_shape_with_too_few_problems_is_told_and_all_of_a_small_one_can_be_used() -> None:
+    # Pairs of 1 to 3: six sums, and three differences; no two of them the same problem.
+    shape: dict[str, Any] = {
+        "numbers": (2, 2), "operands": (1, 3), "targets": (1, 99), "operators": ("+", "-"),
+        "validation_size": 1, "test_size": 1,
+    }  # fmt: skip
+    assert len(Countdown(train_size=7, **shape).problems("train")) == 7
+    with pytest.raises(ValueError, match=r"10 problems are asked for .* no more than 9 were found"):
+        Countdown(train_size=8, **shape).problems("train")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"prompt": "{numbers}?"}, "prompt needs"),
+        ({"prompt": "{target} {numbers} {numbers}"}, "prompt needs"),
+        ({"numbers": (4, 3)}, "numbers is .* smaller one first"),
+        ({"targets": (9, 1)}, "targets is .* smaller one first"),
+        ({"operators": ("+", "+")}, "one of them twice"),
+    ],
+)
+def test_a_wrong_shape_is_told(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Countdown(**wrong)
+    with pytest.raises(ValueError, match="no split 'dev'"):
+        Countdown(**SMALL).problems("dev")  # type: ignore[arg-type]
+
+
+@given(st.lists(st.integers(1, 30), min_size=2, max_size=5))
+@settings(deadline=None)
+def test_signed_sums_are_all_there_are(numbers: list[int]) -> None:
+    found = list(signed_sums(numbers))
+    values = set()
+    for signs in itertools.product((1, -1), repeat=len(numbers)):
+        values.add(sum(sign * number for sign, number in zip(signs, numbers, strict=True)))
+    assert {value for _, _, value in found} == {value for value in values if value > 0}
+    assert len({expression for expression, _, _ in found}) == len(found)
+    for expression, running, value in found:
+        read = read_expression(expression)
+        assert (read.value, Counter(read.numbers)) == (value, Counter(numbers))
+        total: int | None = None
+        for piece in running.split("=")[:-1]:
+            value_of_piece = int(read_expression(piece).value)
+            assert total is None or piece.startswith(str(total))
+            total = value_of_piece
+            assert total >= 0
+        assert running.endswith(f"={value}")
+
+
+def test_a_teacher_without_noise_searches_until_it_hits() -> None:
+    task = Countdown(**SUMS, **SMALL)
+    for problem in task.problems("test"):
+        *tries, answer = task.demonstration(problem, 0).split("\n")
+        target = str(problem.data["target"])
+        assert [line.rpartition("=")[2] == target for line in tries] == [False] * (len(tries) - 1) + [True]
+        assert task.grader.grade("\n".join([*tries, answer]), problem).right
+        assert set(problem.prompt + "\n".join([*tries, answer])) <= set(task.alphabet())
+
+
+def test_a_teacher_with_noise_passes_a_miss_off_for_the_answer() -> None:
+    task = Countdown(demonstration_noise=0.3, **SUMS, **SMALL)
+    right = misses = passed_off = 0
+    for problem in task.problems("train"):
+        texts = [task.demonstration(problem, seed) for seed in range(10)]
+        assert texts == [task.demonstration(problem, seed) for seed in range(10)]
+        for text in texts:
+            hit = task.grader.grade(text, problem).right
+            tries = text.count("\n")
+            right, misses, passed_off = right + hit, misses + tries - hit, passed_off + (not hit)
+            assert text.rpartition("#")[2] in {
+                expression for expression, _, _ in signed_sums(problem.data["numbers"])
+            }
+    assert abs(passed_off / misses - 0.3) < 4 * (0.3 * 0.7 / misses) ** 0.5
+    assert right + passed_off == 600
+
+
+def test_products_have_no_demonstrations() -> None:
+    task = Countdown(**SMALL)
+    with pytest.raises(ValueError, match="sums and differences alone"):
+        task.demonstration(task.problems("train")[0], 0)
+
+
+@given(st.text())
+def test_step_boundaries_lose_nothing_of_any_text(response: str) -> None:
+    boundaries = Countdown().step_boundaries(response)
+    assert (boundaries[0], boundaries[-1]) == (0, len(response))
+    assert all(a < b for a, b in itertools.pairwise(boundaries))
+
+
+def file_of(path: Path, *rows: object) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+CHAT = [{"role": "user", "content": "Using 3, 5 and 7, make 15."}]
+SYSTEM = [{"role": "system", "content": "Think."}, *CHAT]
+
+
+def test_rows_of_published_data_become_problems(tmp_path: Path) -> None:
+    path = file_of(tmp_path / "a.jsonl", {"messages": CHAT, "target": 15, "nums": [3, 5, 7]})
+    (problem,) = CountdownRows(test=(path,)).problems("test")
+    assert (problem.id, problem.prompt, problem.gold) == (
+        "test/0",
+        CHAT[0]["content"],
+        gold_of(15, [3, 5, 7]),
+    )
+    assert problem.data == {"numbers": (3, 5, 7), "target": 15}
+    task = CountdownRows(test=(path,), prompt="{target} of {numbers}: <think>")
+    assert task.problems("test")[0].prompt == "15 of 3, 5, 7: <think>"
+    assert task.grader.grade("<answer>3+5+7</answer>", task.problems("test")[0]).right
+
+
+def test_a_rows_prompt_may_be_a_text_and_its_fields_have_other_names(tmp_path: Path) -> None:
+    path = file_of(tmp_path / "a.jsonl", {"prompt": "Make 15.", "target": 15, "numbers": [3, 5, 7]})
+    task = CountdownRows(test=(path,), numbers_field="numbers", prompt_field="prompt")
+    assert task.problems("test")[0].prompt == "Make 15."
+
+
+def test_a_rows_system_message_is_the_tasks_or_bad(tmp_path: Path) -> None:
+    path = file_of(tmp_path / "a.jsonl", {"messages": SYSTEM, "target": 15, "nums": [3, 5, 7]})
+    assert CountdownRows(test=(path,), system="Think.").problems("test")[0].prompt == CHAT[0]["content"]
+    with pytest.raises(ValueError, match=r"its system message is 'Think\.', and the task's is None"):
+        CountdownRows(test=(path,)).problems("test")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"nums": None}, "'nums' is no list"),
+        ({"nums": []}, "'nums' is no list"),
+        ({"nums": [3, 5.5]}, r"holds 5\.5"),
+        ({"nums": [3, True]}, "holds True"),
+        ({"nums": [-3, 5]}, "holds -3"),
+        ({"nums": [10**15, 5]}, "holds 1000000000000000"),
+        ({"target": "15"}, "'target' is '15'"),
+        ({"messages": []}, "neither a text nor a chat"),
+        ({"messages": [*CHAT, {"role": "assistant", "content": "15"}]}, "neither a text nor a chat"),
+        ({"messages": [{"role": "user"}]}, "neither a text nor a chat"),
+    ],
+)
+def test_a_bad_row_is_told_with_its_line_or_left_out(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    good: dict[str, Any] = {"messages": CHAT, "target": 15, "nums": [3, 5, 7]}
+    path = file_of(tmp_path / "a.jsonl", good, good | change)
+    with pytest.raises(ValueError, match=rf"a\.jsonl:2: .*{message}.*bad_rows"):
+        CountdownRows(test=(path,)).problems("test")
+    assert len(CountdownRows(test=(path,), bad_rows="skip").problems("test")) == 1
+
+
+def test_a_row_without_a_field_says_what_it_has(tmp_path: Path) -> None:
+    path = file_of(tmp_path / "a.jsonl", {"messages": CHAT, "target": 15})
+    with pytest.raises(ValueError, match=r"it has no 'nums' .it has 'messages', 'target'"):
+        CountdownRows(test=(path,)).problems("test")
+
+
+def test_answers_from_anywhere_are_graded_by_golds_that_say_the_numbers(tmp_path: Path) -> None:
+    row = {"problem": "Make 15 of 3, 5, 7.", "gold": gold_of(15, [3, 5, 7])}
+    answers = ["<answer>3+5+7</answer>", "<answer>3*5</answer>", "15"]
+    source = file_of(tmp_path / "a.jsonl", *({**row, "response": answer} for answer in answers))
+    scored = score_responses(Countdown(), Path(source), tmp_path / "graded.jsonl", workers=1)
+    assert (scored.rows, scored.right, scored.no_answer, scored.failed) == (3, 1, 1, 0)
