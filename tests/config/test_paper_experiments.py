@@ -24,10 +24,8 @@ from treetune.episode_generators.credit.outcome import NoCredit
 from treetune.episode_generators.credit.rloo import Rloo
 from treetune.episode_generators.rollout.demonstrations import Demonstrations
 from treetune.episode_generators.rollout.single_turn import SingleTurn
-from treetune.episode_generators.rollout.until_mixed import UntilMixed
 from treetune.episode_generators.selection.all import All
 from treetune.episode_generators.selection.correct_only import CorrectOnly
-from treetune.episode_generators.selection.mixed_groups import MixedGroups
 from treetune.episode_generators.selection.preference_pairs import PreferencePairs
 from treetune.inference.settings import VllmSettings
 from treetune.models.sources import PretrainedModel, TinyModel
@@ -39,7 +37,6 @@ from treetune.trainers.objectives.mle import MaximumLikelihood
 from treetune.trainers.objectives.ppo import ClippedPolicyGradient
 from treetune.trainers.objectives.preference import DpoPositive
 from treetune.trainers.schedule import Warmup
-from treetune.vocabulary import Problem
 
 FAMILIES, DATA = ("rho1b", "deepseek"), ("MATH", "GSM8K")
 POLICY_GRADIENT = ("vineppo", "ppo", "grpo", "rloo")
@@ -296,34 +293,6 @@ def test_every_fragment_that_no_experiment_imports_evaluates() -> None:
         name = str(path.relative_to(CONFIGS.resolve()))
         if name.removesuffix(".jsonnet") not in FRAGMENTS_FOR_THE_RIGHT:
             json.dumps(load([name], environ={}).data)
-
-
-def test_a_thinking_model_is_graded_on_what_stands_behind_its_thought() -> None:
-    right = ["tasks/gsm8k_thinking", "models/qwen3-4b-thinking-2507"]
-    config = experiment("rho1b", "grpo", "GSM8K", *right)
-    assert isinstance(config.model, PretrainedModel) and config.model.chat is not None
-    assert (config.rollout.sampling.max_tokens, config.context_length) == (8192, 8576)  # type: ignore[union-attr]
-    assert {one.max_tokens for one in config.evaluation.sets} == {8192}
-    assert isinstance(config.task, Gsm8k)
-    assert config.task.prompt.startswith("{problem}") and "####" in config.task.prompt
-    problem = Problem(id="train/0", prompt="?", gold="so\n#### 18")
-    for grader in (config.task.grader, experiment("rho1b", "grpo", "GSM8K", right[1]).task.grader):
-        assert grader.grade("#### 18\n</think>\n#### 19", problem).reward == 0.0
-        assert grader.grade("#### 19\n</think>\n#### 18", problem).reward == 1.0
-        assert grader.grade("#### 18", problem).outcome == "no_answer"
-    lenient = experiment("rho1b", "grpo", "GSM8K", *right, "compat/grader_gsm8k_lenient")
-    assert lenient.task.grader.grade("#### 118", problem).reward == 1.0
-
-
-def test_until_mixed_goes_around_whatever_the_rollout_is() -> None:
-    plain = experiment("rho1b", "grpo", "MATH", "models/qwen3-4b")
-    for right in (
-        ["models/qwen3-4b", "rollouts/until_mixed"],
-        ["rollouts/until_mixed", "models/qwen3-4b"],
-    ):
-        config = experiment("rho1b", "grpo", "MATH", *right)
-        assert config.rollout == UntilMixed(rollout=plain.rollout, groups=64)
-        assert config.selection == MixedGroups(at_most=64)
 
 
 @pytest.mark.parametrize("data", DATA)

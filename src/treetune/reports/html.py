@@ -21,6 +21,12 @@ PHASES = ("generation", "credit", "training", "choice", "sync", "evaluation", "c
 
 CURVES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("reward of the sampled answers", ("episodes/reward",)),
+    (
+        "what shaping adds to the reward: for overlong answers, and in grey for long ones",
+        ("shaping/overlong_penalty", "shaping/length_penalty"),
+    ),
+    ("rounds of sampling until enough groups were mixed", ("rollout/rounds",)),
+    ("share of sampled groups without spread", ("rollout/groups_dropped",)),
     ("loss", ("train/loss",)),
     ("KL to the reference", ("train/kl",)),
     ("entropy (nats per token)", ("train/entropy",)),
@@ -44,7 +50,13 @@ CURVES: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 """Title and the metrics in it. What an experiment did not record has no chart."""
 
-FROM_ZERO = {"share unfinished", "clip fraction", "engine: sampled tokens per second"}
+FROM_ZERO = {
+    "share unfinished",
+    "clip fraction",
+    "engine: sampled tokens per second",
+    "rounds of sampling until enough groups were mixed",
+    "share of sampled groups without spread",
+}
 
 
 def write_report(directories: Sequence[Path], output: Path | None = None) -> Path:
