@@ -114,7 +114,9 @@ class Client:
         timeout: float,
         answers: Literal["JSON", "text"] = "JSON",
     ) -> dict[str, Any]:
-        """One request; an answer that isn't a JSON object comes under ``answer``. Raises ServerFailure on anything but a good answer within `timeout` s."""
+        """One request; an answer that isn't a JSON object comes under ``answer``.
+
+        Raises ServerFailure on anything but a good answer within `timeout` s."""
         return self._run(self._post(url, path, body, timeout, answers), timeout + 10.0)
 
     def sample(

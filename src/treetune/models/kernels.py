@@ -16,7 +16,7 @@ _GPUS = ("nvidia[0-9]*", "dxg")
 
 
 def require_kernels(module: str, setting: str, remedy: str) -> None:
-    """Raises ValueError, without importing anything heavy, if `setting` asks for kernels that can't run here."""
+    """Raises ValueError, importing nothing heavy, if `setting` asks for kernels that can't run here."""
     problem = None
     if not any(found for pattern in _GPUS for found in _DEVICES.glob(pattern)):
         problem = "an NVIDIA GPU, and this machine has none"

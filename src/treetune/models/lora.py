@@ -92,7 +92,7 @@ class Lora:
                     f" layer; its linear ones are {', '.join(sorted(linear - {'lm_head'}))}"
                 )
             wrong = [name for name in found if not isinstance(layers[name], torch.nn.Linear)]
-            if wrong or model.get_output_embeddings() in [layers[name] for name in found]:  # type: ignore[operator]
+            if wrong or model.get_output_embeddings() in [layers[name] for name in found]:
                 raise ValueError(
                     f"trainer.lora.target_modules names {wanted!r}: adapters go into linear layers other than"
                     " the output head"
@@ -104,7 +104,7 @@ class Lora:
         whole = self.target_modules == WHOLE_MODEL
         return LoraConfig(
             r=self.rank,
-            lora_alpha=self.alpha,  # type: ignore[arg-type]  # it divides by the rank, nothing more
+            lora_alpha=self.alpha,
             use_rslora=self.rank_stabilised,
             target_modules=WHOLE_MODEL if whole else list(self.target_modules),
             lora_dropout=0.0,

@@ -63,11 +63,11 @@ class SequenceParallel:
                 f" and this model has {inner!r}"
             )
         AttentionInterface.register(ATTENTION, _attention)
-        model.set_attn_implementation(ATTENTION)  # type: ignore[operator]
-        model.base_model.treetune_inner_attention = inner  # type: ignore[union-attr]
+        model.set_attn_implementation(ATTENTION)
+        model.base_model.treetune_inner_attention = inner
         for layer in model.modules():
             if hasattr(layer, "num_key_value_groups"):  # what is left of the heads here, and of their keys
-                layer.num_key_value_groups = (heads // self.size) // max(1, kv_heads // self.size)  # type: ignore[assignment]
+                layer.num_key_value_groups = (heads // self.size) // max(1, kv_heads // self.size)
 
     def hidden(self, backbone: nn.Module, ids_BT: Tensor, positions_BT: Tensor | None) -> Tensor:
         """The last hidden states of this rank's stretch of every row, shape [B, t, D].
@@ -84,7 +84,7 @@ class SequenceParallel:
         tail_T = torch.arange(missing, device=ids_BT.device) + (0 if packed else ids_BT.shape[1])
         positions_BT = torch.cat([positions_BT, tail_T.expand(len(ids_BT), -1)], dim=1)
         ids_BT = nn.functional.pad(ids_BT, (0, missing))
-        inner: str = backbone.treetune_inner_attention  # type: ignore[assignment]
+        inner: str = backbone.treetune_inner_attention
         shared = _Shared(
             self,
             ALL_ATTENTION_FUNCTIONS[inner],

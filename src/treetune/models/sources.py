@@ -123,8 +123,8 @@ class PretrainedModel(ModelSource):
     the tokenizer, as it encodes a text by itself. `chat` puts the tokenizer's chat template around
     every problem; the template then decides about the beginning, unless `begin_of_text` says it.
     `liger` replaces norms, rotary embeddings and MLPs by Liger's fused Triton kernels, on a GPU only; the
-    loss stays ours. An answer ends with the tokenizer's end token, the template's end of turn, or what the model's
-    generation_config.json has for it.
+    loss stays ours. An answer ends with the tokenizer's end token, the template's end of turn, or what
+    the model's generation_config.json has for it.
     """
 
     name_or_path: Annotated[str, MinLen(1)]

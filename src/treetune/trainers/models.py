@@ -39,8 +39,8 @@ class Models:
         together = settings.ranks_together
         if ranks.world_size % together:
             raise ValueError(
-                f"trainer.{settings.together_by} is {together}, and the run has {ranks.world_size} ranks, which"
-                f" can't be divided by it: start it with a multiple of {together} (--num_gpus), or set it to 1"
+                f"trainer.{settings.together_by} is {together}, which doesn't divide the run's"
+                f" {ranks.world_size} ranks: start it with a multiple (--num_gpus), or set it to 1"
             )
         size = settings.sequence_parallel_size
         if size > 1:
@@ -83,7 +83,7 @@ class Models:
     def _trained(self) -> nn.Module:
         model = self._attached(self.load_model())
         if self.settings.gradient_checkpointing:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})  # type: ignore[operator]
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         return model
 
     def _attached(self, model: nn.Module) -> nn.Module:
