@@ -19,6 +19,7 @@ from treetune.runtime.directory import (
     write_json,
     write_text,
 )
+from treetune.runtime.handover import write_adapters
 from treetune.runtime.run import Run
 from treetune.runtime.watch import Watch
 from treetune.vocabulary import Metrics
@@ -88,7 +89,7 @@ def _checkpoint(run: Run, done: int, last_good: int | None) -> None:
                 weights, run.policy_model.config, run.tokenizer, beside / "policy", run.generation_config
             )
             if adapters:
-                run.write_adapters(adapters, beside / "adapter")
+                write_adapters(run, adapters, beside / "adapter")
             if critic:
                 write_critic(critic, run.policy_model.config, beside / "critic")
             write_json(beside / "state.json", {"iteration": done, "config": config_hash(run.plain_config)})

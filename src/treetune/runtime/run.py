@@ -23,6 +23,7 @@ from treetune.inference.journal import JournaledEngine
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.console import Console
 from treetune.runtime.directory import ExperimentDirectory, Lock
+from treetune.runtime.handover import START_MODEL, export, sent_adapters, write_start
 from treetune.runtime.manifest import begin
 from treetune.tasks.base import Task
 from treetune.tasks.graders.pool import GraderPool
@@ -39,12 +40,9 @@ if TYPE_CHECKING:
         PreTrainedTokenizerBase,
     )
 
-    from treetune.models.lora import Lora
     from treetune.trainers.core import PolicyTrainer
 
 CANARY_PROMPTS = 4
-START_MODEL = "start-model"
-"""The folder of the model whose adapters the engine is sent, beside theirs."""
 
 
 @dataclass
@@ -184,7 +182,7 @@ class Run:
         if self.engine is None or self.trainer is None:
             return {}
         folder = self.weights_folder / f"{version:04d}"
-        self._export(folder)
+        export(self, folder)
         report = self._load(folder, version)
         if self.ranks.is_first:
             self._drop_older_weights(folder)
@@ -228,55 +226,6 @@ class Run:
         for older in self.weights_folder.iterdir():
             if older != newest and older.name != START_MODEL:
                 shutil.rmtree(older, ignore_errors=True)
-
-    def _export(self, folder: Path) -> None:
-        from treetune.models.export import write_for_engine
-
-        assert self.trainer is not None
-        if self.sent_adapters is not None:
-            adapters = self.trainer.adapters()
-            if self.ranks.is_first:
-                self._write_adapters(adapters, folder, base=str(self.weights_folder / START_MODEL))
-        else:
-            weights = self.trainer.weights()
-            if self.ranks.is_first:
-                write_for_engine(weights, self.policy_model.config, self.tokenizer, folder)
-        self.ranks.barrier("weights written for the engine")
-
-    @property
-    def lora(self) -> Lora | None:
-        return getattr(self.config.trainer, "lora", None)
-
-    @property
-    def sent_adapters(self) -> Lora | None:
-        """The adapters' settings where the engine is sent them as they are; it needs a trainer for that."""
-        return self.lora if self.trains and self.lora is not None and self.lora.send == "adapters" else None
-
-    def write_adapters(self, adapters: Mapping[str, Tensor], place: Path) -> None:
-        """The trainer's adapters as a folder that peft and vLLM read."""
-        self._write_adapters(
-            adapters, place, base=str(getattr(self.policy_model.config, "_name_or_path", ""))
-        )
-
-    def _write_adapters(self, adapters: Mapping[str, Tensor], place: Path, base: str) -> None:
-        from treetune.models.lora import write_adapters
-
-        assert self.lora is not None
-        write_adapters(adapters, self.lora.describe(adapters, base), place)
-
-    def write_start(self, place: Path) -> None:
-        """What the engine starts on: the start model, or adapters beside it that don't change it yet."""
-        from treetune.models.export import write_for_engine
-
-        if self.sent_adapters is None:
-            write_for_engine(*self.start_weights(), self.tokenizer, place)
-            return
-        model = self.load_model()
-        base = self.weights_folder / START_MODEL
-        write_for_engine(dict(model.named_parameters()), model.config, self.tokenizer, base)
-        self.sent_adapters.apply(model, self.config.seed)
-        adapters = self.sent_adapters.adapters(dict(model.named_parameters()))
-        self._write_adapters(adapters, place, base=str(base))
 
     def _load(self, folder: Path, version: int) -> SyncReport:
         assert self.engine is not None and self.trainer is not None
@@ -359,7 +308,7 @@ def opened(
         if with_engine:
             start = folder / "0000"
             if ranks.is_first:
-                run.write_start(start)
+                write_start(run, start)
             ranks.barrier("start weights written for the engine")
             run.engine = config.engine.start(
                 start,
@@ -372,7 +321,7 @@ def opened(
                 barrier=ranks.barrier,
                 device=ranks.device.type,
                 end_ids=codec.end_ids,
-                adapter_rank=run.sent_adapters.rank if run.sent_adapters is not None else None,
+                adapter_rank=adapters.rank if (adapters := sent_adapters(run)) is not None else None,
             )
             stack.callback(run.engine.close)
         if with_trainer:
