@@ -23,9 +23,12 @@ ON_A_CORPUS = {"greedy_jsd"}
 DEMONSTRATED = "{rollout: {type: 'demonstrations'}}"
 ADDITIONS = [
     # What a preset may be combined with, in as few runs as have all of it.
-    ("dapo", ["objectives/dual_clip", "objectives/importance_cap_2", "objectives/skip_without_advantage"]),
-    ("dr_grpo", ["objectives/kl_in_advantage", "objectives/entropy_target"]),
-    ("spo_3_3", ["compat/spo_mask_above", "objectives/importance_cap_2"]),
+    ("dapo", ["objectives/dual_clip", "objectives/importance_cap_2"]),
+    (
+        "dr_grpo",
+        ["objectives/kl_in_advantage", "objectives/entropy_target", "objectives/skip_without_advantage"],
+    ),
+    ("spo_3_3", ["objectives/spo_mask_below", "objectives/importance_cap_2"]),
     ("spo_3_2", ["compat/spo_moving_target", "objectives/entropy_bonus"]),
 ]
 

@@ -39,8 +39,8 @@ class Experiment:
 
     @property
     def stopped(self) -> bool:
-        """Whether a sign of collapse ended the run in its last iteration."""
-        return _is_stopped(self.metrics)
+        """Whether a sign of collapse ended the run in its last iteration, and nobody goes on with it."""
+        return not self.running and _is_stopped(self.metrics)
 
     def curve(self, key: str) -> list[tuple[float, float]]:
         """(finished iterations, value) wherever a metric was recorded as a finite number."""
@@ -86,7 +86,7 @@ def read_experiment(path: Path) -> Experiment:
     planned = config.get("iterations")
     if isinstance(planned, int) and len(metrics) < planned:
         state = "is still running" if running else "was interrupted, and continues with the same command"
-        if _is_stopped(metrics):
+        if not running and _is_stopped(metrics):
             state = "was stopped by a sign of collapse"
         missing.append(f"{len(metrics)} of {planned} iterations are finished: the run {state}")
     return Experiment(path, config, manifest, metrics, evaluations, running, missing)

@@ -156,7 +156,7 @@ def points_json(points: Sequence[CurvePoint]) -> list[dict[str, Any]]:
     return [
         {
             "iteration": point.iteration,
-            **point.costs,
+            **{str(axis): cost for axis, cost in point.costs.items()},
             "mean": point.mean,
             "low": point.low,
             "high": point.high,

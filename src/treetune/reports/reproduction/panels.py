@@ -21,7 +21,7 @@ from treetune.reports.reproduction.plan import MEASURABLE, Plan, PlannedRun
 from treetune.reports.reproduction.settings import MethodRow, Panel, PanelAxis
 
 DASH = "–"
-AXIS_WORDS: dict[PanelAxis, str] = {"iterations": "iterations", **AXES}
+AXIS_WORDS: dict[PanelAxis, str] = {"iterations": "iterations", **{axis: AXES[axis] for axis in AXES}}
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,7 @@ def _along(plan: Plan, run: PlannedRun, panel: Panel) -> Measured:
     """What an iteration recorded stands where the iteration was finished, as in the report."""
     if panel.evaluation is not None:
         return measured_along(plan, run, panel.evaluation)
+    assert panel.metric is not None
     rows, costs = costs_along(run)
     values = {done: row.get(panel.metric) for done, row in enumerate(rows, start=1)}
     return {
