@@ -7,6 +7,11 @@
 
 local sampling = { samples: 4, max_tokens: 24, unfinished_reward: 1.0, max_prompt_tokens: null };
 
+local few(rollout) =
+  if rollout.type == 'demonstrations' then {}
+  else if rollout.type == 'until_mixed' then { rollout+: few(rollout.rollout) }
+  else sampling;
+
 local problems(task) =
   local name = if task.type == 'gsm8k' then 'gsm8k' else 'math';
   local file = std.strReplace(std.thisFile, 'smoke.jsonnet', 'smoke_problems/' + name + '.jsonl');
@@ -37,7 +42,7 @@ local has(object, key) = std.objectHas(object, key) && object[key] != null;
     start_timeout: 1800,  // on a machine that does much else
     sync_timeout: 900,
   },
-  rollout+: if super.rollout.type == 'demonstrations' then {} else sampling,
+  rollout+: few(super.rollout),
   credit+: if has(super.credit, 'samples') then { samples: 2 } else {},
   // A rate at which a sync that brought nothing is noticed, and the next answers are still of both kinds.
   trainer+: { precision: 'float32', learning_rate: 1e-4, minibatch_size: 8, tokens_per_micro_batch: 4096 },

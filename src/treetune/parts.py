@@ -19,10 +19,13 @@ import treetune.episode_generators.credit.outcome
 import treetune.episode_generators.credit.rloo
 import treetune.episode_generators.rollout.demonstrations
 import treetune.episode_generators.rollout.single_turn
+import treetune.episode_generators.rollout.until_mixed
 import treetune.episode_generators.selection.all
 import treetune.episode_generators.selection.correct_only
 import treetune.episode_generators.selection.mixed_groups
 import treetune.episode_generators.selection.preference_pairs
+import treetune.episode_generators.shaping.length_penalty
+import treetune.episode_generators.shaping.overlong_penalty
 import treetune.inference.settings
 import treetune.models.sources
 import treetune.reports.reproduction.settings
@@ -45,8 +48,11 @@ import treetune.tasks.steps.lines
 import treetune.tasks.steps.math_reference
 import treetune.tasks.steps.sentences
 import treetune.trainers.base
+import treetune.trainers.objectives.cispo
+import treetune.trainers.objectives.gspo
 import treetune.trainers.objectives.mle
 import treetune.trainers.objectives.ppo
 import treetune.trainers.objectives.preference
+import treetune.trainers.objectives.spo
 import treetune.trainers.reference_schedule
 import treetune.trainers.schedule

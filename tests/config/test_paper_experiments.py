@@ -48,9 +48,9 @@ EXPERIMENTS = [
     for data in DATA
 ]
 SFT = [f"sft_{model}_{data}" for model in ("rho1b", "deepseek7b") for data in DATA]
-FRAGMENTS_FOR_THE_RIGHT = sorted(
+FRAGMENTS_FOR_THE_RIGHT = ["rollouts/until_mixed"] + sorted(
     f"{folder}/{path.stem}"
-    for folder in ("models", "compat", "overlays")
+    for folder in ("models", "compat", "overlays", "shaping", "selections")
     for path in (CONFIGS / folder).glob("*.jsonnet")
     if path.stem != "tiny"  # for the embedded tasks: it reads no other characters
 )
@@ -275,8 +275,8 @@ def test_the_fragments_for_a_single_gpu_bound_the_micro_batch_alone(size: int) -
 @pytest.mark.parametrize("fragment", FRAGMENTS_FOR_THE_RIGHT)
 def test_a_fragment_goes_on_the_right_of_an_experiment(fragment: str) -> None:
     data = "GSM8K" if "gsm8k" in fragment.lower() else "MATH"
-    there = built(f"polIter_rho1bSft2_vineppo_{data}")
-    changed = built(f"polIter_rho1bSft2_vineppo_{data}", fragment) != there
+    there = built(f"polIter_rho1bSft2_grpo_{data}")
+    changed = built(f"polIter_rho1bSft2_grpo_{data}", fragment) != there
     assert changed == (fragment != f"models/rho1bSft2_{data}")
 
 
@@ -305,6 +305,7 @@ def test_every_fragment_that_no_experiment_imports_evaluates() -> None:
         ("qwen3-1.7b-base", False),
         ("qwen3-4b", True),
         ("qwen3-4b-base", False),
+        ("qwen3-4b-thinking-2507", True),
         ("llama-3.2-1b", False),
         ("llama-3.2-1b-instruct", True),
     ],

@@ -63,6 +63,19 @@ def test_mixed_groups_drops_problems_whose_answers_all_earned_the_same() -> None
     assert (metrics["selection/groups"], metrics["selection/groups_kept"]) == (3, 1)
 
 
+def test_of_the_mixed_groups_the_first_ones_are_kept_and_the_others_counted() -> None:
+    kept, metrics = MixedGroups(at_most=2).select(
+        mdp.context(),
+        [
+            *EPISODES,
+            *(episode(name, sample, float(sample)) for name in ("c", "a", "b") for sample in range(2)),
+        ],
+    )
+    assert names(kept) == ["fair#0", "fair#1", "fair#2", "c#0", "c#1"]
+    assert metrics["selection/groups_dropped"] == pytest.approx(2 / 6)
+    assert metrics["selection/groups_surplus"] == 2
+
+
 def pairs_of(rows: list[Episode]) -> list[tuple[str, str]]:
     """Names of better and other answer, as neighbours carry them."""
     for number, (better, other) in enumerate(zip(rows[::2], rows[1::2], strict=True)):

@@ -80,6 +80,40 @@ def test_the_report_shows_results_curves_times_and_coloured_steps(tmp_path: Path
     assert "Not here (yet)" not in page.text
 
 
+def test_signs_of_collapse_are_a_table_with_the_iterations_that_showed_them(tmp_path: Path) -> None:
+    path = write_experiment(tmp_path / "run", iterations=12, planned=20)
+    rows = [
+        metrics_row(i)
+        | {
+            "diagnostics/entropy_low": float(i in (3, 4, 5, 8, 11)),
+            "diagnostics/truncated": 0.0,
+            "diagnostics/stop": float(i == 11),
+        }
+        for i in range(12)
+    ]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = Page(write_report([path]))
+    assert page.open == []
+    assert page.count("table", "signs") == 1
+    for words in (
+        "entropy has collapsed",
+        "at the end",
+        "4–6, 9, 12",
+        "train/entropy",
+        "answers are cut off",
+    ):
+        assert words in page.text
+    assert "gradient norm does not settle" not in page.text, "it was not looked for"
+    assert "12 of 20 (stopped by a collapse sign)" in page.text
+    assert "the run was stopped by a sign of collapse" in page.text
+    assert "continues with the same command" not in page.text
+
+
+def test_a_run_that_looked_for_no_sign_has_no_section_on_them(tmp_path: Path) -> None:
+    page = Page(write_report([write_experiment(tmp_path / "run")]))
+    assert "Signs of collapse" not in page.text
+
+
 def test_the_page_asks_the_network_for_nothing(tmp_path: Path) -> None:
     text = write_report([write_experiment(tmp_path / "run")]).read_text()
     assert not re.search(r"https?://|src=|<link|@import|url\(|<script", text)

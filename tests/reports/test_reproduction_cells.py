@@ -14,17 +14,19 @@ import pytest
 from tests.reports import fabricated
 from treetune.reports.reproduction.batch import launch_lines, slurm_script
 from treetune.reports.reproduction.curves import curves
-from treetune.reports.reproduction.figures import draw_curves, draw_table
+from treetune.reports.reproduction.figures import draw_curves, draw_panels, draw_table
 from treetune.reports.reproduction.formats import as_json, as_markdown
 from treetune.reports.reproduction.latex import as_latex
 from treetune.reports.reproduction.launch import Launcher
 from treetune.reports.reproduction.measure import measure
 from treetune.reports.reproduction.page import as_html
-from treetune.reports.reproduction.plan import Plan, PlannedRun, refreshed
+from treetune.reports.reproduction.panels import panel_curves, panel_notes, panels_json
+from treetune.reports.reproduction.plan import Plan, PlannedRun, _read_by, refreshed
 from treetune.reports.reproduction.settings import (
     Cell,
     Column,
     MethodRow,
+    Panel,
     Reproduction,
     Speedup,
     TableExperiment,
@@ -235,6 +237,67 @@ def test_figures_are_drawn_with_cells_that_are_missing(tmp_path: Path) -> None:
     assert "<svg" in (tmp_path / "curves.svg").read_text()
 
 
+PANELS = (
+    Panel(name="accuracy", evaluation="validation"),
+    Panel(name="entropy", metric="train/entropy"),
+    Panel(name="length", metric="episodes/response_tokens"),
+)
+
+
+def test_panels_hold_any_metric_and_evaluation_along_training(tmp_path: Path) -> None:
+    plan = finish(plan_of(tmp_path, panels=PANELS), {"sft": 0.4, "ppo": 0.6})
+    along(plan, "ppo", {2: 0.5})
+    for run in plan.runs:
+        if run.name == "ppo":  # seeds differ by a known factor
+            rows = [fabricated.metrics_row(i) | {"train/entropy": run.seed * 0.5**i} for i in range(4)]
+            run.directory.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = {(curve.row.name, curve.panel.name): curve for curve in panel_curves(plan)}
+    assert set(found) == {(row, panel.name) for row in ("SFT", "PPO") for panel in PANELS}
+
+    entropy = found["PPO", "entropy"]
+    assert [point.iteration for point in entropy.points] == [1, 2, 3, 4], "iterations count from 1"
+    assert [point.mean for point in entropy.points] == [1.5, 0.75, 0.375, 0.1875]
+    assert (entropy.points[0].low, entropy.points[0].high) == (1.0, 2.0)
+    assert entropy.points[1].by_seed == {1: 0.5, 2: 1.0}
+    assert entropy.xs("iterations") == [1, 2, 3, 4]
+    assert entropy.xs("steps") == [3, 6, 9, 12]
+    accuracy = found["PPO", "accuracy"]
+    assert [point.iteration for point in accuracy.points] == [0, 2, 4], "from the start weights on"
+    assert accuracy.points[0].mean == pytest.approx(0.4375)
+
+    results, curves_found = measure(plan), list(found.values())
+    markdown = as_markdown(results, ACCOUNT, curves_found, "some_panels.png")
+    assert "|  | accuracy (%) | entropy | length |" in markdown
+    assert "| PPO | 43.8 → 63.7 [62.5, 65.0] | 1.5 → 0.188 [0.125, 0.25] | 32 → 32 [32, 32] |" in markdown
+    assert "| Vine_PPO | – | – | – |" in markdown
+    assert "![Over training](some_panels.png)" in markdown
+    page = as_html(results, [], ACCOUNT, curves_found)
+    parser = _Balanced()
+    parser.feed(page)
+    assert parser.open == [] and page.count("<figure>") == 3
+    written = next(one for one in panels_json(curves_found) if one["row"] == "PPO" and one["metric"])
+    assert written["metric"] == "train/entropy" and written["points"][0]["by_seed"] == {"1": 1.0, "2": 2.0}
+    draw_panels(results, curves_found, [tmp_path / "panels.png", tmp_path / "panels.svg"])
+    assert (tmp_path / "panels.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "panels.svg").read_text().count('id="axes_') == 3, "the fourth place is empty"
+
+
+def test_a_panel_of_a_metric_that_nobody_recorded_says_so(tmp_path: Path) -> None:
+    panels = (Panel(name="entropy", metric="train/entrpy"),)
+    plan = plan_of(tmp_path, panels=panels)
+    assert panel_notes(plan, panel_curves(plan)) == [], "nothing is finished yet"
+    plan = finish(plan, {"ppo": 0.5})
+    (note,) = panel_notes(plan, panel_curves(plan))
+    assert "train/entrpy" in note and "did you mean 'train/entropy'" in note
+    assert note in as_markdown(measure(plan), ACCOUNT) and "entrpy" in as_html(measure(plan), [], ACCOUNT)
+
+
+def test_a_panels_evaluation_is_measured_wherever_a_row_has_a_checkpoint(tmp_path: Path) -> None:
+    table = plan_of(tmp_path, panels=PANELS).table
+    assert _read_by(table, "ppo") == (("test",), ("validation",), ())
+    assert _read_by(plan_of(tmp_path).table, "ppo") == (("test",), (), ())
+
+
 def test_launch_lines_say_what_goes_first_and_what_is_set(tmp_path: Path) -> None:
     plan = finish(plan_of(tmp_path), {})
     lines = launch_lines(plan, LAUNCHER)
@@ -287,6 +350,7 @@ def test_mistakes_in_a_table_are_told() -> None:
         ),
         ({"rows": (MethodRow(name="a", cells={"tset": Cell()}),), "baseline": None}, "column 'tset'"),
         ({"seeds": (1, 1)}, "two seeds"),
+        ({"panels": (PANELS[0], PANELS[0])}, "two panels"),
         ({"name": "a/b"}, "plain file name"),
         (
             {
@@ -304,5 +368,7 @@ def test_mistakes_in_a_table_are_told() -> None:
             plan_of(base, **settings)
     with pytest.raises(ValueError, match="needs one of evaluation"):
         Column(name="x")
+    with pytest.raises(ValueError, match="needs one of metric"):
+        Panel(name="x", metric="train/loss", evaluation="test")
     with pytest.raises(ValueError, match="name one"):
         Column(name="x", speedup=Speedup(of="a", over="steps"))

@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.numbers import read_number
-from treetune.tasks.graders.numeric import Gsm8kExact, Numeric
+from treetune.tasks.graders.numeric import Gsm8kExact, Gsm8kLenientSubstring, Numeric
 from treetune.tasks.gsm8k import Gsm8k
 from treetune.vocabulary import Grade, Problem
 
 
-def grade(grader: Numeric | Gsm8kExact, response: str, gold: str) -> Grade:
+def grade(grader: Grader, response: str, gold: str) -> Grade:
     return grader.grade(response, Problem(id="test/0", prompt="?", gold=gold))
 
 
@@ -56,7 +57,8 @@ def test_a_decimal_equals_its_fraction_and_no_neighbour(number: object) -> None:
 @settings(deadline=None)
 @given(st.text(), st.text())
 def test_no_text_makes_the_grader_raise(response: str, gold: str) -> None:
-    assert grade(Numeric(), "####" + response, gold).reward in (0.0, 1.0)
+    for grader in (Numeric(), THINKING, STRICT, Gsm8kLenientSubstring()):
+        assert grade(grader, "####" + response, gold).reward in (0.0, 1.0)
 
 
 @settings(deadline=None)
@@ -90,6 +92,58 @@ def test_a_percent_sign_is_a_unit_or_a_hundredth() -> None:
 def test_the_reference_compares_letters(answer: str, gold: str, reward: float) -> None:
     assert grade(Gsm8kExact(), f"#### {answer}", f"so\n#### {gold}").reward == reward
     assert grade(Gsm8kExact(), answer, gold).outcome == "no_answer"
+
+
+THINKING = Numeric(think_end="</think>", without_marker="boxed")
+STRICT = Numeric(think_end="</think>", without_marker="boxed", require_think_end=True)
+
+
+@pytest.mark.parametrize(
+    ("response", "reward"),
+    [
+        ("It is 17, #### 17.\n</think>\n\nSo:\n#### 18", 1.0),
+        ("#### 18\n</think>\n\n#### 17", 0.0),
+        ("first 18\n</think>\n#### 1\n#### $18.00", 1.0),
+        ("so\n</think>\nThe answer is \\boxed{18}.", 1.0),
+        ("so \\boxed{18}\n</think>\nThe answer is \\boxed{1,800}.", 0.0),
+        ("so\n</think>\nIt is \\boxed{17}, no:\n#### 18", 1.0),
+        ("a</think>#### 17 b</think>#### 18", 1.0),
+        ("so\n</think>\n#### 118", 0.0),
+    ],
+)
+def test_what_was_thought_is_no_answer(response: str, reward: float) -> None:
+    assert grade(THINKING, response, "so\n#### 18").reward == reward
+    assert grade(STRICT, response, "so\n#### 18").reward == reward
+
+
+def test_a_thought_that_never_ends_may_count_as_the_answer_or_as_none() -> None:
+    for answer in ("#### 18", "\\boxed{18}"):
+        assert grade(THINKING, answer, "18").reward == 1.0
+        assert grade(STRICT, answer, "18").outcome == "no_answer"
+    assert grade(STRICT, "#### 18\n</think>\nI am done.", "18").outcome == "no_answer"
+    with pytest.raises(ValueError, match="'</think>'"):
+        Numeric(require_think_end=True)
+
+
+@pytest.mark.parametrize(
+    ("response", "gold", "reward"),
+    [
+        ("#### 18", "18", 1.0),
+        ("#### 118", "18", 1.0),
+        ("#### 1 2 3 4 18 99", "18", 1.0),
+        ("#### $18", "18", 1.0),
+        ("#### 18.0 dollars", "18", 1.0),
+        ("#### 1800", "1,800", 0.0),
+        ("#### 17\n#### 18", "18", 0.0),
+        ("#### 17\n18", "18", 0.0),
+        ("#### 17</think>so\n#### 18\n</think>#### 19", "18", 1.0),
+        ("#### 18</think>so\n#### 17", "18", 0.0),
+    ],
+)
+def test_the_lenient_preset_takes_whatever_holds_the_gold(response: str, gold: str, reward: float) -> None:
+    """What the reference was found to take, and where it looks: the first marker after the first thought."""
+    assert grade(Gsm8kLenientSubstring(), response, f"so\n#### {gold}").reward == reward
+    assert grade(Gsm8kLenientSubstring(), response.replace("#### ", ""), gold).outcome == "no_answer"
 
 
 SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "gsm8k"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -17,15 +18,22 @@ from treetune.trainers.credit import (
     value_loss,
 )
 from treetune.trainers.objectives.base import TokenBatch
+from treetune.trainers.objectives.cispo import ClippedImportance
+from treetune.trainers.objectives.gspo import SequencePolicyGradient
 from treetune.trainers.objectives.kl import kl_estimate
 from treetune.trainers.objectives.mle import MaximumLikelihood
+from treetune.trainers.objectives.policy_gradient import PolicyGradient
 from treetune.trainers.objectives.ppo import ClippedPolicyGradient
 
 STEP = 1e-6
 
 
-def batch(seed: int, count: int = 12, spread: float = 0.6) -> tuple[TokenBatch, torch.Tensor, torch.Tensor]:
+LENGTHS = (4, 1, 7)
+
+
+def batch(seed: int, spread: float = 0.6) -> tuple[TokenBatch, torch.Tensor]:
     draw = torch.Generator().manual_seed(seed)
+    count = sum(LENGTHS)
 
     def numbers(scale: float) -> torch.Tensor:
         return torch.randn(count, generator=draw, dtype=torch.float64) * scale
@@ -34,36 +42,76 @@ def batch(seed: int, count: int = 12, spread: float = 0.6) -> tuple[TokenBatch, 
     weights = torch.rand(count, generator=draw, dtype=torch.float64)
     tokens = TokenBatch(
         weights_N=weights / weights.sum(),
+        lengths=LENGTHS,
         advantages_N=numbers(1),
         old_logprobs_N=logprobs + numbers(spread),
         reference_logprobs_N=logprobs + numbers(spread),
         behaviour_logprobs_N=logprobs + numbers(spread),
         sequence_weight=0.125,
     )
-    entropy = numbers(1).abs()
-    return tokens, logprobs, entropy
+    return tokens, logprobs
 
 
-def reference_ppo(o: ClippedPolicyGradient, tokens: TokenBatch, logprobs: list[float], entropy: list[float]):
+def mean_log_ratio(tokens: TokenBatch, logprobs: list[float], position: int) -> float:
+    """Of the sequence that the token belongs to."""
+    start = 0
+    for length in tokens.lengths:
+        if position < start + length:
+            ratios = [logprobs[i] - float(tokens.old_logprobs_N[i]) for i in range(start, start + length)]
+            return sum(ratios) / length
+        start += length
+    raise AssertionError
+
+
+def surrogate(o: PolicyGradient, tokens: TokenBatch, logprobs: list[float], fixed: list[float], i: int):
+    """A token's policy term; `fixed` are the log-probs where the formula stops the gradient."""
+    advantage, old = float(tokens.advantages_N[i]), float(tokens.old_logprobs_N[i])
+    if isinstance(o, ClippedImportance):
+        weight = min(max(math.exp(fixed[i] - old), 1 - o.clip_low), 1 + o.clip_high)
+        return -weight * advantage * logprobs[i]
+    if isinstance(o, SequencePolicyGradient):
+        ratio = math.exp(mean_log_ratio(tokens, fixed, i) + logprobs[i] - fixed[i])
+    else:
+        ratio = math.exp(logprobs[i] - old)
+    clipped = min(max(ratio, 1 - o.clip_low), 1 + o.clip_high)
+    term = -min(advantage * ratio, advantage * clipped)
+    if isinstance(o, ClippedPolicyGradient) and o.dual_clip is not None and advantage < 0:
+        term = min(term, -o.dual_clip * advantage)
+    return term
+
+
+def reference_loss(o: PolicyGradient, tokens: TokenBatch, logprobs: list[float], fixed: list[float]):
     """Token by token, with Python floats."""
     loss = 0.0
     for i, logprob in enumerate(logprobs):
-        weight, advantage = float(tokens.weights_N[i]), float(tokens.advantages_N[i])
-        old, reference = float(tokens.old_logprobs_N[i]), float(tokens.reference_logprobs_N[i])
-        ratio = math.exp(logprob - old)
-        clipped = min(max(ratio, 1 - o.clip_low), 1 + o.clip_high)
-        term = -min(advantage * ratio, advantage * clipped)
+        weight, old = float(tokens.weights_N[i]), float(tokens.old_logprobs_N[i])
+        term = surrogate(o, tokens, logprobs, fixed, i)
         if o.importance_cap is not None:
             term *= min(math.exp(old - float(tokens.behaviour_logprobs_N[i])), o.importance_cap)
         loss += weight * term
         if o.kl_coef and o.kl_placement == "loss":
-            d = logprob - reference
+            d = logprob - float(tokens.reference_logprobs_N[i])
             kl = {"k1": d, "k2": d * d / 2, "k3": math.exp(-d) - 1 + d}[o.kl_estimator]
             if o.kl_clamp is not None:
                 kl = min(max(kl, o.kl_clamp[0]), o.kl_clamp[1])
             loss += o.kl_coef * (weight if o.kl_reduction == "token_mean" else 0.125) * kl
-        loss -= o.entropy_coef * weight * entropy[i]
     return loss
+
+
+def assert_equals_a_loop_over_tokens(objective: PolicyGradient, seed: int) -> None:
+    tokens, logprobs = batch(seed)
+    logprobs.requires_grad_()
+    loss, metrics = objective.loss(tokens, logprobs)
+    plain = [float(p) for p in logprobs.detach()]
+    assert float(loss.detach()) == pytest.approx(reference_loss(objective, tokens, plain, plain), abs=1e-9)
+    loss.backward()
+    for i, value in enumerate(plain):
+        up, down = plain.copy(), plain.copy()
+        up[i], down[i] = value + STEP, value - STEP
+        above = reference_loss(objective, tokens, up, plain)
+        below = reference_loss(objective, tokens, down, plain)
+        assert float(logprobs.grad[i]) == pytest.approx((above - below) / (2 * STEP), abs=1e-5)
+    assert 0 <= float(metrics["train/clip_fraction"]) <= 1
 
 
 @settings(max_examples=40, deadline=None)
@@ -73,45 +121,88 @@ def reference_ppo(o: ClippedPolicyGradient, tokens: TokenBatch, logprobs: list[f
     st.sampled_from([0.0, 0.3]),
     st.sampled_from([None, (0.0, 0.2), (-0.1, 0.2)]),
     st.sampled_from(["token_mean", "sequence_sum"]),
-    st.sampled_from([0.0, 0.1]),
     st.sampled_from([None, 1.2]),
+    st.sampled_from([None, 1.5]),
 )
 def test_the_clipped_policy_gradient_equals_a_loop_over_tokens(
-    seed, estimator, kl, kl_clamp, kl_reduction, entropy, cap
+    seed, estimator, kl, kl_clamp, kl_reduction, cap, dual_clip
 ):
     objective = ClippedPolicyGradient(
         clip_low=0.2,
         clip_high=0.3,
+        dual_clip=dual_clip,
         kl_coef=kl,
         kl_estimator=estimator,
         kl_clamp=kl_clamp,
         kl_reduction=kl_reduction,
-        entropy_coef=entropy,
         importance_cap=cap,
     )
-    tokens, logprobs, entropy_N = batch(seed)
-    logprobs.requires_grad_()
-    loss, metrics = objective.loss(tokens, logprobs, entropy_N)
-    plain = [float(p) for p in logprobs.detach()]
-    entropies = entropy_N.tolist()
-    assert float(loss.detach()) == pytest.approx(reference_ppo(objective, tokens, plain, entropies), abs=1e-9)
+    assert_equals_a_loop_over_tokens(objective, seed)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10_000), st.sampled_from([(3e-4, 4e-4), (0.2, 0.3)]), st.sampled_from([None, 1.2]))
+def test_clipping_by_whole_answers_equals_a_loop_over_tokens(seed, clip, cap):
+    objective = SequencePolicyGradient(clip_low=clip[0], clip_high=clip[1], importance_cap=cap)
+    assert_equals_a_loop_over_tokens(objective, seed)
+
+
+def test_with_one_advantage_to_an_answer_gspo_by_tokens_has_the_gradient_of_the_answers_ratio():
+    """Eq. 5 against eq. 13 of the paper: the ratio of the answer, differentiated as it stands."""
+    tokens, logprobs = batch(5, spread=0.1)
+    shared_N = torch.cat(
+        [torch.full((n,), a).double() for n, a in zip(LENGTHS, (1.5, -0.4, 0.3), strict=True)]
+    )
+    weights = SequencePolicyGradient().sequence_weights(LENGTHS, [1.0] * len(LENGTHS))
+    weights_N = torch.cat([torch.full((n,), w).double() for n, w in zip(LENGTHS, weights, strict=True)])
+    tokens = dataclasses.replace(tokens, advantages_N=shared_N, weights_N=weights_N)
+    by_tokens = logprobs.clone().requires_grad_()
+    SequencePolicyGradient(clip_low=0.2, clip_high=0.2).loss(tokens, by_tokens)[0].backward()
+    whole = logprobs.clone().requires_grad_()
+    loss = torch.zeros((), dtype=torch.float64)
+    for part, old, advantage in zip(
+        whole.split(LENGTHS), tokens.old_logprobs_N.split(LENGTHS), (1.5, -0.4, 0.3), strict=True
+    ):
+        ratio = (part - old).mean().exp()
+        loss = loss - torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage) / len(LENGTHS)
     loss.backward()
-    for i, value in enumerate(plain):
-        up, down = plain.copy(), plain.copy()
-        up[i], down[i] = value + STEP, value - STEP
-        slope = reference_ppo(objective, tokens, up, entropies) - reference_ppo(
-            objective, tokens, down, entropies
-        )
-        assert float(logprobs.grad[i]) == pytest.approx(slope / (2 * STEP), abs=1e-5)
-    assert 0 <= float(metrics["train/clip_fraction"]) <= 1
+    torch.testing.assert_close(by_tokens.grad, whole.grad)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10_000), st.sampled_from([(1.0, 0.28), (0.2, 0.2)]))
+def test_a_clipped_importance_weight_equals_a_loop_over_tokens(seed, clip):
+    assert_equals_a_loop_over_tokens(ClippedImportance(clip_low=clip[0], clip_high=clip[1]), seed)
+
+
+def test_tokens_that_moved_far_keep_their_gradient_where_the_importance_weight_is_clipped():
+    tokens, logprobs = batch(7, spread=2.0)
+    for objective, all_learn in ((ClippedImportance(), True), (ClippedPolicyGradient(), False)):
+        inputs = logprobs.clone().requires_grad_()
+        objective.loss(tokens, inputs)[0].backward()
+        assert bool((inputs.grad != 0).all()) is all_learn
 
 
 def test_without_old_log_probs_the_gradient_is_the_plain_policy_gradient():
-    tokens, logprobs, entropy = batch(3)
-    on_policy = TokenBatch(weights_N=tokens.weights_N, advantages_N=tokens.advantages_N)
-    logprobs.requires_grad_()
-    ClippedPolicyGradient().loss(on_policy, logprobs, entropy)[0].backward()
-    torch.testing.assert_close(logprobs.grad, -tokens.weights_N * tokens.advantages_N)
+    tokens, logprobs = batch(3)
+    on_policy = TokenBatch(weights_N=tokens.weights_N, lengths=LENGTHS, advantages_N=tokens.advantages_N)
+    for objective in (ClippedPolicyGradient(), SequencePolicyGradient(), ClippedImportance()):
+        inputs = logprobs.clone().requires_grad_()
+        objective.loss(on_policy, inputs)[0].backward()
+        torch.testing.assert_close(inputs.grad, -tokens.weights_N * tokens.advantages_N)
+
+
+def test_each_aggregation_weighs_tokens_as_it_says():
+    lengths, scores = [2, 3, 5], [1.0, 0.0, 1.0]
+    by_token = ClippedPolicyGradient().sequence_weights(lengths, scores)
+    assert by_token == pytest.approx([0.1, 0.1, 0.1])
+    by_sequence = ClippedPolicyGradient(aggregation="sequence").sequence_weights(lengths, scores)
+    assert by_sequence == pytest.approx([1 / 6, 1 / 9, 1 / 15])
+    constant = ClippedPolicyGradient(aggregation="constant", constant_length=20)
+    assert constant.sequence_weights(lengths, scores) == pytest.approx([1 / 60] * 3)
+    for wrong in ({"aggregation": "constant"}, {"constant_length": 20}):
+        with pytest.raises(ValueError, match="belong together"):
+            ClippedPolicyGradient(**wrong)
 
 
 def test_kl_bounds_that_bound_nothing_are_refused():
@@ -122,9 +213,9 @@ def test_kl_bounds_that_bound_nothing_are_refused():
 
 
 def test_maximum_likelihood_is_the_weighted_mean_of_negative_log_probs():
-    tokens, logprobs, entropy = batch(4)
+    tokens, logprobs = batch(4)
     logprobs.requires_grad_()
-    loss, _ = MaximumLikelihood().loss(tokens, logprobs, entropy)
+    loss, _ = MaximumLikelihood().loss(tokens, logprobs)
     expected = -sum(w * p for w, p in zip(tokens.weights_N.tolist(), logprobs.tolist(), strict=True))
     assert float(loss.detach()) == pytest.approx(expected)
     loss.backward()

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treetune.trainers.objectives.base import PairCut, TokenBatch
+from treetune.trainers.objectives.base import TokenBatch
 from treetune.trainers.objectives.preference import DirectPreference, DpoPositive, Preference, hinge
 
 STEP = 1e-6
@@ -26,7 +26,8 @@ def batch(seed: int, pairs: int = 3, spread: float = 0.6) -> tuple[TokenBatch, t
     tokens = TokenBatch(
         weights_N=torch.full((count,), 1 / count, dtype=torch.float64),
         reference_logprobs_N=logprobs_N + spread * torch.randn(count, generator=draw, dtype=torch.float64),
-        pairs=PairCut(lengths, 1 / pairs),
+        lengths=lengths,
+        pair_weight=1 / pairs,
     )
     return tokens, logprobs_N
 
@@ -39,7 +40,7 @@ def plain_loss(objective: Preference, tokens: TokenBatch, logprobs: list[float])
     """Answer by answer, with Python floats; the hinge as the bare maximum."""
     rows: list[tuple[float, float, int]] = []
     start = 0
-    for length in tokens.pairs.lengths:
+    for length in tokens.lengths:
         place = slice(start, start + length)
         rows.append((sum(logprobs[place]), sum(tokens.reference_logprobs_N.tolist()[place]), length))
         start += length
@@ -73,7 +74,7 @@ def plain_loss(objective: Preference, tokens: TokenBatch, logprobs: list[float])
 def test_a_loss_equals_a_loop_over_pairs_in_value_and_gradient(objective: Preference, seed: int) -> None:
     tokens, logprobs_N = batch(seed)
     logprobs_N.requires_grad_()
-    loss, _ = objective.loss(tokens, logprobs_N, logprobs_N.detach())
+    loss, _ = objective.loss(tokens, logprobs_N)
     plain = logprobs_N.tolist()
     assert float(loss.detach()) == pytest.approx(plain_loss(objective, tokens, plain), abs=1e-9)
     loss.backward()
@@ -91,8 +92,8 @@ def test_at_a_tie_half_of_the_penalty_s_slope_is_passed_on(band: float) -> None:
     tokens, _ = batch(0)
     objective = DpoPositive(beta=0.1, positive_penalty=50.0, penalty_band=band)
     logprobs_N = tokens.reference_logprobs_N.clone().requires_grad_()
-    objective.loss(tokens, logprobs_N, logprobs_N.detach())[0].backward()
-    chosen, rejected = (float(logprobs_N.grad[sum(tokens.pairs.lengths[:s])]) for s in (0, 1))
+    objective.loss(tokens, logprobs_N)[0].backward()
+    chosen, rejected = (float(logprobs_N.grad[sum(tokens.lengths[:s])]) for s in (0, 1))
     assert chosen / rejected == pytest.approx(-(1 + 50 / 2))
     z = -50 * band / 4
     assert rejected == pytest.approx(0.1 / (1 + math.exp(0.1 * z)) / 3)
@@ -117,21 +118,21 @@ def test_rounding_does_not_decide_on_which_side_of_a_tie_training_begins(noise: 
 
     def gradient(shift: float) -> torch.Tensor:
         logprobs_N = (tokens.reference_logprobs_N + shift).requires_grad_()
-        objective.loss(tokens, logprobs_N, logprobs_N.detach())[0].backward()
+        objective.loss(tokens, logprobs_N)[0].backward()
         return logprobs_N.grad
 
     torch.testing.assert_close(gradient(noise), gradient(0.0), rtol=2e-3, atol=0)
 
 
 def test_metrics_say_what_the_policy_prefers() -> None:
-    pairs = PairCut((1, 1, 1, 1), 0.5)
     tokens = TokenBatch(
         weights_N=torch.full((4,), 0.25),
         reference_logprobs_N=torch.tensor([-1.0, -2.0, -3.0, -1.0]),
-        pairs=pairs,
+        lengths=(1, 1, 1, 1),
+        pair_weight=0.5,
     )
     logprobs_N = torch.tensor([-1.0, -3.0, -3.5, -1.0])  # the first pair moves apart, the second together
-    _, metrics = DpoPositive(beta=0.5).loss(tokens, logprobs_N, logprobs_N)
+    _, metrics = DpoPositive(beta=0.5).loss(tokens, logprobs_N)
     shares = {name.removeprefix("preference/"): float(value) for name, value in metrics.items()}
     assert shares["accuracy"] == 0.5
     assert (shares["ranking"], shares["reference_ranking"]) == (0.5, 0.5)
@@ -152,13 +153,13 @@ def test_dpo_and_ipo_equal_trl_s_in_value_and_gradient(form: str) -> None:
     dpo_trainer = pytest.importorskip("trl.trainer.dpo_trainer", reason="TRL is in requirements-peers.txt")
     tokens, logprobs_N = batch(5)
     ours_N, theirs_N = logprobs_N.clone().requires_grad_(), logprobs_N.clone().requires_grad_()
-    ours, _ = DirectPreference(beta=0.3, form=form).loss(tokens, ours_N, logprobs_N)
+    ours, _ = DirectPreference(beta=0.3, form=form).loss(tokens, ours_N)
 
     order = [*range(0, 6, 2), *range(1, 6, 2)]  # TRL has all better answers first
-    starts = torch.tensor((0, *tokens.pairs.lengths)).cumsum(0).tolist()
-    width = max(tokens.pairs.lengths)
+    starts = torch.tensor((0, *tokens.lengths)).cumsum(0).tolist()
+    width = max(tokens.lengths)
     # A row is a prompt of one token and the answer; the prompt's token has no log-prob.
-    mask = torch.tensor([[0] + [int(i < tokens.pairs.lengths[s]) for i in range(width)] for s in order])
+    mask = torch.tensor([[0] + [int(i < tokens.lengths[s]) for i in range(width)] for s in order])
 
     def model_of(values_N: torch.Tensor):
         rows = [values_N[starts[s] : starts[s + 1]] for s in order]
@@ -182,12 +183,14 @@ def test_dpo_and_ipo_equal_trl_s_in_value_and_gradient(form: str) -> None:
     torch.testing.assert_close(ours_N.grad, theirs_N.grad)
 
 
-class _Model:
+class _Model(torch.nn.Module):
     """Gives the same log-probs whatever it is asked."""
 
-    training = is_gradient_checkpointing = False
+    is_gradient_checkpointing = False
 
     def __init__(self, logprobs: torch.Tensor) -> None:
+        super().__init__()
+        self.eval()
         nothing = torch.zeros_like(logprobs)
         self.outputs = SimpleNamespace(
             log_probs=logprobs, entropy=nothing, mean_logits=nothing, is_top1=nothing.bool()

@@ -52,7 +52,7 @@ def test_two_ranks_with_sharded_gradients_make_the_same_update(tmp_path, eight_a
 def test_two_ranks_make_the_same_update_from_pairs_as_one(tmp_path):
     """Five pairs a step: one rank has three of them, the other two."""
     pairs = {
-        "in_pairs": True,
+        "kind": "dpo_positive",
         "minibatch_size": 5,
         "objective": {"positive_penalty": 5.0, "penalty_band": 0.1},
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -17,13 +18,17 @@ def main() -> None:
     from treetune.trainers.core import PolicyTrainer
     from treetune.trainers.objectives.ppo import ClippedPolicyGradient
     from treetune.trainers.objectives.preference import DpoPositive
+    from treetune.trainers.objectives.spo import CorrectPaths
     from treetune.trainers.ranks import Ranks
 
     ranks = Ranks.join(deadline_s=120)
     gae = Gae() if settings.pop("gae", False) else None
-    in_pairs = settings.pop("in_pairs", False)
-    kind = DpoPositive if in_pairs else ClippedPolicyGradient
-    objective = kind(**settings.pop("objective", {}))
+    kinds = {"ppo": ClippedPolicyGradient, "dpo_positive": DpoPositive, "spo": CorrectPaths}
+    name = settings.pop("kind", "ppo")
+    rows = paired_episodes() if name == "dpo_positive" else episodes(16)
+    if (correct := settings.pop("correct", None)) is not None:
+        rows = [dataclasses.replace(row, score=float(i < correct)) for i, row in enumerate(rows)]
+    objective = kinds[name](**settings.pop("objective", {}))
     trainer = PolicyTrainer(
         DeepSpeedTrainer(objective=objective, **settings),
         tiny_model,
@@ -33,7 +38,7 @@ def main() -> None:
         iterations=2,
         gae=gae,
     )
-    metrics = trainer.train(0, paired_episodes() if in_pairs else episodes(16))
+    metrics = trainer.train(0, rows)
     weights = trainer.weights()
     if ranks.is_first:
         save_file({name: tensor.float().contiguous().clone() for name, tensor in weights.items()}, out)

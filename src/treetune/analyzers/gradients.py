@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from treetune.analyzers.gradient_noise import GradientSums
@@ -19,7 +17,8 @@ from treetune.seeds import derived_random
 from treetune.trainers.base import DeepSpeedTrainer
 from treetune.trainers.batching import Unit
 from treetune.trainers.credit import critic_advantages, less_future_penalty, normalised, token_rewards
-from treetune.trainers.objectives.base import PairCut, TokenBatch
+from treetune.trainers.iteration_tensors import IterationTensors
+from treetune.trainers.minibatch import Minibatch, loss_share
 from treetune.trainers.objectives.kl import kl_estimate
 from treetune.trainers.tokens import Sequences, flat_of_trained, units_of
 from treetune.vocabulary import Episode
@@ -89,15 +88,23 @@ class Loss:
         self.settings, self.device = run.config.trainer, run.ranks.device
         self.policy, self.sequences = policy, sequences
         self.temperature = run.sampling_temperature
-        self.behaviour_N = flat_of_trained(episodes, lambda e: e.behaviour_logprobs)
+        self.tensors = IterationTensors(flat_of_trained(episodes, lambda e: e.behaviour_logprobs))
         objective = self.settings.objective
-        self.reference_N: Tensor | None = None
         if objective.needs_reference:
-            self.reference_N = self._score(PolicyModule(policy_at(run, 0)))
-        self.advantages_N: Tensor | None = None
+            self.tensors.reference_N = self._score(PolicyModule(policy_at(run, 0)))
         if objective.needs_advantages:
-            advantages_N = self._advantages(run, point, episodes)
-            self.advantages_N = normalised(advantages_N, self.settings.advantage_normalisation)
+            advantages_N = normalised(
+                self._advantages(run, point, episodes), self.settings.advantage_normalisation
+            )
+            if objective.advantage_kl_coef > 0:
+                advantages_N -= objective.advantage_kl_coef * self._kl()
+            self.tensors.advantages_N = advantages_N
+
+    def _kl(self) -> Tensor:
+        """The estimate of the KL to the start model at each token."""
+        assert self.tensors.reference_N is not None
+        estimator = self.settings.objective.kl_estimator
+        return kl_estimate(self._score(self.policy), self.tensors.reference_N, estimator)
 
     def _score(self, policy: PolicyModule) -> Tensor:
         return sweep(
@@ -108,10 +115,7 @@ class Loss:
         objective, starts = self.settings.objective, self.sequences.starts
         penalties_N = None
         if objective.reward_kl_coef > 0:
-            assert self.reference_N is not None
-            penalties_N = objective.reward_kl_coef * kl_estimate(
-                self._score(self.policy), self.reference_N, objective.kl_estimator
-            )
+            penalties_N = objective.reward_kl_coef * self._kl()
         credit = run.config.credit
         if isinstance(credit, Gae):
             critic = critic_at(run, point)
@@ -126,42 +130,21 @@ class Loss:
     def backward(self, minibatch: Sequence[Unit]) -> float:
         """Adds the gradient of the mean loss over these sequences to the policy's; the loss."""
         objective = self.settings.objective
-        indices = [index for unit in minibatch for index in unit]
-        weights_N = self._weights(indices)
+        weighted = Minibatch.of(self.sequences, minibatch, objective)
         total = 0.0
-        for batch in batches(self.sequences, minibatch, self.settings, self.device):
-            at = batch.flat_N
-            tokens = TokenBatch(
-                weights_N=weights_N[at].to(self.device),
-                sequence_weight=1 / len(indices),
-                advantages_N=self._at(self.advantages_N, at),
-                reference_logprobs_N=self._at(self.reference_N, at),
-                behaviour_logprobs_N=self._at(self.behaviour_N, at),
-                pairs=PairCut(batch.trained_tokens, 1 / len(minibatch)) if objective.needs_pairs else None,
+        for batch in (
+            batches(self.sequences, weighted.units, self.settings, self.device) if weighted.units else ()
+        ):
+            share = loss_share(
+                self.policy,
+                objective,
+                weighted,
+                batch,
+                self.tensors,
+                temperature=self.temperature,
+                entropy_coef=objective.entropy_coef,
+                device=self.device,
             )
-            logprobs_N, entropy_N = self.policy(
-                batch.input_ids_BT,
-                batch.position_ids_BT,
-                batch.positions_N,
-                batch.labels_N,
-                self.temperature,
-                objective.entropy_needs_gradient,
-            )
-            loss, _ = objective.loss(tokens, logprobs_N, entropy_N)
-            loss.backward()
-            total += float(loss.detach())
+            share.loss.backward()
+            total += float(share.loss.detach())
         return total
-
-    def _weights(self, indices: Sequence[int]) -> Tensor:
-        """Each token's weight in the minibatch's mean, by tokens or by sequences as the objective says."""
-        weights_N = torch.zeros(self.sequences.n_tokens)
-        spans = [(a, b) for a, b in itertools.pairwise(self.sequences.starts)]
-        tokens = sum(spans[i][1] - spans[i][0] for i in indices)
-        for i in indices:
-            start, end = spans[i]
-            by_token = self.settings.objective.aggregation == "token"
-            weights_N[start:end] = 1 / tokens if by_token else 1 / (len(indices) * (end - start))
-        return weights_N
-
-    def _at(self, tensor_N: Tensor | None, at: Tensor) -> Tensor | None:
-        return None if tensor_N is None else tensor_N[at].to(self.device)

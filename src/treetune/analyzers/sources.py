@@ -69,7 +69,7 @@ def sampler_of(config: PolicyIteration) -> Rollout:
     """
     for rollout in (config.rollout, config.evaluation.rollout):
         if rollout is not None and rollout.needs_engine and rollout.sampling is not None:
-            return rollout
+            return rollout.sampler
     raise ValueError(
         "nothing in the experiment samples from the policy: give evaluation.rollout,"
         " e.g. {type: 'single_turn', max_tokens: 256}"

@@ -1,4 +1,4 @@
-"""The first three of the four choices: rollout, credit and selection, and what they are given."""
+"""The first three of the four choices (rollout, credit and selection), shaping, and what they are given."""
 
 from __future__ import annotations
 
@@ -22,6 +22,10 @@ class GenerationContext:
     `engine` is None where nothing samples (supervised training). `rank` and `world_size` say
     which part of the work is this process's; `exchange` (name, own objects) returns all ranks'
     objects in rank order and is the only way in which ranks talk here.
+
+    `further_problems` are the training problems that the iteration was not given, in an order of
+    their own that seed and iteration decide: all ranks are told the same. None where problems are
+    fixed (evaluation). `say` writes a line into the run's log, once for all ranks.
     """
 
     task: Task
@@ -35,6 +39,8 @@ class GenerationContext:
     world_size: int = 1
     exchange: Callable[[str, list[Any]], list[list[Any]]] = lambda name, own: [own]
     progress: Callable[[int, int], None] = lambda done, total: None
+    further_problems: Callable[[], Sequence[Problem]] = tuple
+    say: Callable[[str], None] = lambda message: None
     sampling: SamplingParams | None = None
     unfinished_reward: float = 0.0
 
@@ -43,6 +49,10 @@ class Rollout(Registrable):
     """From problems to graded trajectories."""
 
     needs_engine: bool = True
+    asks_further: bool = False
+    """Whether it may roll out further problems than it is given."""
+    samples: int = 1
+    """Answers to a problem."""
     unfinished_reward: float = 0.0
     max_prompt_tokens: int | None = None
     """Problems with longer prompts are not trained on. None: there must not be any."""
@@ -52,11 +62,37 @@ class Rollout(Registrable):
         """How the policy is sampled; None where nothing is."""
         return None
 
+    @property
+    def sampler(self) -> Rollout:
+        """What makes the answers where problems are fixed: itself, or the rollout that it wraps."""
+        return self
+
     def run(
         self, context: GenerationContext, problems: Sequence[Problem]
     ) -> tuple[list[Trajectory], Metrics]:
-        """Given all problems of the iteration, the trajectories of this rank's share of them, in
-        the order (problem, sample), and the metrics of all ranks. Collective.
+        """Given all problems of the iteration, the trajectories of this rank's contiguous share of
+        them (and of what else was rolled out), in the order (problem, sample), and the metrics of all
+        ranks. Collective.
+        """
+        raise NotImplementedError
+
+
+class Shaping(Registrable):
+    """What an answer earns beside its score, between rollout and credit."""
+
+    @property
+    def label(self) -> str:
+        """Its place in metric names: the type under which it is registered."""
+        return next(name for name, part in Shaping.registered().items() if part is type(self))
+
+    def check(self, rollout: Rollout) -> None:
+        """Raises ValueError where it makes no sense with this rollout."""
+
+    def bonuses(self, context: GenerationContext, trajectories: Sequence[Trajectory]) -> list[float]:
+        """What is added to each trajectory's reward; negative for a penalty.
+
+        All answers to one problem are there. It may depend on them and their scores, on nothing that
+        another shaping gave, and not on chance.
         """
         raise NotImplementedError
 

@@ -7,12 +7,17 @@ never exists.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 LOGITS_PER_CHUNK = 2**24
 """Entries of one chunk of float32 logits: 64 MiB, whatever the vocabulary."""
+
+Terms = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
+"""From logits of shape [C, V] and labels of shape [C] to tensors of shape [C]."""
 
 
 class PolicyModule(nn.Module):
@@ -39,12 +44,14 @@ class PolicyModule(nn.Module):
         labels_N: Tensor,
         temperature: float,
         entropy_needs_gradient: bool = False,
-    ) -> tuple[Tensor, Tensor]:
-        """Log-probability and entropy of the next-token distribution at `positions_N`.
+        terms: Terms | None = None,
+    ) -> tuple[Tensor, ...]:
+        """Log-probability and entropy of the next-token distribution at `positions_N`, and `terms` of it.
 
         `positions_N` index the flattened ``B*T`` tokens, `labels_N` are the tokens that follow
-        there. Logits are divided by `temperature`, as the sampler does. Both results are float32
-        of shape [N]; the entropy carries a gradient only where asked for.
+        there. Logits are divided by `temperature`, as the sampler does. All results are float32
+        of shape [N]; the entropy carries a gradient only where asked for. `terms` is called on a chunk
+        of positions at a time.
         """
         hidden_BTD = backbone_of(self.model)(
             input_ids=input_ids_BT, position_ids=position_ids_BT, use_cache=False
@@ -52,20 +59,31 @@ class PolicyModule(nn.Module):
         hidden_ND = hidden_BTD.flatten(0, 1)[positions_N]
         rows = max(1, LOGITS_PER_CHUNK // self.model.config.get_text_config().vocab_size)
         if len(labels_N) <= rows:
-            return self._score(hidden_ND, labels_N, temperature, entropy_needs_gradient)
+            return self._score(hidden_ND, labels_N, temperature, entropy_needs_gradient, terms)
         parts = [
             # The chunk's logits are computed again in backward: two matrix products for one
             # are cheaper than keeping [N, V] in float32.
             checkpoint(
-                self._score, hidden_CD, labels_C, temperature, entropy_needs_gradient, use_reentrant=False
+                self._score,
+                hidden_CD,
+                labels_C,
+                temperature,
+                entropy_needs_gradient,
+                terms,
+                use_reentrant=False,
             )
             for hidden_CD, labels_C in zip(hidden_ND.split(rows), labels_N.split(rows), strict=True)
         ]
-        return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+        return tuple(torch.cat(chunks) for chunks in zip(*parts, strict=True))
 
     def _score(
-        self, hidden_CD: Tensor, labels_C: Tensor, temperature: float, entropy_needs_gradient: bool
-    ) -> tuple[Tensor, Tensor]:
+        self,
+        hidden_CD: Tensor,
+        labels_C: Tensor,
+        temperature: float,
+        entropy_needs_gradient: bool,
+        terms: Terms | None,
+    ) -> tuple[Tensor, ...]:
         logits_CV = self.model.get_output_embeddings()(hidden_CD).float()
         if temperature != 1.0:
             logits_CV = logits_CV / temperature
@@ -73,7 +91,8 @@ class PolicyModule(nn.Module):
         logprobs_C = logprobs_CV.gather(-1, labels_C[:, None]).squeeze(-1)
         with torch.set_grad_enabled(entropy_needs_gradient and torch.is_grad_enabled()):
             entropy_C = -(logprobs_CV.exp() * logprobs_CV).sum(-1)
-        return logprobs_C, entropy_C
+        own = () if terms is None else terms(logits_CV, labels_C)
+        return logprobs_C, entropy_C, *own
 
 
 class CriticModule(nn.Module):

@@ -37,6 +37,11 @@ class Experiment:
     def planned_iterations(self) -> int | None:
         return self.config.get("iterations")
 
+    @property
+    def stopped(self) -> bool:
+        """Whether a sign of collapse ended the run in its last iteration, and nobody goes on with it."""
+        return not self.running and _is_stopped(self.metrics)
+
     def curve(self, key: str) -> list[tuple[float, float]]:
         """(finished iterations, value) wherever a metric was recorded as a finite number."""
         points = [(row["iteration"] + 1, row[key]) for row in self.metrics if _is_number(row.get(key))]
@@ -81,6 +86,8 @@ def read_experiment(path: Path) -> Experiment:
     planned = config.get("iterations")
     if isinstance(planned, int) and len(metrics) < planned:
         state = "is still running" if running else "was interrupted, and continues with the same command"
+        if not running and _is_stopped(metrics):
+            state = "was stopped by a sign of collapse"
         missing.append(f"{len(metrics)} of {planned} iterations are finished: the run {state}")
     return Experiment(path, config, manifest, metrics, evaluations, running, missing)
 
@@ -98,6 +105,10 @@ def _read_object(path: Path, missing: list[str]) -> dict[str, Any]:
         missing.append(f"{path.name} holds no object")
         return {}
     return value
+
+
+def _is_stopped(metrics: list[dict[str, Any]]) -> bool:
+    return bool(metrics) and metrics[-1].get("diagnostics/stop") == 1
 
 
 def _is_number(value: object) -> bool:

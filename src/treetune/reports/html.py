@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from treetune.reports.charts import Series, interval_mark, line_chart, number, stacked_bars
+from treetune.reports.diagnostics import diagnostics_html
 from treetune.reports.episodes import EpisodeSample, episodes_html, sample_episodes
 from treetune.reports.experiment import Experiment, read_experiment
 
@@ -20,6 +21,12 @@ PHASES = ("generation", "credit", "training", "choice", "sync", "evaluation", "c
 
 CURVES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("reward of the sampled answers", ("episodes/reward",)),
+    (
+        "what shaping adds to the reward: for overlong answers, and in grey for long ones",
+        ("shaping/overlong_penalty", "shaping/length_penalty"),
+    ),
+    ("rounds of sampling until enough groups were mixed", ("rollout/rounds",)),
+    ("share of sampled groups without spread", ("rollout/groups_dropped",)),
     ("loss", ("train/loss",)),
     ("KL to the reference", ("train/kl",)),
     ("entropy (nats per token)", ("train/entropy",)),
@@ -43,7 +50,13 @@ CURVES: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 """Title and the metrics in it. What an experiment did not record has no chart."""
 
-FROM_ZERO = {"share unfinished", "clip fraction", "engine: sampled tokens per second"}
+FROM_ZERO = {
+    "share unfinished",
+    "clip fraction",
+    "engine: sampled tokens per second",
+    "rounds of sampling until enough groups were mixed",
+    "share of sampled groups without spread",
+}
 
 
 def write_report(directories: Sequence[Path], output: Path | None = None) -> Path:
@@ -174,6 +187,7 @@ def _section(one: Experiment, colour: str) -> str:
     charts = _curves(one, colour)
     if charts:
         parts.append(f'<h3>Training</h3><div class="charts">{"".join(charts)}</div>')
+    parts.append(diagnostics_html(one))
     parts.append(_times(one))
     if sample is not None:
         parts.append(f"<h3>Episodes</h3>{episodes_html(sample)}")
@@ -185,6 +199,8 @@ def _facts(one: Experiment) -> str:
     packages = manifest.get("packages") or {}
     planned = one.planned_iterations
     state = "running" if one.running else "finished" if planned == len(one.metrics) else "not finished"
+    if one.stopped:
+        state = "stopped by a collapse sign"
     methods = {key: (config.get(key) or {}).get("type") for key in ("task", "rollout", "credit", "selection")}
     objective = ((config.get("trainer") or {}).get("objective") or {}).get("type")
     facts = {

@@ -8,10 +8,11 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, Le
 
 from treetune.config.registrable import Registrable
-from treetune.episode_generators.base import Credit, Rollout, Selection
+from treetune.episode_generators.base import Credit, Rollout, Selection, Shaping
 from treetune.inference.settings import EngineSettings
 from treetune.models.sources import ModelSource
 from treetune.runtime.analysis import Analyzer
+from treetune.runtime.diagnostics import Diagnostics
 from treetune.runtime.sinks import Sink
 from treetune.tasks.base import Split, Task
 from treetune.tasks.sampling import Replacement
@@ -109,7 +110,8 @@ class Checkpoints:
 class PolicyIteration(Runtime):
     """Sample, credit, train, sync, as often as `iterations` says.
 
-    `context_length` bounds prompt and response together, in tokens. `problems_per_iteration` None
+    `shaping` changes what answers earn, between rollout and credit; what was right stays what the grader
+    said. `context_length` bounds prompt and response together, in tokens. `problems_per_iteration` None
     takes the whole split. `rank_deadline` (seconds) is how long a rank waits for the others before the
     run ends with an error. `restart` ``every_iteration`` trains the start weights anew each time, with a
     fresh optimiser and schedule, on what the latest policy sampled (RestEM). `choose_checkpoint` is about
@@ -127,6 +129,7 @@ class PolicyIteration(Runtime):
     problems_per_iteration: Annotated[int, Gt(0)] | None
     context_length: Annotated[int, Gt(1)]
     experiment_name: str
+    shaping: tuple[Shaping, ...] = ()
     directory: str = "experiments"
     seed: Annotated[int, Ge(0)] = 0
     problem_sampling: Replacement = "between_iterations"
@@ -136,6 +139,7 @@ class PolicyIteration(Runtime):
     on_empty_selection: Literal["stop", "skip"] = "stop"
     restart: Literal["never", "every_iteration"] = "never"
     choose_checkpoint: ChooseCheckpoint | None = None
+    diagnostics: Diagnostics = field(default_factory=Diagnostics)
     grader_workers: Annotated[int, Gt(0)] = 2
     grader_deadline: Annotated[float, Gt(0)] = 10.0
     rank_deadline: Annotated[float, Gt(0)] = 3600.0
@@ -155,6 +159,7 @@ class PolicyIteration(Runtime):
         if self.credit.needs_critic and objective is not None and not objective.needs_advantages:
             raise ValueError("credit 'gae' trains a critic whose advantages this objective doesn't use")
         self._check_pairs(objective)
+        self._check_shaping(objective)
         if self.restart == "every_iteration" and self.credit.needs_critic:
             raise ValueError(
                 "restart 'every_iteration' throws away what was trained, and the critic of credit 'gae' goes"
@@ -173,6 +178,11 @@ class PolicyIteration(Runtime):
             raise ValueError(
                 "the evaluation has sets, and neither it nor the experiment has a rollout that samples:"
                 " give evaluation.rollout, e.g. {type: 'single_turn', max_tokens: 256}"
+            )
+        if self.rollout.asks_further and self.problems_per_iteration is None:
+            raise ValueError(
+                "the rollout asks for further problems where answers don't differ, and problems_per_iteration"
+                " null has none left: set it to a number below that of the training problems"
             )
         longest = self.rollout.max_prompt_tokens
         if longest is not None and longest >= self.context_length:
@@ -200,9 +210,29 @@ class PolicyIteration(Runtime):
                 "the selection makes pairs of answers, and the objective compares none: choose the objective"
                 " 'dpo' or 'dpo_positive', or the selection 'all'"
             )
-        samples = getattr(self.rollout, "samples", 1)
-        if needs and samples < 2:
+        if needs and self.rollout.samples < 2:
             raise ValueError(
                 "the objective compares answers to the same problem, and the rollout makes only one: choose"
                 " the rollout 'single_turn' with samples of at least 2"
             )
+
+    def _check_shaping(self, objective: Objective | None) -> None:
+        if not self.shaping:
+            return
+        labels = [one.label for one in self.shaping]
+        twice = sorted({label for label in labels if labels.count(label) > 1})
+        if twice:
+            raise ValueError(f"shaping has {', '.join(twice)} twice: each kind can be there once")
+        if self.credit.needs_engine:
+            raise ValueError(
+                f"shaping ({', '.join(labels)}) changes what whole answers earn, and credit 'monte_carlo'"
+                " grades continuations without it, so that its values would be of another reward: leave"
+                " shaping empty, or choose another credit, such as 'group'"
+            )
+        if objective is not None and not objective.needs_advantages:
+            raise ValueError(
+                f"shaping ({', '.join(labels)}) changes rewards, and this objective learns from no"
+                " advantages: nothing would come of it; leave shaping empty"
+            )
+        for one in self.shaping:
+            one.check(self.rollout)

@@ -19,6 +19,7 @@ from treetune.runtime.generation import generate
 from treetune.runtime.loop import run_iterations
 from treetune.runtime.manifest import begin
 from treetune.runtime.run import opened
+from treetune.runtime.watch import kept_for_good, refuse_collapsed
 
 
 def run(command: str, root: Runtime, plain_config: Mapping[str, Any], options: Any = None) -> int:
@@ -40,6 +41,9 @@ def run_iteration_loop(config: PolicyIteration, plain: Mapping[str, Any]) -> Non
         begin(directory, config, plain)
         _say_once(f"{directory.path} is finished: all {config.iterations} iterations are done")
         return
+    if directory.resumable() and not directory.is_running():
+        begin(directory, config, plain)
+        refuse_collapsed(config, directory)
     with opened(config, plain, with_engine=config.needs_engine, with_trainer=True) as run:
         run_iterations(run)
 
@@ -90,7 +94,7 @@ def clean_up_checkpoints(config: PolicyIteration, plain: Mapping[str, Any]) -> N
     """Deletes what `checkpoints` in the configuration doesn't keep."""
     directory = _directory(config)
     with directory.locked():
-        deleted = tidy_checkpoints(directory, config.checkpoints.keep_every)
+        deleted = tidy_checkpoints(directory, config.checkpoints.keep_every, kept_for_good(config, directory))
     kept = directory.checkpoints()
     print(f"{directory.path}: deleted {len(deleted)} checkpoints, kept {kept or 'none'}")
 

@@ -20,6 +20,7 @@ from treetune.runtime.directory import (
     write_text,
 )
 from treetune.runtime.run import Run
+from treetune.runtime.watch import Watch
 from treetune.vocabulary import Metrics
 
 
@@ -41,17 +42,19 @@ def resume(run: Run) -> int:
     return start
 
 
-def commit(run: Run, iteration: int, metrics: Metrics, clock: Clock) -> dict[str, Any]:
+def commit(run: Run, iteration: int, metrics: Metrics, clock: Clock, watch: Watch) -> dict[str, Any]:
     """Checkpoint (where one is due) and metrics of a finished iteration; its line. Collective.
 
+    A checkpoint is due where `checkpoints` says so, after the last iteration, and where the run stops.
     The line is kept before the checkpoint, which makes the iteration count as done, and once more
     after it, when the seconds of the commit are known.
     """
     done = iteration + 1
     with clock.phase("commit"):
         _keep_line(run, iteration, metrics | clock.metrics())
-        if done == run.config.iterations or done % run.config.checkpoints.every == 0:
-            _checkpoint(run, done)
+        last = done == run.config.iterations or watch.stopping
+        if last or done % run.config.checkpoints.every == 0:
+            _checkpoint(run, done, watch.last_good)
     row = _keep_line(run, iteration, metrics | clock.metrics())
     if run.ranks.is_first:
         run.directory.append_metrics(row)
@@ -65,7 +68,7 @@ def _keep_line(run: Run, iteration: int, metrics: Metrics) -> dict[str, Any]:
     return row
 
 
-def _checkpoint(run: Run, done: int) -> None:
+def _checkpoint(run: Run, done: int, last_good: int | None) -> None:
     from treetune.models.export import write_critic, write_policy
 
     assert run.trainer is not None
@@ -88,7 +91,7 @@ def _checkpoint(run: Run, done: int) -> None:
             write_json(beside / "state.json", {"iteration": done, "config": config_hash(run.plain_config)})
             replace_directory(beside, place)
     if run.ranks.is_first:
-        tidy_checkpoints(run.directory, run.config.checkpoints.keep_every)
+        tidy_checkpoints(run.directory, run.config.checkpoints.keep_every, last_good)
     run.ranks.barrier("checkpoint written")
 
 
@@ -107,15 +110,20 @@ def _failure_explained(place: Path) -> Iterator[None]:
         ) from error
 
 
-def tidy_checkpoints(directory: ExperimentDirectory, keep_every: int | None) -> list[int]:
-    """Keeps the newest checkpoint whole, and the weights alone of those that are to be kept.
+def tidy_checkpoints(
+    directory: ExperimentDirectory, keep_every: int | None, last_good: int | None = None
+) -> list[int]:
+    """Keeps the newest checkpoint whole, and the weights alone of those that are to be kept: every
+    `keep_every`-th, and the newest that is not beyond `last_good` (see `diagnostics`).
 
     Returns the numbers of those that were deleted.
     """
     deleted = []
-    for number in directory.checkpoints()[:-1]:
+    numbers = directory.checkpoints()
+    good = max((number for number in numbers if last_good is not None and number <= last_good), default=None)
+    for number in numbers[:-1]:
         place = directory.checkpoint(number)
-        if keep_every and number % keep_every == 0:
+        if number == good or (keep_every and number % keep_every == 0):
             shutil.rmtree(place / "trainer", ignore_errors=True)
         else:
             shutil.rmtree(place)

@@ -189,7 +189,7 @@ def _unanswered(problem: Problem, sample: int, length: int, context_length: int)
 
 def _rollout(run: Run, chosen: EvaluationSet) -> Rollout:
     """The run's rollout, or the evaluation's own, with the set's settings in place of its own."""
-    rollout = run.config.evaluation.rollout or run.config.rollout
+    rollout = (run.config.evaluation.rollout or run.config.rollout).sampler
     given = {
         "samples": chosen.samples,
         "temperature": chosen.temperature,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 
+from treetune.episode_generators.shaping.applied import shaped
 from treetune.episode_generators.storage import (
     read_episodes,
     read_trajectories,
@@ -16,8 +16,8 @@ from treetune.episode_generators.storage import (
 from treetune.runtime.clock import Clock
 from treetune.runtime.directory import write_json
 from treetune.runtime.run import Run
-from treetune.tasks.sampling import sample_problems
-from treetune.vocabulary import Episode, Metrics, Problem, Trajectory
+from treetune.tasks.sampling import further_problems, sample_problems
+from treetune.vocabulary import Episode, Metrics, Trajectory
 
 
 def is_generated(run: Run, iteration: int) -> bool:
@@ -50,6 +50,9 @@ def generate(run: Run, iteration: int, clock: Clock) -> tuple[list[Episode], Met
 def _rollout(run: Run, iteration: int, clock: Clock) -> tuple[list[Trajectory], Metrics]:
     """This rank's trajectories and all ranks' metrics."""
     config, folder = run.config, run.directory.iteration(iteration)
+    if (folder / "trajectories.arrow").is_file():
+        metrics = _recorded(folder / "rollout.json", clock, "generation")
+        return _share(run, read_trajectories(folder / "trajectories.arrow")), metrics
     problems = sample_problems(
         run.train_problems,
         config.problems_per_iteration or len(run.train_problems),
@@ -57,9 +60,6 @@ def _rollout(run: Run, iteration: int, clock: Clock) -> tuple[list[Trajectory], 
         iteration,
         config.problem_sampling,
     )
-    if (folder / "trajectories.arrow").is_file():
-        metrics = _recorded(folder / "rollout.json", clock, "generation")
-        return _share(run, read_trajectories(folder / "trajectories.arrow"), problems), metrics
     with (
         clock.phase("generation"),
         run.console.phase(f"iteration {iteration + 1}: sampling", "answers", run.news) as show,
@@ -70,6 +70,7 @@ def _rollout(run: Run, iteration: int, clock: Clock) -> tuple[list[Trajectory], 
             iteration=iteration,
             journal=_journal(run, folder, "rollout"),
             progress=show,
+            further=lambda: further_problems(run.train_problems, problems, config.seed, iteration),
         )
         trajectories, metrics = config.rollout.run(context, problems)
         everyone = run.ranks.exchange("trajectories", trajectories)
@@ -81,10 +82,14 @@ def _rollout(run: Run, iteration: int, clock: Clock) -> tuple[list[Trajectory], 
     return trajectories, metrics
 
 
-def _share(run: Run, trajectories: list[Trajectory], problems: Sequence[Problem]) -> list[Trajectory]:
-    """The part of stored trajectories that is this rank's, however many ranks had sampled them."""
+def _share(run: Run, trajectories: list[Trajectory]) -> list[Trajectory]:
+    """The part of stored trajectories that is this rank's, however many ranks had sampled them.
+
+    They tell the problems themselves: a rollout may have asked more than the iteration began with.
+    """
     size, rank = run.ranks.world_size, run.ranks.rank
-    own = {p.id for p in problems[len(problems) * rank // size : len(problems) * (rank + 1) // size]}
+    problems = list(dict.fromkeys(trajectory.problem.id for trajectory in trajectories))
+    own = set(problems[len(problems) * rank // size : len(problems) * (rank + 1) // size])
     return [trajectory for trajectory in trajectories if trajectory.problem.id in own]
 
 
@@ -103,10 +108,11 @@ def _credit(
             journal=_journal(run, folder, "credit") if config.credit.needs_engine else None,
             progress=show,
         )
+        trajectories, shaping_metrics = shaped(context, config.shaping, trajectories)
         episodes, credit_metrics = config.credit.assign(context, trajectories)
         everyone = list(chain.from_iterable(run.ranks.exchange("episodes", episodes)))
         selected, selection_metrics = config.selection.select(context, everyone)
-    return selected, credit_metrics | selection_metrics
+    return selected, shaping_metrics | credit_metrics | selection_metrics
 
 
 def _journal(run: Run, folder: Path, phase: str) -> Path | None:

@@ -12,6 +12,7 @@ from treetune.runtime.generation import generate, is_generated
 from treetune.runtime.run import Run
 from treetune.runtime.sinks import Mirrors
 from treetune.runtime.training import train
+from treetune.runtime.watch import Watch
 from treetune.vocabulary import Metrics
 
 SHOWN_SECONDS = 0.05
@@ -27,6 +28,7 @@ def run_iterations(run: Run) -> None:
     if start and _engine_needed(run, start, evaluated=True):
         run.wait_for_engine()
         run.sync(start)
+    watch = Watch.of(run, start)
     mirrors = _mirrors(run)
     with contextlib.closing(mirrors):
         for iteration in range(start, config.iterations):
@@ -48,10 +50,12 @@ def run_iterations(run: Run) -> None:
                 metrics |= evaluate(run, done, due_sets(run, done))
             if config.rollout.needs_engine:
                 metrics |= _throughput(metrics, clock)
-            row = commit(run, iteration, metrics, clock)
+            metrics |= watch.look(iteration, metrics)
+            row = commit(run, iteration, metrics, clock, watch)
             mirrors.log(iteration, row)
             run.last_row = row
             run.console.say(summary_line(row, config.iterations))
+            watch.stop_if_collapsed()
 
 
 def _engine_needed(run: Run, done: int, evaluated: bool = False) -> bool:
@@ -93,6 +97,9 @@ def _throughput(metrics: Metrics, clock: Clock) -> Metrics:
 def summary_line(row: dict[str, Any], iterations: int) -> str:
     """One finished iteration for a person: what it earned, how it moved, where its time went."""
     parts = [f"iteration {row['iteration'] + 1}/{iterations}"]
+    was_shaped = row.get("episodes/score") != row.get("episodes/reward")
+    if was_shaped and "episodes/score" in row:
+        parts.append(f"score {row['episodes/score']:.3f}")
     for name, key, form in (
         ("reward", "episodes/reward", "{:.3f}"),
         ("unfinished", "episodes/unfinished", "{:.1%}"),

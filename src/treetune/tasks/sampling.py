@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Literal, TypeVar
 
 from treetune.seeds import derived_random
+from treetune.vocabulary import Problem
 
 T = TypeVar("T")
 
@@ -43,6 +44,20 @@ def sample_problems(
     else:
         chosen = _slice_of_epochs(len(problems), count, seed, iteration)
     return [problems[index] for index in chosen]
+
+
+def further_problems(
+    problems: Sequence[Problem], taken: Sequence[Problem], seed: int, iteration: int
+) -> list[Problem]:
+    """The problems that are not `taken`, in a shuffle of their own for this iteration.
+
+    They are drawn whatever `problem_sampling` says: with ``epochs``, one that is drawn here has its
+    own turn as well.
+    """
+    ids = {problem.id for problem in taken}
+    rest = [problem for problem in problems if problem.id not in ids]
+    derived_random(seed, iteration, "further problems").shuffle(rest)
+    return rest
 
 
 def _slice_of_epochs(size: int, count: int, seed: int, iteration: int) -> list[int]:

@@ -9,6 +9,7 @@ from annotated_types import Ge, Gt
 
 from treetune.config.registrable import Registrable
 from treetune.trainers.batching import Layout
+from treetune.trainers.entropy import EntropyTarget
 from treetune.trainers.objectives.base import Objective
 from treetune.trainers.schedule import Schedule, Warmup
 
@@ -48,6 +49,9 @@ class DeepSpeedTrainer(Trainer):
     `advantage_normalisation` is taken over all trained tokens of the iteration: ``whiten`` to mean
     0 and standard deviation 1, ``scale`` to standard deviation 1 only. `measure_kl` keeps the
     start model as the reference even where the objective needs none, so that ``train/kl`` is known.
+    `entropy_target` finds the coefficient of the entropy while training. `skip_without_advantage` takes
+    no step on a minibatch whose advantages are all 0 (groups without spread): momentum, KL and weight
+    decay would move the weights, and nothing that was learnt.
     """
 
     objective: Objective
@@ -64,6 +68,8 @@ class DeepSpeedTrainer(Trainer):
     layout: Layout = "padded"
     advantage_normalisation: Literal["none", "whiten", "scale"] = "none"
     measure_kl: bool = True
+    entropy_target: EntropyTarget | None = None
+    skip_without_advantage: bool = False
     offload_reference: bool = False
     critic: Critic = field(default_factory=FullModelCritic)
     precision: Precision = "float32"

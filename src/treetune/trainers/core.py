@@ -22,8 +22,9 @@ from treetune.trainers.credit import (
     token_rewards,
     value_loss,
 )
+from treetune.trainers.entropy import EntropyCoefficient
 from treetune.trainers.iteration_tensors import IterationTensors
-from treetune.trainers.objectives.base import PairCut, TokenBatch
+from treetune.trainers.minibatch import Minibatch, loss_share
 from treetune.trainers.objectives.kl import kl_estimate
 from treetune.trainers.optimisation import Optimised
 from treetune.trainers.ranks import Ranks
@@ -59,9 +60,10 @@ class PolicyTrainer:
         objective = settings.objective
         self.policy = self._fresh_policy()
         self.reference: PolicyModule | None = None
-        if objective.needs_reference or (settings.measure_kl and objective.needs_advantages):
+        if objective.needs_reference or (settings.measure_kl and objective.measures_kl):
             self.reference = PolicyModule(load_model()).requires_grad_(False).eval()
             self.reference.to("cpu" if settings.offload_reference else ranks.device)
+        self.entropy = EntropyCoefficient(objective.entropy_coef, settings.entropy_target)
         self.critic: Optimised | None = None
         if gae is not None:
             assert isinstance(settings.critic, FullModelCritic)
@@ -89,6 +91,7 @@ class PolicyTrainer:
         if self.ranks.device.type == "cuda":
             torch.cuda.empty_cache()
         self.policy = self._fresh_policy()
+        self.entropy.reset()
         if measured is None:
             return {}
         measured.reference_N = self._sweep(sequences, lambda b: self._logprobs(self.policy, b))
@@ -123,19 +126,25 @@ class PolicyTrainer:
         tensors = self._before(sequences, episodes, several_steps=steps > 1)
         constant = tensors.token_metrics()
         sums: dict[str, float] = defaultdict(float)
-        number = 0
+        number = skipped = 0
         for epoch in range(self.settings.epochs):
-            for minibatch in self._minibatches(iteration, epoch, units):
+            for members in self._minibatches(iteration, epoch, units):
                 place = (0 if self.restarts else iteration) + number / steps
-                for name, value in self._step(sequences, minibatch, tensors, place, steps).items():
-                    sums[name] += value
+                minibatch = Minibatch.of(sequences, members, self.settings.objective)
+                if not minibatch.units or self._without_advantage(minibatch, tensors):
+                    skipped += 1
+                else:
+                    for name, value in self._step(sequences, minibatch, tensors, place, steps).items():
+                        sums[name] += value
                 number += 1
                 if progress is not None:
                     progress(number, steps)
-            metrics = constant | {name: value / number for name, value in sums.items()}
+            taken = number - skipped
+            metrics = constant | {name: value / taken for name, value in sums.items()}
             if tensors.old_N is not None:  # filled by the first step where it is the only one
                 metrics |= tensors.gap_metrics()
-            yield metrics | {"train/steps": float(number), "train/tokens": float(sequences.n_tokens)}
+            metrics |= {"train/steps": float(taken), "train/tokens": float(sequences.n_tokens)}
+            yield metrics | ({"train/skipped_steps": float(skipped)} if skipped else {})
 
     def _minibatches(self, iteration: int, epoch: int, units: Sequence[Unit]) -> Iterator[list[Unit]]:
         size = self.settings.minibatch_size or len(units)
@@ -143,6 +152,12 @@ class PolicyTrainer:
         derived_random(self.seed, iteration, "minibatches", epoch).shuffle(order)
         for start in range(0, len(order), size):
             yield order[start : start + size]
+
+    def _without_advantage(self, minibatch: Minibatch, tensors: IterationTensors) -> bool:
+        """Whether a step would move the weights by old momentum, KL and weight decay alone."""
+        if not self.settings.skip_without_advantage or tensors.advantages_N is None:
+            return False
+        return not bool((tensors.advantages_N[minibatch.weights_N != 0] != 0).any())
 
     def _before(
         self, sequences: Sequences, episodes: Sequence[Episode], several_steps: bool
@@ -156,10 +171,10 @@ class PolicyTrainer:
             if settings.offload_reference:
                 self.reference.to("cpu")
         if not objective.needs_advantages:
-            if self.reference is not None and settings.measure_kl:
+            if self.reference is not None and settings.measure_kl and several_steps:
                 tensors.old_N = self._sweep(sequences, lambda b: self._logprobs(self.policy, b))
             return tensors
-        if several_steps or objective.reward_kl_coef > 0:
+        if several_steps or objective.reward_kl_coef > 0 or objective.advantage_kl_coef > 0:
             tensors.old_N = self._sweep(sequences, lambda b: self._logprobs(self.policy, b))
         penalties_N = None
         if objective.reward_kl_coef > 0:
@@ -184,54 +199,45 @@ class PolicyTrainer:
             if penalties_N is not None:
                 advantages_N = less_future_penalty(sequences.starts, given_N, penalties_N)
         tensors.advantages_N = normalised(advantages_N, settings.advantage_normalisation)
+        if objective.advantage_kl_coef > 0:
+            assert tensors.old_N is not None and tensors.reference_N is not None
+            tensors.advantages_N -= objective.advantage_kl_coef * kl_estimate(
+                tensors.old_N, tensors.reference_N, objective.kl_estimator
+            )
         return tensors
 
     def _step(
         self,
         sequences: Sequences,
-        minibatch: list[Unit],
+        minibatch: Minibatch,
         tensors: IterationTensors,
         place: float,
         steps_in_iteration: int,
     ) -> Metrics:
         """One optimiser step of the policy, and of the critic."""
         settings, objective = self.settings, self.settings.objective
-        indices = [index for unit in minibatch for index in unit]
-        weights_N = self._weights(sequences, indices)
-        fill_old = objective.needs_advantages and tensors.old_N is None and steps_in_iteration == 1
+        fill_old = tensors.old_N is None and steps_in_iteration == 1 and tensors.behaviour_N is not None
         scored_N = torch.zeros(sequences.n_tokens) if fill_old else None
+        entropy_coef = self.entropy.value
         sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), device=self.ranks.device))
-        for batch in self._batches(sequences, minibatch):
-            flat_N = batch.flat_N
-            tokens = TokenBatch(
-                weights_N=self._at(weights_N, flat_N) * batch.real,
-                sequence_weight=batch.real / len(indices),
-                advantages_N=self._maybe_at(tensors.advantages_N, flat_N),
-                old_logprobs_N=self._maybe_at(tensors.old_N, flat_N),
-                reference_logprobs_N=self._maybe_at(tensors.reference_N, flat_N),
-                behaviour_logprobs_N=self._maybe_at(tensors.behaviour_N, flat_N),
-                pairs=PairCut(batch.trained_tokens, batch.real / len(minibatch))
-                if objective.needs_pairs
-                else None,
+        for batch in self._batches(sequences, minibatch.units):
+            share = loss_share(
+                self.policy,
+                objective,
+                minibatch,
+                batch,
+                tensors,
+                temperature=self.temperature,
+                entropy_coef=entropy_coef,
+                device=self.ranks.device,
             )
-            logprobs_N, entropy_N = self.policy(
-                batch.input_ids_BT,
-                batch.position_ids_BT,
-                batch.positions_N,
-                batch.labels_N,
-                self.temperature,
-                objective.entropy_needs_gradient,
-            )
-            loss, metrics = objective.loss(tokens, logprobs_N, entropy_N)
-            self.policy.backward(loss)
-            sums["train/loss"] += loss.detach()
-            sums["train/entropy"] += (tokens.weights_N * entropy_N.detach()).sum()
-            for name, value in metrics.items():
+            self.policy.backward(share.loss)
+            for name, value in share.metrics.items():
                 sums[name] += value
             if scored_N is not None and batch.real:
-                scored_N[flat_N] = logprobs_N.detach().cpu()
+                scored_N[batch.flat_N] = share.logprobs_N.detach().cpu()
             if self.critic is not None:
-                self._critic_backward(batch, tensors, tokens.weights_N, sums)
+                self._critic_backward(batch, tensors, share.tokens.weights_N / minibatch.weight_sum, sums)
         rate = settings.learning_rate * self._rate_factor(place, steps_in_iteration)
         result = {"train/learning_rate": rate, "train/grad_norm": self.policy.step(rate)}
         if self.critic is not None:
@@ -240,10 +246,14 @@ class PolicyTrainer:
             critic_rate /= settings.learning_rate
             result["critic/grad_norm"] = self.critic.step(critic_rate)
         if scored_N is not None:
-            tensors.old_N = self.ranks.sum(scored_N)
+            tensors.old_N, tensors.known_N = self.ranks.sum(scored_N), minibatch.weights_N != 0
         names = sorted(sums)
         totals = self.ranks.sum(torch.stack([sums[name] for name in names]).cpu())
-        return result | dict(zip(names, totals.tolist(), strict=True))
+        result |= dict(zip(names, totals.tolist(), strict=True))
+        if settings.entropy_target is not None:
+            result["train/entropy_coef"] = entropy_coef
+        self.entropy.observe(result["train/entropy"])
+        return result
 
     def _critic_backward(
         self, batch: MicroBatch, tensors: IterationTensors, weights_N: Tensor, sums: dict[str, Tensor]
@@ -270,17 +280,6 @@ class PolicyTrainer:
         step = round(place * steps_in_iteration)
         iterations = 1 if self.restarts else self.iterations
         return self.settings.schedule.factor(step, iterations * steps_in_iteration)
-
-    def _weights(self, sequences: Sequences, indices: list[int]) -> Tensor:
-        """Each trained token's weight in its minibatch's mean; 0 outside of it."""
-        weights_N = torch.zeros(sequences.n_tokens)
-        counts = {index: sequences.trained_tokens(index) for index in indices}
-        total = sum(counts.values())
-        by_token = self.settings.objective.aggregation == "token"
-        for index, count in counts.items():
-            weight = 1 / total if by_token else 1 / (len(indices) * count)
-            weights_N[sequences.starts[index] : sequences.starts[index + 1]] = weight
-        return weights_N
 
     # Running models over sequences
 
@@ -321,11 +320,8 @@ class PolicyTrainer:
         assert self.critic is not None
         return self.critic(batch.input_ids_BT, batch.position_ids_BT, batch.positions_N)
 
-    def _at(self, tensor_N: Tensor, flat_N: Tensor) -> Tensor:
-        return tensor_N[flat_N].to(self.ranks.device)
-
     def _maybe_at(self, tensor_N: Tensor | None, flat_N: Tensor) -> Tensor | None:
-        return None if tensor_N is None else self._at(tensor_N, flat_N)
+        return None if tensor_N is None else tensor_N[flat_N].to(self.ranks.device)
 
     # What the run asks for between iterations
 
@@ -341,7 +337,7 @@ class PolicyTrainer:
                 ids_1T = torch.tensor([prompt + response], device=self.ranks.device)
                 positions_N = torch.arange(len(prompt) - 1, len(prompt) + len(response) - 1)
                 with torch.no_grad():
-                    logprobs_N, _ = self.policy(
+                    logprobs_N, *_ = self.policy(
                         ids_1T,
                         None,
                         positions_N.to(self.ranks.device),
@@ -363,11 +359,14 @@ class PolicyTrainer:
     def save(self, directory: Path) -> None:
         """All that is needed to go on bit for bit. Collective."""
         self.policy.save(directory / "policy")
+        if self.ranks.is_first:
+            self.entropy.save(directory)
         if self.critic is not None:
             self.critic.save(directory / "critic")
 
     def load(self, directory: Path) -> None:
         """Collective."""
         self.policy.load(directory / "policy")
+        self.entropy.load(directory)
         if self.critic is not None:
             self.critic.load(directory / "critic")

@@ -20,6 +20,8 @@ class IterationTensors:
     reference_N: Tensor | None = None
     values_N: Tensor | None = None
     returns_N: Tensor | None = None
+    known_N: Tensor | None = None
+    """Where `old_N` is known; None: everywhere."""
 
     def token_metrics(self) -> Metrics:
         """Of advantages and returns, where there are any."""
@@ -35,10 +37,11 @@ class IterationTensors:
         """How far the trainer is from the engine that sampled, and from the reference."""
         assert self.old_N is not None
         metrics: Metrics = {}
+        known = slice(None) if self.known_N is None else self.known_N
         if self.behaviour_N is not None:
-            gap_N = (self.old_N - self.behaviour_N).abs()
+            gap_N = (self.old_N - self.behaviour_N).abs()[known]
             metrics["engine/logprob_gap_mean"] = float(gap_N.mean())
             metrics["engine/logprob_gap_max"] = float(gap_N.max())
         if self.reference_N is not None:
-            metrics["train/kl"] = float(kl_estimate(self.old_N, self.reference_N, "k3").mean())
+            metrics["train/kl"] = float(kl_estimate(self.old_N, self.reference_N, "k3")[known].mean())
         return metrics

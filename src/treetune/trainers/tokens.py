@@ -26,6 +26,7 @@ class Sequences:
     """Positions (in the sequence) whose next token is trained, int64."""
     starts: list[int]
     rewards: list[float]
+    scores: list[float]
 
     @staticmethod
     def of(episodes: Sequence[Episode]) -> Sequences:
@@ -37,7 +38,8 @@ class Sequences:
             token_ids.append(torch.tensor(episode.prompt_ids + episode.response_ids))
             predicting.append(trained + len(episode.prompt_ids) - 1)
             starts.append(starts[-1] + len(trained))
-        return Sequences(token_ids, predicting, starts, [episode.reward for episode in episodes])
+        rewards, scores = [e.reward for e in episodes], [e.score for e in episodes]
+        return Sequences(token_ids, predicting, starts, rewards, scores)
 
     def __len__(self) -> int:
         return len(self.token_ids)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Gt
 
 from treetune.episode_generators.base import GenerationContext, Selection
 from treetune.episode_generators.selection.all import selection_metrics
@@ -15,9 +18,16 @@ from treetune.vocabulary import Episode, Metrics
 class MixedGroups(Selection):
     """Drops groups in which every answer scored the same: relative to them, nothing was better.
 
-    The filter of DAPO's dynamic sampling (Yu et al., arXiv:2503.14476, section 3.2), without its
-    sampling anew.
+    The filter of DAPO's dynamic sampling (Yu et al., arXiv:2503.14476, section 3.2); sampling anew is
+    the rollout ``until_mixed``'s. It is about the score: a group in which all are right, and some are
+    merely shorter, is dropped.
+
+    Of the groups that are left, the first `at_most` are kept, in the order of the problems, which has
+    nothing to do with their answers (None: all). ``selection/groups_dropped`` is the share of groups
+    without spread, ``selection/groups_surplus`` the number of those over `at_most`.
     """
+
+    at_most: Annotated[int, Gt(0)] | None = None
 
     def select(
         self, context: GenerationContext, episodes: Sequence[Episode]
@@ -25,5 +35,11 @@ class MixedGroups(Selection):
         scores: dict[str, set[float]] = {}
         for episode in episodes:
             scores.setdefault(episode.group, set()).add(episode.score)
-        kept = [episode for episode in episodes if len(scores[episode.group]) > 1]
-        return kept, selection_metrics(episodes, kept)
+        mixed = [group for group, of_group in scores.items() if len(of_group) > 1]
+        chosen = set(mixed[: self.at_most])
+        kept = [episode for episode in episodes if episode.group in chosen]
+        metrics = selection_metrics(episodes, kept)
+        metrics["selection/groups_surplus"] = float(len(mixed) - len(chosen))
+        if scores:
+            metrics["selection/groups_dropped"] = 1.0 - len(mixed) / len(scores)
+        return kept, metrics

@@ -17,12 +17,13 @@ from typing import Any
 from treetune.config.jsonnet import shown
 from treetune.reports.reproduction.batch import launch_lines, slurm_script
 from treetune.reports.reproduction.curves import curves, curves_json
-from treetune.reports.reproduction.figures import draw_curves, draw_table
+from treetune.reports.reproduction.figures import draw_curves, draw_panels, draw_table
 from treetune.reports.reproduction.formats import as_json, as_markdown
 from treetune.reports.reproduction.latex import as_latex
 from treetune.reports.reproduction.launch import MAIN, Launcher, carry_out
 from treetune.reports.reproduction.measure import measure
 from treetune.reports.reproduction.page import as_html
+from treetune.reports.reproduction.panels import panel_curves, panels_json
 from treetune.reports.reproduction.plan import TO_DO, Plan, estimate, make_plan, refreshed
 from treetune.reports.reproduction.settings import Reproduction
 from treetune.runtime import lifeline
@@ -53,9 +54,10 @@ def reproduce(
 def write(plan: Plan, command: str, output: Path | None) -> list[Path]:
     """The table from what lies on disk in all its forms, and its figures."""
     table = plan.table
-    results, along = measure(plan), curves(plan)
+    results, along, panels = measure(plan), curves(plan), panel_curves(plan)
     account = account_of(plan, command)
-    markdown = as_markdown(results, account)
+    figure = f"{table.name}_panels.png" if any(len(curve.points) > 1 for curve in panels) else None
+    markdown = as_markdown(results, account, panels, figure)
     folder = Path(table.directory)
     folder.mkdir(parents=True, exist_ok=True)
 
@@ -64,13 +66,18 @@ def write(plan: Plan, command: str, output: Path | None) -> list[Path]:
         return written[-1]
 
     written: list[Path] = []
-    write_json(place(".json"), {**as_json(results, account), "curves": curves_json(along)})
+    write_json(
+        place(".json"),
+        {**as_json(results, account), "curves": curves_json(along), "panels": panels_json(panels)},
+    )
     write_text(place(".md"), markdown)
     write_text(place(".tex"), as_latex(results))
-    write_text(place(".html"), as_html(results, along, account))
+    write_text(place(".html"), as_html(results, along, account, panels))
     draw_table(results, place(".png"))
     if any(len(curve.points) > 1 for curve in along):
         draw_curves(results, along, [place("_curves.png"), place("_curves.svg")])
+    if figure is not None:
+        draw_panels(results, panels, [place("_panels.png"), place("_panels.svg")])
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
         written = [shutil.copyfile(path, output / path.name) for path in written if path.is_file()]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from statistics import fmean
@@ -12,6 +12,9 @@ from treetune.reports.reproduction.costs import seconds_of, tokens_of
 from treetune.reports.reproduction.plan import MEASURABLE, Plan, PlannedRun
 from treetune.reports.reproduction.settings import Axis, Column, MethodRow
 from treetune.reports.table import read_summaries
+
+Measured = dict[int, tuple[dict[Axis, float], float]]
+"""(costs so far, value) by finished iterations."""
 
 AXES: Mapping[Axis, str] = {
     "tokens": "sampled tokens",
@@ -75,15 +78,18 @@ def speedup(plan: Plan, run: PlannedRun, of: PlannedRun, label: str, axis: Axis)
 
 def _curve(plan: Plan, row: MethodRow, column: Column, name: str) -> Curve | None:
     assert column.curve is not None
-    by_seed: dict[int, dict[int, tuple[dict[Axis, float], float]]] = {}
+    by_seed: dict[int, Measured] = {}
     for seed in plan.table.seeds:
         run = plan.run(name, seed)
         if plan.statuses[run.key].state in MEASURABLE:
             measured = measured_along(plan, run, column.curve)
             if measured:
                 by_seed[seed] = measured
-    if not by_seed:
-        return None
+    return Curve(row, column, over_seeds(by_seed), tuple(by_seed)) if by_seed else None
+
+
+def over_seeds(by_seed: Mapping[int, Measured]) -> tuple[CurvePoint, ...]:
+    """Where all seeds have been measured: mean and range."""
     shared = set.intersection(*(set(points) for points in by_seed.values()))
     points = []
     for iteration in sorted(shared):
@@ -95,11 +101,11 @@ def _curve(plan: Plan, row: MethodRow, column: Column, name: str) -> Curve | Non
                 iteration, costs, fmean(values.values()), min(values.values()), max(values.values()), values
             )
         )
-    return Curve(row, column, tuple(points), tuple(by_seed))
+    return tuple(points)
 
 
-def measured_along(plan: Plan, run: PlannedRun, label: str) -> dict[int, tuple[dict[Axis, float], float]]:
-    """(costs so far, accuracy) by finished iterations. At 0 it is the start weights' accuracy."""
+def costs_along(run: PlannedRun) -> tuple[list[dict[str, Any]], list[dict[Axis, float]]]:
+    """The lines of a run's metrics, and what training had cost after none, one, two, … of them."""
     assert run.config is not None
     rows = sorted(run.directory.read_metrics(), key=lambda row: int(row["iteration"]))
     totals: dict[Axis, list[float]] = {
@@ -107,11 +113,17 @@ def measured_along(plan: Plan, run: PlannedRun, label: str) -> dict[int, tuple[d
         "seconds": list(accumulate((seconds_of(row) for row in rows), initial=0.0)),
         "steps": list(accumulate((float(row.get("train/steps", 0.0)) for row in rows), initial=0.0)),
     }
+    return rows, [{axis: totals[axis][done] for axis in AXES} for done in range(len(rows) + 1)]
+
+
+def measured_along(plan: Plan, run: PlannedRun, label: str) -> Measured:
+    """Accuracy. At 0 it is that of the start weights."""
+    rows, costs = costs_along(run)
     summaries = read_summaries(run.directory.path / "evaluations", label)
     accuracy = {done: float(summary["pass_at_1"]) for done, summary in summaries.items() if done <= len(rows)}
     if 0 not in accuracy and (start := _start_accuracy(plan, run, label)) is not None:
         accuracy[0] = start
-    return {done: ({axis: totals[axis][done] for axis in AXES}, accuracy[done]) for done in sorted(accuracy)}
+    return {done: (costs[done], accuracy[done]) for done in sorted(accuracy)}
 
 
 def _start_accuracy(plan: Plan, run: PlannedRun, label: str) -> float | None:
@@ -134,17 +146,21 @@ def curves_json(found: list[Curve]) -> list[dict[str, Any]]:
             "column": curve.column.name,
             "evaluation": curve.column.curve,
             "seeds": list(curve.seeds),
-            "points": [
-                {
-                    "iteration": point.iteration,
-                    **point.costs,
-                    "mean": point.mean,
-                    "low": point.low,
-                    "high": point.high,
-                    "by_seed": {str(seed): value for seed, value in point.by_seed.items()},
-                }
-                for point in curve.points
-            ],
+            "points": points_json(curve.points),
         }
         for curve in found
+    ]
+
+
+def points_json(points: Sequence[CurvePoint]) -> list[dict[str, Any]]:
+    return [
+        {
+            "iteration": point.iteration,
+            **{str(axis): cost for axis, cost in point.costs.items()},
+            "mean": point.mean,
+            "low": point.low,
+            "high": point.high,
+            "by_seed": {str(seed): value for seed, value in point.by_seed.items()},
+        }
+        for point in points
     ]

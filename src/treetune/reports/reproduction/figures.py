@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from treetune.reports.reproduction.curves import AXES, Curve
 from treetune.reports.reproduction.formats import MARKS, reason, shown_number
 from treetune.reports.reproduction.measure import Results
+from treetune.reports.reproduction.panels import AXIS_WORDS, PanelCurve
 from treetune.reports.reproduction.settings import Column
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ COLOURS = ("#2f6fde", "#d9730d", "#1f8a5b", "#a33fb5", "#b3381f", "#5b6b7d", "#0
 DPI = 160
 CHARACTERS_PER_INCH = 12
 """Of a title."""
+
+PANELS_ACROSS = 2
+"""Three where that would be more than a square."""
 
 
 def _new_figure(width: float, height: float, rows: int, columns: int) -> tuple[Figure, list[list[Axes]]]:
@@ -123,6 +127,51 @@ def draw_curves(results: Results, curves: Sequence[Curve], paths: Sequence[Path]
     figure.legend(
         handles, names, loc="outside lower center", ncols=min(8, len(names)), fontsize=8, frameon=False
     )
+    for path in paths:
+        figure.savefig(path)
+
+
+def draw_panels(results: Results, found: Sequence[PanelCurve], paths: Sequence[Path]) -> None:
+    """All panels in one figure: mean over seeds with their range, one legend for all."""
+    table = results.plan.table
+    across = min(len(table.panels), PANELS_ACROSS if len(table.panels) <= PANELS_ACROSS**2 else 3)
+    down = -(-len(table.panels) // across)
+    width = 4.6 * across
+    figure, grid = _new_figure(width, 3.0 * down + 1.0, down, across)
+    places = [place for line in grid for place in line]
+    colours = {row.name: COLOURS[number % len(COLOURS)] for number, row in enumerate(table.rows)}
+    lines = {}
+    for place, panel in zip(places, table.panels):
+        scale = 100.0 if panel.in_percent else 1.0
+        own = [curve for curve in found if curve.panel == panel]
+        for curve in own:
+            colour, name = colours[curve.row.name], curve.row.name
+            means = [scale * point.mean for point in curve.points]
+            if len(curve.points) == 1:
+                lines[name] = place.axhline(means[0], color=colour, linestyle="--", linewidth=1.2)
+                continue
+            xs = curve.xs(table.panels_over)
+            lows = [scale * point.low for point in curve.points]
+            highs = [scale * point.high for point in curve.points]
+            place.fill_between(xs, lows, highs, color=colour, alpha=0.13, linewidth=0)
+            (lines[name],) = place.plot(xs, means, "o-", color=colour, markersize=2.5, linewidth=1.6)
+        if not own:
+            place.annotate(
+                "nothing recorded", (0.5, 0.5), xycoords="axes fraction", fontsize=8, ha="center", va="center"
+            )
+        place.set_title(f"{panel.name}{' (%)' if panel.in_percent else ''}", fontsize=9, loc="left")
+        place.set_xlabel(AXIS_WORDS[table.panels_over], fontsize=8)
+        place.set_xlim(left=0)
+        place.xaxis.set_major_formatter(lambda x, _: _short(x))
+    for place in places[len(table.panels) :]:
+        place.set_visible(False)
+    title = f"{table.title or table.name}: means over seeds and their range"
+    figure.suptitle(_wrapped(title, width), fontsize=10)
+    names = [row.name for row in table.rows if row.name in lines]
+    figure.legend(
+        [lines[name] for name in names], names,
+        loc="outside lower center", ncols=min(8, len(names)), fontsize=8, frameon=False,
+    )  # fmt: skip
     for path in paths:
         figure.savefig(path)
 

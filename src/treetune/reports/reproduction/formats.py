@@ -9,6 +9,7 @@ from typing import Any
 from treetune.reports.reproduction.costs import Cost
 from treetune.reports.reproduction.intervals import HELD, Estimate
 from treetune.reports.reproduction.measure import CellResult, Results
+from treetune.reports.reproduction.panels import PanelCurve, panel_grid, panel_notes
 from treetune.reports.reproduction.settings import Column
 
 DASH = "–"
@@ -154,11 +155,15 @@ def legend(results: Results) -> list[str]:
     return [*lines, *table.notes]
 
 
-def as_markdown(results: Results, account: Mapping[str, str]) -> str:
-    """Table, differences, origins, costs and the account of how it was made."""
+def as_markdown(
+    results: Results, account: Mapping[str, str], panels: Sequence[PanelCurve] = (), figure: str | None = None
+) -> str:
+    """Table, panels, differences, origins, costs and the account of how it was made. `figure` is the
+    panels' file beside it."""
     table = results.plan.table
     lines = [f"# {table.title or table.name}", "", *_markdown_grid(*main_grid(results)), ""]
     lines += [*legend(results), ""]
+    lines += _markdown_panels(results, panels, figure)
     sections = (
         (f"Differences to {table.baseline}", difference_grid(results)),
         ("What it took", cost_grid(results)),
@@ -171,6 +176,19 @@ def as_markdown(results: Results, account: Mapping[str, str]) -> str:
                 lines += [COST_WORDS, ""]
     lines += ["## How it was made", "", *(f"* {key}: {value}" for key, value in account.items()), ""]
     return "\n".join(lines)
+
+
+def _markdown_panels(results: Results, panels: Sequence[PanelCurve], figure: str | None) -> list[str]:
+    notes = panel_notes(results.plan, panels)
+    if not notes:
+        return []
+    lines = ["## Over training", ""]
+    heads, rows = panel_grid(results.plan, panels)
+    if rows:
+        lines += [*_markdown_grid(heads, rows), ""]
+    if figure is not None:
+        lines += [f"![Over training]({figure})", ""]
+    return [*lines, *notes, ""]
 
 
 COST_WORDS = (

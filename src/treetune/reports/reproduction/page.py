@@ -23,15 +23,22 @@ from treetune.reports.reproduction.formats import (
     shown_number,
 )
 from treetune.reports.reproduction.measure import CellResult, Results
+from treetune.reports.reproduction.panels import AXIS_WORDS, PanelCurve, panel_grid, panel_notes
 
 STYLE = Path(__file__).parents[1] / "report.css"
 
 
-def as_html(results: Results, curves: Sequence[Curve], account: Mapping[str, str]) -> str:
+def as_html(
+    results: Results,
+    curves: Sequence[Curve],
+    account: Mapping[str, str],
+    panels: Sequence[PanelCurve] = (),
+) -> str:
     table = results.plan.table
     title = escape(table.title or table.name)
     body = [f"<h1>{title}</h1>", _table(results)]
     body += [f'<p class="note">{escape(words)}</p>' for words in legend(results)]
+    body.append(_panels(results, panels))
     body.append(_curves(results, curves))
     heads, rows = difference_grid(results)
     if rows:
@@ -130,6 +137,44 @@ def _curves(results: Results, curves: Sequence[Curve]) -> str:
             f'<div class="legend">{names}</div><div class="charts">{"".join(charts)}</div>'
         )
     return "".join(parts)
+
+
+def _panels(results: Results, panels: Sequence[PanelCurve]) -> str:
+    """A chart for each panel, a legend for all, and where every method begins and ends."""
+    table, notes = results.plan.table, panel_notes(results.plan, panels)
+    if not notes:
+        return ""
+    colours = {row.name: f"c{number % N_COLOURS}" for number, row in enumerate(table.rows)}
+    words, charts = AXIS_WORDS[table.panels_over], []
+    for panel in table.panels:
+        series, scale = [], 100.0 if panel.in_percent else 1.0
+        for curve in panels:
+            if curve.panel == panel:
+                xs = curve.xs(table.panels_over)
+                series.append(
+                    Series(
+                        curve.row.name,
+                        [(x, scale * point.mean) for x, point in zip(xs, curve.points)],
+                        colours[curve.row.name],
+                        {x: (scale * point.low, scale * point.high) for x, point in zip(xs, curve.points)},
+                        is_level=len(curve.points) == 1,
+                    )
+                )
+        if series:
+            charts.append(
+                line_chart(f"{panel.name}{' (%)' if panel.in_percent else ''}", series, x_name=words)
+            )
+    drawn = dict.fromkeys(curve.row.name for curve in panels)
+    names = "".join(
+        f'<span><span class="chip {colours[name]}"></span>{escape(name)}</span>' for name in drawn
+    )
+    heads, rows = panel_grid(results.plan, panels)
+    return (
+        "<h2>Over training</h2>"
+        + "".join(f'<p class="note">{escape(words)}</p>' for words in notes)
+        + f'<div class="legend">{names}</div><div class="charts">{"".join(charts)}</div>'
+        + (_grid(heads, rows) if rows else "")
+    )
 
 
 def _grid(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -190,6 +190,8 @@ def _read_by(table: Reproduction, name: str) -> tuple[tuple[str, ...], tuple[str
     ]
     sets = dict.fromkeys(column.evaluation for column in columns if column.evaluation is not None)
     along = dict.fromkeys(column.curve for column in columns if column.speedup and column.curve is not None)
+    if any(row.experiment == name for row in table.rows):
+        along |= dict.fromkeys(panel.evaluation for panel in table.panels if panel.evaluation is not None)
     analyses = dict.fromkeys(column.analysis for column in columns if column.analysis is not None)
     return tuple(sets), tuple(along), tuple(analyses)
 

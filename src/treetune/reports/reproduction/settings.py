@@ -17,6 +17,8 @@ Name = Annotated[str, MinLen(1)]
 Axis = Literal["tokens", "seconds", "steps"]
 """What training costs, see `curves`."""
 
+PanelAxis = Literal["iterations", "tokens", "seconds", "steps"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class TableExperiment:
@@ -79,6 +81,30 @@ class Column:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Panel:
+    """One panel of the figure along training, with a line for every row: exactly one of `metric`, a key
+    of ``metrics.jsonl``, and `evaluation`, a set whose pass@1 it is. `percent` shows shares as percent;
+    None does so for evaluations.
+    """
+
+    name: Name
+    metric: Name | None = None
+    evaluation: Name | None = None
+    percent: bool | None = None
+
+    def __post_init__(self) -> None:
+        if (self.metric is None) == (self.evaluation is None):
+            raise ValueError(
+                f"panel {self.name!r} needs one of metric (such as 'train/entropy') and evaluation (a set"
+                " whose pass@1 it shows)"
+            )
+
+    @property
+    def in_percent(self) -> bool:
+        return self.evaluation is not None if self.percent is None else self.percent
+
+
+@dataclass(frozen=True, kw_only=True)
 class Cell:
     """What stands in one column of a row, where that is not the row's own experiment.
 
@@ -119,6 +145,7 @@ class Reproduction(Table):
     it their runs. Files of the table are called after `name`. Differences are taken from the row
     `baseline`, paired by seed and problem. `on_failure` says whether the other runs go on after one
     has failed. `interval` is described in `intervals`. `deadline_hours` ends a run that hangs.
+    `panels` make one figure along training, over `panels_over`.
     """
 
     name: Name
@@ -128,6 +155,8 @@ class Reproduction(Table):
     columns: Annotated[tuple[Column, ...], MinLen(1)]
     title: str = ""
     directory: Name = "experiments"
+    panels: tuple[Panel, ...] = ()
+    panels_over: PanelAxis = "iterations"
     baseline: Name | None = None
     on_failure: Literal["go_on", "stop"] = "go_on"
     interval: Literal["bootstrap", "student"] = "student"
@@ -136,7 +165,9 @@ class Reproduction(Table):
 
     def __post_init__(self) -> None:
         rows, columns = [row.name for row in self.rows], [column.name for column in self.columns]
-        for what, names in (("rows", rows), ("columns", columns), ("seeds", list(map(str, self.seeds)))):
+        named = {"rows": rows, "columns": columns, "seeds": list(map(str, self.seeds))}
+        named["panels"] = [panel.name for panel in self.panels]
+        for what, names in named.items():
             twice = sorted({name for name in names if names.count(name) > 1})
             if twice:
                 raise ValueError(f"two {what} are called {', '.join(twice)}: each stands for itself")
@@ -183,6 +214,7 @@ class Reproduction(Table):
     def order(self) -> list[str]:
         """The experiments' names, each after those that it needs, else in the order of the rows."""
         used = [row.cell(column.name).experiment for row in self.rows for column in self.columns]
+        used += [row.experiment for row in self.rows if self.panels]
         names = list(dict.fromkeys([*(name for name in used if name is not None), *self.experiments]))
         sorter = TopologicalSorter({name: self.experiments[name].needs for name in names})
         sorter.prepare()

@@ -1,16 +1,19 @@
-"""Graders of GSM8K: by value, and as the VinePPO paper's code compares."""
+"""Graders of GSM8K: by value, and as published code compares."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from annotated_types import MinLen
 
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.numbers import read_number
+from treetune.tasks.latex import boxes
 from treetune.vocabulary import Grade, Problem
+
+THINK_END = "</think>"
 
 _ANY_NUMBER = re.compile(r"[-+]?(?:\d*\.\d+|\d+\.?)(?:[eE][-+]?\d+)?")
 _SEPARATED = re.compile(r"-?[$€£]?\d[\d,]*(?:\.\d+)?%?")
@@ -24,17 +27,27 @@ class Numeric(Grader):
 
     The answer is the first line with text after the last `marker`; the gold may have the marker
     (a worked solution) or not. Without one in the response, the outcome is ``no_answer``, or with
-    `without_marker` ``last_number`` the last number of the response is the answer.
+    `without_marker` the answer is the response's last number (``last_number``) or what stands in its
+    last ``\\boxed{…}`` (``boxed``).
+
+    With `think_end` (``</think>``), a model thinks up to there and answers behind it: what it thought is
+    no answer. Where a response doesn't have it, all of it counts, or with `require_think_end` none.
     """
 
     marker: Annotated[str, MinLen(1)] = "####"
-    without_marker: Literal["no_answer", "last_number"] = "no_answer"
+    without_marker: Literal["no_answer", "last_number", "boxed"] = "no_answer"
+    think_end: Annotated[str, MinLen(1)] | None = None
+    require_think_end: bool = False
+
+    def __post_init__(self) -> None:
+        if self.require_think_end and self.think_end is None:
+            raise ValueError("require_think_end needs think_end, the text that ends a thought: '</think>'")
 
     def grade(self, response: str, problem: Problem) -> Grade:
-        answer = after_marker(response, self.marker)
-        if answer is None and self.without_marker == "last_number":
-            numbers = _SEPARATED.findall(response)
-            answer = numbers[-1].rstrip(",") if numbers else None
+        said_aloud = self._said_aloud(response)
+        if said_aloud is None:
+            return Grade(reward=0.0, outcome="no_answer", message=f"no {self.think_end} in it")
+        answer = after_marker(said_aloud, self.marker) or self._without_marker(said_aloud)
         if answer is None:
             return Grade(reward=0.0, outcome="no_answer")
         gold = after_marker(problem.gold, self.marker)
@@ -44,6 +57,21 @@ class Numeric(Grader):
             same = " ".join(answer.lower().split()) == " ".join(gold.lower().split())
             return Grade(reward=float(same), outcome="ok", extracted=answer)
         return Grade(reward=float(said.equals(meant)), outcome="ok", extracted=str(said))
+
+    def _said_aloud(self, response: str) -> str | None:
+        if self.think_end is None:
+            return response
+        _, found, answer = response.rpartition(self.think_end)
+        return answer if found or not self.require_think_end else None
+
+    def _without_marker(self, answer: str) -> str | None:
+        if self.without_marker == "last_number":
+            numbers = _SEPARATED.findall(answer)
+            return numbers[-1].rstrip(",") if numbers else None
+        if self.without_marker == "boxed":
+            found = boxes(answer)
+            return found[-1][2].strip() or None if found else None
+        return None
 
 
 @Grader.register("gsm8k_exact")
@@ -71,6 +99,29 @@ class Gsm8kExact(Grader):
         gold = problem.gold.rpartition("####")[2].strip().lower()
         right = answer.replace(",", "").lower() == gold
         return Grade(reward=float(right), outcome="ok", extracted=answer)
+
+
+@Grader.register("gsm8k_lenient_substring")
+@dataclass(frozen=True, kw_only=True)
+class Gsm8kLenientSubstring(Grader):
+    """The verdicts of the Exploring Paths code on GSM8K, for numbers that can be compared with its.
+
+    The answer is the rest of the line behind the first ``####``, looked for after the first ``</think>``
+    where there is one, else in the whole response. Right is what holds the gold's text anywhere: for a
+    gold of 18 also ``118``, ``$18`` or a list of many numbers; a gold of 1,800 isn't in ``1800``.
+    """
+
+    # Searches in linear time, and nothing read: no process is needed for it.
+    isolated: ClassVar[bool] = False
+
+    def grade(self, response: str, problem: Problem) -> Grade:
+        _, thought, behind = response.partition(THINK_END)
+        _, marker, rest = (behind if thought else response).partition("####")
+        if not marker:
+            return Grade(reward=0.0, outcome="no_answer")
+        answer = rest.partition("\n")[0].strip()
+        gold = problem.gold.rpartition("####")[2].strip()
+        return Grade(reward=float(gold in answer), outcome="ok", extracted=answer)
 
 
 def after_marker(text: str, marker: str) -> str | None:

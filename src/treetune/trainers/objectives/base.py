@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -11,21 +12,39 @@ from treetune.trainers.objectives.kl import KlEstimator
 if TYPE_CHECKING:
     from torch import Tensor
 
-Aggregation = Literal["token", "sequence"]
+Aggregation = Literal["token", "sequence", "constant"]
 """How tokens become one number: every trained token of the minibatch weighs the same, or every
-sequence does (mean over sequences of the mean over their tokens)."""
+sequence does (mean over sequences of the mean over their tokens), or each sequence's sum is divided by
+a constant length before the mean over sequences (Dr. GRPO, Liu et al., arXiv:2503.20783)."""
 
 
 @dataclass(frozen=True)
-class PairCut:
-    """The pairs of a micro-batch: sequences 2i and 2i+1 are the better and the other answer of pair i.
+class TokenBatch:
+    """What an objective sees of a micro-batch: flat float32 tensors over the N trained tokens of its S
+    sequences, which have `lengths` of them, one sequence after the other.
 
-    `lengths` are the sequences' numbers of trained tokens, one after the other. `weight` is each
-    pair's in the minibatch's mean over pairs; 0 in dummies.
+    `weights_N` carry the aggregation: a sum of weighted terms over all micro-batches and ranks is the
+    minibatch's loss however it was cut. Over the minibatch they sum to `weight_sum`, which is 1 where
+    the loss is a mean. Dummy micro-batches, which keep ranks in step, have weight 0.
+    `sequence_weight` is for terms that are to be summed over a sequence's tokens: one over the
+    minibatch's number of sequences, or 0; `pair_weight` is one over its number of pairs, or 0.
+    `terms` are the objective's own (`Objective.terms`), each of shape [N].
     """
 
-    lengths: tuple[int, ...]
-    weight: float
+    weights_N: Tensor
+    lengths: tuple[int, ...] = ()
+    weight_sum: float = 1.0
+    sequence_weight: float = 0.0
+    pair_weight: float = 0.0
+    advantages_N: Tensor | None = None
+    old_logprobs_N: Tensor | None = None
+    reference_logprobs_N: Tensor | None = None
+    behaviour_logprobs_N: Tensor | None = None
+    terms: tuple[Tensor, ...] = ()
+
+    def mean(self, values_N: Tensor) -> Tensor:
+        """A share of a metric: the mean over the minibatch's tokens, weighted as the loss is."""
+        return (self.weights_N * values_N.detach()).sum() / self.weight_sum
 
     def sums(self, values_N: Tensor) -> Tensor:
         """Each sequence's sum, shape [S]; added up in the tokens' order, so always alike."""
@@ -33,46 +52,67 @@ class PairCut:
 
         return torch.stack([part_N.sum() for part_N in values_N.split(list(self.lengths))])
 
+    def sequence_means(self, values_N: Tensor) -> Tensor:
+        """At each token the mean over its sequence's trained tokens, shape [N]."""
+        import torch
 
-@dataclass(frozen=True)
-class TokenBatch:
-    """What an objective sees of a micro-batch: flat float32 tensors over its N trained tokens.
-
-    `weights_N` carry the aggregation: over all micro-batches and ranks of a minibatch they sum to
-    1, so a sum of weighted terms is the mean over the minibatch however it was cut. Dummy
-    micro-batches, which keep ranks in step, have weight 0. `sequence_weight` is for terms that are
-    to be summed over a sequence's tokens: one over the minibatch's number of sequences, or 0.
-    `pairs` are given to objectives that need them.
-    """
-
-    weights_N: Tensor
-    sequence_weight: float = 0.0
-    advantages_N: Tensor | None = None
-    old_logprobs_N: Tensor | None = None
-    reference_logprobs_N: Tensor | None = None
-    behaviour_logprobs_N: Tensor | None = None
-    pairs: PairCut | None = None
+        parts = values_N.split(list(self.lengths))
+        return torch.cat([part_N.mean().expand(len(part_N)) for part_N in parts])
 
 
 class Objective(Registrable):
     """A loss as a weighted sum over trained tokens, or over pairs of sequences."""
 
-    aggregation: Aggregation
+    aggregation: Aggregation = "token"
+    constant_length: int | None = None
+    """What each sequence's sum is divided by where the aggregation is ``constant``."""
     needs_advantages: bool = False
     needs_reference: bool = False
     needs_pairs: bool = False
     """Whether answers are compared: `selection` makes pairs then, which no cut separates."""
-    entropy_needs_gradient: bool = False
+    measures_kl: bool = False
+    """Whether the distance from the start model is worth knowing even where the loss doesn't need it."""
+    entropy_coef: float = 0.0
+    """The trainer subtracts this times the mean entropy at trained tokens, weighted as the loss is.
+    Above 0 it keeps the policy undecided, below 0 it makes it surer."""
     reward_kl_coef: float = 0.0
     """Coefficient of the KL penalty where it is part of the reward (0: it isn't)."""
+    advantage_kl_coef: float = 0.0
+    """Coefficient of the KL penalty where it is taken from each token's advantage (0: it isn't)."""
     kl_estimator: KlEstimator = "k3"
+    has_terms: bool = False
 
-    def loss(
-        self, batch: TokenBatch, logprobs_N: Tensor, entropy_N: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def sequence_weights(self, lengths: Sequence[int], scores: Sequence[float]) -> list[float]:
+        """What a token of each sequence of a minibatch weighs in the loss, given how many trained tokens
+        the sequences have and what the grader gave them. Sequences of weight 0 are not run.
+        """
+        if self.aggregation == "token":
+            return [1 / sum(lengths)] * len(lengths)
+        if self.aggregation == "sequence":
+            return [1 / (len(lengths) * length) for length in lengths]
+        assert self.constant_length is not None, "checked when the objective is built"
+        return [1 / (len(lengths) * self.constant_length)] * len(lengths)
+
+    def terms(self, logits_CV: Tensor, labels_C: Tensor) -> tuple[Tensor, ...]:
+        """What the loss needs of whole next-token distributions, each of shape [C], with gradient.
+
+        Called where `has_terms`, for some positions at a time; logits are at the sampling temperature.
+        """
+        raise NotImplementedError
+
+    def loss(self, batch: TokenBatch, logprobs_N: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """This micro-batch's share of the minibatch's loss, and of its metrics.
 
         Both are weighted sums: shares of all micro-batches and ranks add up to the minibatch's
-        mean. Metrics carry no gradient.
+        loss and means. Metrics carry no gradient.
         """
         raise NotImplementedError
+
+
+def check_aggregation(aggregation: Aggregation, constant_length: int | None) -> None:
+    """Raises ValueError for a constant length without its aggregation, and the other way round."""
+    if (aggregation == "constant") != (constant_length is not None):
+        raise ValueError(
+            "constant_length and aggregation 'constant' belong together: give both, or neither; the usual"
+            " length is the longest that an answer may be"
+        )

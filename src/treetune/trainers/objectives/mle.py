@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from treetune.trainers.objectives.base import Aggregation, Objective, TokenBatch
+from annotated_types import Gt
+
+from treetune.trainers.objectives.base import Aggregation, Objective, TokenBatch, check_aggregation
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,8 +25,10 @@ class MaximumLikelihood(Objective):
     """
 
     aggregation: Aggregation = "token"
+    constant_length: Annotated[int, Gt(0)] | None = None
 
-    def loss(
-        self, batch: TokenBatch, logprobs_N: Tensor, entropy_N: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def __post_init__(self) -> None:
+        check_aggregation(self.aggregation, self.constant_length)
+
+    def loss(self, batch: TokenBatch, logprobs_N: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         return -(batch.weights_N * logprobs_N).sum(), {}

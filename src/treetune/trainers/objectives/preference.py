@@ -65,14 +65,12 @@ class Preference(Objective):
         """The loss of each pair and the loss's own metrics, all of shape [P]."""
         raise NotImplementedError
 
-    def loss(
-        self, batch: TokenBatch, logprobs_N: Tensor, entropy_N: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        assert batch.pairs is not None, "the trainer cuts no pair in two"
+    def loss(self, batch: TokenBatch, logprobs_N: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        assert len(batch.lengths) % 2 == 0, "the trainer cuts no pair in two"
         assert batch.reference_logprobs_N is not None, "the trainer scores the reference when asked"
-        policy_S = batch.pairs.sums(logprobs_N)
-        reference_S = batch.pairs.sums(batch.reference_logprobs_N)
-        tokens_S = policy_S.new_tensor(batch.pairs.lengths)
+        policy_S = batch.sums(logprobs_N)
+        reference_S = batch.sums(batch.reference_logprobs_N)
+        tokens_S = policy_S.new_tensor(batch.lengths)
         better, other = slice(0, None, 2), slice(1, None, 2)
         pairs = PairLogprobs(
             chosen_P=policy_S[better],
@@ -92,8 +90,8 @@ class Preference(Objective):
             "preference/margin": self.beta * pairs.margin_P,
             **own,
         }
-        shares = {name: batch.pairs.weight * value_P.detach().sum() for name, value_P in metrics.items()}
-        return batch.pairs.weight * loss_P.sum(), shares
+        shares = {name: batch.pair_weight * value_P.detach().sum() for name, value_P in metrics.items()}
+        return batch.pair_weight * loss_P.sum(), shares
 
 
 @Objective.register("dpo")

@@ -1,0 +1,9 @@
+// Beside the quickstart's sets the same problems answered once, greedily. Goes on the right of an experiment.
+{
+  evaluation+: {
+    sets+: [
+      { name: 'validation_greedy', split: 'validation', problems: 128, temperature: 0, while_training: true },
+      { name: 'test_greedy', split: 'test', problems: 512, temperature: 0 },
+    ],
+  },
+}

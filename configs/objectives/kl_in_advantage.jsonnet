@@ -1,0 +1,3 @@
+// KL to the start model taken from each token's own advantage, k1, after normalisation. The coefficient is to
+// be tuned.
+{ trainer+: { objective+: { kl_coef: 0.01, kl_estimator: 'k1', kl_placement: 'advantage' } } }

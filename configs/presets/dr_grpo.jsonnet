@@ -1,0 +1,4 @@
+// Dr. GRPO (Liu et al., arXiv:2503.20783): GRPO without its two biases, the deviation and the length.
+(import 'policy_gradient.jsonnet')
++ (import '../credit/group_mean.jsonnet')
++ (import '../objectives/constant_length.jsonnet')

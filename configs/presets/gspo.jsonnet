@@ -1,0 +1,4 @@
+// GSPO (Zheng et al., arXiv:2507.18071): ratio and clip of whole answers.
+(import 'policy_gradient.jsonnet')
++ (import '../credit/group.jsonnet')
++ { trainer+: { objective: { type: 'gspo', clip_low: 3e-4, clip_high: 4e-4, aggregation: 'sequence' } } }

@@ -1,0 +1,6 @@
+// REINFORCE++ (Hu et al., arXiv:2501.03262): no critic and no groups; KL in the reward, advantages whitened
+// over the whole batch, PPO's clip.
+(import 'policy_gradient.jsonnet')
++ (import '../objectives/token_mean.jsonnet')
++ (import '../objectives/kl_in_reward.jsonnet')
++ { credit: { type: 'outcome' }, trainer+: { advantage_normalisation: 'whiten' } }

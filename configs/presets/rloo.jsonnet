@@ -1,0 +1,6 @@
+// RLOO (Ahmadian et al., arXiv:2402.14740): the log-prob of the whole answer, so a sum over its tokens; the
+// others' mean as baseline; KL in the reward, with TRL's coefficient.
+(import 'policy_gradient.jsonnet')
++ (import '../credit/rloo.jsonnet')
++ (import '../objectives/kl_in_reward.jsonnet')
++ { trainer+: { objective+: { aggregation: 'constant', constant_length: 1, kl_coef: 0.05 } } }

@@ -1,0 +1,3 @@
+(import 'policy_gradient.jsonnet')
++ (import '../presets/gspo.jsonnet')
++ { experiment_name: 'quickstart/gspo' }

@@ -1,0 +1,3 @@
+(import 'policy_gradient.jsonnet')
++ (import '../presets/spo_3_3.jsonnet')
++ { experiment_name: 'quickstart/spo_3_3' }

@@ -1,0 +1,44 @@
+// Learning from correct paths beside Dr. GRPO, on sums of four two-digit numbers, three seeds each: accuracy
+// sampled and greedy, and how entropy and length go along training. All train on 25 × 64 problems × 8 answers.
+local greedy = 'configs/evaluations/quickstart_greedy.jsonnet';
+local after_sft(name) = {
+  configs: ['configs/quickstart/%s.jsonnet' % name, greedy],
+  needs: ['sft'],
+  seconds_per_iteration: 6,
+  estimated_from: 'what GRPO takes on two cores',
+};
+{
+  type: 'reproduction',
+  name: 'quickstart_spo',
+  title: 'Correct paths on the embedded task, 12,800 sampled answers each',
+  directory: 'experiments/quickstart_spo',
+  seeds: [1, 2, 3],
+  baseline: 'Dr. GRPO',
+  experiments: {
+    sft: {
+      configs: ['configs/quickstart/sft.jsonnet', greedy],
+      seconds_per_iteration: 25,
+      estimated_from: 'seen on two cores',
+    },
+  } + { [name]: after_sft(name) for name in ['dr_grpo', 'spo_3_1', 'spo_3_2', 'spo_3_3', 'spo_rank_jsd'] },
+  columns: [
+    { name: 'test pass@1, sampled', evaluation: 'test' },
+    { name: 'test pass@1, greedy', evaluation: 'test_greedy' },
+  ],
+  rows: [
+    { name: 'Dr. GRPO', experiment: 'dr_grpo' },
+    { name: 'SPO 3.1', experiment: 'spo_3_1' },
+    { name: 'SPO 3.2', experiment: 'spo_3_2' },
+    { name: 'SPO 3.3', experiment: 'spo_3_3' },
+    { name: 'SPO rank-JSD', experiment: 'spo_rank_jsd' },
+  ],
+  panels: [
+    { name: 'validation pass@1, sampled', evaluation: 'validation' },
+    { name: 'validation pass@1, greedy', evaluation: 'validation_greedy' },
+    { name: 'entropy (nats per trained token)', metric: 'train/entropy' },
+    { name: 'length of sampled answers (tokens)', metric: 'episodes/response_tokens' },
+  ],
+  notes: [
+    'Methods start from the weights of SFT (iteration 0). Sampled: 4 answers at temperature 1; greedy: one at temperature 0.',
+  ],
+}

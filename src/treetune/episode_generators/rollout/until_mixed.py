@@ -1,0 +1,162 @@
+"""Samples further problems until enough of them have answers that differ in score."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+from annotated_types import Gt
+
+from treetune.episode_generators.base import GenerationContext, Rollout
+from treetune.episode_generators.metrics import mean, pooled, trajectory_metrics
+from treetune.episode_generators.rollout.answers import rank_share
+from treetune.inference.base import SamplingParams
+from treetune.vocabulary import Metrics, Problem, Trajectory
+
+
+@Rollout.register("until_mixed")
+@dataclass(frozen=True, kw_only=True)
+class UntilMixed(Rollout):
+    """`rollout` on the iteration's problems and then, round by round, on further ones, until `groups`
+    problems have answers that differ in score.
+
+    DAPO's dynamic sampling (Yu et al., arXiv:2503.14476, section 3.2). Together with the selection
+    ``mixed_groups`` with `at_most`, each iteration trains on equally many groups that say something.
+    Everything that was sampled is kept and counted, so that ``episodes/score`` is the policy's on
+    problems that were not chosen by how it answered them.
+
+    A round has `problems_per_round` problems (None: as many as the first). It is over after
+    `max_rounds`, or when the split has no problem left that the iteration hasn't had; the log says so,
+    and the iteration goes on with the groups that it has.
+
+    ``rollout/rounds``; ``rollout/groups_dropped``: share of problems whose answers all scored the same;
+    ``rollout/groups_lacking``: how many were missing at the end. What the inner rollout measures
+    beyond ``episodes/`` is averaged over the rounds, each with the weight of its problems.
+    """
+
+    rollout: Rollout
+    groups: Annotated[int, Gt(0)]
+    max_rounds: Annotated[int, Gt(0)] = 10
+    problems_per_round: Annotated[int, Gt(0)] | None = None
+
+    asks_further = True
+
+    def __post_init__(self) -> None:
+        if self.rollout.asks_further:
+            raise ValueError("until_mixed can't be within another one: name a rollout that samples answers")
+        if not self.rollout.needs_engine:
+            raise ValueError(
+                "until_mixed samples until answers differ, and the rollout within it samples nothing: choose"
+                " 'single_turn'"
+            )
+        if self.rollout.samples < 2:
+            raise ValueError(
+                "until_mixed waits for answers that differ, and the rollout within it makes one to a problem:"
+                " set its samples to 2 or more"
+            )
+
+    @property
+    def needs_engine(self) -> bool:  # type: ignore[override]
+        return self.rollout.needs_engine
+
+    @property
+    def samples(self) -> int:  # type: ignore[override]
+        return self.rollout.samples
+
+    @property
+    def unfinished_reward(self) -> float:  # type: ignore[override]
+        return self.rollout.unfinished_reward
+
+    @property
+    def max_prompt_tokens(self) -> int | None:  # type: ignore[override]
+        return self.rollout.max_prompt_tokens
+
+    @property
+    def sampling(self) -> SamplingParams | None:
+        return self.rollout.sampling
+
+    @property
+    def sampler(self) -> Rollout:
+        return self.rollout.sampler
+
+    def run(
+        self, context: GenerationContext, problems: Sequence[Problem]
+    ) -> tuple[list[Trajectory], Metrics]:
+        own: list[Trajectory] = []
+        asked: list[Problem] = []
+        reports: list[tuple[int, Metrics]] = []
+        further: list[Problem] | None = None
+        upcoming = list(problems)
+        mixed = 0
+        # Every rank knows all ranks' groups after a round, so all of them decide alike.
+        while True:
+            trajectories, report = self.rollout.run(_after(context, len(own)), upcoming)
+            own += trajectories
+            asked += upcoming
+            reports.append((len(upcoming), report))
+            mixed += _mixed_groups(context, trajectories)
+            if mixed >= self.groups or len(reports) == self.max_rounds:
+                break
+            if further is None:
+                further = list(context.further_problems())
+            size = self.problems_per_round or len(problems)
+            upcoming, further = further[:size], further[size:]
+            if not upcoming:
+                break
+        if mixed < self.groups:
+            reason = (
+                f"max_rounds is {self.max_rounds}"
+                if len(reports) == self.max_rounds
+                else "the split has no further problem"
+            )
+            context.say(
+                f"iteration {context.iteration + 1}: {self.groups} problems with answers that differ in score"
+                f" were asked for; went on with {mixed} of {len(asked)} after {len(reports)} rounds, since"
+                f" {reason}"
+            )
+        trajectories = _shared_out(context, asked, own) if len(reports) > 1 else own
+        metrics = trajectory_metrics(context, trajectories)
+        return trajectories, _averaged(reports) | metrics | {
+            "rollout/rounds": float(len(reports)),
+            "rollout/groups_dropped": 1.0 - mixed / len(asked),
+            "rollout/groups_lacking": float(max(0, self.groups - mixed)),
+        }
+
+
+def _after(context: GenerationContext, done: int) -> GenerationContext:
+    """The context for a round that comes after `done` answers of this rank."""
+    return replace(context, progress=lambda of_round, total: context.progress(done + of_round, done + total))
+
+
+def _mixed_groups(context: GenerationContext, trajectories: Sequence[Trajectory]) -> int:
+    """How many problems of all ranks have answers that differ in score. Collective."""
+    scores: dict[str, set[float]] = {}
+    for trajectory in trajectories:
+        scores.setdefault(trajectory.problem.id, set()).add(trajectory.score)
+    own = [float(len(of_problem) > 1) for of_problem in scores.values()]
+    return round(sum(pooled(context, "mixed groups", {"mixed": own})["mixed"]))
+
+
+def _shared_out(
+    context: GenerationContext, asked: Sequence[Problem], own: Sequence[Trajectory]
+) -> list[Trajectory]:
+    """This rank's share of all rounds' trajectories, so that all ranks' are in the order of `asked`.
+
+    As they were sampled, a rank would hold a share of each round. Collective.
+    """
+    by_problem: dict[str, list[Trajectory]] = {}
+    for of_rank in context.exchange("rounds", list(own)):
+        for trajectory in of_rank:
+            by_problem.setdefault(trajectory.problem.id, []).append(trajectory)
+    return [t for problem in rank_share(context, asked) for t in by_problem.get(problem.id, [])]
+
+
+def _averaged(reports: Sequence[tuple[int, Metrics]]) -> Metrics:
+    """Each metric's mean over the rounds that have it, weighted by their problems."""
+    names = dict.fromkeys(name for _, report in reports for name in report)
+    averages = {}
+    for name in names:
+        having = [(report[name], float(problems)) for problems, report in reports if name in report]
+        averages[name] = mean([value for value, _ in having], [weight for _, weight in having])
+    return averages

@@ -1,0 +1,32 @@
+"""From what graders said to what answers earn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from treetune.episode_generators.base import GenerationContext, Shaping
+from treetune.episode_generators.metrics import mean, pooled
+from treetune.vocabulary import Metrics, Trajectory
+
+
+def shaped(
+    context: GenerationContext, shapings: Sequence[Shaping], trajectories: Sequence[Trajectory]
+) -> tuple[list[Trajectory], Metrics]:
+    """This rank's trajectories with the sum of all bonuses, and the metrics of all ranks.
+
+    ``shaping/<label>`` is a part's mean bonus; ``episodes/reward`` becomes the mean of what credit is
+    given for, while ``episodes/score`` stays what graders said. Collective.
+    """
+    if not shapings:
+        return list(trajectories), {}
+    bonuses = {shaping.label: shaping.bonuses(context, trajectories) for shaping in shapings}
+    earned = [
+        replace(trajectory, bonus=math.fsum(of_trajectory))
+        for trajectory, *of_trajectory in zip(trajectories, *bonuses.values(), strict=True)
+    ]
+    columns = {f"shaping/{label}": values for label, values in bonuses.items()}
+    columns["episodes/reward"] = [trajectory.reward for trajectory in earned]
+    everyones = pooled(context, "shaping-metrics", columns)
+    return earned, {name: mean(values) for name, values in everyones.items() if values}

@@ -1,0 +1,59 @@
+"""Among the answers to a problem, shorter ones earn more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Ge, Gt
+
+from treetune.episode_generators.base import GenerationContext, Rollout, Shaping
+from treetune.episode_generators.credit.episodes import groups_of
+from treetune.vocabulary import FULL_REWARD, Trajectory
+
+
+def length_bonuses(lengths: Sequence[int], right: Sequence[bool]) -> list[float]:
+    """λ = 0.5 − (length − shortest) / (longest − shortest) for right answers, min(0, λ) for wrong ones.
+
+    The length reward of Kimi k1.5 (arXiv:2501.12599, section 2.3.3). Nothing where all are equally
+    long: there is nothing to compare.
+    """
+    shortest, longest = min(lengths), max(lengths)
+    if shortest == longest:
+        return [0.0] * len(lengths)
+    lambdas = [0.5 - (length - shortest) / (longest - shortest) for length in lengths]
+    return [value if ok else min(0.0, value) for value, ok in zip(lambdas, right, strict=True)]
+
+
+@Shaping.register("length_penalty")
+@dataclass(frozen=True, kw_only=True)
+class LengthPenalty(Shaping):
+    """`weight` times `length_bonuses`, in tokens, among the answers to a problem.
+
+    With a weight of 1, the longest right answer still earns 0.5 and no wrong one more than 0. Its
+    authors train without it at first, since it slows the beginning down: `from_iteration` (from 0) says
+    when it sets in.
+    """
+
+    weight: Annotated[float, Gt(0)] = 1.0
+    from_iteration: Annotated[int, Ge(0)] = 0
+
+    def check(self, rollout: Rollout) -> None:
+        if rollout.samples < 2:
+            raise ValueError(
+                "length_penalty compares the answers to a problem, and the rollout makes one: set its samples"
+                " to 2 or more"
+            )
+
+    def bonuses(self, context: GenerationContext, trajectories: Sequence[Trajectory]) -> list[float]:
+        bonuses = [0.0] * len(trajectories)
+        if context.iteration < self.from_iteration:
+            return bonuses
+        for positions in groups_of(trajectories).values():
+            group = [trajectories[position] for position in positions]
+            lengths = [len(trajectory.response_ids) for trajectory in group]
+            right = [trajectory.score >= FULL_REWARD for trajectory in group]
+            for position, bonus in zip(positions, length_bonuses(lengths, right), strict=True):
+                bonuses[position] = self.weight * bonus
+        return bonuses

@@ -1,0 +1,55 @@
+"""A penalty for answers that come near the budget of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Gt
+
+from treetune.episode_generators.base import GenerationContext, Rollout, Shaping
+from treetune.vocabulary import Trajectory
+
+
+def overlong_bonus(length: int, longest: int, cache: int) -> float:
+    """0 up to ``longest - cache`` tokens, then linearly down to −1 at `longest`, and −1 beyond.
+
+    DAPO's soft overlong punishment (Yu et al., arXiv:2503.14476, eq. 13).
+    """
+    free = longest - cache
+    return max(-1.0, min(0.0, (free - length) / cache))
+
+
+@Shaping.register("overlong_penalty")
+@dataclass(frozen=True, kw_only=True)
+class OverlongPenalty(Shaping):
+    """`scale` times `overlong_bonus`: the last `cache` of the rollout's `max_tokens` cost more and more.
+
+    DAPO samples at most 20480 tokens, of which the last 4096 are the cache, and its right answers
+    earn 1 and wrong ones −1: the full penalty is half of what lies between the two there.
+    """
+
+    cache: Annotated[int, Gt(0)]
+    scale: Annotated[float, Gt(0)] = 1.0
+
+    def check(self, rollout: Rollout) -> None:
+        sampling = rollout.sampling
+        if sampling is None:
+            raise ValueError(
+                "overlong_penalty is about the rollout's max_tokens, and this rollout samples nothing:"
+                " leave it out"
+            )
+        if self.cache > sampling.max_tokens:
+            raise ValueError(
+                f"overlong_penalty has a cache of {self.cache} tokens, and the rollout's max_tokens is"
+                f" {sampling.max_tokens}: an answer of no token would be punished; make the cache smaller"
+            )
+
+    def bonuses(self, context: GenerationContext, trajectories: Sequence[Trajectory]) -> list[float]:
+        assert context.sampling is not None, "`check` has seen that something is sampled"
+        longest = context.sampling.max_tokens
+        return [
+            self.scale * overlong_bonus(len(trajectory.response_ids), longest, self.cache)
+            for trajectory in trajectories
+        ]

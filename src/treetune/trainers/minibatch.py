@@ -1,0 +1,110 @@
+"""One minibatch: which of its sequences run, what each token weighs, a micro-batch's share of the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from treetune.trainers.batching import Unit
+from treetune.trainers.iteration_tensors import IterationTensors
+from treetune.trainers.objectives.base import Objective, TokenBatch
+from treetune.trainers.tokens import MicroBatch, Sequences
+
+
+@dataclass(frozen=True)
+class Minibatch:
+    """What a step is taken on, the same on every rank. `weights_N` are over all of the iteration's tokens.
+
+    `units` are those that are run: sequences without weight add nothing to the loss. None are left
+    where there is nothing to learn, and no step is taken then.
+    """
+
+    units: list[Unit]
+    weights_N: Tensor
+    weight_sum: float
+    sequence_weight: float
+    pair_weight: float
+
+    @staticmethod
+    def of(sequences: Sequences, units: Sequence[Unit], objective: Objective) -> Minibatch:
+        indices = [index for unit in units for index in unit]
+        weights = objective.sequence_weights(
+            [sequences.trained_tokens(index) for index in indices],
+            [sequences.scores[index] for index in indices],
+        )
+        weights_N = torch.zeros(sequences.n_tokens)
+        for index, weight in zip(indices, weights, strict=True):
+            weights_N[sequences.starts[index] : sequences.starts[index + 1]] = weight
+        weighing = {index for index, weight in zip(indices, weights, strict=True) if weight != 0}
+        return Minibatch(
+            units=[unit for unit in units if weighing.intersection(unit)],
+            weights_N=weights_N,
+            weight_sum=float(weights_N.double().sum()),
+            sequence_weight=1 / len(indices),
+            pair_weight=1 / len(units),
+        )
+
+    def tokens(
+        self, batch: MicroBatch, tensors: IterationTensors, terms: Sequence[Tensor], device: torch.device
+    ) -> TokenBatch:
+        def at(tensor_N: Tensor) -> Tensor:
+            return tensor_N[batch.flat_N].to(device)
+
+        def known_at(tensor_N: Tensor | None) -> Tensor | None:
+            return None if tensor_N is None else at(tensor_N)
+
+        return TokenBatch(
+            weights_N=at(self.weights_N) * batch.real,
+            lengths=batch.trained_tokens,
+            weight_sum=self.weight_sum,
+            sequence_weight=self.sequence_weight * batch.real,
+            pair_weight=self.pair_weight * batch.real,
+            advantages_N=known_at(tensors.advantages_N),
+            old_logprobs_N=known_at(tensors.old_N),
+            reference_logprobs_N=known_at(tensors.reference_N),
+            behaviour_logprobs_N=known_at(tensors.behaviour_N),
+            terms=tuple(terms),
+        )
+
+
+@dataclass(frozen=True)
+class LossShare:
+    """What a micro-batch adds to the minibatch's loss and metrics, and its tokens' log-probs."""
+
+    loss: Tensor
+    metrics: dict[str, Tensor]
+    logprobs_N: Tensor
+    tokens: TokenBatch
+
+
+def loss_share(
+    policy: Callable[..., Any],
+    objective: Objective,
+    minibatch: Minibatch,
+    batch: MicroBatch,
+    tensors: IterationTensors,
+    *,
+    temperature: float,
+    entropy_coef: float,
+    device: torch.device,
+) -> LossShare:
+    """Runs the policy on a micro-batch. The entropy's part of the loss is the same for every objective."""
+    logprobs_N, entropy_N, *terms = policy(
+        batch.input_ids_BT,
+        batch.position_ids_BT,
+        batch.positions_N,
+        batch.labels_N,
+        temperature,
+        entropy_coef != 0,
+        objective.terms if objective.has_terms else None,
+    )
+    tokens = minibatch.tokens(batch, tensors, terms, device)
+    loss, metrics = objective.loss(tokens, logprobs_N)
+    if entropy_coef:
+        loss = loss - entropy_coef * (tokens.weights_N * entropy_N).sum()
+    metrics = {"train/loss": loss.detach(), "train/entropy": tokens.mean(entropy_N), **metrics}
+    return LossShare(loss, metrics, logprobs_N, tokens)

@@ -1,0 +1,39 @@
+"""Clipping by the likelihood ratio of whole answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+from annotated_types import Gt, Lt
+
+from treetune.trainers.objectives.base import Aggregation, Objective, TokenBatch
+from treetune.trainers.objectives.policy_gradient import PolicyGradient, given_advantages
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@Objective.register("gspo")
+@dataclass(frozen=True, kw_only=True)
+class SequencePolicyGradient(PolicyGradient):
+    """GSPO (Zheng et al. 2025, arXiv:2507.18071): the ratio of an answer is ``s = (p(y)/p_old(y))^(1/|y|)``,
+    and a token's term ``max(-A·s, -A·clip(s, 1-clip_low, 1+clip_high))`` (eq. 5 and 7).
+
+    Written token by token as the paper's GSPO-token (eq. 13 and 14), ``s·p/sg[p]``, which has the same
+    value and, where an answer's tokens share their advantage, the same gradient; so credit by steps can
+    be used as well. The mean over an answer lies so near 1 that its clip ranges are of another order
+    than PPO's.
+    """
+
+    clip_low: Annotated[float, Gt(0), Lt(1)] = 3e-4
+    clip_high: Annotated[float, Gt(0)] = 4e-4
+    aggregation: Aggregation = "sequence"
+
+    def surrogate(self, batch: TokenBatch, logprobs_N: Tensor, log_ratio_N: Tensor) -> tuple[Tensor, Tensor]:
+        advantages_N = given_advantages(batch)
+        mean_N = batch.sequence_means(log_ratio_N.detach())
+        ratio_N = (mean_N + logprobs_N - logprobs_N.detach()).exp()
+        free_N = -advantages_N * ratio_N
+        bounded_N = -advantages_N * ratio_N.clamp(1 - self.clip_low, 1 + self.clip_high)
+        return free_N.maximum(bounded_N), bounded_N > free_N

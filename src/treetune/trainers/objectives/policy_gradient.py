@@ -1,0 +1,111 @@
+"""What all policy-gradient losses share: the ratio to the old policy, KL and importance corrections."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from annotated_types import Ge, Gt
+
+from treetune.trainers.objectives.base import Aggregation, Objective, TokenBatch, check_aggregation
+from treetune.trainers.objectives.kl import KlEstimator, kl_estimate
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyGradient(Objective):
+    """``L = Σ w·surrogate(A, ρ) + β·KL``, with ``ρ = exp(log p - log p_old)``.
+
+    The surrogate is the subclass's. `kl_placement` says where β times the estimate of the KL to the
+    start model goes:
+
+    * ``loss``: added to the loss, its gradient flowing through the policy's log-probs: as the mean over
+      tokens that the policy term is too (`kl_reduction` ``token_mean``, weighted as `aggregation` says),
+      or summed over each sequence's tokens and averaged over the minibatch's sequences
+      (``sequence_sum``: VinePPO's published runs, where β weighs as much more as answers are long).
+      `kl_clamp` bounds each token's estimate from below and above, VinePPO's by 0 and 10; beyond it, no
+      gradient flows.
+    * ``reward``: taken from each token's reward, before advantages are normalised; a token answers for
+      its own penalty and for those behind it (PPO for RLHF, Ouyang et al. 2022; REINFORCE++).
+    * ``advantage``: taken from each token's own advantage, after these are normalised.
+
+    `importance_cap` multiplies the policy term by ``min(p_old / p_engine, cap)``: truncated
+    importance sampling for engines that sample from slightly other probabilities than the trainer
+    computes. None leaves it out; the gap is measured either way. `entropy_coef` may have either sign.
+    """
+
+    kl_coef: Annotated[float, Ge(0)] = 0.0
+    kl_estimator: KlEstimator = "k3"
+    kl_placement: Literal["loss", "reward", "advantage"] = "loss"
+    kl_reduction: Literal["token_mean", "sequence_sum"] = "token_mean"
+    kl_clamp: tuple[float, float] | None = None
+    entropy_coef: float = 0.0
+    aggregation: Aggregation = "token"
+    constant_length: Annotated[int, Gt(0)] | None = None
+    importance_cap: Annotated[float, Gt(0)] | None = None
+
+    needs_advantages = True
+    measures_kl = True
+
+    def __post_init__(self) -> None:
+        check_aggregation(self.aggregation, self.constant_length)
+        if self.kl_clamp is not None and self.kl_clamp[0] >= self.kl_clamp[1]:
+            raise ValueError(f"kl_clamp {list(self.kl_clamp)} must be [lowest, highest], such as [0, 10]")
+        if self.kl_placement != "loss" and (self.kl_clamp or self.kl_reduction != "token_mean"):
+            raise ValueError(
+                "kl_clamp and kl_reduction are for kl_placement 'loss'; elsewhere there is neither"
+            )
+
+    @property
+    def needs_reference(self) -> bool:  # type: ignore[override]
+        return self.kl_coef > 0
+
+    @property
+    def reward_kl_coef(self) -> float:  # type: ignore[override]
+        return self.kl_coef if self.kl_placement == "reward" else 0.0
+
+    @property
+    def advantage_kl_coef(self) -> float:  # type: ignore[override]
+        return self.kl_coef if self.kl_placement == "advantage" else 0.0
+
+    def surrogate(self, batch: TokenBatch, logprobs_N: Tensor, log_ratio_N: Tensor) -> tuple[Tensor, Tensor]:
+        """What each token adds to the loss before its weight, and whether clipping stopped its gradient."""
+        raise NotImplementedError
+
+    def loss(self, batch: TokenBatch, logprobs_N: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        # With a single update per iteration the policy is its own old policy: the ratio is 1 in
+        # value and carries the policy gradient.
+        old_N = logprobs_N.detach() if batch.old_logprobs_N is None else batch.old_logprobs_N
+        log_ratio_N = logprobs_N - old_N
+        policy_N, clipped_N = self.surrogate(batch, logprobs_N, log_ratio_N)
+        if self.importance_cap is not None:
+            assert batch.behaviour_logprobs_N is not None, "sampled tokens carry the engine's log-probs"
+            policy_N = policy_N * (old_N - batch.behaviour_logprobs_N).exp().clamp(max=self.importance_cap)
+        loss = (batch.weights_N * policy_N).sum()
+        metrics = {
+            "train/policy_loss": loss.detach(),
+            "train/clip_fraction": batch.mean(clipped_N),
+            "train/approx_kl": batch.mean(0.5 * log_ratio_N.detach().square()),
+            "train/ratio": batch.mean(log_ratio_N.detach().exp()),
+        }
+        if self.kl_coef > 0 and self.kl_placement == "loss":
+            kl_loss = self._kl_loss(batch, logprobs_N)
+            metrics["train/kl_loss"] = kl_loss.detach()
+            loss = loss + kl_loss
+        return loss, metrics
+
+    def _kl_loss(self, batch: TokenBatch, logprobs_N: Tensor) -> Tensor:
+        assert batch.reference_logprobs_N is not None, "the trainer scores the reference when asked"
+        kl_N = kl_estimate(logprobs_N, batch.reference_logprobs_N, self.kl_estimator)
+        if self.kl_clamp is not None:
+            kl_N = kl_N.clamp(*self.kl_clamp)
+        if self.kl_reduction == "token_mean":
+            return self.kl_coef * (batch.weights_N * kl_N).sum()
+        return self.kl_coef * batch.sequence_weight * kl_N.sum()
+
+
+def given_advantages(batch: TokenBatch) -> Tensor:
+    assert batch.advantages_N is not None, "the trainer gives every policy gradient its advantages"
+    return batch.advantages_N
