@@ -3,7 +3,7 @@
 local boxed = '{problem}\n\nReason step by step, and put your final answer within \\boxed{}.';
 local marked = '{problem}\n\nReason step by step, one step a line, and end with a line "#### " and the answer.';
 local prompt(task) =
-  if !std.startsWith(task.prompt, '[MATH_TASK]') then {}
+  if !std.startsWith(std.get(task, 'prompt', ''), '[MATH_TASK]') then {}
   else { prompt: if task.type == 'gsm8k' then marked else boxed };
 local has(object, key) = std.objectHas(object, key) && object[key] != null;
 local single_turn(rollout) =

@@ -1,3 +1,4 @@
 (import 'policy_gradient.jsonnet')
 + (import '../presets/spo_entropy_0.1.jsonnet')
++ (import '../trainers/lr1e-4.jsonnet')
 + { experiment_name: 'quickstart/spo_entropy_0.1' }
