@@ -7,7 +7,7 @@
     operands: [1, 99],
     targets: [10, 99],
     operators: ['+', '-', '*', '/'],
-    train_size: 100000,
+    train_size: 20000,
     validation_size: 500,
     test_size: 1000,
     grader: { type: 'countdown' },

@@ -17,6 +17,7 @@ from treetune.tasks.graders.countdown import CountdownGrader, gold_of
 from treetune.vocabulary import Problem
 
 NUMBERS, TARGET = "{numbers}", "{target}"
+GRADER = CountdownGrader()
 
 PROMPT = (
     "Using the numbers {numbers}, write an expression that equals {target}. You may use +, -, *, / and "
@@ -64,12 +65,12 @@ class Countdown(Task):
     operators: Annotated[tuple[Operator, ...], MinLen(1)] = ("+", "-", "*", "/")
     natural: bool = True
     demonstration_noise: Annotated[float, Ge(0), Le(1)] = 0.0
-    train_size: Annotated[int, Gt(0)] = 100_000
+    train_size: Annotated[int, Gt(0)] = 20_000
     validation_size: Annotated[int, Gt(0)] = 500
     test_size: Annotated[int, Gt(0)] = 1000
     seed: int = 0
     prompt: str = PROMPT
-    grader: CountdownGrader = CountdownGrader()  # noqa: RUF009  (frozen)
+    grader: CountdownGrader = GRADER
 
     def __post_init__(self) -> None:
         check_template(self.prompt)

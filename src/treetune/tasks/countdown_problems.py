@@ -63,21 +63,23 @@ def distinct_problems(shape: Shape, wanted: int, seed: int) -> Sequence[Puzzle]:
 
 def _value(generator: random.Random, shape: Shape, numbers: Sequence[int]) -> int | None:
     """The value of a random expression of all the numbers; None where it is no target of the shape."""
-    left = [Fraction(number) for number in numbers]
+    left: list[int | Fraction] = list(numbers)
     while len(left) > 1:
         generator.shuffle(left)
         one, other = left.pop(), left.pop()
         operator = generator.choice(shape.operators)
-        if operator == "/" and other == 0:
+        if operator == "/" and (other == 0 or (shape.natural and one % other)):
             return None
         value = (
             one + other if operator == "+"
             else one - other if operator == "-"
             else one * other if operator == "*"
-            else one / other
+            else Fraction(one, other)
         )  # fmt: skip
-        if shape.natural and (value <= 0 or value.denominator != 1):
-            return None
+        if shape.natural:
+            if value <= 0:
+                return None
+            value = int(value)  # whole numbers are much quicker than fractions
         left.append(value)
     least, most = shape.targets
     return int(left[0]) if left[0].denominator == 1 and least <= left[0] <= most else None

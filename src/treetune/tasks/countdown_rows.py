@@ -9,15 +9,15 @@ from typing import Annotated, Any
 from annotated_types import MinLen
 
 from treetune.tasks.base import Task
-from treetune.tasks.countdown import check_template, prompted
+from treetune.tasks.countdown import GRADER, check_template, prompted
 from treetune.tasks.graders.base import Grader
-from treetune.tasks.graders.countdown import MOST_DIGITS, CountdownGrader, gold_of
+from treetune.tasks.graders.countdown import MOST_DIGITS, gold_of
 from treetune.tasks.rows import BadRow, RowsTask
 from treetune.tasks.steps.base import StepSplitter
 from treetune.tasks.steps.lines import Lines
 from treetune.vocabulary import Problem
 
-GRADER, STEPS = CountdownGrader(), Lines(answer_marker="<answer>")
+STEPS = Lines(answer_marker="<answer>")
 
 
 @Task.register("countdown_rows")
