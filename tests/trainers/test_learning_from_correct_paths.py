@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import math
-from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file
 
-from tests.trainers import update_program
-from tests.trainers.helpers import episodes, launch
+from tests.trainers.helpers import episodes
 from tests.trainers.test_update_in_one_process import assert_close, trained, weights_of
 from treetune.trainers.objectives import token_distance
 from treetune.trainers.objectives.spo import CorrectPaths
@@ -267,25 +263,3 @@ def test_where_no_answer_is_correct_no_step_is_taken():
     metrics = trainer.train(1, wrong)
     assert (metrics["train/steps"], metrics["train/skipped_steps"]) == (0, 1)
     assert all(torch.equal(tensor, before[name]) for name, tensor in weights_of(trainer).items())
-
-
-def test_two_ranks_make_the_same_update_even_if_only_one_has_a_correct_answer(tmp_path):
-    found = []
-    for ranks in (1, 2):
-        out = tmp_path / f"{ranks}.safetensors"
-        given_settings = {
-            "kind": "spo",
-            "correct": 1,
-            "learning_rate": 1e-3,
-            "adam_eps": 1e-4,
-            "objective": {"target": "rank", "divergence": "jsd", "normalise_by": "batch"},
-            "sequences_per_micro_batch": 2,
-            "zero_stage": 2 if ranks == 2 else 0,
-        }
-        launch(Path(update_program.__file__), [json.dumps(given_settings), str(out)], ranks)
-        found.append((load_file(out), json.loads(out.with_suffix(".json").read_text())))
-    (one, one_metrics), (two, two_metrics) = found
-    for name, tensor in one.items():
-        assert (tensor - two[name]).abs().max() <= 1e-6, name
-    for name in ("train/loss", "train/grad_norm", "spo/lacking", "engine/logprob_gap_max"):
-        assert one_metrics[name] == pytest.approx(two_metrics[name], abs=1e-5), name

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
+import treetune.parts  # noqa: F401  (registers them)
 from tests.trainers import update_program
 from tests.trainers.helpers import launch
+from treetune.trainers.objectives.base import Objective
 
 SETTINGS = {
     "learning_rate": 1e-3,
     "minibatch_size": 8,
     "adam_eps": 1e-4,  # Adam divides by it where a gradient is 0 up to rounding
     "advantage_normalisation": "whiten",
-    "objective": {"kl_coef": 0.01, "entropy_coef": 0.01},
+    "objective": {"type": "ppo", "kl_coef": 0.01, "entropy_coef": 0.01},
 }
 TOLERANCE = 1e-6
 
@@ -59,29 +62,63 @@ def test_two_ranks_with_sharded_gradients_make_the_same_update(tmp_path, eight_a
     assert_same(eight_at_once, update(tmp_path, "zero2", ranks=2, sequences_per_micro_batch=3, zero_stage=2))
 
 
-def test_two_ranks_make_the_same_update_from_pairs_as_one(tmp_path):
-    """Five pairs a step: one rank has three of them, the other two."""
-    pairs = {
-        "kind": "dpo_positive",
-        "minibatch_size": 5,
-        "objective": {"positive_penalty": 5.0, "penalty_band": 0.1},
+POSITIVE = {"type": "dpo_positive", "positive_penalty": 5.0, "penalty_band": 0.1}
+OBJECTIVES = {
+    "mle": {"type": "mle", "aggregation": "sequence"},
+    "dual clip, constant length": {
+        "type": "ppo",
+        "dual_clip": 3.0,
+        "aggregation": "constant",
+        "constant_length": 20,
+        "importance_cap": 2.0,
+    },
+    "kl in the reward": {"type": "ppo", "kl_coef": 0.1, "kl_estimator": "k1", "kl_placement": "reward"},
+    "kl in the advantage": {"type": "ppo", "kl_coef": 0.1, "kl_placement": "advantage"},
+    "gspo": {"type": "gspo", "clip_low": 0.01, "clip_high": 0.01},
+    "cispo": {"type": "cispo"},
+    "dpo": {"type": "dpo"},
+    "ipo": {"type": "dpo", "form": "ipo"},
+    "dpo_positive": POSITIVE,
+    "spo_3_1": {"type": "spo", "normalise_by": "batch"},
+    "spo_3_2": {"type": "spo", "detach_target": False, "entropy_coef": -0.5},
+    "spo_3_3": {"type": "spo", "target": "fixed", "mask": "above", "importance_cap": 2.0},
+    "rank": {"type": "spo", "target": "rank", "divergence": "jsd", "max_rank": 8},
+    "corpus": {
+        "type": "spo",
+        "divergence": "jsd",
+        "loss_on": "all",
+        "normalise_by": "batch",
+        "cross_entropy": 0.5,
+    },
+    "one correct answer": {"type": "spo", "target": "rank", "divergence": "jsd", "normalise_by": "batch"},
+}
+
+
+def test_two_ranks_make_the_same_update_as_one_with_every_objective(tmp_path):
+    """Minibatches of five: one rank has three sequences or pairs, the other two; or one has none."""
+    assert {given["type"] for given in OBJECTIVES.values()} == set(Objective.registered())
+    changes = {
+        name: {
+            "objective": given,
+            "minibatch_size": 5,
+            "advantage_normalisation": "none",
+            **({"correct": 1, "minibatch_size": None} if name == "one correct answer" else {}),
+        }
+        for name, given in OBJECTIVES.items()
     }
-    pairs["advantage_normalisation"] = "none"
-    one = update(tmp_path, "pairs", sequences_per_micro_batch=8, **pairs)
-    two = update(tmp_path, "pairs2", ranks=2, sequences_per_micro_batch=2, layout="packed", **pairs)
-    assert_same(one, two)
+    alone = updates(tmp_path / "alone", changes)
+    cut = {"sequences_per_micro_batch": 2, "layout": "packed"}
+    stages = itertools.cycle((0, 2))
+    shared = {name: changed | cut | {"zero_stage": next(stages)} for name, changed in changes.items()}
+    for name, update_of_two in updates(tmp_path / "two", shared, ranks=2).items():
+        assert_same(alone[name], update_of_two)
 
 
 SEQUENCES_SHARED = {
     "padded": {"gae": True},
     "packed": {"layout": "packed", "minibatch_size": 5},
-    "pairs": {
-        "kind": "dpo_positive",
-        "minibatch_size": 5,
-        "advantage_normalisation": "none",
-        "objective": {"positive_penalty": 5.0, "penalty_band": 0.1},
-    },
-    "spo": {"kind": "spo", "correct": 6, "objective": {}, "advantage_normalisation": "none"},
+    "pairs": {"minibatch_size": 5, "advantage_normalisation": "none", "objective": POSITIVE},
+    "spo": {"correct": 6, "objective": {"type": "spo"}, "advantage_normalisation": "none"},
     "lora": {"lora": {"rank": 4}, "gradient_checkpointing": True},
 }
 

@@ -14,6 +14,14 @@ from typing import Any
 PAIR_TO_SCORE = ((1, 2, 3), (4, 5, 6, 7))
 
 
+def made(type: str, **settings: Any) -> Any:
+    """The objective that a configuration would choose."""
+    import treetune.parts  # noqa: F401  (registers them)
+    from treetune.trainers.objectives.base import Objective
+
+    return Objective.registered()[type](**settings)
+
+
 def update(settings: dict[str, Any], out: Path, ranks: Any) -> None:
     import torch
     from safetensors.torch import save_file
@@ -23,19 +31,14 @@ def update(settings: dict[str, Any], out: Path, ranks: Any) -> None:
     from treetune.models.lora import Lora
     from treetune.trainers.base import DeepSpeedTrainer
     from treetune.trainers.core import PolicyTrainer
-    from treetune.trainers.objectives.ppo import ClippedPolicyGradient
-    from treetune.trainers.objectives.preference import DpoPositive
-    from treetune.trainers.objectives.spo import CorrectPaths
 
     gae = Gae() if settings.pop("gae", False) else None
     resumes = settings.pop("resumes", False)
     model = settings.pop("model", {})
-    kinds = {"ppo": ClippedPolicyGradient, "dpo_positive": DpoPositive, "spo": CorrectPaths}
-    kind = settings.pop("kind", "ppo")
-    rows = paired_episodes() if kind == "dpo_positive" else episodes(16)
+    objective = made(**settings.pop("objective"))
+    rows = paired_episodes() if objective.needs_pairs else episodes(16)
     if (correct := settings.pop("correct", None)) is not None:
         rows = [dataclasses.replace(row, score=float(i < correct)) for i, row in enumerate(rows)]
-    objective = kinds[kind](**settings.pop("objective", {}))
     if "lora" in settings:
         settings["lora"] = Lora(**settings["lora"])
 
