@@ -1,4 +1,4 @@
-"""LoRA through the whole loop: merged for the server, and with a server that adds the adapters itself."""
+"""LoRA through the whole loop with a server that adds the adapters itself. (test_presets has merged ones.)"""
 
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ LORA = """{
   checkpoints: { every: 1, keep_every: 1 },
   engine+: { max_concurrency: 64 },
   credit: { type: 'group', std: false },
-  trainer+: { lora: { rank: 4, alpha: 16, send: '%s' }, learning_rate: 1e-2, epochs: 1 },
+  trainer+: { lora: { rank: 4, alpha: 16, send: 'adapters' }, learning_rate: 1e-2, epochs: 1 },
 }"""
 
 
-@pytest.mark.parametrize("send", ["merged", "adapters"])
-def test_a_server_samples_from_adapters_as_the_trainer_trained_them(tmp_path: Path, send: str) -> None:
+def test_a_server_samples_from_adapters_as_the_trainer_trained_them(tmp_path: Path) -> None:
     experiment = Experiment(tmp_path)
-    experiment.run("run_iteration_loop", LORA % (ITERATIONS, send))
+    experiment.run("run_iteration_loop", LORA % ITERATIONS)
     rows = experiment.directory.read_metrics()
     assert [row["iteration"] for row in rows] == list(range(ITERATIONS))
     assert rows[0]["engine/canary_gap"] <= 1e-4 and rows[0]["engine/restarts"] == 0

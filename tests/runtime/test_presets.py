@@ -28,6 +28,7 @@ ADDITIONS = [
         "dr_grpo",
         ["objectives/kl_in_advantage", "objectives/entropy_target", "objectives/skip_without_advantage"],
     ),
+    ("grpo", ["hardware/lora"]),
     ("spo_3_3", ["objectives/spo_mask_below", "objectives/importance_cap_2"]),
     ("spo_3_2", ["compat/spo_moving_target", "objectives/entropy_bonus"]),
 ]
@@ -53,4 +54,7 @@ def test_a_preset_trains_for_two_small_iterations(
     for row in rows:
         assert row["train/steps"] >= 1
         assert math.isfinite(row["train/loss"])
+        # Of the second, this says that it was sampled from what the first had trained.
+        if "engine/logprob_gap_max" in row:
+            assert row["engine/logprob_gap_max"] <= 1e-4
     assert largest_move(experiment, directory, 2) > 1e-5, "the weights are as they were"

@@ -13,7 +13,7 @@ from pathlib import Path
 from treetune.vocabulary import Episode
 
 VOCABULARY = 24
-DEADLINE_S = 300
+DEADLINE_S = 900
 
 
 def tiny_model(seed: int = 0, tied: bool = False, kv_heads: int = 1):

@@ -48,20 +48,6 @@ def assert_same(one: tuple[dict, dict], other: tuple[dict, dict]) -> None:
     assert one[1]["scores"] == pytest.approx(other[1]["scores"], abs=1e-5)
 
 
-@pytest.fixture(scope="module")
-def eight_at_once(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, dict]:
-    return update(tmp_path_factory.mktemp("update"), "eight", sequences_per_micro_batch=8)
-
-
-def test_two_ranks_packed_make_the_same_update_as_one_padded(tmp_path, eight_at_once):
-    assert_same(eight_at_once, update(tmp_path, "two", ranks=2, sequences_per_micro_batch=3, layout="packed"))
-
-
-def test_two_ranks_with_sharded_gradients_make_the_same_update(tmp_path, eight_at_once):
-    """ZeRO-2 reduces in every backward pass: ranks with unequal work must not drift apart."""
-    assert_same(eight_at_once, update(tmp_path, "zero2", ranks=2, sequences_per_micro_batch=3, zero_stage=2))
-
-
 POSITIVE = {"type": "dpo_positive", "positive_penalty": 5.0, "penalty_band": 0.1}
 OBJECTIVES = {
     "mle": {"type": "mle", "aggregation": "sequence"},
@@ -94,26 +80,6 @@ OBJECTIVES = {
 }
 
 
-def test_two_ranks_make_the_same_update_as_one_with_every_objective(tmp_path):
-    """Minibatches of five: one rank has three sequences or pairs, the other two; or one has none."""
-    assert {given["type"] for given in OBJECTIVES.values()} == set(Objective.registered())
-    changes = {
-        name: {
-            "objective": given,
-            "minibatch_size": 5,
-            "advantage_normalisation": "none",
-            **({"correct": 1, "minibatch_size": None} if name == "one correct answer" else {}),
-        }
-        for name, given in OBJECTIVES.items()
-    }
-    alone = updates(tmp_path / "alone", changes)
-    cut = {"sequences_per_micro_batch": 2, "layout": "packed"}
-    stages = itertools.cycle((0, 2))
-    shared = {name: changed | cut | {"zero_stage": next(stages)} for name, changed in changes.items()}
-    for name, update_of_two in updates(tmp_path / "two", shared, ranks=2).items():
-        assert_same(alone[name], update_of_two)
-
-
 SEQUENCES_SHARED = {
     "padded": {"gae": True},
     "packed": {"layout": "packed", "minibatch_size": 5},
@@ -123,16 +89,63 @@ SEQUENCES_SHARED = {
 }
 
 
-def test_two_ranks_that_share_every_sequence_make_the_same_update(tmp_path):
-    """Ulysses: with a critic, with sequences of one row kept apart, and where a loss needs whole answers."""
-    alone = updates(tmp_path / "alone", SEQUENCES_SHARED)
-    shared = {
-        name: changed
-        | {"sequence_parallel_size": 2, "sequences_per_micro_batch": 4, "zero_stage": min(stage, 3)}
-        for stage, (name, changed) in enumerate(SEQUENCES_SHARED.items())
-    }
-    for name, update_of_two in updates(tmp_path / "two", shared, ranks=2).items():
-        assert_same(alone[name], update_of_two)
+ALONE = {
+    "ppo": {"sequences_per_micro_batch": 8},
+    **{
+        f"objective {name}": {
+            "objective": given,
+            "minibatch_size": 5,  # one rank has three sequences or pairs, the other two
+            "advantage_normalisation": "none",
+            **({"correct": 1, "minibatch_size": None} if name == "one correct answer" else {}),
+        }
+        for name, given in OBJECTIVES.items()
+    },
+    **{f"shared {name}": changed for name, changed in SEQUENCES_SHARED.items()},
+}
+CUT = {"sequences_per_micro_batch": 3, "layout": "packed"}
+ON_TWO_RANKS = {
+    # How it is called: of which of the above, and how the work was cut.
+    "packed": ("ppo", CUT),
+    "sharded gradients": ("ppo", {"sequences_per_micro_batch": 3, "zero_stage": 2}),
+    "sharded parameters": ("ppo", {"sequences_per_micro_batch": 3, "zero_stage": 3}),
+    **{
+        name: (name, CUT | {"sequences_per_micro_batch": 2, "zero_stage": stage})
+        for name, stage in zip(
+            [name for name in ALONE if name.startswith("objective ")], itertools.cycle((0, 2)), strict=False
+        )
+    },
+    **{
+        f"shared {name}": (
+            f"shared {name}",
+            {"sequence_parallel_size": 2, "sequences_per_micro_batch": 4, "zero_stage": min(stage, 3)},
+        )
+        for stage, name in enumerate(SEQUENCES_SHARED)
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def by_one_rank(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[dict, dict]]:
+    return updates(tmp_path_factory.mktemp("one"), ALONE)
+
+
+@pytest.fixture(scope="module")
+def by_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[dict, dict]]:
+    changes = {name: ALONE[of] | cut for name, (of, cut) in ON_TWO_RANKS.items()}
+    return updates(tmp_path_factory.mktemp("two"), changes, ranks=2)
+
+
+@pytest.mark.parametrize("name", ON_TWO_RANKS)
+def test_two_ranks_make_the_same_update_as_one(name, by_one_rank, by_two_ranks):
+    """Packed; with every objective, also where a rank has no correct answer; with ZeRO, which reduces in
+    every backward pass, so that ranks with unequal work must not drift apart; and where they share each
+    sequence (Ulysses): with a critic, with sequences of one row kept apart, for losses of whole answers.
+    """
+    assert_same(by_one_rank[ON_TWO_RANKS[name][0]], by_two_ranks[name])
+
+
+def test_no_objective_is_left_out_of_the_above():
+    assert {given["type"] for given in OBJECTIVES.values()} == set(Objective.registered())
 
 
 def test_two_ranks_that_share_every_matrix_make_the_same_update(tmp_path):
@@ -146,8 +159,3 @@ def test_two_ranks_that_share_every_matrix_make_the_same_update(tmp_path):
     }
     for update_of_two in updates(tmp_path, shared, ranks=2).values():
         assert_same(alone, update_of_two)
-
-
-@pytest.mark.slow
-def test_two_ranks_with_sharded_parameters_make_the_same_update(tmp_path, eight_at_once):
-    assert_same(eight_at_once, update(tmp_path, "zero3", ranks=2, sequences_per_micro_batch=3, zero_stage=3))
