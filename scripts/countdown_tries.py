@@ -1,6 +1,6 @@
 """What answers to the tiny Countdown are made of: tries with wrong totals, and whether the last try is the answer.
 
-    python scripts/countdown_tries.py experiments/countdown/tiny_sft/evaluations/0012/validation/answers.jsonl
+python scripts/countdown_tries.py experiments/countdown/tiny_sft/evaluations/0012/validation/answers.jsonl
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ from treetune.tasks.base import Split, Task
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.final_answer import FinalAnswer
 from treetune.tasks.operands import distinct_operands
+from treetune.tasks.steps.lines import ends_of_lines
 from treetune.vocabulary import Problem
 
 MARKER = "#"
@@ -161,10 +162,7 @@ class WrittenArithmetic(Task):
 
     def step_boundaries(self, response: str) -> list[int]:
         """A step is a line with the newline that ends it."""
-        ends = [match.end() for match in re.finditer("\n", response)]
-        if response and not response.endswith("\n"):
-            ends.append(len(response))
-        return [0, *ends]
+        return ends_of_lines(response)
 
     def alphabet(self) -> str:
         return f"0123456789{self.operator}={MARKER}\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,6 +13,7 @@ from treetune.seeds import derived_random
 from treetune.tasks.base import Split, Task
 from treetune.tasks.countdown_problems import Operator, Shape, distinct_problems
 from treetune.tasks.graders.countdown import CountdownGrader, gold_of
+from treetune.tasks.steps.lines import ends_of_lines
 from treetune.vocabulary import Problem
 
 NUMBERS, TARGET = "{numbers}", "{target}"
@@ -110,10 +110,7 @@ class Countdown(Task):
 
     def step_boundaries(self, response: str) -> list[int]:
         """A step is a line with the newline that ends it."""
-        ends = [match.end() for match in re.finditer("\n", response)]
-        if response and not response.endswith("\n"):
-            ends.append(len(response))
-        return [0, *ends]
+        return ends_of_lines(response)
 
     def alphabet(self) -> str:
         """What prompts and demonstrations are written in."""

@@ -10,6 +10,14 @@ from annotated_types import MinLen
 from treetune.tasks.steps.base import StepSplitter
 
 
+def ends_of_lines(response: str) -> list[int]:
+    """0, and where each line ends, its newline included: the steps of the embedded tasks."""
+    offsets = [0]
+    for line in response.split("\n")[:-1]:
+        offsets.append(offsets[-1] + len(line) + 1)
+    return offsets if offsets[-1] == len(response) else [*offsets, len(response)]
+
+
 @StepSplitter.register("lines")
 @dataclass(frozen=True, kw_only=True)
 class Lines(StepSplitter):
