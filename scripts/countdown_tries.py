@@ -1,4 +1,4 @@
-"""What answers to the tiny Countdown are made of: tries with wrong totals, and whether the last try is the answer.
+"""What answers to the tiny Countdown are made of: tries, their totals, and whether the last one is given.
 
 python scripts/countdown_tries.py experiments/countdown/tiny_sft/evaluations/0012/validation/answers.jsonl
 """
