@@ -1,5 +1,5 @@
 // GRPO from the tiny Countdown's start model: eight searches for each of 64 problems, one step an iteration.
-(import 'tiny.libsonnet')
+(import 'tiny.jsonnet')
 + (import '../rollouts/short_answers.jsonnet')
 + (import '../trainers/one_step.jsonnet')
 + (import '../credit/group.jsonnet')

@@ -1,5 +1,5 @@
 // The start model of the tiny Countdown: from random weights, on searches of a teacher who gives up early.
-(import 'tiny.libsonnet')
+(import 'tiny.jsonnet')
 + (import '../trainers/sft.jsonnet')
 + {
   experiment_name: 'countdown/tiny_sft',

@@ -2,5 +2,9 @@
 // GPUs only, in bf16; needs flash-attn, which scripts/setup.sh builds where there is a CUDA compiler.
 {
   model+: { attention: 'flash_attention_2', dtype: 'bfloat16' },
-  trainer+: { precision: 'bfloat16', layout: 'packed' },
+  trainer+: {
+    precision: 'bfloat16',
+    layout: 'packed',
+    zero_stage: std.max(1, if 'zero_stage' in super then super.zero_stage else 0),  // 0 can't add up in float32
+  },
 }

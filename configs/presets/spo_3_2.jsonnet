@@ -1,2 +1,2 @@
 // SPO, section 3.2: towards the likeliest token, divided by the correct answers.
-(import 'spo.libsonnet')
+(import 'spo.jsonnet')

@@ -1,2 +1,2 @@
 // SPO, section 3.3: towards one half, as its formula stands. (compat/spo_mask_above.jsonnet is its code.)
-(import 'spo.libsonnet') + { trainer+: { objective+: { target: 'fixed' } } }
+(import 'spo.jsonnet') + { trainer+: { objective+: { target: 'fixed' } } }

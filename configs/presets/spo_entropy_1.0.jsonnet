@@ -1,2 +1,2 @@
 // SPO, section 4.2: as 3.2, and the policy gets surer as it learns.
-(import 'spo.libsonnet') + { trainer+: { objective+: { entropy_coef: -1.0 } } }
+(import 'spo.jsonnet') + { trainer+: { objective+: { entropy_coef: -1.0 } } }

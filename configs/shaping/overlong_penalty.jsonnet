@@ -1,4 +1,5 @@
-// DAPO's soft overlong punishment (arXiv:2503.14476, eq. 13): the last fifth of the budget costs up to 1, as the
-// last 4096 of 20480 tokens do there.
-local budget(rollout) = if rollout.type == 'until_mixed' then budget(rollout.rollout) else rollout.max_tokens;
-{ shaping+: [{ type: 'overlong_penalty', cache: std.floor(budget($.rollout) / 5), scale: 1.0 }] }
+// DAPO's soft overlong punishment (arXiv:2503.14476, eq. 13): the last fifth of the budget costs more and more, as
+// the last 4096 of 20480 tokens do there. All of it is half of what lies between right and wrong: 1 of 2 there, where
+// wrong is -1; 0.5 of 1 here, where it is 0.
+local longest = import '../rollouts/longest_answer.libsonnet';
+{ shaping+: [{ type: 'overlong_penalty', cache: std.floor(longest($.rollout) / 5), scale: 0.5 }] }

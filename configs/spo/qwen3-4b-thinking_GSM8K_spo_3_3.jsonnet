@@ -1,5 +1,5 @@
 // 512 problems, one answer to each; 150 passes of some 14 steps over the training problems.
-(import 'qwen3-4b-thinking_GSM8K.libsonnet')
+(import 'qwen3-4b-thinking_GSM8K.jsonnet')
 + (import '../presets/spo_3_3.jsonnet')
 + {
   experiment_name: 'spo/qwen3-4b-thinking_GSM8K_spo_3_3',

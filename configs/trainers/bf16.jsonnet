@@ -3,6 +3,7 @@
 {
   trainer+: {
     precision: 'bfloat16',
+    zero_stage: std.max(1, if 'zero_stage' in super then super.zero_stage else 0),  // 0 can't add up in float32
     gradient_checkpointing: true,
     layout: 'packed',
     offload_reference: true,

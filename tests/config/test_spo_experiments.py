@@ -16,7 +16,8 @@ from treetune.trainers.base import DeepSpeedTrainer
 from treetune.trainers.objectives.ppo import ClippedPolicyGradient
 from treetune.trainers.objectives.spo import CorrectPaths
 
-NAMES = sorted(path.stem for path in (CONFIGS / "spo").glob("*.jsonnet"))
+SHARED = "qwen3-4b-thinking_GSM8K"
+NAMES = sorted(path.stem for path in (CONFIGS / "spo").glob("*.jsonnet") if path.stem != SHARED)
 BASELINE = "qwen3-4b-thinking_GSM8K_dr_grpo"
 
 

@@ -15,10 +15,8 @@ from treetune.config.jsonnet import CONFIGS, load
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
 BASE = Path(__file__).with_name("presets.jsonnet")
-SHARED_BY_THE_OTHERS = "policy_gradient"
-PRESETS = sorted(
-    path.stem for path in (CONFIGS / "presets").glob("*.jsonnet") if path.stem != SHARED_BY_THE_OTHERS
-)
+SHARED_BY_THE_OTHERS = {"policy_gradient", "spo"}
+PRESETS = sorted({path.stem for path in (CONFIGS / "presets").glob("*.jsonnet")} - SHARED_BY_THE_OTHERS)
 ON_A_CORPUS = {"greedy_jsd"}
 DEMONSTRATED = "{rollout: {type: 'demonstrations'}}"
 ADDITIONS = [

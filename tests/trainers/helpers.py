@@ -16,12 +16,12 @@ VOCABULARY = 24
 DEADLINE_S = 900
 
 
-def tiny_model(seed: int = 0, tied: bool = False, kv_heads: int = 1):
+def tiny_model(seed: int = 0, tied: bool = False, kv_heads: int = 1, vocabulary: int = VOCABULARY):
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
-        vocab_size=VOCABULARY,
+        vocab_size=vocabulary,
         hidden_size=32,
         intermediate_size=48,
         num_hidden_layers=2,

@@ -44,10 +44,11 @@ def assert_same(one: tuple[dict, dict], other: tuple[dict, dict]) -> None:
     for name, tensor in one[0].items():
         assert (tensor - other[0][name]).abs().max() <= TOLERANCE, name
     for name in ("train/loss", "train/grad_norm", "train/kl", "train/entropy", "train/clip_fraction"):
-        assert one[1].get(name) == pytest.approx(other[1].get(name), abs=1e-5), name
+        assert one[1].get(name) == pytest.approx(other[1].get(name), abs=5e-5), name
     assert one[1]["scores"] == pytest.approx(other[1]["scores"], abs=1e-5)
 
 
+RANK = {"type": "spo", "target": "rank", "divergence": "jsd", "max_rank": 8}
 POSITIVE = {"type": "dpo_positive", "positive_penalty": 5.0, "penalty_band": 0.1}
 OBJECTIVES = {
     "mle": {"type": "mle", "aggregation": "sequence"},
@@ -68,7 +69,7 @@ OBJECTIVES = {
     "spo_3_1": {"type": "spo", "normalise_by": "batch"},
     "spo_3_2": {"type": "spo", "detach_target": False, "entropy_coef": -0.5},
     "spo_3_3": {"type": "spo", "target": "fixed", "mask": "above", "importance_cap": 2.0},
-    "rank": {"type": "spo", "target": "rank", "divergence": "jsd", "max_rank": 8},
+    "rank": RANK,
     "corpus": {
         "type": "spo",
         "divergence": "jsd",
@@ -86,11 +87,15 @@ SEQUENCES_SHARED = {
     "pairs": {"minibatch_size": 5, "advantage_normalisation": "none", "objective": POSITIVE},
     "spo": {"correct": 6, "objective": {"type": "spo"}, "advantage_normalisation": "none"},
     "lora": {"lora": {"rank": 4}, "gradient_checkpointing": True},
+    # Row by row, so that a rank's stretch may lie in the prompt, with nothing to learn from.
+    "rank": {"correct": 6, "objective": RANK, "advantage_normalisation": "none"},
 }
 
 
 ALONE = {
     "ppo": {"sequences_per_micro_batch": 8},
+    # Large enough that ZeRO-3 deals it out, and run in chunks of three positions.
+    "large head": {"model": {"vocabulary": 4096}, "logits_per_chunk": 3 * 4096},
     **{
         f"objective {name}": {
             "objective": given,
@@ -107,6 +112,7 @@ ON_TWO_RANKS = {
     # How it is called: of which of the above, and how the work was cut.
     "packed": ("ppo", CUT),
     "sharded gradients": ("ppo", {"sequences_per_micro_batch": 3, "zero_stage": 2}),
+    "sharded large head": ("large head", {"sequences_per_micro_batch": 1, "zero_stage": 3}),
     "sharded parameters": ("ppo", {"sequences_per_micro_batch": 3, "zero_stage": 3}),
     **{
         name: (name, CUT | {"sequences_per_micro_batch": 2, "zero_stage": stage})
@@ -117,7 +123,11 @@ ON_TWO_RANKS = {
     **{
         f"shared {name}": (
             f"shared {name}",
-            {"sequence_parallel_size": 2, "sequences_per_micro_batch": 4, "zero_stage": min(stage, 3)},
+            {
+                "sequence_parallel_size": 2,
+                "sequences_per_micro_batch": 1 if name == "rank" else 4,
+                "zero_stage": min(stage, 3),
+            },
         )
         for stage, name in enumerate(SEQUENCES_SHARED)
     },
@@ -150,12 +160,17 @@ def test_no_objective_is_left_out_of_the_above():
 
 def test_two_ranks_that_share_every_matrix_make_the_same_update(tmp_path):
     """DeepSpeed's tensor parallelism."""
-    model = {"model": {"kv_heads": 2, "tied": True}, "resumes": True}
-    alone = update(tmp_path, "whole", **model)
-    shared = {
-        f"zero{stage}": model
-        | {"tensor_parallel_size": 2, "sequences_per_micro_batch": 3, "zero_stage": min(stage, 3)}
-        for stage in (0, 1, 2)
+    model = {"model": {"kv_heads": 2, "tied": True}}
+    changes = {
+        "zero0": model | {"resumes": True},
+        "zero1": model | {"objective": RANK, "correct": 6, "advantage_normalisation": "none"},
+        "zero2": model | {"gae": True},
     }
-    for update_of_two in updates(tmp_path, shared, ranks=2).values():
-        assert_same(alone, update_of_two)
+    alone = updates(tmp_path / "alone", changes)
+    shared = {
+        name: changed
+        | {"tensor_parallel_size": 2, "sequences_per_micro_batch": 3, "zero_stage": int(name[-1])}
+        for name, changed in changes.items()
+    }
+    for name, update_of_two in updates(tmp_path / "two", shared, ranks=2).items():
+        assert_same(alone[name], update_of_two)

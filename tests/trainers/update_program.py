@@ -28,10 +28,12 @@ def update(settings: dict[str, Any], out: Path, ranks: Any) -> None:
 
     from tests.trainers.helpers import episodes, paired_episodes, tiny_model
     from treetune.episode_generators.credit.gae import Gae
+    from treetune.models import logprobs
     from treetune.models.lora import Lora
     from treetune.trainers.base import DeepSpeedTrainer
     from treetune.trainers.core import PolicyTrainer
 
+    logprobs.LOGITS_PER_CHUNK = settings.pop("logits_per_chunk", 2**24)
     gae = Gae() if settings.pop("gae", False) else None
     resumes = settings.pop("resumes", False)
     model = settings.pop("model", {})

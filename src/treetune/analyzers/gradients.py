@@ -50,7 +50,9 @@ def gradient_sums(
             f" {point} iterations alone: their gradient at these weights would be another"
         )
     sequences = Sequences.of(episodes)
-    policy = PolicyModule(policy_at(run, point))
+    objective = settings.objective
+    terms = objective.terms if objective.has_terms else None
+    policy = PolicyModule(policy_at(run, point), terms=terms)
     loss = Loss(run, point, policy, episodes, sequences)
     order = units_of(episodes, in_pairs=settings.objective.needs_pairs)
     derived_random(seed, point, "gradients").shuffle(order)

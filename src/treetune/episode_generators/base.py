@@ -42,7 +42,7 @@ class GenerationContext:
     further_problems: Callable[[], Sequence[Problem]] = tuple
     say: Callable[[str], None] = lambda message: None
     sampling: SamplingParams | None = None
-    unfinished_reward: float = 0.0
+    unfinished_reward: float | None = 0.0
 
 
 class Rollout(Registrable):
@@ -53,7 +53,7 @@ class Rollout(Registrable):
     """Whether it may roll out further problems than it is given."""
     samples: int = 1
     """Answers to a problem."""
-    unfinished_reward: float = 0.0
+    unfinished_reward: float | None = 0.0
     max_prompt_tokens: int | None = None
     """Problems with longer prompts are not trained on. None: there must not be any."""
 
@@ -115,6 +115,8 @@ class Credit(Registrable):
 class Selection(Registrable):
     """Which episodes are trained on. An empty choice is returned as such: the runtime decides."""
 
+    keeps_all: bool = False
+    """Whether nothing is left out."""
     makes_pairs: bool = False
     """Whether what it returns are pairs, better answer first, for objectives that compare."""
 

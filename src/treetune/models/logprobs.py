@@ -7,6 +7,7 @@ never exists.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -27,17 +28,20 @@ class PolicyModule(nn.Module):
 
     Everything goes through `forward`, so that DeepSpeed's hooks (ZeRO-3 gathers parameters there)
     see every use of a weight. With `parallel`, to which the model is attached, the ranks of a group run
-    it together: each on its stretch of the sequences, and all are given all results.
+    it together: each on its stretch of the sequences, and all are given all results. `terms` are an
+    objective's (`Objective.terms`), given where it is asked `with_terms`.
     """
 
-    def __init__(self, model: nn.Module, parallel: SequenceParallel | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, parallel: SequenceParallel | None = None, terms: Terms | None = None
+    ) -> None:
         super().__init__()
         if getattr(model.config, "final_logit_softcapping", None):
             raise ValueError(
                 f"{model.config.model_type} caps its logits (final_logit_softcapping), which the"
                 " chunked log-probabilities don't do: use a model without it"
             )
-        self.model, self.parallel = model, parallel
+        self.model, self.parallel, self.terms = model, parallel, terms
 
     def forward(
         self,
@@ -47,17 +51,23 @@ class PolicyModule(nn.Module):
         labels_N: Tensor,
         temperature: float,
         entropy_needs_gradient: bool = False,
-        terms: Terms | None = None,
+        with_terms: bool = False,
+        most_positions: int = 0,
     ) -> tuple[Tensor, ...]:
-        """Log-probability and entropy of the next-token distribution at `positions_N`, and `terms` of it.
+        """Log-probability and entropy of the next-token distribution at `positions_N`, and its `terms`.
 
         `positions_N` index the flattened ``B*T`` tokens, `labels_N` are the tokens that follow
         there. Logits are divided by `temperature`, as the sampler does. All results are float32
-        of shape [N]; the entropy carries a gradient only where asked for. `terms` is called on a chunk
-        of positions at a time.
+        of shape [N]; the entropy carries a gradient only where asked for.
+
+        The head runs on a chunk of positions at a time, on as many chunks as `most_positions` would
+        need: the largest number that any rank has at this turn. Under ZeRO-3 each chunk gathers the
+        head's weight, and ranks that gathered it unequally often would wait for each other for ever.
         """
         backbone, parallel = backbone_of(self.model), self.parallel
-        settings = temperature, entropy_needs_gradient, terms
+        vocabulary = self.model.config.get_text_config().vocab_size
+        chunks = math.ceil(max(len(labels_N), most_positions) / max(1, LOGITS_PER_CHUNK // vocabulary))
+        settings = temperature, entropy_needs_gradient, self.terms if with_terms else None, chunks
         if parallel is None:
             hidden_ND = _hidden(backbone, input_ids_BT, position_ids_BT)[positions_N]
             return self._in_chunks(hidden_ND, labels_N, *settings)
@@ -73,9 +83,9 @@ class PolicyModule(nn.Module):
         temperature: float,
         entropy_needs_gradient: bool,
         terms: Terms | None,
+        chunks: int,
     ) -> tuple[Tensor, ...]:
-        rows = max(1, LOGITS_PER_CHUNK // self.model.config.get_text_config().vocab_size)
-        if len(labels_N) <= rows:
+        if chunks <= 1:
             return self._score(hidden_ND, labels_N, temperature, entropy_needs_gradient, terms)
         parts = [
             # The chunk's logits are computed again in backward: two matrix products for one
@@ -89,7 +99,9 @@ class PolicyModule(nn.Module):
                 terms,
                 use_reentrant=False,
             )
-            for hidden_CD, labels_C in zip(hidden_ND.split(rows), labels_N.split(rows), strict=True)
+            for hidden_CD, labels_C in zip(
+                hidden_ND.tensor_split(chunks), labels_N.tensor_split(chunks), strict=True
+            )
         ]
         return tuple(torch.cat(chunks) for chunks in zip(*parts, strict=True))
 

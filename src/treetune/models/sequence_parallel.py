@@ -44,7 +44,10 @@ class SequenceParallel:
 
         config: Any = model.config
         text = config.get_text_config()
-        heads, kv_heads = text.num_attention_heads, text.num_key_value_heads or text.num_attention_heads
+        heads, kv_heads = (
+            text.num_attention_heads,
+            getattr(text, "num_key_value_heads", None) or text.num_attention_heads,
+        )
         if heads % self.size or (kv_heads % self.size and self.size % kv_heads):
             raise ValueError(
                 f"trainer.sequence_parallel_size {self.size} doesn't divide the {heads} attention heads (of"

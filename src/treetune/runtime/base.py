@@ -160,6 +160,17 @@ class PolicyIteration(Runtime):
             raise ValueError("credit 'gae' trains a critic whose advantages this objective doesn't use")
         self._check_pairs(objective)
         self._check_shaping(objective)
+        self._check_dynamic_sampling(objective)
+        if getattr(objective, "importance_cap", None) is not None and not self.rollout.needs_engine:
+            raise ValueError(
+                "the objective's importance_cap compares with the engine's log-probs, and this rollout"
+                " samples nothing: set it to null"
+            )
+        if objective is not None and objective.needs_whole_batch and not self.selection.keeps_all:
+            raise ValueError(
+                "the objective divides by all answers of the batch, and the selection leaves some out before"
+                " it counts them: choose the selection 'all'; the objective passes over wrong answers itself"
+            )
         if self.restart == "every_iteration" and self.credit.needs_critic:
             raise ValueError(
                 "restart 'every_iteration' throws away what was trained, and the critic of credit 'gae' goes"
@@ -178,11 +189,6 @@ class PolicyIteration(Runtime):
             raise ValueError(
                 "the evaluation has sets, and neither it nor the experiment has a rollout that samples:"
                 " give evaluation.rollout, e.g. {type: 'single_turn', max_tokens: 256}"
-            )
-        if self.rollout.asks_further and self.problems_per_iteration is None:
-            raise ValueError(
-                "the rollout asks for further problems where answers don't differ, and problems_per_iteration"
-                " null has none left: set it to a number below that of the training problems"
             )
         longest = self.rollout.max_prompt_tokens
         if longest is not None and longest >= self.context_length:
@@ -214,6 +220,27 @@ class PolicyIteration(Runtime):
             raise ValueError(
                 "the objective compares answers to the same problem, and the rollout makes only one: choose"
                 " the rollout 'single_turn' with samples of at least 2"
+            )
+
+    def _check_dynamic_sampling(self, objective: Objective | None) -> None:
+        if not self.rollout.asks_further:
+            return
+        if self.problems_per_iteration is None:
+            raise ValueError(
+                "the rollout asks for further problems where answers don't differ, and problems_per_iteration"
+                " null has none left: set it to a number below that of the training problems"
+            )
+        if objective is not None and not objective.needs_advantages:
+            raise ValueError(
+                "the rollout samples until answers to a problem differ, which is worth something where they"
+                " are compared; this objective learns from no advantages: choose the rollout 'single_turn'"
+            )
+        most = getattr(self.selection, "at_most", None)
+        groups = getattr(self.rollout, "groups", None)
+        if most is not None and groups is not None and most < groups:
+            raise ValueError(
+                f"the rollout samples until {groups} groups have spread (groups), and the selection trains on"
+                f" {most} of them (at_most): make the two equal"
             )
 
     def _check_shaping(self, objective: Objective | None) -> None:

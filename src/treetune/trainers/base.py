@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt
@@ -106,13 +106,35 @@ class DeepSpeedTrainer(Trainer):
             raise ValueError("offload_optimizer needs zero_stage 1, 2 or 3")
         if self.offload_parameters and self.zero_stage != 3:
             raise ValueError("offload_parameters needs zero_stage 3")
+        self._check_entropy()
+        if self.precision == "bfloat16" and self.zero_stage == 0:
+            raise ValueError(
+                "zero_stage 0 adds the gradients of micro-batches up in bfloat16, so that the update would"
+                " depend on how it was cut: set zero_stage to 1 or more, which adds them up in float32"
+            )
+        if self.tensor_parallel_size > 1:
+            self._check_tensor_parallel()
         if self.lora is not None and self.offload_reference:
             raise ValueError(
                 "offload_reference is true, and with lora the reference is the policy without its adapters:"
                 " there is nothing to offload, set it to false"
             )
-        if self.tensor_parallel_size > 1:
-            self._check_tensor_parallel()
+
+    def _check_entropy(self) -> None:
+        target = self.entropy_target
+        if target is None:
+            return
+        if "entropy_coef" not in {field.name for field in fields(self.objective)}:  # type: ignore[arg-type]
+            raise ValueError(
+                "entropy_target finds the objective's entropy_coef, and this objective has none: leave it"
+                " out, or choose a policy gradient or 'spo'"
+            )
+        if not target.lowest <= self.objective.entropy_coef <= target.highest:
+            raise ValueError(
+                f"entropy_target begins at the objective's entropy_coef, {self.objective.entropy_coef:g}, and"
+                f" that is not between its lowest, {target.lowest:g}, and its highest, {target.highest:g}:"
+                " change one of the three"
+            )
 
     def _check_tensor_parallel(self) -> None:
         for name, there in (

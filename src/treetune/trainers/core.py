@@ -146,9 +146,9 @@ class PolicyTrainer:
 
     def _without_advantage(self, minibatch: Minibatch, tensors: IterationTensors) -> bool:
         """Whether a step would move the weights by old momentum, KL and weight decay alone."""
-        if not self.settings.skip_without_advantage or tensors.advantages_N is None:
+        if not self.settings.skip_without_advantage or tensors.worth_N is None:
             return False
-        return not bool((tensors.advantages_N[minibatch.weights_N != 0] != 0).any())
+        return not bool(tensors.worth_N[minibatch.weights_N != 0].any())
 
     def _before(
         self, sequences: Sequences, episodes: Sequence[Episode], several_steps: bool
@@ -184,6 +184,7 @@ class PolicyTrainer:
                     "the objective needs advantages and the configured credit gives none: choose a credit"
                     " such as 'group', 'monte_carlo' or 'gae', or the objective 'mle'"
                 )
+            tensors.worth_N = given_N != 0
             advantages_N = given_N
             if penalties_N is not None:
                 advantages_N = less_future_penalty(sequences.starts, given_N, penalties_N)
@@ -274,16 +275,19 @@ class PolicyTrainer:
 
     def _batches(self, sequences: Sequences, units: Sequence[Unit], scale: int = 1) -> Iterator[MicroBatch]:
         settings, together = self.settings, self.settings.ranks_together
-        pieces: list[Piece] = cut(
+        shares: list[list[Piece]] = cut(
             sequences.lengths,
             units,
             ranks=self.ranks.world_size // together,
             tokens=settings.tokens_per_micro_batch * scale * settings.sequence_parallel_size,
             sequences=settings.sequences_per_micro_batch,
             layout=settings.layout,
-        )[self.ranks.rank // together]
-        for indices, real in ((piece.indices, piece.real) for piece in pieces):
-            yield micro_batch(sequences, indices, settings.layout, real, self.ranks.device, together)
+        )
+        for turn, piece in enumerate(shares[self.ranks.rank // together]):
+            most = max(sum(map(sequences.trained_tokens, share[turn].indices)) for share in shares)
+            yield micro_batch(
+                sequences, piece.indices, settings.layout, piece.real, self.ranks.device, together, most
+            )
 
     def _writes(self, batch: MicroBatch) -> bool:
         """Whether its results are this rank's to tell: of ranks that ran it together, one does."""
@@ -306,7 +310,14 @@ class PolicyTrainer:
 
     def _logprobs(self, model: Callable, batch: MicroBatch) -> Tensor:
         return model(
-            batch.input_ids_BT, batch.position_ids_BT, batch.positions_N, batch.labels_N, self.temperature
+            batch.input_ids_BT,
+            batch.position_ids_BT,
+            batch.positions_N,
+            batch.labels_N,
+            self.temperature,
+            False,
+            False,
+            batch.most_positions,
         )[0]
 
     def _values(self, batch: MicroBatch) -> Tensor:
@@ -338,6 +349,9 @@ class PolicyTrainer:
                         positions_N.to(self.ranks.device),
                         torch.tensor(response, device=self.ranks.device),
                         temperature,
+                        False,
+                        False,
+                        len(response),
                     )
                 if len(gathered) == 1 or rank == self.ranks.rank:
                     results.append(logprobs_N.tolist())

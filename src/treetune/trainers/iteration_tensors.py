@@ -16,6 +16,9 @@ class IterationTensors:
 
     behaviour_N: Tensor | None
     advantages_N: Tensor | None = None
+    worth_N: Tensor | None = None
+    """Whether the credit gave an advantage other than 0, before penalties and normalisation; None of a
+    critic's."""
     old_N: Tensor | None = None
     reference_N: Tensor | None = None
     values_N: Tensor | None = None

@@ -100,7 +100,8 @@ def loss_share(
         batch.labels_N,
         temperature,
         entropy_coef != 0,
-        objective.terms if objective.has_terms else None,
+        objective.has_terms,
+        batch.most_positions,
     )
     tokens = minibatch.tokens(batch, tensors, terms, device)
     loss, metrics = objective.loss(tokens, logprobs_N)

@@ -51,7 +51,9 @@ class Models:
         model = self._trained()
         if self.settings.lora is not None:
             self.settings.lora.apply(model, self.seed)
-        return Optimised(PolicyModule(model, self.parallel), self.settings, self.ranks)
+        objective = self.settings.objective
+        terms = objective.terms if objective.has_terms else None
+        return Optimised(PolicyModule(model, self.parallel, terms), self.settings, self.ranks)
 
     def critic(self) -> Optimised:
         critic = CriticModule(self._trained(), derive_seed(self.seed, "critic"), self.parallel)
@@ -74,9 +76,11 @@ class Models:
 
         @contextmanager
         def at_hand() -> Iterator[Callable[..., Any]]:
-            yield model.to(self.ranks.device)
-            if self.settings.offload_reference:
-                model.to("cpu")
+            try:
+                yield model.to(self.ranks.device)
+            finally:
+                if self.settings.offload_reference:
+                    model.to("cpu")
 
         return at_hand
 

@@ -164,6 +164,8 @@ def _config(settings: DeepSpeedTrainer, ranks: Ranks) -> dict[str, Any]:
             },
         },
         "bf16": {"enabled": settings.precision == "bfloat16"},
+        # Micro-batches are many and alike: added up in bfloat16, the later ones would hardly count.
+        "data_types": {"grad_accum_dtype": "fp32"},
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
         "steps_per_print": None,

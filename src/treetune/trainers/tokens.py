@@ -117,6 +117,8 @@ class MicroBatch:
     trained_tokens: tuple[int, ...]
     """How many each of its sequences has."""
     real: bool = True
+    most_positions: int = 0
+    """The largest number of trained tokens that any rank has at this turn."""
     share: float = 1.0
     """What this rank's loss on it counts: one over the ranks that run it together; 0 of a dummy's."""
 
@@ -128,8 +130,9 @@ def micro_batch(
     real: bool,
     device: torch.device,
     ranks: int = 1,
+    most_positions: int = 0,
 ) -> MicroBatch:
-    """The tensors of one micro-batch, which so many `ranks` run together.
+    """The tensors of one micro-batch, which so many `ranks` run together, while others have others.
 
     ``padded``: right padding and no attention mask. Under causal attention no real token sees a
     token to its right, so the padding never matters. ``packed``: one row, with position ids that
@@ -154,5 +157,6 @@ def micro_batch(
         flat_N=sequences.flat_index(indices),
         trained_tokens=tuple(sequences.trained_tokens(i) for i in indices),
         real=real,
+        most_positions=most_positions,
         share=real / ranks,
     )

@@ -104,7 +104,7 @@ def _continue(
         state, root = hand[index]
         graded[index] = [
             None
-            if completion.finish_reason == "length"
+            if completion.finish_reason == "length" and context.unfinished_reward is not None
             else context.grader.submit(
                 said(context.codec.decode(state.prefix_ids + completion.token_ids), sampling.stop),
                 root.problem,
@@ -118,10 +118,10 @@ def _continue(
     return [
         Estimate(
             rewards=tuple(
-                context.unfinished_reward if grade is None else grade.result().reward
+                (context.unfinished_reward or 0.0) if grade is None else grade.result().reward
                 for grade in graded[index]
             ),
-            unfinished=graded[index].count(None),
+            unfinished=sum(completion.finish_reason == "length" for completion in completions[index]),
             tokens=sum(len(completion.token_ids) for completion in completions[index]),
         )
         for index in range(len(requests))

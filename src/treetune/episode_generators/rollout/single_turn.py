@@ -23,8 +23,8 @@ class SingleTurn(Rollout):
     """`samples` independent answers to each problem, of at most `max_tokens` tokens.
 
     An answer that the budget cut off earns `unfinished_reward`, even when a right answer is
-    already in it: what is not brought to an end is not learnt from as a success. `top_k` of -1
-    means all tokens.
+    already in it: what is not brought to an end is not learnt from as a success. None grades it like any
+    other. `top_k` of -1 means all tokens.
 
     One of the strings in `stop` ends an answer as an end token does. Its tokens stay in the answer
     and are trained, since they were sampled; no end token that was not sampled is put behind them.
@@ -41,7 +41,7 @@ class SingleTurn(Rollout):
     top_p: Annotated[float, Gt(0), Le(1)] = 1.0
     top_k: Annotated[int, Ge(-1)] = -1
     stop: tuple[str, ...] = ()
-    unfinished_reward: float = 0.0
+    unfinished_reward: float | None = 0.0
     max_prompt_tokens: Annotated[int, Gt(0)] | None = None
 
     def __post_init__(self) -> None:
@@ -87,7 +87,7 @@ def sample_answers(
     *,
     samples: int,
     sampling: SamplingParams,
-    unfinished_reward: float = 0.0,
+    unfinished_reward: float | None = 0.0,
     max_prompt_tokens: int | None = None,
     purpose: str = "rollout",
 ) -> list[Trajectory]:
@@ -144,8 +144,8 @@ def sample_answers(
     ]
 
 
-def _with_unfinished(grade: Grade, completion: Completion, unfinished_reward: float) -> Grade:
+def _with_unfinished(grade: Grade, completion: Completion, unfinished_reward: float | None) -> Grade:
     """The grade of an answer; a cut one keeps what the grader found in it, but not its reward."""
-    if completion.finish_reason != "length":
+    if completion.finish_reason != "length" or unfinished_reward is None:
         return grade
     return replace(grade, reward=unfinished_reward, message="cut off by max_tokens")

@@ -65,7 +65,7 @@ class UntilMixed(Rollout):
         return self.rollout.samples
 
     @property
-    def unfinished_reward(self) -> float:  # type: ignore[override]
+    def unfinished_reward(self) -> float | None:  # type: ignore[override]
         return self.rollout.unfinished_reward
 
     @property

@@ -24,6 +24,8 @@ def selection_metrics(episodes: Sequence[Episode], kept: Sequence[Episode]) -> M
 class All(Selection):
     """Every episode."""
 
+    keeps_all = True
+
     def select(
         self, context: GenerationContext, episodes: Sequence[Episode]
     ) -> tuple[list[Episode], Metrics]:

@@ -68,6 +68,8 @@ class Objective(Registrable):
     """What each sequence's sum is divided by where the aggregation is ``constant``."""
     needs_advantages: bool = False
     needs_reference: bool = False
+    needs_whole_batch: bool = False
+    """Whether the loss counts answers that it doesn't learn from, so that selection must leave them in."""
     needs_pairs: bool = False
     """Whether answers are compared: `selection` makes pairs then, which no cut separates."""
     measures_kl: bool = False

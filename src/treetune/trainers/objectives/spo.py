@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from annotated_types import Ge, Gt, Le
 
 from treetune.trainers.objectives.base import Objective, TokenBatch
+from treetune.vocabulary import FULL_REWARD
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,7 +52,7 @@ class CorrectPaths(Objective):
     importance_cap: Annotated[float, Gt(0)] | None = None
     cross_entropy: Annotated[float, Ge(0), Le(1)] = 0.0
     max_rank: Annotated[int, Gt(1)] = 64
-    score_threshold: float = 1.0
+    score_threshold: float = FULL_REWARD
 
     aggregation = "sequence"
     measures_kl = True
@@ -63,6 +64,10 @@ class CorrectPaths(Objective):
                 "loss_on 'all' takes every sequence, so normalise_by 'correct' would divide by another number"
                 " than is summed: use normalise_by 'batch'"
             )
+
+    @property
+    def needs_whole_batch(self) -> bool:  # type: ignore[override]
+        return self.normalise_by == "batch"
 
     def sequence_weights(self, lengths: Sequence[int], scores: Sequence[float]) -> list[float]:
         taken = [self.loss_on == "all" or score >= self.score_threshold for score in scores]

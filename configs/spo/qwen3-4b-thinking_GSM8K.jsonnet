@@ -1,6 +1,6 @@
 // What the SPO experiments and their baseline share ("Exploring Paths", the settings of its code): Qwen3-4B-
 // Thinking-2507 on GSM8K, 512 answers a step at temperature 1, one update on each, AdamW at a constant 1e-6,
-// test problems greedily every 5 steps, weights every 20. One GPU of 80 GB.
+// test problems greedily every 5 steps, weights every 20. One GPU of 80 GB, the optimiser in the memory of the CPU.
 //
 // Right are defaults: graded by value behind the thought, the target standing still. The reference's verdicts and
 // its moving target go on the right: compat/grader_gsm8k_lenient.jsonnet, compat/spo_moving_target.jsonnet.
@@ -8,6 +8,8 @@
 + (import '../tasks/gsm8k_thinking.jsonnet')
 + (import '../engines/vllm_per_gpu.jsonnet')
 + (import '../trainers/bf16.jsonnet')
++ (import '../trainers/zero_2.jsonnet')
++ (import '../trainers/offload_optimizer.jsonnet')
 + {
   task+: { validation_size: null },  // all 7473 are trained on
   rollout: { type: 'single_turn', temperature: 1.0, max_tokens: 8192 },
