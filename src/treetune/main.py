@@ -307,9 +307,9 @@ def _places(explanation: Explanation, settings: Sequence[Setting]) -> list[str]:
 
 
 def _as_text(value: Any) -> str:
-    from treetune.config.explain import COMPUTED
+    from treetune.config.explain import COMPUTED, as_plain
 
-    return repr(value) if value is COMPUTED else json.dumps(value, ensure_ascii=False, default=str)
+    return repr(value) if value is COMPUTED else json.dumps(value, ensure_ascii=False, default=as_plain)
 
 
 class _ClosedPipe(Exception):

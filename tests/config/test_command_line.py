@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.config.example_parts import Drawing, Gallery, Picture, Wall
+from tests.config.example_parts import Circle, Drawing, Frame, Gallery, Picture, Wall
 from treetune import main as command_line
+from treetune.config.explain import as_plain
 
 CIRCLE = """{ type: 'drawing', seed: 1, directory: 'out', experiment_name: 'x',
   shape: { type: 'circle', radius: 2 } }"""
@@ -89,6 +90,15 @@ def test_explain_config_lists_what_sets_a_key(capsys: pytest.CaptureFixture[str]
 def test_explain_config_tells_a_default(capsys: pytest.CaptureFixture[str]) -> None:
     assert main("explain_config", "shape.colour") == 0
     assert 'shape.colour = "red"  (the default' in capsys.readouterr().out
+
+
+def test_a_default_that_is_a_part_is_told_as_a_configuration_would_say_it() -> None:
+    told = json.dumps([Frame(width=1), Circle(radius=2), Path("a/b")], default=as_plain)
+    assert json.loads(told) == [
+        {"width": 1, "tags": ["plain"]},
+        {"type": "circle", "radius": 2, "colour": "red"},
+        "a/b",
+    ]
 
 
 def test_explain_config_tells_what_replaced_a_key(capsys: pytest.CaptureFixture[str]) -> None:

@@ -109,6 +109,60 @@ def test_signs_of_collapse_are_a_table_with_the_iterations_that_showed_them(tmp_
     assert "continues with the same command" not in page.text
 
 
+def falling_run(path: Path, entropies: tuple[float, ...], *, stopped: bool) -> Path:
+    """Entropy below 0.05 in two iterations stops it; it has checkpoints of 2 and 5 iterations."""
+    write_experiment(path, iterations=len(entropies), planned=20)
+    config = json.loads((path / "config.json").read_text())
+    config["diagnostics"] = {"entropy_floor": 0.05, "patience": 2, "on_collapse": "stop", "window": 6}
+    (path / "config.json").write_text(json.dumps(config))
+    rows = [
+        metrics_row(i, **{"train/entropy": value})
+        | {"diagnostics/entropy_low": 0.0, "diagnostics/gradient_noise": 0.0, "diagnostics/truncated": 0.0}
+        for i, value in enumerate(entropies)
+    ]
+    rows[-1] |= {"diagnostics/entropy_low": float(stopped), "diagnostics/stop": float(stopped)}
+    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for number in (2, 5):
+        (path / "checkpoints" / f"{number:04d}" / "policy").mkdir(parents=True)
+        (path / "checkpoints" / f"{number:04d}" / "state.json").write_text("{}")
+    return path
+
+
+def test_a_sign_has_its_key_value_and_threshold_and_the_stop_its_last_good_weights(tmp_path: Path) -> None:
+    path = falling_run(tmp_path / "run", (0.2, 0.2, 0.2, 0.04, 0.03), stopped=True)
+    page = Page(write_report([path]))
+    for words in (
+        "entropy_low",
+        "entropy in nats per token is below 0.05 (0.03)",
+        "train/entropy: 0.03",
+        "entropy_floor: 0.05",
+        "unfinished_ceiling: 0.5",
+        f"the last checkpoint from before is {path / 'checkpoints/0002/policy'}",
+    ):
+        assert words in page.text, words
+    assert page.text.count("too early") == 1, "the gradient's window is not full"
+
+
+def test_a_sign_that_was_not_seen_long_enough_is_said_to_have_been_seen(tmp_path: Path) -> None:
+    path = falling_run(tmp_path / "run", (0.2, 0.2, 0.2, 0.2, 0.04), stopped=False)
+    page = Page(write_report([path]))
+    assert "for fewer than 2 iterations" in page.text
+    assert "stopped for it" not in page.text
+
+
+def test_every_part_of_shaping_has_a_chart_of_its_own_name(tmp_path: Path) -> None:
+    path = write_experiment(tmp_path / "run", iterations=3)
+    parts = {"shaping/overlong_penalty": -0.1, "shaping/own_part": 0.2, "credit/advantage_zero": 1.0}
+    rows = [metrics_row(i, **parts) for i in range(3)]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    titles = {attrs.get("aria-label") for _, attrs in Page(write_report([path])).elements}
+    assert {
+        "what shaping added: overlong_penalty",
+        "what shaping added: own_part",
+        "share of trained tokens whose advantage is 0",
+    } <= titles
+
+
 def test_a_run_that_looked_for_no_sign_has_no_section_on_them(tmp_path: Path) -> None:
     page = Page(write_report([write_experiment(tmp_path / "run")]))
     assert "Signs of collapse" not in page.text

@@ -137,6 +137,32 @@ def test_what_a_run_lacks_is_not_looked_for() -> None:
     assert diagnose(Diagnostics(), SAMPLED, []) == {}
 
 
+def test_rewards_that_are_levelled_teach_nothing_though_scores_differ() -> None:
+    settings = Diagnostics(patience=2)
+    levelled = {"credit/advantage_zero": 1.0}
+    assert counting(settings, history(levelled, levelled)) == {"no_spread"}
+    assert counting(settings, history(levelled, {"credit/advantage_zero": 0.999})) == set()
+    words = diagnose(settings, SAMPLED, history(levelled))["no_spread"].words
+    assert words == "every advantage is 0, though answers differ in score for 0.6 of the problems"
+    assert counting(settings, history(levelled | SHOWN["no_spread"], levelled)) == {"no_spread"}
+    alone = levelled | {"episodes/problems": 512.0, "episodes/mixed": 0.0}  # one answer to a problem
+    assert counting(settings, history(alone, alone)) == {"no_spread"}
+    assert diagnose(settings, SAMPLED, history(alone))["no_spread"].words == "every advantage is 0"
+
+
+def test_before_its_window_or_beginning_is_over_it_is_too_early_for_a_sign() -> None:
+    def early(n: int, **changes: Any) -> set[Sign]:
+        found = diagnose(
+            Diagnostics(window=5, beginning=2, **changes), SAMPLED, [healthy(i) for i in range(n)]
+        )
+        return {sign for sign, one in found.items() if one.early}
+
+    assert early(2) == {"entropy_low", "answers_short", "gradient_noise"}
+    assert early(2, entropy_share=None) == {"answers_short", "gradient_noise"}, "a floor needs no beginning"
+    assert early(4) == {"gradient_noise"}
+    assert early(5) == set()
+
+
 def test_an_iteration_that_trained_nothing_neither_ends_a_sign_nor_adds_to_it() -> None:
     shown = SHOWN["entropy_low"]
     rows = history(shown, shown, shown)

@@ -8,6 +8,7 @@ stand alone: it is then reported as having *computed* the value, never guessed a
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from typing import Any
 from treetune.config import lexer
 from treetune.config.errors import ConfigError, KeyPath
 from treetune.config.jsonnet import Config, Layer, evaluate, find_file, locations, read_layer
+from treetune.config.registrable import Registrable
 
 _MARK = "<import> "
 _ALONE = "<alone>"
@@ -257,6 +259,17 @@ def value_at(data: Any, key: KeyPath) -> Any:
         else:
             return MISSING
     return data
+
+
+def as_plain(value: Any) -> Any:
+    """What a configuration would say for a default that is no JSON: a part is an object, with its `type`
+    where it has one."""
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return str(value)
+    keys = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
+    if not isinstance(value, Registrable):
+        return keys
+    return {"type": next((n for n, part in value.registered().items() if part is type(value)), None)} | keys
 
 
 def _without_marks(value: Any) -> Any:

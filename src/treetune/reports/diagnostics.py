@@ -2,60 +2,142 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from html import escape
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from treetune.reports.experiment import Experiment
-from treetune.runtime.diagnostics import METRICS, REMEDIES, SIGNS
+from treetune.runtime.diagnostics import (
+    METRICS,
+    REMEDIES,
+    SIGNS,
+    Diagnostics,
+    Finding,
+    Sign,
+    Watched,
+    diagnose,
+    good_weights,
+    last_good,
+)
+from treetune.runtime.directory import ExperimentDirectory
 
 PREFIX = "diagnostics/"
 
-WORDS = {
+WORDS: Mapping[Sign, str] = {
     "entropy_low": "entropy has collapsed",
     "answers_short": "answers have collapsed to a few tokens",
     "answers_at_limit": "answers are as long as they may be",
     "truncated": "answers are cut off",
-    "no_spread": "answers to a problem score all the same",
+    "no_spread": "answers to a problem earn all the same",
     "gradient_noise": "the gradient norm does not settle",
 }
 
 
 def diagnostics_html(one: Experiment) -> str:
     """A row for each sign that was looked for; nothing about runs that looked for none."""
-    rows = []
-    for sign in SIGNS:
-        looked = one.curve(f"{PREFIX}{sign}")
-        if not looked:
-            continue
-        seen = [int(iteration) for iteration, counts in looked if counts]
-        now = bool(looked[-1][1])
-        verdict = (
-            f'<span class="verdict wrong">{"at the end" if now else "before"}</span>'
-            if seen
-            else '<span class="verdict right">no</span>'
-        )
-        cells = [
-            escape(WORDS[sign]),
-            verdict,
-            escape(", ".join(_ranges(seen)) or "–"),
-            f"<code>{escape(METRICS[sign])}</code>",
-            escape(REMEDIES[sign]) if seen else "",
-        ]
-        rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
+    settings = _settings(one.config)
+    rows = [_row(one, settings, sign) for sign in SIGNS if one.curve(f"{PREFIX}{sign}")]
     if not rows:
         return ""
-    heads = ("sign", "seen", "iterations", "metric", "what may help")
+    heads = (
+        "sign",
+        "seen",
+        "iterations",
+        "what was seen",
+        "metric: last value",
+        "threshold",
+        "what may help",
+    )
     head = "".join(f"<th>{name}</th>" for name in heads)
-    end = ""
-    if one.stopped:
-        end = (
-            '<p class="missing">The run was stopped for it, as <code>diagnostics.on_collapse</code> says.</p>'
-        )
     return (
         "<h3>Signs of collapse</h3>"
-        f'{end}<div class="scroll"><table class="results signs"><thead><tr>{head}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table></div>"
+        f'{_end(one, settings)}<div class="scroll"><table class="results signs">'
+        f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
     )
+
+
+def _row(one: Experiment, settings: Diagnostics | None, sign: Sign) -> str:
+    looked = one.curve(f"{PREFIX}{sign}")
+    seen = [int(iteration) for iteration, counts in looked if counts]
+    # What a sign said last, in the words of the log: where it isn't seen now, when it last was.
+    upto = seen[-1] if seen else int(looked[-1][0])
+    found = _diagnosed(one, settings, upto).get(sign, Finding(sign))
+    if seen:
+        kind, verdict = "wrong", "at the end" if looked[-1][1] else "before"
+    elif found.early:
+        kind, verdict = "", "too early"
+    elif found.words and settings is not None:
+        kind, verdict = "", f"for fewer than {settings.patience} iterations"
+    else:
+        kind, verdict = "right", "no"
+    metrics = [_metric(one, sign, name) for name in METRICS[sign]]
+    thresholds = settings.thresholds(sign) if settings is not None else {}
+    cells = [
+        f"{escape(WORDS[sign])} <code>{sign}</code>",
+        f'<span class="verdict {kind}">{escape(verdict)}</span>',
+        escape(", ".join(_ranges(seen)) or "–"),
+        escape(found.words or "–"),
+        "<br>".join(words for words in metrics if words) or "–",
+        "<br>".join(f"<code>{key}</code>: {value:g}" for key, value in thresholds.items()) or "–",
+        escape(REMEDIES[sign]) if seen else "",
+    ]
+    return "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
+
+
+def _metric(one: Experiment, sign: Sign, name: str) -> str:
+    points = one.curve(name)
+    if not points:
+        return ""
+    # The threshold of this sign is not about the metric's value, but about how much it varies.
+    value = "" if sign == "gradient_noise" else f": {points[-1][1]:.3g}"
+    return f"<code>{escape(name)}</code>{value}"
+
+
+def _end(one: Experiment, settings: Diagnostics | None) -> str:
+    """Where a sign ended the run: that it did, and which weights are from before."""
+    if not one.stopped:
+        return ""
+    words = "The run was stopped for it, as <code>diagnostics.on_collapse</code> says"
+    done = int(one.metrics[-1]["iteration"]) + 1
+    good = None if settings is None else last_good(settings, _diagnosed(one, settings, done), done - 1)
+    if good is not None:
+        directory = ExperimentDirectory(one.path)
+        paths = {number: directory.checkpoint(number) for number in directory.checkpoints()}
+        words += f": {escape(good_weights(good, paths))}"
+    return f'<p class="missing">{words}.</p>'
+
+
+def _settings(config: Mapping[str, Any]) -> Diagnostics | None:
+    """The run's own thresholds; None where its configuration is not there, or is of another time."""
+    if not config:
+        return None
+    try:
+        return TypeAdapter(Diagnostics).validate_python(config.get("diagnostics") or {})
+    except ValidationError:
+        return None
+
+
+def _diagnosed(one: Experiment, settings: Diagnostics | None, done: int) -> Mapping[Sign, Finding]:
+    """What the first `done` iterations showed, as the run itself saw it."""
+    if settings is None:
+        return {}
+    rows = [row for row in one.metrics if row["iteration"] < done]
+    # Signs in answers are looked for where some are sampled, and were recorded if they were.
+    return diagnose(settings, Watched(sampled=True, max_tokens=_max_tokens(one.config)), rows)
+
+
+def _max_tokens(config: Mapping[str, Any]) -> int | None:
+    """The answers' limit: the rollout's, or that of the rollout which it wraps."""
+    rollout = config.get("rollout")
+    while isinstance(rollout, Mapping):
+        sampling = rollout.get("sampling")
+        if isinstance(sampling, Mapping):
+            limit = sampling.get("max_tokens")
+            return limit if isinstance(limit, int) else None
+        rollout = rollout.get("rollout")
+    return None
 
 
 def _ranges(numbers: Iterable[int]) -> Iterator[str]:

@@ -21,12 +21,9 @@ PHASES = ("generation", "credit", "training", "choice", "sync", "evaluation", "c
 
 CURVES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("reward of the sampled answers", ("episodes/reward",)),
-    (
-        "what shaping adds to the reward: for overlong answers, and in grey for long ones",
-        ("shaping/overlong_penalty", "shaping/length_penalty"),
-    ),
     ("rounds of sampling until enough groups were mixed", ("rollout/rounds",)),
-    ("share of sampled groups without spread", ("rollout/groups_dropped",)),
+    ("share of sampled groups without spread of score", ("rollout/groups_dropped",)),
+    ("share of trained tokens whose advantage is 0", ("credit/advantage_zero",)),
     ("loss", ("train/loss",)),
     ("KL to the reference", ("train/kl",)),
     ("entropy (nats per token)", ("train/entropy",)),
@@ -50,12 +47,16 @@ CURVES: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 """Title and the metrics in it. What an experiment did not record has no chart."""
 
+SHAPING = "shaping/"
+"""Its metrics are named after the parts of `shaping`, which may be anyone's: a chart for each."""
+
 FROM_ZERO = {
     "share unfinished",
     "clip fraction",
     "engine: sampled tokens per second",
     "rounds of sampling until enough groups were mixed",
-    "share of sampled groups without spread",
+    "share of sampled groups without spread of score",
+    "share of trained tokens whose advantage is 0",
 }
 
 
@@ -232,7 +233,9 @@ def _facts(one: Experiment) -> str:
 
 def _curves(one: Experiment, colour: str) -> list[str]:
     charts = []
-    for title, keys in CURVES:
+    recorded = sorted({key for row in one.metrics for key in row if key.startswith(SHAPING)})
+    shaping = [(f"what shaping added: {key.removeprefix(SHAPING)}", (key,)) for key in recorded]
+    for title, keys in (*CURVES[:1], *shaping, *CURVES[1:]):
         # A second metric in one chart has the neutral colour: mean and largest.
         series = [
             Series(key.split("/", 1)[1], one.curve(key), colour if n == 0 else "c5")

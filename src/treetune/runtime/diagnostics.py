@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean, stdev
 from typing import Annotated, Any, Literal, get_args
 
@@ -34,14 +35,17 @@ class Diagnostics:
     ``answers_at_limit``   the mean answer is longer than `limit_share` of the rollout's `max_tokens`
     ``truncated``          `episodes/unfinished` is above `unfinished_ceiling`
     ``no_spread``          `episodes/mixed`, the share of problems whose answers differ in score, is
-                           below `mixed_floor`; where there are several answers to a problem
+                           below `mixed_floor`, where there are several answers to a problem; or
+                           `credit/advantage_zero`, the share of trained tokens whose advantage is 0,
+                           is 1: answers may differ in score and earn the same once they are shaped
     ``gradient_noise``     over the last `window` iterations the standard deviation of `train/grad_norm`
                            is more than `gradient_variation_ceiling` of its mean
     =====================  ============================================================================
 
     The beginning is the mean of the first `beginning` iterations. A sign counts once it was seen in
-    `patience` iterations in a row. Where nothing is sampled (supervised training), the gradient's sign
-    alone is looked for; an iteration that lacks a sign's metric says nothing about it.
+    `patience` iterations in a row, of those that have its metric: one that lacks it (it trained nothing,
+    say) is passed over, and neither ends a sign nor adds to it. `window` and `beginning` count the same
+    way. Where nothing is sampled (supervised training), the gradient's sign alone is looked for.
 
     The gradient's sign is a coefficient of variation, and not a noise scale (tr Σ / |G|², McCandlish et
     al., 2018, arXiv:1812.06162), because that needs gradients at two batch sizes or of single sequences:
@@ -80,15 +84,19 @@ class Diagnostics:
 
     @property
     def switched_on(self) -> tuple[Sign, ...]:
-        thresholds: dict[Sign, tuple[float | None, ...]] = {
-            "entropy_low": (self.entropy_floor, self.entropy_share),
-            "answers_short": (self.length_floor, self.length_share),
-            "answers_at_limit": (self.limit_share,),
-            "truncated": (self.unfinished_ceiling,),
-            "no_spread": (self.mixed_floor,),
-            "gradient_noise": (self.gradient_variation_ceiling,),
-        }
-        return tuple(sign for sign in SIGNS if any(value is not None for value in thresholds[sign]))
+        return tuple(sign for sign in SIGNS if self.thresholds(sign))
+
+    def thresholds(self, sign: Sign) -> dict[str, float]:
+        """Those of a sign that are set, by their keys."""
+        values = {key: getattr(self, key) for key in _THRESHOLDS[sign]}
+        return {key: value for key, value in values.items() if value is not None}
+
+    def needs(self, sign: Sign) -> int:
+        """How many iterations with the sign's metric it takes to tell that it is not there."""
+        if sign == "gradient_noise":
+            return self.window
+        share = {"entropy_low": self.entropy_share, "answers_short": self.length_share}.get(sign)
+        return 1 if share is None else self.beginning + 1
 
     @property
     def stops(self) -> tuple[Sign, ...]:
@@ -96,6 +104,16 @@ class Diagnostics:
         if self.on_collapse == "warn":
             return ()
         return tuple(sign for sign in self.switched_on if sign in self.stopping)
+
+
+_THRESHOLDS: Mapping[Sign, tuple[str, ...]] = {
+    "entropy_low": ("entropy_floor", "entropy_share"),
+    "answers_short": ("length_floor", "length_share"),
+    "answers_at_limit": ("limit_share",),
+    "truncated": ("unfinished_ceiling",),
+    "no_spread": ("mixed_floor",),
+    "gradient_noise": ("gradient_variation_ceiling",),
+}
 
 
 @dataclass(frozen=True)
@@ -109,13 +127,16 @@ class Watched:
 @dataclass(frozen=True)
 class Finding:
     """One sign after an iteration. `since` is the number of the first iteration (from 0) of those in
-    a row, up to now, in which it was seen; None where it is not seen. `words` says what was seen.
+    a row, up to now, in which it was seen; None where it is not seen. Between it and now may lie
+    iterations that lack the sign's metric, which are passed over. `words` says what was seen; `early`
+    that it was not, after too few iterations to tell.
     """
 
     sign: Sign
     since: int | None = None
     counts: bool = False
     words: str = ""
+    early: bool = False
 
 
 def diagnose(settings: Diagnostics, watched: Watched, rows: Sequence[Row]) -> dict[Sign, Finding]:
@@ -137,7 +158,7 @@ def _finding(sign: Sign, settings: Diagnostics, watched: Watched, rows: Sequence
         seen += 1
         words = see(settings, watched, rows[:-seen]) if seen < len(rows) else None
     if newest is None:
-        return Finding(sign)
+        return Finding(sign, early=len(rows) < settings.needs(sign))
     return Finding(sign, int(rows[-seen]["iteration"]), seen >= settings.patience, newest)
 
 
@@ -159,33 +180,51 @@ def last_good(settings: Diagnostics, found: Mapping[Sign, Finding], iteration: i
     return min((first - 1 for first in since if first is not None), default=iteration)
 
 
+def good_weights(good: int, checkpoints: Mapping[int, Path]) -> str:
+    """Words for where the weights of `last_good` are, given the checkpoints that there are."""
+    if good < 0:
+        return "the start weights show it already"
+    kept = [number for number in checkpoints if number <= good]
+    if kept:
+        return f"the last checkpoint from before is {checkpoints[max(kept)] / 'policy'}"
+    return "no checkpoint is from before: begin with the start weights again"
+
+
 # The signs, one by one: words for what the last of the rows shows, None where it doesn't show it.
 
-METRICS: dict[Sign, str] = {
-    "entropy_low": "train/entropy",
-    "answers_short": "episodes/response_tokens",
-    "answers_at_limit": "episodes/response_tokens",
-    "truncated": "episodes/unfinished",
-    "no_spread": "episodes/mixed",
-    "gradient_noise": "train/grad_norm",
+METRICS: Mapping[Sign, tuple[str, ...]] = {
+    "entropy_low": ("train/entropy",),
+    "answers_short": ("episodes/response_tokens",),
+    "answers_at_limit": ("episodes/response_tokens",),
+    "truncated": ("episodes/unfinished",),
+    "no_spread": ("episodes/mixed", "credit/advantage_zero"),
+    "gradient_noise": ("train/grad_norm",),
 }
+"""What a sign is read from; any of them is enough."""
 
 
 def _tells(sign: Sign, watched: Watched, row: Row) -> bool:
-    if METRICS[sign] not in row:
+    if sign == "no_spread":
+        return _mixed(row) is not None or "credit/advantage_zero" in row
+    if METRICS[sign][0] not in row:
         return False
-    if sign == "no_spread":  # one answer to a problem can't differ from itself
-        return bool(row.get("episodes/count", 0) > row.get("episodes/problems", 0))
     return sign != "answers_at_limit" or watched.max_tokens is not None
+
+
+def _mixed(row: Row) -> float | None:
+    """None where there is one answer to a problem, which can't differ from itself."""
+    several = row.get("episodes/count", 0) > row.get("episodes/problems", 0)
+    return row.get("episodes/mixed") if several else None
 
 
 def _low(sign: Sign, rows: Sequence[Row], floor: float | None, share: float | None, first: int) -> str | None:
     """What both kinds of floor have in common; the words are about the bound that was crossed."""
-    value = rows[-1][METRICS[sign]]
+    (metric,) = METRICS[sign]
+    value = rows[-1][metric]
     if floor is not None and value < floor:
         return f"below {floor:g} ({value:.3g})"
     if share is not None and len(rows) > first:
-        began = fmean(row[METRICS[sign]] for row in rows[:first])
+        began = fmean(row[metric] for row in rows[:first])
         if value < share * began:
             return f"below {share:g} of what it was at the beginning ({value:.3g} of {began:.3g})"
     return None
@@ -219,10 +258,13 @@ def _truncated(settings: Diagnostics, watched: Watched, rows: Sequence[Row]) -> 
 
 
 def _no_spread(settings: Diagnostics, watched: Watched, rows: Sequence[Row]) -> str | None:
-    share, floor = rows[-1]["episodes/mixed"], settings.mixed_floor
+    share, floor = _mixed(rows[-1]), settings.mixed_floor
     assert floor is not None
-    if share >= floor:
-        return None
+    if share is None or share >= floor:
+        if rows[-1].get("credit/advantage_zero") != 1:
+            return None
+        differ = "" if share is None else f", though answers differ in score for {share:.3g} of the problems"
+        return f"every advantage is 0{differ}"
     reward = rows[-1].get("episodes/reward")
     earned = "" if reward is None else f", at a mean reward of {reward:.3g}"
     return f"answers differ in score for fewer than {floor:g} of the problems ({share:.3g}{earned})"
@@ -257,7 +299,8 @@ REMEDIES: Mapping[Sign, str] = {
     "answers_short": "see whether a short answer earns what a right one should, or give an entropy bonus",
     "answers_at_limit": "raise rollout.max_tokens, or penalise length",
     "truncated": "raise rollout.max_tokens, or penalise length",
-    "no_spread": "take problems of another difficulty, or more samples of each",
+    "no_spread": "take problems of another difficulty, or more samples of each; where scores do differ, see"
+    " whether shaping levels what they earn",
     "gradient_noise": "take more problems per iteration, or more samples of each",
 }
 """What the author of the signs, or common sense, does about them."""

@@ -14,6 +14,7 @@ from treetune.runtime.diagnostics import (
     Sign,
     Watched,
     diagnose,
+    good_weights,
     last_good,
     verdict,
 )
@@ -121,13 +122,7 @@ def _message(
     ]
     good = last_good(config.diagnostics, found, done - 1)
     assert good is not None
-    kept = [number for number in directory.checkpoints() if number <= good]
-    if good < 0:
-        weights = "the start weights show it already"
-    elif kept:
-        weights = f"the last checkpoint from before is {directory.checkpoint(kept[-1]) / 'policy'}"
-    else:
-        weights = "no checkpoint is from before: begin with the start weights again"
+    weights = good_weights(good, {n: directory.checkpoint(n) for n in directory.checkpoints()})
     return (
         f"{directory.path} is stopped after iteration {done} of {config.iterations}, as"
         f" diagnostics.on_collapse says: {'; '.join(told)}. {weights[0].upper()}{weights[1:]}. To go on"
