@@ -40,11 +40,16 @@ class PanelCurve:
 
 
 def panel_curves(plan: Plan) -> list[PanelCurve]:
-    """Panel after panel, of every row with an experiment of its own and a finished run that has it."""
+    """Panel after panel, of every row with an experiment of its own and a finished run that has it.
+
+    What an experiment that others start from recorded while it was trained is not beside theirs: it
+    came before. What is measured of its weights is where they begin.
+    """
     found = []
+    before = {name for experiment in plan.table.experiments.values() for name in experiment.needs}
     for panel in plan.table.panels:
         for row in plan.table.rows:
-            if row.experiment is None:
+            if row.experiment is None or (panel.metric is not None and row.experiment in before):
                 continue
             by_seed = {
                 run.seed: measured
