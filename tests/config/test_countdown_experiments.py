@@ -6,10 +6,13 @@ import pytest
 
 import treetune.parts  # noqa: F401  (registers them)
 from treetune.config.build import build
+from treetune.config.errors import ConfigError
 from treetune.config.explain import Explanation
 from treetune.config.jsonnet import load
 from treetune.episode_generators.credit.group import Group
+from treetune.episode_generators.rollout.demonstrations import Demonstrations
 from treetune.episode_generators.rollout.single_turn import SingleTurn
+from treetune.episode_generators.rollout.until_mixed import UntilMixed
 from treetune.episode_generators.selection.all import All
 from treetune.episode_generators.selection.mixed_groups import MixedGroups
 from treetune.models.sources import PretrainedModel
@@ -54,7 +57,7 @@ def test_the_single_file_grpo_has_its_settings(name: str) -> None:
     assert (rollout.samples, config.problems_per_iteration) == (8, 8)
     assert (rollout.max_tokens, rollout.temperature, rollout.top_p) == (896, 1.0, 1.0)
     assert rollout.stop == ()
-    assert rollout.unfinished_reward == COHLEM.no_answer
+    assert rollout.unfinished_reward is None, "cut-off answers are graded like any other"
 
     assert config.credit == Group(std=True, eps=1.1920929e-07)
     assert config.selection == All()
@@ -82,7 +85,7 @@ def test_rl2s_example_has_its_settings() -> None:
     assert config.selection == MixedGroups()
     assert (objective.clip_low, objective.clip_high, objective.aggregation) == (0.2, 0.2, "token")
     assert (objective.entropy_coef, objective.kl_coef) == (0.0, 0.0)
-    assert (trainer.learning_rate, trainer.schedule) == (1e-6, Warmup(ratio=0.1))
+    assert (trainer.learning_rate, trainer.schedule) == (1e-6, Warmup()), "its scheduler is constant"
     assert (trainer.minibatch_size, trainer.weight_decay, trainer.offload_optimizer) == (None, 0.01, True)
     task = config.task
     assert isinstance(task, Countdown)
@@ -104,6 +107,71 @@ def test_public_rows_and_a_chat_template_go_on_the_right(name: str) -> None:
     assert isinstance(asked.task, Countdown)
     assert "<|im_start|>" not in asked.task.prompt
     assert asked.experiment_name == name + "_in_chat"
+
+
+@pytest.mark.parametrize(
+    "fragment",
+    ["countdown/asked_in_chat", "tasks/countdown_scores_tinyzero_rl2", "tasks/countdown_open_think"],
+)
+def test_public_rows_and_their_test_problems_are_asked_and_graded_alike_in_any_order(fragment: str) -> None:
+    left, public = "countdown/qwen2.5-3b-instruct_grpo", "tasks/countdown_public"
+    asked = built(left, fragment).task
+    assert isinstance(asked, Countdown)
+    for names in ([fragment, public], [public, fragment]):
+        config = built(left, *names)
+        (test,) = [one.task for one in config.evaluation.sets if one.split == "test"]
+        assert isinstance(config.task, CountdownRows)
+        assert (config.task.prompt, config.task.grader) == (asked.prompt, asked.grader)
+        assert test == asked
+
+
+COHLEM_ON_THE_RIGHT = "tasks/countdown_scores_cohlem"
+
+
+def test_the_single_file_grpos_scores_go_around_a_rollout_within_another() -> None:
+    config = built("countdown/tiny_grpo", "rollouts/until_mixed", COHLEM_ON_THE_RIGHT)
+    assert isinstance(config.rollout, UntilMixed) and isinstance(config.task, Countdown)
+    assert config.evaluation.rollout is not None
+    rollouts = (config.rollout.rollout, config.evaluation.rollout)
+    assert [rollout.unfinished_reward for rollout in rollouts] == [None, None]
+    assert config.task.grader.scores == COHLEM
+
+
+def test_the_single_file_grpos_scores_leave_demonstrations_alone() -> None:
+    config = built("countdown/tiny_sft", COHLEM_ON_THE_RIGHT)
+    assert config.rollout == Demonstrations()
+    assert isinstance(config.task, Countdown) and config.task.grader.scores == COHLEM
+
+
+def refusal(*names: str, override: str) -> str:
+    config = load([f"{name}.jsonnet" for name in names], overrides=[override], environ={})
+    with pytest.raises(ConfigError) as refused:
+        build(Runtime, config.data, Explanation(config))
+    return " ".join(str(refused.value).split())
+
+
+def test_demonstrations_of_products_are_refused_before_anything_starts() -> None:
+    text = refusal("countdown/tiny_sft", override="{task+: {operators: ['+', '*']}}")
+    assert "demonstrations for sums and differences alone" in text and "['+', '*']" in text
+    assert "set task.operators to ['+', '-'] or ['+']" in text
+    # Sampling needs no teacher.
+    config = load(["countdown/tiny_grpo.jsonnet"], overrides=["{task+: {operators: ['*']}}"], environ={})
+    build(Runtime, config.data, Explanation(config))
+
+
+def test_a_task_without_a_teacher_is_refused_before_anything_starts() -> None:
+    text = refusal(
+        "countdown/tiny_sft",
+        "tasks/countdown_public",
+        override="{model: {type: 'pretrained', name_or_path: 'x'}}",
+    )
+    assert "CountdownRows has no demonstrations" in text
+
+
+def test_a_prompt_without_its_placeholders_names_the_prompt_alone() -> None:
+    text = refusal("countdown/tiny_grpo", override="{task+: {prompt: 'solve it'}}")
+    assert "prompt needs {numbers} and {target} exactly once" in text
+    assert "change task.prompt, e.g." in text and "task.numbers" not in text
 
 
 @pytest.mark.parametrize("name", ["tiny_sft", "tiny_grpo"])

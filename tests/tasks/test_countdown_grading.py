@@ -72,7 +72,7 @@ def test_other_numbers_than_the_given_ones_are_malformed(expression: str) -> Non
         "(62)(70)-71", "62(70-71)", "62+70-71)", "(62+70-71", "()62+70-71", ")62+70-71(", "()",  # brackets
         "62+70-71 is it", "sixty-two", "abs(62)+70-71", "[62,70,71][0]", "62+70-71;", "62+70-71\x00",
         "__import__('os').system('true')", "62+70-71 if True else 0", "lambda: 61", "\\frac{62}{70}-71",
-        "\\timesx 3", "62 \\divide 70",
+        "$62+70-71$", "\\timesx 3", "62 \\divide 70",
     ],
 )  # fmt: skip
 def test_what_the_grammar_does_not_have_is_no_expression(expression: str) -> None:

@@ -142,8 +142,19 @@ def test_a_shape_with_too_few_problems_is_told_and_all_of_a_small_one_can_be_use
         "validation_size": 1, "test_size": 1,
     }  # fmt: skip
     assert len(Countdown(train_size=7, **shape).problems("train")) == 7
-    with pytest.raises(ValueError, match=r"10 problems are asked for .* no more than 9 were found"):
+    with pytest.raises(
+        ValueError, match=r"10 problems are asked for .* expressions drawn of this shape gave 9, the last"
+    ):
         Countdown(train_size=8, **shape).problems("train")
+
+
+def test_a_shape_without_problems_is_told_and_a_narrow_one_is_searched_for_long() -> None:
+    shape: dict[str, Any] = {"numbers": (2, 2), "operators": ("+",), "validation_size": 1, "test_size": 1}
+    with pytest.raises(ValueError, match=r"none of .* expressions .* has a value within targets"):
+        Countdown(operands=(1, 9), targets=(19, 99), train_size=1, **shape).problems("train")
+    # One draw in 16,000 hits: 1 + 999, 2 + 998 and so on.
+    narrow = Countdown(operands=(1, 4000), targets=(1000, 1000), train_size=20, **shape)
+    assert len(narrow.problems("train")) == 20
 
 
 @pytest.mark.parametrize(
@@ -211,10 +222,20 @@ def test_a_teacher_with_noise_passes_a_miss_off_for_the_answer() -> None:
     assert right + passed_off == 600
 
 
-def test_products_have_no_demonstrations() -> None:
-    task = Countdown(**SMALL)
-    with pytest.raises(ValueError, match="sums and differences alone"):
-        task.demonstration(task.problems("train")[0], 0)
+def test_a_teacher_uses_the_tasks_operators_alone() -> None:
+    task = Countdown(**SUMS | SMALL | {"operators": ("+",)}, demonstration_noise=0.5)
+    for problem in task.problems("train"):
+        demonstration = task.demonstration(problem, 0)
+        assert "-" not in demonstration
+        assert task.grader.grade(demonstration, problem).right
+
+
+@pytest.mark.parametrize("operators", [("+", "-", "*", "/"), ("*",), ("-",)])
+def test_products_and_differences_alone_have_no_demonstrations(operators: tuple[Any, ...]) -> None:
+    task = Countdown(**SMALL | {"operators": operators})
+    for asked in (task.check_demonstrations, lambda: task.demonstration(task.problems("train")[0], 0)):
+        with pytest.raises(ValueError, match="sums and differences alone"):
+            asked()
 
 
 @given(st.text())

@@ -88,7 +88,8 @@ def refused(
     key: KeyPath, owner: Owner, data: Mapping[str, Any], error: ValueError, explanation: Explanation | None
 ) -> ConfigIssue:
     """The constructor said no: it saw values that are each right and don't go together."""
-    words = set(re.findall(r"\w+", str(error)))
+    # A word in braces is a template's placeholder, not the key of that name.
+    words = set(re.findall(r"\w+", re.sub(r"\{\w+\}", "", str(error))))
     named = [name for name in schema.keys_of(owner.part) if name in words]
     places = [f"{name} from {source((*key, name), explanation)}" for name in named if name in data]
     remedy = None

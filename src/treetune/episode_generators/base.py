@@ -67,6 +67,9 @@ class Rollout(Registrable):
         """What makes the answers where problems are fixed: itself, or the rollout that it wraps."""
         return self
 
+    def check(self, task: Task) -> None:
+        """Raises ValueError where it makes no sense with this task."""
+
     def run(
         self, context: GenerationContext, problems: Sequence[Problem]
     ) -> tuple[list[Trajectory], Metrics]:

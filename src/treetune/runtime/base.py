@@ -150,6 +150,7 @@ class PolicyIteration(Runtime):
         return self.rollout.needs_engine or bool(self.evaluation.sets)
 
     def __post_init__(self) -> None:
+        self.rollout.check(self.task)
         if self.credit.needs_engine and not self.rollout.needs_engine:
             raise ValueError(
                 "credit samples continuations, and the rollout samples nothing: choose the rollout"

@@ -21,6 +21,11 @@ class Task(Registrable):
         """All problems of a split, always in the same order; never empty (ValueError)."""
         raise NotImplementedError
 
+    def check_demonstrations(self) -> None:
+        """Raises ValueError for a task that has none, as far as its configuration says."""
+        if type(self).demonstration is Task.demonstration:
+            raise ValueError(f"task {type(self).__name__} has no demonstrations to learn from")
+
     def demonstration(self, problem: Problem, seed: int) -> str:
         """A response to learn from, sampled with `seed` where the teacher is noisy.
 

@@ -55,8 +55,9 @@ class Countdown(Task):
 
     **Demonstrations** are a search, for problems of sums and differences: sign after sign is tried,
     in an order that the seed draws, each with its running totals, until one hits the target:
-    ``12+34=46+7=53\n12+34=46-7=39\n`` and the grader's opening with ``12+34-7``. A teacher with
-    `demonstration_noise` p gives a try that missed for the answer with probability p each time.
+    ``12+34=46+7=53\n12+34=46-7=39\n`` and the grader's opening with ``12+34-7``. With ``+`` alone
+    there is one sum to try. A teacher with `demonstration_noise` p gives a try that missed for the
+    answer with probability p each time.
     """
 
     numbers: tuple[Annotated[int, Ge(2), Le(6)], Annotated[int, Ge(2), Le(6)]] = (3, 4)
@@ -86,19 +87,24 @@ class Countdown(Task):
             raise ValueError(f"no split {split!r}: choose one of {', '.join(get_args(Split))}")
         return _problems(self, split)
 
+    def check_demonstrations(self) -> None:
+        # Without + some differences need brackets, which signed sums don't have.
+        if set(self.operators) not in ({"+"}, {"+", "-"}):
+            raise ValueError(
+                "task countdown has demonstrations for sums and differences alone, and its operators are"
+                f" {list(self.operators)}: set task.operators to ['+', '-'] or ['+'], or choose a rollout"
+                " that samples, such as 'single_turn'"
+            )
+
     def demonstration(self, problem: Problem, seed: int) -> str:
         """The teacher's search. Order and mistakes are drawn from `seed` and the problem.
 
-        Raises ValueError where the operators are others than + and -.
+        Raises ValueError where there is none (`check_demonstrations`).
         """
-        if not set(self.operators) <= {"+", "-"}:
-            raise ValueError(
-                "task countdown has demonstrations for sums and differences alone: set operators to"
-                " ['+', '-'], or start from a model that needs none"
-            )
+        self.check_demonstrations()
         generator = derived_random(seed, problem.id, "demonstration")
         numbers, target = problem.data["numbers"], problem.data["target"]
-        tries = list(signed_sums(numbers))
+        tries = list(signed_sums(numbers, self.operators))
         generator.shuffle(tries)
         text = ""
         for expression, running, value in tries:
@@ -119,12 +125,14 @@ class Countdown(Task):
         return "".join(sorted(set("0123456789=()\n" + written)))
 
 
-def signed_sums(numbers: Sequence[int]) -> Iterator[tuple[str, str, int]]:
+def signed_sums(
+    numbers: Sequence[int], operators: Sequence[Operator] = ("+", "-")
+) -> Iterator[tuple[str, str, int]]:
     """Every different sum of the numbers with signs whose value is positive: the expression, the same with
     its running totals (``34+7=41-12=29``), and the value. What is added comes before what is taken
-    away, so that no total on the way is negative."""
+    away, so that no total on the way is negative. Nothing is taken away where `operators` lack ``-``."""
     seen: set[str] = set()
-    for signs in range(2 ** len(numbers) - 1):
+    for signs in range(2 ** len(numbers) - 1 if "-" in operators else 1):
         taken = [number for place, number in enumerate(numbers) if signs >> place & 1]
         added = [number for place, number in enumerate(numbers) if not signs >> place & 1]
         total = added[0]

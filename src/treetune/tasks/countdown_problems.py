@@ -16,9 +16,13 @@ Operator = Literal["+", "-", "*", "/"]
 Puzzle = tuple[tuple[int, ...], int]
 """The numbers, in the order in which they are shown, and the target."""
 
-_VAIN = 20_000
-"""Draws in a row without a new problem after which there are taken to be no more: of a shape with 1,000
+_KNOWN = 20_000
+"""Known problems between two new ones after which there are taken to be no more: of a shape with 1,000
 problems of equal chances, the last one is missed by so many with a probability of 2e-9."""
+
+_VAIN = 200_000
+"""Draws between two new problems, most of them of no value within `targets`, after which the search is
+given up: it would take minutes."""
 
 
 @dataclass(frozen=True)
@@ -41,24 +45,35 @@ def distinct_problems(shape: Shape, wanted: int, seed: int) -> Sequence[Puzzle]:
     generator = derived_random(seed, "countdown", *map(repr, (shape.numbers, shape.operands, shape.targets)))
     made: list[Puzzle] = []
     seen: set[Puzzle] = set()
-    vain = 0
+    draws = vain = known = 0
     while len(made) < wanted:
+        draws += 1
         numbers = [generator.randint(*shape.operands) for _ in range(generator.randint(*shape.numbers))]
         target = _value(generator, shape, numbers)
         key = (tuple(sorted(numbers)), target) if target is not None else None
         if key is None or target is None or key in seen:
             vain += 1
-            if vain == _VAIN:
-                raise ValueError(
-                    f"{wanted} problems are asked for (train_size + validation_size + test_size), and of this"
-                    f" shape no more than {len(made)} were found: ask for fewer, or widen numbers, operands,"
-                    " targets or operators"
-                )
+            known += key is not None
+            if known == _KNOWN or vain == _VAIN:
+                raise ValueError(_too_few(wanted, len(made), draws, vain))
             continue
-        vain = 0
+        vain = known = 0
         seen.add(key)
         made.append((tuple(numbers), target))
     return tuple(made)
+
+
+def _too_few(wanted: int, found: int, draws: int, vain: int) -> str:
+    if not found:
+        return (
+            f"none of {draws:,} expressions drawn of this shape has a value within targets: it has no"
+            " solvable problem, or next to none; widen numbers, operands, targets or operators"
+        )
+    return (
+        f"{wanted} problems are asked for (train_size + validation_size + test_size), and {draws:,}"
+        f" expressions drawn of this shape gave {found}, the last {vain:,} draws no new one: ask for fewer,"
+        " or widen numbers, operands, targets or operators"
+    )
 
 
 def _value(generator: random.Random, shape: Shape, numbers: Sequence[int]) -> int | None:

@@ -13,6 +13,7 @@ from treetune.episode_generators.base import GenerationContext, Rollout
 from treetune.episode_generators.metrics import trajectory_metrics
 from treetune.episode_generators.rollout.answers import encoded_prompt, rank_share, steps_of
 from treetune.seeds import derive_seed
+from treetune.tasks.base import Task
 from treetune.vocabulary import Metrics, Problem, Segment, TokenIds, Trajectory
 
 
@@ -32,6 +33,9 @@ class Demonstrations(Rollout):
     too_long: Literal["stop", "leave_out"] = "stop"
 
     needs_engine = False
+
+    def check(self, task: Task) -> None:
+        task.check_demonstrations()
 
     def run(
         self, context: GenerationContext, problems: Sequence[Problem]

@@ -12,6 +12,7 @@ from treetune.episode_generators.base import GenerationContext, Rollout
 from treetune.episode_generators.metrics import mean, pooled, trajectory_metrics
 from treetune.episode_generators.rollout.answers import rank_share
 from treetune.inference.base import SamplingParams
+from treetune.tasks.base import Task
 from treetune.vocabulary import Metrics, Problem, Trajectory
 
 
@@ -79,6 +80,9 @@ class UntilMixed(Rollout):
     @property
     def sampler(self) -> Rollout:
         return self.rollout.sampler
+
+    def check(self, task: Task) -> None:
+        self.rollout.check(task)
 
     def run(
         self, context: GenerationContext, problems: Sequence[Problem]

@@ -49,11 +49,13 @@ class CountdownScores:
 @Grader.register("countdown")
 @dataclass(frozen=True, kw_only=True)
 class CountdownGrader(Grader):
-    """Right is an expression of the given numbers whose value, in exact rational arithmetic, is the
+    r"""Right is an expression of the given numbers whose value, in exact rational arithmetic, is the
     target. The gold says both: ``39 from 12 34 7``.
 
     Numbers are compared as multisets: with `require_all` each given one is used exactly once, else
     at most once. What an expression may be is said in `countdown_expression`; nothing is evaluated.
+    LaTeX is none beyond three signs, so that ``$62+70+71$`` and ``\frac{62}{70}+71`` are malformed, and
+    so is a leading plus.
 
     The answer stands between the last `closing` and the last `opening` before it, across newlines;
     earlier answers don't count. With `unclosed` it is what follows the last `opening`, up to a
