@@ -1,13 +1,8 @@
 // Countdown as in RL2's example (ChenmienTan/RL2, four GPUs): four answers to each of 128 problems, and one step on
 // those of problems that were not all alike; the reward less the group's mean, every token weighing the same. The
-<<<<<<< HEAD
-// answer ends at its closing tag. Problems and prompt are ours, its data set has its own.
-(import 'single_file_grpo.jsonnet')
-=======
 // answer ends at its closing tag. No warm-up: the example names a ratio of 0.1, but its scheduler is `constant`, which
 // has none. Problems and prompt are ours, its data set has its own.
-(import 'single_file_grpo.libsonnet')
->>>>>>> issue4-C2
+(import 'single_file_grpo.jsonnet')
 + (import '../tasks/countdown_scores_tinyzero_rl2.jsonnet')
 + (import '../credit/group_mean.jsonnet')
 + (import '../trainers/offload_optimizer.jsonnet')
