@@ -55,11 +55,11 @@ def test_until_mixed_goes_around_whatever_the_rollout_is() -> None:
 def test_the_overlong_penalty_takes_a_fifth_of_the_budget_also_within_until_mixed() -> None:
     for right in ([], ["rollouts/until_mixed"]):
         config = grpo("GSM8K", *right, "shaping/overlong_penalty", "shaping/length_penalty")
-        assert config.shaping == (OverlongPenalty(cache=1024 // 5), LengthPenalty())
+        assert config.shaping == (OverlongPenalty(cache=1024 // 5, scale=0.5), LengthPenalty())
 
 
 def test_the_smoke_overlay_makes_the_wrapped_rollout_small() -> None:
     config = grpo("GSM8K", "rollouts/until_mixed", "shaping/overlong_penalty", "overlays/smoke")
     assert isinstance(config.rollout, UntilMixed)
     assert (config.rollout.groups, config.rollout.samples, config.problems_per_iteration) == (8, 4, 8)
-    assert config.shaping == (OverlongPenalty(cache=24 // 5),)
+    assert config.shaping == (OverlongPenalty(cache=24 // 5, scale=0.5),)

@@ -16,6 +16,7 @@ from treetune.episode_generators.credit.monte_carlo import MonteCarlo
 from treetune.episode_generators.credit.outcome import NoCredit
 from treetune.episode_generators.rollout.single_turn import SingleTurn
 from treetune.episode_generators.rollout.until_mixed import UntilMixed
+from treetune.episode_generators.selection.correct_only import CorrectOnly
 from treetune.episode_generators.selection.mixed_groups import MixedGroups
 from treetune.episode_generators.shaping.length_penalty import LengthPenalty
 from treetune.episode_generators.shaping.overlong_penalty import OverlongPenalty
@@ -25,6 +26,7 @@ from treetune.runtime import generation
 from treetune.runtime.base import Evaluation, EvaluationSet, PolicyIteration
 from treetune.trainers.base import DeepSpeedTrainer
 from treetune.trainers.objectives.mle import MaximumLikelihood
+from treetune.trainers.objectives.spo import CorrectPaths
 from treetune.trainers.ranks import Ranks
 from treetune.vocabulary import Episode, Trajectory
 
@@ -145,7 +147,8 @@ def test_stored_rounds_are_dealt_to_any_number_of_ranks_by_whole_groups(
 
 
 def test_the_bound_is_said_in_the_log_and_the_run_goes_on(tmp_path: Path) -> None:
-    config = dynamic(tmp_path, rollout=UntilMixed(rollout=ANSWERS, groups=50, max_rounds=2), iterations=1)
+    rollout = UntilMixed(rollout=ANSWERS, groups=50, max_rounds=2)
+    config = dynamic(tmp_path, rollout=rollout, selection=MixedGroups(at_most=50), iterations=1)
     train(config)
     log = (directory_of(config).logs / "run.log").read_text()
     assert log.count("50 problems with answers that differ in score were asked for") == 1
@@ -198,3 +201,27 @@ def test_shaping_that_can_not_be_meant_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         small(tmp_path, **{"shaping": SHAPING, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"selection": MixedGroups(at_most=2)}, "make the two equal"),
+        (
+            {"trainer": DeepSpeedTrainer(objective=MaximumLikelihood(), learning_rate=1e-3)},
+            "learns from no advantages",
+        ),
+    ],
+)
+def test_waiting_for_groups_that_nobody_trains_on_is_refused(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        dynamic(tmp_path, **changes)
+
+
+def test_a_loss_that_counts_wrong_answers_refuses_a_selection_that_drops_them(tmp_path: Path) -> None:
+    trainer = DeepSpeedTrainer(objective=CorrectPaths(normalise_by="batch"), learning_rate=1e-3)
+    small(tmp_path, trainer=trainer)
+    with pytest.raises(ValueError, match="choose the selection 'all'"):
+        small(tmp_path, trainer=trainer, selection=CorrectOnly())

@@ -11,9 +11,11 @@ import torch
 from tests.trainers.helpers import episodes, tiny_model
 from tests.trainers.test_update_in_one_process import assert_close, trained, weights_of
 from treetune.models.logprobs import PolicyModule
+from treetune.trainers.base import DeepSpeedTrainer
 from treetune.trainers.entropy import EntropyCoefficient, EntropyTarget
 from treetune.trainers.objectives.cispo import ClippedImportance
 from treetune.trainers.objectives.gspo import SequencePolicyGradient
+from treetune.trainers.objectives.mle import MaximumLikelihood
 from treetune.trainers.objectives.ppo import ClippedPolicyGradient
 from treetune.vocabulary import Episode
 
@@ -129,3 +131,25 @@ def test_the_cut_does_not_change_the_update(objective):
     assert_close(weights_of(whole), weights_of(cut))
     for name in ("train/loss", "train/grad_norm", "train/entropy", "train/clip_fraction", "train/ratio"):
         assert math.isclose(cut_metrics[name], whole_metrics[name], abs_tol=2e-5), name
+
+
+@pytest.mark.parametrize(
+    ("objective", "message"),
+    [
+        (MaximumLikelihood(), "this objective has none"),
+        (ClippedPolicyGradient(entropy_coef=-0.1), "not between its lowest, 0, and its highest, 0.1"),
+    ],
+)
+def test_an_entropy_target_that_can_not_be_held_is_refused(objective, message):
+    with pytest.raises(ValueError, match=message):
+        DeepSpeedTrainer(objective=objective, learning_rate=1e-3, entropy_target=EntropyTarget(target=0.2))
+
+
+def test_the_guard_sees_groups_without_spread_behind_whitening_and_penalties():
+    """Advantages that credit left at 0 are no longer 0 once others are moved beside them."""
+    flat = without_advantage(episodes(8))
+    rows = [*flat, *(dataclasses.replace(row, group=f"q{i}") for i, row in enumerate(episodes(8, seed=3)))]
+    objective = ClippedPolicyGradient(kl_coef=0.1, kl_placement="advantage")
+    settings = {"skip_without_advantage": True, "advantage_normalisation": "whiten", "minibatch_size": 1}
+    _, metrics = trained(objective, rows=rows, **settings)
+    assert (metrics["train/steps"], metrics["train/skipped_steps"]) == (8, 8)
