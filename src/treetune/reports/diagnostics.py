@@ -45,10 +45,8 @@ def diagnostics_html(one: Experiment) -> str:
         "sign",
         "seen",
         "iterations",
-        "what was seen",
-        "metric: last value",
-        "threshold",
-        "what may help",
+        "what was seen, and what may help",
+        "last value, thresholds",
     )
     head = "".join(f"<th>{name}</th>" for name in heads)
     return (
@@ -78,10 +76,14 @@ def _row(one: Experiment, settings: Diagnostics | None, sign: Sign) -> str:
         f"{escape(WORDS[sign])} <code>{sign}</code>",
         f'<span class="verdict {kind}">{escape(verdict)}</span>',
         escape(", ".join(_ranges(seen)) or "–"),
-        escape(found.words or "–"),
-        "<br>".join(words for words in metrics if words) or "–",
-        "<br>".join(f"<code>{key}</code>: {value:g}" for key, value in thresholds.items()) or "–",
-        escape(REMEDIES[sign]) if seen else "",
+        "<br>".join(escape(words) for words in (found.words, REMEDIES[sign] if seen else "") if words) or "–",
+        "<br>".join(
+            [
+                *(words for words in metrics if words),
+                *(f"<code>{key}</code>: {value:g}" for key, value in thresholds.items()),
+            ]
+        )
+        or "–",
     ]
     return "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
 

@@ -104,8 +104,7 @@ def episodes_html(sample: EpisodeSample) -> str:
     note = f"Iteration {sample.iteration + 1}. "
     if not sizes:
         note += (
-            "These episodes carry no advantages: they were demonstrations, or a critic gave them while"
-            " training."
+            "These episodes carry no advantages: a critic gave them while training, or the loss needs none."
         )
     else:
         valued = any(row.get("step_values") for row in sample.rows)
