@@ -51,8 +51,8 @@ def _against_bare(run: Run, setting: Setting, config: PolicyIteration, count: in
             norms["ours"].append(metrics["train/grad_norm"])
 
     def train_bare(turn: int) -> None:
-        minibatches = trainers["ours"]._minibatches(turn, count)  # the same ones
-        norms["theirs"].append(bare.epoch(list(minibatches)))
+        minibatches = trainers["ours"]._minibatches(turn, 0, [(i,) for i in range(count)])  # the same ones
+        norms["theirs"].append(bare.epoch([[i for (i,) in minibatch] for minibatch in minibatches]))
 
     sides: dict[str, Side] = {name: timed(lambda turn, name=name: train(name, turn)) for name in trainers}
     seconds = in_turns({**sides, "theirs": timed(train_bare)}, setting.repeats)
