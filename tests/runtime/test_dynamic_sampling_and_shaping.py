@@ -12,6 +12,7 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.runtime.in_process import FakeSettings, directory_of, raises_after, sampled_requests, small, train
+from treetune.episode_generators.credit.gae import Gae
 from treetune.episode_generators.credit.monte_carlo import MonteCarlo
 from treetune.episode_generators.credit.outcome import NoCredit
 from treetune.episode_generators.rollout.single_turn import SingleTurn
@@ -26,11 +27,13 @@ from treetune.runtime import generation
 from treetune.runtime.base import Evaluation, EvaluationSet, PolicyIteration
 from treetune.trainers.base import DeepSpeedTrainer
 from treetune.trainers.objectives.mle import MaximumLikelihood
+from treetune.trainers.objectives.ppo import ClippedPolicyGradient
 from treetune.trainers.objectives.spo import CorrectPaths
 from treetune.trainers.ranks import Ranks
 from treetune.vocabulary import Episode, Trajectory
 
 GROUPS = 5
+GUARDED = DeepSpeedTrainer(objective=ClippedPolicyGradient(), learning_rate=1e-3, skip_without_advantage=True)
 ANSWERS = SingleTurn(samples=2, max_tokens=12, unfinished_reward=1.0)
 SETS = Evaluation(sets=(EvaluationSet(split="test", problems=3),))
 
@@ -218,6 +221,16 @@ def test_waiting_for_groups_that_nobody_trains_on_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         dynamic(tmp_path, **changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"credit": Gae()}, {"trainer": replace(GUARDED, objective=CorrectPaths(normalise_by="correct"))}],
+)
+def test_a_guard_that_would_never_be_at_work_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
+    small(tmp_path, trainer=GUARDED)
+    with pytest.raises(ValueError, match="skip_without_advantage looks at the advantages that credit gives"):
+        small(tmp_path, **{"trainer": GUARDED, **changes})
 
 
 def test_a_loss_that_counts_wrong_answers_refuses_a_selection_that_drops_them(tmp_path: Path) -> None:

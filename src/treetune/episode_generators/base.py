@@ -51,6 +51,8 @@ class Rollout(Registrable):
     needs_engine: bool = True
     asks_further: bool = False
     """Whether it may roll out further problems than it is given."""
+    groups: int | None = None
+    """How many problems with spread it waits for. None: it takes what comes."""
     samples: int = 1
     """Answers to a problem."""
     unfinished_reward: float | None = 0.0
@@ -120,6 +122,8 @@ class Selection(Registrable):
 
     keeps_all: bool = False
     """Whether nothing is left out."""
+    at_most: int | None = None
+    """How many groups it keeps at most. None: there is no bound."""
     makes_pairs: bool = False
     """Whether what it returns are pairs, better answer first, for objectives that compare."""
 

@@ -162,7 +162,13 @@ class PolicyIteration(Runtime):
         self._check_pairs(objective)
         self._check_shaping(objective)
         self._check_dynamic_sampling(objective)
-        if getattr(objective, "importance_cap", None) is not None and not self.rollout.needs_engine:
+        given = not self.credit.needs_critic and (objective is None or objective.needs_advantages)
+        if self.trainer.skip_without_advantage and not given:
+            raise ValueError(
+                "skip_without_advantage looks at the advantages that credit gives, and here it gives none (a"
+                " critic's come later, and are never all 0): set it to false"
+            )
+        if objective is not None and objective.importance_cap is not None and not self.rollout.needs_engine:
             raise ValueError(
                 "the objective's importance_cap compares with the engine's log-probs, and this rollout"
                 " samples nothing: set it to null"
@@ -236,8 +242,7 @@ class PolicyIteration(Runtime):
                 "the rollout samples until answers to a problem differ, which is worth something where they"
                 " are compared; this objective learns from no advantages: choose the rollout 'single_turn'"
             )
-        most = getattr(self.selection, "at_most", None)
-        groups = getattr(self.rollout, "groups", None)
+        most, groups = self.selection.at_most, self.rollout.groups
         if most is not None and groups is not None and most < groups:
             raise ValueError(
                 f"the rollout samples until {groups} groups have spread (groups), and the selection trains on"

@@ -6,6 +6,7 @@ import json
 from itertools import chain
 from pathlib import Path
 
+from treetune.episode_generators.rollout.answers import contiguous_share
 from treetune.episode_generators.shaping.applied import shaped
 from treetune.episode_generators.storage import (
     read_episodes,
@@ -87,9 +88,8 @@ def _share(run: Run, trajectories: list[Trajectory]) -> list[Trajectory]:
 
     They tell the problems themselves: a rollout may have asked more than the iteration began with.
     """
-    size, rank = run.ranks.world_size, run.ranks.rank
     problems = list(dict.fromkeys(trajectory.problem.id for trajectory in trajectories))
-    own = set(problems[len(problems) * rank // size : len(problems) * (rank + 1) // size])
+    own = set(contiguous_share(problems, run.ranks.rank, run.ranks.world_size))
     return [trajectory for trajectory in trajectories if trajectory.problem.id in own]
 
 

@@ -38,6 +38,7 @@ class Trainer(Registrable):
     """Configuration of what trains the policy."""
 
     objective: Objective
+    skip_without_advantage: bool = False
 
 
 @Trainer.register("deepspeed")

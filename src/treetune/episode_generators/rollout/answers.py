@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import TypeVar
 
 from treetune.episode_generators.base import GenerationContext
 from treetune.models.tokenizer import step_ends
 from treetune.vocabulary import Problem, TokenIds
+
+T = TypeVar("T")
 
 
 def rank_share(context: GenerationContext, problems: Sequence[Problem]) -> Sequence[Problem]:
@@ -24,9 +27,12 @@ def rank_share(context: GenerationContext, problems: Sequence[Problem]) -> Seque
             f"{len(twice)} problems are listed twice in iteration {context.iteration}, {twice[0]!r} "
             "the first: take fewer problems per iteration, or more samples of each"
         )
-    start = len(problems) * context.rank // context.world_size
-    end = len(problems) * (context.rank + 1) // context.world_size
-    return problems[start:end]
+    return contiguous_share(problems, context.rank, context.world_size)
+
+
+def contiguous_share(items: Sequence[T], rank: int, world_size: int) -> Sequence[T]:
+    """The part of `items` that is a rank's: all ranks' parts, one after the other, are the whole."""
+    return items[len(items) * rank // world_size : len(items) * (rank + 1) // world_size]
 
 
 def encoded_prompt(

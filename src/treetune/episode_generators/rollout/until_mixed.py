@@ -9,7 +9,7 @@ from typing import Annotated
 from annotated_types import Gt
 
 from treetune.episode_generators.base import GenerationContext, Rollout
-from treetune.episode_generators.metrics import mean, pooled, trajectory_metrics
+from treetune.episode_generators.metrics import mean, trajectory_metrics
 from treetune.episode_generators.rollout.answers import rank_share
 from treetune.inference.base import SamplingParams
 from treetune.tasks.base import Task
@@ -93,13 +93,13 @@ class UntilMixed(Rollout):
         further: list[Problem] | None = None
         upcoming = list(problems)
         mixed = 0
-        # Every rank knows all ranks' groups after a round, so all of them decide alike.
+        # A round's metrics are of all ranks, so all of them decide alike.
         while True:
             trajectories, report = self.rollout.run(_after(context, len(own)), upcoming)
             own += trajectories
             asked += upcoming
             reports.append((len(upcoming), report))
-            mixed += _mixed_groups(context, trajectories)
+            mixed += round(report["episodes/mixed"] * report["episodes/problems"])
             if mixed >= self.groups or len(reports) == self.max_rounds:
                 break
             if further is None:
@@ -131,15 +131,6 @@ class UntilMixed(Rollout):
 def _after(context: GenerationContext, done: int) -> GenerationContext:
     """The context for a round that comes after `done` answers of this rank."""
     return replace(context, progress=lambda of_round, total: context.progress(done + of_round, done + total))
-
-
-def _mixed_groups(context: GenerationContext, trajectories: Sequence[Trajectory]) -> int:
-    """How many problems of all ranks have answers that differ in score. Collective."""
-    scores: dict[str, set[float]] = {}
-    for trajectory in trajectories:
-        scores.setdefault(trajectory.problem.id, set()).add(trajectory.score)
-    own = [float(len(of_problem) > 1) for of_problem in scores.values()]
-    return round(sum(pooled(context, "mixed groups", {"mixed": own})["mixed"]))
 
 
 def _shared_out(

@@ -10,7 +10,7 @@ from annotated_types import Ge, Gt
 
 from treetune.episode_generators.base import GenerationContext, Rollout, Shaping
 from treetune.episode_generators.credit.episodes import groups_of
-from treetune.vocabulary import FULL_REWARD, Trajectory
+from treetune.vocabulary import Trajectory
 
 
 def length_bonuses(lengths: Sequence[int], right: Sequence[bool]) -> list[float]:
@@ -53,7 +53,7 @@ class LengthPenalty(Shaping):
         for positions in groups_of(trajectories).values():
             group = [trajectories[position] for position in positions]
             lengths = [len(trajectory.response_ids) for trajectory in group]
-            right = [trajectory.score >= FULL_REWARD for trajectory in group]
+            right = [trajectory.grade.right for trajectory in group]
             for position, bonus in zip(positions, length_bonuses(lengths, right), strict=True):
                 bonuses[position] = self.weight * bonus
         return bonuses

@@ -82,6 +82,8 @@ class Objective(Registrable):
     advantage_kl_coef: float = 0.0
     """Coefficient of the KL penalty where it is taken from each token's advantage (0: it isn't)."""
     kl_estimator: KlEstimator = "k3"
+    importance_cap: float | None = None
+    """Bound of a correction for the engine's probabilities (None: there is no correction)."""
     has_terms: bool = False
 
     def sequence_weights(self, lengths: Sequence[int], scores: Sequence[float]) -> list[float]:

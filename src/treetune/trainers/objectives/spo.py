@@ -54,7 +54,6 @@ class CorrectPaths(Objective):
     max_rank: Annotated[int, Gt(1)] = 64
     score_threshold: float = FULL_REWARD
 
-    aggregation = "sequence"
     measures_kl = True
     has_terms = True
 

@@ -49,7 +49,7 @@ def rank_target(logits_CV: Tensor, labels_C: Tensor, total_C: Tensor, max_rank: 
     ranks_C = 1 + (logits_CV > label_logits_C1).sum(-1)
     limit = min(max_rank, logits_CV.shape[-1])
     within_C = ranks_C <= limit
-    width = max([2, *ranks_C.where(within_C, 2).tolist()]) if len(ranks_C) else 2
+    width = max(2, int(ranks_C.where(within_C, 2).max())) if len(ranks_C) else 2
     top_CK = logits_CV.topk(min(width, logits_CV.shape[-1]), dim=-1).values
     places_K = torch.arange(top_CK.shape[-1], device=logits_CV.device)
     # Too deep: c stands right behind m, and the shift of two is their exchange.
