@@ -94,18 +94,51 @@ class Grade:
         return self.reward >= FULL_REWARD
 
 
+Branch = tuple[tuple[int, int], ...]
+"""Where in a tree of threads a part of an answer lies: (block, thread) from the outermost block inwards,
+blocks counted from 0 within the thread that holds them, threads from 0 in the order of their outlines.
+Empty outside of all blocks, so in every answer without threads."""
+
+
+def sees(branch: Branch, earlier: Branch) -> bool:
+    """Whether what is on `branch` was written in sight of an `earlier` part of the answer.
+
+    Threads of one block don't see each other. A thread sees all that came before its block; what comes
+    behind a block sees all of its threads.
+    """
+    for (block, thread), (other_block, other_thread) in zip(branch, earlier):
+        if block != other_block:
+            return True
+        if thread != other_thread:
+            return False
+    return True
+
+
 @dataclass(frozen=True)
 class Segment:
     """Token ids that entered an answer together, either sampled by the policy or injected.
 
     `logprobs` (one per token, of the distribution that was really sampled from) and
-    `policy_version` (0 for the start weights, i+1 after iteration i) belong to sampled segments.
+    `policy_version` (0 for the start weights, i+1 after iteration i) belong to sampled segments, and so
+    do `seconds`, which the engine took for the request. What a segment was sampled after is the prompt
+    and the earlier segments that its `branch` `sees`.
     """
 
     token_ids: TokenIds
     origin: Literal["sampled", "injected"] = "sampled"
     logprobs: tuple[float, ...] | None = None
     policy_version: int | None = None
+    branch: Branch = ()
+    seconds: float | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Response tokens up to `end` (from the end of the stretch before) that entered an answer together,
+    on one branch."""
+
+    end: int
+    branch: Branch
 
 
 @dataclass(frozen=True)
@@ -164,6 +197,9 @@ class Episode:
     engine's. `step_ends` and `step_values` (value of the state *before* each step) are kept for
     reports and analyses. Where answers are compared, `pair` numbers the comparison and `chosen` says
     whether this is its better answer; the two are neighbours, the better one first.
+
+    Where the answer has threads, `stretches` are its segments, and say what each token was sampled
+    after; empty where every token was sampled after all before it.
     """
 
     prompt_ids: TokenIds
@@ -182,6 +218,7 @@ class Episode:
     pair: int | None = None
     chosen: bool | None = None
     score: float = None  # type: ignore[assignment]  # filled in below: a row always has one
+    stretches: tuple[Stretch, ...] = ()
 
     def __post_init__(self) -> None:
         if self.score is None:

@@ -9,7 +9,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from treetune.vocabulary import Episode, Grade, Problem, Segment, Trajectory
+from treetune.vocabulary import Branch, Episode, Grade, Problem, Segment, Stretch, Trajectory
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -77,12 +77,20 @@ def _episode_schema() -> pa.Schema:
             "pair": pa.int64(),
             "chosen": pa.bool_(),
             "score": pa.float64(),
+            "stretches": pa.list_(pa.struct({"end": pa.int64(), "branch": _branch_type()})),
         }
     )
 
 
+def _branch_type() -> pa.DataType:
+    import pyarrow as pa
+
+    return pa.list_(pa.list_(pa.int64()))
+
+
 def _episode_row(episode: Episode, codec: TextCodec | None) -> dict[str, Any]:
     row = {field.name: getattr(episode, field.name) for field in fields(Episode)}
+    row["stretches"] = [asdict(stretch) for stretch in episode.stretches]
     if codec is not None:
         row["prompt"] = codec.decode(episode.prompt_ids)
         row["tokens"] = [codec.decode([token]) for token in episode.response_ids]
@@ -91,8 +99,13 @@ def _episode_row(episode: Episode, codec: TextCodec | None) -> dict[str, Any]:
 
 def _episode(row: dict[str, Any]) -> Episode:
     # A file from before a field was there: what the field is by default.
-    own = (field.name for field in fields(Episode) if field.name in row)
-    return Episode(**{name: _frozen(row[name]) for name in own})
+    own = {field.name: _frozen(row[field.name]) for field in fields(Episode) if field.name in row}
+    stretches = tuple(Stretch(one["end"], _branch(one["branch"])) for one in own.get("stretches", ()))
+    return Episode(**own | {"stretches": stretches})
+
+
+def _branch(rows: Sequence[Sequence[int]]) -> Branch:
+    return tuple((block, thread) for block, thread in rows)
 
 
 def _trajectory_schema() -> pa.Schema:
@@ -113,6 +126,8 @@ def _trajectory_schema() -> pa.Schema:
         "origin": text,
         "logprobs": pa.list_(pa.float64()),
         "policy_version": pa.int64(),
+        "branch": _branch_type(),
+        "seconds": pa.float64(),
     }
     return pa.schema(
         {
@@ -174,7 +189,10 @@ def _trajectory(row: dict[str, Any]) -> Trajectory:
         sample=row["sample"],
         prompt_ids=tuple(row["prompt_ids"]),
         segments=tuple(
-            Segment(**{name: _frozen(value) for name, value in segment.items()})
+            Segment(
+                **{name: _frozen(value) for name, value in segment.items()}
+                | {"branch": _branch(segment.get("branch", ()))}
+            )
             for segment in row["segments"]
         ),
         finish_reason=row["finish_reason"],

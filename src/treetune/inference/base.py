@@ -13,7 +13,8 @@ from treetune.vocabulary import FinishReason, TokenIds
 @dataclass(frozen=True)
 class SamplingParams:
     """How to sample. Stop strings are matched by the engine in what it samples, and their tokens stay
-    in the answer: they were sampled, and nothing that was not is put behind them.
+    in the answer: they were sampled, and nothing that was not is put behind them. So does the one of
+    `stop_ids` (beside the end tokens) that ends a sample.
     """
 
     max_tokens: int
@@ -21,6 +22,7 @@ class SamplingParams:
     top_p: float = 1.0
     top_k: int = -1
     stop: tuple[str, ...] = ()
+    stop_ids: TokenIds = ()
 
 
 @dataclass(frozen=True)
@@ -35,16 +37,21 @@ class Request:
 
 @dataclass(frozen=True)
 class Completion:
-    """One sample: its ids (the end token included), their log-probs, and who sampled them."""
+    """One sample: its ids (the end token included), their log-probs, who sampled them, and the seconds
+    from asking to having it (with all other samples of its request), which no two runs share."""
 
     token_ids: TokenIds
     logprobs: tuple[float, ...]
     finish_reason: FinishReason
     policy_version: int
+    seconds: float = field(default=0.0, compare=False)
 
 
-OnResult = Callable[[int, list[Completion]], None]
-"""Called with the request's index and its completions as soon as they are there, in any order."""
+OnResult = Callable[[int, list[Completion]], Sequence[Request] | None]
+"""Called with the request's index and its completions as soon as they are there, in any order.
+
+It may return further requests, which follow from these completions. They are numbered on from the last
+request, and sent before what still waits, so that what has begun ends first."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +101,8 @@ class Engine:
     def generate(
         self, requests: Sequence[Request], on_result: OnResult | None = None
     ) -> list[list[Completion]]:
-        """Completions in the order of the requests. Restarts the server and resends if it dies.
+        """Completions in the order of the requests, those that `on_result` asked for behind the given
+        ones. Restarts the server and resends if it dies.
 
         Raises ValueError for a prompt that does not fit into the context, EngineError when the
         configured number of restarts is used up or a deadline passes.

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from treetune.episode_generators.base import GenerationContext
 from treetune.episode_generators.metrics import mean, pooled
-from treetune.vocabulary import Episode, Metrics, Trajectory
+from treetune.vocabulary import Episode, Metrics, Stretch, Trajectory
 
 
 def episode_of(
@@ -49,7 +49,16 @@ def episode_of(
         step_ends=ends,
         step_values=None if step_values is None else tuple(step_values),
         text=trajectory.text,
+        stretches=_stretches(trajectory),
     )
+
+
+def _stretches(trajectory: Trajectory) -> tuple[Stretch, ...]:
+    segments = trajectory.segments
+    if not any(segment.branch for segment in segments):
+        return ()
+    ends = itertools.accumulate(len(segment.token_ids) for segment in segments)
+    return tuple(Stretch(end, segment.branch) for end, segment in zip(ends, segments, strict=True))
 
 
 def _behaviour_logprobs(trajectory: Trajectory) -> tuple[float, ...] | None:

@@ -1,0 +1,42 @@
+"""The tags that open and close threads in an answer, as text and as tokens.
+
+The grammar is ThreadWeaver's: ``<Parallel>``, in it ``<Outlines>`` with one numbered ``<Outline>`` per
+thread, then the ``<Thread>``s, and perhaps a ``<Conclusion>``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from treetune.vocabulary import TokenIds
+
+WORDS = ("Think", "Parallel", "Outlines", "Outline", "Thread", "Conclusion")
+TAGS = tuple(tag for word in WORDS for tag in (f"<{word}>", f"</{word}>"))
+"""The twelve tags, in the order in which they are added to a tokenizer."""
+
+
+@dataclass(frozen=True)
+class TagIds:
+    """The token of each tag that the rollout and the counting are about. Each is one token."""
+
+    parallel: int
+    end_parallel: int
+    outlines: int
+    end_outlines: int
+    thread: int
+    end_thread: int
+
+    @staticmethod
+    def of(encode: Callable[[str], TokenIds]) -> TagIds | None:
+        """None where the tokenizer takes several tokens for a tag, or can't write it."""
+        ids = []
+        for tag in ("<Parallel>", "</Parallel>", "<Outlines>", "</Outlines>", "<Thread>", "</Thread>"):
+            try:
+                encoded = encode(tag)
+            except ValueError:
+                return None
+            if len(encoded) != 1:
+                return None
+            ids.append(encoded[0])
+        return TagIds(*ids)
