@@ -75,7 +75,25 @@ def test_attention_by_blocks_equals_the_dense_one():
     torch.testing.assert_close(by_blocks, dense, atol=1e-5, rtol=1e-5)
 
 
-def test_what_a_model_says_at_a_node_is_what_it_says_of_the_way_there():
+def qwen3():
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    config = Qwen3Config(
+        vocab_size=24,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Qwen3ForCausalLM(config).float()
+
+
+@pytest.mark.parametrize("load", [tiny_model, qwen3])
+def test_what_a_model_says_at_a_node_is_what_it_says_of_the_way_there(load):
     """Of more nodes than a block has; also of the row alone, once it takes trees."""
     draw = random.Random(0)
     start = [draw.randrange(24) for _ in range(100)]
@@ -88,7 +106,7 @@ def test_what_a_model_says_at_a_node_is_what_it_says_of_the_way_there():
     modules = [], []
     for made in modules:
         for of in (PolicyModule, lambda model: CriticModule(model, seed=0)):
-            model = tiny_model()
+            model = load()
             if made is modules[1]:
                 attach_tree_attention(model)
             made.append(of(model))

@@ -177,3 +177,8 @@ def test_trees_stay_within_the_budget_but_for_what_must_not_be_cut(whole, budget
         assert not beyond
     if budget == 10_000:
         assert len(batches) == 1, "and trees run together that fit"
+
+
+def test_ranks_that_share_a_sequence_take_no_trees():
+    with pytest.raises(ValueError, match="sequence_parallel_size is 2 and layout is 'tree'"):
+        DeepSpeedTrainer(objective=made("ppo"), learning_rate=1e-3, layout="tree", sequence_parallel_size=2)

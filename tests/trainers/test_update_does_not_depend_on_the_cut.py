@@ -97,6 +97,7 @@ THREADS = {
     "gspo": {"objective": OBJECTIVES["gspo"], "minibatch_size": 5},
     "dpo": {"objective": OBJECTIVES["dpo"], "minibatch_size": 5, "advantage_normalisation": "none"},
     "rank": {"correct": 6, "objective": RANK, "advantage_normalisation": "none"},
+    "lora": {"lora": {"rank": 4}},
 }
 
 
@@ -145,7 +146,12 @@ ON_TWO_RANKS = {
     **{
         f"trees of threads {name}": (
             f"threads {name}",
-            {"layout": "tree", "tokens_per_micro_batch": 300, "zero_stage": stage},
+            {
+                "layout": "tree",
+                "tokens_per_micro_batch": 300,
+                "zero_stage": stage % 4,
+                "gradient_checkpointing": stage > 1,
+            },
         )
         for stage, name in enumerate(THREADS)
     },
@@ -178,7 +184,7 @@ def test_no_objective_is_left_out_of_the_above():
 
 
 def test_two_ranks_that_share_every_matrix_make_the_same_update(tmp_path):
-    """DeepSpeed's tensor parallelism."""
+    """DeepSpeed's tensor parallelism; also on prefix trees."""
     model = {"model": {"kv_heads": 2, "tied": True}}
     changes = {
         "zero0": model | {"resumes": True},
@@ -189,6 +195,7 @@ def test_two_ranks_that_share_every_matrix_make_the_same_update(tmp_path):
     shared = {
         name: changed
         | {"tensor_parallel_size": 2, "sequences_per_micro_batch": 3, "zero_stage": int(name[-1])}
+        | ({"layout": "tree"} if name == "zero1" else {})
         for name, changed in changes.items()
     }
     for name, update_of_two in updates(tmp_path / "two", shared, ranks=2).items():
