@@ -10,13 +10,13 @@ are those of ThreadWeaver's training format.)
 from __future__ import annotations
 
 import itertools
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
 from treetune.inference.base import Completion
+from treetune.tasks.threads.grammar import outline_numbers
 from treetune.tasks.threads.tags import TagIds
 from treetune.vocabulary import Branch, FinishReason, Segment, TextCodec, TokenIds
 
@@ -37,8 +37,6 @@ NOTES = (
 """What an answer's `notes` count: blocks without a readable outline; outlines whose number was there
 already; outlines beyond `max_threads`; threads that ended the text; threads cut off, or left out, at their
 limit, and the tokens that were left out; ends for want of tokens; ends for want of blocks."""
-
-_OUTLINE = re.compile(r"<Outline>\s?(\d+(?:\.\d+)*)\s*:")
 
 
 @dataclass(frozen=True)
@@ -71,9 +69,10 @@ class Glue:
         tags = TagIds.of(codec.encode)
         if tags is None:
             raise ValueError(
-                "the rollout 'parallel_threads' needs <Parallel>, <Outlines>, <Thread> and their ends as single"
-                " tokens, and the model's tokenizer has none such: put configs/models/thread_tokens.jsonnet"
-                " on the right (model.added_tokens), or start from weights that were trained with them"
+                "the rollout 'parallel_threads' needs <Parallel>, <Outlines>, <Thread> and their ends as"
+                " single tokens, and the model's tokenizer has none such: put"
+                " configs/models/thread_tokens.jsonnet on the right (model.added_tokens), or start from weights"
+                " that were trained with them"
             )
         end_block, joined = "\n</Parallel>", "\n"
         if conclusion:
@@ -94,11 +93,6 @@ class Glue:
             joined=codec.encode(joined),
             headers=header,
         )
-
-    def outlines(self, token_ids: TokenIds) -> list[str]:
-        """The numbers of the outlines behind the last ``<Outlines>``, in their order."""
-        starts = [place for place, token in enumerate(token_ids) if token == self.tags.outlines]
-        return [] if not starts else _OUTLINE.findall(self.codec.decode(token_ids[starts[-1] :]))
 
 
 @dataclass(frozen=True)
@@ -230,8 +224,8 @@ class ForkJoin:
         glue, limits = self._glue, self._limits
         sampled = line.parts[-1]
         assert isinstance(sampled, Segment)
-        found = glue.outlines(sampled.token_ids)
-        numbers = list(dict.fromkeys(found))
+        outlines = outline_numbers(glue.codec.decode(sampled.token_ids))
+        numbers = outlines.numbers[: limits.max_threads]
         if not numbers:
             self.notes["malformed"] += 1
             if limits.malformed == "go_on":
@@ -241,9 +235,9 @@ class ForkJoin:
         if self._forks == limits.max_blocks:
             self._end("length", "blocks_over_cap")
             return self._stop(line)
-        self.notes["duplicate_outlines"] += len(found) - len(numbers)
-        self.notes["threads_over_cap"] += max(0, len(numbers) - limits.max_threads)
-        headers = [glue.headers(number) for number in numbers[: limits.max_threads]]
+        self.notes["duplicate_outlines"] += outlines.duplicates
+        self.notes["threads_over_cap"] += len(outlines.numbers) - len(numbers)
+        headers = [glue.headers(number) for number in numbers]
         glued = len(glue.newline) + max(len(glue.joined), len(glue.end_block)) + self._closing(line)
         share = (line.budget - len(line.token_ids()) - glued) // len(headers)
         if share - max(map(len, headers)) - len(glue.end_thread) < 1:

@@ -30,6 +30,7 @@ from treetune.episode_generators.rollout.fork_join import (
     Stragglers,
 )
 from treetune.episode_generators.rollout.single_turn import sample_answers
+from treetune.episode_generators.thread_metrics import thread_metrics
 from treetune.inference.base import Completion, Request, SamplingParams
 from treetune.seeds import derive_seed
 from treetune.vocabulary import Branch, Grade, Metrics, Problem, TokenIds, Trajectory
@@ -143,7 +144,8 @@ class ParallelThreads(Rollout):
                 unfinished_reward=self.unfinished_reward,
                 max_prompt_tokens=self.max_prompt_tokens,
             )
-        return trajectories, trajectory_metrics(context, trajectories) | _note_metrics(context, trajectories)
+        metrics = trajectory_metrics(context, trajectories) | thread_metrics(context, trajectories)
+        return trajectories, metrics | _note_metrics(context, trajectories)
 
     def answers(self, context: GenerationContext, starts: Sequence[Start]) -> list[Trajectory]:
         """One graded answer from each start, in their order; `sample` is 0 in all of them.
