@@ -15,6 +15,7 @@ import treetune.analyzers.weight_distance
 import treetune.episode_generators.credit.gae
 import treetune.episode_generators.credit.group
 import treetune.episode_generators.credit.monte_carlo
+import treetune.episode_generators.credit.monte_carlo_threads
 import treetune.episode_generators.credit.outcome
 import treetune.episode_generators.credit.rloo
 import treetune.episode_generators.rollout.demonstrations
