@@ -298,6 +298,7 @@ def opened(
         quiet_libraries()
         tokenizer = config.model.load_tokenizer(config.task.alphabet)
         codec = config.model.codec(tokenizer)
+        refuse_unlearned_tokens(config)
         grader = stack.enter_context(
             GraderPool(config.task.grader, workers=config.grader_workers, deadline=config.grader_deadline)
         )
@@ -339,6 +340,18 @@ def opened(
                 restarts=config.restart == "every_iteration",
             )
         yield run
+
+
+def refuse_unlearned_tokens(config: PolicyIteration) -> None:
+    """Raises ValueError where tokens are new to a model whose embeddings are not trained."""
+    if getattr(config.trainer, "lora", None) is None:
+        return
+    if unlearned := config.model.unlearned_tokens():
+        raise ValueError(
+            f"model.added_tokens has {', '.join(map(repr, unlearned))}, which the model doesn't know yet, and"
+            " trainer.lora trains no embeddings, so they would stay the mean of other tokens: train all"
+            " weights (trainer.lora: null), or start from a checkpoint of a run that did"
+        )
 
 
 def weights_folder(experiment: Path, purpose: str, ranks: Ranks) -> Path:
