@@ -39,17 +39,18 @@ class Multiplication(WrittenArithmetic):
 
     `factors` may be two numbers, the fewest and the most; `min_value` and `max_value` say in place of
     `digits` between what factors lie; the first factor alone may have `first_digits`. With `detail`
-    ``digits`` a partial product isn't one line but
-    multiplied and added up digit by digit, so that 23*40 is ``20*40=800\n3*40=120\n800+120=920``.
+    ``digits`` a partial product isn't one line but multiplied and added up digit by digit, so that 23*40
+    is ``20*40=800\n3*40=120\n800+120=920``.
 
     `form` says how the lines are arranged. ``sequential`` is the left fold above. The others open a
     block of threads wherever two or more parts don't need each other, or in a share `parallelise` of
     these places:
 
     * ``digits``: the fold with a thread for each partial product, and the sums behind the block. The lines
-      are those of the sequential form, slips included.
-    * ``tree``: factors in pairs, level by level, a thread for each pair.
-    * ``tree_digits``: the same, with a thread for each partial product of all pairs of a level.
+      are those of the sequential form, slips included. Outlines name the place: ``1:40``.
+    * ``tree``: factors in pairs, level by level, a thread for each pair. Outlines name it: ``1:23*47``.
+    * ``tree_digits``: the same, with a thread for each partial product of all pairs of a level, which
+      outlines name: ``1:23*40``.
 
     With `wording` ``words`` the problem is put in words, the answer thinks and then stands in
     ``\boxed{…}``, which asks for another `grader`, and outlines are sentences.
@@ -172,18 +173,23 @@ class Multiplication(WrittenArithmetic):
                 others.append((line, value))
             else:
                 threads.setdefault(line.thread, []).append((line, value))
-        spelled_out = self.wording == "words"
-        newline, space = ("\n", " ") if spelled_out else ("", "")
+        newline, space = ("\n", " ") if self.wording == "words" else ("", "")
         outlines = threaded = ""
         for number, of_thread in enumerate(threads.values(), start=1):
-            topic = of_thread[0][0].topic
-            about = "Multiply {} by {}.".format(*topic.split(self.operator)) if spelled_out else topic
+            about = self._outline(of_thread[0][0].topic)
             outlines += f"<Outline>{number}:{space}{about}</Outline>{newline}"
             threaded += f"<Thread>\n{number}:{space}{_in_lines(of_thread)}</Thread>"
         return (
             f"<Parallel>{newline}<Outlines>{newline}{outlines}</Outlines>\n"
             f"{threaded}\n</Parallel>\n{_in_lines(others)}"
         )
+
+    def _outline(self, topic: str) -> str:
+        a, _, b = topic.partition(self.operator)
+        if self.wording == "words":
+            return f"Multiply {a} by {b}."
+        # All threads of a fold multiply the same number, which stands right before the block.
+        return b if self.form == "digits" else topic
 
     def sequential_demonstration(self, problem: Problem, seed: int) -> str:
         return replace(self, form="sequential").demonstration(problem, seed)
