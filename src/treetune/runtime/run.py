@@ -162,6 +162,7 @@ class Run:
             say=self.console.say,
             sampling=rollout.sampling,
             unfinished_reward=rollout.unfinished_reward,
+            rollout=rollout.sampler,
         )
 
     def wait_for_engine(self) -> None:

@@ -60,7 +60,7 @@ def draw_table(results: Results, path: Path) -> None:
 
 
 def _draw_column(panel: Axes, results: Results, column: Column) -> None:
-    scale = 100.0 if column.percent else 1.0
+    scale = 100.0 if column.in_percent else 1.0
     for y, row in enumerate(results.plan.table.rows):
         cell, colour = results.cells[row.name, column.name], COLOURS[y % len(COLOURS)]
         if cell.published is not None:
@@ -87,7 +87,7 @@ def _draw_column(panel: Axes, results: Results, column: Column) -> None:
             fontsize=8,
             ha="center",
         )
-    panel.set_title(f"{column.name}{' (%)' if column.percent else ''}", fontsize=9)
+    panel.set_title(f"{column.name}{' (%)' if column.in_percent else ''}", fontsize=9)
     panel.margins(x=0.12)
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, MinLen
 
 from treetune.config.errors import did_you_mean
+from treetune.reports.reproduction.values import PASS_AT_1, SPEED_UP, Better, Value, value_named
 from treetune.reports.table import Table
 
 Name = Annotated[str, MinLen(1)]
@@ -51,21 +52,28 @@ class Speedup:
 class Column:
     """One quantity, measured for every row: exactly one of `evaluation`, `analysis` and `speedup`.
 
-    `evaluation` is the evaluation set whose pass@1 it is. With `analysis`, it is a number in that
-    analysis' ``result.json``, at the dotted key path `value` (which a cell may replace). `curve` is
-    the evaluation set to draw along training, where one is measured then. `percent` shows shares as
-    percent, `unit` is put after numbers. `better` says which way a difference is an improvement.
+    `evaluation` is the evaluation set whose pass@1 it is, or the number that `value` names (see
+    `values`): ``speed_up`` is how many times longer the mean answer of the row `over` is than the mean
+    longest thread of this one, seed by seed. With `analysis`, it is a number in that analysis'
+    ``result.json``, at the dotted key path `value` (which a cell may replace). `curve` is the evaluation
+    set to draw along training, where one is measured then.
+
+    `percent` shows shares as percent, `digits` so many behind the point, `unit` is put after numbers.
+    `better` says which way a difference is an improvement. Where left out, what is known of the value
+    says so, and other numbers are shares of which higher is better.
     """
 
     name: Name
     evaluation: Name | None = None
     analysis: Name | None = None
     value: Name | None = None
+    over: Name | None = None
     speedup: Speedup | None = None
     curve: Name | None = None
-    percent: bool = True
+    percent: bool | None = None
+    digits: Annotated[int, Ge(0)] | None = None
     unit: str = ""
-    better: Literal["higher", "lower"] = "higher"
+    better: Better | None = None
 
     def __post_init__(self) -> None:
         kinds = (self.evaluation, self.analysis, self.speedup)
@@ -74,22 +82,54 @@ class Column:
                 f"column {self.name!r} needs one of evaluation (a set whose pass@1 it shows), analysis (whose"
                 " number it shows) and speedup (over another row)"
             )
-        if self.value is not None and self.analysis is None:
-            raise ValueError(f"column {self.name!r}: value is a key path in an analysis, and there is none")
+        if self.value is not None and self.speedup is not None:
+            raise ValueError(f"column {self.name!r}: value is a number of an evaluation or an analysis")
+        if self.evaluation is not None:
+            try:
+                value_named(self.shown)
+            except ValueError as error:
+                raise ValueError(f"column {self.name!r}: {error}") from None
+        if (self.over is not None) != (self.evaluation is not None and self.shown == SPEED_UP):
+            raise ValueError(
+                f"column {self.name!r}: {SPEED_UP} is over another row, which over names, and nothing else is"
+            )
         if self.speedup is not None and self.curve is None:
             raise ValueError(f"column {self.name!r}: a speedup is read along the curve of a set; name one")
+        if self.curve is not None and self.evaluation is not None and self.shown != PASS_AT_1:
+            raise ValueError(
+                f"column {self.name!r}: a curve is of pass@1; panels draw {self.shown} along training"
+            )
+
+    @property
+    def shown(self) -> str:
+        """The name of the number of `evaluation`."""
+        return self.value or PASS_AT_1
+
+    @property
+    def known(self) -> Value:
+        """What is known of the number: of an analysis', and of a `speedup`, nothing."""
+        return value_named(self.shown) if self.evaluation is not None else Value("higher", share=True)
+
+    @property
+    def in_percent(self) -> bool:
+        return self.known.share if self.percent is None else self.percent
+
+    @property
+    def improves(self) -> Better:
+        return self.better or self.known.better
 
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
     """One panel of the figure along training, with a line for every row: exactly one of `metric`, a key
-    of ``metrics.jsonl``, and `evaluation`, a set whose pass@1 it is. `percent` shows shares as percent;
-    None does so for evaluations.
+    of ``metrics.jsonl``, and `evaluation`, a set whose pass@1 it is, or the number that `value` names.
+    `percent` shows shares as percent; None does so for those of evaluations.
     """
 
     name: Name
     metric: Name | None = None
     evaluation: Name | None = None
+    value: Name | None = None
     percent: bool | None = None
 
     def __post_init__(self) -> None:
@@ -98,10 +138,25 @@ class Panel:
                 f"panel {self.name!r} needs one of metric (such as 'train/entropy') and evaluation (a set"
                 " whose pass@1 it shows)"
             )
+        if self.value is not None and self.evaluation is None:
+            raise ValueError(f"panel {self.name!r}: value is a number of an evaluation, and there is none")
+        try:
+            value_named(self.shown)
+        except ValueError as error:
+            raise ValueError(f"panel {self.name!r}: {error}") from None
+        if self.shown == SPEED_UP:
+            raise ValueError(f"panel {self.name!r}: {SPEED_UP} is over another row, which panels have not")
+
+    @property
+    def shown(self) -> str:
+        """The name of the number of `evaluation`."""
+        return self.value or PASS_AT_1
 
     @property
     def in_percent(self) -> bool:
-        return self.evaluation is not None if self.percent is None else self.percent
+        if self.percent is not None:
+            return self.percent
+        return self.evaluation is not None and value_named(self.shown).share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,12 +240,30 @@ class Reproduction(Table):
                     f"column {one.name!r} compares with the row {one.speedup.of!r}, which is none;"
                     f" {did_you_mean(one.speedup.of, rows)}"
                 )
+            if one.over is not None:
+                if one.over not in rows:
+                    raise ValueError(
+                        f"column {one.name!r} is over the row {one.over!r}, which is none;"
+                        f" {did_you_mean(one.over, rows)}"
+                    )
+                if self.rows[rows.index(one.over)].cell(one.name).experiment is None:
+                    raise ValueError(
+                        f"column {one.name!r} is over the row {one.over!r}, which has no experiment there"
+                    )
         for row in self.rows:
             for column in row.cells:
                 if column not in columns:
                     raise ValueError(
                         f"row {row.name!r} has a cell in column {column!r}, which is none;"
                         f" {did_you_mean(column, columns)}"
+                    )
+                if (
+                    row.cells[column].value is not None
+                    and self.columns[columns.index(column)].analysis is None
+                ):
+                    raise ValueError(
+                        f"row {row.name!r}: a cell's value is a key path in an analysis, and column"
+                        f" {column!r} has none"
                     )
             for name in columns:
                 self._require_experiment(row.cell(name).experiment, f"row {row.name!r}")
