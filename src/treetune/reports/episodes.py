@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from treetune.reports.charts import number
-from treetune.reports.threads import NOTE, ThreadedAnswer, threads_html
+from treetune.reports.thread_drawing import NOTE, threads_html
+from treetune.reports.threads import ThreadedAnswer
 from treetune.reports.tokens import coloured
 from treetune.vocabulary import Segment
 

@@ -1,4 +1,4 @@
-"""An answer drawn as its threads: what was written side by side stands side by side."""
+"""An answer with threads as what was written in which order and side by side, read from its episode."""
 
 from __future__ import annotations
 
@@ -6,36 +6,20 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from html import escape
-from itertools import groupby, pairwise
+from itertools import groupby
 from statistics import fmean
 from typing import Any
 
 from treetune.episode_generators.thread_metrics import critical_seconds
-from treetune.reports.charts import number
-from treetune.reports.tokens import coloured, plain
 from treetune.tasks.threads.counting import ThreadCounts, count
 from treetune.tasks.threads.tags import TAGS, TagIds
 from treetune.vocabulary import Segment
-
-SIDE_BY_SIDE = 4
-"""More threads than these lie above each other, and can be folded."""
-
-UNFOLDED = 12
-"""Of more threads than these only the longest is open at first."""
 
 NUMBERS = {tag: position for position, tag in enumerate(TAGS, start=1)}
 TAG_IDS = TagIds.of(lambda tag: (NUMBERS[tag],))
 """For counting without a tokenizer: a tag's text stands for its token, and 0 for every other."""
 
 OUTLINE_NUMBER = re.compile(r"<Thread>\s*(\d+(?:\.\d+)*)\s*:")
-
-NOTE = (
-    "Threads that were written at the same time stand beside each other, or where they are many, in rows"
-    ' that open. The <span class="way">marked way</span> is the critical path: what is outside of threads,'
-    ' and of each block the longest thread. Boxed numbers stand where a step begins. <span class="injected">Underlined</span> text was injected,'
-    " not sampled."
-)
 
 
 @dataclass(frozen=True)
@@ -59,6 +43,8 @@ class Block:
 
 @dataclass(frozen=True)
 class Run:
+    """Tokens ``[start, end)`` of a line that are in none of its blocks."""
+
     start: int
     end: int
 
@@ -127,59 +113,18 @@ class ThreadedAnswer:
             mean = self.mean_advantage(start, end) if self.is_told_apart else None
             words += [f"A {mean:+.2f}"] if mean is not None else []
             if words:
-                told[start] = f'<span class="state">{" ".join(words)}</span>'
+                told[start] = " ".join(words)
         return told
 
 
-def threads_html(answer: ThreadedAnswer) -> str:
-    """The statistics and the threads; all text is escaped."""
-    return (
-        f'<p class="counts">{_statistics(answer)}</p>{_line_html(answer, answer.line, 0, is_critical=True)}'
-    )
-
-
-def _statistics(answer: ThreadedAnswer) -> str:
-    counts = answer.counts(0, len(answer.texts))
-    longest, total = counts.num_tokens_in_the_longest_thread, counts.total_num_tokens
-    parts = [
-        f"{total} tokens, <b>{longest} on the critical path</b>",
-        f"acceleration ratio {counts.acceleration_ratio:.3f}",
-        f"{_many(counts.parallel_count, 'block')} of {_many(sum(counts.threads_of_blocks), 'thread')}",
-    ]
-    seconds = _seconds(answer.line, 0)
-    if seconds is not None:
-        sampling = sum(piece.segment.seconds or 0.0 for piece in _sampled(answer.line))
-        parts.append(f"{number(seconds)} s on the slowest way, {number(sampling)} s in all requests")
-    mean = answer.mean_advantage(0, len(answer.texts))
-    if mean is not None and not answer.is_told_apart:
-        parts.append(f"A {mean:+.2f} throughout")
-    return " · ".join(parts)
-
-
-def _many(how_many: int, of: str) -> str:
-    return f"{how_many} {of}{'' if how_many == 1 else 's'}"
-
-
-def _sampled(line: Line) -> list[Piece]:
-    return [piece for piece in line if piece.segment.origin == "sampled"]
-
-
-def _seconds(line: Line, depth: int) -> float | None:
-    """Measured, on the line's slowest way; None where a part wasn't."""
-    segments = [piece.segment for piece in _sampled(line)]
-    if not segments or any(segment.seconds is None for segment in segments):
-        return None
-    return critical_seconds(segments, depth)
-
-
-def _parted(answer: ThreadedAnswer, line: Line, depth: int) -> Iterator[Run | Block]:
+def parted(answer: ThreadedAnswer, line: Line, depth: int) -> Iterator[Run | Block]:
     """Text and blocks in turn. A block has the text that belongs to it."""
 
     def block_of(piece: Piece) -> int | None:
         return piece.segment.branch[depth][0] if len(piece.segment.branch) > depth else None
 
     groups = [(block, tuple(pieces)) for block, pieces in groupby(line, key=block_of)]
-    texts, behind = answer.texts, 0
+    texts, behind = answer.texts, line[0].start if line else 0
     for position, (block, pieces) in enumerate(groups):
         start, end = max(behind, pieces[0].start), pieces[-1].end
         following = groups[position + 1] if position + 1 < len(groups) else None
@@ -202,61 +147,20 @@ def _parted(answer: ThreadedAnswer, line: Line, depth: int) -> Iterator[Run | Bl
         behind = tail[1]
 
 
-def _line_html(answer: ThreadedAnswer, line: Line, depth: int, *, is_critical: bool) -> str:
-    parts = []
-    for part in _parted(answer, line, depth):
-        if isinstance(part, Run):
-            parts.append(_run_html(answer, line, part.start, part.end, is_critical=is_critical))
-        else:
-            parts.append(_block_html(answer, line, part, depth, is_critical=is_critical))
-    return f'<div class="line">{"".join(parts)}</div>'
+def sampled(line: Line) -> list[Piece]:
+    """All that the policy wrote, in the line's blocks too."""
+    return [piece for piece in line if piece.segment.origin == "sampled"]
 
 
-def _run_html(answer: ThreadedAnswer, line: Line, start: int, end: int, *, is_critical: bool) -> str:
-    """Text of one line; what was injected is told from what was sampled, tags from other text."""
-    tokens, advantages = answer.row["tokens"], answer.row.get("advantages")
-    parts = []
-    for piece in line:
-        low, high = max(start, piece.start), min(end, piece.end)
-        if low >= high:
-            continue
-        if piece.segment.origin == "injected":
-            parts.append(f'<span class="injected" title="injected">{plain(tokens[low:high])}</span>')
-            continue
-        cuts = sorted({low, high, *(state for state in answer.states if low < state < high)})
-        for first, last in pairwise(cuts):
-            own = advantages[first:last] if advantages else [0.0] * (last - first)
-            parts.append(answer.states.get(first, "") + coloured(tokens[first:last], own, answer.scale))
-    return f'<div class="run{" critical" if is_critical else ""}">{"".join(parts)}</div>'
+def seconds_of(line: Line, depth: int) -> float | None:
+    """Measured, on the slowest way through a line that lies in `depth` blocks; None where a part wasn't."""
+    segments = [piece.segment for piece in sampled(line)]
+    if not segments or any(segment.seconds is None for segment in segments):
+        return None
+    return critical_seconds(segments, depth)
 
 
-def _block_html(answer: ThreadedAnswer, line: Line, block: Block, depth: int, *, is_critical: bool) -> str:
-    lengths = [_length(answer, thread, depth + 1) for thread in block.threads]
-    longest = lengths.index(max(lengths))
-    n_threads = len(block.threads)
-    lanes = "".join(
-        _thread_html(
-            answer,
-            thread,
-            depth + 1,
-            name=_name(answer, thread, position),
-            share=lengths[position] / max(1, lengths[longest]),
-            is_longest=position == longest,
-            is_critical=is_critical and position == longest,
-            fold=None if n_threads <= SIDE_BY_SIDE else n_threads > UNFOLDED and position != longest,
-        )
-        for position, thread in enumerate(block.threads)
-    )
-    way = "side" if n_threads <= SIDE_BY_SIDE else "rows"
-    head, tail = (
-        _run_html(answer, line, *span, is_critical=is_critical) if span[0] < span[1] else ""
-        for span in (block.head, block.tail)
-    )
-    many = " many" if n_threads > UNFOLDED else ""
-    return f'<div class="block{many}">{head}<div class="threads {way}">{lanes}</div>{tail}</div>'
-
-
-def _inner(answer: ThreadedAnswer, thread: Line) -> tuple[int, int]:
+def inner(answer: ThreadedAnswer, thread: Line) -> tuple[int, int]:
     """Without the thread's own tags, which count for its block."""
     start, end = thread[0].start, thread[-1].end
     if answer.texts[start : start + 1] == ["<Thread>"]:
@@ -266,44 +170,13 @@ def _inner(answer: ThreadedAnswer, thread: Line) -> tuple[int, int]:
     return start, end
 
 
-def _length(answer: ThreadedAnswer, thread: Line, depth: int) -> int:
-    return answer.counts(*_inner(answer, thread), above=depth).num_tokens_in_the_longest_thread
+def length(answer: ThreadedAnswer, thread: Line, depth: int) -> int:
+    """The critical path of a thread that lies in `depth` blocks, in tokens."""
+    return answer.counts(*inner(answer, thread), above=depth).num_tokens_in_the_longest_thread
 
 
-def _name(answer: ThreadedAnswer, thread: Line, position: int) -> str:
+def name_of(answer: ThreadedAnswer, thread: Line, position: int) -> str:
+    """The number of the thread's outline, as its header says it."""
     text = "".join(answer.row["tokens"][thread[0].start : thread[0].end])
     found = OUTLINE_NUMBER.search(text)
     return found.group(1) if found else str(position + 1)
-
-
-def _thread_html(
-    answer: ThreadedAnswer,
-    thread: Line,
-    depth: int,
-    *,
-    name: str,
-    share: float,
-    is_longest: bool,
-    is_critical: bool,
-    fold: bool | None,
-) -> str:
-    """One thread. `fold` is None where it can't be folded, else whether it is."""
-    start, end = _inner(answer, thread)
-    counts = answer.counts(start, end, above=depth)
-    facts = [_many(counts.num_tokens_in_the_longest_thread, "token")]
-    if counts.with_parallel:
-        facts[0] += f" of {counts.total_num_tokens}"
-    seconds = _seconds(thread, depth)
-    facts += [f"{number(seconds)} s"] if seconds is not None else []
-    mean = answer.mean_advantage(start, end) if answer.is_told_apart else None
-    facts += [f"A {mean:+.2f}"] if mean is not None else []
-    mark = '<span class="way">critical path</span>' if is_critical else "longest" if is_longest else ""
-    head = (
-        f'<b>{escape(name)}</b><span class="measures">{" · ".join(facts)}</span>'
-        f'<span class="extent"><span style="width:{100 * share:.1f}%"></span></span>{mark}'
-    )
-    kind = f'class="thread{" critical" if is_critical else ""}"'
-    inner = _line_html(answer, thread, depth, is_critical=is_critical)
-    if fold is None:
-        return f"<section {kind}><header>{head}</header>{inner}</section>"
-    return f"<details {kind}{'' if fold else ' open'}><summary>{head}</summary>{inner}</details>"
