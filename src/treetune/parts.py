@@ -15,9 +15,11 @@ import treetune.analyzers.weight_distance
 import treetune.episode_generators.credit.gae
 import treetune.episode_generators.credit.group
 import treetune.episode_generators.credit.monte_carlo
+import treetune.episode_generators.credit.monte_carlo_threads
 import treetune.episode_generators.credit.outcome
 import treetune.episode_generators.credit.rloo
 import treetune.episode_generators.rollout.demonstrations
+import treetune.episode_generators.rollout.parallel_threads
 import treetune.episode_generators.rollout.single_turn
 import treetune.episode_generators.rollout.until_mixed
 import treetune.episode_generators.selection.all

@@ -11,7 +11,7 @@ from treetune.episode_generators.base import GenerationContext
 from treetune.tasks.threads.tags import TAGS, TagIds
 from treetune.vocabulary import Branch, Grade, Problem, Segment, TextCodec, TokenIds, Trajectory
 
-TOKENS = (*TAGS, *"ab;?0123456789:\n ")
+TOKENS = (*TAGS, *"ab;?0123456789.:\n ")
 
 
 def encode(text: str) -> TokenIds:

@@ -106,7 +106,7 @@ def test_blocks_within_threads_count_down_to_the_depth_that_they_may_have() -> N
     assert counts.tokens_of_blocks == (5 + 9 + 4, len(answer) - 2)
     assert counts.parallel_tokens == len(answer) - 2
     assert count(answer, TAGS, depth=3) == counts
-    # To the reference, the inner ``</Thread>`` ends the outer thread, and the inner ``</Parallel>`` the block.
+    # To the reference, the inner ``</Thread>`` ends the outer thread, the inner ``</Parallel>`` the block.
     flat = count(answer, TAGS)
     assert (flat.threads_of_blocks, flat.tokens_of_blocks) == ((2,), (1 + 2 + 2 + 5 + 1 + 11,))
 

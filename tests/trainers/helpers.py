@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import random
 import subprocess
@@ -10,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from treetune.vocabulary import Episode
+from treetune.vocabulary import Branch, Episode, Stretch
 
 VOCABULARY = 24
 DEADLINE_S = 900
@@ -70,6 +71,81 @@ def paired_episodes(pairs: int = 12, seed: int = 0) -> list[Episode]:
         for number, (better, other) in enumerate(drawn)
         for row, is_chosen in ((better, True), (other, False))
     ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """What was written in one go, and all that stood before it."""
+
+    context: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    trained: bool
+    branch: Branch
+
+
+def threaded_episodes(count: int = 12, seed: int = 0) -> list[tuple[Episode, list[Call]]]:
+    """Episodes whose answers fork and join, some of them in threads of threads, beside the calls that made
+    them. Answers to one problem (four each) begin alike, the second has 50 threads, the third none.
+    """
+    draw = random.Random(seed)
+    made = []
+    prompts = [tuple(draw.randrange(VOCABULARY) for _ in range(3)) for _ in range(-(-count // 4))]
+    for i in range(count):
+        prompt = prompts[i // 4]
+        calls: list[Call] = []
+        threads = 50 if i == 1 else None
+        _write(draw, calls, prompt, (), depth=0 if i == 2 else 1 if threads else 2, threads=threads)
+        response = tuple(token for call in calls for token in call.token_ids)
+        ends = list(itertools.accumulate(len(call.token_ids) for call in calls))
+        episode = Episode(
+            prompt_ids=prompt,
+            response_ids=response,
+            trained=tuple(call.trained for call in calls for _ in call.token_ids),
+            reward=float(draw.random() < 0.5),
+            group=f"p{i // 4}",
+            trajectory=f"p{i // 4}#{i % 4}",
+            policy_version=0,
+            advantages=tuple(draw.gauss(0, 1) for _ in response),
+            behaviour_logprobs=tuple(-3 + 0.1 * draw.random() for _ in response),
+            stretches=tuple(Stretch(end, call.branch) for end, call in zip(ends, calls, strict=True))
+            if i != 2
+            else (),
+        )
+        made.append((episode, calls))
+    return made
+
+
+def _write(
+    draw: random.Random,
+    calls: list[Call],
+    context: tuple[int, ...],
+    branch: Branch,
+    depth: int,
+    threads: int | None = None,
+) -> tuple[int, ...]:
+    """Text with blocks of threads in between, as calls; all of it in one."""
+    joined: tuple[int, ...] = ()
+
+    def say(token_ids: tuple[int, ...], trained: bool) -> None:
+        nonlocal joined
+        calls.append(Call(context + joined, token_ids, trained, branch))
+        joined += token_ids
+
+    def text() -> tuple[int, ...]:
+        return tuple(draw.randrange(2) for _ in range(draw.randint(1, 4)))
+
+    for block in range(0 if not depth else 1 if threads else draw.randint(0, 2) if branch else 1):
+        say(text(), True)
+        say((20,), False)
+        before = context + joined
+        for thread in range(threads or draw.randint(2, 3)):
+            own = (*branch, (block, thread))
+            header = (21, 2 + thread % 16)
+            calls.append(Call(before, header, False, own))
+            joined += header + _write(draw, calls, before + header, own, depth - 1)
+        say((22,), False)
+    say(text(), draw.random() < 0.9 or not branch)
+    return joined
 
 
 def one_rank():

@@ -135,7 +135,9 @@ class Loss:
         weighted = Minibatch.of(self.sequences, minibatch, objective)
         total = 0.0
         for batch in (
-            batches(self.sequences, weighted.units, self.settings, self.device) if weighted.units else ()
+            batches(self.sequences, weighted.units, self.settings, self.device, weighted.whole)
+            if weighted.units
+            else ()
         ):
             share = loss_share(
                 self.policy,

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from treetune.trainers.base import DeepSpeedTrainer
-from treetune.trainers.batching import Unit, cut
-from treetune.trainers.tokens import MicroBatch, Sequences, micro_batch
+from treetune.trainers.batching import Unit
+from treetune.trainers.micro_batches import MicroBatch, micro_batches
+from treetune.trainers.tokens import Sequences
 
 if TYPE_CHECKING:
     from treetune.models.logprobs import CriticModule, PolicyModule
@@ -20,18 +22,15 @@ SEQUENCES_AT_ONCE = 64
 
 
 def batches(
-    sequences: Sequences, units: Sequence[Unit], settings: DeepSpeedTrainer, device: torch.device
-) -> list[MicroBatch]:
-    """Micro-batches of some sequences, cut as in training on one rank."""
-    (pieces,) = cut(
-        sequences.lengths,
-        units,
-        ranks=1,
-        tokens=settings.tokens_per_micro_batch,
-        sequences=settings.sequences_per_micro_batch,
-        layout="padded",
-    )
-    return [micro_batch(sequences, piece.indices, "padded", piece.real, device) for piece in pieces]
+    sequences: Sequences,
+    units: Sequence[Unit],
+    settings: DeepSpeedTrainer,
+    device: torch.device,
+    whole: bool = False,
+) -> Iterator[MicroBatch]:
+    """Micro-batches of units of rows, cut as in training on one rank, in the layout that any model takes."""
+    alone = replace(settings, layout="padded", sequence_parallel_size=1, tensor_parallel_size=1)
+    return micro_batches(sequences, units, alone, device, whole=whole)
 
 
 def sweep(
@@ -42,11 +41,10 @@ def sweep(
 ) -> Tensor:
     """`forward` of all trained tokens, float32 of shape [N], on the CPU, without gradient."""
     results_N = torch.zeros(sequences.n_tokens)
-    first = sequences.first_alike()  # an answer may stand in several pairs
     with torch.no_grad():
-        for batch in batches(sequences, [(i,) for i in sorted(set(first))], settings, device):
+        for batch in batches(sequences, sequences.once(), settings, device):  # one may stand in several pairs
             results_N[batch.flat_N] = forward(batch).float().cpu()
-    return results_N[sequences.flat_index(first)]
+    return results_N[sequences.flat_index(sequences.first_alike())]
 
 
 def logprobs_of(policy: PolicyModule, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:

@@ -48,6 +48,8 @@ class DeepSpeedTrainer(Trainer):
 
     `minibatch_size` is the number of sequences of one optimiser step over all ranks (None: the
     whole iteration's). The micro-batch limits are per rank and change speed, never the update.
+    An answer with threads is one sequence, and as many rows as parts of it were sampled in one go: they
+    are what `sequences_per_micro_batch` counts.
     `advantage_normalisation` is taken over all trained tokens of the iteration: ``whiten`` to mean
     0 and standard deviation 1, ``scale`` to standard deviation 1 only. `measure_kl` keeps the
     start model as the reference even where the objective needs none, so that ``train/kl`` is known.

@@ -14,12 +14,12 @@ from typing import Literal
 Layout = Literal["padded", "packed"]
 
 Unit = tuple[int, ...]
-"""Indices of sequences that have to run together: one alone, or the two of a pair."""
+"""Indices that belong together: of one sequence or the two of a pair, or of rows that run together."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Sequences that run together; a dummy (`real` false) only keeps the ranks in step."""
+    """Rows that run together; a dummy (`real` false) only keeps the ranks in step."""
 
     indices: tuple[int, ...]
     real: bool = True
@@ -36,9 +36,9 @@ def cut(
 ) -> list[list[Piece]]:
     """Micro-batches for each rank, as many on one as on another.
 
-    `lengths` are of all sequences, `units` those of this minibatch. Units go, longest first, to
+    `lengths` are of all rows, `units` those of this minibatch. Units go, longest first, to
     the rank with the fewest tokens so far; on a rank, neighbours in length share a micro-batch of
-    at most `tokens` tokens (padding included) and at most `sequences` sequences. A unit beyond the
+    at most `tokens` tokens (padding included) and at most `sequences` rows. A unit beyond the
     budget runs alone. Equal counts matter because with ZeRO 2 and 3 every backward pass is a
     collective.
     """

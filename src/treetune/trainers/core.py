@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from treetune.episode_generators.credit.gae import Gae
 from treetune.seeds import derived_random
 from treetune.trainers.base import DeepSpeedTrainer, FullModelCritic
-from treetune.trainers.batching import Piece, Unit, cut
+from treetune.trainers.batching import Unit
 from treetune.trainers.credit import (
+    check_unthreaded,
     critic_advantages,
     less_future_penalty,
     normalised,
@@ -23,12 +24,13 @@ from treetune.trainers.credit import (
 )
 from treetune.trainers.entropy import EntropyCoefficient
 from treetune.trainers.iteration_tensors import IterationTensors
+from treetune.trainers.micro_batches import MicroBatch, micro_batches
 from treetune.trainers.minibatch import Minibatch, loss_share
 from treetune.trainers.models import Models, Reference
 from treetune.trainers.objectives.kl import kl_estimate
 from treetune.trainers.optimisation import Optimised
 from treetune.trainers.ranks import Ranks
-from treetune.trainers.tokens import MicroBatch, Sequences, flat_of_trained, micro_batch, units_of
+from treetune.trainers.tokens import Sequences, flat_of_trained, units_of
 from treetune.vocabulary import Episode, Metrics, TokenIds
 
 Forward = Callable[[MicroBatch], Tensor]
@@ -111,6 +113,8 @@ class PolicyTrainer:
 
         Collective.
         """
+        if self.gae is not None:
+            check_unthreaded(episodes)
         sequences = Sequences.of(episodes)
         units = units_of(episodes, in_pairs=self.settings.objective.needs_pairs)
         steps = self.settings.epochs * len(list(self._minibatches(iteration, 0, units)))
@@ -210,7 +214,7 @@ class PolicyTrainer:
         scored_N = torch.zeros(sequences.n_tokens) if fill_old else None
         entropy_coef = self.entropy.value
         sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), device=self.ranks.device))
-        for batch in self._batches(sequences, minibatch.units):
+        for batch in self._batches(sequences, minibatch.units, minibatch.whole):
             share = loss_share(
                 self.policy,
                 objective,
@@ -273,21 +277,20 @@ class PolicyTrainer:
 
     # Running models over sequences
 
-    def _batches(self, sequences: Sequences, units: Sequence[Unit], scale: int = 1) -> Iterator[MicroBatch]:
-        settings, together = self.settings, self.settings.ranks_together
-        shares: list[list[Piece]] = cut(
-            sequences.lengths,
+    def _batches(
+        self, sequences: Sequences, units: Sequence[Unit], whole: bool = False, scale: int = 1
+    ) -> Iterator[MicroBatch]:
+        ranks = self.ranks
+        return micro_batches(
+            sequences,
             units,
-            ranks=self.ranks.world_size // together,
-            tokens=settings.tokens_per_micro_batch * scale * settings.sequence_parallel_size,
-            sequences=settings.sequences_per_micro_batch,
-            layout=settings.layout,
+            self.settings,
+            ranks.device,
+            rank=ranks.rank,
+            ranks=ranks.world_size,
+            whole=whole,
+            scale=scale,
         )
-        for turn, piece in enumerate(shares[self.ranks.rank // together]):
-            most = max(sum(map(sequences.trained_tokens, share[turn].indices)) for share in shares)
-            yield micro_batch(
-                sequences, piece.indices, settings.layout, piece.real, self.ranks.device, together, most
-            )
 
     def _writes(self, batch: MicroBatch) -> bool:
         """Whether its results are this rank's to tell: of ranks that ran it together, one does."""
@@ -299,14 +302,13 @@ class PolicyTrainer:
         Rows that are alike (an answer in several pairs) are run once.
         """
         result_N = torch.zeros(sequences.n_tokens)
-        first = sequences.first_alike()
         with torch.no_grad():
             # Without a graph to keep, twice the tokens fit.
-            for batch in self._batches(sequences, [(i,) for i in sorted(set(first))], scale=2):
+            for batch in self._batches(sequences, sequences.once(), scale=2):
                 values_N = forward(batch)
                 if self._writes(batch):
                     result_N[batch.flat_N] = values_N.float().cpu()
-        return self.ranks.sum(result_N)[sequences.flat_index(first)]
+        return self.ranks.sum(result_N)[sequences.flat_index(sequences.first_alike())]
 
     def _logprobs(self, model: Callable, batch: MicroBatch) -> Tensor:
         return model(

@@ -9,6 +9,17 @@ import torch
 from torch import Tensor
 
 from treetune.episode_generators.credit.gae import gae
+from treetune.vocabulary import Episode
+
+
+def check_unthreaded(episodes: Sequence[Episode]) -> None:
+    """Raises ValueError for answers with threads, along which there is no one state after another."""
+    for episode in episodes:
+        if episode.stretches:
+            raise ValueError(
+                f"episode {episode.trajectory} has threads, and the credit 'gae' goes back along an answer"
+                " token by token, which threads don't follow in one order: choose a credit such as 'group'"
+            )
 
 
 def token_rewards(starts: Sequence[int], rewards: Sequence[float], penalties_N: Tensor | None) -> Tensor:

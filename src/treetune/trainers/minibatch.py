@@ -11,19 +11,22 @@ from torch import Tensor
 
 from treetune.trainers.batching import Unit
 from treetune.trainers.iteration_tensors import IterationTensors
+from treetune.trainers.micro_batches import MicroBatch
 from treetune.trainers.objectives.base import Objective, TokenBatch
-from treetune.trainers.tokens import MicroBatch, Sequences
+from treetune.trainers.tokens import Sequences
 
 
 @dataclass(frozen=True)
 class Minibatch:
     """What a step is taken on, the same on every rank. `weights_N` are over all of the iteration's tokens.
 
-    `units` are those that are run: sequences without weight add nothing to the loss. None are left
-    where there is nothing to learn, and no step is taken then.
+    `units` are the rows that are run, sequence by sequence or pair by pair: sequences without weight add
+    nothing to the loss. None are left where there is nothing to learn, and no step is taken then. `whole`
+    says whether a unit's rows have to run together.
     """
 
     units: list[Unit]
+    whole: bool
     weights_N: Tensor
     weight_sum: float
     sequence_weight: float
@@ -41,7 +44,8 @@ class Minibatch:
             weights_N[sequences.starts[index] : sequences.starts[index + 1]] = weight
         weighing = {index for index, weight in zip(indices, weights, strict=True) if weight != 0}
         return Minibatch(
-            units=[unit for unit in units if weighing.intersection(unit)],
+            units=[sequences.rows_of(unit) for unit in units if weighing.intersection(unit)],
+            whole=objective.needs_whole_sequences,
             weights_N=weights_N,
             weight_sum=float(weights_N.double().sum()),
             sequence_weight=1 / len(indices),
@@ -59,7 +63,7 @@ class Minibatch:
 
         return TokenBatch(
             weights_N=at(self.weights_N) * batch.share,
-            lengths=batch.trained_tokens,
+            lengths=batch.trained_tokens if self.whole else (),
             weight_sum=self.weight_sum,
             sequence_weight=self.sequence_weight * batch.share,
             pair_weight=self.pair_weight * batch.share,

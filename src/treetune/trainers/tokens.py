@@ -3,50 +3,83 @@
 A sequence is prompt + response. The token at position t is predicted at t-1, so only those
 positions need a log-prob, and every quantity per token (log-probs, advantages, values) is kept for
 trained tokens alone: N of them, sequence after sequence, whatever the batches look like.
+
+What is counted and what is run are two things. Losses, minibatches and metrics count sequences: one
+per episode. Models run rows: one per sequence, or, where an answer has threads, one for each part of
+it that was sampled in one go, behind all that it was sampled after.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from treetune.trainers.batching import Layout, Unit
-from treetune.vocabulary import Episode
+from treetune.trainers.batching import Unit
+from treetune.vocabulary import Episode, TokenIds, sees
+
+
+@dataclass(frozen=True)
+class Row:
+    """Tokens that a model runs over, of the sequence number `sequence`."""
+
+    token_ids: Tensor
+    predicting: Tensor
+    """Positions (in the row) whose next token is trained, int64."""
+    start: int
+    """Where its trained tokens begin among the iteration's."""
+    sequence: int
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.predicting)
 
 
 @dataclass(frozen=True)
 class Sequences:
-    """All sequences of an iteration. `starts[i]:starts[i+1]` are sequence i's trained tokens."""
+    """All sequences of an iteration. `starts[i]:starts[i+1]` are sequence i's trained tokens, and
+    `rows[first_rows[i]:first_rows[i+1]]` what is run for them, in their order."""
 
-    token_ids: list[Tensor]
-    predicting: list[Tensor]
-    """Positions (in the sequence) whose next token is trained, int64."""
+    rows: list[Row]
+    first_rows: list[int]
     starts: list[int]
     rewards: list[float]
     scores: list[float]
+    groups: list[str]
+    """The problem that each answers."""
 
     @staticmethod
     def of(episodes: Sequence[Episode]) -> Sequences:
-        token_ids, predicting, starts = [], [], [0]
-        for episode in episodes:
-            trained = torch.tensor(episode.trained, dtype=torch.bool).nonzero().squeeze(-1)
-            if not len(trained):
+        rows: list[Row] = []
+        first_rows, starts = [0], [0]
+        for number, episode in enumerate(episodes):
+            start = starts[-1]
+            for token_ids, predicting in _rows(episode):
+                rows.append(Row(torch.tensor(token_ids), torch.tensor(predicting), start, number))
+                start = rows[-1].end
+            if start == starts[-1]:
                 raise ValueError(f"episode {episode.trajectory} has no token to train on")
-            token_ids.append(torch.tensor(episode.prompt_ids + episode.response_ids))
-            predicting.append(trained + len(episode.prompt_ids) - 1)
-            starts.append(starts[-1] + len(trained))
-        rewards, scores = [e.reward for e in episodes], [e.score for e in episodes]
-        return Sequences(token_ids, predicting, starts, rewards, scores)
+            starts.append(start)
+            first_rows.append(len(rows))
+        return Sequences(
+            rows,
+            first_rows,
+            starts,
+            rewards=[e.reward for e in episodes],
+            scores=[e.score for e in episodes],
+            groups=[e.group for e in episodes],
+        )
 
     def __len__(self) -> int:
-        return len(self.token_ids)
+        return len(self.starts) - 1
 
     @property
     def lengths(self) -> list[int]:
-        return [len(ids) for ids in self.token_ids]
+        """Tokens of each row."""
+        return [len(row.token_ids) for row in self.rows]
 
     @property
     def n_tokens(self) -> int:
@@ -55,21 +88,63 @@ class Sequences:
     def trained_tokens(self, index: int) -> int:
         return self.starts[index + 1] - self.starts[index]
 
-    def flat_index(self, indices: Sequence[int]) -> Tensor:
-        """Where the trained tokens of these sequences lie in the iteration's flat tensors."""
-        return torch.cat([torch.arange(self.starts[i], self.starts[i + 1]) for i in indices])
+    def rows_of(self, unit: Unit) -> Unit:
+        """The rows of some sequences, sequence after sequence."""
+        return tuple(row for i in unit for row in range(self.first_rows[i], self.first_rows[i + 1]))
+
+    def flat_index(self, rows: Sequence[int]) -> Tensor:
+        """Where the trained tokens of these rows lie in the iteration's flat tensors."""
+        return torch.cat([torch.arange(self.rows[i].start, self.rows[i].end) for i in rows])
 
     def first_alike(self) -> list[int]:
-        """For every sequence the first one with the same tokens, of which the same are trained."""
+        """For every row the first one with the same tokens, of which the same are trained."""
         places: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
         return [
-            places.setdefault((tuple(ids.tolist()), tuple(predicting.tolist())), index)
-            for index, (ids, predicting) in enumerate(zip(self.token_ids, self.predicting, strict=True))
+            places.setdefault((tuple(row.token_ids.tolist()), tuple(row.predicting.tolist())), index)
+            for index, row in enumerate(self.rows)
         ]
+
+    def once(self) -> list[Unit]:
+        """The rows of each sequence but for those that are like earlier ones."""
+        first = self.first_alike()
+        units = [tuple(row for row in self.rows_of((i,)) if first[row] == row) for i in range(len(self))]
+        return [unit for unit in units if unit]
+
+
+def _rows(episode: Episode) -> Iterator[tuple[TokenIds, list[int]]]:
+    """Token ids and predicting positions of each row of an episode.
+
+    A stretch with trained tokens is a row: the prompt, the earlier stretches that its branch sees, and
+    its own tokens. Raises ValueError where the stretches don't make up the response.
+    """
+    if not episode.stretches:
+        yield _row(episode, episode.prompt_ids, 0, len(episode.response_ids))
+        return
+    ends = [stretch.end for stretch in episode.stretches]
+    if ends[-1] != len(episode.response_ids) or any(a > b for a, b in itertools.pairwise([0, *ends])):
+        raise ValueError(
+            f"episode {episode.trajectory} has stretches that end at {ends}, and {len(episode.response_ids)}"
+            " response tokens: each has to end behind the one before, and the last at the response's end"
+        )
+    spans = list(itertools.pairwise([0, *ends]))
+    for number, (stretch, (begin, end)) in enumerate(zip(episode.stretches, spans, strict=True)):
+        if not any(episode.trained[begin:end]):
+            continue
+        context = list(episode.prompt_ids)
+        for earlier, (first, last) in zip(episode.stretches[:number], spans, strict=False):
+            if sees(stretch.branch, earlier.branch):
+                context += episode.response_ids[first:last]
+        yield _row(episode, tuple(context), begin, end)
+
+
+def _row(episode: Episode, context: TokenIds, begin: int, end: int) -> tuple[TokenIds, list[int]]:
+    """Response tokens from `begin` to `end` behind their context."""
+    trained = itertools.compress(itertools.count(), episode.trained[begin:end])
+    return context + episode.response_ids[begin:end], [len(context) - 1 + offset for offset in trained]
 
 
 def units_of(episodes: Sequence[Episode], in_pairs: bool) -> list[Unit]:
-    """Which rows run together. Raises ValueError where pairs are needed and there are others."""
+    """Which sequences belong together. Raises ValueError where pairs are needed and there are others."""
     if not in_pairs:
         return [(index,) for index in range(len(episodes))]
     for index, episode in enumerate(episodes):
@@ -98,65 +173,3 @@ def flat_of_trained(
             return None
         rows.append(torch.tensor(row, dtype=torch.float32)[torch.tensor(episode.trained)])
     return torch.cat(rows)
-
-
-@dataclass(frozen=True)
-class MicroBatch:
-    """What a model runs on at once.
-
-    `flat_N` are the places of its trained tokens in the iteration's flat tensors. A dummy
-    (`real` false) repeats a sequence of its rank's so that all ranks run equally often; its
-    results are dropped and its loss weighs nothing.
-    """
-
-    input_ids_BT: Tensor
-    position_ids_BT: Tensor | None
-    positions_N: Tensor
-    labels_N: Tensor
-    flat_N: Tensor
-    trained_tokens: tuple[int, ...]
-    """How many each of its sequences has."""
-    real: bool = True
-    most_positions: int = 0
-    """The largest number of trained tokens that any rank has at this turn."""
-    share: float = 1.0
-    """What this rank's loss on it counts: one over the ranks that run it together; 0 of a dummy's."""
-
-
-def micro_batch(
-    sequences: Sequences,
-    indices: Sequence[int],
-    layout: Layout,
-    real: bool,
-    device: torch.device,
-    ranks: int = 1,
-    most_positions: int = 0,
-) -> MicroBatch:
-    """The tensors of one micro-batch, which so many `ranks` run together, while others have others.
-
-    ``padded``: right padding and no attention mask. Under causal attention no real token sees a
-    token to its right, so the padding never matters. ``packed``: one row, with position ids that
-    start again at every sequence, from which transformers keeps them apart.
-    """
-    rows = [sequences.token_ids[i] for i in indices]
-    lengths = torch.tensor([len(row) for row in rows])
-    if layout == "padded":
-        input_ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-        position_ids = None
-        offsets = torch.arange(len(rows)) * input_ids.shape[1]
-    else:
-        input_ids = torch.cat(rows)[None]
-        position_ids = torch.cat([torch.arange(len(row)) for row in rows])[None]
-        offsets = lengths.cumsum(0) - lengths
-    predicting = [sequences.predicting[i] for i in indices]
-    return MicroBatch(
-        input_ids_BT=input_ids.to(device),
-        position_ids_BT=None if position_ids is None else position_ids.to(device),
-        positions_N=torch.cat([p + offset for p, offset in zip(predicting, offsets, strict=True)]).to(device),
-        labels_N=torch.cat([row[p + 1] for row, p in zip(rows, predicting, strict=True)]).to(device),
-        flat_N=sequences.flat_index(indices),
-        trained_tokens=tuple(sequences.trained_tokens(i) for i in indices),
-        real=real,
-        most_positions=most_positions,
-        share=real / ranks,
-    )

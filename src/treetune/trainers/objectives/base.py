@@ -20,8 +20,8 @@ a constant length before the mean over sequences (Dr. GRPO, Liu et al., arXiv:25
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """What an objective sees of a micro-batch: flat float32 tensors over the N trained tokens of its S
-    sequences, which have `lengths` of them, one sequence after the other.
+    """What an objective sees of a micro-batch: flat float32 tensors over N trained tokens. Where it needs
+    whole sequences, they are those of S of them, which have `lengths` each, one sequence after the other.
 
     `weights_N` carry the aggregation: a sum of weighted terms over all micro-batches and ranks is the
     minibatch's loss however it was cut. Over the minibatch they sum to `weight_sum`, which is 1 where
@@ -50,14 +50,17 @@ class TokenBatch:
         """Each sequence's sum, shape [S]; added up in the tokens' order, so always alike."""
         import torch
 
-        return torch.stack([part_N.sum() for part_N in values_N.split(list(self.lengths))])
+        return torch.stack([part_N.sum() for part_N in self._by_sequence(values_N)])
 
     def sequence_means(self, values_N: Tensor) -> Tensor:
         """At each token the mean over its sequence's trained tokens, shape [N]."""
         import torch
 
-        parts = values_N.split(list(self.lengths))
-        return torch.cat([part_N.mean().expand(len(part_N)) for part_N in parts])
+        return torch.cat([part_N.mean().expand(len(part_N)) for part_N in self._by_sequence(values_N)])
+
+    def _by_sequence(self, values_N: Tensor) -> Sequence[Tensor]:
+        assert self.lengths, "an objective that looks at whole sequences says so: needs_whole_sequences"
+        return values_N.split(list(self.lengths))
 
 
 class Objective(Registrable):
@@ -70,6 +73,9 @@ class Objective(Registrable):
     needs_reference: bool = False
     needs_whole_batch: bool = False
     """Whether the loss counts answers that it doesn't learn from, so that selection must leave them in."""
+    needs_whole_sequences: bool = False
+    """Whether it looks at a sequence's tokens together: then all of its rows run at once, which an
+    answer with threads has several of."""
     needs_pairs: bool = False
     """Whether answers are compared: `selection` makes pairs then, which no cut separates."""
     measures_kl: bool = False

@@ -30,6 +30,8 @@ class SequencePolicyGradient(PolicyGradient):
     clip_high: Annotated[float, Gt(0)] = 4e-4
     aggregation: Aggregation = "sequence"
 
+    needs_whole_sequences = True
+
     def surrogate(self, batch: TokenBatch, logprobs_N: Tensor, log_ratio_N: Tensor) -> tuple[Tensor, Tensor]:
         advantages_N = given_advantages(batch)
         mean_N = batch.sequence_means(log_ratio_N.detach())

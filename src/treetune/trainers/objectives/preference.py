@@ -60,6 +60,7 @@ class Preference(Objective):
     aggregation = "sequence"
     needs_reference = True
     needs_pairs = True
+    needs_whole_sequences = True
 
     def pair_loss(self, pairs: PairLogprobs) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of each pair and the loss's own metrics, all of shape [P]."""

@@ -1,0 +1,125 @@
+"""An answer with threads is learnt from as it was sampled: each part behind what it saw, and nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from tests.trainers.helpers import Call, one_rank, threaded_episodes, tiny_model
+from tests.trainers.update_program import made
+from treetune.episode_generators.credit.gae import Gae
+from treetune.trainers.base import DeepSpeedTrainer
+from treetune.trainers.core import PolicyTrainer
+from treetune.trainers.tokens import Sequences
+from treetune.vocabulary import Episode
+
+LAYOUTS = ("padded", "packed")
+TEMPERATURE = 0.8
+
+
+def trained(objective: dict, rows: list[Episode], gae: Gae | None = None, **settings):
+    trainer = PolicyTrainer(
+        DeepSpeedTrainer(objective=made(**objective), learning_rate=1e-3, adam_eps=1e-4, **settings),
+        tiny_model,
+        ranks=one_rank(),
+        seed=0,
+        temperature=TEMPERATURE,
+        iterations=1,
+        gae=gae,
+    )
+    return trainer, trainer.train(0, rows)
+
+
+def assert_same(one, other) -> None:
+    weights, metrics = one
+    other_weights, other_metrics = other
+    for name, tensor in weights.items():
+        assert (tensor - other_weights[name]).abs().max() <= 1e-6, name
+    assert metrics.keys() == other_metrics.keys()
+    for name, value in metrics.items():
+        if name != "train/computed_tokens":
+            assert other_metrics[name] == pytest.approx(value, abs=2e-5), name
+
+
+def call_logprobs(model, call: Call) -> torch.Tensor:
+    """Of its tokens, from a forward pass of their own."""
+    logits = model(torch.tensor([call.context + call.token_ids])).logits[0] / TEMPERATURE
+    chosen = logits.log_softmax(-1)[len(call.context) - 1 : -1]
+    return chosen.gather(1, torch.tensor(call.token_ids)[:, None])[:, 0]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("aggregation", ["token", "sequence"])
+def test_a_step_equals_a_plain_loop_over_calls(layout, aggregation):
+    """Each call a forward pass of its own; a loss written down once more; AdamW."""
+    made_up = threaded_episodes()
+    trainer, metrics = trained(
+        {"type": "ppo", "aggregation": aggregation},
+        [episode for episode, _ in made_up],
+        layout=layout,
+        tokens_per_micro_batch=700,
+    )
+    model = tiny_model()
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-4, weight_decay=0.0)
+    counts = [sum(episode.trained) for episode, _ in made_up]
+    loss = torch.zeros(())
+    for (episode, calls), count in zip(made_up, counts, strict=True):
+        weight = 1 / sum(counts) if aggregation == "token" else 1 / (len(counts) * count)
+        begin = 0
+        for call in calls:
+            end = begin + len(call.token_ids)
+            if call.trained:
+                logprobs = call_logprobs(model, call)
+                ratio = (logprobs - logprobs.detach()).exp()
+                loss = loss - weight * (torch.tensor(episode.advantages[begin:end]) * ratio).sum()
+            begin = end
+    loss.backward()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimiser.step()
+    assert metrics["train/loss"] == pytest.approx(float(loss.detach()), abs=1e-6)
+    assert metrics["train/grad_norm"] == pytest.approx(float(norm), abs=1e-5)
+    for name, parameter in model.named_parameters():
+        assert (parameter - trainer.weights()[name]).abs().max() <= 1e-6, name
+
+
+@pytest.mark.parametrize("objective", ["ppo", "gspo"])
+def test_neither_layout_nor_cut_changes_an_update_from_threads(objective):
+    """Also where an objective needs whole answers, of which one has 52 rows."""
+    rows = [episode for episode, _ in threaded_episodes()]
+    settings = {"objective": {"type": objective}, "rows": rows, "minibatch_size": 5, "epochs": 2}
+    results = []
+    for layout in LAYOUTS:
+        for tokens in (100_000, 300):
+            trainer, metrics = trained(**settings, layout=layout, tokens_per_micro_batch=tokens)
+            assert metrics["train/steps"] == 6, "12 answers in minibatches of 5, twice"
+            results.append((trainer.weights(), metrics))
+    for other in results[1:]:
+        assert_same(results[0], other)
+
+
+def test_a_sequence_has_a_row_for_each_part_that_was_sampled_in_one_go():
+    made_up = threaded_episodes()
+    sequences = Sequences.of([episode for episode, _ in made_up])
+    for number, (_, calls) in enumerate(made_up):
+        rows = [sequences.rows[i] for i in sequences.rows_of((number,))]
+        expected = [call for call in calls if call.trained]
+        assert [tuple(row.token_ids.tolist()) for row in rows] == [c.context + c.token_ids for c in expected]
+        assert [row.predicting.tolist() for row in rows] == [
+            list(range(len(c.context) - 1, len(c.context) + len(c.token_ids) - 1)) for c in expected
+        ]
+    assert len(sequences.rows_of((1,))) >= 46, "the one with 50 threads, of which some aren't learnt from"
+
+
+def test_stretches_that_leave_out_tokens_are_refused():
+    episode, _ = threaded_episodes(1)[0]
+    cut = dataclasses.replace(episode, stretches=episode.stretches[:-1])
+    with pytest.raises(ValueError, match=f"episode {episode.trajectory} has stretches that end at"):
+        Sequences.of([cut])
+
+
+def test_a_critic_that_goes_from_token_to_token_is_refused():
+    rows = [episode for episode, _ in threaded_episodes(4)]
+    with pytest.raises(ValueError, match="has threads, and the credit 'gae'"):
+        trained({"type": "ppo"}, rows, gae=Gae())
