@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.episode_generators.scripted_engine import Script, ScriptedEngine, ids_of
+from tests.episode_generators.scripted_engine import Script, ScriptedEngine
 from tests.episode_generators.threads import CODEC, TAG_IDS, context, decode
 from treetune.episode_generators.base import GenerationContext
 from treetune.episode_generators.rollout.parallel_threads import ParallelThreads

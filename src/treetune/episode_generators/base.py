@@ -25,7 +25,8 @@ class GenerationContext:
 
     `further_problems` are the training problems that the iteration was not given, in an order of
     their own that seed and iteration decide: all ranks are told the same. None where problems are
-    fixed (evaluation). `say` writes a line into the run's log, once for all ranks.
+    fixed (evaluation). `say` writes a line into the run's log, once for all ranks. `rollout` is what the
+    answers are made by, for credit that goes on from parts of them.
     """
 
     task: Task
@@ -43,6 +44,7 @@ class GenerationContext:
     say: Callable[[str], None] = lambda message: None
     sampling: SamplingParams | None = None
     unfinished_reward: float | None = 0.0
+    rollout: Rollout | None = None
 
 
 class Rollout(Registrable):
@@ -55,6 +57,8 @@ class Rollout(Registrable):
     """How many problems with spread it waits for. None: it takes what comes."""
     samples: int = 1
     """Answers to a problem."""
+    forks: bool = False
+    """Whether an answer may have parts that were not sampled after all before them."""
     unfinished_reward: float | None = 0.0
     max_prompt_tokens: int | None = None
     """Problems with longer prompts are not trained on. None: there must not be any."""
@@ -107,6 +111,10 @@ class Credit(Registrable):
 
     needs_engine: bool = False
     needs_critic: bool = False
+    needs_threads: bool = False
+    """Whether it is about answers that fork."""
+    reads_one_line: bool = False
+    """Whether it takes each token for sampled after all before it, as it is where no answer forks."""
 
     def assign(
         self, context: GenerationContext, trajectories: Sequence[Trajectory]

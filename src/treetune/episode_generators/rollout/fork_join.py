@@ -71,8 +71,8 @@ class Glue:
             raise ValueError(
                 "the rollout 'parallel_threads' needs <Parallel>, <Outlines>, <Thread> and their ends as"
                 " single tokens, and the model's tokenizer has none such: put"
-                " configs/models/thread_tokens.jsonnet on the right (model.added_tokens), or start from weights"
-                " that were trained with them"
+                " configs/models/thread_tokens.jsonnet on the right (model.added_tokens), or start from"
+                " weights that were trained with them"
             )
         end_block, joined = "\n</Parallel>", "\n"
         if conclusion:

@@ -33,9 +33,19 @@ from treetune.episode_generators.rollout.single_turn import sample_answers
 from treetune.episode_generators.thread_metrics import thread_metrics
 from treetune.inference.base import Completion, Request, SamplingParams
 from treetune.seeds import derive_seed
-from treetune.vocabulary import Branch, Grade, Metrics, Problem, TokenIds, Trajectory
+from treetune.vocabulary import (
+    Branch,
+    FinishReason,
+    Grade,
+    Metrics,
+    Problem,
+    Segment,
+    TextCodec,
+    TokenIds,
+    Trajectory,
+)
 
-Fixed = Mapping[tuple[Branch, int], Completion]
+Fixed = Mapping[tuple[Branch, int], Segment]
 """Calls of an answer (branch, turn) that need not be sampled, since it is known what came of them."""
 
 
@@ -86,6 +96,10 @@ class ParallelThreads(Rollout):
     stragglers: Stragglers = "truncate"
     malformed: Malformed = "end"
     conclusion: bool = False
+
+    @property
+    def forks(self) -> bool:  # type: ignore[override]
+        return self.parallel
 
     def __post_init__(self) -> None:
         check_sampling(self.temperature, self.top_k, self.samples)
@@ -169,7 +183,7 @@ class ParallelThreads(Rollout):
                 if known is None:
                     unknown.append(call)
                 else:
-                    calls += answer.receive(call, known)
+                    calls += answer.receive(call, _completion(known, call, context.codec))
             if answer.done:
                 finished(place)
             unknown.sort(key=lambda call: call.branch)
@@ -232,6 +246,13 @@ class ParallelThreads(Rollout):
             step_ends=ends,
             notes={note: answer.notes[note] for note in NOTES if answer.notes[note]},
         )
+
+
+def _completion(known: Segment, call: Call, codec: TextCodec) -> Completion:
+    """What the engine had said when the segment was sampled."""
+    stopped = known.token_ids[-1] in (*call.stop_ids, *codec.end_ids)
+    reason: FinishReason = "stop" if stopped else "length"
+    return Completion(known.token_ids, known.logprobs or (), reason, known.policy_version or 0)
 
 
 def _note_metrics(context: GenerationContext, trajectories: Sequence[Trajectory]) -> Metrics:

@@ -68,6 +68,10 @@ class UntilMixed(Rollout):
         return self.rollout.samples
 
     @property
+    def forks(self) -> bool:  # type: ignore[override]
+        return self.rollout.forks
+
+    @property
     def unfinished_reward(self) -> float | None:  # type: ignore[override]
         return self.rollout.unfinished_reward
 
