@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.fake_engine import FakeEngine
+from tests.runtime.even_answers import EvenAnswers
 from tests.runtime.in_process import TASK, FakeSettings, directory_of, raises_after, small, train
 from treetune.episode_generators.rollout.parallel_threads import ParallelThreads
 from treetune.episode_generators.shaping.acceleration import Acceleration
@@ -31,15 +32,13 @@ MODEL = TinyModel(
 
 @dataclass(frozen=True, kw_only=True)
 class TaggedSettings(FakeSettings):
-    """Its engine likes to open and close blocks."""
+    """Its engine likes to open and close threads."""
 
     def start(self, model_directory: Path, log_directory: Path, **rest: Any) -> Engine:
         tokenizer = MODEL.load_tokenizer(TASK.alphabet)
-        liked = [
-            tokenizer.convert_tokens_to_ids(tag)
-            for tag in ("<Parallel>", "</Parallel>", "<Thread>", "</Thread>")
-        ]
-        weights = [4.0 if token in liked else 1.0 for token in range(len(tokenizer))]
+        weights = [1.0] * len(tokenizer)
+        for token, weight in (("<Parallel>", 2.0), ("<Thread>", 4.0), ("</Thread>", 4.0)):
+            weights[tokenizer.convert_tokens_to_ids(token)] = weight
         probabilities = [weight / sum(weights) for weight in weights]
         engine = FakeEngine(
             lambda ids, version: probabilities, tokenizer.eos_token_id, fail_after=self.fail_after
@@ -55,10 +54,12 @@ def _one_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def threaded(base: Path, **changes: Any) -> PolicyIteration:
+    """It is asked the same few problems again and again, and is often right."""
     given = {
+        "task": replace(TASK, train_size=6, grader=EvenAnswers()),
         "model": MODEL,
         "engine": TaggedSettings(),
-        "rollout": ParallelThreads(samples=2, max_tokens=30, unfinished_reward=1.0, parallel=False),
+        "rollout": ParallelThreads(samples=6, max_tokens=30, unfinished_reward=None, parallel=False),
         **changes,
     }
     return small(base, **given)
@@ -107,9 +108,7 @@ ACCELERATION = Acceleration(
 
 
 def remembering(base: Path, **changes: Any) -> PolicyIteration:
-    """It is asked the same problems again and again, and what is cut off is right."""
-    task = replace(TASK, train_size=6)
-    return threaded(base, task=task, shaping=(ACCELERATION,), iterations=3, **changes)
+    return threaded(base, shaping=(ACCELERATION,), iterations=3, **changes)
 
 
 def memories(config: PolicyIteration) -> list[Any]:
