@@ -72,7 +72,7 @@ def sample_episodes(experiment: Path, missing: list[str]) -> EpisodeSample | Non
         valued = [row for row in credited if row.get("step_values")]
         if rows:
             chosen = _chosen(valued or credited or rows)
-            threaded = [row["trajectory"] for row in chosen if row.get("stretches")]
+            threaded = [row["trajectory"] for row in chosen if _has_threads(row)]
             sampled = _sampled(path.with_name("trajectories.arrow"), threaded, missing) if threaded else {}
             return EpisodeSample(int(path.parent.name), chosen, sampled)
     missing.append("no episodes are there to show")
@@ -126,9 +126,7 @@ def _chosen(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         moving = row.get("step_values") or row.get("advantages") or (0.0,)
         return max(moving) - min(moving)
 
-    ordered = sorted(
-        rows, key=lambda row: (not row.get("stretches"), -spread(row), row.get("trajectory") or "")
-    )
+    ordered = sorted(rows, key=lambda row: (not _has_threads(row), -spread(row), row.get("trajectory") or ""))
     right = _different_problems([row for row in ordered if _score(row) > 0.5])
     wrong = _different_problems([row for row in ordered if _score(row) <= 0.5])
     n_right = min(len(right), max(SHOWN // 2, SHOWN - len(wrong)))
@@ -139,6 +137,10 @@ def _score(row: dict[str, Any]) -> float:
     """The grader's verdict: the reward, where the file is from before the two were told apart."""
     score: float = row.get("score", row["reward"])
     return score
+
+
+def _has_threads(row: dict[str, Any]) -> bool:
+    return any(stretch["branch"] for stretch in row.get("stretches") or ())
 
 
 def _different_problems(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -171,7 +173,7 @@ def episodes_html(sample: EpisodeSample) -> str:
             + '<span class="token down" style="--s:1">orange</span> text less; the colour is full from '
             + f"|A| = {number(scale)} on."
         )
-    if any(row.get("stretches") for row in sample.rows):
+    if any(map(_has_threads, sample.rows)):
         note += f" {NOTE}"
     shown = "".join(_episode(row, scale, sample.sampled.get(row["trajectory"])) for row in sample.rows)
     return f'<p class="note">{note}</p><div class="episodes">{shown}</div>'
@@ -183,7 +185,7 @@ def _episode(row: dict[str, Any], scale: float, sampled: Sampled | None) -> str:
     if _score(row) != row["reward"]:  # it was shaped
         earned = f"score {number(_score(row))}, {earned}"
     unfinished = ", unfinished" if row.get("finish_reason") == "length" else ""
-    has_threads = bool(row.get("stretches"))
+    has_threads = _has_threads(row)
     if has_threads:
         notes = sampled.notes if sampled is not None else {}
         answer = threads_html(ThreadedAnswer(row, _fitting(row, sampled), notes, scale))
