@@ -192,6 +192,39 @@ def test_a_job_without_its_packages_says_how_to_get_them_or_runs_in_a_container(
     assert cluster.asked("container")[0].startswith("container exec x.sif deepspeed --node_rank=0 ")
 
 
-def test_a_form_is_fine_tuned_and_then_trained_from_that(cluster: Cluster) -> None:
-    done = cluster.run("threadweaver.sh", "parallel", CONFIGS="mine.jsonnet", LOGS="logs", PYTHON="true")
-    assert done.returncode in (0, 1)
+@pytest.mark.parametrize("form", ["parallel", "sequential"])
+def test_a_form_is_fine_tuned_and_then_trained_from_that(cluster: Cluster, form: str) -> None:
+    (cluster.path / "mine.jsonnet").write_text("{ seed: 5 }")
+    done = cluster.run("threadweaver.sh", form, CONFIGS="mine.jsonnet", LOGS="logs")
+    assert (done.returncode, done.stdout) == (0, "18\n"), done.stderr
+    sft, rl = cluster.asked("sbatch")
+    assert f"--job-name=threadweaver/sft_{form}-5 " in sft and f"--job-name=threadweaver/{form}-5 " in rl
+    assert "--nodes=1 " in sft and "--dependency=singleton " in sft
+    assert "--nodes=4 " in rl and "--dependency=singleton,afterok:17 " in rl
+    assert sft.endswith(f" configs/threadweaver/sft_{form}.jsonnet,mine.jsonnet")
+    assert rl.endswith(f" configs/threadweaver/{form}.jsonnet,mine.jsonnet")
+
+
+def test_one_stage_can_be_queued_alone_on_other_nodes(cluster: Cluster) -> None:
+    done = cluster.run(
+        "threadweaver.sh", "parallel", STAGES="rl", NODES="2", DEPENDENCY="afterany:4", LOGS="logs"
+    )
+    assert done.returncode == 0, done.stderr
+    (rl,) = cluster.asked("sbatch")
+    assert "threadweaver/parallel-" in rl and "--nodes=2 " in rl and "singleton,afterany:4 " in rl
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "told"),
+    [
+        ([], {}, "usage: scripts/slurm/threadweaver.sh parallel|sequential"),
+        (["both"], {}, "usage"),
+        (["parallel"], {"STAGES": "rl sfft"}, "STAGES has 'sfft'; there are sft and rl"),
+    ],
+)
+def test_a_form_or_stage_that_is_none_queues_nothing(
+    cluster: Cluster, arguments: list[str], environment: dict[str, str], told: str
+) -> None:
+    done = cluster.run("threadweaver.sh", *arguments, LOGS="logs", **environment)
+    assert done.returncode == 2 and told in done.stderr
+    assert cluster.asked("sbatch") == []
