@@ -47,6 +47,25 @@ CURVES: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 """Title and the metrics in it. What an experiment did not record has no chart."""
 
+THREADS = "threads/"
+"""Metrics of answers' threads, a group of charts of its own: the mean over answers, and in grey that over
+right ones."""
+
+THREAD_CURVES = {
+    "num_tokens_in_the_longest_thread": "tokens in the longest thread (critical path)",
+    "total_num_tokens": "tokens of an answer",
+    "acceleration_ratio": "acceleration ratio: 1 − longest/total",
+    "with_parallel": "share of answers with threads",
+    "parallel_ratio": "share of tokens within blocks",
+    "parallel_count": "blocks of an answer",
+    "thread_counts_per_block": "threads of a block",
+    "avg_tokens_per_parallel_block": "tokens of a block",
+    "format_correct": "share with nothing against the grammar",
+    "seconds_critical": "seconds on the slowest way through an answer",
+    "seconds_sampling": "seconds in all requests for an answer",
+}
+"""Titles, in their order; others of `THREADS` go by their own names."""
+
 SHAPING = "shaping/"
 """Its metrics are named after the parts of `shaping`, which may be anyone's: a chart for each."""
 
@@ -188,6 +207,12 @@ def _section(one: Experiment, colour: str) -> str:
     charts = _curves(one, colour)
     if charts:
         parts.append(f'<h3>Training</h3><div class="charts">{"".join(charts)}</div>')
+    threads = _thread_curves(one, colour)
+    if threads:
+        parts.append(
+            '<h3>Threads</h3><p class="note">Means over answers; in grey those over right ones.</p>'
+            f'<div class="charts">{"".join(threads)}</div>'
+        )
     parts.append(diagnostics_html(one))
     parts.append(_times(one))
     if sample is not None:
@@ -243,6 +268,25 @@ def _curves(one: Experiment, colour: str) -> list[str]:
         ]
         if any(each.points for each in series):
             charts.append(line_chart(title, series, from_zero=title in FROM_ZERO))
+    return charts
+
+
+def _thread_curves(one: Experiment, colour: str) -> list[str]:
+    recorded = {key.removeprefix(THREADS) for row in one.metrics for key in row if key.startswith(THREADS)}
+    endings = ("_right", "_max")
+    others = sorted(
+        name
+        for name in recorded
+        if name not in THREAD_CURVES and not name.endswith(endings) and name != "correct"
+    )
+    charts = []
+    for name in (*THREAD_CURVES, *others):
+        series = [
+            Series(name, one.curve(f"{THREADS}{name}"), colour),
+            Series(f"{name} of right answers", one.curve(f"{THREADS}{name}_right"), "c5"),
+        ]
+        if any(each.points for each in series):
+            charts.append(line_chart(THREAD_CURVES.get(name, name), series))
     return charts
 
 
