@@ -1,6 +1,7 @@
 // ThreadWeaver's comparison on multiplication (Qwen3-8B, 400 iterations of RL each): as accurate with threads as
 // without, and a shorter way to the end. Published numbers are those of its README.
 local source = 'the README of facebookresearch/threadweaver, 400 iterations';
+local forms = ['sequential', 'parallel'];
 local published(accuracy, longest) = {
   accuracy: { published: accuracy, source: source },
   'tokens in the longest thread': { published: longest, source: source },
@@ -13,8 +14,11 @@ local published(accuracy, longest) = {
   seeds: [1, 2, 3],
   baseline: 'sequential',
   experiments: {
-    sequential: { configs: ['configs/threadweaver/sequential.jsonnet'] },
-    parallel: { configs: ['configs/threadweaver/parallel.jsonnet'] },
+    ['sft_%s' % form]: { configs: ['configs/threadweaver/sft_%s.jsonnet' % form] }
+    for form in forms
+  } + {
+    [form]: { configs: ['configs/threadweaver/%s.jsonnet' % form], needs: ['sft_%s' % form] }
+    for form in forms
   },
   columns: [
     { name: 'accuracy', evaluation: 'validation' },

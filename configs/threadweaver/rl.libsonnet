@@ -2,6 +2,10 @@
 // answer's advantage is its reward less the group's mean, and every token that was sampled for it has it. No KL, no
 // entropy, a constant rate. Measured and kept every 10 of 400 steps.
 //
+// The reward is the code's, where the README says something else: a wrong answer earns -1 (and not 0), a right one up
+// to 0.1 more for 1 - critical path / all tokens (and not all tokens / critical path - 1). Since a useless thread raises
+// that, too, other references go in its place: `parallel_readme.jsonnet` and `parallel_sequential_reference.jsonnet`.
+//
 // With one step on what was just sampled all ratios are 1 and no clip is ever at work; its settings are kept for
 // `trainer.minibatch_size`. The published code averages over micro-batches; here a token weighs 1/Σ T as in the paper.
 (import 'shared.libsonnet')
@@ -9,6 +13,7 @@
 + (import '../objectives/clip_higher.jsonnet')
 + (import '../objectives/dual_clip.jsonnet')
 + (import '../objectives/token_mean.jsonnet')
++ (import '../shaping/acceleration_published_code.jsonnet')
 + {
   model+: { attention: 'flash_attention_2' },
   problems_per_iteration: 128,

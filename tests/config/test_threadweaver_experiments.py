@@ -6,6 +6,7 @@ The expected values are a transcription of what was published: not of ours.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -18,6 +19,13 @@ from treetune.episode_generators.credit.outcome import NoCredit
 from treetune.episode_generators.rollout.demonstrations import Demonstrations
 from treetune.episode_generators.rollout.parallel_threads import ParallelThreads
 from treetune.episode_generators.selection.all import All
+from treetune.episode_generators.shaping.acceleration import Acceleration
+from treetune.episode_generators.shaping.reference_lengths import (
+    OfDemonstration,
+    ReferenceLength,
+    Total,
+)
+from treetune.episode_generators.shaping.wrong_answers import WrongAnswers
 from treetune.inference.settings import VllmSettings
 from treetune.models.sources import PretrainedModel
 from treetune.runtime.base import PolicyIteration, Runtime
@@ -33,8 +41,9 @@ FORMS = ("parallel", "sequential")
 EVERY = [*FORMS, *(f"sft_{form}" for form in FORMS)]
 
 
-def built(name: str, *right: str) -> PolicyIteration:
-    config = load([f"threadweaver/{name}.jsonnet", *right], environ={})
+@cache
+def built(name: str) -> PolicyIteration:
+    config = load([f"threadweaver/{name}.jsonnet"], environ={})
     experiment = build(Runtime, config.data, Explanation(config))
     assert isinstance(experiment, PolicyIteration)
     return experiment
@@ -110,6 +119,31 @@ def test_the_two_forms_differ_in_nothing_but_the_threads() -> None:
         rollout=replace(parallel.rollout, parallel=False),
     ) == sequential  # fmt: skip
     assert replace(model_of(parallel), name_or_path=model_of(sequential).name_or_path) == sequential.model
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_right_answer_earns_up_to_a_tenth_more_and_a_wrong_one_costs_one(form: str) -> None:
+    accelerated, wrong = built(form).shaping
+    assert isinstance(accelerated, Acceleration)
+    assert (accelerated.form, accelerated.reference, accelerated.opening) == ("saved", Total(), 0.0)
+    assert (accelerated.weight, accelerated.clip) == (1.0 * 0.5, 0.2)
+    assert wrong == WrongAnswers(penalty=1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "reference"),
+    [
+        ("parallel_readme", "ratio", Total()),
+        ("parallel_sequential_reference", "saved", OfDemonstration()),
+    ],
+)
+def test_another_reward_is_all_that_differs(name: str, form: str, reference: ReferenceLength) -> None:
+    published, other = built("parallel"), built(name)
+    (accelerated,) = other.shaping
+    assert isinstance(accelerated, Acceleration)
+    assert (accelerated.form, accelerated.reference) == (form, reference)
+    names = {"experiment_name": published.experiment_name, "shaping": published.shaping}
+    assert replace(other, **names) == published  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("form", FORMS)

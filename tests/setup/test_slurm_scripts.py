@@ -94,7 +94,8 @@ def test_an_experiment_is_queued_with_what_the_reference_asks_for(cluster: Clust
     (asked,) = cluster.asked("sbatch")
     for words in (
         "--job-name=quickstart/grpo-3 --output=logs/slurm-%j.out --nodes=4 --ntasks-per-node=1",
-        "--gpus-per-node=8 --cpus-per-task=96 --mem=1000G --time=3-00:00:00 --dependency=singleton --exclusive",
+        "--gpus-per-node=8 --cpus-per-task=96 --mem=1000G --time=3-00:00:00 --dependency=singleton",
+        " --exclusive ",
         "--requeue",
     ):
         assert words in asked
@@ -158,9 +159,8 @@ def test_a_job_starts_the_launcher_once_on_each_of_its_nodes(cluster: Cluster) -
         assert line.startswith(
             f"deepspeed --node_rank={number} --no_local_rank --master_addr=n7 --master_port=20123 --hostfile="
         )
-        assert line.endswith(
-            " --no_ssh src/treetune/main.py --configs a.jsonnet,b.jsonnet run_iteration_loop OMP_NUM_THREADS=12"
-        )
+        asked_of_main = "--configs a.jsonnet,b.jsonnet run_iteration_loop"
+        assert line.endswith(f" --no_ssh src/treetune/main.py {asked_of_main} OMP_NUM_THREADS=12")
     assert [line.replace("run_evaluation", "run_iteration_loop") for line in evaluate] == train
     assert list((cluster.path / "logs").iterdir()) == [], "the list of hosts goes with the job"
 
