@@ -12,6 +12,7 @@ import treetune.analyzers.gradient_variance
 import treetune.analyzers.kl_to_reference
 import treetune.analyzers.value_accuracy
 import treetune.analyzers.weight_distance
+import treetune.data_pipeline.make_threads
 import treetune.episode_generators.credit.gae
 import treetune.episode_generators.credit.group
 import treetune.episode_generators.credit.monte_carlo

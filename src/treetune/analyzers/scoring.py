@@ -49,12 +49,13 @@ def sweep(
 
 def logprobs_of(policy: PolicyModule, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
     """Log-probs and entropy of a micro-batch's trained tokens, shape [N] each."""
-    return policy(batch.input_ids_BT, batch.position_ids_BT, batch.positions_N, batch.labels_N, temperature)
+    logprobs_N, entropy_N = batch.score(policy, temperature)
+    return logprobs_N, entropy_N
 
 
 def values_of(critic: CriticModule, batch: MicroBatch) -> Tensor:
     """Values of the states before a micro-batch's trained tokens, shape [N]."""
-    return critic(batch.input_ids_BT, batch.position_ids_BT, batch.positions_N)
+    return batch.value(critic)
 
 
 def state_values(critic: CriticModule, device: torch.device, states: Sequence[TokenIds]) -> list[float]:

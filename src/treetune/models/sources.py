@@ -144,7 +144,7 @@ class PretrainedModel(ModelSource):
 
     name_or_path: Annotated[str, MinLen(1)]
     dtype: Literal["float32", "bfloat16"] = "float32"
-    attention: Literal["sdpa", "flash_attention_2", "eager"] = "sdpa"
+    attention: Literal["sdpa", "flash_attention_2", "flex_attention", "eager"] = "sdpa"
     revision: str | None = None
     trust_remote_code: bool = False
     begin_of_text: bool | None = None
@@ -163,6 +163,8 @@ class PretrainedModel(ModelSource):
             require_kernels(
                 "flash_attn", "model.attention 'flash_attention_2'", "set model.attention to 'sdpa'"
             )
+        if self.attention == "flex_attention":  # on CPUs it has no gradient
+            require_kernels("torch", "model.attention 'flex_attention'", "set model.attention to 'sdpa'")
         if self.liger:
             require_kernels("liger_kernel", "model.liger", "set model.liger to false")
 

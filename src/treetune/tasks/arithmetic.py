@@ -12,7 +12,6 @@ exactly at every step.
 
 from __future__ import annotations
 
-import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Generator, Sequence
@@ -26,7 +25,7 @@ from treetune.seeds import derived_random
 from treetune.tasks.base import Split, Task
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.final_answer import FinalAnswer
-from treetune.tasks.operands import distinct_operands
+from treetune.tasks.operands import distinct_operands, selections
 from treetune.tasks.steps.lines import ends_of_lines
 from treetune.vocabulary import Problem
 
@@ -117,7 +116,7 @@ class WrittenArithmetic(Task):
         return {"test": self.test_size, "validation": self.validation_size, "train": self.train_size}
 
     def _space(self) -> int:
-        return math.comb(len(self._operand_range()) + self._operand_count() - 1, self._operand_count())
+        return selections(self._operand_range(), self._operand_count())
 
     def problems(self, split: Split) -> Sequence[Problem]:
         if split not in get_args(Split):

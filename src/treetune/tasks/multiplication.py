@@ -19,7 +19,7 @@ from treetune.tasks.arithmetic import (
     WrittenLine,
 )
 from treetune.tasks.base import Task
-from treetune.tasks.operands import distinct_operands
+from treetune.tasks.operands import distinct_operands, selections
 from treetune.tasks.products import Detail, folded, paired
 from treetune.vocabulary import Problem
 
@@ -38,23 +38,26 @@ class Multiplication(WrittenArithmetic):
     are 2 to 9. There are 4095 different pairs of two-digit numbers, which the default sizes fit.
 
     `factors` may be two numbers, the fewest and the most; `min_value` and `max_value` say in place of
-    `digits` between what factors lie. With `detail` ``digits`` a partial product isn't one line but
-    multiplied and added up digit by digit, so that 23*40 is ``20*40=800\n3*40=120\n800+120=920``.
+    `digits` between what factors lie; the first factor alone may have `first_digits`. With `detail`
+    ``digits`` a partial product isn't one line but multiplied and added up digit by digit, so that 23*40
+    is ``20*40=800\n3*40=120\n800+120=920``.
 
     `form` says how the lines are arranged. ``sequential`` is the left fold above. The others open a
     block of threads wherever two or more parts don't need each other, or in a share `parallelise` of
     these places:
 
     * ``digits``: the fold with a thread for each partial product, and the sums behind the block. The lines
-      are those of the sequential form, slips included.
-    * ``tree``: factors in pairs, level by level, a thread for each pair.
-    * ``tree_digits``: the same, with a thread for each partial product of all pairs of a level.
+      are those of the sequential form, slips included. Outlines name the place: ``1:40``.
+    * ``tree``: factors in pairs, level by level, a thread for each pair. Outlines name it: ``1:23*47``.
+    * ``tree_digits``: the same, with a thread for each partial product of all pairs of a level, which
+      outlines name: ``1:23*40``.
 
     With `wording` ``words`` the problem is put in words, the answer thinks and then stands in
     ``\boxed{…}``, which asks for another `grader`, and outlines are sentences.
     """
 
     factors: int | tuple[int, int] = 2
+    first_digits: Annotated[int, Ge(1), Le(9)] | None = None
     min_value: Annotated[int, Ge(0)] | None = None
     max_value: Annotated[int, Ge(0)] | None = None
     form: Literal["sequential", "tree", "digits", "tree_digits"] = "sequential"
@@ -78,6 +81,11 @@ class Multiplication(WrittenArithmetic):
             raise ValueError("min_value and max_value belong together: give both, or neither and digits")
         if not self._operand_range():
             raise ValueError(f"min_value is {self.min_value}, more than max_value, {self.max_value}")
+        if self.first_digits is not None and (self.min_value is not None or self.first_digits == self.digits):
+            raise ValueError(
+                "first_digits is for a first factor with other digits than the others: leave it out where "
+                "digits is the same, or beside min_value and max_value"
+            )
         if self.form == "tree" and fewest < 4:
             raise ValueError(
                 f"form 'tree' has a thread for each pair of factors, and {fewest} factors never make two "
@@ -99,21 +107,29 @@ class Multiplication(WrittenArithmetic):
     def _operand_range(self) -> range:
         if self.min_value is not None and self.max_value is not None:
             return range(self.min_value, self.max_value + 1)
-        return range(2 if self.digits == 1 else 10 ** (self.digits - 1), 10**self.digits)
+        return _of_digits(self.digits)
+
+    def _first_range(self) -> range | None:
+        return None if self.first_digits is None else _of_digits(self.first_digits)
+
+    def _space(self) -> int:
+        return selections(self._operand_range(), self._operand_count(), self._first_range())
 
     def _operands_in_words(self) -> str:
         if self.min_value is None:
-            return super()._operands_in_words()
+            first = "" if self.first_digits is None else f", the first of {self.first_digits}"
+            return super()._operands_in_words() + first
         return f"{self._operand_count()} numbers from {self.min_value} to {self.max_value}"
 
     def _operands(self, wanted: int) -> Sequence[tuple[int, ...]]:
         fewest, most = self._factor_counts()
+        values, first = self._operand_range(), self._first_range()
         if fewest == most:
-            return super()._operands(wanted)
+            return distinct_operands(values, fewest, wanted, self.seed, first)
         generator = derived_random(self.seed, "factors", fewest, most)
         counts = [generator.randint(fewest, most) for _ in range(wanted)]
         of_count = {
-            count: iter(distinct_operands(self._operand_range(), count, counts.count(count), self.seed))
+            count: iter(distinct_operands(values, count, counts.count(count), self.seed, first))
             for count in range(fewest, most + 1)
         }
         return tuple(next(of_count[count]) for count in counts)
@@ -157,18 +173,23 @@ class Multiplication(WrittenArithmetic):
                 others.append((line, value))
             else:
                 threads.setdefault(line.thread, []).append((line, value))
-        spelled_out = self.wording == "words"
-        newline, space = ("\n", " ") if spelled_out else ("", "")
+        newline, space = ("\n", " ") if self.wording == "words" else ("", "")
         outlines = threaded = ""
         for number, of_thread in enumerate(threads.values(), start=1):
-            topic = of_thread[0][0].topic
-            about = "Multiply {} by {}.".format(*topic.split(self.operator)) if spelled_out else topic
+            about = self._outline(of_thread[0][0].topic)
             outlines += f"<Outline>{number}:{space}{about}</Outline>{newline}"
             threaded += f"<Thread>\n{number}:{space}{_in_lines(of_thread)}</Thread>"
         return (
             f"<Parallel>{newline}<Outlines>{newline}{outlines}</Outlines>\n"
             f"{threaded}\n</Parallel>\n{_in_lines(others)}"
         )
+
+    def _outline(self, topic: str) -> str:
+        a, _, b = topic.partition(self.operator)
+        if self.wording == "words":
+            return f"Multiply {a} by {b}."
+        # All threads of a fold multiply the same number, which stands right before the block.
+        return b if self.form == "digits" else topic
 
     def sequential_demonstration(self, problem: Problem, seed: int) -> str:
         return replace(self, form="sequential").demonstration(problem, seed)
@@ -194,3 +215,7 @@ class Multiplication(WrittenArithmetic):
 
 def _in_lines(lines: Sequence[WrittenLine]) -> str:
     return "".join(f"{line.lead}{value}\n" for line, value in lines)
+
+
+def _of_digits(digits: int) -> range:
+    return range(2 if digits == 1 else 10 ** (digits - 1), 10**digits)

@@ -49,7 +49,9 @@ class DeepSpeedTrainer(Trainer):
     `minibatch_size` is the number of sequences of one optimiser step over all ranks (None: the
     whole iteration's). The micro-batch limits are per rank and change speed, never the update.
     An answer with threads is one sequence, and as many rows as parts of it were sampled in one go: they
-    are what `sequences_per_micro_batch` counts.
+    are what `sequences_per_micro_batch` counts. With the `layout` ``tree`` all of a problem's rows in a
+    minibatch are one prefix tree, or several where it is larger than `tokens_per_micro_batch`, so that
+    what they begin with alike is computed once; a tree counts as one row.
     `advantage_normalisation` is taken over all trained tokens of the iteration: ``whiten`` to mean
     0 and standard deviation 1, ``scale`` to standard deviation 1 only. `measure_kl` keeps the
     start model as the reference even where the objective needs none, so that ``train/kl`` is known.
@@ -117,6 +119,11 @@ class DeepSpeedTrainer(Trainer):
             )
         if self.tensor_parallel_size > 1:
             self._check_tensor_parallel()
+        if self.layout == "tree" and self.sequence_parallel_size > 1:
+            raise ValueError(
+                f"sequence_parallel_size is {self.sequence_parallel_size} and layout is 'tree', whose tokens"
+                " ranks can't share: set one to 1, or the other to 'padded' or 'packed'"
+            )
         if self.lora is not None and self.offload_reference:
             raise ValueError(
                 "offload_reference is true, and with lora the reference is the policy without its adapters:"

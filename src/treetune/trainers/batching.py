@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Layout = Literal["padded", "packed"]
+Layout = Literal["padded", "packed", "tree"]
 
 Unit = tuple[int, ...]
-"""Indices that belong together: of one sequence or the two of a pair, or of rows that run together."""
+"""Indices that belong together: of one sequence or the two of a pair, of rows that run at once, of a tree."""
 
 
 @dataclass(frozen=True)
@@ -64,13 +64,13 @@ def _pieces(
     sequences: int | None,
     layout: Layout,
 ) -> list[Piece]:
-    """`share` comes longest first, so a padded piece is as wide as its first unit."""
+    """`share` comes longest first, so a piece of padded rows or trees is as wide as its first unit."""
     pieces: list[Piece] = []
     current: list[int] = []
     width = total = 0
     for unit in share:
         count = len(current) + len(unit)
-        cost = width * count if layout == "padded" else total + totals[unit]
+        cost = total + totals[unit] if layout == "packed" else width * count
         if current and (cost > tokens or (sequences is not None and count > sequences)):
             pieces.append(Piece(tuple(current)))
             current, total = [], 0

@@ -35,6 +35,9 @@ from treetune.vocabulary import Episode, Metrics, TokenIds
 
 Forward = Callable[[MicroBatch], Tensor]
 
+COMPUTED = "train/computed_tokens"
+"""Tokens that the policy ran over for the iteration's updates, on all ranks; padding is not counted."""
+
 
 class PolicyTrainer:
     """Trains a policy, and a critic where the credit is `gae`.
@@ -139,6 +142,7 @@ class PolicyTrainer:
             if tensors.old_N is not None:  # filled by the first step where it is the only one
                 metrics |= tensors.gap_metrics()
             metrics |= {"train/steps": float(taken), "train/tokens": float(sequences.n_tokens)}
+            metrics[COMPUTED] = sums[COMPUTED]
             yield metrics | ({"train/skipped_steps": float(skipped)} if skipped else {})
 
     def _minibatches(self, iteration: int, epoch: int, units: Sequence[Unit]) -> Iterator[list[Unit]]:
@@ -228,6 +232,7 @@ class PolicyTrainer:
             self.policy.backward(share.loss)
             for name, value in share.metrics.items():
                 sums[name] += value
+            sums[COMPUTED] += batch.computed_tokens * batch.share
             if scored_N is not None and self._writes(batch):
                 scored_N[batch.flat_N] = share.logprobs_N.detach().cpu()
             if self.critic is not None:
@@ -253,7 +258,7 @@ class PolicyTrainer:
         self, batch: MicroBatch, tensors: IterationTensors, weights_N: Tensor, sums: dict[str, Tensor]
     ) -> None:
         assert self.critic is not None and isinstance(self.settings.critic, FullModelCritic)
-        values_N = self.critic(batch.input_ids_BT, batch.position_ids_BT, batch.positions_N)
+        values_N = batch.value(self.critic)
         old_N = self._maybe_at(tensors.values_N, batch.flat_N)
         returns_N = self._maybe_at(tensors.returns_N, batch.flat_N)
         assert old_N is not None and returns_N is not None
@@ -311,20 +316,11 @@ class PolicyTrainer:
         return self.ranks.sum(result_N)[sequences.flat_index(sequences.first_alike())]
 
     def _logprobs(self, model: Callable, batch: MicroBatch) -> Tensor:
-        return model(
-            batch.input_ids_BT,
-            batch.position_ids_BT,
-            batch.positions_N,
-            batch.labels_N,
-            self.temperature,
-            False,
-            False,
-            batch.most_positions,
-        )[0]
+        return batch.score(model, self.temperature)[0]
 
     def _values(self, batch: MicroBatch) -> Tensor:
         assert self.critic is not None
-        return self.critic(batch.input_ids_BT, batch.position_ids_BT, batch.positions_N)
+        return batch.value(self.critic)
 
     def _maybe_at(self, tensor_N: Tensor | None, flat_N: Tensor) -> Tensor | None:
         return None if tensor_N is None else tensor_N[flat_N].to(self.ranks.device)

@@ -1,17 +1,20 @@
-"""What a model runs on at once: rows of a minibatch as tensors, whatever layout they are in."""
+"""What a model runs on at once: rows of a minibatch as tensors, in any of the layouts."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from treetune.trainers.base import DeepSpeedTrainer
 from treetune.trainers.batching import Layout, Unit, cut
-from treetune.trainers.tokens import Sequences
+from treetune.trainers.prefix_tree import GrowingTree, PrefixTree
+from treetune.trainers.tokens import Row, Sequences
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,8 @@ class MicroBatch:
 
     input_ids_BT: Tensor
     position_ids_BT: Tensor | None
+    lasts_BT: Tensor | None
+    """Where rows are prefix trees, the last node of each one's subtree; see `models.tree_attention`."""
     positions_N: Tensor
     labels_N: Tensor
     flat_N: Tensor
@@ -32,11 +37,37 @@ class MicroBatch:
     """How many each of its sequences has, of which it may hold a part."""
     computed_tokens: int
     """Tokens that a model runs over, padding left out."""
-    real: bool = True
-    most_positions: int = 0
+    real: bool
+    most_positions: int
     """The largest number of trained tokens that any rank has at this turn."""
-    share: float = 1.0
+    share: float
     """What this rank's loss on it counts: one over the ranks that run it together; 0 of a dummy's."""
+
+    def score(
+        self,
+        policy: Callable[..., Any],
+        temperature: float,
+        entropy_needs_gradient: bool = False,
+        with_terms: bool = False,
+    ) -> tuple[Tensor, ...]:
+        """What a `PolicyModule` says of its trained tokens, each of shape [N]."""
+        scored: tuple[Tensor, ...] = policy(
+            self.input_ids_BT,
+            self.position_ids_BT,
+            self.positions_N,
+            self.labels_N,
+            temperature,
+            entropy_needs_gradient,
+            with_terms,
+            self.most_positions,
+            self.lasts_BT,
+        )
+        return scored
+
+    def value(self, critic: Callable[..., Any]) -> Tensor:
+        """What a `CriticModule` says of the states before its trained tokens, shape [N]."""
+        values_N: Tensor = critic(self.input_ids_BT, self.position_ids_BT, self.positions_N, self.lasts_BT)
+        return values_N
 
 
 def micro_batches(
@@ -55,60 +86,158 @@ def micro_batches(
     Where they need not be `whole`, any row may run apart from the others of its unit. `scale`
     multiplies the limit of tokens.
     """
-    if not whole:
-        units = [(row,) for unit in units for row in unit]
-    together = settings.ranks_together
+    layout, together = settings.layout, settings.ranks_together
+    tokens = settings.tokens_per_micro_batch * scale * settings.sequence_parallel_size
+    groups: list[Unit]
+    if layout == "tree":
+        groups, lengths = _trees(sequences, units, tokens, whole)
+        units = [(tree,) for tree in range(len(groups))]
+    else:
+        groups, lengths = [(row,) for row in range(len(sequences.rows))], sequences.lengths
+        units = units if whole else [(row,) for unit in units for row in unit]
     shares = cut(
-        sequences.lengths,
+        lengths,
         units,
         ranks=ranks // together,
-        tokens=settings.tokens_per_micro_batch * scale * settings.sequence_parallel_size,
+        tokens=tokens,
         sequences=settings.sequences_per_micro_batch,
-        layout=settings.layout,
+        layout=layout,
     )
-    for turn, piece in enumerate(shares[rank // together]):
-        most = max(sum(len(sequences.rows[i].predicting) for i in share[turn].indices) for share in shares)
-        yield micro_batch(sequences, piece.indices, settings.layout, piece.real, device, together, most)
+    by_rank = [[([groups[i] for i in piece.indices], piece.real) for piece in share] for share in shares]
+    for turn, (own, real) in enumerate(by_rank[rank // together]):
+        most = max(
+            sum(len(sequences.rows[i].predicting) for group in share[turn][0] for i in group)
+            for share in by_rank
+        )
+        yield micro_batch(sequences, own, layout, real, device, together, most)
 
 
 def micro_batch(
     sequences: Sequences,
-    indices: Sequence[int],
+    groups: Sequence[Unit],
     layout: Layout,
     real: bool,
     device: torch.device,
-    ranks: int = 1,
-    most_positions: int = 0,
+    ranks: int,
+    most_positions: int,
 ) -> MicroBatch:
-    """The tensors of one micro-batch of these rows, which so many `ranks` run together, while others
-    have others.
+    """The tensors of one micro-batch, which so many `ranks` run together, while others have others.
 
-    ``padded``: right padding and no attention mask. Under causal attention no real token sees a
-    token to its right, so the padding never matters. ``packed``: one row, with position ids that
-    start again at every one of ours, from which transformers keeps them apart.
+    `groups` are the rows of each tree where the layout is such, and any rows elsewhere.
     """
+    indices = [row for group in groups for row in group]
     rows = [sequences.rows[i] for i in indices]
-    tokens = [row.token_ids for row in rows]
-    lengths = torch.tensor([len(ids) for ids in tokens])
-    if layout == "padded":
-        input_ids = torch.nn.utils.rnn.pad_sequence(tokens, batch_first=True)
-        position_ids = None
-        offsets = torch.arange(len(rows)) * input_ids.shape[1]
-    else:
-        input_ids = torch.cat(tokens)[None]
-        position_ids = torch.cat([torch.arange(len(ids)) for ids in tokens])[None]
-        offsets = lengths.cumsum(0) - lengths
-    positions = [row.predicting + offset for row, offset in zip(rows, offsets, strict=True)]
+    laid = _as_trees(sequences, groups) if layout == "tree" else _LAID[layout](rows)
     of_sequences = itertools.groupby(rows, key=lambda row: row.sequence)
     return MicroBatch(
-        input_ids_BT=input_ids.to(device),
-        position_ids_BT=None if position_ids is None else position_ids.to(device),
-        positions_N=torch.cat(positions).to(device),
+        input_ids_BT=laid.input_ids_BT.to(device),
+        position_ids_BT=None if laid.position_ids_BT is None else laid.position_ids_BT.to(device),
+        lasts_BT=None if laid.lasts_BT is None else laid.lasts_BT.to(device),
+        positions_N=torch.cat(laid.positions).to(device),
         labels_N=torch.cat([row.token_ids[row.predicting + 1] for row in rows]).to(device),
         flat_N=sequences.flat_index(indices),
         trained_tokens=tuple(sum(len(row.predicting) for row in own) for _, own in of_sequences),
-        computed_tokens=int(lengths.sum()),
+        computed_tokens=laid.tokens,
         real=real,
         most_positions=most_positions,
         share=real / ranks,
     )
+
+
+@dataclass(frozen=True)
+class _Laid:
+    """Rows as a layout has them."""
+
+    input_ids_BT: Tensor
+    position_ids_BT: Tensor | None
+    positions: list[Tensor]
+    """Of each row, where in the flattened input its trained tokens are predicted."""
+    tokens: int
+    """Without padding."""
+    lasts_BT: Tensor | None = None
+
+
+def _padded(rows: Sequence[Row]) -> _Laid:
+    """Right padding and no attention mask. Under causal attention no real token sees a token to its right,
+    so the padding never matters."""
+    ids_BT = pad_sequence([row.token_ids for row in rows], batch_first=True)
+    width = ids_BT.shape[1]
+    positions = [row.predicting + number * width for number, row in enumerate(rows)]
+    return _Laid(ids_BT, None, positions, sum(len(row.token_ids) for row in rows))
+
+
+def _packed(rows: Sequence[Row]) -> _Laid:
+    """One row, with position ids that start again at every one of ours, from which transformers keeps
+    them apart."""
+    starts = list(itertools.accumulate((len(row.token_ids) for row in rows), initial=0))
+    return _Laid(
+        torch.cat([row.token_ids for row in rows])[None],
+        torch.cat([torch.arange(len(row.token_ids)) for row in rows])[None],
+        [row.predicting + start for row, start in zip(rows, starts, strict=False)],
+        starts[-1],
+    )
+
+
+_LAID = {"padded": _padded, "packed": _packed}
+
+
+def _as_trees(sequences: Sequences, groups: Sequence[Unit]) -> _Laid:
+    """Each group's prefix tree as a row, padded on the right. A token's position is its depth, and it is
+    predicted at its parent, which stands where the depth-first walk has put it."""
+    trees = [PrefixTree.of([sequences.rows[i].token_ids.numpy() for i in group]) for group in groups]
+    ids_BT = pad_sequence([torch.from_numpy(tree.token_ids_T) for tree in trees], batch_first=True)
+    depths_BT = pad_sequence([torch.from_numpy(tree.depths_T) for tree in trees], batch_first=True)
+    width = ids_BT.shape[1]
+    lasts_BT = torch.arange(width).repeat(len(trees), 1)  # padding sees itself alone
+    positions = []
+    for number, (group, tree) in enumerate(zip(groups, trees, strict=True)):
+        lasts_BT[number, : len(tree.lasts_T)] = torch.from_numpy(tree.lasts_T)
+        positions += [
+            torch.from_numpy(path)[sequences.rows[i].predicting] + number * width
+            for i, path in zip(group, tree.paths, strict=True)
+        ]
+    return _Laid(ids_BT, depths_BT, positions, sum(len(tree.token_ids_T) for tree in trees), lasts_BT)
+
+
+def _trees(
+    sequences: Sequences, units: Sequence[Unit], tokens: int, whole: bool
+) -> tuple[list[Unit], list[int]]:
+    """The rows of each tree, and its number of tokens.
+
+    The units of a problem grow one tree until it would exceed `tokens`; then the next one begins. A unit
+    that exceeds them alone is taken apart row by row, unless it has to be `whole`.
+    """
+    by_problem: dict[str, list[Unit]] = {}
+    for unit in sorted(units):
+        by_problem.setdefault(sequences.groups[sequences.rows[unit[0]].sequence], []).append(unit)
+    trees: list[Unit] = []
+    sizes: list[int] = []
+    for own in by_problem.values():
+        tree, size = GrowingTree(), 0
+        rows: Unit = ()
+        for unit in own:
+            for part in [unit] if whole or _fits(sequences, unit, tokens) else [(row,) for row in unit]:
+                _add(sequences, tree, part)
+                if rows and tree.size > tokens:
+                    trees.append(rows)
+                    sizes.append(size)
+                    tree, rows = GrowingTree(), ()
+                    _add(sequences, tree, part)
+                rows, size = rows + part, tree.size
+        trees.append(rows)
+        sizes.append(size)
+    return trees, sizes
+
+
+def _fits(sequences: Sequences, unit: Unit, tokens: int) -> bool:
+    """Whether the tree of its rows alone has no more than so many tokens."""
+    if sum(len(sequences.rows[row].token_ids) for row in unit) <= tokens:
+        return True
+    tree = GrowingTree()
+    _add(sequences, tree, unit)
+    return tree.size <= tokens
+
+
+def _add(sequences: Sequences, tree: GrowingTree, rows: Unit) -> None:
+    for row in rows:
+        tree.add(sequences.rows[row].token_ids.numpy())

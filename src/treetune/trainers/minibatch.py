@@ -97,16 +97,7 @@ def loss_share(
     device: torch.device,
 ) -> LossShare:
     """Runs the policy on a micro-batch. The entropy's part of the loss is the same for every objective."""
-    logprobs_N, entropy_N, *terms = policy(
-        batch.input_ids_BT,
-        batch.position_ids_BT,
-        batch.positions_N,
-        batch.labels_N,
-        temperature,
-        entropy_coef != 0,
-        objective.has_terms,
-        batch.most_positions,
-    )
+    logprobs_N, entropy_N, *terms = batch.score(policy, temperature, entropy_coef != 0, objective.has_terms)
     tokens = minibatch.tokens(batch, tensors, terms, device)
     loss, metrics = objective.loss(tokens, logprobs_N)
     if entropy_coef:

@@ -119,7 +119,8 @@ class _Reader:
             self._block(branch, blocks)
             blocks += 1
         if tag not in ("</Thread>", ""):
-            raise self._wrong(f"{tag} stands outside of a block", "a <Parallel> before it")
+            where = "in a thread that isn't closed" if branch else "outside of a block"
+            raise self._wrong(f"{tag} stands {where}", "</Thread> before it" if branch else "<Parallel>")
 
     def _block(self, branch: Branch, block: int) -> None:
         self._at += len("<Parallel>")

@@ -1,0 +1,81 @@
+"""From line numbers to blocks: a deterministic cut that keeps only what is worth running side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from treetune.data_pipeline.reading import Lines
+
+MOST_THREADS = 50
+"""Of a block, in the grammar of the training data."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A stretch of a solution, and its threads' texts as they stand there, without white space around
+    them."""
+
+    first: int
+    last: int
+    threads: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """A block that stays sequential text. `reason` is counted; `detail` says more."""
+
+    lines: tuple[Lines, ...]
+    reason: str
+    detail: str = ""
+
+
+def cut(
+    groups: Sequence[Sequence[Lines]], lines: Sequence[str], min_saved: int
+) -> tuple[list[Block], list[Dropped]]:
+    """The blocks to keep, in the solution's order, and the others.
+
+    Kept is a block whose threads follow each other within the solution, two at least of them with text, if at
+    least `min_saved` characters of them need not be waited for (all but the longest thread's).
+    """
+    kept: list[Block] = []
+    dropped = []
+    for group in sorted(groups, key=lambda group: group[0] if group else (0, 0)):
+        block = _block(group, lines, min_saved, kept[-1].last if kept else 0)
+        if isinstance(block, Block):
+            kept.append(block)
+        else:
+            dropped.append(block)
+    return kept, dropped
+
+
+def _block(group: Sequence[Lines], lines: Sequence[str], min_saved: int, taken: int) -> Block | Dropped:
+    def drop(reason: str, detail: str = "") -> Dropped:
+        return Dropped(tuple(group), reason, detail)
+
+    for first, last in group:
+        if not 1 <= first <= last <= len(lines):
+            return drop("lines that are not there", f"{first}-{last} of {len(lines)}")
+    for (first, last), (following, _) in pairwise(group):
+        if following <= last:
+            return drop("threads overlap or are in disorder", f"{following} follows {first}-{last}")
+        if any(line.strip() for line in lines[last : following - 1]):
+            return drop("lines between threads that are in none", f"{last + 1}-{following - 1}")
+    if group and group[0][0] <= taken:
+        return drop("overlaps another block", f"{group[0][0]} is before {taken + 1}")
+    texts = ["\n".join(lines[first - 1 : last]).strip() for first, last in group]
+    threads = tuple(text for text in texts if text)
+    if len(threads) < 2:
+        return drop("fewer than two threads with text")
+    if len(threads) > MOST_THREADS:
+        return drop(f"more than {MOST_THREADS} threads", str(len(threads)))
+    saved = saved_characters(threads)
+    if saved < min_saved:
+        return drop("too little is saved", f"{saved} characters of {min_saved}")
+    return Block(group[0][0], group[-1][1], threads)
+
+
+def saved_characters(threads: Sequence[str]) -> int:
+    """Those that need not be waited for: of all threads but the longest."""
+    return sum(map(len, threads)) - max(map(len, threads))
