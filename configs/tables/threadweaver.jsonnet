@@ -13,8 +13,11 @@ local published(accuracy, longest) = {
   seeds: [1, 2, 3],
   baseline: 'sequential',
   experiments: {
-    sequential: { configs: ['configs/threadweaver/sequential.jsonnet'] },
-    parallel: { configs: ['configs/threadweaver/parallel.jsonnet'] },
+    ['sft_%s' % name]: { configs: ['configs/threadweaver/sft_%s.jsonnet' % name] }
+    for name in ['sequential', 'parallel']
+  } + {
+    [name]: { configs: ['configs/threadweaver/%s.jsonnet' % name], needs: ['sft_%s' % name] }
+    for name in ['sequential', 'parallel']
   },
   columns: [
     { name: 'accuracy', evaluation: 'validation' },
@@ -29,6 +32,8 @@ local published(accuracy, longest) = {
     { name: 'speed-up', evaluation: 'validation', value: 'speed_up', over: 'sequential', unit: '×', digits: 2 },
   ],
   rows: [
+    { name: 'SFT sequential', experiment: 'sft_sequential' },
+    { name: 'SFT parallel', experiment: 'sft_parallel' },
     { name: 'sequential', experiment: 'sequential', cells: published(0.990, 3322) },
     {
       name: 'parallel',

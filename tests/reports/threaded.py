@@ -67,7 +67,9 @@ def segments_of(
         n_blocks += 1
 
 
-def trajectory(problem: str, parts: Sequence[str | Fork], reward: float, sample: int = 0) -> Trajectory:
+def trajectory(
+    problem: str, parts: Sequence[str | Fork], reward: float = 1.0, sample: int = 0, **notes: int
+) -> Trajectory:
     segments = tuple(segments_of(parts))
     ids = tuple(token for segment in segments for token in segment.token_ids)
     return Trajectory(
@@ -79,6 +81,7 @@ def trajectory(problem: str, parts: Sequence[str | Fork], reward: float, sample:
         text=CODEC.decode(ids),
         grade=Grade(reward, "ok"),
         step_ends=(len(ids),),
+        notes=notes,
     )
 
 

@@ -112,6 +112,9 @@ def test_a_summary_names_what_matters_and_where_the_time_went() -> None:
     for part in ("iteration 3/10", "reward 0.500", "KL 0.0100", "test 0.750", "30.0 s", "training 10.0"):
         assert part in line
     assert "\n" not in line
+    assert "threads" not in line
+    row |= {"threads/with_parallel": 0.43, "threads/num_tokens_in_the_longest_thread": 61.4}
+    assert "  threads 43% (longest 61)  " in summary_line(row, iterations=10)
 
 
 class Broken(Sink):

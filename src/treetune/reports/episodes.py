@@ -35,15 +35,23 @@ COLOURED_FULLY = 0.95
 
 
 @dataclass(frozen=True)
+class Sampled:
+    """What a trajectory knows of its sampling, and an episode doesn't."""
+
+    segments: tuple[Segment, ...]
+    notes: Mapping[str, int]
+
+
+@dataclass(frozen=True)
 class EpisodeSample:
     """Rows of `episodes.arrow` with its columns as keys, and the iteration (from 0) that they are of.
 
-    `segments` are those of rows with threads, by trajectory, as far as their trajectories are stored.
+    `sampled` is of rows with threads, by trajectory, as far as their trajectories are stored.
     """
 
     iteration: int
     rows: Sequence[dict[str, Any]]
-    segments: Mapping[str, Sequence[Segment]] = field(default_factory=dict)
+    sampled: Mapping[str, Sampled] = field(default_factory=dict)
 
 
 def sample_episodes(experiment: Path, missing: list[str]) -> EpisodeSample | None:
@@ -64,9 +72,9 @@ def sample_episodes(experiment: Path, missing: list[str]) -> EpisodeSample | Non
         valued = [row for row in credited if row.get("step_values")]
         if rows:
             chosen = _chosen(valued or credited or rows)
-            threaded = [row["trajectory"] for row in chosen if row.get("stretches")]
-            segments = _segments(path.with_name("trajectories.arrow"), threaded, missing) if threaded else {}
-            return EpisodeSample(int(path.parent.name), chosen, segments)
+            threaded = [row["trajectory"] for row in chosen if _has_threads(row)]
+            sampled = _sampled(path.with_name("trajectories.arrow"), threaded, missing) if threaded else {}
+            return EpisodeSample(int(path.parent.name), chosen, sampled)
     missing.append("no episodes are there to show")
     return None
 
@@ -84,8 +92,8 @@ def _read(path: Path) -> list[dict[str, Any]]:
     return table.select([name for name in COLUMNS if name in table.column_names]).to_pylist()
 
 
-def _segments(path: Path, wanted: Sequence[str], missing: list[str]) -> dict[str, tuple[Segment, ...]]:
-    """Origin, branch and seconds of the segments of some trajectories; of none where there is no file."""
+def _sampled(path: Path, wanted: Sequence[str], missing: list[str]) -> dict[str, Sampled]:
+    """Of some trajectories, by their ids; of none where there is no file."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -97,11 +105,12 @@ def _segments(path: Path, wanted: Sequence[str], missing: list[str]) -> dict[str
             for batch in batches:
                 samples = pc.cast(batch["sample"], pa.string())
                 names = pc.binary_join_element_wise(pc.struct_field(batch["problem"], "id"), samples, "#")
-                for position in pc.indices_nonzero(
-                    pc.is_in(names, pa.array(wanted, pa.string()))
-                ).to_pylist():
-                    rows = batch["segments"][position].as_py()
-                    found[names[position].as_py()] = tuple(map(_segment, rows))
+                is_wanted = pc.is_in(names, pa.array(wanted, pa.string()))
+                noted = "notes" in batch.schema.names  # else a file from before there were any
+                for i in pc.indices_nonzero(is_wanted).to_pylist():
+                    segments = tuple(map(_segment, batch["segments"][i].as_py()))
+                    notes = dict(batch["notes"][i].as_py() or ()) if noted else {}
+                    found[names[i].as_py()] = Sampled(segments, notes)
     except (pa.ArrowInvalid, OSError) as error:
         missing.append(f"{path.name} of iteration {int(path.parent.name) + 1} can't be read: {error}")
     return found
@@ -117,9 +126,7 @@ def _chosen(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         moving = row.get("step_values") or row.get("advantages") or (0.0,)
         return max(moving) - min(moving)
 
-    ordered = sorted(
-        rows, key=lambda row: (not row.get("stretches"), -spread(row), row.get("trajectory") or "")
-    )
+    ordered = sorted(rows, key=lambda row: (not _has_threads(row), -spread(row), row.get("trajectory") or ""))
     right = _different_problems([row for row in ordered if _score(row) > 0.5])
     wrong = _different_problems([row for row in ordered if _score(row) <= 0.5])
     n_right = min(len(right), max(SHOWN // 2, SHOWN - len(wrong)))
@@ -130,6 +137,10 @@ def _score(row: dict[str, Any]) -> float:
     """The grader's verdict: the reward, where the file is from before the two were told apart."""
     score: float = row.get("score", row["reward"])
     return score
+
+
+def _has_threads(row: dict[str, Any]) -> bool:
+    return any(stretch["branch"] for stretch in row.get("stretches") or ())
 
 
 def _different_problems(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -162,21 +173,22 @@ def episodes_html(sample: EpisodeSample) -> str:
             + '<span class="token down" style="--s:1">orange</span> text less; the colour is full from '
             + f"|A| = {number(scale)} on."
         )
-    if any(row.get("stretches") for row in sample.rows):
+    if any(map(_has_threads, sample.rows)):
         note += f" {NOTE}"
-    shown = "".join(_episode(row, scale, sample.segments.get(row["trajectory"])) for row in sample.rows)
+    shown = "".join(_episode(row, scale, sample.sampled.get(row["trajectory"])) for row in sample.rows)
     return f'<p class="note">{note}</p><div class="episodes">{shown}</div>'
 
 
-def _episode(row: dict[str, Any], scale: float, segments: Sequence[Segment] | None) -> str:
+def _episode(row: dict[str, Any], scale: float, sampled: Sampled | None) -> str:
     verdict = "right" if _score(row) > 0.5 else "wrong"
     earned = f"reward {number(row['reward'])}"
     if _score(row) != row["reward"]:  # it was shaped
         earned = f"score {number(_score(row))}, {earned}"
     unfinished = ", unfinished" if row.get("finish_reason") == "length" else ""
-    has_threads = bool(row.get("stretches"))
+    has_threads = _has_threads(row)
     if has_threads:
-        answer = threads_html(ThreadedAnswer(row, _fitting(row, segments), scale))
+        notes = sampled.notes if sampled is not None else {}
+        answer = threads_html(ThreadedAnswer(row, _fitting(row, sampled), notes, scale))
     else:
         answer = _steps(row, scale)
     return (
@@ -186,12 +198,12 @@ def _episode(row: dict[str, Any], scale: float, segments: Sequence[Segment] | No
     )
 
 
-def _fitting(row: dict[str, Any], segments: Sequence[Segment] | None) -> Sequence[Segment] | None:
+def _fitting(row: dict[str, Any], sampled: Sampled | None) -> Sequence[Segment] | None:
     """The segments, if they are those that the row's stretches were made of."""
-    if segments is None:
+    if sampled is None:
         return None
-    ends = accumulate(len(segment.token_ids) for segment in segments)
-    return segments if list(ends) == [stretch["end"] for stretch in row["stretches"]] else None
+    ends = accumulate(len(segment.token_ids) for segment in sampled.segments)
+    return sampled.segments if list(ends) == [stretch["end"] for stretch in row["stretches"]] else None
 
 
 def _steps(row: dict[str, Any], scale: float) -> str:

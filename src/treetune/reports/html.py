@@ -207,12 +207,7 @@ def _section(one: Experiment, colour: str) -> str:
     charts = _curves(one, colour)
     if charts:
         parts.append(f'<h3>Training</h3><div class="charts">{"".join(charts)}</div>')
-    threads = _thread_curves(one, colour)
-    if threads:
-        parts.append(
-            '<h3>Threads</h3><p class="note">Means over answers; in grey those over right ones.</p>'
-            f'<div class="charts">{"".join(threads)}</div>'
-        )
+    parts.append(_threads(one, colour))
     parts.append(diagnostics_html(one))
     parts.append(_times(one))
     if sample is not None:
@@ -271,23 +266,27 @@ def _curves(one: Experiment, colour: str) -> list[str]:
     return charts
 
 
-def _thread_curves(one: Experiment, colour: str) -> list[str]:
+def _threads(one: Experiment, colour: str) -> str:
+    """Curves of the answers' threads. What was counted and never happened has no chart."""
     recorded = {key.removeprefix(THREADS) for row in one.metrics for key in row if key.startswith(THREADS)}
-    endings = ("_right", "_max")
-    others = sorted(
-        name
-        for name in recorded
-        if name not in THREAD_CURVES and not name.endswith(endings) and name != "correct"
-    )
-    charts = []
-    for name in (*THREAD_CURVES, *others):
+    if not recorded:
+        return ""
+    known = {f"{name}{ending}" for name in THREAD_CURVES for ending in ("", "_right", "_max")}
+    charts, never = [], []
+    for name in (*THREAD_CURVES, *sorted(recorded - known - {"correct"})):
         series = [
             Series(name, one.curve(f"{THREADS}{name}"), colour),
             Series(f"{name} of right answers", one.curve(f"{THREADS}{name}_right"), "c5"),
         ]
-        if any(each.points for each in series):
-            charts.append(line_chart(THREAD_CURVES.get(name, name), series))
-    return charts
+        if name not in known and not any(y for _, y in series[0].points):
+            never.append(name.replace("_", " "))
+        elif any(each.points for each in series):
+            title = THREAD_CURVES.get(name, f"{name.replace('_', ' ')}, per answer")
+            charts.append(line_chart(title, series, from_zero=name not in known))
+    note = "Means over answers; in grey those over right ones."
+    if never:
+        note += f" Not once: {', '.join(never)}."
+    return f'<h3>Threads</h3><p class="note">{escape(note)}</p><div class="charts">{"".join(charts)}</div>'
 
 
 def _times(one: Experiment) -> str:

@@ -56,6 +56,7 @@ def _statistics(answer: ThreadedAnswer) -> str:
     mean = answer.mean_advantage(0, len(answer.texts))
     if mean is not None and not answer.is_told_apart:
         parts.append(f"A {mean:+.2f} throughout")
+    parts += [escape(f"{note.replace('_', ' ')}: {times}") for note, times in answer.notes.items() if times]
     return " · ".join(parts)
 
 

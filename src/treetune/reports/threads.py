@@ -55,13 +55,15 @@ Line = tuple[Piece, ...]
 
 @dataclass(frozen=True)
 class ThreadedAnswer:
-    """A row of `episodes.arrow` that has stretches, and its segments where the trajectory is at hand.
+    """A row of `episodes.arrow` that has stretches, and what the trajectory says where it is at hand: its
+    segments, and what the rollout noted.
 
     The colours of advantages are full from `scale` on.
     """
 
     row: Mapping[str, Any]
     segments: Sequence[Segment] | None
+    notes: Mapping[str, int]
     scale: float
 
     @cached_property

@@ -51,13 +51,18 @@ _OF_THREADS = {
     "seconds_critical": Value("lower", of_threads=True),
 }
 VALUES: Mapping[str, Value] = {**_OWN, **_OF_THREADS, SPEED_UP: Value("higher")}
-"""By name. Beside them there is ``pass_at_K`` for every K that the evaluation's samples allow."""
+"""By name. Beside them there are ``pass_at_K`` for every K that the evaluation's samples allow, and
+``<name>_right`` of each number of threads: its mean over right answers alone."""
+
+RIGHT = "_right"
 
 
 def value_named(name: str) -> Value:
     """Raises ValueError for a name that no evaluation has, with the nearest that one has."""
     if name in VALUES:
         return VALUES[name]
+    if name.removesuffix(RIGHT) in _OF_THREADS:
+        return _OF_THREADS[name.removesuffix(RIGHT)]
     if re.fullmatch(r"pass_at_[1-9]\d*", name):
         return VALUES[PASS_AT_1]
     raise ValueError(
