@@ -27,8 +27,12 @@ import treetune.episode_generators.selection.all
 import treetune.episode_generators.selection.correct_only
 import treetune.episode_generators.selection.mixed_groups
 import treetune.episode_generators.selection.preference_pairs
+import treetune.episode_generators.shaping.acceleration
+import treetune.episode_generators.shaping.group_length_penalty
 import treetune.episode_generators.shaping.length_penalty
 import treetune.episode_generators.shaping.overlong_penalty
+import treetune.episode_generators.shaping.reference_lengths
+import treetune.episode_generators.shaping.wrong_answers
 import treetune.inference.settings
 import treetune.models.sources
 import treetune.reports.reproduction.settings

@@ -61,10 +61,10 @@ def episodes(count: int = 16, seed: int = 0, with_injected: bool = True) -> list
     return made
 
 
-def paired_episodes(pairs: int = 12, seed: int = 0) -> list[Episode]:
-    """Pairs of the episodes above, in which some answers come more than once."""
+def paired_episodes(pairs: int = 12, seed: int = 0, of: Sequence[Episode] | None = None) -> list[Episode]:
+    """Pairs of the episodes above, or of others, in which some answers come more than once."""
     draw = random.Random(seed)
-    rows = episodes(16, seed)
+    rows = episodes(16, seed) if of is None else list(of)
     drawn = [draw.sample(rows, 2) for _ in range(pairs)]
     return [
         dataclasses.replace(row, pair=number, chosen=is_chosen)

@@ -92,6 +92,14 @@ SEQUENCES_SHARED = {
 }
 
 
+THREADS = {
+    "ppo": {},
+    "gspo": {"objective": OBJECTIVES["gspo"], "minibatch_size": 5},
+    "dpo": {"objective": OBJECTIVES["dpo"], "minibatch_size": 5, "advantage_normalisation": "none"},
+    "rank": {"correct": 6, "objective": RANK, "advantage_normalisation": "none"},
+}
+
+
 ALONE = {
     "ppo": {"sequences_per_micro_batch": 8},
     # Large enough that ZeRO-3 deals it out, and run in chunks of three positions.
@@ -106,6 +114,7 @@ ALONE = {
         for name, given in OBJECTIVES.items()
     },
     **{f"shared {name}": changed for name, changed in SEQUENCES_SHARED.items()},
+    **{f"threads {name}": {"threads": True, **changed} for name, changed in THREADS.items()},
 }
 CUT = {"sequences_per_micro_batch": 3, "layout": "packed"}
 ON_TWO_RANKS = {
@@ -131,6 +140,15 @@ ON_TWO_RANKS = {
         )
         for stage, name in enumerate(SEQUENCES_SHARED)
     },
+    "trees": ("ppo", {"layout": "tree", "tokens_per_micro_batch": 100}),
+    "rows of threads": ("threads ppo", {"layout": "packed", "tokens_per_micro_batch": 300, "zero_stage": 2}),
+    **{
+        f"trees of threads {name}": (
+            f"threads {name}",
+            {"layout": "tree", "tokens_per_micro_batch": 300, "zero_stage": stage},
+        )
+        for stage, name in enumerate(THREADS)
+    },
 }
 
 
@@ -150,6 +168,7 @@ def test_two_ranks_make_the_same_update_as_one(name, by_one_rank, by_two_ranks):
     """Packed; with every objective, also where a rank has no correct answer; with ZeRO, which reduces in
     every backward pass, so that ranks with unequal work must not drift apart; and where they share each
     sequence (Ulysses): with a critic, with sequences of one row kept apart, for losses of whole answers.
+    And with threads, of which one answer has 50: row by row, and as prefix trees that are cut.
     """
     assert_same(by_one_rank[ON_TWO_RANKS[name][0]], by_two_ranks[name])
 

@@ -26,7 +26,7 @@ def update(settings: dict[str, Any], out: Path, ranks: Any) -> None:
     import torch
     from safetensors.torch import save_file
 
-    from tests.trainers.helpers import episodes, paired_episodes, tiny_model
+    from tests.trainers.helpers import episodes, paired_episodes, threaded_episodes, tiny_model
     from treetune.episode_generators.credit.gae import Gae
     from treetune.models import logprobs
     from treetune.models.lora import Lora
@@ -38,7 +38,10 @@ def update(settings: dict[str, Any], out: Path, ranks: Any) -> None:
     resumes = settings.pop("resumes", False)
     model = settings.pop("model", {})
     objective = made(**settings.pop("objective"))
-    rows = paired_episodes() if objective.needs_pairs else episodes(16)
+    threads = settings.pop("threads", False)
+    rows = [row for row, _ in threaded_episodes()] if threads else episodes(16)
+    if objective.needs_pairs:
+        rows = paired_episodes(of=rows)
     if (correct := settings.pop("correct", None)) is not None:
         rows = [dataclasses.replace(row, score=float(i < correct)) for i, row in enumerate(rows)]
     if "lora" in settings:

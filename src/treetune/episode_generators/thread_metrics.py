@@ -37,11 +37,24 @@ EXTREMES = (
     "seconds_critical",
 )
 
+NO_TOKEN = -1
 
-def counts_of(trajectory: Trajectory, tags: TagIds | None) -> ThreadCounts:
-    """The lengths of an answer; its blocks may lie within each other as deep as the rollout let them."""
+
+def counts_of(trajectory: Trajectory, tags: TagIds | None, *, only_forked: bool = False) -> ThreadCounts:
+    """The lengths of an answer; its blocks may lie within each other as deep as the rollout let them.
+
+    Threads are what stands between tags, as in the reference, also where a model wrote the tags by itself
+    and nothing was sampled in parallel. With `only_forked`, a ``<Thread>`` that was sampled is text.
+    """
     depth = max((len(segment.branch) for segment in trajectory.segments), default=0)
-    return count(trajectory.response_ids, tags, max(1, depth))
+    token_ids: Sequence[int] = trajectory.response_ids
+    if only_forked and tags is not None:
+        token_ids = [
+            NO_TOKEN if token == tags.thread and segment.origin == "sampled" else token
+            for segment in trajectory.segments
+            for token in segment.token_ids
+        ]
+    return count(token_ids, tags, max(1, depth))
 
 
 def answer_statistics(trajectory: Trajectory, codec: TextCodec) -> dict[str, float]:

@@ -282,4 +282,4 @@ class PolicyIteration(Runtime):
                 " advantages: nothing would come of it; leave shaping empty"
             )
         for one in self.shaping:
-            one.check(self.rollout)
+            one.check(self.rollout, self.task)

@@ -138,10 +138,11 @@ class Run:
         further: Callable[[], Sequence[Problem]] = tuple,
         task: Task | None = None,
         grader: GraderPool | None = None,
+        memory: dict[str, Any] | None = None,
     ) -> GenerationContext:
         """What rollout and credit are lent. With `journal`, finished requests outlive a crash;
         `journals` have what others finished; `further` are the context's further problems. `task` and its
-        `grader` are the run's unless given.
+        `grader` are the run's unless given; `memory` is shaping's.
         """
         engine = self.engine
         if engine is not None and journal is not None:
@@ -163,6 +164,7 @@ class Run:
             sampling=rollout.sampling,
             unfinished_reward=rollout.unfinished_reward,
             rollout=rollout.sampler,
+            memory={} if memory is None else memory,
         )
 
     def wait_for_engine(self) -> None:

@@ -118,7 +118,7 @@ class GrowingTree:
         return runs
 
     def _path(self, row: Ids) -> Ids:
-        path_T = np.empty(len(row), np.int64)
+        path_T: Ids = np.empty(len(row), np.int64)
         run, done = self._root, 0
         while done < len(row):
             run = run.children[int(row[done])]
