@@ -10,14 +10,22 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.episode_generators.scripted_engine import ScriptedEngine
+from tests.episode_generators.threads import CODEC as CHARACTERS
+from tests.episode_generators.threads import context as generation_context
 from tests.reports.page import Page
 from tests.reports.synthetic import metrics_row, write_experiment
 from tests.reports.threaded import CODEC, Fork, Thread, episode, outlines, trajectory, write_answers
-from treetune.episode_generators.storage import write_episodes
+from treetune.episode_generators.credit.episodes import whole_answer
+from treetune.episode_generators.rollout.parallel_threads import ParallelThreads
+from treetune.episode_generators.storage import write_episodes, write_trajectories
+from treetune.episode_generators.thread_metrics import counts_of
+from treetune.inference.base import Request
 from treetune.reports.html import write_report
 from treetune.reports.thread_drawing import threads_html
 from treetune.reports.threads import ThreadedAnswer
-from treetune.vocabulary import Trajectory
+from treetune.tasks.threads.tags import TagIds
+from treetune.vocabulary import Problem, Trajectory
 
 
 def report_of(folder: Path, *answers: Trajectory, advantages: tuple[float, ...] = (0.5,)) -> Page:
@@ -139,6 +147,35 @@ def test_text_in_threads_is_escaped(tmp_path: Path) -> None:
     page = report_of(tmp_path, trajectory("train/1", [outlines(1), Fork((hostile,)), "</Parallel>"]))
     assert "script" not in {tag for tag, _ in page.elements}
     assert "<script>alert(1)</script>" in page.texts("thread")[0]
+
+
+def test_what_the_rollout_and_credit_leave_is_drawn_as_they_left_it(tmp_path: Path) -> None:
+    two = "<Parallel><Outlines><Outline>1:a</Outline><Outline>2:b</Outline></Outlines>"
+
+    def script(before: str, request: Request) -> str:
+        """The first thread forks again."""
+        if before.endswith("</Thread>\n"):
+            is_inner = before.count("<Parallel>") - before.count("</Parallel>") == 2
+            return "</Parallel>b\n</Thread>" if is_inner else "</Parallel>a$"
+        if before.endswith("?"):
+            return f"b{two}"
+        return two if before.count("<Parallel>") == 1 and before.endswith("1:") else "aab\n</Thread>"
+
+    context = generation_context(engine=ScriptedEngine(script), context_length=4096)
+    rollout = ParallelThreads(samples=1, max_tokens=200, max_depth=2)
+    trajectories, _ = rollout.run(context, [Problem("train/0", "?", "")])
+    (one,), _ = whole_answer(context, trajectories, [0.5])
+    path = write_experiment(tmp_path / "run", iterations=1, episodes=())
+    write_trajectories(path / "iterations/0000/trajectories.arrow", trajectories)
+    write_episodes(path / "iterations/0000/episodes.arrow", [one], CHARACTERS)
+    page = Page(write_report([path]))
+    assert page.open == []
+    outer, first, second, last = page.texts("thread")
+    assert "aab" in first and "aab" in second and "aab" in last and "</Parallel>b" in outer
+    counts = counts_of(trajectories[0], TagIds.of(CHARACTERS.encode))
+    assert f"{counts.num_tokens_in_the_longest_thread} on the critical path" in page.texts("counts")[0]
+    drawn = "".join(page.texts("run")).replace("↵", "")
+    assert drawn == trajectories[0].text
 
 
 TEXT = st.text("ab \n", max_size=6)
