@@ -5,90 +5,20 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.data_pipeline.scripted import KEY, PARALLEL, PROBLEM, SOLUTION, Endpoint, hang, serving, status
+from tests.data_pipeline.command import REQUESTS, ROWS, Work
+from tests.data_pipeline.scripted import KEY, PARALLEL, PROBLEM, SOLUTION, Endpoint, hang
+from treetune.config.build import build
+from treetune.config.explain import Explanation
+from treetune.config.jsonnet import load
 from treetune.main import main
-from treetune.tasks.math import Math
-
-ROWS = [{"problem": f"{PROBLEM} ({i})", "solution": SOLUTION, "answer": "40", "level": i} for i in range(3)]
-REQUESTS = 10
-"""For one solution of three threads: six about its lines, three about references, one for outlines."""
-
-
-@pytest.fixture
-def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
-    monkeypatch.setenv("SCRIPTED_KEY", KEY)
-    for variable in ("APP_SEED", "APP_DIRECTORY", "APP_EXPERIMENT_NAME"):
-        monkeypatch.delenv(variable, raising=False)
-    with serving(Endpoint()) as found:
-        yield found
-
-
-class Work:
-    """An input, an output and the command between them."""
-
-    def __init__(self, folder: Path, endpoint: Endpoint, rows: list[dict[str, Any]] = ROWS) -> None:
-        self.input, self.output, self.url = folder / "in.jsonl", folder / "out", endpoint.url
-        self.input.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-    def arguments(self, **settings: Any) -> list[str]:
-        endpoint = {
-            "base_url": self.url, "model": "scripted", "api_key_variable": "SCRIPTED_KEY",
-            "backoff": 0.01, "timeout": 20, "concurrency": 2, **settings.pop("endpoint", {}),
-        }  # fmt: skip
-        config = {
-            "type": "make_threads", "endpoint": endpoint, "prices": {"input": 1.25, "output": 10}, **settings
-        }  # fmt: skip
-        file = self.input.with_name("config.jsonnet")
-        file.write_text(json.dumps(config))
-        return [
-            "--configs",
-            str(file),
-            "make_threads",
-            "--input",
-            str(self.input),
-            "--output",
-            str(self.output),
-        ]
-
-    def run(self, **settings: Any) -> int:
-        return main(self.arguments(**settings))
-
-    @contextmanager
-    def started(self) -> Iterator[subprocess.Popen[str]]:
-        """The command as a process of its own, which has ended when this has."""
-        log = self.input.with_name("log").open("w+")
-        command = subprocess.Popen(
-            [sys.executable, "-m", "treetune.main", *self.arguments()], stderr=log, text=True
-        )
-        try:
-            yield command
-        finally:
-            command.kill()
-            command.wait()
-            log.close()
-
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.output / "threads.jsonl").read_text().splitlines()]
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        return json.loads((self.output / "summary.json").read_text())
-
-    def record(self, number: int) -> dict[str, Any]:
-        return json.loads((self.output / "solutions" / "0000" / f"{number:07d}.json").read_text())
-
-    def everything_written(self) -> str:
-        return "\n".join(path.read_text() for path in self.output.rglob("*") if path.is_file())
+from treetune.tasks.base import Task
 
 
 def until(condition: Callable[[], object], command: subprocess.Popen[str]) -> None:
@@ -104,6 +34,10 @@ def test_a_long_solution_becomes_the_parallel_one(endpoint: Endpoint, tmp_path: 
     assert work.rows == [{**row, "parallel_solution": PARALLEL} for row in ROWS]
     summary = work.summary
     assert (summary["accepted"], summary["blocks"], summary["threads"]) == (3, 3, 9)
+    longest = max(len(text) for text in work.record(0)["blocks"][0]["threads"])
+    others = sum(len(text) for text in work.record(0)["blocks"][0]["threads"]) - longest
+    assert summary["critical_characters"] == 3 * (len(PARALLEL) - others)
+    assert summary["sequential_characters"] == 3 * len(SOLUTION)
     usage = summary["usage"]
     assert usage["requests"] == 3 * REQUESTS == len(endpoint.asked)
     assert usage["dollars"] == pytest.approx(3 * REQUESTS * (1000 * 1.25 + 100 * 10) / 1e6)
@@ -118,11 +52,10 @@ def test_a_task_loads_the_rows_with_the_parallel_text_as_its_demonstration(
 ) -> None:
     work = Work(tmp_path, endpoint)
     work.run()
-    task = Math(
-        train=(str(work.output / "threads.jsonl"),),
-        validation_size=None,
-        demonstration_field="parallel_solution",
-    )
+    train = json.dumps([str(work.output / "threads.jsonl")])
+    files = ["tasks/math.jsonnet", "tasks/parallel_solutions.jsonnet"]
+    config = load(files, [f"{{task+: {{train: {train}}}}}"], environ={})
+    task = build(Task, config.data["task"], Explanation(config), key=("task",))
     problem = task.problems("train")[1]
     assert task.demonstration(problem, seed=0) == "\n" + PARALLEL
     assert problem.gold == "40"
@@ -155,93 +88,6 @@ def test_a_killed_command_asks_nothing_twice_and_loses_nothing(endpoint: Endpoin
         "only what hung is asked again"
     )
     assert work.summary["usage"]["requests"] == 3 * REQUESTS
-
-
-def test_failing_requests_are_sent_again(endpoint: Endpoint, tmp_path: Path) -> None:
-    endpoint.faults |= {
-        "steps": [status(500), status(429, **{"Retry-After": "0"}), status(200, "<html>")],
-        "check": [hang, status(200, '{"choices": []}')],
-        "outlines": [status(503)],
-    }
-    work = Work(tmp_path, endpoint, ROWS[:1])
-    assert work.run(endpoint={"timeout": 1}) == 0
-    assert work.rows[0]["parallel_solution"] == PARALLEL
-    assert work.summary["failed_attempts"] == 6
-    assert work.summary["usage"]["requests"] == REQUESTS
-
-
-def test_a_solution_that_gets_no_answer_is_left_for_the_next_run(endpoint: Endpoint, tmp_path: Path) -> None:
-    endpoint.faults["steps"] = [status(400, "too long"), status(500), status(500)]
-    work = Work(tmp_path, endpoint)
-    assert work.run(endpoint={"retries": 1, "concurrency": 1}) == 1
-    assert (work.summary["accepted"], work.summary["unanswered"]) == (1, 2)
-    assert "HTTP 400: too long" in work.record(0)["detail"]
-    assert "HTTP 500" in work.record(1)["detail"]
-    assert work.run() == 0
-    assert len(work.rows) == 3
-
-
-@pytest.mark.parametrize(
-    ("faults", "words"),
-    [
-        ([status(401, f"wrong key {KEY}")], ["HTTP 401", "SCRIPTED_KEY", "***"]),
-        ([status(500, f"down, {KEY}")] * 50, ["3 requests in a row", "HTTP 500: down, ***", "same command"]),
-    ],
-)
-def test_an_endpoint_that_answers_nobody_ends_the_work_with_one_message(
-    faults: list[Any], words: list[str], endpoint: Endpoint, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    endpoint.faults["any"] = faults
-    work = Work(tmp_path, endpoint, [{**ROWS[0], "problem": str(i)} for i in range(20)])
-    assert work.run(endpoint={"retries": 0, "give_up_after": 3, "concurrency": 1}) == 1
-    told = capfd.readouterr().err
-    assert [word for word in words if word not in told] == []
-    assert "Traceback" not in told
-    assert KEY not in told + work.everything_written()
-    assert len(endpoint.asked) <= 3
-
-
-def test_the_key_is_sent_and_written_nowhere(
-    endpoint: Endpoint, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    endpoint.answers["steps"] = f"Your key is {KEY}."
-    endpoint.faults["outlines"] = [status(500, KEY)]
-    work = Work(tmp_path, endpoint, ROWS[:1])
-    assert main([*work.arguments(), "--debug"]) == 0
-    assert endpoint.keys == {f"Bearer {KEY}"}
-    assert "HTTP 500: ***" in work.everything_written()
-    captured = capfd.readouterr()
-    assert KEY not in work.everything_written() + captured.out + captured.err
-
-
-def test_the_budget_is_never_exceeded_and_can_be_raised(endpoint: Endpoint, tmp_path: Path) -> None:
-    work = Work(tmp_path, endpoint)
-    sparing = {"endpoint": {"max_tokens": 200}}
-    budget = 0.03
-    assert work.run(budget=budget, **sparing) == 0
-    summary = work.summary
-    assert summary["budget_spent"]
-    assert summary["open"] > 0
-    assert 0.5 * budget < summary["usage"]["dollars"] <= budget
-    asked = len(endpoint.asked)
-    assert work.run(budget=budget, **sparing) == 0
-    assert len(endpoint.asked) == asked, "a spent budget asks nothing"
-    assert work.run(budget=1.0, **sparing) == 0
-    assert len(work.rows) == 3
-    assert set(endpoint.texts().values()) == {1}
-    assert not work.summary["budget_spent"]
-
-
-@pytest.mark.parametrize("usage", [None, "much", {"prompt_tokens": -1, "completion_tokens": True}])
-def test_usage_that_says_nothing_is_estimated_and_said_to_be(
-    usage: Any, endpoint: Endpoint, tmp_path: Path
-) -> None:
-    endpoint.usage = usage
-    work = Work(tmp_path, endpoint, ROWS[:1])
-    assert work.run() == 0
-    found = work.summary["usage"]
-    assert found["estimated"] == found["requests"] == REQUESTS
-    assert found["input_tokens"] > REQUESTS * len(SOLUTION)
 
 
 @pytest.mark.parametrize(
@@ -304,28 +150,6 @@ def test_a_useless_answer_has_a_counted_end_and_the_next_solution_goes_on(
     assert summary["usage"]["requests"] == len(endpoint.asked)
 
 
-def test_an_answer_that_cannot_be_read_is_sent_back_once_with_the_reason(
-    endpoint: Endpoint, tmp_path: Path
-) -> None:
-    from aiohttp import web
-
-    def useless(request: web.Request) -> web.Response:
-        choice = {"message": {"content": "<parallel>"}, "finish_reason": "stop"}
-        return web.json_response({"choices": [choice], "usage": endpoint.usage})
-
-    endpoint.faults["ranges"] = [useless]
-    # The reason quotes no task, so that the script answers by the conversation's last words.
-    endpoint.answers["outlines"], outlines = endpoint.answers["ranges"], endpoint.answers["outlines"]
-    work = Work(tmp_path, endpoint, ROWS[:1])
-    work.run()
-    sent_back = [
-        body for body in endpoint.asked if "<parallel> isn't closed" in body["messages"][-1]["content"]
-    ]
-    assert len(sent_back) == 1
-    assert outlines
-    assert work.record(0)["reason"] == "no block was kept", "the outlines were answered with ranges"
-
-
 def test_equal_questions_are_asked_once(endpoint: Endpoint, tmp_path: Path) -> None:
     work = Work(tmp_path, endpoint, [ROWS[0]] * 4)
     assert work.run(endpoint={"concurrency": 4}) == 0
@@ -355,13 +179,6 @@ def test_an_interrupted_command_ends_at_once_and_goes_on_later(endpoint: Endpoin
         assert command.wait(20) == 130
     assert work.run() == 0
     assert len(endpoint.asked) == REQUESTS + 1
-
-
-def test_the_completions_interface_gives_the_same_rows(endpoint: Endpoint, tmp_path: Path) -> None:
-    work = Work(tmp_path, endpoint, ROWS[:1])
-    assert work.run(endpoint={"api": "completions"}) == 0
-    assert work.rows[0]["parallel_solution"] == PARALLEL
-    assert all("messages" not in body for body in endpoint.asked)
 
 
 def test_wrong_settings_are_told_before_anything_is_asked(

@@ -8,7 +8,8 @@ import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from treetune.data_pipeline.endpoint import Endpoint, EndpointError, Message, Unanswered
+from treetune.data_pipeline.client import Client, EndpointError, Unanswered
+from treetune.data_pipeline.endpoint import Message
 from treetune.data_pipeline.journal import Answer, AnswerJournal
 from treetune.data_pipeline.ledger import Ledger, Usage
 from treetune.data_pipeline.prompts import AGAIN
@@ -28,15 +29,15 @@ class Asker:
 
     def __init__(
         self,
-        endpoint: Endpoint,
+        client: Client,
         journal: AnswerJournal,
         ledger: Ledger,
         extra_for: Mapping[Any, Mapping[str, Any]],
     ) -> None:
         self.failure: EndpointError | None = None
-        self._endpoint, self._journal, self._ledger, self._extra_for = endpoint, journal, ledger, extra_for
+        self._client, self._journal, self._ledger, self._extra_for = client, journal, ledger, extra_for
         self._in_flight: dict[str, asyncio.Task[Answer]] = {}
-        self._room = asyncio.Semaphore(endpoint.settings.concurrency)
+        self._room = asyncio.Semaphore(client.settings.concurrency)
         self._unanswered_in_a_row = 0
 
     @property
@@ -45,7 +46,7 @@ class Asker:
 
     async def answer(self, step: str, messages: Sequence[Message]) -> Answer:
         """Raises Unanswered, OutOfBudget or EndpointError."""
-        body = self._endpoint.settings.body(messages, self._extra_for.get(step, {}))
+        body = self._client.settings.body(messages, self._extra_for.get(step, {}))
         key = hashlib.blake2b(json.dumps(body, sort_keys=True).encode(), digest_size=16).hexdigest()
         known = self._journal.get(key)
         if known is not None:
@@ -56,13 +57,13 @@ class Asker:
         return await self._in_flight[key]
 
     async def _ask(self, key: str, step: str, body: dict[str, Any]) -> Answer:
-        settings = self._endpoint.settings
+        settings = self._client.settings
         size = len(json.dumps(body, ensure_ascii=False).encode(errors="replace"))
         async with self._room, self._ledger.reserved(size + TEMPLATE_TOKENS, settings.max_tokens):
             if self.failure is not None:
                 raise self.failure
             try:
-                reply = await self._endpoint.ask(body)
+                reply = await self._client.ask(body)
             except Unanswered as error:
                 self._unanswered_in_a_row += 1
                 if self._unanswered_in_a_row >= settings.give_up_after:

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from treetune.data_pipeline.reading import Lines
-
-MOST_THREADS = 50
-"""Of a block, in the grammar of the training data."""
+from treetune.tasks.threads.faults import MOST_THREADS
 
 
 @dataclass(frozen=True)

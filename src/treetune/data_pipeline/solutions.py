@@ -13,6 +13,7 @@ from treetune.data_pipeline.blocks import Block, Dropped, Rule, cut, saved_chara
 from treetune.data_pipeline.outlines import outlines
 from treetune.data_pipeline.parallel_text import Parts, Threaded, parallel_text
 from treetune.data_pipeline.references import Edit, rewritten
+from treetune.tasks.threads.faults import faults
 from treetune.tasks.threads.grammar import pieces
 from treetune.tasks.threads.tags import TAGS
 
@@ -45,6 +46,8 @@ class Way:
     detail: str
     kept: tuple[Finished, ...]
     dropped: tuple[Dropped, ...]
+    sequential_characters: int
+    """Of the solution as it was."""
 
     def as_row(self) -> dict[str, Any]:
         kept = [
@@ -67,7 +70,8 @@ class Way:
         }
 
     def _statistics(self) -> dict[str, float]:
-        """Counts, and lengths in characters: no tokenizer is known here."""
+        """Counts, and lengths in characters: no tokenizer is known here. The critical path is everything but
+        what the threads beside each block's longest say."""
         assert self.text is not None
         threads = [block.threaded.threads for block in self.kept]
         characters = len(self.text)
@@ -76,6 +80,7 @@ class Way:
             "blocks": len(threads),
             "threads": sum(map(len, threads)),
             "edits": sum(len(block.edits) for block in self.kept),
+            "sequential_characters": self.sequential_characters,
             "characters": characters,
             "critical_characters": critical,
             "acceleration_ratio": round(1 - critical / characters, 6),
@@ -90,8 +95,8 @@ async def make_parallel(
     try:
         kept, text = await _convert(questions, problem, solution, rule, self_check, dropped)
     except Rejected as end:
-        return Way(None, end.reason, end.detail, (), tuple(dropped))
-    return Way(text, None, "", tuple(kept), tuple(dropped))
+        return Way(None, end.reason, end.detail, (), tuple(dropped), len(solution))
+    return Way(text, None, "", tuple(kept), tuple(dropped), len(solution))
 
 
 async def _convert(
@@ -127,11 +132,19 @@ async def _convert(
     if not kept:
         raise Rejected("no independent parts were found" if not groups else "no block was kept")
     text = parallel_text(parts, lines, [block.threaded for block in kept])
+    if wrong := _broken_rules(text):
+        raise Rejected("the text breaks the rules of the format", wrong)
+    return kept, text
+
+
+def _broken_rules(text: str) -> str:
+    """What the filter of the training data finds, and what a rollout would space in another way."""
+    wrong = faults(text, conclusions="refused", adjacent=True)
     try:
         pieces(text)
     except ValueError as error:
-        raise Rejected("the text breaks the rules of the format", str(error)) from error
-    return kept, text
+        wrong.append(str(error))
+    return "; ".join(wrong)
 
 
 async def _finish(

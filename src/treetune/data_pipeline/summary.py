@@ -12,7 +12,7 @@ from treetune.data_pipeline.make_threads import MakeThreads
 from treetune.data_pipeline.rows import Sidecars, solutions
 from treetune.runtime.directory import write_whole
 
-_SUMMED = ("blocks", "threads", "edits", "characters", "critical_characters")
+_SUMMED = ("blocks", "threads", "edits", "sequential_characters", "characters", "critical_characters")
 
 
 def write_rows(
@@ -67,9 +67,14 @@ def told(summary: dict[str, Any], output: Path) -> list[str]:
     usage = summary["usage"]
     lines = [
         f"{summary['accepted']} of {summary['solutions']} solutions have threads now, in"
-        f" {output / 'threads.jsonl'}: {summary['blocks']} blocks of {summary['threads']} threads;"
-        f" {summary['acceleration_ratio']:.1%} of their characters need not be waited for"
+        f" {output / 'threads.jsonl'}: {summary['blocks']} blocks of {summary['threads']} threads"
     ]
+    if summary["accepted"]:
+        critical, sequential = summary["critical_characters"], summary["sequential_characters"]
+        lines.append(
+            f"  their critical paths have {critical / sequential:.1%} of the sequential solutions' characters"
+            f" (acceleration ratio {summary['acceleration_ratio']:.3f} of all that is written)"
+        )
     lines += [f"  rejected: {count} × {reason}" for reason, count in summary["reasons"].items()]
     lines += [
         f"  block left sequential: {count} × {reason}" for reason, count in summary["blocks_dropped"].items()

@@ -11,7 +11,7 @@ from typing import Any
 
 from treetune.data_pipeline.asking import Asker, Questions
 from treetune.data_pipeline.blocks import Rule
-from treetune.data_pipeline.endpoint import SECRET_CHARACTERS, Endpoint, EndpointError, Unanswered
+from treetune.data_pipeline.client import SECRET_CHARACTERS, Client, EndpointError, Unanswered
 from treetune.data_pipeline.journal import AnswerJournal
 from treetune.data_pipeline.ledger import Ledger, OutOfBudget
 from treetune.data_pipeline.make_threads import MakeThreads
@@ -105,8 +105,8 @@ async def _work(
         if sidecars.read(solution) is None
     )
     asker: Asker
-    async with Endpoint(pipeline.endpoint, lambda: asker.stopping) as endpoint:
-        asker = Asker(endpoint, journal, ledger, pipeline.extra_for)
+    async with Client(pipeline.endpoint, lambda: asker.stopping) as client:
+        asker = Asker(client, journal, ledger, pipeline.extra_for)
 
         async def worker(waiting: Iterator[Solution]) -> None:
             nonlocal done
@@ -133,7 +133,7 @@ async def _work(
                     group.create_task(worker(waiting))
         except BaseExceptionGroup as several:  # such as a full disk: the first says it
             raise several.exceptions[0] from None
-        return asker.failure, endpoint.failed_attempts
+        return asker.failure, client.failed_attempts
 
 
 async def _end_of(pipeline: MakeThreads, questions: Questions, solution: Solution) -> dict[str, Any]:
