@@ -104,12 +104,18 @@ def _results(experiments: Sequence[Experiment]) -> str:
     """The last measured checkpoint of every experiment on every evaluation set."""
     heads = ["experiment", "set", "pass@1 [95 % interval]", "0 – 1", "pass@k", "majority", "unfinished"]
     heads += ["tokens", "problems", "iteration"]
+    measured = [
+        summary for one in experiments for along in one.evaluations.values() for summary in along.values()
+    ]
+    with_threads = any(summary.get("threads") for summary in measured)
+    heads += ["longest thread", "with threads"] if with_threads else []
     rows = []
     for i, one in enumerate(experiments):
         chip = f'<span class="chip {_colour(i)}"></span>{escape(one.name)}'
         for label, summaries in one.evaluations.items():
             summary = summaries[max(summaries)]
             cells = [chip, escape(label), *_result_cells(summary, _colour(i))]
+            cells += _thread_cells(summary.get("threads") or {}) if with_threads else []
             rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
     if not rows:
         return '<p class="missing">No checkpoint is measured yet: <code>run_evaluation</code> does.</p>'
@@ -140,6 +146,11 @@ def _result_cells(summary: Mapping[str, Any], colour: str) -> list[str]:
         f"{summary.get('n_problems', '–')} × {summary.get('samples', '–')}",
         str(summary["iteration"]),
     ]
+
+
+def _thread_cells(threads: Mapping[str, float]) -> list[str]:
+    longest, share = threads.get("num_tokens_in_the_longest_thread"), threads.get("with_parallel")
+    return ["–" if longest is None else f"{longest:.1f}", "–" if share is None else f"{share:.3f}"]
 
 
 def _evaluation_curves(experiments: Sequence[Experiment]) -> str:
