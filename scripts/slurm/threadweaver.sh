@@ -14,13 +14,16 @@ case "$form" in
     parallel | sequential) ;;
     *) echo "usage: scripts/slurm/threadweaver.sh parallel|sequential" >&2; exit 2 ;;
 esac
-after=${DEPENDENCY:-}
-for stage in ${STAGES:-sft rl}; do
+stages=${STAGES:-sft rl}
+for stage in $stages; do
     case "$stage" in
-        sft) name=sft_$form nodes=${SFT_NODES:-1} ;;
-        rl) name=$form nodes=${NODES:-4} ;;
+        sft | rl) ;;
         *) echo "threadweaver.sh: STAGES has '$stage'; there are sft and rl" >&2; exit 2 ;;
     esac
+done
+after=${DEPENDENCY:-}
+for stage in $stages; do
+    if [ "$stage" = sft ]; then name=sft_$form nodes=${SFT_NODES:-1}; else name=$form nodes=${NODES:-4}; fi
     job=$(NODES=$nodes DEPENDENCY=$after ./scripts/slurm/submit.sh "configs/threadweaver/$name.jsonnet${CONFIGS:+,$CONFIGS}")
     after=afterok:$job
 done

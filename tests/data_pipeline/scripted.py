@@ -151,10 +151,18 @@ def serving(endpoint: Endpoint) -> Iterator[Endpoint]:
     try:
         yield endpoint
     finally:
-        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(_stop(runner), loop).result(10)
         loop.call_soon_threadsafe(loop.stop)
         thread.join(10)
         loop.close()
+
+
+async def _stop(runner: web.AppRunner) -> None:
+    await runner.cleanup()
+    hanging = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in hanging:
+        task.cancel()
+    await asyncio.gather(*hanging, return_exceptions=True)
 
 
 def status(code: int, text: str = "", **headers: str) -> Fault:

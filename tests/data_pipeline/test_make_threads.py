@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,20 @@ class Work:
     def run(self, **settings: Any) -> int:
         return main(self.arguments(**settings))
 
+    @contextmanager
+    def started(self) -> Iterator[subprocess.Popen[str]]:
+        """The command as a process of its own, which has ended when this has."""
+        log = self.input.with_name("log").open("w+")
+        command = subprocess.Popen(
+            [sys.executable, "-m", "treetune.main", *self.arguments()], stderr=log, text=True
+        )
+        try:
+            yield command
+        finally:
+            command.kill()
+            command.wait()
+            log.close()
+
     @property
     def rows(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (self.output / "threads.jsonl").read_text().splitlines()]
@@ -75,6 +89,13 @@ class Work:
 
     def everything_written(self) -> str:
         return "\n".join(path.read_text() for path in self.output.rglob("*") if path.is_file())
+
+
+def until(condition: Callable[[], object], command: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline and command.poll() is None
+        time.sleep(0.02)
 
 
 def test_a_long_solution_becomes_the_parallel_one(endpoint: Endpoint, tmp_path: Path) -> None:
@@ -120,19 +141,9 @@ def test_a_finished_folder_asks_nothing_again(endpoint: Endpoint, tmp_path: Path
 def test_a_killed_command_asks_nothing_twice_and_loses_nothing(endpoint: Endpoint, tmp_path: Path) -> None:
     work = Work(tmp_path, endpoint)
     endpoint.faults["outlines"] = [hang, hang]
-    command = subprocess.Popen(
-        [sys.executable, "-m", "treetune.main", *work.arguments()],
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
-    try:
-        deadline = time.monotonic() + 60
-        while endpoint.questions["outlines"] < 2:
-            assert time.monotonic() < deadline and command.poll() is None, command.communicate()[1]
-            time.sleep(0.05)
-    finally:
-        os.kill(command.pid, signal.SIGKILL)
-        command.communicate()
+    with work.started() as command:
+        until(lambda: endpoint.questions["outlines"] == 2, command)
+        command.kill()
     journal = work.output / "journal.jsonl"
     answered = len(journal.read_text().splitlines())
     assert answered == 2 * (REQUESTS - 1)
@@ -313,6 +324,37 @@ def test_an_answer_that_cannot_be_read_is_sent_back_once_with_the_reason(
     assert len(sent_back) == 1
     assert outlines
     assert work.record(0)["reason"] == "no block was kept", "the outlines were answered with ranges"
+
+
+def test_equal_questions_are_asked_once(endpoint: Endpoint, tmp_path: Path) -> None:
+    work = Work(tmp_path, endpoint, [ROWS[0]] * 4)
+    assert work.run(endpoint={"concurrency": 4}) == 0
+    assert len(work.rows) == 4
+    assert len(endpoint.asked) == work.summary["usage"]["requests"] == REQUESTS
+
+
+def test_without_the_self_check_it_is_not_asked(endpoint: Endpoint, tmp_path: Path) -> None:
+    work = Work(tmp_path, endpoint, ROWS[:1])
+    assert work.run(self_check=False) == 0
+    assert work.rows[0]["parallel_solution"] == PARALLEL
+    assert endpoint.questions["check"] == 0
+
+
+def test_more_threads_than_allowed_leave_a_block_sequential(endpoint: Endpoint, tmp_path: Path) -> None:
+    work = Work(tmp_path, endpoint, ROWS[:1])
+    assert work.run(max_threads=2) == 0
+    assert work.summary["blocks_dropped"] == {"too many threads": 1}
+
+
+def test_an_interrupted_command_ends_at_once_and_goes_on_later(endpoint: Endpoint, tmp_path: Path) -> None:
+    work = Work(tmp_path, endpoint, ROWS[:1])
+    endpoint.faults["outlines"] = [hang]
+    with work.started() as command:
+        until(lambda: endpoint.questions["outlines"], command)
+        command.send_signal(signal.SIGINT)
+        assert command.wait(20) == 130
+    assert work.run() == 0
+    assert len(endpoint.asked) == REQUESTS + 1
 
 
 def test_the_completions_interface_gives_the_same_rows(endpoint: Endpoint, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from treetune.episode_generators.thread_metrics import (
     critical_seconds,
     thread_metrics,
 )
-from treetune.vocabulary import Metrics, Problem, Trajectory
+from treetune.vocabulary import Metrics, Problem, Segment, Trajectory
 
 FORKED = (
     part("aa<Parallel><Outlines></Outlines>", 2.0),
@@ -86,6 +86,22 @@ def test_an_answer_without_a_block_has_no_numbers_of_blocks() -> None:
     assert numbers["with_parallel"] == 0
     assert numbers["num_tokens_in_the_longest_thread"] == numbers["total_num_tokens"] == 3
     assert not {"thread_counts_per_block", "avg_tokens_per_parallel_block"} & numbers.keys()
+
+
+def test_the_form_is_told_and_blocks_within_threads_are_well_formed_only_where_they_were_rolled_out() -> None:
+    def format_correct(*segments: Segment | str) -> float:
+        return answer_statistics(answer(*segments), threads.CODEC)["format_correct"]
+
+    outlines = "<Outlines><Outline>1:a</Outline></Outlines>"
+    inner = f"<Parallel>{outlines}\n<Thread>\n1:a\n</Thread>\n</Parallel>"
+    assert format_correct("aa") == format_correct(inner) == 1.0
+    assert format_correct(inner.replace("<Outline>1:", "<Outline>2:")) == 0.0
+    assert format_correct("<Parallel>aa") == 0.0
+    around = (f"<Parallel>{outlines}", "\n<Thread>\n1:", "\n</Thread>\n</Parallel>")
+    assert format_correct(around[0] + around[1] + inner + around[2]) == 0.0
+    forked = part(inner.partition("<Thread>")[0], 1.0, ((0, 0),))
+    inside = part("<Thread>" + inner.partition("<Thread>")[2], 1.0, ((0, 0), (0, 0)))
+    assert format_correct(around[0], part(around[1], branch=((0, 0),)), forked, inside, around[2]) == 1.0
 
 
 def test_without_tags_nothing_is_told() -> None:

@@ -167,6 +167,37 @@ def test_tensorboard_gets_every_number(tmp_path: Path) -> None:
     assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [(0, 0.5), (1, 0.25)]
 
 
+def written(folder: Path) -> dict[str, list[float]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    return {tag: [event.value for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def test_tensorboard_also_has_threadweavers_names_where_it_is_told_to(tmp_path: Path) -> None:
+    row = {
+        "episodes/reward": 0.5,
+        "threads/correct": 0.25,
+        "threads/acceleration_ratio": 0.125,
+        "threads/with_parallel": 1.0,
+        "train/policy_loss": -2.0,
+        "critic/loss": 3.0,
+    }
+    for name, sink in (("own", TensorboardSink()), ("both", TensorboardSink(threadweaver_names=True))):
+        mirrors = Mirrors((sink,), tmp_path / name, "name", {})
+        mirrors.log(0, row)
+        del row["critic/loss"]
+        mirrors.log(1, row)
+        mirrors.close()
+        row["critic/loss"] = 3.0
+    own = {key: [value] * (1 if key == "critic/loss" else 2) for key, value in row.items()}
+    assert written(tmp_path / "own") == own
+    names = ("reward/mean", "metrics/correct_rate", "metrics/acceleration_ratio", "metrics/parallel_usage")
+    names += ("loss/policy_loss", "loss/value_loss")
+    assert written(tmp_path / "both") == own | dict(zip(names, own.values(), strict=True))
+
+
 def test_wandb_works_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_RUN_ID"):
         monkeypatch.delenv(name, raising=False)

@@ -94,7 +94,8 @@ def test_an_experiment_is_queued_with_what_the_reference_asks_for(cluster: Clust
     (asked,) = cluster.asked("sbatch")
     for words in (
         "--job-name=quickstart/grpo-3 --output=logs/slurm-%j.out --nodes=4 --ntasks-per-node=1",
-        "--gpus-per-node=8 --cpus-per-task=96 --mem=1000G --time=3-00:00:00 --dependency=singleton --exclusive",
+        "--gpus-per-node=8 --cpus-per-task=96 --mem=1000G --time=3-00:00:00 --dependency=singleton",
+        " --exclusive ",
         "--requeue",
     ):
         assert words in asked
@@ -158,9 +159,8 @@ def test_a_job_starts_the_launcher_once_on_each_of_its_nodes(cluster: Cluster) -
         assert line.startswith(
             f"deepspeed --node_rank={number} --no_local_rank --master_addr=n7 --master_port=20123 --hostfile="
         )
-        assert line.endswith(
-            " --no_ssh src/treetune/main.py --configs a.jsonnet,b.jsonnet run_iteration_loop OMP_NUM_THREADS=12"
-        )
+        asked_of_main = "--configs a.jsonnet,b.jsonnet run_iteration_loop"
+        assert line.endswith(f" --no_ssh src/treetune/main.py {asked_of_main} OMP_NUM_THREADS=12")
     assert [line.replace("run_evaluation", "run_iteration_loop") for line in evaluate] == train
     assert list((cluster.path / "logs").iterdir()) == [], "the list of hosts goes with the job"
 
@@ -192,6 +192,39 @@ def test_a_job_without_its_packages_says_how_to_get_them_or_runs_in_a_container(
     assert cluster.asked("container")[0].startswith("container exec x.sif deepspeed --node_rank=0 ")
 
 
-def test_a_form_is_fine_tuned_and_then_trained_from_that(cluster: Cluster) -> None:
-    done = cluster.run("threadweaver.sh", "parallel", CONFIGS="mine.jsonnet", LOGS="logs", PYTHON="true")
-    assert done.returncode in (0, 1)
+@pytest.mark.parametrize("form", ["parallel", "sequential"])
+def test_a_form_is_fine_tuned_and_then_trained_from_that(cluster: Cluster, form: str) -> None:
+    (cluster.path / "mine.jsonnet").write_text("{ seed: 5 }")
+    done = cluster.run("threadweaver.sh", form, CONFIGS="mine.jsonnet", LOGS="logs")
+    assert (done.returncode, done.stdout) == (0, "18\n"), done.stderr
+    sft, rl = cluster.asked("sbatch")
+    assert f"--job-name=threadweaver/sft_{form}-5 " in sft and f"--job-name=threadweaver/{form}-5 " in rl
+    assert "--nodes=1 " in sft and "--dependency=singleton " in sft
+    assert "--nodes=4 " in rl and "--dependency=singleton,afterok:17 " in rl
+    assert sft.endswith(f" configs/threadweaver/sft_{form}.jsonnet,mine.jsonnet")
+    assert rl.endswith(f" configs/threadweaver/{form}.jsonnet,mine.jsonnet")
+
+
+def test_one_stage_can_be_queued_alone_on_other_nodes(cluster: Cluster) -> None:
+    done = cluster.run(
+        "threadweaver.sh", "parallel", STAGES="rl", NODES="2", DEPENDENCY="afterany:4", LOGS="logs"
+    )
+    assert done.returncode == 0, done.stderr
+    (rl,) = cluster.asked("sbatch")
+    assert "threadweaver/parallel-" in rl and "--nodes=2 " in rl and "singleton,afterany:4 " in rl
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "told"),
+    [
+        ([], {}, "usage: scripts/slurm/threadweaver.sh parallel|sequential"),
+        (["both"], {}, "usage"),
+        (["parallel"], {"STAGES": "rl sfft"}, "STAGES has 'sfft'; there are sft and rl"),
+    ],
+)
+def test_a_form_or_stage_that_is_none_queues_nothing(
+    cluster: Cluster, arguments: list[str], environment: dict[str, str], told: str
+) -> None:
+    done = cluster.run("threadweaver.sh", *arguments, LOGS="logs", **environment)
+    assert done.returncode == 2 and told in done.stderr
+    assert cluster.asked("sbatch") == []

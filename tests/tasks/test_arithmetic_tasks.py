@@ -206,6 +206,17 @@ def test_products_in_threads_are_written_as_documented() -> None:
     assert "product of 23, 47 and 5?" in words._prompt((23, 47, 5))
 
 
+def test_numbers_are_written_backwards_but_for_problem_and_answer() -> None:
+    task = Multiplication(form="digits", detail="digits", least_first=True, demonstration_noise=0.1)
+    problem = problem_of(task, 23, 40)
+    assert task.demonstration(problem, 2) == "02*04=008\n3*04=021\n008+021=029\n#920"
+    assert task._prompt((23, 40)) == "23*40=\n"
+    assert "<Outline>1:04</Outline><Outline>2:7</Outline>" in task.demonstration(problem_of(task, 23, 47), 0)
+    sequential = replace(task, form="sequential")
+    assert sequential.teacher_value(problem, "02*04=008\n3*04=021\n") == pytest.approx(0.9)
+    assert sequential.teacher_value(problem, "02*04=008\n3*04=021\n008+021=029\n#920") == 1.0
+
+
 threaded = st.builds(
     Multiplication,
     form=st.sampled_from(["tree", "digits", "tree_digits"]),

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treetune.tasks.threads.counting import ThreadCounts, count
+from treetune.tasks.threads.tags import TAGS as ALL_TAGS
 from treetune.tasks.threads.tags import TagIds
 from treetune.vocabulary import TokenIds
 
@@ -90,6 +91,19 @@ def test_an_answer_of_nothing_divides_nothing_by_zero() -> None:
 
 def test_without_tags_an_answer_is_one_line() -> None:
     assert count(EXAMPLE, None) == ThreadCounts(72, 72)
+
+
+def test_a_tokenizer_has_tags_only_where_each_is_a_token_of_its_own() -> None:
+    own = {tag: (number,) for number, tag in enumerate(ALL_TAGS)}
+    tags = TagIds.of(own.__getitem__)
+    assert tags is not None and tags.end_thread == own["</Thread>"][0]
+    assert TagIds.of(lambda text: (0,)) is None, "unknown"
+    assert TagIds.of(lambda text: tuple(text.encode())) is None, "several tokens"
+
+    def refuse(text: str) -> TokenIds:
+        raise ValueError("not in the alphabet")
+
+    assert TagIds.of(refuse) is None
 
 
 def nested(inner: Sequence[int]) -> TokenIds:

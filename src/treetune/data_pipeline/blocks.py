@@ -13,6 +13,15 @@ MOST_THREADS = 50
 
 
 @dataclass(frozen=True)
+class Rule:
+    """What a block has to be worth: `min_saved` characters that need not be waited for, and at most
+    `max_threads` threads."""
+
+    min_saved: int
+    max_threads: int = MOST_THREADS
+
+
+@dataclass(frozen=True)
 class Block:
     """A stretch of a solution, and its threads' texts as they stand there, without white space around
     them."""
@@ -32,17 +41,17 @@ class Dropped:
 
 
 def cut(
-    groups: Sequence[Sequence[Lines]], lines: Sequence[str], min_saved: int
+    groups: Sequence[Sequence[Lines]], lines: Sequence[str], rule: Rule
 ) -> tuple[list[Block], list[Dropped]]:
     """The blocks to keep, in the solution's order, and the others.
 
     Kept is a block whose threads follow each other within the solution, two at least of them with text, if at
-    least `min_saved` characters of them need not be waited for (all but the longest thread's).
+    least `rule.min_saved` characters of them need not be waited for (all but the longest thread's).
     """
     kept: list[Block] = []
     dropped = []
     for group in sorted(groups, key=lambda group: group[0] if group else (0, 0)):
-        block = _block(group, lines, min_saved, kept[-1].last if kept else 0)
+        block = _block(group, lines, rule, kept[-1].last if kept else 0)
         if isinstance(block, Block):
             kept.append(block)
         else:
@@ -50,7 +59,7 @@ def cut(
     return kept, dropped
 
 
-def _block(group: Sequence[Lines], lines: Sequence[str], min_saved: int, taken: int) -> Block | Dropped:
+def _block(group: Sequence[Lines], lines: Sequence[str], rule: Rule, taken: int) -> Block | Dropped:
     def drop(reason: str, detail: str = "") -> Dropped:
         return Dropped(tuple(group), reason, detail)
 
@@ -68,11 +77,11 @@ def _block(group: Sequence[Lines], lines: Sequence[str], min_saved: int, taken: 
     threads = tuple(text for text in texts if text)
     if len(threads) < 2:
         return drop("fewer than two threads with text")
-    if len(threads) > MOST_THREADS:
-        return drop(f"more than {MOST_THREADS} threads", str(len(threads)))
+    if len(threads) > rule.max_threads:
+        return drop("too many threads", f"{len(threads)} of at most {rule.max_threads}")
     saved = saved_characters(threads)
-    if saved < min_saved:
-        return drop("too little is saved", f"{saved} characters of {min_saved}")
+    if saved < rule.min_saved:
+        return drop("too little is saved", f"{saved} characters of {rule.min_saved}")
     return Block(group[0][0], group[-1][1], threads)
 
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from annotated_types import Ge, Gt, MinLen
+from annotated_types import Ge, Gt, Le, MinLen
 
 from treetune.data_pipeline.base import DataPipeline
+from treetune.data_pipeline.blocks import MOST_THREADS
 from treetune.data_pipeline.endpoint import EndpointSettings, check_extra
 from treetune.data_pipeline.ledger import Prices
 
@@ -35,8 +36,9 @@ class MakeThreads(DataPipeline):
     its demonstration.
 
     A block is kept if at least `min_saved_characters` of it need not be waited for (all threads but the
-    longest). With `self_check`, the model looks once more at each thread, and what it doesn't let pass
-    stays sequential. An answer that can't be read is sent back with the reason `repairs` times.
+    longest), and if it has at most `max_threads` threads, each of which is held against every earlier one in
+    a request of its own. With `self_check`, the model looks once more at each thread, and what it doesn't
+    let pass stays sequential. An answer that can't be read is sent back with the reason `repairs` times.
 
     `prices` are dollars per million tokens. `budget` (dollars) bounds what the folder has cost, earlier
     runs included: no request is sent that could cost more than is left. `extra_for` adds to the requests of
@@ -50,6 +52,7 @@ class MakeThreads(DataPipeline):
     solution_field: Annotated[str, MinLen(1)] = "solution"
     output_field: Annotated[str, MinLen(1)] = "parallel_solution"
     min_saved_characters: Annotated[int, Gt(0)] = 200
+    max_threads: Annotated[int, Ge(2), Le(MOST_THREADS)] = MOST_THREADS
     self_check: bool = True
     repairs: Annotated[int, Ge(0)] = 1
     extra_for: Mapping[Step, Mapping[str, Any]] = field(default_factory=dict)

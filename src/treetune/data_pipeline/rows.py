@@ -74,11 +74,14 @@ class Sidecars:
         path = self.path(solution.number)
         try:
             record: dict[str, Any] = json.loads(path.read_text())
-            source = record["source"], record["settings"], record["outcome"]
+            known = record["source"], record["settings"], record["outcome"]
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path} is no record of a solution ({error!r}): delete it") from error
-        if source[0] != solution.hash:
-            raise ValueError(f"{path} is of another solution than {solution.place}: name another output")
+        if known[0] != solution.hash:
+            raise ValueError(
+                f"{path} is of another solution than {solution.place}: name another output, or delete that"
+                " file if the input was put right"
+            )
         return record

@@ -9,7 +9,7 @@ from typing import Any
 
 from treetune.data_pipeline.analysis import failed_threads, independent_parts
 from treetune.data_pipeline.asking import Questions, Unreadable, all_of
-from treetune.data_pipeline.blocks import Block, Dropped, cut, saved_characters
+from treetune.data_pipeline.blocks import Block, Dropped, Rule, cut, saved_characters
 from treetune.data_pipeline.outlines import outlines
 from treetune.data_pipeline.parallel_text import Parts, Threaded, parallel_text
 from treetune.data_pipeline.references import Edit, rewritten
@@ -83,12 +83,12 @@ class Way:
 
 
 async def make_parallel(
-    questions: Questions, problem: str, solution: str, *, min_saved: int, self_check: bool
+    questions: Questions, problem: str, solution: str, *, rule: Rule, self_check: bool
 ) -> Way:
     """Raises what asking raises where an answer can't be had. All else is an end of the solution."""
     dropped: list[Dropped] = []
     try:
-        kept, text = await _convert(questions, problem, solution, min_saved, self_check, dropped)
+        kept, text = await _convert(questions, problem, solution, rule, self_check, dropped)
     except Rejected as end:
         return Way(None, end.reason, end.detail, (), tuple(dropped))
     return Way(text, None, "", tuple(kept), tuple(dropped))
@@ -98,7 +98,7 @@ async def _convert(
     questions: Questions,
     problem: str,
     solution: str,
-    min_saved: int,
+    rule: Rule,
     self_check: bool,
     dropped: list[Dropped],
 ) -> tuple[list[Finished], str]:
@@ -106,13 +106,13 @@ async def _convert(
     lines = parts.body.split("\n")
     if _TAG.search(solution):
         raise Rejected("the solution has thread tags already")
-    if len(parts.body.strip()) <= min_saved or len([line for line in lines if line.strip()]) < 2:
+    if len(parts.body.strip()) <= rule.min_saved or len([line for line in lines if line.strip()]) < 2:
         raise Rejected("the solution is too short")
     try:
         groups, conversation = await independent_parts(questions, problem, lines)
     except Unreadable as error:
         raise Rejected("the analysis can't be read", str(error)) from error
-    blocks, left = cut(groups, lines, min_saved)
+    blocks, left = cut(groups, lines, rule)
     dropped += left
     if self_check and blocks:
         try:
@@ -121,7 +121,7 @@ async def _convert(
             raise Rejected("the self-check can't be read", str(error)) from error
         dropped += [_drop(blocks[place], "failed the self-check", why) for place, why in failed.items()]
         blocks = [block for place, block in enumerate(blocks) if place not in failed]
-    ends = await all_of([_finish(questions, problem, lines, block, min_saved) for block in blocks])
+    ends = await all_of([_finish(questions, problem, lines, block, rule) for block in blocks])
     dropped += [end for end in ends if isinstance(end, Dropped)]
     kept = [end for end in ends if isinstance(end, Finished)]
     if not kept:
@@ -135,14 +135,14 @@ async def _convert(
 
 
 async def _finish(
-    questions: Questions, problem: str, lines: Sequence[str], block: Block, min_saved: int
+    questions: Questions, problem: str, lines: Sequence[str], block: Block, rule: Rule
 ) -> Finished | Dropped:
     known = "\n".join(lines[: block.first - 1])
     try:
         threads, edits = await rewritten(questions, problem, known, block.threads)
     except Unreadable as error:
         return _drop(block, "the edits can't be applied", str(error))
-    if saved_characters(threads) < min_saved:
+    if saved_characters(threads) < rule.min_saved:
         return _drop(block, "too little is saved", f"{saved_characters(threads)} characters after the edits")
     try:
         words = await outlines(questions, problem, known, threads)

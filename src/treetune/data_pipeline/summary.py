@@ -89,8 +89,8 @@ def told(summary: dict[str, Any], output: Path) -> list[str]:
         )
     if summary["budget_spent"]:
         lines.append(
-            f"stopped by the budget of {summary['budget']:g} $: one more request could cost more than is left of"
-            f" it. {summary['open']} solutions are open; raise budget, and the same command goes on"
+            f"stopped by the budget of {summary['budget']:g} $: one more request could cost more than is"
+            f" left. {summary['open']} solutions are open; raise budget, and the same command goes on"
         )
     return lines
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from treetune.data_pipeline.asking import Asker, Questions
+from treetune.data_pipeline.blocks import Rule
 from treetune.data_pipeline.endpoint import SECRET_CHARACTERS, Endpoint, EndpointError, Unanswered
 from treetune.data_pipeline.journal import AnswerJournal
 from treetune.data_pipeline.ledger import Ledger, OutOfBudget
@@ -145,7 +146,7 @@ async def _end_of(pipeline: MakeThreads, questions: Questions, solution: Solutio
     try:
         way = await make_parallel(
             questions, solution.problem, solution.text,
-            min_saved=pipeline.min_saved_characters, self_check=pipeline.self_check,
+            rule=Rule(pipeline.min_saved_characters, pipeline.max_threads), self_check=pipeline.self_check,
         )  # fmt: skip
     except Unanswered as error:
         return {"outcome": "unanswered", "reason": "the endpoint gave no answer", "detail": str(error)}

@@ -1,4 +1,4 @@
-"""What is known of answers with threads: lengths and seconds, per answer and per iteration.
+"""What is known of answers with threads: lengths, form and seconds, per answer and per iteration.
 
 Names of lengths are those of the reference's statistics (ThreadWeaver). All numbers are of responses,
 never of prompts, and all means are over answers, so that an answer of many threads weighs no more
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from treetune.episode_generators.base import GenerationContext
 from treetune.episode_generators.metrics import mean, pooled
 from treetune.tasks.threads.counting import ThreadCounts, count
+from treetune.tasks.threads.faults import faults
 from treetune.tasks.threads.tags import TagIds
 from treetune.vocabulary import Metrics, Segment, TextCodec, Trajectory
 
@@ -25,6 +26,7 @@ NAMES = (
     "with_parallel",
     "thread_counts_per_block",
     "avg_tokens_per_parallel_block",
+    "format_correct",
     "seconds_sampling",
     "seconds_critical",
 )
@@ -46,7 +48,6 @@ def counts_of(trajectory: Trajectory, tags: TagIds | None, *, only_forked: bool 
     Threads are what stands between tags, as in the reference, also where a model wrote the tags by itself
     and nothing was sampled in parallel. With `only_forked`, a ``<Thread>`` that was sampled is text.
     """
-    depth = max((len(segment.branch) for segment in trajectory.segments), default=0)
     token_ids: Sequence[int] = trajectory.response_ids
     if only_forked and tags is not None:
         token_ids = [
@@ -54,7 +55,7 @@ def counts_of(trajectory: Trajectory, tags: TagIds | None, *, only_forked: bool 
             for segment in trajectory.segments
             for token in segment.token_ids
         ]
-    return count(token_ids, tags, max(1, depth))
+    return count(token_ids, tags, _depth(trajectory))
 
 
 def answer_statistics(trajectory: Trajectory, codec: TextCodec) -> dict[str, float]:
@@ -66,7 +67,8 @@ def statistics_of(trajectories: Sequence[Trajectory], codec: TextCodec) -> list[
     """Numbers of each answer, by `NAMES`; none at all where the tokenizer lacks the tags.
 
     ``thread_counts_per_block`` and ``avg_tokens_per_parallel_block`` are numbers of answers that opened
-    a block, so others lack them. ``seconds_sampling`` are those of all requests for the answer,
+    a block, so others lack them. ``format_correct`` is 1 where the text breaks no rule of the grammar, which
+    is also so without any block. ``seconds_sampling`` are those of all requests for the answer,
     ``seconds_critical`` those on its slowest way through the threads; both are measured, and lacking where
     a part of it was not.
     """
@@ -104,6 +106,7 @@ def _statistics(trajectory: Trajectory, tags: TagIds) -> dict[str, float]:
         "parallel_ratio": counts.parallel_ratio,
         "parallel_count": float(counts.parallel_count),
         "with_parallel": float(counts.with_parallel),
+        "format_correct": float(not faults(trajectory.text, nesting=_depth(trajectory) > 1)),
     }
     if counts.with_parallel:
         numbers["thread_counts_per_block"] = counts.thread_counts_per_block
@@ -114,6 +117,11 @@ def _statistics(trajectory: Trajectory, tags: TagIds) -> dict[str, float]:
         numbers["seconds_sampling"] = math.fsum(seconds)
         numbers["seconds_critical"] = critical_seconds(sampled)
     return numbers
+
+
+def _depth(trajectory: Trajectory) -> int:
+    """How deep blocks lay within each other; 1 also where nobody forked."""
+    return max((1, *(len(segment.branch) for segment in trajectory.segments)))
 
 
 def critical_seconds(segments: Sequence[Segment], depth: int = 0) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -24,6 +25,8 @@ from treetune.tasks.products import Detail, folded, paired
 from treetune.vocabulary import Problem
 
 FACTORS = range(2, 9)
+
+_NUMBER = re.compile("[0-9]+")
 
 
 @Task.register("multiplication")
@@ -53,7 +56,10 @@ class Multiplication(WrittenArithmetic):
       outlines name: ``1:23*40``.
 
     With `wording` ``words`` the problem is put in words, the answer thinks and then stands in
-    ``\boxed{…}``, which asks for another `grader`, and outlines are sentences.
+    ``\boxed{…}``, which asks for another `grader`, and outlines are sentences. With `least_first` all
+    numbers of the lines and outlines are written from the last digit to the first, 23*40=920 as
+    ``32*04=029``, so that carries come from what is written already, which small models learn sooner
+    (Lee et al., 2023, "Teaching Arithmetic to Small Transformers"); problem and answer aren't.
     """
 
     factors: int | tuple[int, int] = 2
@@ -64,6 +70,7 @@ class Multiplication(WrittenArithmetic):
     detail: Detail = "partials"
     parallelise: Annotated[float, Ge(0), Le(1)] = 1.0
     wording: Literal["symbols", "words"] = "symbols"
+    least_first: bool = False
     train_size: Annotated[int, Gt(0)] = 3000
     validation_size: Annotated[int, Gt(0)] = 250
     test_size: Annotated[int, Gt(0)] = 500
@@ -158,7 +165,7 @@ class Multiplication(WrittenArithmetic):
             block = list(together)
             several = len({line.thread for line, _ in block} - {None}) > 1
             threads = self.form != "sequential" and several and generator.random() < self.parallelise
-            text += self._block(block) if threads else _in_lines(block)
+            text += self._block(block) if threads else self._in_lines(block)
         answer = lines[-1][1]
         if self.wording == "words":
             return f"<think>\n{text}</think>\n\nThe product is \\boxed{{{answer}}}."
@@ -178,18 +185,22 @@ class Multiplication(WrittenArithmetic):
         for number, of_thread in enumerate(threads.values(), start=1):
             about = self._outline(of_thread[0][0].topic)
             outlines += f"<Outline>{number}:{space}{about}</Outline>{newline}"
-            threaded += f"<Thread>\n{number}:{space}{_in_lines(of_thread)}</Thread>"
+            threaded += f"<Thread>\n{number}:{space}{self._in_lines(of_thread)}</Thread>"
         return (
             f"<Parallel>{newline}<Outlines>{newline}{outlines}</Outlines>\n"
-            f"{threaded}\n</Parallel>\n{_in_lines(others)}"
+            f"{threaded}\n</Parallel>\n{self._in_lines(others)}"
         )
 
+    def _in_lines(self, lines: Sequence[WrittenLine]) -> str:
+        text = "".join(f"{line.lead}{value}\n" for line, value in lines)
+        return _turned(text) if self.least_first else text
+
     def _outline(self, topic: str) -> str:
-        a, _, b = topic.partition(self.operator)
+        a, _, b = (_turned(topic) if self.least_first else topic).partition(self.operator)
         if self.wording == "words":
             return f"Multiply {a} by {b}."
         # All threads of a fold multiply the same number, which stands right before the block.
-        return b if self.form == "digits" else topic
+        return b if self.form == "digits" else f"{a}{self.operator}{b}"
 
     def sequential_demonstration(self, problem: Problem, seed: int) -> str:
         return replace(self, form="sequential").demonstration(problem, seed)
@@ -204,6 +215,8 @@ class Multiplication(WrittenArithmetic):
                 f"'partials' or two factors: these are {self.form!r}, {self.wording!r}, {self.detail!r} and "
                 f"{self.factors}"
             )
+        if self.least_first and MARKER not in prefix:
+            prefix = _turned(prefix)
         return super().teacher_value(problem, prefix)
 
     def alphabet(self) -> str:
@@ -213,8 +226,9 @@ class Multiplication(WrittenArithmetic):
         return "0123456789*+=#\n" + ("" if self.form == "sequential" else ":")
 
 
-def _in_lines(lines: Sequence[WrittenLine]) -> str:
-    return "".join(f"{line.lead}{value}\n" for line, value in lines)
+def _turned(text: str) -> str:
+    """Its numbers backwards."""
+    return _NUMBER.sub(lambda number: number[0][::-1], text)
 
 
 def _of_digits(digits: int) -> range:

@@ -98,9 +98,9 @@ class Sequences:
 
     def first_alike(self) -> list[int]:
         """For every row the first one with the same tokens, of which the same are trained."""
-        places: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
+        places: dict[tuple[bytes, bytes], int] = {}
         return [
-            places.setdefault((tuple(row.token_ids.tolist()), tuple(row.predicting.tolist())), index)
+            places.setdefault((row.token_ids.numpy().tobytes(), row.predicting.numpy().tobytes()), index)
             for index, row in enumerate(self.rows)
         ]
 
