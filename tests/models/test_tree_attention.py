@@ -51,9 +51,11 @@ def test_blocks_hold_what_the_dense_mask_holds(width, seed):
 def test_queries_are_given_the_keys_that_they_see(width):
     lasts_T = lasts(width, 0)
     seen = torch.zeros(width, width, dtype=torch.bool)
-    for block in query_blocks(lasts_T):
-        seen[block.start : block.end, block.keys_K] = block.mask_QK
-        assert block.mask_QK.any(0).all(), "no key is there for nothing"
+    blocks = query_blocks(lasts_T)
+    places = torch.arange(width).split(BLOCK)
+    for own_Q, keys_K, mask_QK in zip(places, blocks.keys_M.split(blocks.counts), blocks.masks, strict=True):
+        seen[own_Q[:, None], keys_K] = mask_QK
+        assert mask_QK.any(0).all(), "no key is there for nothing"
     assert torch.equal(seen, dense_mask(lasts_T))
 
 

@@ -57,31 +57,34 @@ def tree_arguments(backbone: nn.Module, lasts_1T: Tensor | None) -> dict[str, An
     config: Any = backbone.config
     attention = config._attn_implementation
     if attention == ATTENTION:
-        return {"tree": [] if lasts_1T is None else query_blocks(lasts_1T[0])}
+        return {"tree": NO_TREE if lasts_1T is None else query_blocks(lasts_1T[0])}
     # From a mask of four dimensions transformers makes no other, and looks for no packed sequences.
     return {} if lasts_1T is None else {"attention_mask": block_mask(lasts_1T[0])}
 
 
 @dataclass(frozen=True)
-class QueryBlock:
-    """Neighbouring nodes from `start` to `end`, those that any of them sees, and which sees which."""
+class QueryBlocks:
+    """A tree's nodes in blocks of neighbours: those that any of a block's nodes sees, block after block,
+    how many these are, and which of its nodes sees which of them. No blocks: a row that is no tree."""
 
-    start: int
-    end: int
-    keys_K: Tensor
-    mask_QK: Tensor
+    keys_M: Tensor | None
+    counts: list[int]
+    masks: list[Tensor]
+    """Of each block, [Q, K]."""
 
 
-def query_blocks(lasts_T: Tensor) -> list[QueryBlock]:
-    blocks = []
-    for start in range(0, len(lasts_T), BLOCK):
-        end = min(start + BLOCK, len(lasts_T))
-        own_Q = torch.arange(start, end, device=lasts_T.device)
+NO_TREE = QueryBlocks(None, [], [])
+
+
+def query_blocks(lasts_T: Tensor) -> QueryBlocks:
+    keys, masks = [], []
+    for own_Q in torch.arange(len(lasts_T), device=lasts_T.device).split(BLOCK):
+        start = int(own_Q[0])
         way_K = (lasts_T[:start] >= start).nonzero().squeeze(-1)
         keys_K = torch.cat([way_K, own_Q])
-        mask_QK = (keys_K <= own_Q[:, None]) & (own_Q[:, None] <= lasts_T[keys_K])
-        blocks.append(QueryBlock(start, end, keys_K, mask_QK))
-    return blocks
+        keys.append(keys_K)
+        masks.append((keys_K <= own_Q[:, None]) & (own_Q[:, None] <= lasts_T[keys_K]))
+    return QueryBlocks(torch.cat(keys), [len(keys_K) for keys_K in keys], masks)
 
 
 def _attention(
@@ -91,7 +94,7 @@ def _attention(
     value_1HTD: Tensor,
     attention_mask: Tensor | None,
     *,
-    tree: list[QueryBlock] | None = None,
+    tree: QueryBlocks | None = None,
     **settings: Any,
 ) -> tuple[Tensor, None]:
     """PyTorch's attention block by block; see transformers' ``AttentionInterface``. Returns [1, T, H, D]."""
@@ -103,18 +106,19 @@ def _attention(
             " prefix trees need: set trainer.layout to 'padded' or 'packed'"
         )
     inner = ALL_ATTENTION_FUNCTIONS["sdpa"]
-    if not tree:
+    if tree.keys_M is None:
         return inner(module, query_1HTD, key_1HTD, value_1HTD, attention_mask, **settings)
+    # Gathered at once and then split: a gradient of the whole length for each block would be quadratic.
+    blocks = zip(
+        query_1HTD.split(BLOCK, dim=2),
+        key_1HTD.index_select(2, tree.keys_M).split(tree.counts, dim=2),
+        value_1HTD.index_select(2, tree.keys_M).split(tree.counts, dim=2),
+        tree.masks,
+        strict=True,
+    )
     parts = [
-        inner(
-            module,
-            query_1HTD[:, :, block.start : block.end],
-            key_1HTD.index_select(2, block.keys_K),
-            value_1HTD.index_select(2, block.keys_K),
-            block.mask_QK[None, None],
-            **settings,
-        )[0]
-        for block in tree
+        inner(module, query, key, value, mask_QK[None, None], **settings)[0]
+        for query, key, value, mask_QK in blocks
     ]
     return torch.cat(parts, dim=1), None
 
