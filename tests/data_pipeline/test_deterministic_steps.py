@@ -122,6 +122,8 @@ def test_only_the_thought_is_divided() -> None:
         (["a"], "no source and destination"),
         ([{"source": "a", "destination": "</Thread>"}], "holds a tag"),
         ([{"source": "a b b", "destination": " "}], "nothing is left"),
+        (json.loads(r'[{"source": "a", "destination": "\frac"}]'), "are backslashes doubled"),
+        (json.loads(r'[{"source": "a", "destination": "\neq b"}]'), "are backslashes doubled"),
         ([{"source": "a", "destination": "b b"}, {"source": "b b b", "destination": "x"}], "occurs 2 times"),
     ],
 )
