@@ -17,10 +17,10 @@ local rl(name) = {
   } + {
     ['rl_%s' % name]: rl(name)
     for name in [
-      'sequential',
+      'sequential_published',
       'parallel_published',
-      'parallel_sequential_reference',
       'sequential_sequential_reference',
+      'parallel_sequential_reference',
     ]
   },
   columns: [
@@ -40,10 +40,10 @@ local rl(name) = {
   rows: [
     { name: 'SFT sequential', experiment: 'sft_sequential' },
     { name: 'SFT parallel', experiment: 'sft_parallel' },
-    { name: 'RL from sequential', experiment: 'rl_sequential' },
+    { name: 'RL from sequential, published reward', experiment: 'rl_sequential_published' },
     { name: 'RL from parallel, published reward', experiment: 'rl_parallel_published' },
-    { name: 'RL from parallel, sequential reference', experiment: 'rl_parallel_sequential_reference' },
     { name: 'RL from sequential, sequential reference', experiment: 'rl_sequential_sequential_reference' },
+    { name: 'RL from parallel, sequential reference', experiment: 'rl_parallel_sequential_reference' },
   ],
   panels: [
     { name: 'validation accuracy', evaluation: 'validation' },

@@ -14,6 +14,7 @@ import pytest
 from tests.reports import fabricated
 from tests.reports.plans import ACCOUNT, BY_NAME, config, finish, plan_of
 from treetune.reports.reproduction.batch import launch_lines, slurm_script
+from treetune.reports.reproduction.columns import Column, Panel, Speedup
 from treetune.reports.reproduction.curves import curves
 from treetune.reports.reproduction.figures import draw_curves, draw_panels, draw_table
 from treetune.reports.reproduction.formats import as_json, as_markdown
@@ -23,14 +24,7 @@ from treetune.reports.reproduction.measure import measure
 from treetune.reports.reproduction.page import as_html
 from treetune.reports.reproduction.panels import panel_curves, panel_notes, panels_json
 from treetune.reports.reproduction.plan import Plan, _read_by, refreshed
-from treetune.reports.reproduction.settings import (
-    Cell,
-    Column,
-    MethodRow,
-    Panel,
-    Speedup,
-    TableExperiment,
-)
+from treetune.reports.reproduction.settings import Cell, MethodRow, TableExperiment
 
 LAUNCHER = Launcher(ranks=2, threads=3)
 

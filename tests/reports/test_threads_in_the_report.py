@@ -14,7 +14,7 @@ from tests.episode_generators.scripted_engine import ScriptedEngine
 from tests.episode_generators.threads import CODEC as CHARACTERS
 from tests.episode_generators.threads import context as generation_context
 from tests.reports.page import Page
-from tests.reports.synthetic import metrics_row, write_experiment
+from tests.reports.synthetic import metrics_row, summary, write_experiment, write_summary
 from tests.reports.threaded import CODEC, Fork, Thread, episode, outlines, trajectory, write_answers
 from treetune.episode_generators.credit.episodes import whole_answer
 from treetune.episode_generators.rollout.parallel_threads import ParallelThreads
@@ -231,6 +231,15 @@ def test_metrics_of_threads_are_a_group_of_charts(tmp_path: Path) -> None:
     assert "tokens in the longest thread (critical path)" in titles and "truncated, per answer" in titles
     assert not any("max" in (title or "") or "correct" in (title or "") for title in titles)
     assert "Not once: dropped tokens." in page.text
+
+
+def test_results_tell_of_threads_where_an_evaluation_counted_them(tmp_path: Path) -> None:
+    path = write_experiment(tmp_path / "run", iterations=3, passes={3: 0.5})
+    assert "longest thread" not in Page(write_report([path])).text
+    threads = {"num_tokens_in_the_longest_thread": 61.24, "with_parallel": 0.4375}
+    write_summary(path, 3, "validation", summary(0.5, threads=threads))
+    page = Page(write_report([path]))
+    assert "longest threadwith threads" in page.text and "61.20.438" in page.text
 
 
 @pytest.mark.parametrize("count", [1, 4, 5])

@@ -148,6 +148,14 @@ def _write(
     return joined
 
 
+def dense_mask(lasts_T):
+    """Which node of a prefix tree (row) sees which (column), pair by pair."""
+    import torch
+
+    places_T = torch.arange(len(lasts_T))
+    return (places_T[:, None] <= lasts_T) & (places_T <= places_T[:, None])
+
+
 def one_rank():
     import torch
 

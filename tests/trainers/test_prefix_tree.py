@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treetune.models.tree_attention import dense_mask
+from tests.trainers.helpers import dense_mask
 from treetune.trainers.micro_batches import micro_batch
 from treetune.trainers.prefix_tree import GrowingTree, PrefixTree
 from treetune.trainers.tokens import Sequences
@@ -53,7 +53,7 @@ def test_nothing_stands_twice_and_nothing_stands_there_that_no_row_has(rows):
 def test_the_mask_is_the_relation_of_ancestors(rows):
     tree = tree_of(rows)
     count = len(tree.token_ids_T)
-    mask = dense_mask(torch.from_numpy(tree.lasts_T)[None])[0, 0]
+    mask = dense_mask(torch.from_numpy(tree.lasts_T))
     assert [mask[node].nonzero().squeeze(-1).tolist() for node in range(count)] == [
         ancestors(tree, node) for node in range(count)
     ]
@@ -107,14 +107,14 @@ def test_a_joined_answer_and_its_threads():
     )
     sequences = Sequences.of([episode])
     batch = micro_batch(
-        sequences, [sequences.rows_of((0,))], "tree", True, torch.device("cpu"), ranks=1, most_positions=0
+        sequences, sequences.rows_of((0,)), "tree", True, torch.device("cpu"), ranks=1, most_positions=0
     )
     assert batch.input_ids_BT.shape == (1, 27)
     assert batch.computed_tokens == 27
     assert batch.input_ids_BT[0, :23].tolist() == ids
     assert [names[i] for i in batch.input_ids_BT[0, 23:]] == ["2:", "b1", "b2", "</T>"]
     assert batch.position_ids_BT[0].tolist() == [*range(23), 9, 10, 11, 12]
-    mask = dense_mask(batch.lasts_BT)[0, 0]
+    mask = dense_mask(batch.lasts_1T[0])
     for offset in range(4):
         assert mask[23 + offset].nonzero().squeeze(-1).tolist() == [*range(9), *range(23, 24 + offset)]
     for node in range(23):

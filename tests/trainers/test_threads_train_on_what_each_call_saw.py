@@ -154,9 +154,9 @@ def test_a_tree_runs_what_rows_begin_with_alike_once():
         settings = {"layout": layout, "minibatch_size": 12, "epochs": 2, "tokens_per_micro_batch": 100_000}
         _, metrics = trained({"type": "ppo"}, rows, **settings)
         computed[layout] = metrics["train/computed_tokens"]
-    seen = [(e.group, c.context + c.token_ids) for e, calls in made_up for c in calls if c.trained]
-    assert computed["padded"] == computed["packed"] == 2 * sum(len(ids) for _, ids in seen)
-    beginnings = {(group, ids[:end]) for group, ids in seen for end in range(1, len(ids) + 1)}
+    seen = [call.context + call.token_ids for _, calls in made_up for call in calls if call.trained]
+    assert computed["padded"] == computed["packed"] == 2 * sum(map(len, seen))
+    beginnings = {ids[:end] for ids in seen for end in range(1, len(ids) + 1)}
     assert computed["tree"] == 2 * len(beginnings)
 
 
@@ -176,4 +176,4 @@ def test_trees_stay_within_the_budget_but_for_what_must_not_be_cut(whole, budget
     else:
         assert not beyond
     if budget == 10_000:
-        assert [len(b.input_ids_BT) for b in batches] == [3], "a tree for each problem"
+        assert len(batches) == 1, "and trees run together that fit"

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from treetune.models.sequence_parallel import SequenceParallel
-from treetune.models.tree_attention import tree_mask
+from treetune.models.tree_attention import tree_arguments
 
 LOGITS_PER_CHUNK = 2**24
 """Entries of one chunk of float32 logits: 64 MiB, whatever the vocabulary."""
@@ -54,14 +54,14 @@ class PolicyModule(nn.Module):
         entropy_needs_gradient: bool = False,
         with_terms: bool = False,
         most_positions: int = 0,
-        lasts_BT: Tensor | None = None,
+        lasts_1T: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         """Log-probability and entropy of the next-token distribution at `positions_N`, and its `terms`.
 
         `positions_N` index the flattened ``B*T`` tokens, `labels_N` are the tokens that follow
-        there. Where rows are prefix trees, `lasts_BT` are theirs (`tree_attention`). Logits are divided by
-        `temperature`, as the sampler does. All results are float32 of shape [N]; the entropy carries a
-        gradient only where asked for.
+        there. Where the row is a prefix tree, `lasts_1T` are its nodes' (`tree_attention`). Logits are
+        divided by `temperature`, as the sampler does. All results are float32 of shape [N]; the entropy
+        carries a gradient only where asked for.
 
         The head runs on a chunk of positions at a time, on as many chunks as `most_positions` would
         need: the largest number that any rank has at this turn. Under ZeRO-3 each chunk gathers the
@@ -72,9 +72,9 @@ class PolicyModule(nn.Module):
         chunks = math.ceil(max(len(labels_N), most_positions) / max(1, LOGITS_PER_CHUNK // vocabulary))
         settings = temperature, entropy_needs_gradient, self.terms if with_terms else None, chunks
         if parallel is None:
-            hidden_ND = _hidden(backbone, input_ids_BT, position_ids_BT, lasts_BT)[positions_N]
+            hidden_ND = _hidden(backbone, input_ids_BT, position_ids_BT, lasts_1T)[positions_N]
             return self._in_chunks(hidden_ND, labels_N, *settings)
-        assert lasts_BT is None, "refused where the trainer is built"
+        assert lasts_1T is None, "refused where the trainer is built"
         mine_M, places_M = parallel.own(positions_N, input_ids_BT.shape[1])
         hidden_MD = parallel.hidden(backbone, input_ids_BT, position_ids_BT).flatten(0, 1)[places_M]
         own = torch.stack(self._in_chunks(hidden_MD, labels_N[mine_M], *settings))
@@ -152,12 +152,12 @@ class CriticModule(nn.Module):
         input_ids_BT: Tensor,
         position_ids_BT: Tensor | None,
         positions_N: Tensor,
-        lasts_BT: Tensor | None = None,
+        lasts_1T: Tensor | None = None,
     ) -> Tensor:
-        """Values, float32 of shape [N], at the flattened positions; `lasts_BT` as of `PolicyModule`."""
+        """Values, float32 of shape [N], at the flattened positions; `lasts_1T` as of `PolicyModule`."""
         if self.parallel is None:
-            return self._value(_hidden(self.backbone, input_ids_BT, position_ids_BT, lasts_BT)[positions_N])
-        assert lasts_BT is None, "refused where the trainer is built"
+            return self._value(_hidden(self.backbone, input_ids_BT, position_ids_BT, lasts_1T)[positions_N])
+        assert lasts_1T is None, "refused where the trainer is built"
         mine_M, places_M = self.parallel.own(positions_N, input_ids_BT.shape[1])
         hidden_MD = self.parallel.hidden(self.backbone, input_ids_BT, position_ids_BT).flatten(0, 1)[places_M]
         return self.parallel.together(self._value(hidden_MD)[None], mine_M, len(positions_N)).squeeze(0)
@@ -167,11 +167,10 @@ class CriticModule(nn.Module):
 
 
 def _hidden(
-    backbone: nn.Module, input_ids_BT: Tensor, position_ids_BT: Tensor | None, lasts_BT: Tensor | None
+    backbone: nn.Module, input_ids_BT: Tensor, position_ids_BT: Tensor | None, lasts_1T: Tensor | None
 ) -> Tensor:
     """The last hidden state of every token, in one row: [B*T, D]."""
-    # From a mask of four dimensions transformers makes no other, and looks for no packed sequences.
-    given = {} if lasts_BT is None else {"attention_mask": tree_mask(backbone, lasts_BT)}
+    given = tree_arguments(backbone, lasts_1T)
     run = backbone(input_ids=input_ids_BT, position_ids=position_ids_BT, use_cache=False, **given)
     return run.last_hidden_state.flatten(0, 1)
 

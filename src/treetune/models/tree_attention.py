@@ -1,11 +1,17 @@
 """Attention over prefix trees: each token sees those on its way from the root, and no others.
 
-A tree's nodes are laid out by a depth-first walk. `lasts_BT` holds for each node the last one of its
-subtree: node j is seen by node i if ``j <= i <= lasts_BT[b, j]``. Padding sees itself alone.
+A tree's nodes are laid out by a depth-first walk. `lasts_1T` holds for each node the last one of its
+subtree: node j is seen by node i if ``j <= i <= lasts_1T[0, j]``. What a block of neighbouring nodes sees
+of the nodes before it is then the way to its first one, and nothing else.
+
+On GPUs, FlexAttention takes such a mask by blocks. PyTorch's own attention would need it dense, and would
+compute all of its pairs; so it is called block by block here, with the keys that each one sees. Neither
+ever holds as many entries as there are pairs of tokens.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,12 +20,17 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
+ATTENTION = "treetune_tree"
+"""The name under which transformers finds the attention of this file."""
+
 BLOCK = 128
-"""Tokens on a side of what FlexAttention takes or leaves whole."""
+"""Tokens on a side of what FlexAttention takes or leaves whole, and queries that are run at once."""
 
 
-def check_tree_attention(model: nn.Module) -> None:
-    """Raises ValueError where the model can't be told which tokens see which."""
+def attach_tree_attention(model: nn.Module) -> None:
+    """Makes the model take prefix trees. Raises ValueError where it can't be told which tokens see which."""
+    from transformers import AttentionInterface
+
     config: Any = model.config
     attention = config._attn_implementation
     if attention not in ("sdpa", "flex_attention"):
@@ -36,50 +47,105 @@ def check_tree_attention(model: nn.Module) -> None:
             f"trainer.layout 'tree' needs full attention in every layer, and {type(model).__name__} has"
             f" {', '.join(sorted(others))}: set it to 'padded' or 'packed'"
         )
+    if attention == "sdpa":
+        AttentionInterface.register(ATTENTION, _attention)
+        model.set_attn_implementation(ATTENTION)
 
 
-def tree_mask(module: nn.Module, lasts_BT: Tensor) -> Tensor | BlockMask:
-    """The mask in the form that the module's attention takes: for FlexAttention by blocks, else dense,
-    boolean, of shape [B, 1, T, T].
-    """
-    config: Any = module.config
-    return block_mask(lasts_BT) if config._attn_implementation == "flex_attention" else dense_mask(lasts_BT)
+def tree_arguments(backbone: nn.Module, lasts_1T: Tensor | None) -> dict[str, Any]:
+    """What the backbone is called with beside tokens and positions; `lasts_1T` None: rows as ever."""
+    config: Any = backbone.config
+    attention = config._attn_implementation
+    if attention == ATTENTION:
+        return {"tree": [] if lasts_1T is None else query_blocks(lasts_1T[0])}
+    # From a mask of four dimensions transformers makes no other, and looks for no packed sequences.
+    return {} if lasts_1T is None else {"attention_mask": block_mask(lasts_1T[0])}
 
 
-def dense_mask(lasts_BT: Tensor) -> Tensor:
-    places_T = torch.arange(lasts_BT.shape[1], device=lasts_BT.device)
-    return ((places_T[:, None] <= lasts_BT[:, None, :]).tril())[:, None]
+@dataclass(frozen=True)
+class QueryBlock:
+    """Neighbouring nodes from `start` to `end`, those that any of them sees, and which sees which."""
+
+    start: int
+    end: int
+    keys_K: Tensor
+    mask_QK: Tensor
 
 
-def block_mask(lasts_BT: Tensor) -> BlockMask:
-    """Which blocks are seen, in part or whole, follows from the least and the greatest of their nodes'
-    lasts: what is stored and computed grows with the square of the number of blocks, never of tokens.
+def query_blocks(lasts_T: Tensor) -> list[QueryBlock]:
+    blocks = []
+    for start in range(0, len(lasts_T), BLOCK):
+        end = min(start + BLOCK, len(lasts_T))
+        own_Q = torch.arange(start, end, device=lasts_T.device)
+        way_K = (lasts_T[:start] >= start).nonzero().squeeze(-1)
+        keys_K = torch.cat([way_K, own_Q])
+        mask_QK = (keys_K <= own_Q[:, None]) & (own_Q[:, None] <= lasts_T[keys_K])
+        blocks.append(QueryBlock(start, end, keys_K, mask_QK))
+    return blocks
+
+
+def _attention(
+    module: nn.Module,
+    query_1HTD: Tensor,
+    key_1HTD: Tensor,
+    value_1HTD: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    tree: list[QueryBlock] | None = None,
+    **settings: Any,
+) -> tuple[Tensor, None]:
+    """PyTorch's attention block by block; see transformers' ``AttentionInterface``. Returns [1, T, H, D]."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    if tree is None:
+        raise ValueError(
+            f"{type(module).__name__} doesn't hand on to its attention what its model was called with, which"
+            " prefix trees need: set trainer.layout to 'padded' or 'packed'"
+        )
+    inner = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    if not tree:
+        return inner(module, query_1HTD, key_1HTD, value_1HTD, attention_mask, **settings)
+    parts = [
+        inner(
+            module,
+            query_1HTD[:, :, block.start : block.end],
+            key_1HTD.index_select(2, block.keys_K),
+            value_1HTD.index_select(2, block.keys_K),
+            block.mask_QK[None, None],
+            **settings,
+        )[0]
+        for block in tree
+    ]
+    return torch.cat(parts, dim=1), None
+
+
+def block_mask(lasts_T: Tensor) -> BlockMask:
+    """For FlexAttention. Which blocks are seen, in part or whole, follows from the least and the greatest
+    of their nodes' lasts.
     """
     from torch.nn.attention.flex_attention import BlockMask
 
     def sees(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return (j <= i) & (i <= lasts_BT[b, j])
+        return (j <= i) & (i <= lasts_T[j])
 
-    width = lasts_BT.shape[1]
+    width = len(lasts_T)
     # What stands beyond the end is seen by nothing.
-    blocks_BKS = nn.functional.pad(lasts_BT, (0, -width % BLOCK), value=-1).unflatten(1, (-1, BLOCK))
-    begins_Q = torch.arange(blocks_BKS.shape[1], device=lasts_BT.device) * BLOCK
+    blocks_KS = nn.functional.pad(lasts_T, (0, -width % BLOCK), value=-1).unflatten(0, (-1, BLOCK))
+    begins_Q = torch.arange(len(blocks_KS), device=lasts_T.device) * BLOCK
     before_QK = begins_Q[:, None] > begins_Q
-    least_B1K, greatest_B1K = blocks_BKS.amin(-1)[:, None], blocks_BKS.amax(-1)[:, None]
-    whole_BQK = before_QK & (begins_Q[:, None] + BLOCK - 1 <= least_B1K)
-    seen_BQK = (before_QK & (begins_Q[:, None] <= greatest_B1K)) | torch.eye(
-        len(begins_Q), dtype=torch.bool, device=lasts_BT.device
-    )
+    whole_QK = before_QK & (begins_Q[:, None] + BLOCK - 1 <= blocks_KS.amin(-1))
+    seen_QK = before_QK & (begins_Q[:, None] <= blocks_KS.amax(-1))
+    seen_QK.fill_diagonal_(True)
     return BlockMask.from_kv_blocks(
-        *_listed(seen_BQK & ~whole_BQK),
-        *_listed(whole_BQK),
+        *_listed(seen_QK & ~whole_QK),
+        *_listed(whole_QK),
         BLOCK_SIZE=BLOCK,
         mask_mod=sees,
         seq_lengths=(width, width),
     )
 
 
-def _listed(chosen_BQK: Tensor) -> tuple[Tensor, Tensor]:
-    """How many blocks of each row are chosen, [B, 1, Q], and which, before all others, [B, 1, Q, K]."""
-    order_BQK = chosen_BQK.int().argsort(dim=-1, descending=True, stable=True)
-    return chosen_BQK.sum(-1, dtype=torch.int32)[:, None], order_BQK.int()[:, None]
+def _listed(chosen_QK: Tensor) -> tuple[Tensor, Tensor]:
+    """How many blocks of each row are chosen, [1, 1, Q], and which, before all others, [1, 1, Q, K]."""
+    order_QK = chosen_QK.int().argsort(dim=-1, descending=True, stable=True)
+    return chosen_QK.sum(-1, dtype=torch.int32)[None, None], order_QK.int()[None, None]

@@ -14,6 +14,7 @@ from treetune.reports.charts import Series, interval_mark, line_chart, number, s
 from treetune.reports.diagnostics import diagnostics_html
 from treetune.reports.episodes import EpisodeSample, episodes_html, sample_episodes
 from treetune.reports.experiment import Experiment, read_experiment
+from treetune.reports.thread_curves import thread_curves_html
 
 N_COLOURS = 8
 
@@ -46,25 +47,6 @@ CURVES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("canary gap after each sync", ("engine/canary_gap",)),
 )
 """Title and the metrics in it. What an experiment did not record has no chart."""
-
-THREADS = "threads/"
-"""Metrics of answers' threads, a group of charts of its own: the mean over answers, and in grey that over
-right ones."""
-
-THREAD_CURVES = {
-    "num_tokens_in_the_longest_thread": "tokens in the longest thread (critical path)",
-    "total_num_tokens": "tokens of an answer",
-    "acceleration_ratio": "acceleration ratio: 1 − longest/total",
-    "with_parallel": "share of answers with threads",
-    "parallel_ratio": "share of tokens within blocks",
-    "parallel_count": "blocks of an answer",
-    "thread_counts_per_block": "threads of a block",
-    "avg_tokens_per_parallel_block": "tokens of a block",
-    "format_correct": "share with nothing against the grammar",
-    "seconds_critical": "seconds on the slowest way through an answer",
-    "seconds_sampling": "seconds in all requests for an answer",
-}
-"""Titles, in their order; others of `THREADS` go by their own names."""
 
 SHAPING = "shaping/"
 """Its metrics are named after the parts of `shaping`, which may be anyone's: a chart for each."""
@@ -122,12 +104,18 @@ def _results(experiments: Sequence[Experiment]) -> str:
     """The last measured checkpoint of every experiment on every evaluation set."""
     heads = ["experiment", "set", "pass@1 [95 % interval]", "0 – 1", "pass@k", "majority", "unfinished"]
     heads += ["tokens", "problems", "iteration"]
+    measured = [
+        summary for one in experiments for along in one.evaluations.values() for summary in along.values()
+    ]
+    with_threads = any(summary.get("threads") for summary in measured)
+    heads += ["longest thread", "with threads"] if with_threads else []
     rows = []
     for i, one in enumerate(experiments):
         chip = f'<span class="chip {_colour(i)}"></span>{escape(one.name)}'
         for label, summaries in one.evaluations.items():
             summary = summaries[max(summaries)]
             cells = [chip, escape(label), *_result_cells(summary, _colour(i))]
+            cells += _thread_cells(summary.get("threads") or {}) if with_threads else []
             rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
     if not rows:
         return '<p class="missing">No checkpoint is measured yet: <code>run_evaluation</code> does.</p>'
@@ -158,6 +146,11 @@ def _result_cells(summary: Mapping[str, Any], colour: str) -> list[str]:
         f"{summary.get('n_problems', '–')} × {summary.get('samples', '–')}",
         str(summary["iteration"]),
     ]
+
+
+def _thread_cells(threads: Mapping[str, float]) -> list[str]:
+    longest, share = threads.get("num_tokens_in_the_longest_thread"), threads.get("with_parallel")
+    return ["–" if longest is None else f"{longest:.1f}", "–" if share is None else f"{share:.3f}"]
 
 
 def _evaluation_curves(experiments: Sequence[Experiment]) -> str:
@@ -207,7 +200,7 @@ def _section(one: Experiment, colour: str) -> str:
     charts = _curves(one, colour)
     if charts:
         parts.append(f'<h3>Training</h3><div class="charts">{"".join(charts)}</div>')
-    parts.append(_threads(one, colour))
+    parts.append(thread_curves_html(one, colour))
     parts.append(diagnostics_html(one))
     parts.append(_times(one))
     if sample is not None:
@@ -264,29 +257,6 @@ def _curves(one: Experiment, colour: str) -> list[str]:
         if any(each.points for each in series):
             charts.append(line_chart(title, series, from_zero=title in FROM_ZERO))
     return charts
-
-
-def _threads(one: Experiment, colour: str) -> str:
-    """Curves of the answers' threads. What was counted and never happened has no chart."""
-    recorded = {key.removeprefix(THREADS) for row in one.metrics for key in row if key.startswith(THREADS)}
-    if not recorded:
-        return ""
-    known = {f"{name}{ending}" for name in THREAD_CURVES for ending in ("", "_right", "_max")}
-    charts, never = [], []
-    for name in (*THREAD_CURVES, *sorted(recorded - known - {"correct"})):
-        series = [
-            Series(name, one.curve(f"{THREADS}{name}"), colour),
-            Series(f"{name} of right answers", one.curve(f"{THREADS}{name}_right"), "c5"),
-        ]
-        if name not in known and not any(y for _, y in series[0].points):
-            never.append(name.replace("_", " "))
-        elif any(each.points for each in series):
-            title = THREAD_CURVES.get(name, f"{name.replace('_', ' ')}, per answer")
-            charts.append(line_chart(title, series, from_zero=name not in known))
-    note = "Means over answers; in grey those over right ones."
-    if never:
-        note += f" Not once: {', '.join(never)}."
-    return f'<h3>Threads</h3><p class="note">{escape(note)}</p><div class="charts">{"".join(charts)}</div>'
 
 
 def _times(one: Experiment) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -21,12 +20,10 @@ from treetune.tasks.arithmetic import (
 )
 from treetune.tasks.base import Task
 from treetune.tasks.operands import distinct_operands, selections
-from treetune.tasks.products import Detail, folded, paired
+from treetune.tasks.products import Detail, Style, folded, paired
 from treetune.vocabulary import Problem
 
 FACTORS = range(2, 9)
-
-_NUMBER = re.compile("[0-9]+")
 
 
 @Task.register("multiplication")
@@ -43,7 +40,8 @@ class Multiplication(WrittenArithmetic):
     `factors` may be two numbers, the fewest and the most; `min_value` and `max_value` say in place of
     `digits` between what factors lie; the first factor alone may have `first_digits`. With `detail`
     ``digits`` a partial product isn't one line but multiplied and added up digit by digit, so that 23*40
-    is ``20*40=800\n3*40=120\n800+120=920``.
+    is ``20*40=800\n3*40=120\n800+120=920``. With `aligned`, sums have zeros before the shorter number,
+    ``920+007=927``, so that digits to be added are equally far apart, which small models learn sooner.
 
     `form` says how the lines are arranged. ``sequential`` is the left fold above. The others open a
     block of threads wherever two or more parts don't need each other, or in a share `parallelise` of
@@ -56,10 +54,7 @@ class Multiplication(WrittenArithmetic):
       outlines name: ``1:23*40``.
 
     With `wording` ``words`` the problem is put in words, the answer thinks and then stands in
-    ``\boxed{…}``, which asks for another `grader`, and outlines are sentences. With `least_first` all
-    numbers of the lines and outlines are written from the last digit to the first, 23*40=920 as
-    ``32*04=029``, so that carries come from what is written already, which small models learn sooner
-    (Lee et al., 2023, "Teaching Arithmetic to Small Transformers"); problem and answer aren't.
+    ``\boxed{…}``, which asks for another `grader`, and outlines are sentences.
     """
 
     factors: int | tuple[int, int] = 2
@@ -68,9 +63,9 @@ class Multiplication(WrittenArithmetic):
     max_value: Annotated[int, Ge(0)] | None = None
     form: Literal["sequential", "tree", "digits", "tree_digits"] = "sequential"
     detail: Detail = "partials"
+    aligned: bool = False
     parallelise: Annotated[float, Ge(0), Le(1)] = 1.0
     wording: Literal["symbols", "words"] = "symbols"
-    least_first: bool = False
     train_size: Annotated[int, Gt(0)] = 3000
     validation_size: Annotated[int, Gt(0)] = 250
     test_size: Annotated[int, Gt(0)] = 500
@@ -151,9 +146,10 @@ class Multiplication(WrittenArithmetic):
         )
 
     def _solution(self, numbers: Sequence[int]) -> Solution:
+        style = Style(self.detail, self.aligned)
         if self.form in ("sequential", "digits"):
-            return folded(numbers, self.detail)
-        return paired(numbers, self.detail, thread_per_pair=self.form == "tree")
+            return folded(numbers, style)
+        return paired(numbers, style, thread_per_pair=self.form == "tree")
 
     def _answer(self, numbers: Sequence[int]) -> int:
         return math.prod(numbers)
@@ -165,7 +161,7 @@ class Multiplication(WrittenArithmetic):
             block = list(together)
             several = len({line.thread for line, _ in block} - {None}) > 1
             threads = self.form != "sequential" and several and generator.random() < self.parallelise
-            text += self._block(block) if threads else self._in_lines(block)
+            text += self._block(block) if threads else _in_lines(block)
         answer = lines[-1][1]
         if self.wording == "words":
             return f"<think>\n{text}</think>\n\nThe product is \\boxed{{{answer}}}."
@@ -185,22 +181,18 @@ class Multiplication(WrittenArithmetic):
         for number, of_thread in enumerate(threads.values(), start=1):
             about = self._outline(of_thread[0][0].topic)
             outlines += f"<Outline>{number}:{space}{about}</Outline>{newline}"
-            threaded += f"<Thread>\n{number}:{space}{self._in_lines(of_thread)}</Thread>"
+            threaded += f"<Thread>\n{number}:{space}{_in_lines(of_thread)}</Thread>"
         return (
             f"<Parallel>{newline}<Outlines>{newline}{outlines}</Outlines>\n"
-            f"{threaded}\n</Parallel>\n{self._in_lines(others)}"
+            f"{threaded}\n</Parallel>\n{_in_lines(others)}"
         )
 
-    def _in_lines(self, lines: Sequence[WrittenLine]) -> str:
-        text = "".join(f"{line.lead}{value}\n" for line, value in lines)
-        return _turned(text) if self.least_first else text
-
     def _outline(self, topic: str) -> str:
-        a, _, b = (_turned(topic) if self.least_first else topic).partition(self.operator)
+        a, _, b = topic.partition(self.operator)
         if self.wording == "words":
             return f"Multiply {a} by {b}."
         # All threads of a fold multiply the same number, which stands right before the block.
-        return b if self.form == "digits" else f"{a}{self.operator}{b}"
+        return b if self.form == "digits" else topic
 
     def sequential_demonstration(self, problem: Problem, seed: int) -> str:
         return replace(self, form="sequential").demonstration(problem, seed)
@@ -215,8 +207,6 @@ class Multiplication(WrittenArithmetic):
                 f"'partials' or two factors: these are {self.form!r}, {self.wording!r}, {self.detail!r} and "
                 f"{self.factors}"
             )
-        if self.least_first and MARKER not in prefix:
-            prefix = _turned(prefix)
         return super().teacher_value(problem, prefix)
 
     def alphabet(self) -> str:
@@ -226,9 +216,8 @@ class Multiplication(WrittenArithmetic):
         return "0123456789*+=#\n" + ("" if self.form == "sequential" else ":")
 
 
-def _turned(text: str) -> str:
-    """Its numbers backwards."""
-    return _NUMBER.sub(lambda number: number[0][::-1], text)
+def _in_lines(lines: Sequence[WrittenLine]) -> str:
+    return "".join(f"{line.lead}{value}\n" for line, value in lines)
 
 
 def _of_digits(digits: int) -> range:

@@ -64,13 +64,13 @@ def _pieces(
     sequences: int | None,
     layout: Layout,
 ) -> list[Piece]:
-    """`share` comes longest first, so a piece of padded rows or trees is as wide as its first unit."""
+    """`share` comes longest first, so a padded piece is as wide as its first unit."""
     pieces: list[Piece] = []
     current: list[int] = []
     width = total = 0
     for unit in share:
         count = len(current) + len(unit)
-        cost = total + totals[unit] if layout == "packed" else width * count
+        cost = width * count if layout == "padded" else total + totals[unit]
         if current and (cost > tokens or (sequences is not None and count > sequences)):
             pieces.append(Piece(tuple(current)))
             current, total = [], 0

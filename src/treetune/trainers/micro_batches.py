@@ -28,8 +28,8 @@ class MicroBatch:
 
     input_ids_BT: Tensor
     position_ids_BT: Tensor | None
-    lasts_BT: Tensor | None
-    """Where rows are prefix trees, the last node of each one's subtree; see `models.tree_attention`."""
+    lasts_1T: Tensor | None
+    """Where the row is a prefix tree, the last node of each one's subtree; see `models.tree_attention`."""
     positions_N: Tensor
     labels_N: Tensor
     flat_N: Tensor
@@ -60,13 +60,13 @@ class MicroBatch:
             entropy_needs_gradient,
             with_terms,
             self.most_positions,
-            self.lasts_BT,
+            self.lasts_1T,
         )
         return scored
 
     def value(self, critic: Callable[..., Any]) -> Tensor:
         """What a `CriticModule` says of the states before its trained tokens, shape [N]."""
-        values_N: Tensor = critic(self.input_ids_BT, self.position_ids_BT, self.positions_N, self.lasts_BT)
+        values_N: Tensor = critic(self.input_ids_BT, self.position_ids_BT, self.positions_N, self.lasts_1T)
         return values_N
 
 
@@ -103,36 +103,31 @@ def micro_batches(
         sequences=settings.sequences_per_micro_batch,
         layout=layout,
     )
-    by_rank = [[([groups[i] for i in piece.indices], piece.real) for piece in share] for share in shares]
-    for turn, (own, real) in enumerate(by_rank[rank // together]):
-        most = max(
-            sum(len(sequences.rows[i].predicting) for group in share[turn][0] for i in group)
-            for share in by_rank
-        )
-        yield micro_batch(sequences, own, layout, real, device, together, most)
+    by_rank = [[[row for i in piece.indices for row in groups[i]] for piece in share] for share in shares]
+    for turn, piece in enumerate(shares[rank // together]):
+        own = by_rank[rank // together][turn]
+        most = max(sum(len(sequences.rows[i].predicting) for i in rows[turn]) for rows in by_rank)
+        yield micro_batch(sequences, own, layout, piece.real, device, together, most)
 
 
 def micro_batch(
     sequences: Sequences,
-    groups: Sequence[Unit],
+    indices: Sequence[int],
     layout: Layout,
     real: bool,
     device: torch.device,
     ranks: int,
     most_positions: int,
 ) -> MicroBatch:
-    """The tensors of one micro-batch, which so many `ranks` run together, while others have others.
-
-    `groups` are the rows of each tree where the layout is such, and any rows elsewhere.
-    """
-    indices = [row for group in groups for row in group]
+    """The tensors of one micro-batch of these rows, which so many `ranks` run together, while others
+    have others."""
     rows = [sequences.rows[i] for i in indices]
-    laid = _as_trees(sequences, groups) if layout == "tree" else _LAID[layout](rows)
+    laid = _LAID[layout](rows)
     of_sequences = itertools.groupby(rows, key=lambda row: row.sequence)
     return MicroBatch(
         input_ids_BT=laid.input_ids_BT.to(device),
         position_ids_BT=None if laid.position_ids_BT is None else laid.position_ids_BT.to(device),
-        lasts_BT=None if laid.lasts_BT is None else laid.lasts_BT.to(device),
+        lasts_1T=None if laid.lasts_1T is None else laid.lasts_1T.to(device),
         positions_N=torch.cat(laid.positions).to(device),
         labels_N=torch.cat([row.token_ids[row.predicting + 1] for row in rows]).to(device),
         flat_N=sequences.flat_index(indices),
@@ -154,7 +149,7 @@ class _Laid:
     """Of each row, where in the flattened input its trained tokens are predicted."""
     tokens: int
     """Without padding."""
-    lasts_BT: Tensor | None = None
+    lasts_1T: Tensor | None = None
 
 
 def _padded(rows: Sequence[Row]) -> _Laid:
@@ -178,25 +173,20 @@ def _packed(rows: Sequence[Row]) -> _Laid:
     )
 
 
-_LAID = {"padded": _padded, "packed": _packed}
+def _tree(rows: Sequence[Row]) -> _Laid:
+    """One row that is their prefix tree. A token's position is its depth, and it is predicted at its parent,
+    which stands where the depth-first walk has put it."""
+    tree = PrefixTree.of([row.token_ids.numpy() for row in rows])
+    return _Laid(
+        torch.from_numpy(tree.token_ids_T)[None],
+        torch.from_numpy(tree.depths_T)[None],
+        [torch.from_numpy(path)[row.predicting] for row, path in zip(rows, tree.paths, strict=True)],
+        len(tree.token_ids_T),
+        torch.from_numpy(tree.lasts_T)[None],
+    )
 
 
-def _as_trees(sequences: Sequences, groups: Sequence[Unit]) -> _Laid:
-    """Each group's prefix tree as a row, padded on the right. A token's position is its depth, and it is
-    predicted at its parent, which stands where the depth-first walk has put it."""
-    trees = [PrefixTree.of([sequences.rows[i].token_ids.numpy() for i in group]) for group in groups]
-    ids_BT = pad_sequence([torch.from_numpy(tree.token_ids_T) for tree in trees], batch_first=True)
-    depths_BT = pad_sequence([torch.from_numpy(tree.depths_T) for tree in trees], batch_first=True)
-    width = ids_BT.shape[1]
-    lasts_BT = torch.arange(width).repeat(len(trees), 1)  # padding sees itself alone
-    positions = []
-    for number, (group, tree) in enumerate(zip(groups, trees, strict=True)):
-        lasts_BT[number, : len(tree.lasts_T)] = torch.from_numpy(tree.lasts_T)
-        positions += [
-            torch.from_numpy(path)[sequences.rows[i].predicting] + number * width
-            for i, path in zip(group, tree.paths, strict=True)
-        ]
-    return _Laid(ids_BT, depths_BT, positions, sum(len(tree.token_ids_T) for tree in trees), lasts_BT)
+_LAID = {"padded": _padded, "packed": _packed, "tree": _tree}
 
 
 def _trees(

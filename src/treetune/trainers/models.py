@@ -12,7 +12,7 @@ from torch import nn
 from treetune.models.logprobs import CriticModule, PolicyModule
 from treetune.models.lora import adapters_off
 from treetune.models.sequence_parallel import SequenceParallel
-from treetune.models.tree_attention import check_tree_attention
+from treetune.models.tree_attention import attach_tree_attention
 from treetune.seeds import derive_seed
 from treetune.trainers.base import DeepSpeedTrainer
 from treetune.trainers.optimisation import Optimised
@@ -93,7 +93,7 @@ class Models:
 
     def _attached(self, model: nn.Module) -> nn.Module:
         if self.settings.layout == "tree":
-            check_tree_attention(model)
+            attach_tree_attention(model)
         if self.parallel is not None:
             self.parallel.attach(model)
         return model

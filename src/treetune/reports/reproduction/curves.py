@@ -9,9 +9,10 @@ from itertools import accumulate
 from statistics import fmean
 from typing import Any
 
+from treetune.reports.reproduction.columns import Axis, Column
 from treetune.reports.reproduction.costs import seconds_of, tokens_of
 from treetune.reports.reproduction.plan import MEASURABLE, Plan, PlannedRun
-from treetune.reports.reproduction.settings import Axis, Column, MethodRow
+from treetune.reports.reproduction.settings import MethodRow
 from treetune.reports.reproduction.values import PASS_AT_1, number_in
 from treetune.reports.table import read_summaries
 

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from treetune.config.hashing import config_hash
+from treetune.reports.reproduction.columns import Column
 from treetune.reports.reproduction.costs import Cost, costs_of
 from treetune.reports.reproduction.curves import speedup
 from treetune.reports.reproduction.intervals import Estimate, over_seeds, over_seeds_and_problems
 from treetune.reports.reproduction.plan import MEASURABLE, Plan, PlannedRun
-from treetune.reports.reproduction.settings import Column, MethodRow
+from treetune.reports.reproduction.settings import MethodRow
 from treetune.reports.reproduction.values import LONGEST, SPEED_UP, TOTAL, by_problem, number_in
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from treetune.config.errors import did_you_mean
+from treetune.reports.reproduction.columns import Panel
 from treetune.reports.reproduction.curves import (
     AXES,
     CurvePoint,
@@ -18,7 +19,7 @@ from treetune.reports.reproduction.curves import (
     points_json,
 )
 from treetune.reports.reproduction.plan import MEASURABLE, Plan, PlannedRun
-from treetune.reports.reproduction.settings import MethodRow, Panel, PanelAxis
+from treetune.reports.reproduction.settings import MethodRow, PanelAxis
 
 DASH = "–"
 WHOLE_FROM = 999.5
