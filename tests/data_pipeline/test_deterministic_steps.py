@@ -122,6 +122,8 @@ def test_only_the_thought_is_divided() -> None:
         (["a"], "no source and destination"),
         ([{"source": "a", "destination": "</Thread>"}], "holds a tag"),
         ([{"source": "a b b", "destination": " "}], "nothing is left"),
+        (json.loads(r'[{"source": "a", "destination": "\frac"}]'), "are backslashes doubled"),
+        (json.loads(r'[{"source": "a", "destination": "\neq b"}]'), "are backslashes doubled"),
         ([{"source": "a", "destination": "b b"}, {"source": "b b b", "destination": "x"}], "occurs 2 times"),
     ],
 )
@@ -226,7 +228,7 @@ def test_a_block_is_dropped_with_what_was_wrong() -> None:
     lines = ["a" * 300, "b" * 300, "c", "d" * 300]
     groups = [[(1, 1), (2, 2)], [(2, 2), (4, 4)], [(4, 4), (4, 4)], [(3, 3), (4, 4)], []]
     kept, dropped = cut(groups, lines, Rule(200))
-    assert kept == [Block(1, 2, ("a" * 300, "b" * 300))]
+    assert kept == [Block(1, 2, ("a" * 300, "b" * 300), ((1, 1), (2, 2)))]
     assert sorted(block.reason for block in dropped) == [
         "fewer than two threads with text",
         "lines between threads that are in none",

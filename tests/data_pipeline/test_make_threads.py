@@ -124,6 +124,7 @@ def test_a_killed_command_asks_nothing_twice_and_loses_nothing(endpoint: Endpoin
             "the edits can't be applied",
         ),
         ("references 3<-2", "[" * 100_000, "no block was kept", "the edits can't be applied"),
+        ("outlines", r'["Find \times.", "b", "c"]', "no block was kept", "the outlines can't be used"),
         ("outlines", '["a", "b"]', "no block was kept", "the outlines can't be used"),
         (
             "outlines",

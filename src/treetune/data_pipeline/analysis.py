@@ -34,7 +34,10 @@ async def failed_threads(
     """Which of the blocks (by their place) have a thread that the model itself doesn't let pass, and why."""
     shown = "\n\n".join(
         f"Group {number}, lines {block.first}-{block.last}:\n"
-        + "\n".join(f"  thread {i}: {_beginning(text)}" for i, text in enumerate(block.threads, start=1))
+        + "\n".join(
+            f"  thread {i}, lines {first}-{last}: {_beginning(text)}"
+            for i, ((first, last), text) in enumerate(zip(block.lines, block.threads), start=1)
+        )
         for number, block in enumerate(blocks, start=1)
     )
     expected = {(group, thread) for group, block in enumerate(blocks, 1) for thread in _numbers(block)}

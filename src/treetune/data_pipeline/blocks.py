@@ -21,12 +21,13 @@ class Rule:
 
 @dataclass(frozen=True)
 class Block:
-    """A stretch of a solution, and its threads' texts as they stand there, without white space around
-    them."""
+    """A stretch of a solution: its threads' texts as they stand there, without white space around them, and
+    the lines of each."""
 
     first: int
     last: int
     threads: tuple[str, ...]
+    lines: tuple[Lines, ...]
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,8 @@ def _block(group: Sequence[Lines], lines: Sequence[str], rule: Rule, taken: int)
     saved = saved_characters(threads)
     if saved < rule.min_saved:
         return drop("too little is saved", f"{saved} characters of {rule.min_saved}")
-    return Block(group[0][0], group[-1][1], threads)
+    places = tuple(place for place, text in zip(group, texts) if text)
+    return Block(group[0][0], group[-1][1], threads, places)
 
 
 def saved_characters(threads: Sequence[str]) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from treetune.data_pipeline import prompts
 from treetune.data_pipeline.asking import Questions, Unreadable
-from treetune.data_pipeline.reading import json_list
+from treetune.data_pipeline.reading import CONTROL, json_list
 
 MOST_SENTENCES = 2
 MOST_CHARACTERS = 600
@@ -39,7 +39,9 @@ def _outline(item: object, number: int, known: str, thread: str, count: int) -> 
     where = f"announcement {number}"
     if not isinstance(item, str) or not item.strip():
         raise Unreadable(f"{where} is no text")
-    text = " ".join(item.split())
+    text = item.strip()
+    if CONTROL.search(text):
+        raise Unreadable(f"{where} holds a line break or another control character; are backslashes doubled?")
     if _TAG.search(text):
         raise Unreadable(f"{where} holds a tag")
     if len(text) > MOST_CHARACTERS or sentences(text) > MOST_SENTENCES:

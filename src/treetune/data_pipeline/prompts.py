@@ -103,7 +103,7 @@ of replacements and nothing else:
 [{{"source": "words as they stand in the part", "destination": "words that replace them"}}]
 
 Each source must occur exactly once in the part, letter by letter; take in neighbouring words where it \
-would occur more often. If nothing has to change, answer []."""
+would occur more often. If nothing has to change, answer []. In JSON, a backslash is written twice."""
 
 OUTLINES = """\
 The solution to a problem is being written. At some point the writer hands out {count} pieces of work \
@@ -126,4 +126,5 @@ What will come of each piece of work:
 Write the announcements, one per piece and in this order, as the writer could have put them before any \
 of this was done: they tell what to look at and how, in terms of the problem and of what stands above, \
 and never what comes out: no result, no intermediate value, no verdict. One or two short sentences each, \
-on one line, without numbering. Answer with a JSON list of {count} strings and nothing else."""
+on one line, without numbering. Answer with a JSON list of {count} strings and nothing else. In JSON, a \
+backslash is written twice."""

@@ -60,6 +60,10 @@ def _lines(text: str) -> Lines:
     return int(match[1]), int(match[2] or match[1])
 
 
+CONTROL = re.compile(r"[\x00-\x1f]")
+"""What LaTeX with single backslashes becomes in JSON: ``\\frac`` a form feed, ``\\times`` a tab."""
+
+
 def json_list(text: str) -> list[Any]:
     """The JSON list in an answer, which may stand between other words or in a code block.
 

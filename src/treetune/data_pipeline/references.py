@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from treetune.data_pipeline import prompts
 from treetune.data_pipeline.asking import Questions, Unreadable, all_of
-from treetune.data_pipeline.reading import json_list
+from treetune.data_pipeline.reading import CONTROL, json_list
 from treetune.tasks.threads.tags import TAGS
 
 _TAG = re.compile("|".join(re.escape(tag) for tag in TAGS))
@@ -61,6 +61,11 @@ def _apply(text: str, items: Sequence[object]) -> tuple[str, list[tuple[str, str
             raise Unreadable(f"a replacement is no source and destination in words: {str(item)[:100]}")
         if _TAG.search(destination):
             raise Unreadable(f"a destination holds a tag: {destination[:100]!r}")
+        if set(CONTROL.findall(destination)) - set(source):
+            raise Unreadable(
+                f"a destination brings in a line break or another control character: {destination[:100]!r};"
+                " are backslashes doubled?"
+            )
         count = occurrences(text, source)
         if count != 1:
             raise Unreadable(f"a source occurs {count} times in the part and not once: {source[:100]!r}")
