@@ -4,7 +4,6 @@
 + (import '../../models/tiny.jsonnet')
 + (import '../../models/thread_tokens.jsonnet')
 + (import '../../engines/vllm_cpu.jsonnet')
-+ (import '../../evaluations/quickstart.jsonnet')
 + {
   type: 'policy_iteration',
   directory: 'experiments',
@@ -12,5 +11,12 @@
   selection: { type: 'all' },
   model+: { layers: 3, context_length: 208, alphabet: '0123456789*+=#:\n' },
   context_length: 208,
-  evaluation+: { rollout: { type: 'parallel_threads', max_tokens: 192 } },
+  evaluation: {
+    every: 5,
+    rollout: { type: 'parallel_threads', max_tokens: 192 },
+    sets: [
+      { split: 'validation', problems: 64, samples: 4, while_training: true },
+      { split: 'test', problems: 256, samples: 4 },
+    ],
+  },
 }

@@ -7,7 +7,7 @@
   iterations: 5,
   problems_per_iteration: 3200,
   trainer+: {
-    minibatch_size: 16,
+    minibatch_size: 8,
     layout: 'tree',
     schedule+: { decay: 'linear' },
   },
