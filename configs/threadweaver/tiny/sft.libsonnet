@@ -1,5 +1,5 @@
-// What both start models of the tiny experiments with threads are made by. Minibatches of 8: of as few tokens,
-// twice as large ones learn two thirds. The tree computes once what a demonstration's calls begin with alike.
+// What both start models of the tiny experiments with threads are made by. Minibatches of 8, since so few tokens
+// teach more in many steps; a rate that decays, without which sums stay wrong. The tree computes once what a demonstration's calls begin with alike.
 (import '../../trainers/sft.jsonnet')
 + {
   rollout: { type: 'demonstrations' },
