@@ -20,7 +20,7 @@ from treetune.tasks.arithmetic import (
 )
 from treetune.tasks.base import Task
 from treetune.tasks.operands import distinct_operands, selections
-from treetune.tasks.products import Detail, Style, folded, paired
+from treetune.tasks.products import Detail, folded, paired
 from treetune.vocabulary import Problem
 
 FACTORS = range(2, 9)
@@ -40,8 +40,7 @@ class Multiplication(WrittenArithmetic):
     `factors` may be two numbers, the fewest and the most; `min_value` and `max_value` say in place of
     `digits` between what factors lie; the first factor alone may have `first_digits`. With `detail`
     ``digits`` a partial product isn't one line but multiplied and added up digit by digit, so that 23*40
-    is ``20*40=800\n3*40=120\n800+120=920``. With `aligned`, sums have zeros before the shorter number,
-    ``920+007=927``, so that digits to be added are equally far apart, which small models learn sooner.
+    is ``20*40=800\n3*40=120\n800+120=920``.
 
     `form` says how the lines are arranged. ``sequential`` is the left fold above. The others open a
     block of threads wherever two or more parts don't need each other, or in a share `parallelise` of
@@ -63,7 +62,6 @@ class Multiplication(WrittenArithmetic):
     max_value: Annotated[int, Ge(0)] | None = None
     form: Literal["sequential", "tree", "digits", "tree_digits"] = "sequential"
     detail: Detail = "partials"
-    aligned: bool = False
     parallelise: Annotated[float, Ge(0), Le(1)] = 1.0
     wording: Literal["symbols", "words"] = "symbols"
     train_size: Annotated[int, Gt(0)] = 3000
@@ -146,10 +144,9 @@ class Multiplication(WrittenArithmetic):
         )
 
     def _solution(self, numbers: Sequence[int]) -> Solution:
-        style = Style(self.detail, self.aligned)
         if self.form in ("sequential", "digits"):
-            return folded(numbers, style)
-        return paired(numbers, style, thread_per_pair=self.form == "tree")
+            return folded(numbers, self.detail)
+        return paired(numbers, self.detail, thread_per_pair=self.form == "tree")
 
     def _answer(self, numbers: Sequence[int]) -> int:
         return math.prod(numbers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from treetune.tasks.arithmetic import Line, Solution
@@ -13,33 +13,20 @@ from treetune.tasks.arithmetic import Line, Solution
 Detail = Literal["partials", "digits"]
 """Whether a number times one place of the next is written in one line, or digit by digit."""
 
-
-@dataclass(frozen=True)
-class Style:
-    """How lines are written. `aligned` sums have zeros before the shorter number: 920+007."""
-
-    detail: Detail = "partials"
-    aligned: bool = False
-
-    def sum_of(self, a: int, b: int) -> str:
-        width = max(len(str(a)), len(str(b))) if self.aligned else 0
-        return f"{a:0{width}}+{b:0{width}}="
-
-
 _Lines = Generator[Line, int, int]
 """Yields lines, is sent what was written in each, and returns the last of these numbers."""
 
 
-def folded(numbers: Sequence[int], style: Style) -> Solution:
+def folded(numbers: Sequence[int], detail: Detail) -> Solution:
     """The product so far times the next factor, from the left. Each factor makes a block, each of its
     places a thread."""
     product = numbers[0]
     for position, factor in enumerate(numbers[1:], start=1):
         weight = math.prod(numbers[position + 1 :])
-        product = yield from _product(product, factor, style, position, itertools.count(), weight=weight)
+        product = yield from _product(product, factor, detail, position, itertools.count(), weight=weight)
 
 
-def paired(numbers: Sequence[int], style: Style, *, thread_per_pair: bool) -> Solution:
+def paired(numbers: Sequence[int], detail: Detail, *, thread_per_pair: bool) -> Solution:
     """Factors multiplied in pairs, their products again in pairs, an odd one left for the next level.
     Each level makes a block; each pair is a thread, or each place of each pair's second factor."""
     level = 0
@@ -47,36 +34,36 @@ def paired(numbers: Sequence[int], style: Style, *, thread_per_pair: bool) -> So
         threads = itertools.count()
         products = []
         for a, b in zip(numbers[::2], numbers[1::2], strict=False):
-            lines = _product(a, b, style, level, threads)
+            lines = _product(a, b, detail, level, threads)
             products.append((yield from (_as_one_thread(lines, a, b, threads) if thread_per_pair else lines)))
         numbers = [*products, *(numbers[-1:] if len(numbers) % 2 else ())]
         level += 1
 
 
-def _product(a: int, b: int, style: Style, block: int, threads: Iterator[int], weight: int = 0) -> _Lines:
+def _product(a: int, b: int, detail: Detail, block: int, threads: Iterator[int], weight: int = 0) -> _Lines:
     """`a` times each place of `b`, a thread each, added as they come."""
     total = None
     for part in places(b):
         place = Line(lead="", value=0, weight=weight, block=block, thread=next(threads), topic=f"{a}*{part}")
-        partial = yield from _partial(a, part, style, place)
+        partial = yield from _partial(a, part, detail, place)
         if total is None:
             total = partial
         else:
-            sum_line = replace(place, lead=style.sum_of(total, partial), value=total + partial)
+            sum_line = replace(place, lead=f"{total}+{partial}=", value=total + partial)
             total = yield replace(sum_line, thread=None, topic="")
     assert total is not None, "every number has a place"
     return total
 
 
-def _partial(a: int, part: int, style: Style, place: Line) -> _Lines:
+def _partial(a: int, part: int, detail: Detail, place: Line) -> _Lines:
     """`a` times a number of one place, in lines that are otherwise like `place`."""
     total = None
-    for digit in places(a) if style.detail == "digits" else [a]:
+    for digit in places(a) if detail == "digits" else [a]:
         product = yield replace(place, lead=f"{digit}*{part}=", value=digit * part)
         if total is None:
             total = product
         else:
-            total = yield replace(place, lead=style.sum_of(total, product), value=total + product)
+            total = yield replace(place, lead=f"{total}+{product}=", value=total + product)
     assert total is not None, "every number has a place"
     return total
 
