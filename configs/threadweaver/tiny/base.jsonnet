@@ -12,7 +12,7 @@
   model+: { layers: 3, context_length: 208, alphabet: '0123456789*+=#:\n' },
   context_length: 208,
   evaluation: {
-    every: 5,
+    every: 4,
     rollout: { type: 'parallel_threads', max_tokens: 192 },
     sets: [
       { split: 'validation', problems: 64, samples: 4, while_training: true },

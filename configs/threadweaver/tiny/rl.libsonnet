@@ -6,7 +6,7 @@
 + {
   rollout: { type: 'parallel_threads', samples: 8, max_tokens: 192 },
   problems_per_iteration: 32,
-  iterations: 15,
+  iterations: 12,
   trainer+: { layout: 'tree' },
-  checkpoints: { every: 5, keep_every: 5 },
+  checkpoints: { every: 4, keep_every: 4 },
 }

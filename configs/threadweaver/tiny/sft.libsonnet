@@ -1,10 +1,10 @@
-// What both start models of the tiny experiments with threads are made by. Minibatches of 8, since so few tokens
-// teach more in many steps; a rate that decays, without which sums stay wrong. The tree computes once what a demonstration's calls begin with alike.
+// What both start models of the tiny experiments with threads are made by. Minibatches of 8: so few tokens teach more
+// in many steps. The tree computes once what a demonstration's calls begin with alike.
 (import '../../trainers/sft.jsonnet')
 + {
   rollout: { type: 'demonstrations' },
   credit: { type: 'none' },
-  iterations: 5,
+  iterations: 4,
   problems_per_iteration: 3200,
   trainer+: {
     learning_rate: 1.5e-3,
@@ -13,5 +13,5 @@
     schedule+: { decay: 'linear' },
   },
   evaluation+: { every: null },
-  checkpoints: { every: 5 },
+  checkpoints: { every: 4 },
 }
