@@ -64,21 +64,27 @@ class FakeEngine(Engine):
         self, requests: Sequence[Request], on_result: OnResult | None = None
     ) -> list[list[Completion]]:
         assert not self.closed
-        for request in requests:
-            needed = len(request.prompt_ids) + request.sampling.max_tokens
-            if needed > self._context_length:
-                raise ValueError(f"needs {needed} tokens of context, there are {self._context_length}")
-        results: list[list[Completion]] = [[] for _ in requests]
-        for index in self._order(len(requests)):
-            if self.fail_after is not None and len(self.asked) >= self.fail_after:
-                raise EngineError("the fake engine was told to fail here")
-            request = requests[index]
-            self.asked.append(request)
-            results[index] = [
-                self._sample(request.prompt_ids, request.seed + i, request.sampling) for i in range(request.n)
-            ]
-            if on_result is not None:
-                on_result(index, results[index])
+        requests = list(requests)
+        results: list[list[Completion]] = []
+        done = 0
+        while done < len(requests):
+            batch = range(done, len(requests))
+            results += [[] for _ in batch]
+            done = len(requests)
+            for index in [batch[place] for place in self._order(len(batch))]:
+                if self.fail_after is not None and len(self.asked) >= self.fail_after:
+                    raise EngineError("the fake engine was told to fail here")
+                request = requests[index]
+                needed = len(request.prompt_ids) + request.sampling.max_tokens
+                if needed > self._context_length:
+                    raise ValueError(f"needs {needed} tokens of context, there are {self._context_length}")
+                self.asked.append(request)
+                results[index] = [
+                    self._sample(request.prompt_ids, request.seed + i, request.sampling)
+                    for i in range(request.n)
+                ]
+                if on_result is not None:
+                    requests += on_result(index, results[index]) or ()
         return results
 
     def load(self, directory: Path, version: int, canary: Canary | None = None) -> SyncReport:
@@ -120,6 +126,8 @@ class FakeEngine(Engine):
         return Completion(ids, logprobs, reason, self.version)
 
     def _stops(self, ids: TokenIds, sampling: SamplingParams) -> bool:
+        if ids[-1] in sampling.stop_ids:
+            return True
         if not sampling.stop:
             return False
         assert self._decode is not None, "stop strings need `decode`"

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from treetune.config.explain import Explanation, Setting
     from treetune.config.jsonnet import Config
     from treetune.config.registrable import Registrable
+    from treetune.data_pipeline.base import DataPipeline
     from treetune.reports.reproduction.settings import Reproduction
     from treetune.reports.table import Table
     from treetune.runtime.base import Runtime
@@ -104,6 +105,9 @@ def _dispatch(options: argparse.Namespace) -> int:
         _check_deeper(root)
         _say(f"fine: {config.data['type']} {config.data.get('experiment_name', '')}".rstrip())
         return 0
+    if command == "make_threads":
+        options.log_file = options.output / "logs" / "run.log"
+        return cast("DataPipeline", root).run(options.input, options.output, config.data)
     options.log_file = _log_file(config)
     if config.data.get("type") == REPRODUCTION:
         from treetune.reports.reproduction.command import run as reproduce
@@ -150,6 +154,9 @@ def _parser() -> argparse.ArgumentParser:
     score.add_argument("--steps", action="store_true", help="also the offsets between the steps")
     score.add_argument("--workers", type=int, metavar="N", help="grader processes; default: 2")
     score.add_argument("--deadline", type=float, default=10.0, metavar="SECONDS", help="default: 10")
+    threads = add("make_threads", "turn solutions into parallel ones with a language model's help; resumes")
+    threads.add_argument("--input", type=Path, required=True, metavar="FILE", help="rows with solutions")
+    threads.add_argument("--output", type=Path, required=True, metavar="DIR", help="rows, records, costs")
     add("make_table", "rows and columns of experiments, with intervals, from a table's configuration")
     reproduce = add("reproduce_table", "run what a table lacks, seed by seed, and write the table; resumes")
     reproduce.add_argument(
@@ -195,13 +202,12 @@ def _load(options: argparse.Namespace) -> Config:
     configs = [name.strip() for text in names for name in text.split(",") if name.strip()]
     overrides = [*(options.override or ()), *getattr(options, "override_after", ())]
     config = load(configs, overrides)
-    table = _families()[1].registered().get(config.data.get("type", ""))
-    if table is None:
+    family = _family(config)
+    if family is _families()[0]:
         return config
     # A table has no seed of its own: the environment's is for the experiments.
-    return load(
-        configs, overrides, environment_keys=[key for key in ENVIRONMENT_KEYS if key in keys_of(table)]
-    )
+    keys = keys_of(family.registered()[config.data["type"]])
+    return load(configs, overrides, environment_keys=[key for key in ENVIRONMENT_KEYS if key in keys])
 
 
 def _families() -> tuple[type[Registrable], type[Registrable]]:
@@ -212,10 +218,17 @@ def _families() -> tuple[type[Registrable], type[Registrable]]:
     return Runtime, Table
 
 
+def _pipelines() -> type[Registrable]:
+    from treetune.data_pipeline.base import DataPipeline
+
+    return DataPipeline
+
+
 def _family(config: Config) -> type[Registrable]:
-    """The family of a configuration's root: a table where `type` says so."""
+    """The family of a configuration's root: a table or a data pipeline where `type` says so."""
     experiment, table = _families()
-    return table if config.data.get("type") in table.registered() else experiment
+    others = (family for family in (table, _pipelines()) if config.data.get("type") in family.registered())
+    return next(others, experiment)
 
 
 def _build(config: Config, command: str) -> Registrable:
@@ -225,13 +238,15 @@ def _build(config: Config, command: str) -> Registrable:
 
     family = _family(config)
     experiment, table = _families()
-    if family is not (table if command in TABLE_COMMANDS else experiment) and command != "check_config":
+    words = {experiment: "an experiment", table: "a table", _pipelines(): "a data pipeline"}
+    right = table if command in TABLE_COMMANDS else _pipelines() if command == "make_threads" else experiment
+    if family is not right and command != "check_config":
         issue = ConfigIssue(
-            f"{command} works on {'a table' if family is experiment else 'an experiment'}, "
-            f"and this configuration is {'an experiment' if family is experiment else 'a table'}",
+            f"{command} works on {words[right]}, and this configuration is {words[family]}",
             key="type",
             source=Explanation(config).source(("type",)),
-            remedy="run_iteration_loop trains an experiment; make_table makes a table",
+            remedy="run_iteration_loop trains an experiment; make_table makes a table; make_threads carries"
+            " out a data pipeline",
         )
         raise ConfigError([issue])
     if command == "reproduce_table" and config.data.get("type") != REPRODUCTION:

@@ -151,7 +151,7 @@ class Trajectory:
     length: step i covers tokens ``[step_ends[i-1], step_ends[i])`` (with 0 before the first).
 
     `score` is the grader's verdict and says what was right; `reward`, which credit is about, adds the
-    `bonus` that shaping gave (negative for a penalty).
+    `bonus` that shaping gave (negative for a penalty). `notes` are what its rollout counted of it.
     """
 
     problem: Problem
@@ -163,6 +163,7 @@ class Trajectory:
     grade: Grade
     step_ends: tuple[int, ...]
     bonus: float = 0.0
+    notes: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def id(self) -> str:

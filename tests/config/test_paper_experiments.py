@@ -306,6 +306,7 @@ def test_every_fragment_that_no_experiment_imports_evaluates() -> None:
         ("qwen3-1.7b", True),
         ("qwen3-1.7b-base", False),
         ("qwen3-4b", True),
+        ("qwen3-8b", True),
         ("qwen3-4b-base", False),
         ("qwen3-4b-thinking-2507", True),
         ("llama-3.2-1b", False),

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
 from tests.episode_generators import tabular_mdp as mdp
+from tests.episode_generators import threads
 from treetune.episode_generators.base import GenerationContext
 from treetune.episode_generators.rollout.demonstrations import Demonstrations
 from treetune.episode_generators.rollout.single_turn import SingleTurn, sample_answers
@@ -175,6 +179,60 @@ def test_demonstrations_need_no_engine_and_end_with_the_end_token() -> None:
         assert t.step_ends == mdp.step_ends(t.response_ids)
     assert metrics["episodes/reward"] == sum(t.text.count("a") >= 2 for t in trajectories) / 40
     assert len({t.text for t in trajectories}) == 3
+
+
+WRITTEN = (
+    "a\n<Parallel><Outlines><Outline>1:a</Outline><Outline>2:b</Outline></Outlines>\n"
+    "<Thread>\n1:aa\n</Thread><Thread>\n2:b\n</Thread>\n</Parallel>\nab"
+)
+
+
+@dataclass(frozen=True)
+class ThreadedTask(mdp.LetterTask):
+    written: str = WRITTEN
+
+    def demonstration(self, problem: Problem, seed: int) -> str:
+        return self.written
+
+
+def demonstrated(written: str = WRITTEN, **given: Any) -> Trajectory:
+    context = threads.context(task=ThreadedTask(written=written), **given)
+    (trajectory,), _ = Demonstrations().run(context, [Problem(id="train/0", prompt="ab?", gold="")])
+    return trajectory
+
+
+def test_a_demonstration_with_threads_becomes_what_a_rollout_would_have_made_of_it() -> None:
+    trajectory = demonstrated()
+    assert trajectory.text == WRITTEN
+    first, second = ((0, 0),), ((0, 1),)
+    assert [(threads.decode(s.token_ids), s.origin, s.branch) for s in trajectory.segments] == [
+        (WRITTEN[: WRITTEN.index("\n<Thread>")], "sampled", ()),
+        ("\n", "injected", ()),
+        ("<Thread>\n1:", "injected", first),
+        ("aa\n</Thread>", "sampled", first),
+        ("<Thread>\n2:", "injected", second),
+        ("b\n</Thread>", "sampled", second),
+        ("\n", "injected", ()),
+        ("</Parallel>\nab", "sampled", ()),
+    ]
+    assert trajectory.response_ids == (*threads.encode(WRITTEN), threads.CODEC.eos_id)
+    assert trajectory.step_ends[-1] == len(trajectory.response_ids)
+    lengths = [b - a for a, b in itertools.pairwise((0, *trajectory.step_ends))]
+    assert lengths == [len(segment.token_ids) for segment in trajectory.segments]
+
+
+def test_one_without_threads_stays_one_segment_with_the_tasks_steps() -> None:
+    trajectory = demonstrated("a;ab")
+    assert len(trajectory.segments) == 1
+    assert trajectory.step_ends == (2, 5)
+
+
+def test_threads_that_no_rollout_writes_and_tags_that_are_no_tokens_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"'train/0' can't be cut: .* thread 1 ends within a line"):
+        demonstrated(WRITTEN.replace("aa\n", "aa"))
+    spelled = replace(threads.CODEC, encode=lambda text: tuple(map(ord, text)))
+    with pytest.raises(ValueError, match=r"several tokens for their tags.* model.added_tokens \(<Think>"):
+        demonstrated(codec=spelled)
 
 
 def test_demonstrations_are_drawn_anew_in_each_iteration_and_alike_on_any_rank() -> None:

@@ -118,4 +118,4 @@ class Case:
 )
 def test_what_makes_no_sense_with_the_rollout_is_refused(case: Case) -> None:
     with pytest.raises(ValueError, match=case.message):
-        case.shaping.check(case.rollout)
+        case.shaping.check(case.rollout, mdp.LetterTask())

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.fake_engine import FakeEngine
 from treetune.inference.base import Completion, EngineError, Request, SamplingParams
 from treetune.inference.journal import JournaledEngine, journal_line, read_journal, request_key
+from treetune.vocabulary import TokenIds
 
 EOS = 3
 
@@ -127,3 +128,38 @@ def test_lines_that_are_no_records_hide_no_others(
         path = Path(folder) / "journal.jsonl"
         path.write_bytes(b"".join(lines))
         assert read_journal(path) == written
+
+
+def test_what_follows_from_answers_is_kept_and_numbered_alike_whether_sampled_or_found(
+    tmp_path: Path,
+) -> None:
+    def grown(engine: JournaledEngine, depth: int = 2) -> tuple[list[list[Completion]], dict[TokenIds, int]]:
+        """Two requests, from each of which two follow, from each of which two follow."""
+        owners = [((i,), 0) for i in range(2)]
+        seen: dict[TokenIds, int] = {}
+
+        def on_result(index: int, completions: list[Completion]) -> list[Request]:
+            path, level = owners[index]
+            seen[path] = completions[0].token_ids[0]
+            following = [((*path, i), level + 1) for i in range(2)] if level < depth else []
+            owners.extend(following)
+            return [request(path) for path, _ in following]
+
+        def request(path: TokenIds) -> Request:
+            return Request((0, *path), sum(path), 1, SamplingParams(6))
+
+        results = engine.generate([request((i,)) for i in range(2)], on_result)
+        assert len(results) == len(owners) == len(seen) == 14
+        return [results[place] for _, place in sorted((path, i) for i, (path, _) in enumerate(owners))], seen
+
+    path = tmp_path / "journal.jsonl"
+    undisturbed = grown(JournaledEngine(engine(), tmp_path / "other.jsonl"))
+    failing = engine(fail_after=9)
+    with pytest.raises(EngineError):
+        grown(JournaledEngine(failing, path))
+    again = engine()
+    assert grown(JournaledEngine(again, path)) == undisturbed
+    assert len(again.asked) == 14 - 9, "what was answered is not sampled again"
+    untouched = engine()
+    assert grown(JournaledEngine(untouched, path)) == undisturbed
+    assert not untouched.asked

@@ -140,3 +140,5 @@ def test_ranks_exchange_values_in_rank_order_meeting_after_meeting(tmp_path: Pat
     with ThreadPoolExecutor(3) as pool:
         for seen in pool.map(meet, range(3)):
             assert seen == [[100 * meeting + rank for rank in range(3)] for meeting in range(50)]
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == [f"engine-meeting-50-{rank}.json" for rank in range(3)], "no name is used twice, none kept"

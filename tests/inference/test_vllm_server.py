@@ -20,7 +20,7 @@ from treetune.inference.engine import VllmEngine
 from treetune.inference.settings import VllmSettings
 from treetune.vocabulary import TokenIds
 
-from .stubs import below, none_alive, until
+from .stubs import below, none_alive, process_named, until
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -218,7 +218,7 @@ def test_an_engine_core_killed_in_the_middle_changes_no_answer(
 
     def kill() -> None:
         assert first_answer.wait(60)
-        os.kill(_named("VLLM::EngineCore"), signal.SIGKILL)
+        os.kill(process_named("VLLM::EngineCore"), signal.SIGKILL)
 
     killer = threading.Thread(target=kill)
     killer.start()
@@ -226,14 +226,6 @@ def test_an_engine_core_killed_in_the_middle_changes_no_answer(
     killer.join()
     assert disturbed == undisturbed
     assert engine.restarts == restarts + 1
-
-
-def _named(title: str) -> int:
-    """The process below this one whose command line begins with `title`."""
-    for pid in below(os.getpid()):
-        if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(title.encode()):
-            return pid
-    raise AssertionError(f"no {title} runs below this process")
 
 
 def test_close_leaves_no_process(engine: VllmEngine) -> None:

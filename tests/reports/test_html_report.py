@@ -4,11 +4,11 @@ import json
 import re
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
+from tests.reports.page import Page
 from tests.reports.synthetic import (
     CODEC,
     EPISODES,
@@ -20,41 +20,6 @@ from tests.reports.synthetic import (
 )
 from treetune.episode_generators.storage import write_episodes
 from treetune.reports.html import write_report
-
-VOID = {"meta", "br", "hr", "img", "link"}
-
-
-class Page(HTMLParser):
-    """Elements, visible text, and whether every element is closed in turn."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.text = ""
-        self.feed(path.read_text())
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open[-1:] == [tag], f"</{tag}> closes {self.open[-1:]}"
-        self.open.pop()
-
-    def handle_data(self, data: str) -> None:
-        if self.open[-1:] != ["style"]:
-            self.text += data
-
-    def count(self, tag: str, word: str) -> int:
-        return sum(
-            name == tag and word in (attrs.get("class") or "").split() for name, attrs in self.elements
-        )
 
 
 def test_the_report_shows_results_curves_times_and_coloured_steps(tmp_path: Path) -> None:

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from tests.reports import fabricated
+from tests.reports.plans import ACCOUNT, BY_NAME, config, finish, plan_of
 from treetune.reports.reproduction.batch import launch_lines, slurm_script
+from treetune.reports.reproduction.columns import Column, Panel, Speedup
 from treetune.reports.reproduction.curves import curves
 from treetune.reports.reproduction.figures import draw_curves, draw_panels, draw_table
 from treetune.reports.reproduction.formats import as_json, as_markdown
@@ -21,72 +23,10 @@ from treetune.reports.reproduction.launch import Launcher
 from treetune.reports.reproduction.measure import measure
 from treetune.reports.reproduction.page import as_html
 from treetune.reports.reproduction.panels import panel_curves, panel_notes, panels_json
-from treetune.reports.reproduction.plan import Plan, PlannedRun, _read_by, refreshed
-from treetune.reports.reproduction.settings import (
-    Cell,
-    Column,
-    MethodRow,
-    Panel,
-    Reproduction,
-    Speedup,
-    TableExperiment,
-)
+from treetune.reports.reproduction.plan import Plan, _read_by, refreshed
+from treetune.reports.reproduction.settings import Cell, MethodRow, TableExperiment
 
 LAUNCHER = Launcher(ranks=2, threads=3)
-BY_NAME = {"SFT": "sft", "PPO": "ppo", "Vine_PPO": "vine"}
-ACCOUNT = {"command": "`the command`"}
-
-
-def config(base: Path, seed: int, name: str) -> dict[str, Any]:
-    """As much of an experiment's configuration as a table reads."""
-    directory = str(base / f"seed-{seed}")
-    start = f"{directory}/sft/checkpoints/last/policy"
-    return {
-        "experiment_name": name,
-        "directory": directory,
-        "seed": seed,
-        "iterations": 4,
-        "rollout": {"type": "demonstrations" if name == "sft" else "single_turn"},
-        "model": {"name_or_path": start} if name != "sft" else {},
-    }
-
-
-def plan_of(base: Path, *, seeds: tuple[int, ...] = (1, 2), **more: Any) -> Plan:
-    """A plan whose configurations are made here: nothing is evaluated."""
-    settings: dict[str, Any] = {
-        "name": "some",
-        "directory": str(base),
-        "seeds": seeds,
-        "experiments": {
-            "sft": TableExperiment(configs=("sft",)),
-            "ppo": TableExperiment(configs=("ppo", "other"), needs=("sft",)),
-            "vine": TableExperiment(configs=("vine",), overrides=("{ it: 'is' }",), needs=("sft",)),
-        },
-        "rows": (
-            MethodRow(name="SFT", experiment="sft"),
-            MethodRow(name="PPO", experiment="ppo"),
-            MethodRow(
-                name="Vine_PPO", experiment="vine", cells={"test": Cell(published=0.53, source="Table 1")}
-            ),
-        ),
-        "columns": (Column(name="test", evaluation="test", curve="validation"),),
-        "baseline": "PPO",
-    }
-    table = Reproduction(**(settings | more))
-    runs = [
-        PlannedRun(name, seed, table.experiments[name], base, config(base, seed, name), sets=("test",))
-        for seed in seeds
-        for name in table.order()
-    ]
-    return refreshed(Plan(table, runs))
-
-
-def finish(plan: Plan, shares: Mapping[str, float]) -> Plan:
-    for run in plan.runs:
-        assert run.config is not None
-        if run.name in shares:
-            fabricated.write_run(run.config, shares[run.name] + 0.025 * run.seed)
-    return refreshed(plan)
 
 
 def test_a_difference_is_called_only_where_its_interval_excludes_zero(tmp_path: Path) -> None:

@@ -17,10 +17,11 @@ import pytest
 import treetune.parts  # noqa: F401  (registers them)
 from tests.reports import fabricated
 from treetune.config.jsonnet import Config, Layer, load
+from treetune.reports.reproduction.columns import Column
 from treetune.reports.reproduction.command import plan_text, reproduce, write
 from treetune.reports.reproduction.launch import Launcher
 from treetune.reports.reproduction.plan import make_plan
-from treetune.reports.reproduction.settings import Column, MethodRow, Reproduction, TableExperiment
+from treetune.reports.reproduction.settings import MethodRow, Reproduction, TableExperiment
 from treetune.runtime.lifeline import process_fields
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import platform
 import shutil
 import signal
 import socket
@@ -59,7 +60,9 @@ class Experiment:
 
     @property
     def weights_folder(self) -> Path:
-        another: Any = SimpleNamespace(is_first=False, barrier=lambda name: None)
+        another: Any = SimpleNamespace(
+            is_first=False, barrier=lambda name: None, machines=lambda: [platform.node()]
+        )
         return weights_folder(self.directory.path, "run", another)
 
     def start(self, command: str = "run_iteration_loop", *overrides: str) -> Running:

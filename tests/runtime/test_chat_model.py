@@ -27,6 +27,7 @@ STOP = "7"
 OVERRIDE = """{
   model: {
     type: 'pretrained', name_or_path: '%s', chat: { template_arguments: { enable_thinking: false } },
+    added_tokens: ['<Thread>', '</Thread>'],
   },
   context_length: 128,
   engine+: { max_concurrency: 64, start_timeout: 800 },
@@ -39,7 +40,9 @@ OVERRIDE = """{
 }"""
 
 
-def test_a_chat_model_with_a_tied_head_is_sampled_trained_and_written_out_again(tmp_path: Path) -> None:
+def test_a_chat_model_with_a_tied_head_and_tokens_of_ours_is_sampled_trained_and_written_out_again(
+    tmp_path: Path,
+) -> None:
     tokenizer = bpe_tokenizer()
     end, turn_end = tokenizer.convert_tokens_to_ids([END, TURN_END])
     model = random_model("qwen3", len(tokenizer), eos_token_id=end)
@@ -48,7 +51,9 @@ def test_a_chat_model_with_a_tied_head_is_sampled_trained_and_written_out_again(
     experiment.run("run_iteration_loop", OVERRIDE % folder)
 
     source = PretrainedModel(
-        name_or_path=str(folder), chat=Chat(template_arguments={"enable_thinking": False})
+        name_or_path=str(folder),
+        chat=Chat(template_arguments={"enable_thinking": False}),
+        added_tokens=("<Thread>", "</Thread>"),
     )
     codec = source.codec(source.load_tokenizer(str))
     trajectories = read_trajectories(experiment.directory.iteration(0) / "trajectories.arrow")
@@ -66,6 +71,9 @@ def test_a_chat_model_with_a_tied_head_is_sampled_trained_and_written_out_again(
         assert STOP not in codec.decode(before), "a stop string ends an answer where it appears"
     assert sum(ended.values()) == 48
     assert min(ended.values()) > 0, ended
+    added = codec.encode("<Thread>")[0]
+    assert added == len(tokenizer) and any(added in t.response_ids for t in trajectories)
+    assert all(t.text.count("<Thread>") == t.response_ids.count(added) for t in trajectories), "shown"
     assert trajectories[0].prompt_ids[0] == tokenizer.convert_tokens_to_ids("<|im_start|>")
 
     episodes = read_episodes(experiment.directory.iteration(0) / "episodes.arrow")
@@ -75,7 +83,10 @@ def test_a_chat_model_with_a_tied_head_is_sampled_trained_and_written_out_again(
     assert row["engine/canary_gap"] < 1e-4
 
     policy = experiment.directory.checkpoint(1) / "policy"
-    assert PretrainedModel(name_or_path=str(policy)).load_tokenizer(str).chat_template == CHATML
+    saved = PretrainedModel(name_or_path=str(policy), added_tokens=source.added_tokens)
+    assert saved.load_tokenizer(str).chat_template == CHATML
+    assert source.unlearned_tokens() == source.added_tokens and saved.unlearned_tokens() == ()
+    assert saved.load_model(0, str).config.vocab_size == 320
     described = json.loads((policy / "generation_config.json").read_text())
     assert described["eos_token_id"] == [turn_end, end]
     assert described["temperature"] == 0.7, "the model's own way to be sampled"

@@ -112,6 +112,9 @@ def test_a_summary_names_what_matters_and_where_the_time_went() -> None:
     for part in ("iteration 3/10", "reward 0.500", "KL 0.0100", "test 0.750", "30.0 s", "training 10.0"):
         assert part in line
     assert "\n" not in line
+    assert "threads" not in line
+    row |= {"threads/with_parallel": 0.43, "threads/num_tokens_in_the_longest_thread": 61.4}
+    assert "  threads 43% (longest 61)  " in summary_line(row, iterations=10)
 
 
 class Broken(Sink):
@@ -162,6 +165,37 @@ def test_tensorboard_gets_every_number(tmp_path: Path) -> None:
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [(0, 0.5), (1, 0.25)]
+
+
+def written(folder: Path) -> dict[str, list[float]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder / "tensorboard"))
+    events.Reload()
+    return {tag: [event.value for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def test_tensorboard_also_has_threadweavers_names_where_it_is_told_to(tmp_path: Path) -> None:
+    row = {
+        "episodes/reward": 0.5,
+        "threads/correct": 0.25,
+        "threads/acceleration_ratio": 0.125,
+        "threads/with_parallel": 1.0,
+        "train/policy_loss": -2.0,
+        "critic/loss": 3.0,
+    }
+    for name, sink in (("own", TensorboardSink()), ("both", TensorboardSink(threadweaver_names=True))):
+        mirrors = Mirrors((sink,), tmp_path / name, "name", {})
+        mirrors.log(0, row)
+        del row["critic/loss"]
+        mirrors.log(1, row)
+        mirrors.close()
+        row["critic/loss"] = 3.0
+    own = {key: [value] * (1 if key == "critic/loss" else 2) for key, value in row.items()}
+    assert written(tmp_path / "own") == own
+    names = ("reward/mean", "metrics/correct_rate", "metrics/acceleration_ratio", "metrics/parallel_usage")
+    names += ("loss/policy_loss", "loss/value_loss")
+    assert written(tmp_path / "both") == own | dict(zip(names, own.values(), strict=True))
 
 
 def test_wandb_works_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from treetune.config.registrable import Registrable
@@ -25,7 +25,12 @@ class GenerationContext:
 
     `further_problems` are the training problems that the iteration was not given, in an order of
     their own that seed and iteration decide: all ranks are told the same. None where problems are
-    fixed (evaluation). `say` writes a line into the run's log, once for all ranks.
+    fixed (evaluation). `say` writes a line into the run's log, once for all ranks. `rollout` is what the
+    answers are made by, for credit that goes on from parts of them.
+
+    `memory` is what was remembered of earlier iterations, as JSON has it: the same on all ranks. A part of
+    shaping that `remembers` changes what stands under its label there, on all ranks alike; the runtime
+    keeps it with the iteration.
     """
 
     task: Task
@@ -43,6 +48,8 @@ class GenerationContext:
     say: Callable[[str], None] = lambda message: None
     sampling: SamplingParams | None = None
     unfinished_reward: float | None = 0.0
+    rollout: Rollout | None = None
+    memory: dict[str, Any] = field(default_factory=dict)
 
 
 class Rollout(Registrable):
@@ -55,6 +62,8 @@ class Rollout(Registrable):
     """How many problems with spread it waits for. None: it takes what comes."""
     samples: int = 1
     """Answers to a problem."""
+    forks: bool = False
+    """Whether an answer may have parts that were not sampled after all before them."""
     unfinished_reward: float | None = 0.0
     max_prompt_tokens: int | None = None
     """Problems with longer prompts are not trained on. None: there must not be any."""
@@ -85,21 +94,38 @@ class Rollout(Registrable):
 class Shaping(Registrable):
     """What an answer earns beside its score, between rollout and credit."""
 
+    remembers: bool = False
+    """Whether it uses the context's `memory`."""
+
     @property
     def label(self) -> str:
         """Its place in metric names: the type under which it is registered."""
         return next(name for name, part in Shaping.registered().items() if part is type(self))
 
-    def check(self, rollout: Rollout) -> None:
-        """Raises ValueError where it makes no sense with this rollout."""
+    def check(self, rollout: Rollout, task: Task) -> None:
+        """Raises ValueError where it makes no sense with this rollout or task."""
+
+    def prepare(self, problems: Sequence[Problem]) -> None:
+        """Raises ValueError where something that it needs for these training problems isn't there.
+
+        Called when a run begins, before anything heavy is imported.
+        """
 
     def bonuses(self, context: GenerationContext, trajectories: Sequence[Trajectory]) -> list[float]:
         """What is added to each trajectory's reward; negative for a penalty.
 
-        All answers to one problem are there. It may depend on them and their scores, on nothing that
-        another shaping gave, and not on chance.
+        All answers to one problem are there. It may depend on them and their scores, on what it remembers,
+        on nothing that another shaping gave, and not on chance.
         """
         raise NotImplementedError
+
+    def assess(
+        self, context: GenerationContext, trajectories: Sequence[Trajectory]
+    ) -> tuple[list[float], Mapping[str, Sequence[float]]]:
+        """`bonuses`, and numbers whose means over all ranks become the metrics ``<label>/<name>``: as many
+        on a rank as it has, under the same names on all of them. Collective, and once an iteration.
+        """
+        return self.bonuses(context, trajectories), {}
 
 
 class Credit(Registrable):
@@ -107,6 +133,10 @@ class Credit(Registrable):
 
     needs_engine: bool = False
     needs_critic: bool = False
+    needs_threads: bool = False
+    """Whether it is about answers that fork."""
+    reads_one_line: bool = False
+    """Whether it takes each token for sampled after all before it, as it is where no answer forks."""
 
     def assign(
         self, context: GenerationContext, trajectories: Sequence[Trajectory]

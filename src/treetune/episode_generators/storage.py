@@ -140,6 +140,7 @@ def _trajectory_schema() -> pa.Schema:
             "grade": pa.struct(grade),
             "step_ends": ids,
             "bonus": pa.float64(),
+            "notes": pa.map_(text, pa.int64()),
         }
     )
 
@@ -199,7 +200,9 @@ def _trajectory(row: dict[str, Any]) -> Trajectory:
         text=row["text"],
         grade=Grade(**row["grade"]),
         step_ends=tuple(row["step_ends"]),
-        bonus=row.get("bonus", 0.0),  # a file from before there was shaping
+        # A file from before there was shaping, or threads.
+        bonus=row.get("bonus", 0.0),
+        notes=dict(row.get("notes") or ()),
     )
 
 

@@ -7,6 +7,8 @@ import contextlib
 import json
 import queue
 import threading
+import time
+from collections import deque
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -67,14 +69,14 @@ def payload(piece: Piece, version: int, end_ids: Sequence[int] = ()) -> dict[str
         # Cached prefixes of other weights can't be met under another salt.
         "cache_salt": f"version-{version}",
     }
-    if end_ids:
-        body["stop_token_ids"] = list(end_ids)
+    if end_ids or sampling.stop_ids:
+        body["stop_token_ids"] = [*end_ids, *sampling.stop_ids]
     if sampling.stop:
         body |= {"stop": list(sampling.stop), "include_stop_str_in_output": True}
     return body
 
 
-def completions_of(answer: Mapping[str, Any], n: int, version: int) -> list[Completion]:
+def completions_of(answer: Mapping[str, Any], n: int, version: int, seconds: float = 0.0) -> list[Completion]:
     """The `n` samples in an answer, in their order. Raises ServerFailure if anything is missing."""
     choices = sorted(answer.get("choices", ()), key=lambda choice: choice["index"])
     if len(choices) != n:
@@ -88,7 +90,7 @@ def completions_of(answer: Mapping[str, Any], n: int, version: int) -> list[Comp
             raise ServerFailure(
                 f"a sample has {len(ids)} token ids, {len(logprobs)} log-probs, finish_reason {reason!r}"
             )
-        found.append(Completion(tuple(ids), tuple(logprobs), reason, version))
+        found.append(Completion(tuple(ids), tuple(logprobs), reason, version, seconds))
     return found
 
 
@@ -119,32 +121,9 @@ class Client:
         Raises ServerFailure on anything but a good answer within `timeout` s."""
         return self._run(self._post(url, path, body, timeout, answers), timeout + 10.0)
 
-    def sample(
-        self, url: str, pieces: Sequence[Piece], version: int, *, concurrency: int, timeout: float
-    ) -> Iterator[tuple[Piece, list[Completion]]]:
-        """Pieces and their samples as they come, at most `concurrency` in flight, `timeout` s each.
-
-        Raises ServerFailure at the first that fails, after those that had come before it.
-        """
-        # A SimpleQueue, so that the event loop never waits for the caller.
-        results: queue.SimpleQueue[tuple[Piece, list[Completion]] | Exception | None] = queue.SimpleQueue()
-        work = asyncio.run_coroutine_threadsafe(
-            self._sample(url, pieces, version, concurrency, timeout, results), self._loop
-        )
-        try:
-            while True:
-                try:
-                    result = results.get(timeout=POLL_S)
-                except queue.Empty:
-                    assert not (work.done() and results.empty()), "the client's work ended without a word"
-                    continue
-                if result is None:
-                    return
-                if isinstance(result, Exception):
-                    raise result
-                yield result
-        finally:
-            work.cancel()
+    def sampling(self, url: str, version: int, *, concurrency: int, timeout: float) -> Sampling:
+        """Pieces are sampled there, at most `concurrency` in flight, `timeout` s each."""
+        return Sampling(self, url, version, concurrency, timeout)
 
     def close(self) -> None:
         """Ends the thread. Safe to call twice."""
@@ -209,31 +188,84 @@ class Client:
             raise ServerFailure(f"{path}: not JSON: {shown}") from error
         return answer if isinstance(answer, dict) else {"answer": answer}
 
-    async def _sample(
-        self,
-        url: str,
-        pieces: Sequence[Piece],
-        version: int,
-        concurrency: int,
-        timeout: float,
-        results: queue.SimpleQueue[tuple[Piece, list[Completion]] | Exception | None],
-    ) -> None:
-        waiting = iter(pieces)
 
-        async def worker() -> None:
-            for piece in waiting:
-                body = payload(piece, version, self._end_ids)
-                answer = await self._post(url, "/v1/completions", body, timeout)
-                results.put((piece, completions_of(answer, piece.n, version)))
+class Sampling:
+    """Pieces on their way through a server. A context manager; iterate over it for the samples.
 
+    More can be given while those before are sampled: they go before what still waits, so that little is
+    begun and not ended.
+    """
+
+    def __init__(self, client: Client, url: str, version: int, concurrency: int, timeout: float) -> None:
+        self._client, self._url, self._version = client, url, version
+        self._concurrency, self._timeout = concurrency, timeout
+        self._outstanding = 0
+        # A SimpleQueue, so that the event loop never waits for the caller.
+        self._results: queue.SimpleQueue[tuple[Piece, list[Completion]] | BaseException] = queue.SimpleQueue()
+        # From here on only the event loop's.
+        self._waiting: deque[Piece] = deque()
+        self._workers: set[asyncio.Task[None]] = set()
+        self._working = 0
+        self._over = False
+
+    def __enter__(self) -> Sampling:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the client was closed meanwhile
+            self._client._loop.call_soon_threadsafe(self._stop)
+
+    def add(self, pieces: Sequence[Piece]) -> None:
+        """Has them sampled as soon as there is room."""
+        if pieces:
+            self._outstanding += len(pieces)
+            self._client._loop.call_soon_threadsafe(self._accept, list(pieces))
+
+    def __iter__(self) -> Iterator[tuple[Piece, list[Completion]]]:
+        """Pieces and their samples as they come, until all that were given are there.
+
+        Raises ServerFailure at the first that fails, after those that had come before it.
+        """
+        while self._outstanding:
+            try:
+                result = self._results.get(timeout=POLL_S)
+            except queue.Empty:
+                assert self._client._thread.is_alive(), "the client's thread ended without a word"
+                continue
+            if isinstance(result, BaseException):
+                raise result
+            self._outstanding -= 1
+            yield result
+
+    def _accept(self, pieces: list[Piece]) -> None:
+        self._waiting.extendleft(reversed(pieces))
+        while self._waiting and self._working < self._concurrency and not self._over:
+            self._working += 1
+            worker = self._client._loop.create_task(self._work(self._waiting.popleft()))
+            self._workers.add(worker)
+            worker.add_done_callback(self._workers.discard)
+
+    async def _work(self, piece: Piece) -> None:
+        """One piece after the other, as long as any waits."""
         try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(min(concurrency, len(pieces))):
-                    group.create_task(worker())
-        except* (ServerFailure, EngineError) as failures:
-            results.put(failures.exceptions[0])
-        except* Exception as bugs:
-            # Handed to the caller's thread, which raises it.
-            results.put(bugs.exceptions[0])
-        else:
-            results.put(None)
+            while True:
+                begun = time.monotonic()
+                body = payload(piece, self._version, self._client._end_ids)
+                answer = await self._client._post(self._url, "/v1/completions", body, self._timeout)
+                seconds = time.monotonic() - begun
+                self._results.put((piece, completions_of(answer, piece.n, self._version, seconds)))
+                if not self._waiting:
+                    return
+                piece = self._waiting.popleft()
+        except Exception as failure:  # handed to the caller's thread, which raises it
+            self._results.put(failure)
+            self._stop()
+        finally:
+            # Not when the task is done, which is later: a piece that came between would wait for ever.
+            self._working -= 1
+
+    def _stop(self) -> None:
+        self._over = True
+        self._waiting.clear()
+        for worker in self._workers:
+            worker.cancel()

@@ -20,7 +20,7 @@ from treetune.inference.base import (
     Request,
     SyncReport,
 )
-from treetune.inference.client import Client, Piece, ServerFailure, pieces_of
+from treetune.inference.client import Client, Piece, Sampling, ServerFailure, pieces_of
 from treetune.inference.ranks import RankFiles
 from treetune.inference.server import Address, OwnServer, Server
 from treetune.inference.sync import largest_gap, reload_weights, sample_probes
@@ -79,38 +79,48 @@ class VllmEngine(Engine):
     def generate(
         self, requests: Sequence[Request], on_result: OnResult | None = None
     ) -> list[list[Completion]]:
-        for index, request in enumerate(requests):
-            self._check(index, request)
-        parts: dict[int, dict[int, list[Completion]]] = {index: {} for index in range(len(requests))}
-        missing = {
-            (piece.index, piece.first): piece
-            for index, request in enumerate(requests)
-            for piece in pieces_of(index, request, self._settings.max_num_seqs)
-        }
-        results: list[list[Completion]] = [[] for _ in requests]
+        results: list[list[Completion]] = []
+        parts: dict[int, dict[int, list[Completion]]] = {}
+        missing: dict[tuple[int, int], Piece] = {}
+
+        def asked(further: Sequence[Request]) -> list[Piece]:
+            pieces: list[Piece] = []
+            for request in further:
+                self._check(len(results), request)
+                pieces += pieces_of(len(results), request, self._settings.max_num_seqs)
+                results.append([])
+            missing.update(((piece.index, piece.first), piece) for piece in pieces)
+            return pieces
+
+        asked(requests)
         self._recent = [(time.monotonic(), 0)]
         while missing:
             address = self._awake()
+            # What follows from other answers goes first, as it did before.
+            pieces = sorted(missing.values(), key=lambda piece: piece.index < len(requests))
             try:
-                for piece, completions in self._sample(address, list(missing.values())):
-                    del missing[piece.index, piece.first]
-                    parts[piece.index][piece.first] = completions
-                    self._count(completions)
-                    done = parts[piece.index]
-                    if sum(map(len, done.values())) == requests[piece.index].n:
+                with self._sampling(address) as sampling:
+                    sampling.add(pieces)
+                    for piece, completions in sampling:
+                        del missing[piece.index, piece.first]
+                        done = parts.setdefault(piece.index, {})
+                        done[piece.first] = completions
+                        self._count(completions)
+                        if sum(map(len, done.values())) < piece.request.n:
+                            continue
+                        del parts[piece.index]
                         results[piece.index] = [c for first in sorted(done) for c in done[first]]
                         if on_result is not None:
-                            on_result(piece.index, results[piece.index])
+                            sampling.add(asked(on_result(piece.index, results[piece.index]) or ()))
             except ServerFailure as failure:
                 # Whoever is unfinished is sent again: the same seeds give the same tokens.
                 self._server.failed(address, str(failure))
         self._server.succeeded()
         return results
 
-    def _sample(self, address: Address, pieces: list[Piece]) -> Iterator[tuple[Piece, list[Completion]]]:
-        return self._client.sample(
+    def _sampling(self, address: Address) -> Sampling:
+        return self._client.sampling(
             address.url,
-            pieces,
             self.version,
             concurrency=self._settings.max_concurrency,
             timeout=self._settings.request_timeout,

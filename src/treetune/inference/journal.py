@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import time
+from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -46,26 +47,46 @@ class JournaledEngine(Engine):
                 self._known |= read_journal(other, repair=False)
             self._known |= read_journal(self.path)
         known = self._known
-        keys = [request_key(request, self.version) for request in requests]
+        keys: list[str] = []  # of all requests
+        sampled: list[str] = []  # of those that the engine below is asked for
         places: dict[str, list[int]] = {}
-        for index, key in enumerate(keys):
-            if key not in known:
-                places.setdefault(key, []).append(index)
-            elif on_result is not None:
-                on_result(index, known[key])
-        missing = list(places)
+
+        def numbered(further: Sequence[Request]) -> list[tuple[int, Request]]:
+            first = len(keys)
+            keys.extend(request_key(request, self.version) for request in further)
+            return list(enumerate(further, start=first))
+
+        def told(index: int) -> list[tuple[int, Request]]:
+            """What follows from a request that has its answer."""
+            further = on_result(index, known[keys[index]]) if on_result is not None else None
+            return numbered(further or ())
+
+        def unknown(requests: list[tuple[int, Request]]) -> list[Request]:
+            """What has to be sampled of these requests, and of what follows from those that needn't be."""
+            waiting, wanted = deque(requests), []
+            while waiting:
+                index, request = waiting.popleft()
+                key = keys[index]
+                if key in known:
+                    waiting.extend(told(index))
+                elif key in places:
+                    places[key].append(index)
+                else:
+                    places[key] = [index]
+                    sampled.append(key)
+                    wanted.append(request)
+            return wanted
+
         with _Writer(self.path) as writer:
 
-            def keep(position: int, completions: list[Completion]) -> None:
-                key = missing[position]
+            def keep(position: int, completions: list[Completion]) -> list[Request]:
+                key = sampled[position]
                 known[key] = completions
                 writer.add(journal_line(key, completions))
-                if on_result is not None:
-                    for index in places[key]:
-                        on_result(index, completions)
+                return unknown([follower for index in places.pop(key) for follower in told(index)])
 
-            if missing:
-                self.engine.generate([requests[places[key][0]] for key in missing], keep)
+            if missing := unknown(numbered(requests)):
+                self.engine.generate(missing, keep)
         return [known[key] for key in keys]
 
     def wait_ready(self) -> None:
@@ -111,10 +132,7 @@ def read_journal(path: Path, *, repair: bool = True) -> dict[str, list[Completio
     for line in text[:whole].splitlines():
         try:
             key, rows = json.loads(line)
-            known[key] = [
-                Completion(tuple(ids), tuple(logprobs), reason, version)
-                for ids, logprobs, reason, version in rows
-            ]
+            known[key] = [Completion(tuple(ids), tuple(logprobs), *rest) for ids, logprobs, *rest in rows]
         except (ValueError, TypeError):
             continue
     return known

@@ -33,10 +33,13 @@ class RankFiles:
             return [own]
         assert self.folder is not None
         self._meetings += 1
-        # Two sets of names in turn: a slow reader of one meeting never sees the next one's values.
-        place = f"engine-meeting-{self._meetings % 2}"
-        write_atomically(self.folder / f"{place}-{self.rank}.json", own)
+        write_atomically(self._place(self._meetings, self.rank), own)
         self.barrier("engines agree")
-        return [
-            json.loads((self.folder / f"{place}-{rank}.json").read_text()) for rank in range(self.world_size)
-        ]
+        # Everybody is here, so nobody reads any more what was left at the last meeting. No name comes again:
+        # a file system that machines share may show an old file under it.
+        self._place(self._meetings - 1, self.rank).unlink(missing_ok=True)
+        return [json.loads(self._place(self._meetings, rank).read_text()) for rank in range(self.world_size)]
+
+    def _place(self, meeting: int, rank: int) -> Path:
+        assert self.folder is not None
+        return self.folder / f"engine-meeting-{meeting}-{rank}.json"

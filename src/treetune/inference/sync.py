@@ -66,12 +66,9 @@ def sample_probes(
         Piece(index, 0, 1, Request(tuple(prompt), canary.seed, 1, sampling))
         for index, prompt in enumerate(canary.prompts)
     ]
-    answers = {
-        piece.index: completions[0]
-        for piece, completions in client.sample(
-            url, pieces, version, concurrency=PROBE_CONCURRENCY, timeout=timeout
-        )
-    }
+    with client.sampling(url, version, concurrency=PROBE_CONCURRENCY, timeout=timeout) as samples:
+        samples.add(pieces)
+        answers = {piece.index: completions[0] for piece, completions in samples}
     return [(piece.request.prompt_ids, answers[piece.index]) for piece in pieces]
 
 

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from annotated_types import Gt, MinLen
 
 from treetune.config.registrable import Registrable
+from treetune.models.added_tokens import add_tokens, check_tokens, embed_tokens, missing_tokens, word_ids
 from treetune.models.chat import Chat
 from treetune.models.checkpoints import resolve_policy
 from treetune.models.kernels import require_kernels
 from treetune.seeds import derive_seed
-from treetune.vocabulary import TextCodec
+from treetune.vocabulary import TextCodec, TokenIds
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -34,6 +35,11 @@ class ModelSource(Registrable):
     def load_tokenizer(self, alphabet: Alphabet) -> PreTrainedTokenizerBase:
         """With an end token and a padding token. Raises ValueError if it can't be had."""
         raise NotImplementedError
+
+    def unlearned_tokens(self) -> tuple[str, ...]:
+        """Those of the added tokens that begin as the mean of other tokens. Raises ValueError as
+        `load_tokenizer` does."""
+        return ()
 
     def codec(self, tokenizer: PreTrainedTokenizerBase) -> TextCodec:
         """How prompts become token ids, and which ids end an answer.
@@ -59,6 +65,7 @@ class TinyModel(ModelSource):
 
     `context_length` bounds prompt and response together, in tokens. The default has 0.86 million
     parameters. In float32. `alphabet` holds the characters of its tokenizer; None: the task's own.
+    Each of `added_tokens` is one token beside them, whose characters need not be in the alphabet.
     """
 
     layers: Annotated[int, Gt(0)] = 4
@@ -69,8 +76,10 @@ class TinyModel(ModelSource):
     alphabet: Annotated[str, MinLen(1)] | None = None
     tie_word_embeddings: bool = False
     rope_theta: Annotated[float, Gt(0)] = 10_000.0
+    added_tokens: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        check_tokens(self.added_tokens)
         if self.hidden_size % self.heads:
             raise ValueError(f"hidden_size {self.hidden_size} is no multiple of heads {self.heads}")
         head_dim = self.hidden_size // self.heads
@@ -84,7 +93,9 @@ class TinyModel(ModelSource):
     def load_tokenizer(self, alphabet: Alphabet) -> PreTrainedTokenizerBase:
         from treetune.models.characters import character_tokenizer
 
-        return character_tokenizer(self.alphabet or alphabet(), self.context_length)
+        tokenizer = character_tokenizer(self.alphabet or alphabet(), self.context_length)
+        add_tokens(tokenizer, self.added_tokens)
+        return tokenizer
 
     def load_model(self, seed: int, alphabet: Alphabet) -> PreTrainedModel:
         import torch
@@ -125,6 +136,10 @@ class PretrainedModel(ModelSource):
     `liger` replaces norms, rotary embeddings and MLPs by Liger's fused Triton kernels, on a GPU only; the
     loss stays ours. An answer ends with the tokenizer's end token, the template's end of turn, or what
     the model's generation_config.json has for it.
+
+    Each of `added_tokens` becomes one token, which text shows. What the tokenizer has already keeps its
+    weights, so a checkpoint of a run with added tokens loads as it is; what is new begins as the mean of
+    the tokens of the word in its angle brackets.
     """
 
     name_or_path: Annotated[str, MinLen(1)]
@@ -135,8 +150,10 @@ class PretrainedModel(ModelSource):
     begin_of_text: bool | None = None
     chat: Chat | None = None
     liger: bool = False
+    added_tokens: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        check_tokens(self.added_tokens)
         if self.attention == "flash_attention_2" and self.dtype == "float32":
             raise ValueError("attention 'flash_attention_2' has no float32 kernels: set dtype to 'bfloat16'")
 
@@ -152,6 +169,14 @@ class PretrainedModel(ModelSource):
             require_kernels("liger_kernel", "model.liger", "set model.liger to false")
 
     def load_tokenizer(self, alphabet: Alphabet) -> PreTrainedTokenizerBase:
+        tokenizer = self._own_tokenizer()
+        add_tokens(tokenizer, self.added_tokens)
+        return tokenizer
+
+    def unlearned_tokens(self) -> tuple[str, ...]:
+        return missing_tokens(self._own_tokenizer(), self.added_tokens) if self.added_tokens else ()
+
+    def _own_tokenizer(self) -> PreTrainedTokenizerBase:
         from transformers import AutoTokenizer
 
         path = resolve_policy(self.name_or_path)
@@ -185,11 +210,21 @@ class PretrainedModel(ModelSource):
             )
         except (OSError, ValueError, ImportError) as error:
             raise ValueError(self._not_loaded("model", path, error)) from error
+        if self.added_tokens:
+            embed_tokens(model, self._words())
         if self.liger:
             from treetune.models.kernels import apply_liger
 
             apply_liger(model)
         return model.train()
+
+    def _words(self) -> dict[int, TokenIds]:
+        """The added tokens that the model has no weights for, by id, with the tokens of their words."""
+        tokenizer = self._own_tokenizer()
+        words = {token: word_ids(tokenizer, token) for token in missing_tokens(tokenizer, self.added_tokens)}
+        add_tokens(tokenizer, self.added_tokens)
+        vocabulary = tokenizer.get_vocab()
+        return {vocabulary[token]: word for token, word in words.items()}
 
     def _end_ids(self) -> tuple[int, ...]:
         """The end tokens that the model's files name beside its tokenizer; an engine ends with them."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from html import escape
-from itertools import groupby
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from treetune.reports.charts import number
+from treetune.reports.thread_drawing import NOTE, threads_html
+from treetune.reports.threads import ThreadedAnswer
+from treetune.reports.tokens import coloured
+from treetune.vocabulary import Segment
 
 SHOWN = 8
 COLUMNS = (
@@ -23,25 +27,39 @@ COLUMNS = (
     "finish_reason",
     "group",
     "trajectory",
+    "trained",
+    "stretches",
 )
 COLOURED_FULLY = 0.95
 """The quantile of |advantage| among the shown tokens that has the full colour; larger ones are not darker."""
 
 
 @dataclass(frozen=True)
+class Sampled:
+    """What a trajectory knows of its sampling, and an episode doesn't."""
+
+    segments: tuple[Segment, ...]
+    notes: Mapping[str, int]
+
+
+@dataclass(frozen=True)
 class EpisodeSample:
-    """Rows of `episodes.arrow` with its columns as keys, and the iteration (from 0) that they are of."""
+    """Rows of `episodes.arrow` with its columns as keys, and the iteration (from 0) that they are of.
+
+    `sampled` is of rows with threads, by trajectory, as far as their trajectories are stored.
+    """
 
     iteration: int
     rows: Sequence[dict[str, Any]]
+    sampled: Mapping[str, Sampled] = field(default_factory=dict)
 
 
 def sample_episodes(experiment: Path, missing: list[str]) -> EpisodeSample | None:
     """From the newest iteration that can be read; None (and a word in `missing`) if there is none.
 
     Episodes with values of their steps go first, then those with advantages. Half of the sample is
-    right and half is wrong answers where there are both, those first whose values move most, and no
-    two of one problem while there are others.
+    right and half is wrong answers where there are both, those first that have threads and then those
+    whose values move most, and no two of one problem while there are others.
     """
     for path in sorted(experiment.glob("iterations/*/episodes.arrow"), reverse=True):
         try:
@@ -53,7 +71,10 @@ def sample_episodes(experiment: Path, missing: list[str]) -> EpisodeSample | Non
         credited = [row for row in rows if row.get("advantages")]
         valued = [row for row in credited if row.get("step_values")]
         if rows:
-            return EpisodeSample(int(path.parent.name), _chosen(valued or credited or rows))
+            chosen = _chosen(valued or credited or rows)
+            threaded = [row["trajectory"] for row in chosen if _has_threads(row)]
+            sampled = _sampled(path.with_name("trajectories.arrow"), threaded, missing) if threaded else {}
+            return EpisodeSample(int(path.parent.name), chosen, sampled)
     missing.append("no episodes are there to show")
     return None
 
@@ -71,12 +92,41 @@ def _read(path: Path) -> list[dict[str, Any]]:
     return table.select([name for name in COLUMNS if name in table.column_names]).to_pylist()
 
 
+def _sampled(path: Path, wanted: Sequence[str], missing: list[str]) -> dict[str, Sampled]:
+    """Of some trajectories, by their ids; of none where there is no file."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not path.is_file():
+        return {}
+    found = {}
+    try:
+        with path.open("rb") as file, pa.ipc.open_stream(file) as batches:
+            for batch in batches:
+                samples = pc.cast(batch["sample"], pa.string())
+                names = pc.binary_join_element_wise(pc.struct_field(batch["problem"], "id"), samples, "#")
+                is_wanted = pc.is_in(names, pa.array(wanted, pa.string()))
+                noted = "notes" in batch.schema.names  # else a file from before there were any
+                for i in pc.indices_nonzero(is_wanted).to_pylist():
+                    segments = tuple(map(_segment, batch["segments"][i].as_py()))
+                    notes = dict(batch["notes"][i].as_py() or ()) if noted else {}
+                    found[names[i].as_py()] = Sampled(segments, notes)
+    except (pa.ArrowInvalid, OSError) as error:
+        missing.append(f"{path.name} of iteration {int(path.parent.name) + 1} can't be read: {error}")
+    return found
+
+
+def _segment(row: dict[str, Any]) -> Segment:
+    branch = tuple((block, thread) for block, thread in row.get("branch") or ())
+    return Segment(tuple(row["token_ids"]), row["origin"], branch=branch, seconds=row.get("seconds"))
+
+
 def _chosen(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     def spread(row: dict[str, Any]) -> float:
         moving = row.get("step_values") or row.get("advantages") or (0.0,)
         return max(moving) - min(moving)
 
-    ordered = sorted(rows, key=lambda row: (-spread(row), row.get("trajectory") or ""))
+    ordered = sorted(rows, key=lambda row: (not _has_threads(row), -spread(row), row.get("trajectory") or ""))
     right = _different_problems([row for row in ordered if _score(row) > 0.5])
     wrong = _different_problems([row for row in ordered if _score(row) <= 0.5])
     n_right = min(len(right), max(SHOWN // 2, SHOWN - len(wrong)))
@@ -87,6 +137,10 @@ def _score(row: dict[str, Any]) -> float:
     """The grader's verdict: the reward, where the file is from before the two were told apart."""
     score: float = row.get("score", row["reward"])
     return score
+
+
+def _has_threads(row: dict[str, Any]) -> bool:
+    return any(stretch["branch"] for stretch in row.get("stretches") or ())
 
 
 def _different_problems(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -119,11 +173,41 @@ def episodes_html(sample: EpisodeSample) -> str:
             + '<span class="token down" style="--s:1">orange</span> text less; the colour is full from '
             + f"|A| = {number(scale)} on."
         )
-    shown = "".join(_episode(row, scale) for row in sample.rows)
+    if any(map(_has_threads, sample.rows)):
+        note += f" {NOTE}"
+    shown = "".join(_episode(row, scale, sample.sampled.get(row["trajectory"])) for row in sample.rows)
     return f'<p class="note">{note}</p><div class="episodes">{shown}</div>'
 
 
-def _episode(row: dict[str, Any], scale: float) -> str:
+def _episode(row: dict[str, Any], scale: float, sampled: Sampled | None) -> str:
+    verdict = "right" if _score(row) > 0.5 else "wrong"
+    earned = f"reward {number(row['reward'])}"
+    if _score(row) != row["reward"]:  # it was shaped
+        earned = f"score {number(_score(row))}, {earned}"
+    unfinished = ", unfinished" if row.get("finish_reason") == "length" else ""
+    has_threads = _has_threads(row)
+    if has_threads:
+        notes = sampled.notes if sampled is not None else {}
+        answer = threads_html(ThreadedAnswer(row, _fitting(row, sampled), notes, scale))
+    else:
+        answer = _steps(row, scale)
+    return (
+        f'<article class="episode{" threaded" if has_threads else ""}"><header><span class="verdict'
+        f' {verdict}">{earned}{unfinished}</span><code>{escape(row.get("trajectory") or "")}</code></header>'
+        f'<pre class="prompt">{escape(row["prompt"])}</pre>{answer}</article>'
+    )
+
+
+def _fitting(row: dict[str, Any], sampled: Sampled | None) -> Sequence[Segment] | None:
+    """The segments, if they are those that the row's stretches were made of."""
+    if sampled is None:
+        return None
+    ends = accumulate(len(segment.token_ids) for segment in sampled.segments)
+    return sampled.segments if list(ends) == [stretch["end"] for stretch in row["stretches"]] else None
+
+
+def _steps(row: dict[str, Any], scale: float) -> str:
+    """A line for each step."""
     tokens, advantages = row["tokens"], row.get("advantages")
     ends = [end for end in row.get("step_ends") or () if end < len(tokens)] + [len(tokens)]
     values = row.get("step_values") or ()
@@ -134,33 +218,11 @@ def _episode(row: dict[str, Any], scale: float) -> str:
         mean = f"{sum(own) / len(own):+.2f}" if advantages and own else ""
         lines.append(
             f'<tr><td class="value">{value}</td><td class="advantage">{mean}</td>'
-            f"<td>{_coloured(tokens[start:end], own, scale)}</td></tr>"
+            f"<td>{coloured(tokens[start:end], own, scale)}</td></tr>"
         )
         start = end
-    verdict = "right" if _score(row) > 0.5 else "wrong"
-    earned = f"reward {number(row['reward'])}"
-    if _score(row) != row["reward"]:  # it was shaped
-        earned = f"score {number(_score(row))}, {earned}"
-    unfinished = ", unfinished" if row.get("finish_reason") == "length" else ""
     return (
-        f'<article class="episode"><header><span class="verdict {verdict}">{earned}'
-        f"{unfinished}</span><code>{escape(row.get('trajectory') or '')}</code></header>"
-        f'<pre class="prompt">{escape(row["prompt"])}</pre>'
         f'<table class="steps"><thead><tr><th>{"V" if values else ""}</th>'
         f"<th>{'A' if advantages else ''}</th><th></th></tr></thead>"
-        f"<tbody>{''.join(lines)}</tbody></table></article>"
+        f"<tbody>{''.join(lines)}</tbody></table>"
     )
-
-
-def _coloured(tokens: Sequence[str], advantages: Sequence[float], scale: float) -> str:
-    """Neighbouring tokens of one advantage share a span; its strength is a CSS variable from 0 to 1."""
-    parts = []
-    for advantage, pairs in groupby(zip(tokens, advantages), key=lambda pair: round(pair[1], 4)):
-        text = escape("".join(token for token, _ in pairs)).replace("\n", '<span class="newline">↵</span>\n')
-        strength = min(1.0, abs(advantage) / scale)
-        direction = " down" if advantage < 0 else ""
-        parts.append(
-            f'<span class="token{direction}" style="--s:{strength:.2f}" title="advantage {advantage:+.3f}">'
-            f"{text}</span>"
-        )
-    return "".join(parts)

@@ -159,6 +159,7 @@ class PolicyIteration(Runtime):
         objective = getattr(self.trainer, "objective", None)
         if self.credit.needs_critic and objective is not None and not objective.needs_advantages:
             raise ValueError("credit 'gae' trains a critic whose advantages this objective doesn't use")
+        self._check_threads()
         self._check_pairs(objective)
         self._check_shaping(objective)
         self._check_dynamic_sampling(objective)
@@ -210,6 +211,19 @@ class PolicyIteration(Runtime):
             raise ValueError(f"two different analyzers are called {', '.join(twice)}: give them names")
         if not self.experiment_name or self.experiment_name.startswith(("/", ".")):
             raise ValueError(f"experiment_name {self.experiment_name!r} must be a relative folder name")
+
+    def _check_threads(self) -> None:
+        if self.credit.needs_threads and not self.rollout.forks:
+            raise ValueError(
+                "credit 'monte_carlo_threads' values the threads of answers, and this rollout forks none:"
+                " choose the rollout 'parallel_threads' (with parallel true), or the credit 'monte_carlo'"
+            )
+        if self.credit.reads_one_line and self.rollout.forks:
+            raise ValueError(
+                "this credit takes each token for sampled after all before it, and threads don't see their"
+                " siblings: choose the credit 'monte_carlo_threads' or 'group', or set the rollout's parallel"
+                " to false"
+            )
 
     def _check_pairs(self, objective: Objective | None) -> None:
         needs = objective is not None and objective.needs_pairs
@@ -268,4 +282,4 @@ class PolicyIteration(Runtime):
                 " advantages: nothing would come of it; leave shaping empty"
             )
         for one in self.shaping:
-            one.check(self.rollout)
+            one.check(self.rollout, self.task)

@@ -31,6 +31,10 @@ def run(command: str, root: Runtime, plain_config: Mapping[str, Any], options: A
         root.model.check(root.task.alphabet)  # before anything heavy is imported
         for one in root.evaluation.sets:
             set_problems(root, one)  # before days of training, not after them
+    if command in (run_iteration_loop.__name__, only_generate_episodes.__name__) and root.shaping:
+        problems = root.task.problems("train")
+        for part in root.shaping:
+            part.prepare(problems)
     COMMANDS[command](root, plain_config)
     return 0
 

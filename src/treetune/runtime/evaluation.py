@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from itertools import chain
@@ -16,6 +16,7 @@ from treetune.episode_generators.base import Rollout
 from treetune.runtime.base import EvaluationSet, PolicyIteration
 from treetune.runtime.claims import Claim
 from treetune.runtime.directory import write_json, write_whole
+from treetune.runtime.evaluated_threads import answers_threads, threads_metrics, threads_summary
 from treetune.runtime.run import Run
 from treetune.seeds import derived_random
 from treetune.tasks.base import Task
@@ -57,6 +58,7 @@ def evaluate(run: Run, done: int, sets: Sequence[EvaluationSet], claim: Claim | 
             summary = json.loads((run.directory.evaluation(done, chosen.label) / "summary.json").read_text())
             for name in ("pass_at_1", "ci_low", "ci_high", "majority_vote", "unfinished", "mean_tokens"):
                 metrics[f"evaluation/{chosen.label}/{name}"] = summary[name]
+            metrics |= threads_metrics(chosen.label, summary)
     return metrics
 
 
@@ -119,7 +121,10 @@ def measure(
             run.console.say(f"evaluating {name}: taken over by another process while this one stood still")
         else:
             summary = _summary(rollout, chosen, done, trajectories, len(problems) - len(answerable), seed)
-            _write(folder, summary, trajectories)
+            threads = answers_threads(trajectories, run.codec)
+            if any(threads):
+                summary["threads"] = threads_summary(trajectories, threads)
+            _write(folder, summary, map(_row, trajectories, threads))
             run.console.say(f"{name}: {_in_words(summary)}")
     run.ranks.barrier("evaluation written")
 
@@ -145,10 +150,10 @@ def _summary(
     }
 
 
-def _write(folder: Path, summary: dict[str, Any], trajectories: Sequence[Trajectory]) -> None:
+def _write(folder: Path, summary: dict[str, Any], rows: Iterable[dict]) -> None:
     write_whole(
         folder / "answers.jsonl",
-        lambda file: file.writelines(json.dumps(_row(t)) + "\n" for t in trajectories),
+        lambda file: file.writelines(json.dumps(row) + "\n" for row in rows),
     )
     write_json(folder / "summary.json", summary)  # last: it says that the set is measured
 
@@ -201,8 +206,8 @@ def _rollout(run: Run, chosen: EvaluationSet) -> Rollout:
     return replace(rollout, **{k: v for k, v in given.items() if v is not None and k in known})  # type: ignore[type-var]
 
 
-def _row(trajectory: Trajectory) -> dict:
-    return {
+def _row(trajectory: Trajectory, threads: dict[str, float]) -> dict:
+    row = {
         "problem": trajectory.problem.id,
         "sample": trajectory.sample,
         "prompt": trajectory.problem.prompt,
@@ -214,6 +219,7 @@ def _row(trajectory: Trajectory) -> dict:
         "finish_reason": trajectory.finish_reason,
         "tokens": len(trajectory.response_ids),
     }
+    return row | {"threads": threads} if threads else row
 
 
 def summarise(trajectories: Sequence[Trajectory], seed: int) -> dict:

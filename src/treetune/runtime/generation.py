@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from treetune.episode_generators.rollout.answers import contiguous_share
 from treetune.episode_generators.shaping.applied import shaped
@@ -19,6 +20,9 @@ from treetune.runtime.directory import write_json
 from treetune.runtime.run import Run
 from treetune.tasks.sampling import further_problems, sample_problems
 from treetune.vocabulary import Episode, Metrics, Trajectory
+
+MEMORY = "memory.json"
+"""What parts of shaping remember, in an iteration's folder: of that iteration and all before it."""
 
 
 def is_generated(run: Run, iteration: int) -> bool:
@@ -35,10 +39,13 @@ def generate(run: Run, iteration: int, clock: Clock) -> tuple[list[Episode], Met
     folder = run.directory.iteration(iteration)
     if not is_generated(run, iteration):
         trajectories, rollout_metrics = _rollout(run, iteration, clock)
-        episodes, metrics = _credit(run, iteration, trajectories, clock)
+        memory = _remembered(run, iteration)
+        episodes, metrics = _credit(run, iteration, trajectories, clock, memory)
         metrics = rollout_metrics | metrics
         if run.ranks.is_first:
             _record(folder / "credit.json", metrics, clock, "credit")
+            if _remembers(run):
+                write_json(folder / MEMORY, memory)
             # Last: from here on, both phases are done.
             write_episodes(folder / "episodes.arrow", episodes, run.codec)
         run.ranks.barrier("episodes written")
@@ -94,8 +101,9 @@ def _share(run: Run, trajectories: list[Trajectory]) -> list[Trajectory]:
 
 
 def _credit(
-    run: Run, iteration: int, trajectories: list[Trajectory], clock: Clock
+    run: Run, iteration: int, trajectories: list[Trajectory], clock: Clock, memory: dict[str, Any]
 ) -> tuple[list[Episode], Metrics]:
+    """`memory` is brought up to this iteration."""
     config, folder = run.config, run.directory.iteration(iteration)
     with (
         clock.phase("credit"),
@@ -107,12 +115,34 @@ def _credit(
             iteration=iteration,
             journal=_journal(run, folder, "credit") if config.credit.needs_engine else None,
             progress=show,
+            memory=memory,
         )
         trajectories, shaping_metrics = shaped(context, config.shaping, trajectories)
         episodes, credit_metrics = config.credit.assign(context, trajectories)
         everyone = list(chain.from_iterable(run.ranks.exchange("episodes", episodes)))
         selected, selection_metrics = config.selection.select(context, everyone)
     return selected, shaping_metrics | credit_metrics | selection_metrics
+
+
+def _remembers(run: Run) -> bool:
+    return any(one.remembers for one in run.config.shaping)
+
+
+def _remembered(run: Run, iteration: int) -> dict[str, Any]:
+    """What was known when the iteration before had its credit; always read, so that a run that goes on
+    knows what an undisturbed one knows. Collective.
+    """
+    if iteration == 0 or not _remembers(run):
+        return {}
+    path = run.directory.iteration(iteration - 1) / MEMORY
+    there = run.ranks.is_first and path.is_file()
+    memory = run.ranks.from_first("memory", json.loads(path.read_text()) if there else None)
+    if memory is None:
+        raise ValueError(
+            f"{path} is gone, where shaping had kept what it knows of earlier answers: put it back, or begin"
+            " again under another experiment_name"
+        )
+    return memory
 
 
 def _journal(run: Run, folder: Path, phase: str) -> Path | None:

@@ -7,7 +7,6 @@ import copy
 import hashlib
 import logging
 import os
-import platform
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -139,10 +138,11 @@ class Run:
         further: Callable[[], Sequence[Problem]] = tuple,
         task: Task | None = None,
         grader: GraderPool | None = None,
+        memory: dict[str, Any] | None = None,
     ) -> GenerationContext:
         """What rollout and credit are lent. With `journal`, finished requests outlive a crash;
         `journals` have what others finished; `further` are the context's further problems. `task` and its
-        `grader` are the run's unless given.
+        `grader` are the run's unless given; `memory` is shaping's.
         """
         engine = self.engine
         if engine is not None and journal is not None:
@@ -163,6 +163,8 @@ class Run:
             say=self.console.say,
             sampling=rollout.sampling,
             unfinished_reward=rollout.unfinished_reward,
+            rollout=rollout.sampler,
+            memory={} if memory is None else memory,
         )
 
     def wait_for_engine(self) -> None:
@@ -298,6 +300,7 @@ def opened(
         quiet_libraries()
         tokenizer = config.model.load_tokenizer(config.task.alphabet)
         codec = config.model.codec(tokenizer)
+        refuse_unlearned_tokens(config)
         grader = stack.enter_context(
             GraderPool(config.task.grader, workers=config.grader_workers, deadline=config.grader_deadline)
         )
@@ -306,6 +309,7 @@ def opened(
         run = Run(config, plain_config, directory, ranks, console, tokenizer, codec, grader, folder)
         run.trains = with_trainer
         if with_engine:
+            refuse_unreachable_server(config, ranks)
             start = folder / "0000"
             if ranks.is_first:
                 write_start(run, start)
@@ -341,17 +345,41 @@ def opened(
         yield run
 
 
+def refuse_unlearned_tokens(config: PolicyIteration) -> None:
+    """Raises ValueError where tokens are new to a model whose embeddings are not trained."""
+    if getattr(config.trainer, "lora", None) is None:
+        return
+    if unlearned := config.model.unlearned_tokens():
+        raise ValueError(
+            f"model.added_tokens has {', '.join(map(repr, unlearned))}, which the model doesn't know yet, and"
+            " trainer.lora trains no embeddings, so they would stay the mean of other tokens: train all"
+            " weights (trainer.lora: null), or start from a checkpoint of a run that did"
+        )
+
+
+def refuse_unreachable_server(config: PolicyIteration, ranks: Ranks) -> None:
+    """Raises ValueError where ranks on other machines would share a server, which listens on one alone."""
+    machines = sorted(set(ranks.machines()))
+    if getattr(config.engine, "servers", None) == "one" and len(machines) > 1:
+        raise ValueError(
+            f"engine.servers is 'one', and the ranks are on {len(machines)} machines ({', '.join(machines)}):"
+            " a server listens on its own machine's loopback only; set it to 'per_rank'"
+        )
+
+
 def weights_folder(experiment: Path, purpose: str, ranks: Ranks) -> Path:
-    """Where weights wait for the engine: in memory where the machine has /dev/shm.
+    """Where weights wait for the engines, and these agree: in memory where all ranks are on one machine
+    that has /dev/shm, and otherwise beside the experiment, which all of them see.
 
     The name is the experiment's, so what a killed run left there is cleared by the next one.
     """
+    machines = ranks.machines()
     place = f"{experiment.resolve()} {purpose}"
     if purpose != "run":  # evaluators on several machines may share the experiment's file system
-        place += f" {platform.node()}"
+        place += f" {machines[0]}"
     name = "treetune-" + hashlib.blake2b(place.encode(), digest_size=8).hexdigest()
-    shared = Path("/dev/shm")
-    folder = (shared if os.access(shared, os.W_OK) else experiment) / name
+    memory = Path("/dev/shm")
+    folder = (memory if len(set(machines)) == 1 and os.access(memory, os.W_OK) else experiment) / name
     if ranks.is_first:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)

@@ -14,6 +14,16 @@ from treetune.vocabulary import Metrics
 
 logger = logging.getLogger(__name__)
 
+THREADWEAVER_NAMES = {
+    "reward/mean": "episodes/reward",
+    "metrics/correct_rate": "threads/correct",
+    "metrics/acceleration_ratio": "threads/acceleration_ratio",
+    "metrics/parallel_usage": "threads/with_parallel",
+    "loss/policy_loss": "train/policy_loss",
+    "loss/value_loss": "critic/loss",
+}
+"""What the README of ThreadWeaver calls the metrics that it names, and what they are called here."""
+
 
 class Sink(Registrable):
     """A mirror of the metrics. `open` may fail; a sink that fails later is dropped with a warning."""
@@ -63,7 +73,13 @@ class WandbSink(Sink):
 @Sink.register("tensorboard")
 @dataclass(frozen=True, kw_only=True)
 class TensorboardSink(Sink):
-    """Event files under ``tensorboard/`` in the experiment."""
+    """Event files under ``tensorboard/`` in the experiment.
+
+    With `threadweaver_names`, what `THREADWEAVER_NAMES` has is written under those names too, as far as
+    the run has it: a value loss needs a critic, a parallel usage a tokenizer with tags of threads.
+    """
+
+    threadweaver_names: bool = False
 
     def open(self, directory: Path, name: str, config: Mapping[str, Any]) -> Any:
         from torch.utils.tensorboard import SummaryWriter
@@ -73,6 +89,10 @@ class TensorboardSink(Sink):
     def log(self, handle: Any, iteration: int, metrics: Metrics) -> None:
         for key, value in metrics.items():
             handle.add_scalar(key, value, iteration)
+        if self.threadweaver_names:
+            for name, key in THREADWEAVER_NAMES.items():
+                if key in metrics:
+                    handle.add_scalar(name, metrics[key], iteration)
 
     def close(self, handle: Any) -> None:
         handle.close()

@@ -12,7 +12,6 @@ exactly at every step.
 
 from __future__ import annotations
 
-import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Generator, Sequence
@@ -26,7 +25,7 @@ from treetune.seeds import derived_random
 from treetune.tasks.base import Split, Task
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.final_answer import FinalAnswer
-from treetune.tasks.operands import distinct_operands
+from treetune.tasks.operands import distinct_operands, selections
 from treetune.tasks.steps.lines import ends_of_lines
 from treetune.vocabulary import Problem
 
@@ -39,12 +38,23 @@ SLIPS = (1, 10)
 @dataclass(frozen=True)
 class Line:
     """A line of a solution: its text before the number, the right number after what was written
-    so far, and by how much the answer grows with each unit by which this number is too large."""
+    so far, and by how much the answer grows with each unit by which this number is too large.
+
+    Lines of one `block` don't all need each other: those with a `thread` need only what stands before
+    the block and what that thread has written, and those without one come after the threads. `topic`
+    says what the thread is about.
+    """
 
     lead: str
     value: int
-    weight: int
+    weight: int = 0
+    block: int | None = None
+    thread: int | None = None
+    topic: str = ""
 
+
+WrittenLine = tuple[Line, int]
+"""A line and the number that was really written in it."""
 
 Solution = Generator[Line, int, None]
 """Yields each line, is sent the number that was really written, and goes on from that one."""
@@ -76,7 +86,7 @@ class WrittenArithmetic(Task):
         if needed > there_are:
             raise ValueError(
                 f"train_size + validation_size + test_size is {needed}, but there are only {there_are} "
-                f"different problems with {self._operand_count()} numbers of {self.digits} digits: "
+                f"different problems with {self._operands_in_words()}: "
                 "ask for fewer, or for more numbers or digits"
             )
 
@@ -85,6 +95,16 @@ class WrittenArithmetic(Task):
 
     def _operand_range(self) -> range:
         raise NotImplementedError
+
+    def _operands_in_words(self) -> str:
+        return f"{self._operand_count()} numbers of {self.digits} digits"
+
+    def _operands(self, wanted: int) -> Sequence[tuple[int, ...]]:
+        """The numbers of the first `wanted` problems of all splits together."""
+        return distinct_operands(self._operand_range(), self._operand_count(), wanted, seed=self.seed)
+
+    def _prompt(self, numbers: Sequence[int]) -> str:
+        return self.operator.join(map(str, numbers)) + "=\n"
 
     def _solution(self, numbers: Sequence[int]) -> Solution:
         raise NotImplementedError
@@ -96,7 +116,7 @@ class WrittenArithmetic(Task):
         return {"test": self.test_size, "validation": self.validation_size, "train": self.train_size}
 
     def _space(self) -> int:
-        return math.comb(len(self._operand_range()) + self._operand_count() - 1, self._operand_count())
+        return selections(self._operand_range(), self._operand_count())
 
     def problems(self, split: Split) -> Sequence[Problem]:
         if split not in get_args(Split):
@@ -112,6 +132,10 @@ class WrittenArithmetic(Task):
             return line.value + (generator.choice(SLIPS) if slips else 0)
 
         lines = self._written(problem, write)
+        return self._text(problem, lines, seed)
+
+    def _text(self, problem: Problem, lines: Sequence[WrittenLine], seed: int) -> str:
+        """A solution's lines and the answer, as text."""
         text = "".join(f"{line.lead}{value}\n" for line, value in lines)
         return f"{text}{MARKER}{lines[-1][1]}"
 
@@ -148,10 +172,10 @@ class WrittenArithmetic(Task):
         weights = [line.weight for line, _ in lines[len(written) :]]
         return _chance_of_slips(missing, weights, self.demonstration_noise)
 
-    def _written(self, problem: Problem, write: Callable[[Line], int]) -> list[tuple[Line, int]]:
+    def _written(self, problem: Problem, write: Callable[[Line], int]) -> list[WrittenLine]:
         """The lines of a solution with the numbers that `write` decides on."""
         solution = self._solution(problem.data["numbers"])
-        lines: list[tuple[Line, int]] = []
+        lines: list[WrittenLine] = []
         try:
             line = next(solution)
             while True:
@@ -196,15 +220,13 @@ def _chance_of_slips(missing: int, weights: Sequence[int], noise: float) -> floa
 @lru_cache(maxsize=16)
 def _problems(task: WrittenArithmetic, split: Split) -> tuple[Problem, ...]:
     sizes = task._sizes()
-    operands = distinct_operands(
-        task._operand_range(), task._operand_count(), sum(sizes.values()), seed=task.seed
-    )
+    operands = task._operands(sum(sizes.values()))
     # The order of `_sizes` puts the held-out splits first: they stay when train_size changes.
     start = sum(size for name, size in sizes.items() if list(sizes).index(name) < list(sizes).index(split))
     return tuple(
         Problem(
             id=f"{split}/{index}",
-            prompt=task.operator.join(map(str, numbers)) + "=\n",
+            prompt=task._prompt(numbers),
             gold=str(task._answer(numbers)),
             data={"numbers": numbers},
         )

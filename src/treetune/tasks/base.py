@@ -33,6 +33,14 @@ class Task(Registrable):
         """
         raise ValueError(f"task {type(self).__name__} has no demonstrations to learn from")
 
+    def sequential_demonstration(self, problem: Problem, seed: int) -> str:
+        """A response without threads, whatever form demonstrations have: what a threaded answer's
+        latency is measured against.
+
+        Raises ValueError for a task that has no demonstrations.
+        """
+        return self.demonstration(problem, seed)
+
     def step_boundaries(self, response: str) -> list[int]:
         """Character offsets between steps: strictly rising from 0 to ``len(response)``.
 

@@ -14,29 +14,43 @@ _ENUMERABLE = 200_000
 beyond, drawing until a new one comes is quicker."""
 
 
-@lru_cache(maxsize=4)
-def distinct_operands(values: range, count: int, wanted: int, seed: int) -> Sequence[tuple[int, ...]]:
+def selections(values: range, count: int, first: range | None = None) -> int:
+    """How many different ones `distinct_operands` can choose from."""
+    if first is None:
+        return math.comb(len(values) + count - 1, count)
+    return len(first) * selections(values, count - 1)
+
+
+@lru_cache(maxsize=16)
+def distinct_operands(
+    values: range, count: int, wanted: int, seed: int, first: range | None = None
+) -> Sequence[tuple[int, ...]]:
     """`wanted` selections of `count` numbers from `values`, no two of them equal up to order.
 
-    The first ones do not depend on `wanted`, so that a larger request extends a smaller one.
+    With `first`, which has no number in common with `values`, the first number is from there. The first
+    selections do not depend on `wanted`, so that a larger request extends a smaller one.
     """
-    space = math.comb(len(values) + count - 1, count)
+    space = selections(values, count, first)
     assert wanted <= space, f"{wanted} of only {space} selections"
     generator = derived_random(seed, "operands", values.start, values.stop, count)
+    others = count if first is None else count - 1
     chosen: list[tuple[int, ...]] = []
     if space <= _ENUMERABLE:
-        selections = list(itertools.combinations_with_replacement(values, count))
-        generator.shuffle(selections)
-        for selection in selections:
+        unordered = itertools.combinations_with_replacement(values, others)
+        heads: list[tuple[int, ...]] = [()] if first is None else [(number,) for number in first]
+        listed = list(itertools.product(heads, unordered))
+        generator.shuffle(listed)
+        for head, selection in listed:
             order = list(selection)
             generator.shuffle(order)
-            chosen.append(tuple(order))
+            chosen.append((*head, *order))
         return tuple(chosen[:wanted])
     seen: set[tuple[int, ...]] = set()
     while len(chosen) < wanted:
-        numbers = tuple(generator.choices(values, k=count))
-        key = tuple(sorted(numbers))
+        head = () if first is None else (generator.choice(first),)
+        numbers = tuple(generator.choices(values, k=others))
+        key = (*head, *sorted(numbers))
         if key not in seen:
             seen.add(key)
-            chosen.append(numbers)
+            chosen.append((*head, *numbers))
     return tuple(chosen)

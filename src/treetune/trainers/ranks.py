@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import platform
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,6 +98,10 @@ class Ranks:
         box = [own]
         dist.broadcast_object_list(box, src=0, group=self.objects)
         return box[0]
+
+    def machines(self) -> list[str]:
+        """The name of everyone's machine, in rank order."""
+        return self.exchange("machines", platform.node())
 
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum over ranks, in place."""

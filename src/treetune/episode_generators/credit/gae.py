@@ -59,6 +59,7 @@ class Gae(Credit):
     lam: Annotated[float, Ge(0), Le(1)] = 1.0
 
     needs_critic = True
+    reads_one_line = True
 
     def assign(
         self, context: GenerationContext, trajectories: Sequence[Trajectory]

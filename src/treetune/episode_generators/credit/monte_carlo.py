@@ -54,6 +54,7 @@ class MonteCarlo(Credit):
     top_k: Annotated[int, Ge(-1)] | None = None
 
     needs_engine = True
+    reads_one_line = True
 
     def __post_init__(self) -> None:
         if self.top_k == 0:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from treetune.episode_generators.base import GenerationContext
 from treetune.models.tokenizer import step_ends
-from treetune.vocabulary import Problem, TokenIds
+from treetune.vocabulary import FinishReason, Grade, Problem, TokenIds
 
 T = TypeVar("T")
 
@@ -68,6 +69,21 @@ def encoded_prompt(
 def room(context: GenerationContext, prompt_ids: TokenIds, max_tokens: int) -> int:
     """How many tokens an answer may have: `max_tokens`, or what the prompt leaves of the context."""
     return min(max_tokens, context.context_length - len(prompt_ids))
+
+
+def check_sampling(temperature: float, top_k: int, samples: int) -> None:
+    """Raises ValueError for sampling parameters that leave no token, or no second answer."""
+    if top_k == 0:
+        raise ValueError("top_k is 0, which leaves no token to sample; use -1 for all tokens")
+    if temperature == 0 and samples > 1:
+        raise ValueError(f"temperature 0 gives the same answer {samples} times; set samples to 1 or raise it")
+
+
+def with_unfinished(grade: Grade, finish_reason: FinishReason, unfinished_reward: float | None) -> Grade:
+    """The grade of an answer; a cut one keeps what the grader found in it, but not its reward."""
+    if finish_reason != "length" or unfinished_reward is None:
+        return grade
+    return replace(grade, reward=unfinished_reward, message="cut off by max_tokens")
 
 
 def said(text: str, stop: Sequence[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Annotated, Literal
 
 from annotated_types import Gt
@@ -14,6 +14,8 @@ from treetune.episode_generators.metrics import trajectory_metrics
 from treetune.episode_generators.rollout.answers import encoded_prompt, rank_share, steps_of
 from treetune.seeds import derive_seed
 from treetune.tasks.base import Task
+from treetune.tasks.threads.grammar import has_threads, pieces
+from treetune.tasks.threads.tags import TAGS, TagIds
 from treetune.vocabulary import Metrics, Problem, Segment, TokenIds, Trajectory
 
 
@@ -25,6 +27,9 @@ class Demonstrations(Rollout):
 
     One that doesn't fit into the context stops the run, or is left out (and counted in
     ``episodes/left_out``) where `too_long` says so.
+
+    One with threads becomes the segments that a rollout would have made of it: what that injects is not
+    trained, and each of its steps is a segment.
 
     They are graded as answers are, so that ``episodes/reward`` says how good the teacher is.
     """
@@ -40,43 +45,71 @@ class Demonstrations(Rollout):
     def run(
         self, context: GenerationContext, problems: Sequence[Problem]
     ) -> tuple[list[Trajectory], Metrics]:
-        """Raises ValueError for a demonstration that does not fit into the context."""
+        """Raises ValueError for a demonstration that does not fit into the context, or whose threads
+        a rollout couldn't make."""
         share = rank_share(context, problems)
         written = []
         left_out = 0
         for problem in share:
             for sample in range(self.samples):
                 seed = derive_seed(context.seed, context.iteration, problem.id, sample, "demonstration")
-                answer = context.codec.encode_answer(
-                    problem.prompt, context.task.demonstration(problem, seed)
-                )
-                response_ids: TokenIds = (*answer, context.codec.eos_id)
+                segments = _segments(context, problem, context.task.demonstration(problem, seed))
+                response_ids = tuple(chain.from_iterable(segment.token_ids for segment in segments))
                 if self.too_long == "leave_out" and not _fits(context, problem, response_ids):
                     left_out += 1
                     continue
                 text = context.codec.decode(response_ids)
                 prompt_ids = encoded_prompt(context, problem, len(response_ids))
                 grade = context.grader.submit(text, problem)
-                written.append((problem, sample, text, prompt_ids, response_ids, grade))
+                written.append((problem, sample, text, prompt_ids, segments, grade))
                 context.progress(len(written), len(share) * self.samples)
         trajectories = [
             Trajectory(
                 problem=problem,
                 sample=sample,
                 prompt_ids=prompt_ids,
-                segments=(Segment(token_ids=response_ids),),
+                segments=segments,
                 finish_reason="stop",
                 text=text,
                 grade=grade.result(),
-                step_ends=steps_of(context, response_ids, text),
+                step_ends=_step_ends(context, segments, text),
             )
-            for problem, sample, text, prompt_ids, response_ids, grade in written
+            for problem, sample, text, prompt_ids, segments, grade in written
         ]
         metrics = trajectory_metrics(context, trajectories)
         if self.too_long == "leave_out":
             everyones = context.exchange("left-out", [left_out])
             metrics["episodes/left_out"] = float(sum(chain.from_iterable(everyones)))
         return trajectories, metrics
+
+
+def _segments(context: GenerationContext, problem: Problem, text: str) -> tuple[Segment, ...]:
+    """A demonstration's segments, the last one with the end token; one, where it has no threads."""
+    codec = context.codec
+    if not has_threads(text):
+        return (Segment(token_ids=(*codec.encode_answer(problem.prompt, text), codec.eos_id)),)
+    if TagIds.of(codec.encode) is None:
+        raise ValueError(
+            f"the demonstration of problem {problem.id!r} has threads, and the tokenizer takes several "
+            "tokens for their tags, or has none: name them in model.added_tokens "
+            f"({', '.join(TAGS)})"
+        )
+    try:
+        cut = pieces(text)
+    except ValueError as error:
+        raise ValueError(f"the demonstration of problem {problem.id!r} can't be cut: {error}") from error
+    encoded = [codec.encode_answer(problem.prompt, cut[0].text), *(codec.encode(p.text) for p in cut[1:])]
+    encoded[-1] = (*encoded[-1], codec.eos_id)
+    return tuple(
+        Segment(token_ids=ids, origin="injected" if piece.injected else "sampled", branch=piece.branch)
+        for piece, ids in zip(cut, encoded, strict=True)
+    )
+
+
+def _step_ends(context: GenerationContext, segments: Sequence[Segment], text: str) -> tuple[int, ...]:
+    if len(segments) == 1:
+        return steps_of(context, segments[0].token_ids, text)
+    return tuple(accumulate(len(segment.token_ids) for segment in segments))
 
 
 def _fits(context: GenerationContext, problem: Problem, response_ids: TokenIds) -> bool:

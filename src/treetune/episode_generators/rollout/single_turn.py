@@ -11,7 +11,15 @@ from annotated_types import Ge, Gt, Le
 
 from treetune.episode_generators.base import GenerationContext, Rollout
 from treetune.episode_generators.metrics import trajectory_metrics
-from treetune.episode_generators.rollout.answers import encoded_prompt, rank_share, room, said, steps_of
+from treetune.episode_generators.rollout.answers import (
+    check_sampling,
+    encoded_prompt,
+    rank_share,
+    room,
+    said,
+    steps_of,
+    with_unfinished,
+)
 from treetune.inference.base import Completion, Request, SamplingParams
 from treetune.seeds import derive_seed
 from treetune.vocabulary import Grade, Metrics, Problem, Segment, Trajectory
@@ -45,12 +53,7 @@ class SingleTurn(Rollout):
     max_prompt_tokens: Annotated[int, Gt(0)] | None = None
 
     def __post_init__(self) -> None:
-        if self.top_k == 0:
-            raise ValueError("top_k is 0, which leaves no token to sample; use -1 for all tokens")
-        if self.temperature == 0 and self.samples > 1:
-            raise ValueError(
-                f"temperature 0 gives the same answer {self.samples} times; set samples to 1 or raise it"
-            )
+        check_sampling(self.temperature, self.top_k, self.samples)
         if "" in self.stop:
             raise ValueError("stop has an empty string, which would end every answer at once")
 
@@ -136,16 +139,9 @@ def sample_answers(
             ),
             finish_reason=completion.finish_reason,
             text=text,
-            grade=_with_unfinished(grade.result(), completion, unfinished_reward),
+            grade=with_unfinished(grade.result(), completion.finish_reason, unfinished_reward),
             step_ends=steps_of(context, completion.token_ids, text, sampling.stop),
         )
         for index, problem in enumerate(problems)
         for sample, (completion, text, grade) in enumerate(answers[index])
     ]
-
-
-def _with_unfinished(grade: Grade, completion: Completion, unfinished_reward: float | None) -> Grade:
-    """The grade of an answer; a cut one keeps what the grader found in it, but not its reward."""
-    if completion.finish_reason != "length" or unfinished_reward is None:
-        return grade
-    return replace(grade, reward=unfinished_reward, message="cut off by max_tokens")

@@ -11,6 +11,7 @@ from annotated_types import Gt
 from treetune.episode_generators.base import GenerationContext, Rollout
 from treetune.episode_generators.metrics import mean, trajectory_metrics
 from treetune.episode_generators.rollout.answers import rank_share
+from treetune.episode_generators.thread_metrics import thread_metrics
 from treetune.inference.base import SamplingParams
 from treetune.tasks.base import Task
 from treetune.vocabulary import Metrics, Problem, Trajectory
@@ -33,7 +34,8 @@ class UntilMixed(Rollout):
 
     ``rollout/rounds``; ``rollout/groups_dropped``: share of problems whose answers all scored the same;
     ``rollout/groups_lacking``: how many were missing at the end. What the inner rollout measures
-    beyond ``episodes/`` is averaged over the rounds, each with the weight of its problems.
+    beyond ``episodes/`` and ``threads/`` is averaged over the rounds, each with the weight of its
+    problems.
     """
 
     rollout: Rollout
@@ -64,6 +66,10 @@ class UntilMixed(Rollout):
     @property
     def samples(self) -> int:  # type: ignore[override]
         return self.rollout.samples
+
+    @property
+    def forks(self) -> bool:  # type: ignore[override]
+        return self.rollout.forks
 
     @property
     def unfinished_reward(self) -> float | None:  # type: ignore[override]
@@ -121,6 +127,8 @@ class UntilMixed(Rollout):
             )
         trajectories = _shared_out(context, asked, own) if len(reports) > 1 else own
         metrics = trajectory_metrics(context, trajectories)
+        if any(name.startswith("threads/") for _, report in reports for name in report):
+            metrics |= thread_metrics(context, trajectories)
         return trajectories, _averaged(reports) | metrics | {
             "rollout/rounds": float(len(reports)),
             "rollout/groups_dropped": 1.0 - mixed / len(asked),

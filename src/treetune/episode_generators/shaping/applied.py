@@ -16,17 +16,20 @@ def shaped(
 ) -> tuple[list[Trajectory], Metrics]:
     """This rank's trajectories with the sum of all bonuses, and the metrics of all ranks.
 
-    ``shaping/<label>`` is a part's mean bonus; ``episodes/reward`` becomes the mean of what credit is
-    given for, while ``episodes/score`` stays what graders said. Collective.
+    ``shaping/<label>`` is a part's mean bonus, ``<label>/…`` what else it tells; ``episodes/reward`` becomes
+    the mean of what credit is given for, while ``episodes/score`` stays what graders said. Collective.
     """
     if not shapings:
         return list(trajectories), {}
-    bonuses = {shaping.label: shaping.bonuses(context, trajectories) for shaping in shapings}
+    assessed = {shaping.label: shaping.assess(context, trajectories) for shaping in shapings}
+    bonuses = {label: of_label for label, (of_label, _) in assessed.items()}
     earned = [
         replace(trajectory, bonus=math.fsum(of_trajectory))
         for trajectory, *of_trajectory in zip(trajectories, *bonuses.values(), strict=True)
     ]
-    columns = {f"shaping/{label}": values for label, values in bonuses.items()}
+    columns: dict[str, Sequence[float]] = {f"shaping/{label}": bonuses[label] for label in bonuses}
+    for label, (_, told) in assessed.items():
+        columns |= {f"{label}/{name}": values for name, values in told.items()}
     columns["episodes/reward"] = [trajectory.reward for trajectory in earned]
     everyones = pooled(context, "shaping-metrics", columns)
     return earned, {name: mean(values) for name, values in everyones.items() if values}

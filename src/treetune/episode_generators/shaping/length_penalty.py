@@ -10,6 +10,7 @@ from annotated_types import Ge, Gt
 
 from treetune.episode_generators.base import GenerationContext, Rollout, Shaping
 from treetune.episode_generators.credit.episodes import groups_of
+from treetune.tasks.base import Task
 from treetune.vocabulary import Trajectory
 
 
@@ -39,7 +40,7 @@ class LengthPenalty(Shaping):
     weight: Annotated[float, Gt(0)] = 1.0
     from_iteration: Annotated[int, Ge(0)] = 0
 
-    def check(self, rollout: Rollout) -> None:
+    def check(self, rollout: Rollout, task: Task) -> None:
         if rollout.samples < 2:
             raise ValueError(
                 "length_penalty compares the answers to a problem, and the rollout makes one: set its samples"

@@ -9,6 +9,7 @@ from typing import Annotated
 from annotated_types import Gt
 
 from treetune.episode_generators.base import GenerationContext, Rollout, Shaping
+from treetune.tasks.base import Task
 from treetune.vocabulary import Trajectory
 
 
@@ -33,7 +34,7 @@ class OverlongPenalty(Shaping):
     cache: Annotated[int, Gt(0)]
     scale: Annotated[float, Gt(0)] = 1.0
 
-    def check(self, rollout: Rollout) -> None:
+    def check(self, rollout: Rollout, task: Task) -> None:
         sampling = rollout.sampling
         if sampling is None:
             raise ValueError(

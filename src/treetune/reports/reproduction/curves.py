@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from statistics import fmean
 from typing import Any
 
+from treetune.reports.reproduction.columns import Axis, Column
 from treetune.reports.reproduction.costs import seconds_of, tokens_of
 from treetune.reports.reproduction.plan import MEASURABLE, Plan, PlannedRun
-from treetune.reports.reproduction.settings import Axis, Column, MethodRow
+from treetune.reports.reproduction.settings import MethodRow
+from treetune.reports.reproduction.values import PASS_AT_1, number_in
 from treetune.reports.table import read_summaries
 
 Measured = dict[int, tuple[dict[Axis, float], float]]
@@ -116,17 +119,23 @@ def costs_along(run: PlannedRun) -> tuple[list[dict[str, Any]], list[dict[Axis, 
     return rows, [{axis: totals[axis][done] for axis in AXES} for done in range(len(rows) + 1)]
 
 
-def measured_along(plan: Plan, run: PlannedRun, label: str) -> Measured:
-    """Accuracy. At 0 it is that of the start weights."""
+def measured_along(plan: Plan, run: PlannedRun, label: str, value: str = PASS_AT_1) -> Measured:
+    """Accuracy, or another number of the set. At 0 it is that of the start weights.
+
+    Checkpoints whose summary lacks the number are left out."""
     rows, costs = costs_along(run)
     summaries = read_summaries(run.directory.path / "evaluations", label)
-    accuracy = {done: float(summary["pass_at_1"]) for done, summary in summaries.items() if done <= len(rows)}
-    if 0 not in accuracy and (start := _start_accuracy(plan, run, label)) is not None:
-        accuracy[0] = start
-    return {done: (costs[done], accuracy[done]) for done in sorted(accuracy)}
+    if 0 not in summaries and (start := _start_summary(plan, run, label)) is not None:
+        summaries = {0: start, **summaries}
+    found = {}
+    for done in sorted(summaries):
+        if done <= len(rows):
+            with contextlib.suppress(ValueError):
+                found[done] = (costs[done], number_in(summaries[done], value, label))
+    return found
 
 
-def _start_accuracy(plan: Plan, run: PlannedRun, label: str) -> float | None:
+def _start_summary(plan: Plan, run: PlannedRun, label: str) -> dict[str, Any] | None:
     """That of the needed run whose last checkpoint this one starts from."""
     assert run.config is not None
     start = str((run.config.get("model") or {}).get("name_or_path", ""))
@@ -135,7 +144,7 @@ def _start_accuracy(plan: Plan, run: PlannedRun, label: str) -> float | None:
         if other.config is not None and start.startswith(f"{other.directory.path}/checkpoints/"):
             summaries = read_summaries(other.directory.path / "evaluations", label)
             if other.iterations in summaries:
-                return float(summaries[other.iterations]["pass_at_1"])
+                return summaries[other.iterations]
     return None
 
 

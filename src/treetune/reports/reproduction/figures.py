@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from treetune.reports.reproduction.columns import Column
 from treetune.reports.reproduction.curves import AXES, Curve
 from treetune.reports.reproduction.formats import MARKS, reason, shown_number
 from treetune.reports.reproduction.measure import Results
 from treetune.reports.reproduction.panels import AXIS_WORDS, PanelCurve
-from treetune.reports.reproduction.settings import Column
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -60,7 +60,7 @@ def draw_table(results: Results, path: Path) -> None:
 
 
 def _draw_column(panel: Axes, results: Results, column: Column) -> None:
-    scale = 100.0 if column.percent else 1.0
+    scale = 100.0 if column.in_percent else 1.0
     for y, row in enumerate(results.plan.table.rows):
         cell, colour = results.cells[row.name, column.name], COLOURS[y % len(COLOURS)]
         if cell.published is not None:
@@ -87,7 +87,7 @@ def _draw_column(panel: Axes, results: Results, column: Column) -> None:
             fontsize=8,
             ha="center",
         )
-    panel.set_title(f"{column.name}{' (%)' if column.percent else ''}", fontsize=9)
+    panel.set_title(f"{column.name}{' (%)' if column.in_percent else ''}", fontsize=9)
     panel.margins(x=0.12)
 
 

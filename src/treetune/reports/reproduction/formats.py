@@ -6,22 +6,27 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from treetune.reports.reproduction.columns import Column
 from treetune.reports.reproduction.costs import Cost
 from treetune.reports.reproduction.intervals import HELD, Estimate
 from treetune.reports.reproduction.measure import CellResult, Results
-from treetune.reports.reproduction.panels import PanelCurve, panel_grid, panel_notes
-from treetune.reports.reproduction.settings import Column
+from treetune.reports.reproduction.panels import PanelCurve, panel_grid, panel_notes, shown_size
 
 DASH = "–"
 STATES = {"missing": "not run", "different": "other configuration", "wrong": "wrong configuration"}
-MARKS = {"better": "▲", "worse": "▼", None: ""}
+MARKS = {"better": "▲", "worse": "▼", "higher": "△", "lower": "▽", None: ""}
 
 
 def shown_number(value: float | None, column: Column, sign: bool = False) -> str:
     if value is None:
         return DASH
     plus = "+" if sign else ""
-    text = f"{100 * value:{plus}.1f}" if column.percent else f"{value:{plus}.3g}"
+    if column.in_percent:
+        text = f"{100 * value:{plus}.{1 if column.digits is None else column.digits}f}"
+    elif column.digits is not None:
+        text = f"{value:{plus},.{column.digits}f}"
+    else:
+        text = shown_size(value, plus)
     return text.replace("-", "−") + column.unit
 
 
@@ -135,7 +140,7 @@ def legend(results: Results) -> list[str]:
     table = results.plan.table
     seeds = len(table.seeds)
     lines = []
-    if any(column.percent for column in table.columns):
+    if any(column.in_percent for column in table.columns):
         lines.append("Shares in percent.")
     over = f"{seeds} seeds and over the problems" if seeds > 1 else "the problems (of one seed)"
     lines.append(f"Means over {seeds} seed{'s' if seeds > 1 else ''} with 95 % intervals over {over}.")
@@ -149,6 +154,14 @@ def legend(results: Results) -> list[str]:
             f"▲ better and ▼ worse than {table.baseline}, paired by seed and problem, where the interval of"
             " the difference excludes 0; without a mark the two are not told apart."
         )
+        if any(cell.called in ("higher", "lower") for cell in results.cells.values()):
+            lines.append("△ and ▽ are the same where neither more nor less is better.")
+    for column in table.columns:
+        if column.over is not None:
+            lines.append(
+                f"{column.name}: mean tokens of an answer of {column.over} over mean tokens in the longest"
+                " thread of the row, by seed."
+            )
     sources = dict.fromkeys(cell.source for cell in results.cells.values() if cell.source)
     if sources:
         lines.append(f"Published: {'; '.join(sources)}.")

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from treetune.reports.reproduction.formats import has_published, legend, reason, shown_interval, shown_number
+from treetune.reports.reproduction.formats import (
+    MARKS,
+    has_published,
+    legend,
+    reason,
+    shown_interval,
+    shown_number,
+)
 from treetune.reports.reproduction.measure import CellResult, Results
 
-MARKS = {"better": r"\,$\blacktriangle$", "worse": r"\,$\blacktriangledown$", None: ""}
+_SIGNS = {
+    "▲": r"$\blacktriangle$",
+    "▼": r"$\blacktriangledown$",
+    "△": r"$\triangle$",
+    "▽": r"$\triangledown$",
+}
 
 _SPECIAL = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
     "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
-    "−": "$-$", "–": "--", "▲": r"$\blacktriangle$", "▼": r"$\blacktriangledown$", "×": r"$\times$",
+    "−": "$-$", "–": "--", "×": r"$\times$", **_SIGNS,
 }  # fmt: skip
 
 
@@ -42,7 +54,8 @@ def _cell(cell: CellResult) -> str:
     interval = escape(shown_interval(cell.estimate, cell.column))
     of = len(cell.seeds) + len(cell.absent)
     short = rf" \scriptsize ({len(cell.seeds)} of {of} seeds)" if cell.absent else ""
-    return f"{mean}{MARKS[cell.called]}" + (rf" {{\scriptsize {interval}}}" if interval else "") + short
+    mark = rf"\,{_SIGNS[MARKS[cell.called]]}" if cell.called else ""
+    return f"{mean}{mark}" + (rf" {{\scriptsize {interval}}}" if interval else "") + short
 
 
 def _line(cells: list[str]) -> str:

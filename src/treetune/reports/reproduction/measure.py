@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from treetune.config.hashing import config_hash
+from treetune.reports.reproduction.columns import Column
 from treetune.reports.reproduction.costs import Cost, costs_of
 from treetune.reports.reproduction.curves import speedup
 from treetune.reports.reproduction.intervals import Estimate, over_seeds, over_seeds_and_problems
 from treetune.reports.reproduction.plan import MEASURABLE, Plan, PlannedRun
-from treetune.reports.reproduction.settings import Column, MethodRow
-from treetune.vocabulary import FULL_REWARD
+from treetune.reports.reproduction.settings import MethodRow
+from treetune.reports.reproduction.values import LONGEST, SPEED_UP, TOTAL, by_problem, number_in
 
 
 @dataclass(frozen=True)
 class SeedResult:
-    """One seed's number. `by_problem` (each problem's share of right answers) where it is a pass@1."""
+    """One seed's number. `by_problem` (each problem's mean) where it is a mean over answers."""
 
     seed: int
     value: float
@@ -37,7 +39,8 @@ class CellResult:
     """One cell. `estimate` is None where no seed is measured; `absent` says why, by seed.
 
     `difference` is to the baseline's cell in the same column, over the seeds that both have, and
-    `called` the way it goes ("better", "worse") where its interval excludes 0.
+    `called` the way it goes where its interval excludes 0: "better" or "worse", or where neither way is
+    better "higher" or "lower".
     """
 
     row: MethodRow
@@ -65,7 +68,9 @@ class CellResult:
         if self.difference is None or not self.difference.excludes_zero:
             return None
         up = self.difference.mean > 0
-        return "better" if up == (self.column.better == "higher") else "worse"
+        if self.column.improves == "neither":
+            return "higher" if up else "lower"
+        return "better" if up == (self.column.improves == "higher") else "worse"
 
 
 @dataclass(frozen=True)
@@ -111,7 +116,7 @@ def _cell(plan: Plan, row: MethodRow, column: Column) -> CellResult:
             notes.append(str(error))
             estimate = over_seeds([one.value for one in found], plan.table.interval)
         if column.evaluation is not None:
-            estimate = estimate.within(0.0, 1.0)
+            estimate = estimate.within(0.0, 1.0 if column.known.share else math.inf)
     return CellResult(row, column, tuple(found), absent, estimate, notes=tuple(notes))
 
 
@@ -151,22 +156,39 @@ def _read(plan: Plan, run: PlannedRun, row: MethodRow, column: Column) -> SeedRe
         return SeedResult(value=value, bounds=bounds, **common)
     if column.speedup is not None:
         assert column.curve is not None
-        other = (
-            next(one for one in plan.table.rows if one.name == column.speedup.of).cell(column.name).experiment
-        )
-        if other is None:
-            raise ValueError(f"{column.speedup.of} has no experiment in this column")
-        of = plan.run(other, run.seed)
-        if plan.statuses[of.key].state not in MEASURABLE:
-            raise ValueError(f"{of.name} is {plan.statuses[of.key].state}")
+        of = _run_of(plan, column.speedup.of, column, run.seed)
         return SeedResult(value=speedup(plan, run, of, column.curve, column.speedup.over), **common)
+    summary, folder = _summary(plan, run, column)
+    common["samples"] = summary["samples"]
+    if column.shown == SPEED_UP:
+        assert column.over is not None
+        own = number_in(summary, LONGEST, folder / "summary.json")
+        if not own:
+            raise ValueError(f"no speed-up: all answers are empty in {folder}")
+        theirs, there = _summary(plan, _run_of(plan, column.over, column, run.seed), column)
+        return SeedResult(value=number_in(theirs, TOTAL, there / "summary.json") / own, **common)
+    value = number_in(summary, column.shown, folder / "summary.json")
+    return SeedResult(value=value, by_problem=_by_problem(folder / "answers.jsonl", column.shown), **common)
+
+
+def _run_of(plan: Plan, row: str, column: Column, seed: int) -> PlannedRun:
+    """The run that fills another row's cell of the column."""
+    name = next(one for one in plan.table.rows if one.name == row).cell(column.name).experiment
+    if name is None:
+        raise ValueError(f"{row} has no experiment in this column")
+    run = plan.run(name, seed)
+    if plan.statuses[run.key].state not in MEASURABLE:
+        raise ValueError(f"{run.name} is {plan.statuses[run.key].state}")
+    return run
+
+
+def _summary(plan: Plan, run: PlannedRun, column: Column) -> tuple[dict[str, Any], Path]:
+    """Of the run's end on the column's set, and the folder that it is in."""
     assert column.evaluation is not None
-    folder = directory.evaluation(iteration, column.evaluation)
+    folder = run.directory.evaluation(run.iterations, column.evaluation)
     if not (folder / "summary.json").is_file():
-        raise ValueError(status.why or f"not measured on {column.evaluation}")
-    summary = json.loads((folder / "summary.json").read_text())
-    by_problem = _by_problem(folder / "answers.jsonl")
-    return SeedResult(value=summary["pass_at_1"], by_problem=by_problem, samples=summary["samples"], **common)
+        raise ValueError(plan.statuses[run.key].why or f"not measured on {column.evaluation}")
+    return json.loads((folder / "summary.json").read_text()), folder
 
 
 def _stored_hash(experiment: Path) -> str:
@@ -174,13 +196,9 @@ def _stored_hash(experiment: Path) -> str:
     return config_hash(json.loads((experiment / "config.json").read_text()))
 
 
-def _by_problem(path: Path) -> dict[str, float]:
-    right: dict[str, list[bool]] = {}
+def _by_problem(path: Path, value: str) -> dict[str, float] | None:
     with path.open() as file:
-        for line in file:
-            row = json.loads(line)
-            right.setdefault(row["problem"], []).append(row["reward"] >= FULL_REWARD)
-    return {problem: sum(some) / len(some) for problem, some in right.items()}
+        return by_problem(map(json.loads, file), value)
 
 
 def _number_at(analysis: Path, path: str | None) -> tuple[float, tuple[float, float] | None]:

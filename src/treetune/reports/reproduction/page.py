@@ -65,7 +65,7 @@ def _table(results: Results) -> str:
     table = results.plan.table
     heads = ["<th></th>"]
     for column in table.columns:
-        wide = 2 if column.percent else 1
+        wide = 2 if column.in_percent else 1
         heads.append(f'<th colspan="{wide}">{escape(column.name)}</th>')
         if has_published(results, column):
             heads.append("<th>published</th>")
@@ -86,7 +86,7 @@ def _table(results: Results) -> str:
 
 
 def _cell(cell: CellResult, colour: str) -> str:
-    wide = 2 if cell.column.percent else 1
+    wide = 2 if cell.column.in_percent else 1
     if cell.estimate is None:
         words = escape("\n".join(f"seed {seed}: {why}" for seed, why in cell.absent.items()), quote=True)
         shown = escape(reason(cell)) if cell.experiment is not None else "–"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from treetune.config.errors import did_you_mean
+from treetune.reports.reproduction.columns import Panel
 from treetune.reports.reproduction.curves import (
     AXES,
     CurvePoint,
@@ -18,9 +19,11 @@ from treetune.reports.reproduction.curves import (
     points_json,
 )
 from treetune.reports.reproduction.plan import MEASURABLE, Plan, PlannedRun
-from treetune.reports.reproduction.settings import MethodRow, Panel, PanelAxis
+from treetune.reports.reproduction.settings import MethodRow, PanelAxis
 
 DASH = "–"
+WHOLE_FROM = 999.5
+"""What has more than three digits before the point is shown whole."""
 AXIS_WORDS: dict[PanelAxis, str] = {"iterations": "iterations", **{axis: AXES[axis] for axis in AXES}}
 
 
@@ -69,7 +72,7 @@ def _finished(plan: Plan, name: str) -> list[PlannedRun]:
 def _along(plan: Plan, run: PlannedRun, panel: Panel) -> Measured:
     """What an iteration recorded stands where the iteration was finished, as in the report."""
     if panel.evaluation is not None:
-        return measured_along(plan, run, panel.evaluation)
+        return measured_along(plan, run, panel.evaluation, panel.shown)
     assert panel.metric is not None
     rows, costs = costs_along(run)
     values = {done: row.get(panel.metric) for done, row in enumerate(rows, start=1)}
@@ -86,7 +89,13 @@ def panel_notes(plan: Plan, found: Sequence[PanelCurve]) -> list[str]:
         return []
     notes = ["Means over seeds, with their range, along training."] if found else []
     for panel in plan.table.panels:
-        if panel.metric is None or any(curve.panel == panel for curve in found):
+        if any(curve.panel == panel for curve in found):
+            continue
+        if panel.metric is None:
+            if panel.value is not None and found:
+                notes.append(
+                    f"No finished run's measurements on {panel.evaluation} have {panel.value} ({panel.name})."
+                )
             continue
         known = {
             key
@@ -104,8 +113,13 @@ def panel_notes(plan: Plan, found: Sequence[PanelCurve]) -> list[str]:
     return notes
 
 
+def shown_size(value: float, sign: str = "") -> str:
+    """Three digits, or all of those before the point."""
+    return f"{value:{sign},.0f}" if abs(value) >= WHOLE_FROM else f"{value:{sign}.3g}"
+
+
 def shown_value(value: float, panel: Panel) -> str:
-    text = f"{100 * value:.1f}" if panel.in_percent else f"{value:.3g}"
+    text = f"{100 * value:.1f}" if panel.in_percent else shown_size(value)
     return text.replace("-", "−")
 
 
@@ -135,6 +149,7 @@ def panels_json(found: Sequence[PanelCurve]) -> list[dict[str, Any]]:
             "panel": curve.panel.name,
             "metric": curve.panel.metric,
             "evaluation": curve.panel.evaluation,
+            "value": curve.panel.value,
             "row": curve.row.name,
             "seeds": list(curve.seeds),
             "points": points_json(curve.points),

@@ -10,12 +10,8 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, MinLen
 
 from treetune.config.errors import did_you_mean
+from treetune.reports.reproduction.columns import Column, Name, Panel
 from treetune.reports.table import Table
-
-Name = Annotated[str, MinLen(1)]
-
-Axis = Literal["tokens", "seconds", "steps"]
-"""What training costs, see `curves`."""
 
 PanelAxis = Literal["iterations", "tokens", "seconds", "steps"]
 
@@ -34,74 +30,6 @@ class TableExperiment:
     needs: tuple[Name, ...] = ()
     seconds_per_iteration: Annotated[float, Gt(0)] | None = None
     estimated_from: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Speedup:
-    """How many times less of `over` a row needs than the row `of` until that one's best accuracy.
-
-    Both are read along training, on the column's `curve`, at the checkpoints that are kept.
-    """
-
-    of: Name
-    over: Axis
-
-
-@dataclass(frozen=True, kw_only=True)
-class Column:
-    """One quantity, measured for every row: exactly one of `evaluation`, `analysis` and `speedup`.
-
-    `evaluation` is the evaluation set whose pass@1 it is. With `analysis`, it is a number in that
-    analysis' ``result.json``, at the dotted key path `value` (which a cell may replace). `curve` is
-    the evaluation set to draw along training, where one is measured then. `percent` shows shares as
-    percent, `unit` is put after numbers. `better` says which way a difference is an improvement.
-    """
-
-    name: Name
-    evaluation: Name | None = None
-    analysis: Name | None = None
-    value: Name | None = None
-    speedup: Speedup | None = None
-    curve: Name | None = None
-    percent: bool = True
-    unit: str = ""
-    better: Literal["higher", "lower"] = "higher"
-
-    def __post_init__(self) -> None:
-        kinds = (self.evaluation, self.analysis, self.speedup)
-        if sum(kind is not None for kind in kinds) != 1:
-            raise ValueError(
-                f"column {self.name!r} needs one of evaluation (a set whose pass@1 it shows), analysis (whose"
-                " number it shows) and speedup (over another row)"
-            )
-        if self.value is not None and self.analysis is None:
-            raise ValueError(f"column {self.name!r}: value is a key path in an analysis, and there is none")
-        if self.speedup is not None and self.curve is None:
-            raise ValueError(f"column {self.name!r}: a speedup is read along the curve of a set; name one")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Panel:
-    """One panel of the figure along training, with a line for every row: exactly one of `metric`, a key
-    of ``metrics.jsonl``, and `evaluation`, a set whose pass@1 it is. `percent` shows shares as percent;
-    None does so for evaluations.
-    """
-
-    name: Name
-    metric: Name | None = None
-    evaluation: Name | None = None
-    percent: bool | None = None
-
-    def __post_init__(self) -> None:
-        if (self.metric is None) == (self.evaluation is None):
-            raise ValueError(
-                f"panel {self.name!r} needs one of metric (such as 'train/entropy') and evaluation (a set"
-                " whose pass@1 it shows)"
-            )
-
-    @property
-    def in_percent(self) -> bool:
-        return self.evaluation is not None if self.percent is None else self.percent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,12 +113,30 @@ class Reproduction(Table):
                     f"column {one.name!r} compares with the row {one.speedup.of!r}, which is none;"
                     f" {did_you_mean(one.speedup.of, rows)}"
                 )
+            if one.over is not None:
+                if one.over not in rows:
+                    raise ValueError(
+                        f"column {one.name!r} is over the row {one.over!r}, which is none;"
+                        f" {did_you_mean(one.over, rows)}"
+                    )
+                if self.rows[rows.index(one.over)].cell(one.name).experiment is None:
+                    raise ValueError(
+                        f"column {one.name!r} is over the row {one.over!r}, which has no experiment there"
+                    )
         for row in self.rows:
             for column in row.cells:
                 if column not in columns:
                     raise ValueError(
                         f"row {row.name!r} has a cell in column {column!r}, which is none;"
                         f" {did_you_mean(column, columns)}"
+                    )
+                if (
+                    row.cells[column].value is not None
+                    and self.columns[columns.index(column)].analysis is None
+                ):
+                    raise ValueError(
+                        f"row {row.name!r}: a cell's value is a key path in an analysis, and column"
+                        f" {column!r} has none"
                     )
             for name in columns:
                 self._require_experiment(row.cell(name).experiment, f"row {row.name!r}")

@@ -29,7 +29,7 @@ class TagIds:
 
     @staticmethod
     def of(encode: Callable[[str], TokenIds]) -> TagIds | None:
-        """None where the tokenizer takes several tokens for a tag, or can't write it."""
+        """None where the tokenizer takes several tokens for a tag, one for several, or can't write it."""
         ids = []
         for tag in ("<Parallel>", "</Parallel>", "<Outlines>", "</Outlines>", "<Thread>", "</Thread>"):
             try:
@@ -39,4 +39,5 @@ class TagIds:
             if len(encoded) != 1:
                 return None
             ids.append(encoded[0])
-        return TagIds(*ids)
+        # One that doesn't know any of them may have the same unknown token for all.
+        return TagIds(*ids) if len(set(ids)) == len(ids) else None

@@ -1,0 +1,9 @@
+// The same problems with the solutions of the baseline: one line after the other, each token behind all before it.
+(import 'sft.libsonnet')
++ {
+  experiment_name: 'threadweaver/sft_sequential',
+  task+: { form: 'sequential' },
+  model+: { attention: 'flash_attention_2' },
+  evaluation+: { rollout+: { parallel: false } },
+}
++ (import '../models/thread_tokens.jsonnet')

@@ -1,0 +1,3 @@
+(import 'rl_parallel.libsonnet')
++ (import '../../shaping/acceleration_published_code.jsonnet')
++ { experiment_name: 'threadweaver/tiny/rl_parallel_published' }

@@ -1,0 +1,20 @@
+"""What a data pipeline is: a file of rows goes in, a folder with other rows comes out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from treetune.config.registrable import Registrable
+
+
+class DataPipeline(Registrable):
+    """The root of a pipeline's configuration."""
+
+    def run(self, source: Path, output: Path, config: dict[str, Any]) -> int:
+        """Turns the rows of `source` into what enters `output`, and goes on with what is there already.
+
+        `config` is the evaluated configuration, for the record. Returns the command's exit code. Raises
+        ValueError for a wrong input and RuntimeError where the work can't be done, after keeping what was.
+        """
+        raise NotImplementedError

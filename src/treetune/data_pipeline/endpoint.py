@@ -1,0 +1,115 @@
+"""A language model behind an OpenAI-compatible address: where it is, and how it is asked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from annotated_types import Ge, Gt, MinLen
+
+Message = tuple[Literal["user", "assistant"], str]
+"""Who says it, and what. A conversation begins and ends with the user's."""
+
+_OURS = (
+    "model",
+    "messages",
+    "prompt",
+    "max_tokens",
+    "max_completion_tokens",
+    "temperature",
+    "stop",
+    "stream",
+    "n",
+)
+_TURN_END = "\n\nUser:"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndpointSettings:
+    """An OpenAI-compatible endpoint.
+
+    `base_url` ends where the API's own paths begin, mostly with ``/v1``. `api` is ``chat``
+    (/chat/completions) or ``completions`` (/completions, for models without a chat template: the
+    conversation becomes one text). The key is read from the environment variable called `api_key_variable`,
+    and written nowhere; without a name none is sent. `temperature` null leaves it to the endpoint;
+    `max_tokens` bounds an answer, thought included, and is sent under `max_tokens_key`. `extra` goes into
+    every request as it is.
+
+    At most `concurrency` requests are in flight, each for `timeout` s. A request that meets HTTP 429, 5xx,
+    a broken connection, silence or what is no answer is sent up to `retries` times more, after `backoff` s,
+    twice that, and so on, or after what the endpoint asks for. When `give_up_after` requests in a row have
+    come to nothing, the work stops.
+    """
+
+    base_url: Annotated[str, MinLen(1)]
+    model: Annotated[str, MinLen(1)]
+    api: Literal["chat", "completions"] = "chat"
+    api_key_variable: Annotated[str, MinLen(1)] | None = None
+    concurrency: Annotated[int, Gt(0)] = 16
+    timeout: Annotated[float, Gt(0)] = 900.0
+    retries: Annotated[int, Ge(0)] = 5
+    backoff: Annotated[float, Gt(0)] = 2.0
+    give_up_after: Annotated[int, Gt(0)] = 8
+    temperature: Annotated[float, Ge(0)] | None = None
+    max_tokens: Annotated[int, Gt(0)] = 16384
+    max_tokens_key: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        try:
+            parts = urlsplit(self.base_url)
+            wrong = parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0
+        except ValueError:
+            wrong = True
+        if wrong:
+            raise ValueError(f"base_url is {self.base_url!r}: it should be like 'https://host/v1'")
+        if parts.username or parts.password or parts.query or parts.fragment:
+            raise ValueError(
+                "base_url holds more than an address: leave out names, passwords and what follows a ? or #;"
+                " a key goes into the environment variable that api_key_variable names"
+            )
+        check_extra("extra", self.extra)
+
+    def key(self) -> str | None:
+        """The key from the environment. Raises ValueError, which doesn't show it."""
+        name = self.api_key_variable
+        if name is None:
+            return None
+        value = os.environ.get(name, "").strip()
+        if not value:
+            raise ValueError(
+                f"endpoint.api_key_variable names {name}, which is not set in the environment: export"
+                f" {name}=…, or set it to null for an endpoint that asks for no key"
+            )
+        if not value.isascii() or not value.isprintable() or " " in value:
+            raise ValueError(f"what the environment variable {name} holds is no key: it has other characters")
+        return value
+
+    def body(self, messages: Sequence[Message], extra: Mapping[str, Any]) -> dict[str, Any]:
+        """The request that asks for the next message."""
+        body: dict[str, Any] = {"model": self.model, self.max_tokens_key: self.max_tokens}
+        if self.temperature is not None:
+            body["temperature"] = self.temperature
+        if self.api == "chat":
+            body["messages"] = [{"role": role, "content": text} for role, text in messages]
+        else:
+            turns = [f"{role.capitalize()}:\n{text}" for role, text in messages]
+            body |= {"prompt": "\n\n".join([*turns, "Assistant:\n"]), "stop": [_TURN_END]}
+        return {**body, **self.extra, **extra}
+
+    @property
+    def url(self) -> str:
+        path = "chat/completions" if self.api == "chat" else "completions"
+        return f"{self.base_url.rstrip('/')}/{path}"
+
+
+def check_extra(key: str, extra: Mapping[str, Any]) -> None:
+    """Raises ValueError for what a request says anyway."""
+    clash = [name for name in extra if name in _OURS]
+    if clash:
+        raise ValueError(
+            f"{key} sets {', '.join(clash)}, which the other settings say or no answer could be read with"
+        )

@@ -1,0 +1,139 @@
+"""What is known of answers with threads: lengths, form and seconds, per answer and per iteration.
+
+Names of lengths are those of the reference's statistics (ThreadWeaver). All numbers are of responses,
+never of prompts, and all means are over answers, so that an answer of many threads weighs no more
+than any other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from treetune.episode_generators.base import GenerationContext
+from treetune.episode_generators.metrics import mean, pooled
+from treetune.tasks.threads.counting import ThreadCounts, count
+from treetune.tasks.threads.faults import faults
+from treetune.tasks.threads.tags import TagIds
+from treetune.vocabulary import Metrics, Segment, TextCodec, Trajectory
+
+NAMES = (
+    "total_num_tokens",
+    "num_tokens_in_the_longest_thread",
+    "acceleration_ratio",
+    "parallel_ratio",
+    "parallel_count",
+    "with_parallel",
+    "thread_counts_per_block",
+    "avg_tokens_per_parallel_block",
+    "format_correct",
+    "seconds_sampling",
+    "seconds_critical",
+)
+
+EXTREMES = (
+    "total_num_tokens",
+    "num_tokens_in_the_longest_thread",
+    "parallel_count",
+    "thread_counts_per_block",
+    "seconds_critical",
+)
+
+NO_TOKEN = -1
+
+
+def counts_of(trajectory: Trajectory, tags: TagIds | None, *, only_forked: bool = False) -> ThreadCounts:
+    """The lengths of an answer; its blocks may lie within each other as deep as the rollout let them.
+
+    Threads are what stands between tags, as in the reference, also where a model wrote the tags by itself
+    and nothing was sampled in parallel. With `only_forked`, a ``<Thread>`` that was sampled is text.
+    """
+    token_ids: Sequence[int] = trajectory.response_ids
+    if only_forked and tags is not None:
+        token_ids = [
+            NO_TOKEN if token == tags.thread and segment.origin == "sampled" else token
+            for segment in trajectory.segments
+            for token in segment.token_ids
+        ]
+    return count(token_ids, tags, _depth(trajectory))
+
+
+def answer_statistics(trajectory: Trajectory, codec: TextCodec) -> dict[str, float]:
+    """What `statistics_of` has for one answer."""
+    return statistics_of([trajectory], codec)[0]
+
+
+def statistics_of(trajectories: Sequence[Trajectory], codec: TextCodec) -> list[dict[str, float]]:
+    """Numbers of each answer, by `NAMES`; none at all where the tokenizer lacks the tags.
+
+    ``thread_counts_per_block`` and ``avg_tokens_per_parallel_block`` are numbers of answers that opened
+    a block, so others lack them. ``format_correct`` is 1 where the text breaks no rule of the grammar, which
+    is also so without any block. ``seconds_sampling`` are those of all requests for the answer,
+    ``seconds_critical`` those on its slowest way through the threads; both are measured, and lacking where
+    a part of it was not.
+    """
+    tags = TagIds.of(codec.encode)
+    return [{} if tags is None else _statistics(trajectory, tags) for trajectory in trajectories]
+
+
+def thread_metrics(context: GenerationContext, trajectories: Sequence[Trajectory]) -> Metrics:
+    """What the threads of all ranks' answers were like; nothing where the tokenizer lacks the tags.
+
+    ``threads/<name>`` is the mean of each of `NAMES` over the answers that have it,
+    ``threads/<name>_right`` that over right answers, ``threads/<name>_max`` the largest (of `EXTREMES`);
+    ``threads/correct`` is the share of right answers. Collective.
+    """
+    if TagIds.of(context.codec.encode) is None:
+        return {}
+    answers = statistics_of(trajectories, context.codec)
+    right = [trajectory.grade.right for trajectory in trajectories]
+    columns = {name: [answer[name] for answer in answers if name in answer] for name in NAMES}
+    for name in NAMES:
+        having = [answer[name] for answer, ok in zip(answers, right, strict=True) if ok and name in answer]
+        columns[f"{name}_right"] = having
+    columns["correct"] = [float(ok) for ok in right]
+    everyones = pooled(context, "thread-metrics", columns)
+    metrics = {f"threads/{name}": mean(values) for name, values in everyones.items() if values}
+    return metrics | {f"threads/{name}_max": max(everyones[name]) for name in EXTREMES if everyones[name]}
+
+
+def _statistics(trajectory: Trajectory, tags: TagIds) -> dict[str, float]:
+    counts = counts_of(trajectory, tags)
+    numbers = {
+        "total_num_tokens": float(counts.total_num_tokens),
+        "num_tokens_in_the_longest_thread": float(counts.num_tokens_in_the_longest_thread),
+        "acceleration_ratio": counts.acceleration_ratio,
+        "parallel_ratio": counts.parallel_ratio,
+        "parallel_count": float(counts.parallel_count),
+        "with_parallel": float(counts.with_parallel),
+        "format_correct": float(not faults(trajectory.text, nesting=_depth(trajectory) > 1)),
+    }
+    if counts.with_parallel:
+        numbers["thread_counts_per_block"] = counts.thread_counts_per_block
+        numbers["avg_tokens_per_parallel_block"] = counts.avg_tokens_per_parallel_block
+    sampled = [segment for segment in trajectory.segments if segment.origin == "sampled"]
+    seconds = [segment.seconds for segment in sampled if segment.seconds is not None]
+    if sampled and len(seconds) == len(sampled):
+        numbers["seconds_sampling"] = math.fsum(seconds)
+        numbers["seconds_critical"] = critical_seconds(sampled)
+    return numbers
+
+
+def _depth(trajectory: Trajectory) -> int:
+    """How deep blocks lay within each other; 1 also where nobody forked."""
+    return max((1, *(len(segment.branch) for segment in trajectory.segments)))
+
+
+def critical_seconds(segments: Sequence[Segment], depth: int = 0) -> float:
+    """Seconds of the slowest way through: those of the line at `depth`, and of each of its blocks those
+    of its slowest thread, with the blocks within it. What wasn't measured counts nothing."""
+    line = [s.seconds for s in segments if len(s.branch) == depth and s.seconds is not None]
+    blocks: dict[int, dict[int, list[Segment]]] = {}
+    for segment in segments:
+        if len(segment.branch) > depth:
+            block, thread = segment.branch[depth]
+            blocks.setdefault(block, {}).setdefault(thread, []).append(segment)
+    slowest = [
+        max(critical_seconds(thread, depth + 1) for thread in threads.values()) for threads in blocks.values()
+    ]
+    return math.fsum([*line, *slowest])

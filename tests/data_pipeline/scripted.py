@@ -1,0 +1,174 @@
+"""A scripted endpoint on this machine, and a solution whose parallel form is known."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from aiohttp import web
+
+KEY = "sk-test-0123456789abcdef"
+
+PROBLEM = "How many of the numbers from 1 to 200 are divisible by 6 or by 15?"
+SOLUTION = """\
+Count the multiples of 6, add those of 15, and take away those of both.
+
+Multiples of 6: the last one that is not above 200 is 198, since 198 = 6 * 33 and 204 is too large.
+So there are 33 of them, one for each factor from 1 to 33.
+
+Multiples of 15: as with the 6, look for the last one. It is 195 = 15 * 13, because 210 is too large already.
+That leaves 13 of them, one for each factor from 1 to 13.
+
+Multiples of both are those of 30, their least one. The last is 180 = 30 * 6, for 210 is too large.
+There is one for each factor, just like the 33 before: 6 of them.
+
+Together: 33 + 13 - 6 = 40.
+The answer is \\boxed{40}."""
+PARALLEL = """\
+Count the multiples of 6, add those of 15, and take away those of both.
+
+<Parallel>
+<Outlines>
+<Outline>1: Count the multiples of 6 up to 200.</Outline>
+<Outline>2: Count the multiples of 15 up to 200. Look for the last one.</Outline>
+<Outline>3: Count the numbers that are multiples of both.</Outline>
+</Outlines>
+<Thread>
+1: Multiples of 6: the last one that is not above 200 is 198, since 198 = 6 * 33 and 204 is too large.
+So there are 33 of them, one for each factor from 1 to 33.
+</Thread><Thread>
+2: Multiples of 15: look for the last one. It is 195 = 15 * 13, because 210 is too large already.
+That leaves 13 of them, one for each factor from 1 to 13.
+</Thread><Thread>
+3: Multiples of both are those of 30, their least one. The last is 180 = 30 * 6, for 210 is too large.
+There is one for each factor: 6 of them.
+</Thread>
+</Parallel>
+
+Together: 33 + 13 - 6 = 40.
+The answer is \\boxed{40}."""
+
+ANSWERS: dict[str, str] = {
+    "steps": "1: lines 1-1 ...",
+    "substeps": "no sub-steps",
+    "groups": "2, 3 and 4",
+    "subgroups": "none",
+    "ranges": "<parallel><thread>3-5</thread>\n<thread>6-7</thread><thread>9-10</thread></parallel>",
+    "check": json.dumps([{"group": 1, "thread": i, "pass": True, "note": "fine"} for i in (1, 2, 3)]),
+    "references 2<-1": '```json\n[{"source": "as with the 6, ", "destination": ""}]\n```',
+    "references 3<-1": '[{"source": ", just like the 33 before", "destination": ""}]',
+    "references 3<-2": "[]",
+    "outlines": json.dumps(
+        [
+            "Count the multiples of 6 up to 200.",
+            "Count the multiples of 15 up to 200. Look for the last one.",
+            "Count the numbers that are multiples of both.",
+        ]
+    ),
+}
+
+_TASKS = {"1": "steps", "2": "substeps", "3": "groups", "4": "subgroups", "5": "ranges", "6": "check"}
+
+
+def question(text: str) -> str:
+    """Which of `ANSWERS` a request is for, by its last message."""
+    task = re.findall(r"Task (\d) of 6", text)
+    if task:
+        return _TASKS[task[-1]]
+    if "<part>" in text:
+        hidden, part = text.split("<hidden>")[1].split("<part>")
+        place = ["Multiples of 6", "Multiples of 15", "Multiples of both"]
+        found = [next(i for i, words in enumerate(place, 1) if words in piece) for piece in (part, hidden)]
+        return f"references {found[0]}<-{found[1]}"
+    return "outlines"
+
+
+Fault = Callable[[web.Request], Any]
+"""Gives a response in place of the answer; may be a coroutine."""
+
+
+class Endpoint:
+    """Answers by script, counts what it is asked, misbehaves when told to.
+
+    `faults` are taken one by one by requests for that question; `before` is called for each request.
+    """
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.answers: dict[str, str] = dict(ANSWERS)
+        self.usage: Any = {"prompt_tokens": 1000, "completion_tokens": 100}
+        self.faults: dict[str, list[Fault]] = {}
+        self.asked: list[dict[str, Any]] = []
+        self.questions: Counter[str] = Counter()
+        self.keys: set[str | None] = set()
+
+    def texts(self) -> Counter[str]:
+        """How often each request was sent."""
+        return Counter(json.dumps(body, sort_keys=True) for body in self.asked)
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        chat = request.path.endswith("/chat/completions")
+        last = body["messages"][-1]["content"] if chat else body["prompt"]
+        name = question(last if chat else last.rpartition("\n\nUser:\n")[2])
+        self.asked.append(body)
+        self.questions[name] += 1
+        self.keys.add(request.headers.get("Authorization"))
+        for waiting in (self.faults.get(name), self.faults.get("any")):
+            if waiting:
+                response = waiting.pop(0)(request)
+                return await response if asyncio.iscoroutine(response) else response
+        text = self.answers[name]
+        said = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
+        answer = {"choices": [{"index": 0, "finish_reason": "stop", **said}], "usage": self.usage}
+        return web.json_response(answer)
+
+
+@contextmanager
+def serving(endpoint: Endpoint) -> Iterator[Endpoint]:
+    """Serves in a thread of its own."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+
+    async def start() -> web.AppRunner:
+        app = web.Application(client_max_size=2**26)
+        app.router.add_post("/{path:.*}", endpoint.handle)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        endpoint.url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+        return runner
+
+    runner = asyncio.run_coroutine_threadsafe(start(), loop).result(10)
+    try:
+        yield endpoint
+    finally:
+        asyncio.run_coroutine_threadsafe(_stop(runner), loop).result(10)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
+        loop.close()
+
+
+async def _stop(runner: web.AppRunner) -> None:
+    await runner.cleanup()
+    hanging = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in hanging:
+        task.cancel()
+    await asyncio.gather(*hanging, return_exceptions=True)
+
+
+def status(code: int, text: str = "", **headers: str) -> Fault:
+    return lambda request: web.Response(status=code, text=text, headers=headers)
+
+
+async def hang(request: web.Request) -> web.Response:
+    await asyncio.sleep(60)
+    return web.Response()

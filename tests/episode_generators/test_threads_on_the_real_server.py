@@ -1,0 +1,167 @@
+"""Threads on the real vLLM: every call saw what it should, whatever the policy writes and whoever dies."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from tests.episode_generators.bigram_model import MANY_THREADS, THREADS, BigramModel, bigram_model
+from tests.episode_generators.tabular_mdp import LetterTask
+from tests.inference.stubs import process_named
+from treetune.episode_generators.base import GenerationContext
+from treetune.episode_generators.rollout.fork_join import NOTES
+from treetune.episode_generators.rollout.parallel_threads import ParallelThreads
+from treetune.inference.base import Completion, Engine, OnResult, Request
+from treetune.inference.engine import VllmEngine
+from treetune.inference.settings import VllmSettings
+from treetune.vocabulary import Grade, Problem, Trajectory, sees
+
+pytestmark = [pytest.mark.server, pytest.mark.slow]
+
+CONTEXT = 1024
+
+
+class Pool:
+    def submit(self, response: str, problem: Problem) -> Future[Grade]:
+        future: Future[Grade] = Future()
+        future.set_result(Grade(1.0, "ok"))
+        return future
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, BigramModel]:
+    folder = tmp_path_factory.mktemp("models")
+    tables = {"threads": THREADS, "many": MANY_THREADS}
+    return {name: bigram_model(table, folder / name, CONTEXT) for name, table in tables.items()}
+
+
+@pytest.fixture(scope="module")
+def engine(models: dict[str, BigramModel], tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmEngine]:
+    settings = VllmSettings(prefix_caching=True, omp_threads=1, start_timeout=300.0)
+    logs = tmp_path_factory.mktemp("logs")
+    model = models["threads"]
+    found = settings.start(model.folder, logs, seed=0, context_length=CONTEXT, end_ids=model.codec.end_ids)
+    assert isinstance(found, VllmEngine)
+    found.wait_ready()
+    yield found
+    found.close()
+
+
+class Watched(Engine):
+    """Passes everything on, and keeps what was asked and in which order answers came."""
+
+    def __init__(self, engine: VllmEngine, at: int | None = None) -> None:
+        self.engine, self.version, self.at = engine, engine.version, at
+        self.requests: list[Request] = []
+        self.most_waiting = 0
+
+    def generate(
+        self, requests: Sequence[Request], on_result: OnResult | None = None
+    ) -> list[list[Completion]]:
+        self.requests += requests
+        came = itertools.count()
+
+        def told(index: int, completions: list[Completion]) -> Sequence[Request]:
+            if next(came) == self.at:
+                os.kill(process_named("VLLM::EngineCore"), signal.SIGKILL)
+            assert on_result is not None
+            further = on_result(index, completions) or ()
+            self.requests += further
+            return further
+
+        return self.engine.generate(requests, told)
+
+
+def answered(
+    engine: Engine, model: BigramModel, problems: int, iteration: int = 0, **given: Any
+) -> list[Trajectory]:
+    context = GenerationContext(
+        task=LetterTask(),
+        engine=engine,
+        grader=Pool(),  # type: ignore[arg-type]
+        codec=model.codec,
+        seed=7,
+        iteration=iteration,
+        context_length=CONTEXT,
+    )
+    asked = [Problem(id=f"train/{i}", prompt="?", gold="") for i in range(problems)]
+    rollout = ParallelThreads(**{"samples": 2, "max_tokens": 300, **given})
+    return rollout.run(context, asked)[0]
+
+
+def assert_sampled_after_what_it_saw(trajectory: Trajectory, model: BigramModel) -> None:
+    for place, segment in enumerate(trajectory.segments):
+        if segment.origin == "sampled":
+            before = [s for s in trajectory.segments[:place] if sees(segment.branch, s.branch)]
+            context = trajectory.prompt_ids + tuple(itertools.chain(*(s.token_ids for s in before)))
+            assert segment.logprobs == pytest.approx(model.logprobs(context, segment.token_ids), abs=2e-3)
+            assert segment.seconds is not None and segment.seconds > 0
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "as it is": {},
+    "two deep": {"max_depth": 2},
+    "few": {"max_threads": 1, "max_blocks": 1},
+    "short threads": {"thread_tokens": 3},
+    "short threads are dropped": {"thread_tokens": 3, "stragglers": "drop"},
+    "malformed blocks are text": {"malformed": "go_on", "max_tokens": 60},
+    "little room": {"max_tokens": 40, "stragglers": "go_on"},
+    "with conclusions": {"conclusion": True},
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_each_part_has_the_probabilities_of_what_it_saw(
+    name: str, engine: VllmEngine, models: dict[str, BigramModel]
+) -> None:
+    engine.load(models["threads"].folder, 0)
+    watched = Watched(engine)
+    trajectories = answered(watched, models["threads"], problems=30, **SETTINGS[name])
+    budget = SETTINGS[name].get("max_tokens", 300)
+    for trajectory in trajectories:
+        assert_sampled_after_what_it_saw(trajectory, models["threads"])
+        assert len(trajectory.response_ids) <= budget
+    sampled = sum(s.origin == "sampled" for t in trajectories for s in t.segments)
+    dropped = sum(t.notes.get("dropped", 0) for t in trajectories)
+    assert len(watched.requests) == sampled + dropped or "two deep" in name
+    SEEN.update(note for t in trajectories for note in t.notes)
+    assert any(len(t.segments) > 4 for t in trajectories) or name == "little room"
+
+
+SEEN: Counter[str] = Counter()
+
+
+def test_every_odd_end_was_met() -> None:
+    assert set(NOTES) <= set(SEEN)
+
+
+def test_an_answer_of_fifty_threads_is_sampled_and_joined_whole(
+    engine: VllmEngine, models: dict[str, BigramModel]
+) -> None:
+    engine.load(models["many"].folder, 1)
+    trajectories = answered(engine, models["many"], problems=12, max_tokens=1000)
+    most = max(len({s.branch for s in t.segments}) - 1 for t in trajectories)
+    assert most == 50
+    for trajectory in trajectories:
+        assert_sampled_after_what_it_saw(trajectory, models["many"])
+
+
+def test_a_server_killed_in_the_middle_of_joins_changes_no_answer_and_loses_none(
+    engine: VllmEngine, models: dict[str, BigramModel]
+) -> None:
+    engine.load(models["threads"].folder, 2)
+    undisturbed = Watched(engine)
+    expected = answered(undisturbed, models["threads"], problems=100)
+    restarts = engine.restarts
+    killed = Watched(engine, at=len(undisturbed.requests) // 2)
+    assert answered(killed, models["threads"], problems=100) == expected
+    assert engine.restarts == restarts + 1
+    key = lambda request: (request.seed, request.prompt_ids)  # noqa: E731
+    assert sorted(map(key, killed.requests)) == sorted(map(key, undisturbed.requests)), "each call once"

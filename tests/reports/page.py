@@ -1,0 +1,56 @@
+"""A page as a browser would read it."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+from pathlib import Path
+
+VOID = {"meta", "br", "hr", "img", "link"}
+
+
+class Page(HTMLParser):
+    """Elements, visible text, and whether every element is closed in turn."""
+
+    def __init__(self, page: Path | str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self._texts: list[str] = []
+        self._inside: list[int] = []
+        self.feed(page if isinstance(page, str) else page.read_text())
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_startendtag(tag, attrs)
+        if tag not in VOID:
+            self.open.append(tag)
+            self._inside.append(len(self.elements) - 1)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        self._texts.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open[-1:] == [tag], f"</{tag}> closes {self.open[-1:]}"
+        self.open.pop()
+        self._inside.pop()
+
+    def handle_data(self, data: str) -> None:
+        if self.open[-1:] != ["style"]:
+            self.text += data
+        for number in self._inside:
+            self._texts[number] += data
+
+    def count(self, tag: str, word: str) -> int:
+        return sum(
+            name == tag and word in (attrs.get("class") or "").split() for name, attrs in self.elements
+        )
+
+    def texts(self, *words: str) -> list[str]:
+        """What stands in each element that has all of these classes, in order."""
+        return [
+            text
+            for (_, attrs), text in zip(self.elements, self._texts, strict=True)
+            if set(words) <= set((attrs.get("class") or "").split())
+        ]

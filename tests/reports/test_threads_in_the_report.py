@@ -1,0 +1,249 @@
+"""An answer with threads is drawn with what was written side by side, nothing lost and nothing twice."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.episode_generators.scripted_engine import ScriptedEngine
+from tests.episode_generators.threads import CODEC as CHARACTERS
+from tests.episode_generators.threads import context as generation_context
+from tests.reports.page import Page
+from tests.reports.synthetic import metrics_row, summary, write_experiment, write_summary
+from tests.reports.threaded import CODEC, Fork, Thread, episode, outlines, trajectory, write_answers
+from treetune.episode_generators.credit.episodes import whole_answer
+from treetune.episode_generators.rollout.parallel_threads import ParallelThreads
+from treetune.episode_generators.storage import write_episodes, write_trajectories
+from treetune.episode_generators.thread_metrics import counts_of
+from treetune.inference.base import Request
+from treetune.reports.html import write_report
+from treetune.reports.thread_drawing import threads_html
+from treetune.reports.threads import ThreadedAnswer
+from treetune.tasks.threads.tags import TagIds
+from treetune.vocabulary import Problem, Trajectory
+
+
+def report_of(folder: Path, *answers: Trajectory, advantages: tuple[float, ...] = (0.5,)) -> Page:
+    path = write_experiment(folder / "run", iterations=1, episodes=())
+    write_answers(path / "iterations/0000", answers, [episode(one, advantages) for one in answers])
+    page = Page(write_report([path]))
+    assert page.open == []
+    return page
+
+
+def words(count: int) -> str:
+    return " w" * count
+
+
+def thread(tokens: int, seconds: float | None = 1.0) -> Thread:
+    """So many words, and its closing tag."""
+    return Thread(words(tokens) + "</Thread>", seconds)
+
+
+def test_threads_have_their_tokens_and_seconds_and_the_longest_is_the_critical_path(tmp_path: Path) -> None:
+    block = Fork((thread(18, 0.5), thread(28, 0.25)))
+    answer = trajectory("train/1", [f" a b {outlines(2)}", block, "</Parallel> c d"])
+    page = report_of(tmp_path, answer)
+    # The header's number and colon are a token of the thread, and the end of the line before it another.
+    first, second = page.texts("thread")
+    assert "20 tokens · 0.5 s" in first and "30 tokens · 0.25 s" in second
+    assert "critical path" in second and "critical path" not in first
+    (counts,) = page.texts("counts")
+    total = len(answer.response_ids)
+    assert f"{total} tokens, {total - 20} on the critical path" in counts
+    assert f"acceleration ratio {20 / total:.3f}" in counts and "1 block of 2 threads" in counts
+    # 0.1 s each for what is before and behind; the slower thread is not the longest one.
+    assert "0.7 s on the slowest way, 0.95 s in all requests" in counts
+    assert "A +0.50 throughout" in counts
+
+
+def test_a_block_holds_its_outlines_its_threads_and_its_end_and_no_more(tmp_path: Path) -> None:
+    block = Fork((thread(1), thread(2)))
+    answer = trajectory("train/1", [f"before {outlines(2)}", block, "</Parallel> after"])
+    page = report_of(tmp_path, answer)
+    (drawn,) = page.texts("block")
+    assert drawn.startswith("<Parallel>") and drawn.endswith("</Parallel>")
+    assert "<Outline>2: the part of digit 2</Outline>" in drawn
+    (line, *_) = page.texts("line")
+    assert line.startswith("before") and line.endswith("after")
+    assert [text.replace("↵", "") for text in page.texts("injected")] == [
+        "Underlined", "\n", "<Thread>\n1:", "<Thread>\n2:", "\n",
+    ]  # fmt: skip
+
+
+def test_a_block_within_a_thread_is_drawn_in_it_and_only_the_way_through_both_is_marked(
+    tmp_path: Path,
+) -> None:
+    def forking(*threads: Thread) -> Thread:
+        return Thread(parts=(f" i {outlines(2)}", Fork(threads), "</Parallel></Thread>"), seconds=0.1)
+
+    inner, other = forking(thread(3), thread(9)), forking(thread(1), thread(2))
+    answer = trajectory("train/1", [outlines(2), Fork((inner, other)), "</Parallel> end"])
+    page = report_of(tmp_path, answer)
+    outer, *_ = page.texts("thread")
+    assert "critical path" in outer and outer.count("tokens") == 3, "its own, and those of two within"
+    assert len(page.texts("thread")) == 6
+    marked = page.texts("thread", "critical")
+    assert len(marked) == 2 and words(9) in marked[1] and words(9) in marked[0]
+    assert "longest" in page.texts("thread")[5], "of a block that is not on the way"
+
+
+def test_an_end_that_was_forced_is_injected_and_what_the_rollout_noted_is_told(tmp_path: Path) -> None:
+    cut = Thread(" cut off", 0.1, forced_end=True)
+    answer = trajectory("train/1", [outlines(1), Fork((cut,)), "</Parallel>"], truncated=1, dropped=0)
+    page = report_of(tmp_path, answer)
+    assert "truncated: 1" in page.texts("counts")[0] and "dropped" not in page.texts("counts")[0]
+    assert page.texts("injected")[3].endswith("</Thread>")
+
+
+def test_fifty_threads_are_rows_of_which_the_longest_is_open(tmp_path: Path) -> None:
+    threads = tuple(thread(5 + 7 * i % 50) for i in range(50))
+    answer = trajectory("train/1", [outlines(50), Fork(threads), "</Parallel>"])
+    page = report_of(tmp_path, answer)
+    rows = [attrs for tag, attrs in page.elements if tag == "details" and "class" in attrs]
+    assert len(rows) == 50
+    assert ["open" in attrs for attrs in rows] == ["critical" in (attrs["class"] or "") for attrs in rows]
+    assert len(page.texts("block", "many")) == 1
+
+
+def test_credit_that_differs_is_told_where_steps_and_threads_begin(tmp_path: Path) -> None:
+    answer = trajectory("train/1", [outlines(2), Fork((thread(2), thread(3))), "</Parallel>"])
+    path = write_experiment(tmp_path / "run", iterations=1, episodes=())
+    advantages = (0.1, 0.0, 0.0, -0.25, 0.0, 0.75, 0.0, 0.1)
+    row = episode(answer, advantages, [i / 10 for i in range(8)])
+    write_answers(path / "iterations/0000", [answer], [row])
+    page = Page(write_report([path]))
+    assert page.texts("state") == ["V 0.00 A +0.10", "V 0.30 A -0.25", "V 0.50 A +0.75", "V 0.70 A +0.10"]
+    assert ["A -0.25" in text.split("<")[0] for text in page.texts("thread")] == [True, False]
+    assert page.count("span", "down") == 2, "in the note, and the first thread"
+    assert "throughout" not in page.texts("counts")[0]
+
+
+def test_without_the_trajectories_threads_are_drawn_without_seconds(tmp_path: Path) -> None:
+    answer = trajectory("train/1", [outlines(2), Fork((thread(2), thread(3))), "</Parallel>"])
+    path = write_experiment(tmp_path / "run", iterations=1, episodes=())
+    file = path / "iterations/0000/episodes.arrow"
+    write_episodes(file, [episode(answer, (0.5,))], CODEC)
+    page = Page(write_report([path]))
+    assert " s " not in page.texts("counts")[0] and len(page.texts("thread")) == 2
+    assert len(page.texts("injected")) == 5, "what isn't trained"
+    # Those of another cut of the answer are not its segments.
+    other = replace(answer, segments=answer.segments[:-1])
+    write_answers(path / "iterations/0000", [other], [episode(answer, (0.5,))])
+    assert " s " not in Page(write_report([path])).texts("counts")[0]
+    whole = file.with_name("trajectories.arrow")
+    whole.write_bytes(whole.read_bytes()[:-500])
+    page = Page(write_report([path]))
+    assert "trajectories.arrow of iteration 1 can't be read" in page.text and len(page.texts("thread")) == 2
+
+
+def test_text_in_threads_is_escaped(tmp_path: Path) -> None:
+    hostile = Thread(" <script>alert(1)</script> </div></details></Thread>", 0.1)
+    page = report_of(tmp_path, trajectory("train/1", [outlines(1), Fork((hostile,)), "</Parallel>"]))
+    assert "script" not in {tag for tag, _ in page.elements}
+    assert "<script>alert(1)</script>" in page.texts("thread")[0]
+
+
+def test_what_the_rollout_and_credit_leave_is_drawn_as_they_left_it(tmp_path: Path) -> None:
+    two = "<Parallel><Outlines><Outline>1:a</Outline><Outline>2:b</Outline></Outlines>"
+
+    def script(before: str, request: Request) -> str:
+        """The first thread forks again."""
+        if before.endswith("</Thread>\n"):
+            is_inner = before.count("<Parallel>") - before.count("</Parallel>") == 2
+            return "</Parallel>b\n</Thread>" if is_inner else "</Parallel>a$"
+        if before.endswith("?"):
+            return f"b{two}"
+        return two if before.count("<Parallel>") == 1 and before.endswith("1:") else "aab\n</Thread>"
+
+    context = generation_context(engine=ScriptedEngine(script), context_length=4096)
+    rollout = ParallelThreads(samples=1, max_tokens=200, max_depth=2)
+    trajectories, _ = rollout.run(context, [Problem("train/0", "?", "")])
+    (one,), _ = whole_answer(context, trajectories, [0.5])
+    path = write_experiment(tmp_path / "run", iterations=1, episodes=())
+    write_trajectories(path / "iterations/0000/trajectories.arrow", trajectories)
+    write_episodes(path / "iterations/0000/episodes.arrow", [one], CHARACTERS)
+    page = Page(write_report([path]))
+    assert page.open == []
+    outer, first, second, last = page.texts("thread")
+    assert "aab" in first and "aab" in second and "aab" in last and "</Parallel>b" in outer
+    counts = counts_of(trajectories[0], TagIds.of(CHARACTERS.encode))
+    assert f"{counts.num_tokens_in_the_longest_thread} on the critical path" in page.texts("counts")[0]
+    drawn = "".join(page.texts("run")).replace("↵", "")
+    assert drawn == trajectories[0].text
+
+
+TEXT = st.text("ab \n", max_size=6)
+TAG = st.sampled_from(["<Parallel>", "</Parallel>", "<Outlines>", "</Outlines>", "<Thread>", "</Thread>", ""])
+SAMPLED = st.lists(st.tuples(TEXT, TAG), max_size=3).map(lambda parts: "".join(map("".join, parts)))
+LINE = st.recursive(
+    st.lists(SAMPLED, min_size=1, max_size=2),
+    lambda lines: st.lists(
+        st.one_of(
+            SAMPLED,
+            st.lists(lines.map(lambda parts: Thread(parts=tuple(parts))), min_size=1, max_size=3).map(
+                lambda threads: Fork(tuple(threads))
+            ),
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(parts=LINE)
+def test_all_text_is_drawn_once_and_in_its_order_however_the_tags_lie(parts: list[str | Fork]) -> None:
+    answer = trajectory("train/1", parts)
+    row = episode(answer, (0.5,))
+    as_row = {
+        "tokens": [CODEC.decode([token]) for token in row.response_ids],
+        "stretches": [{"end": one.end, "branch": one.branch} for one in row.stretches],
+        "trained": row.trained,
+        "advantages": row.advantages,
+    }
+    page = Page(threads_html(ThreadedAnswer(as_row, answer.segments, {}, 1.0)))
+    assert page.open == []
+    assert "".join(page.texts("run")).replace("↵", "") == answer.text
+
+
+def test_metrics_of_threads_are_a_group_of_charts(tmp_path: Path) -> None:
+    path = write_experiment(tmp_path / "run", iterations=3)
+    assert "Threads" not in Page(write_report([path])).text
+    more = {
+        "threads/num_tokens_in_the_longest_thread": 50.0,
+        "threads/num_tokens_in_the_longest_thread_right": 40.0,
+        "threads/num_tokens_in_the_longest_thread_max": 90.0,
+        "threads/truncated": 0.5,
+        "threads/dropped_tokens": 0.0,
+        "threads/correct": 0.5,
+    }
+    rows = [metrics_row(i, **more) for i in range(3)]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = Page(write_report([path]))
+    titles = [attrs.get("aria-label") for _, attrs in page.elements]
+    assert "tokens in the longest thread (critical path)" in titles and "truncated, per answer" in titles
+    assert not any("max" in (title or "") or "correct" in (title or "") for title in titles)
+    assert "Not once: dropped tokens." in page.text
+
+
+def test_results_tell_of_threads_where_an_evaluation_counted_them(tmp_path: Path) -> None:
+    path = write_experiment(tmp_path / "run", iterations=3, passes={3: 0.5})
+    assert "longest thread" not in Page(write_report([path])).text
+    threads = {"num_tokens_in_the_longest_thread": 61.24, "with_parallel": 0.4375}
+    write_summary(path, 3, "validation", summary(0.5, threads=threads))
+    page = Page(write_report([path]))
+    assert "longest threadwith threads" in page.text and "61.20.438" in page.text
+
+
+@pytest.mark.parametrize("count", [1, 4, 5])
+def test_up_to_four_threads_stand_side_by_side(tmp_path: Path, count: int) -> None:
+    answer = trajectory("train/1", [outlines(count), Fork((thread(2),) * count), "</Parallel>"])
+    page = report_of(tmp_path, answer)
+    assert bool(page.texts("threads", "side")) == (count <= 4)

@@ -1,0 +1,205 @@
+"""How written threads are cut, checked, read laxly and taken out again."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from treetune.tasks.threads.faults import faults
+from treetune.tasks.threads.grammar import Numbers, Piece, outline_numbers, pieces, without_threads
+from treetune.tasks.threads.tags import TAGS
+from treetune.vocabulary import Branch
+
+BLOCK = (
+    "<Parallel>\n<Outlines>\n<Outline>1: one</Outline>\n<Outline>2: two</Outline>\n</Outlines>\n"
+    "<Thread>\n1: first\n</Thread><Thread>\n2: second\n</Thread>\n</Parallel>"
+)
+CONCLUDED = BLOCK.replace("\n</Parallel>", "\n<Conclusion>\nboth</Conclusion>\n</Parallel>")
+
+
+@dataclass
+class Written:
+    """Text with threads, and beside it the pieces and the lines that it was made of."""
+
+    pieces: list[Piece]
+    lines: list[str]
+
+    @property
+    def text(self) -> str:
+        return "".join(piece.text for piece in self.pieces)
+
+
+plain = st.text("ab<T> 1:=\n", max_size=6).filter(lambda text: not any(tag in text for tag in TAGS))
+line = st.text("ab1:= ", min_size=1, max_size=6).filter(lambda text: text.strip() == text)
+
+
+@st.composite
+def answers(draw: st.DrawFn, branch: Branch = (), depth: int = 2) -> Written:
+    """Lines and blocks, as a rollout would have sampled and injected them."""
+    made: list[Piece] = []
+    lines = draw(st.lists(line, max_size=2))
+    sampled = "".join(f"{text}\n" for text in lines)
+    for block in range(draw(st.integers(0, 2)) if depth else 0):
+        numbers = draw(st.lists(st.sampled_from(["1", "2", "3", "7", "1.2", "10"]), min_size=1, unique=True))
+        space = draw(st.sampled_from(["", "\n", " \n"]))
+        outlines = "".join(f"<Outline>{number}:{draw(line)}</Outline>{space}" for number in numbers)
+        made.append(Piece(f"{sampled}<Parallel>{space}<Outlines>{outlines}</Outlines>", False, branch))
+        made.append(Piece("\n", True, branch))
+        for thread, number in enumerate(numbers):
+            inside = (*branch, (block, thread))
+            within = draw(answers(branch=inside, depth=depth - 1))
+            made.append(Piece(f"<Thread>\n{number}:", True, inside))
+            *rest, last = within.pieces or [Piece("", False, inside)]
+            closing = "</Thread>" if last.text.endswith("\n") else "\n</Thread>"
+            made += [*rest, Piece(last.text + closing, False, inside)]
+            lines += within.lines
+        concluded = draw(st.booleans())
+        made.append(Piece("\n<Conclusion>\n" if concluded else "\n", True, branch))
+        conclusion = draw(line) if concluded else ""
+        lines += [conclusion] if concluded else []
+        sampled = f"{conclusion}</Conclusion>\n</Parallel>\n" if concluded else "</Parallel>\n"
+        behind = draw(st.lists(line, max_size=2))
+        lines += behind
+        sampled += "".join(f"{text}\n" for text in behind)
+    if sampled:
+        made.append(Piece(sampled, False, branch))
+    return Written(made, lines)
+
+
+@given(answers())
+def test_a_text_is_cut_into_what_was_sampled_and_what_was_injected(written: Written) -> None:
+    assert pieces(written.text) == written.pieces
+
+
+@given(answers())
+def test_without_threads_all_lines_are_left_and_nothing_else(written: Written) -> None:
+    left = without_threads(written.text)
+    assert [text for text in left.split("\n") if text] == written.lines
+    assert not any(tag in left for tag in TAGS)
+
+
+@given(plain)
+def test_text_without_blocks_is_one_piece_and_stays_as_it_is(text: str) -> None:
+    assert pieces(text) == ([Piece(text, False, ())] if text else [])
+    assert without_threads(text) == text
+    assert faults(text) == []
+
+
+@given(st.lists(st.sampled_from([*TAGS, "1:", "2:", "\n", " ", "a"]), max_size=30).map("".join))
+def test_any_text_at_all_is_cut_without_loss_or_refused(text: str) -> None:
+    without_threads(text)
+    with contextlib.suppress(ValueError):
+        assert "".join(piece.text for piece in pieces(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "message"),
+    [
+        ("</Outlines>\n<Thread>", "</Outlines><Thread>", "between </Outlines> and the first"),
+        ("</Thread><Thread>", "</Thread>\n<Thread>", r"'<Thread>\\n2:' is missing in line 8"),
+        ("first\n</Thread>", "first</Thread>", "thread 1 ends within a line in line 7"),
+        ("<Thread>\n2:", "<Thread>\n3:", r"'<Thread>\\n2:' is missing"),
+        ("<Thread>\n2:", "<Thread> 2:", r"'<Thread>\\n2:' is missing"),
+        ("<Outline>2:", "<Outline>1:", "two outlines have the same number in line 5"),
+        ("<Outline>2:", "<Outline>second:", "an outline has no number in line 4"),
+        (" two</Outline>", " two", "outline 2 isn't closed"),
+        ("second\n</Thread>", "second\n", "</Parallel> stands in a thread that isn't closed in line 11"),
+        ("</Thread>\n</Parallel>", "</Thread></Parallel>", "one newline behind the last thread"),
+        ("\n</Parallel>", "", "one newline behind the last thread"),
+        ("<Parallel>\n", "", "<Outlines> stands outside of a block in line 1"),
+        ("</Parallel>", "</Parallel></Thread>", "no thread is open in line 11"),
+        ("</Parallel>", "<Conclusion>both</Conclusion>\n</Parallel>", "or <Conclusion> and a newline"),
+        ("</Parallel>", "<Conclusion>\nboth\n</Parallel>", "a conclusion isn't closed"),
+    ],
+)
+def test_what_a_rollout_would_not_have_made_is_refused(right: str, wrong: str, message: str) -> None:
+    assert right in BLOCK
+    assert pieces(BLOCK)
+    with pytest.raises(ValueError, match=message):
+        pieces(BLOCK.replace(right, wrong, 1))
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers", "duplicates"),
+    [
+        ("<Outlines><Outline>1: a</Outline><Outline> 2:b</Outline>", ("1", "2"), 0),
+        ("<Outlines><Outline>3:a</Outline><Outline>1.2:b</Outline><Outline>3:c</Outline>", ("3", "1.2"), 1),
+        ("<Outlines><Outline>1:a</Outline></Outlines><Outlines><Outline>2:b", ("2",), 0),
+        ("<Outline>1:a</Outline><Outline>1:a</Outline><Outline>1:a</Outline>", ("1",), 2),
+        ("<Outlines><Outline>a</Outline><Outline>1 b</Outline><Outline>x1:c</Outline>", (), 0),
+        ("1: a\n2: b", (), 0),
+    ],
+)
+def test_outlines_are_read_as_laxly_as_published(
+    text: str, numbers: tuple[str, ...], duplicates: int
+) -> None:
+    assert outline_numbers(f"{text}</Outlines>") == Numbers(numbers, duplicates)
+
+
+def test_well_formed_blocks_have_no_faults() -> None:
+    assert faults(f"a\n{BLOCK}\nb\n{CONCLUDED}\nc", adjacent=True) == []
+    assert faults(BLOCK, conclusions="refused") == []
+    assert faults(CONCLUDED, conclusions="required") == []
+
+
+NESTED = BLOCK.replace(" first", f" first\n{BLOCK}")
+INNER = BLOCK.index(" first") + len(" first\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "given", "message"),
+    [
+        (BLOCK.replace("</Parallel>", ""), {}, "1 <Parallel> and 0 </Parallel>"),
+        (NESTED, {}, f"the block at character {INNER} is within another"),
+        (BLOCK.replace("<Outline>2: two</Outline>\n", ""), {}, "has 1 <Outline>, 1 </Outline>, 2 <Thread>"),
+        ("<Parallel></Parallel>", {}, "has 0 <Outline>, 0 </Outline>, 0 <Thread>"),
+        (BLOCK, {"most_threads": 1}, "has 2 threads, more than 1"),
+        (BLOCK, {"conclusions": "required"}, "has no conclusion"),
+        (CONCLUDED, {"conclusions": "refused"}, "has a conclusion"),
+        (CONCLUDED.replace("both", " \n"), {}, "has an empty conclusion"),
+        (CONCLUDED.replace("</Conclusion>", ""), {}, "has 1 <Conclusion> and 0 </Conclusion>"),
+        (
+            BLOCK.replace("<Outline>2:", "<Outline>3:"),
+            {},
+            "numbers its outlines 1, 3, which should be 1 to 2",
+        ),
+        (BLOCK.replace("\n2: sec", "\n1: sec"), {}, "numbers its threads 1, 1, which should be 1 to 2"),
+        (BLOCK.replace("2: sec", "sec"), {}, "has thread 2 without a number and a colon"),
+        (BLOCK.replace("second", "<Outlines>"), {}, "has <Outlines> in thread 2"),
+        (BLOCK.replace("two", "<Conclusion>"), {}, "<Conclusion>"),
+        (BLOCK.replace("</Thread><Th", "</Thread>and<Th"), {}, "is not <Outlines>, outlines, </Outlines>"),
+        (BLOCK.replace("<Outlines>\n", "", 1), {}, "is not <Outlines>, outlines, </Outlines>"),
+        (BLOCK.replace("</Thread><", "</Thread>\n<"), {"adjacent": True}, "has white space between threads"),
+        (
+            f"{BLOCK}\n<Thread>\n3: more\n</Thread>",
+            {},
+            f"<Thread> at character {len(BLOCK) + 1} is outside of all blocks",
+        ),
+    ],
+)
+def test_each_broken_rule_is_named(text: str, given: dict[str, object], message: str) -> None:
+    assert message in "; ".join(faults(text, **given))  # type: ignore[arg-type]
+
+
+def test_nesting_and_white_space_between_threads_are_allowed_where_they_are() -> None:
+    assert faults(NESTED, nesting=True) == []
+    assert faults(NESTED.replace("</Thread><", "</Thread>\n<"), nesting=True) == []
+    inner_fault = NESTED.replace("second", "<Outlines>", 1)
+    assert faults(inner_fault, nesting=True) == [f"the block at character {INNER} has <Outlines> in thread 2"]
+
+
+@given(answers(depth=1))
+def test_what_a_rollout_makes_breaks_no_rule_but_those_of_numbers(written: Written) -> None:
+    found = [fault for fault in faults(written.text, adjacent=True) if "numbers its" not in fault]
+    assert all("without a number" in fault for fault in found)
+    numbered = all(
+        piece.text[len("<Thread>\n") : -1] == str(piece.branch[-1][1] + 1)
+        for piece in itertools.chain(written.pieces)
+        if piece.injected and piece.text.startswith("<Thread>")
+    )
+    assert (faults(written.text) == []) == numbered
