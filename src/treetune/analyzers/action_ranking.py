@@ -57,6 +57,7 @@ class ActionRanking(OfCheckpoints):
 
     needs_engine = True
     judges_critic = True
+    reads_one_line = True
 
     def __post_init__(self) -> None:
         if self.at_least > self.alternatives:

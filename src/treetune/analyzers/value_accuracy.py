@@ -52,6 +52,7 @@ class ValueAccuracy(OfCheckpoints):
 
     needs_engine = True
     judges_critic = True
+    reads_one_line = True
 
     def analyse(self, run: Run, points: Sequence[int], work: Path) -> Findings:
         from treetune.analyzers.sources import context_at, judged_at

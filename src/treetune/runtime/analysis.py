@@ -40,6 +40,8 @@ class Analyzer(Registrable):
 
     name: str | None
     needs_engine: bool = False
+    reads_one_line: bool = False
+    """Whether it takes each token for sampled after all before it, as it is where no answer forks."""
 
     @property
     def type_name(self) -> str:

@@ -224,6 +224,12 @@ class PolicyIteration(Runtime):
                 " siblings: choose the credit 'monte_carlo_threads' or 'group', or set the rollout's parallel"
                 " to false"
             )
+        blind = [one.label for one in self.analyzers if one.reads_one_line]
+        if blind and self.rollout.forks:
+            raise ValueError(
+                f"the analysis {blind[0]!r} continues answers from their beginnings, and threads don't see"
+                " their siblings: leave it out, or set the rollout's parallel to false"
+            )
 
     def _check_pairs(self, objective: Objective | None) -> None:
         needs = objective is not None and objective.needs_pairs
