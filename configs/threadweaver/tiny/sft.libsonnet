@@ -4,7 +4,7 @@
 + {
   rollout: { type: 'demonstrations' },
   credit: { type: 'none' },
-  iterations: 4,
+  iterations: 6,
   problems_per_iteration: 3200,
   trainer+: {
     learning_rate: 1.5e-3,
@@ -13,5 +13,5 @@
     schedule+: { decay: 'linear' },
   },
   evaluation+: { every: null },
-  checkpoints: { every: 4 },
+  checkpoints: { every: 6 },
 }
