@@ -48,7 +48,7 @@ MANY_THREADS: Table = THREADS | {
     "<Parallel>": {"<Outlines>": 1},
     "<Outlines>": {"<Outline>": 1},
     "<Outline>": dict.fromkeys("123456789", 1),
-    **{digit: {**dict.fromkeys("0123456789", 0.3), ":": 1} for digit in "0123456789"},
+    **{digit: {**dict.fromkeys("0123456789", 0.2), ":": 1} for digit in "0123456789"},
     ":": {"</Outline>": 1},
     "</Outline>": {"<Outline>": 70, "</Outlines>": 1},
     "\n": {"</Parallel>": 1},

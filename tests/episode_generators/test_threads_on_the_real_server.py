@@ -8,6 +8,8 @@ import signal
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,17 +17,31 @@ import pytest
 from tests.episode_generators.bigram_model import MANY_THREADS, THREADS, BigramModel, bigram_model
 from tests.episode_generators.tabular_mdp import LetterTask
 from tests.inference.stubs import process_named
-from treetune.episode_generators.base import GenerationContext
+from tests.runtime.in_process import directory_of
+from tests.runtime.shared_server import shared_server
+from treetune.episode_generators.base import Credit, GenerationContext
+from treetune.episode_generators.credit.group import Group
+from treetune.episode_generators.credit.monte_carlo_threads import MonteCarloThreads
 from treetune.episode_generators.rollout.fork_join import NOTES
 from treetune.episode_generators.rollout.parallel_threads import ParallelThreads
+from treetune.episode_generators.selection.all import All
 from treetune.inference.base import Completion, Engine, OnResult, Request
 from treetune.inference.engine import VllmEngine
 from treetune.inference.settings import VllmSettings
+from treetune.models.sources import PretrainedModel
+from treetune.runtime.base import PolicyIteration
+from treetune.runtime.commands import run_iteration_loop
+from treetune.tasks.base import Split
+from treetune.tasks.graders.base import Grader
+from treetune.tasks.graders.final_answer import FinalAnswer
+from treetune.trainers.base import DeepSpeedTrainer
+from treetune.trainers.batching import Layout
+from treetune.trainers.objectives.ppo import ClippedPolicyGradient
 from treetune.vocabulary import Grade, Problem, Trajectory, sees
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
-CONTEXT = 1024
+CONTEXT = 2048
 
 
 class Pool:
@@ -42,12 +58,16 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, BigramModel]:
     return {name: bigram_model(table, folder / name, CONTEXT) for name, table in tables.items()}
 
 
+SETTINGS_OF_SERVER = VllmSettings(prefix_caching=True, omp_threads=1, start_timeout=300.0)
+
+
 @pytest.fixture(scope="module")
 def engine(models: dict[str, BigramModel], tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmEngine]:
-    settings = VllmSettings(prefix_caching=True, omp_threads=1, start_timeout=300.0)
     logs = tmp_path_factory.mktemp("logs")
     model = models["threads"]
-    found = settings.start(model.folder, logs, seed=0, context_length=CONTEXT, end_ids=model.codec.end_ids)
+    found = SETTINGS_OF_SERVER.start(
+        model.folder, logs, seed=0, context_length=CONTEXT, end_ids=model.codec.end_ids
+    )
     assert isinstance(found, VllmEngine)
     found.wait_ready()
     yield found
@@ -105,7 +125,7 @@ def assert_sampled_after_what_it_saw(trajectory: Trajectory, model: BigramModel)
             assert segment.seconds is not None and segment.seconds > 0
 
 
-SETTINGS: dict[str, dict[str, Any]] = {
+CASES: dict[str, dict[str, Any]] = {
     "as it is": {},
     "two deep": {"max_depth": 2},
     "few": {"max_threads": 1, "max_blocks": 1},
@@ -117,14 +137,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", CASES)
 def test_each_part_has_the_probabilities_of_what_it_saw(
     name: str, engine: VllmEngine, models: dict[str, BigramModel]
 ) -> None:
     engine.load(models["threads"].folder, 0)
     watched = Watched(engine)
-    trajectories = answered(watched, models["threads"], problems=30, **SETTINGS[name])
-    budget = SETTINGS[name].get("max_tokens", 300)
+    trajectories = answered(watched, models["threads"], problems=30, **CASES[name])
+    budget = CASES[name].get("max_tokens", 300)
     for trajectory in trajectories:
         assert_sampled_after_what_it_saw(trajectory, models["threads"])
         assert len(trajectory.response_ids) <= budget
@@ -146,7 +166,7 @@ def test_an_answer_of_fifty_threads_is_sampled_and_joined_whole(
     engine: VllmEngine, models: dict[str, BigramModel]
 ) -> None:
     engine.load(models["many"].folder, 1)
-    trajectories = answered(engine, models["many"], problems=12, max_tokens=1000)
+    trajectories = answered(engine, models["many"], problems=12, max_tokens=2000)
     most = max(len({s.branch for s in t.segments}) - 1 for t in trajectories)
     assert most == 50
     for trajectory in trajectories:
@@ -165,3 +185,48 @@ def test_a_server_killed_in_the_middle_of_joins_changes_no_answer_and_loses_none
     assert engine.restarts == restarts + 1
     key = lambda request: (request.seed, request.prompt_ids)  # noqa: E731
     assert sorted(map(key, killed.requests)) == sorted(map(key, undisturbed.requests)), "each call once"
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuestionMarks(LetterTask):
+    """Eight problems, all of them a question mark; right is what ends with one x behind its last tag."""
+
+    grader: Grader = field(default_factory=lambda: FinalAnswer(marker=">"))
+
+    def problems(self, split: Split) -> Sequence[Problem]:
+        return [Problem(id=f"{split}/{i}", prompt="?", gold="x") for i in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("credit", "layout"), [(Group(std=False), "tree"), (MonteCarloThreads(samples=2), "packed")], ids=str
+)
+def test_a_run_trains_on_what_each_call_saw(
+    credit: Credit, layout: Layout, engine: VllmEngine, models: dict[str, BigramModel], tmp_path: Path
+) -> None:
+    with shared_server() as shared, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "close", lambda: None)  # the server is the module's
+        shared.started.append((SETTINGS_OF_SERVER, engine))
+        experiment = PolicyIteration(
+            task=QuestionMarks(),
+            model=PretrainedModel(name_or_path=str(models["threads"].folder)),
+            engine=replace(shared, settings=SETTINGS_OF_SERVER),
+            rollout=ParallelThreads(samples=4, max_tokens=120, max_depth=2),
+            credit=credit,
+            selection=All(),
+            trainer=DeepSpeedTrainer(
+                objective=ClippedPolicyGradient(), learning_rate=1e-3, layout=layout, measure_kl=False
+            ),
+            iterations=2,
+            problems_per_iteration=4,
+            context_length=CONTEXT,
+            experiment_name="threads",
+            directory=str(tmp_path),
+        )
+        run_iteration_loop(experiment, {})
+        shared.started.clear()
+    rows = directory_of(experiment).read_metrics()
+    assert [row["iteration"] for row in rows] == [0, 1]
+    for row in rows:
+        assert row["threads/with_parallel"] > 0 and row["train/grad_norm"] > 0
+        # Of the second iteration, this says that what was sampled from the new weights is trained as sampled.
+        assert row["engine/logprob_gap_max"] <= 1e-4
