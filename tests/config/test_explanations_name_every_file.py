@@ -124,7 +124,7 @@ def _merging(value: Any) -> str:
     return "{" + ", ".join(fields) + "}"
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(_OBJECTS, min_size=1, max_size=4))
 def test_the_last_setting_of_a_leaf_is_its_value(layers: list[dict[str, Any]]) -> None:
     for number, layer in enumerate(layers):

@@ -310,7 +310,7 @@ def test_an_interrupted_rollout_goes_on_where_it_was_and_samples_no_call_twice(t
 
 
 @given(data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_whatever_the_policy_writes_the_answer_ends_within_its_budget(data: st.DataObject) -> None:
     parts = ["<Parallel>", "<Outlines>", "<Outline>1:a</Outline>", "<Outline>2:b</Outline>", "</Outlines>"]
     parts += ["<Thread>", "\n</Thread>", "</Parallel>", "a", "b", "\n", ";", "$"]

@@ -122,7 +122,7 @@ def test_later_rounds_may_be_smaller_and_progress_goes_on_counting() -> None:
     assert {total for _, total in seen} == {8, 12, 16}
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     first=st.integers(1, 7),
     whole=st.integers(7, 40),

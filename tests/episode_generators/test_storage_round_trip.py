@@ -84,7 +84,7 @@ trajectories = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(episodes, max_size=4))
 def test_episodes_are_read_back_exactly(written: list[Episode]) -> None:
     with TemporaryDirectory() as directory:
@@ -93,7 +93,7 @@ def test_episodes_are_read_back_exactly(written: list[Episode]) -> None:
         assert read_episodes(path) == written
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(trajectories, max_size=4))
 def test_trajectories_are_read_back_exactly(written: list[Trajectory]) -> None:
     with TemporaryDirectory() as directory:

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -64,7 +64,6 @@ def offsets_by_definition(ids: Sequence[int], codec: TextCodec) -> list[int]:
 
 @pytest.mark.parametrize("name", CODECS)
 @given(data=st.data())
-@settings(deadline=None)
 def test_offsets_are_what_earlier_tokens_show_for_any_ids(name: str, data: st.DataObject) -> None:
     codec = CODECS[name]
     ids = data.draw(st.lists(st.integers(0, SIZES[name] - 1), max_size=12))
@@ -74,7 +73,6 @@ def test_offsets_are_what_earlier_tokens_show_for_any_ids(name: str, data: st.Da
 @pytest.mark.parametrize("name", ["byte level", "sentence pieces"])
 @given(text=st.text(alphabet="ab\n#éж🙂", max_size=20))
 @example(text="a🙂\n🙂b")
-@settings(deadline=None)
 def test_every_byte_of_a_character_has_the_characters_offset(name: str, text: str) -> None:
     codec = CODECS[name]
     ids = codec.encode(text)
@@ -115,7 +113,6 @@ def test_boundaries_of_another_text_are_refused() -> None:
 
 @pytest.mark.parametrize("name", CODECS)
 @given(data=st.data())
-@settings(deadline=None)
 def test_step_ends_rise_to_the_number_of_tokens_for_any_ids(name: str, data: st.DataObject) -> None:
     codec = CODECS[name]
     ids = data.draw(st.lists(st.integers(0, SIZES[name] - 1), min_size=1, max_size=12))

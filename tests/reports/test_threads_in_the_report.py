@@ -197,7 +197,7 @@ LINE = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
 @given(parts=LINE)
 def test_all_text_is_drawn_once_and_in_its_order_however_the_tags_lie(parts: list[str | Fork]) -> None:
     answer = trajectory("train/1", parts)

@@ -47,7 +47,7 @@ def evaluations(draw: st.DrawFn) -> list[list[Answer]]:
 
 
 @given(evaluations())
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_a_summary_is_what_its_definitions_say(problems: list[list[Answer]]) -> None:
     summary = summarise(trajectories(problems), seed=0)
     answers = list(itertools.chain.from_iterable(problems))
@@ -84,7 +84,6 @@ def test_scores_of_a_recipe_change_no_share_of_right_answers() -> None:
 
 
 @given(st.integers(1, 8), st.data())
-@settings(deadline=None)
 def test_pass_at_k_is_the_share_of_subsets_with_a_right_answer(n: int, data: st.DataObject) -> None:
     right = data.draw(st.lists(st.booleans(), min_size=n, max_size=n))
     k = data.draw(st.integers(1, n))

@@ -49,7 +49,7 @@ tasks = st.one_of(
 
 
 @given(tasks)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_splits_have_their_sizes_and_never_share_a_problem(task: WrittenArithmetic) -> None:
     seen: set[Sequence[int]] = set()
     for split in SPLITS:
@@ -101,7 +101,7 @@ def test_solutions_are_written_as_documented() -> None:
 
 
 @given(tasks)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_a_teacher_without_noise_is_right_and_keeps_to_the_alphabet(task: WrittenArithmetic) -> None:
     for problem in task.problems("test"):
         solution = task.demonstration(problem, 0)
@@ -213,7 +213,6 @@ def chance_by_enumeration(task: WrittenArithmetic, problem: Problem, prefix: lis
     st.floats(0, 1),
     st.booleans(),
 )
-@settings(deadline=None)
 def test_the_teachers_value_is_exact_after_any_prefix(
     numbers: tuple[int, ...], errors: list[int], noise: float, product: bool
 ) -> None:

@@ -256,7 +256,7 @@ def printed(tree: Tree, draw: random.Random) -> str:
 
 
 @given(trees, st.randoms(use_true_random=False), st.sampled_from([0, 0, 1, -1]), st.booleans())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_a_printed_tree_is_right_exactly_if_its_value_is_the_target(
     tree: Tree, draw: random.Random, off: int, require_all: bool
 ) -> None:
@@ -284,7 +284,7 @@ def test_a_printed_tree_is_right_exactly_if_its_value_is_the_target(
 
 
 @given(st.text(alphabet="0123456789+-*/()=x.e \n", max_size=40))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_what_python_reads_otherwise_never_passes(text: str) -> None:
     """Where both have a value, it is the same; what only Python reads is malformed here."""
     try:
@@ -308,7 +308,7 @@ def _parts(text: str) -> list[str]:
 
 
 @given(st.text(max_size=60))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_any_text_gets_a_verdict(text: str) -> None:
     assert of(text) in VERDICTS.values()
     assert verdict(text) in VERDICTS.values()

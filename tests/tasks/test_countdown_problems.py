@@ -80,7 +80,7 @@ tasks = st.builds(
 
 
 @given(tasks)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_splits_have_their_sizes_and_never_share_a_problem(task: Countdown) -> None:
     seen: set[tuple[tuple[int, ...], int]] = set()
     for split in SPLITS:
@@ -99,7 +99,7 @@ def test_splits_have_their_sizes_and_never_share_a_problem(task: Countdown) -> N
 
 
 @given(tasks)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 def test_every_problem_has_a_solution_which_the_grader_takes(task: Countdown) -> None:
     for problem in task.problems("test")[:4]:
         solution = solved(task, problem)
@@ -175,7 +175,6 @@ def test_a_wrong_shape_is_told(wrong: dict[str, Any], message: str) -> None:
 
 
 @given(st.lists(st.integers(1, 30), min_size=2, max_size=5))
-@settings(deadline=None)
 def test_signed_sums_are_all_there_are(numbers: list[int]) -> None:
     found = list(signed_sums(numbers))
     values = set()

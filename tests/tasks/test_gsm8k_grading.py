@@ -4,7 +4,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from treetune.tasks.graders.base import Grader
@@ -42,7 +42,6 @@ def test_what_is_not_one_number_is_none(text: str) -> None:
     assert read_number(text) is None
 
 
-@settings(deadline=None)
 @given(st.decimals(allow_nan=False, allow_infinity=False, places=3, min_value=-(10**9), max_value=10**9))
 def test_a_decimal_equals_its_fraction_and_no_neighbour(number: object) -> None:
     value = Fraction(str(number))
@@ -54,14 +53,12 @@ def test_a_decimal_equals_its_fraction_and_no_neighbour(number: object) -> None:
     assert grade(Numeric(), f"#### {value + Fraction(1, 1000)}", f"{number}").reward == 0.0
 
 
-@settings(deadline=None)
 @given(st.text(), st.text())
 def test_no_text_makes_the_grader_raise(response: str, gold: str) -> None:
     for grader in (Numeric(), THINKING, STRICT, Gsm8kLenientSubstring()):
         assert grade(grader, "####" + response, gold).reward in (0.0, 1.0)
 
 
-@settings(deadline=None)
 @given(st.text(alphabet="0123456789.,/%$-+eE =^\\{}½²٣ k", max_size=30))
 def test_no_mix_of_signs_makes_reading_raise(text: str) -> None:
     read_number(text)

@@ -152,7 +152,7 @@ def test_nothing_that_a_model_wrote_is_run(code: str) -> None:
     assert grade(code, "5", grader=Minerva()).reward == 0.0
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.fractions(min_value=-1000, max_value=1000, max_denominator=500), st.fractions(max_denominator=50))
 def test_a_fraction_equals_itself_in_every_dress_and_no_other(value: object, other: object) -> None:
     from fractions import Fraction
@@ -166,7 +166,7 @@ def test_a_fraction_equals_itself_in_every_dress_and_no_other(value: object, oth
     assert boxed(str(other), str(value)) is (other == value)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.text(alphabet="0123456789xyi\\{}()[]^_=,.;<>+-*/!%$& frac sqrt text pm cup", max_size=60))
 def test_no_mix_of_signs_makes_the_graders_raise(answer: str) -> None:
     for grader in (MathGrader(), Minerva()):

@@ -96,7 +96,7 @@ def test_the_reference_cuts_long_parts_at_commas_and_then_at_signs() -> None:
     assert steps(MathReference(), formula) == [formula[:62], formula[62:]]
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(text=st.text(alphabet="ab. \n$\\[](){}=,AB", max_size=80))
 @pytest.mark.parametrize("splitter", [Sentences(), MathReference()])
 def test_steps_over_token_ids_are_lossless(splitter: StepSplitter, text: str) -> None:

@@ -34,7 +34,7 @@ def test_the_choice_depends_on_seed_and_iteration_alone(
 
 
 @given(SIZES, st.integers())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_in_epochs_every_problem_comes_once_before_any_comes_again(sizes: tuple[int, int], seed: int) -> None:
     size, count = sizes
     stream = list(

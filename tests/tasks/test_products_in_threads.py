@@ -106,7 +106,7 @@ threaded = st.builds(
 
 
 @given(threaded, st.integers(0, 9))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_solutions_in_threads_are_well_formed_and_their_lines_go_on_from_each_other(
     task: Multiplication, seed: int
 ) -> None:
@@ -127,7 +127,7 @@ def test_solutions_in_threads_are_well_formed_and_their_lines_go_on_from_each_ot
 
 
 @given(threaded, st.integers(0, 9))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_the_fold_in_threads_has_the_lines_of_the_sequential_solution_slips_included(
     task: Multiplication, seed: int
 ) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import treetune.parts  # noqa: F401
@@ -21,7 +21,6 @@ def steps(splitter: StepSplitter, text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", SPLITTERS)
-@settings(deadline=None)
 @given(text=st.one_of(st.text(), st.lists(st.sampled_from(PIECES), max_size=60).map("".join)))
 def test_boundaries_rise_from_0_to_the_length_for_any_text(name: str, text: str) -> None:
     offsets = StepSplitter.registered()[name]().boundaries(text)

@@ -159,7 +159,7 @@ def test_the_rank_targets_gradient_is_the_sum_over_the_affected_tokens():
             torch.testing.assert_close(found[i], p * (h - (p * h).sum()), atol=1e-9, rtol=1e-9)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.floats(-40, 40), min_size=2, max_size=12), st.integers(0, 11), st.sampled_from([2, 5, 64]))
 def test_the_jensen_shannon_distances_lie_between_zero_and_log_two(numbers, label, max_rank):
     assume(label < len(numbers))
@@ -170,7 +170,7 @@ def test_the_jensen_shannon_distances_lie_between_zero_and_log_two(numbers, labe
         assert -1e-12 <= float(cost) <= math.log(2) + 1e-12
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.floats(-1e4, 1e4, width=32), min_size=2, max_size=9), st.data())
 def test_costs_and_gradients_are_finite_however_sure_the_policy_is(numbers, data):
     label = data.draw(st.integers(0, len(numbers) - 1))

@@ -114,7 +114,7 @@ def assert_equals_a_loop_over_tokens(objective: PolicyGradient, seed: int) -> No
     assert 0 <= float(metrics["train/clip_fraction"]) <= 1
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.integers(0, 10_000),
     st.sampled_from(["k1", "k2", "k3"]),
@@ -140,7 +140,7 @@ def test_the_clipped_policy_gradient_equals_a_loop_over_tokens(
     assert_equals_a_loop_over_tokens(objective, seed)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(0, 10_000), st.sampled_from([(3e-4, 4e-4), (0.2, 0.3)]), st.sampled_from([None, 1.2]))
 def test_clipping_by_whole_answers_equals_a_loop_over_tokens(seed, clip, cap):
     objective = SequencePolicyGradient(clip_low=clip[0], clip_high=clip[1], importance_cap=cap)
@@ -169,7 +169,7 @@ def test_with_one_advantage_to_an_answer_gspo_by_tokens_has_the_gradient_of_the_
     torch.testing.assert_close(by_tokens.grad, whole.grad)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(0, 10_000), st.sampled_from([(1.0, 0.28), (0.2, 0.2)]))
 def test_a_clipped_importance_weight_equals_a_loop_over_tokens(seed, clip):
     assert_equals_a_loop_over_tokens(ClippedImportance(clip_low=clip[0], clip_high=clip[1]), seed)

@@ -69,7 +69,7 @@ def plain_loss(objective: Preference, tokens: TokenBatch, logprobs: list[float])
     ],
     ids=["dpo", "smoothed", "ipo", "positive", "positive-smoothed"],
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 10_000))
 def test_a_loss_equals_a_loop_over_pairs_in_value_and_gradient(objective: Preference, seed: int) -> None:
     tokens, logprobs_N = batch(seed)

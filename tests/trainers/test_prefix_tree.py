@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainers.helpers import dense_mask
@@ -28,7 +28,6 @@ def ancestors(tree: PrefixTree, node: int) -> list[int]:
     return way[::-1]
 
 
-@settings(deadline=None)
 @given(ROWS)
 def test_every_row_is_found_again_on_the_way_from_the_root(rows):
     tree = tree_of(rows)
@@ -38,7 +37,6 @@ def test_every_row_is_found_again_on_the_way_from_the_root(rows):
             assert ancestors(tree, int(path[-1])) == path.tolist()
 
 
-@settings(deadline=None)
 @given(ROWS)
 def test_nothing_stands_twice_and_nothing_stands_there_that_no_row_has(rows):
     tree = tree_of(rows)
@@ -51,7 +49,6 @@ def test_nothing_stands_twice_and_nothing_stands_there_that_no_row_has(rows):
     assert [len(beginning) - 1 for beginning in found] == tree.depths_T.tolist()
 
 
-@settings(deadline=None)
 @given(ROWS)
 def test_the_mask_is_the_relation_of_ancestors(rows):
     tree = tree_of(rows)
@@ -62,7 +59,6 @@ def test_the_mask_is_the_relation_of_ancestors(rows):
     ]
 
 
-@settings(deadline=None)
 @given(ROWS)
 def test_a_growing_tree_knows_its_size_at_any_time(rows):
     growing = GrowingTree()
