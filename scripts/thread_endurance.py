@@ -5,7 +5,7 @@
 A model whose probabilities are known (tests/episode_generators/bigram_model.py) answers on the real
 server, first undisturbed and then with its engine process killed by SIGKILL once half of the calls are
 in. Told are: whether both gave the same answers, how often each call was asked for, how many were ever
-begun and not ended, and this process's memory. Some five minutes on two cores.
+begun and not ended, and this process's memory. Some ten minutes on two cores.
 """
 
 from __future__ import annotations
@@ -27,7 +27,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from tests.episode_generators.bigram_model import THREADS, BigramModel, bigram_model  # noqa: E402
+from tests.episode_generators.bigram_model import (  # noqa: E402
+    MANY_THREADS,
+    BigramModel,
+    bigram_model,
+)
 from tests.episode_generators.tabular_mdp import InlinePool, LetterTask  # noqa: E402
 from tests.inference.stubs import process_named  # noqa: E402
 from treetune.episode_generators.base import GenerationContext  # noqa: E402
@@ -37,6 +41,9 @@ from treetune.inference.engine import VllmEngine  # noqa: E402
 from treetune.inference.journal import request_key  # noqa: E402
 from treetune.inference.settings import VllmSettings  # noqa: E402
 from treetune.vocabulary import Problem  # noqa: E402
+
+TABLE = MANY_THREADS | {"</Outline>": {"<Outline>": 1, "</Outlines>": 1}}
+"""Every answer forks; threads write until they are cut."""
 
 CONTEXT = 512
 SAMPLES = 4
@@ -106,7 +113,7 @@ def passed(engine: VllmEngine, model: BigramModel, answers: int, kill_at: int | 
     )
     problems = [Problem(id=f"train/{i}", prompt="?", gold="") for i in range(answers // SAMPLES)]
     restarts, started = engine.restarts, time.monotonic()
-    trajectories, _ = ParallelThreads(samples=SAMPLES, max_tokens=300).run(context, problems)
+    trajectories, _ = ParallelThreads(samples=SAMPLES, max_tokens=300, thread_tokens=8).run(context, problems)
     seconds = time.monotonic() - started
     written = [
         (t.id, [(s.token_ids, s.logprobs, s.branch) for s in t.segments], t.finish_reason)
@@ -171,7 +178,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        model = bigram_model(THREADS, Path(folder) / "model", CONTEXT)
+        model = bigram_model(TABLE, Path(folder) / "model", CONTEXT)
         settings = VllmSettings(prefix_caching=True, omp_threads=1, start_timeout=300.0)
         logs = Path(folder) / "logs"
         engine = settings.start(
