@@ -4,8 +4,8 @@
 
 A model whose probabilities are known (tests/episode_generators/bigram_model.py) answers on the real
 server, first undisturbed and then with its engine process killed by SIGKILL once half of the calls are
-in. Told are: whether both gave the same answers, how often each call was asked for, how many were ever
-begun and not ended, and this process's memory. Some ten minutes on two cores.
+in. Told are: whether both gave the same answers, how often each call was asked for, and how this
+process's memory grew. Some ten minutes on two cores.
 """
 
 from __future__ import annotations
