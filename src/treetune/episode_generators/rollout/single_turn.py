@@ -135,6 +135,7 @@ def sample_answers(
                     token_ids=completion.token_ids,
                     logprobs=completion.logprobs,
                     policy_version=completion.policy_version,
+                    seconds=completion.seconds,
                 ),
             ),
             finish_reason=completion.finish_reason,
