@@ -23,6 +23,9 @@ COLOURS = ("#2f6fde", "#d9730d", "#1f8a5b", "#a33fb5", "#b3381f", "#5b6b7d", "#0
 DPI = 160
 CHARACTERS_PER_INCH = 12
 """Of a title."""
+LEGEND_CHARACTERS_PER_INCH = 14
+LEGEND_LINE = 8
+"""Characters that a line and the space around a name take in a legend."""
 
 PANELS_ACROSS = 2
 """Three where that would be more than a square."""
@@ -170,10 +173,16 @@ def draw_panels(results: Results, found: Sequence[PanelCurve], paths: Sequence[P
     names = [row.name for row in table.rows if row.name in lines]
     figure.legend(
         [lines[name] for name in names], names,
-        loc="outside lower center", ncols=min(8, len(names)), fontsize=8, frameon=False,
+        loc="outside lower center", ncols=_names_across(names, width), fontsize=8, frameon=False,
     )  # fmt: skip
     for path in paths:
         figure.savefig(path)
+
+
+def _names_across(names: Sequence[str], inches: float) -> int:
+    """How many names stand side by side in a legend of that width, each behind its line."""
+    longest = max(map(len, names), default=1) + LEGEND_LINE
+    return max(1, min(8, len(names), int(inches * LEGEND_CHARACTERS_PER_INCH) // longest))
 
 
 def _wrapped(title: str, inches: float) -> str:
