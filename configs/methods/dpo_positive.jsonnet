@@ -6,7 +6,7 @@
 + (import '../trainers/adamw_lr1e-6.jsonnet')
 + {
   credit: { type: 'none' },
-  selection: { type: 'preference_pairs', reward_threshold: 0.5, max_pairs_per_problem: 64 },
+  selection: { type: 'preference_pairs', max_pairs_per_problem: 64 },
   trainer+: {
     objective: { type: 'dpo_positive', positive_penalty: 50.0, label_smoothing: 0.0 },
     epochs: 3,

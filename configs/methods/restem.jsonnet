@@ -7,7 +7,7 @@
 + (import '../analyzers/kl_to_reference.jsonnet')
 + {
   credit: { type: 'none' },
-  selection: { type: 'correct_only', reward_threshold: 1.0, max_per_problem: 10 },
+  selection: { type: 'correct_only', max_per_problem: 10 },
   trainer+: { objective: { type: 'mle', aggregation: 'sequence' }, epochs: 8 },
   iterations: 10,
   restart: 'every_iteration',

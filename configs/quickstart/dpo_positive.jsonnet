@@ -7,7 +7,7 @@
   iterations: 1,
   problems_per_iteration: 200,
   credit: { type: 'none' },
-  selection: { type: 'preference_pairs', reward_threshold: 0.5, max_pairs_per_problem: 16 },
+  selection: { type: 'preference_pairs', max_pairs_per_problem: 16 },
   trainer: {
     type: 'deepspeed',
     objective: { type: 'dpo_positive', beta: 0.3, positive_penalty: 5 },

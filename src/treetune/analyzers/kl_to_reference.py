@@ -164,12 +164,12 @@ def answer_kl(policy_N: Tensor, start_N: Tensor, starts: Sequence[int]) -> dict[
 
 
 def _row_of(answer: Trajectory) -> Any:
-    from treetune.vocabulary import Episode
+    from treetune.vocabulary import Episode, are_sampled
 
     return Episode(
         prompt_ids=answer.prompt_ids,
         response_ids=answer.response_ids,
-        trained=tuple(s.origin == "sampled" for s in answer.segments for _ in s.token_ids),
+        trained=are_sampled(answer.segments),
         reward=answer.reward,
         group=answer.problem.id,
         trajectory=answer.id,

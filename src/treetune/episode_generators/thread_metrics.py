@@ -15,7 +15,7 @@ from treetune.episode_generators.metrics import mean, pooled
 from treetune.tasks.threads.counting import ThreadCounts, count
 from treetune.tasks.threads.faults import faults
 from treetune.tasks.threads.tags import TagIds
-from treetune.vocabulary import Metrics, Segment, TextCodec, Trajectory
+from treetune.vocabulary import Metrics, Segment, TextCodec, Trajectory, are_sampled
 
 NAMES = (
     "total_num_tokens",
@@ -48,14 +48,12 @@ def counts_of(trajectory: Trajectory, tags: TagIds | None, *, only_forked: bool 
     Threads are what stands between tags, as in the reference, also where a model wrote the tags by itself
     and nothing was sampled in parallel. With `only_forked`, a ``<Thread>`` that was sampled is text.
     """
-    token_ids: Sequence[int] = trajectory.response_ids
+    token_ids = trajectory.response_ids
     if only_forked and tags is not None:
-        token_ids = [
-            NO_TOKEN if token == tags.thread and segment.origin == "sampled" else token
-            for segment in trajectory.segments
-            for token in segment.token_ids
-        ]
-    return count(token_ids, tags, _depth(trajectory))
+        token_ids = token_ids.copy()
+        sampled = are_sampled(trajectory.segments)
+        token_ids[sampled & (token_ids == tags.thread)] = NO_TOKEN
+    return count(token_ids.tolist(), tags, _depth(trajectory))
 
 
 def answer_statistics(trajectory: Trajectory, codec: TextCodec) -> dict[str, float]:
@@ -86,7 +84,7 @@ def thread_metrics(context: GenerationContext, trajectories: Sequence[Trajectory
     if TagIds.of(context.codec.encode) is None:
         return {}
     answers = statistics_of(trajectories, context.codec)
-    right = [trajectory.grade.right for trajectory in trajectories]
+    right = [trajectory.grade.correct for trajectory in trajectories]
     columns = {name: [answer[name] for answer in answers if name in answer] for name in NAMES}
     for name in NAMES:
         having = [answer[name] for answer, ok in zip(answers, right, strict=True) if ok and name in answer]

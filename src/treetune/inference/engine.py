@@ -20,7 +20,7 @@ from treetune.inference.base import (
     Request,
     SyncReport,
 )
-from treetune.inference.client import Client, Piece, Sampling, ServerFailure, pieces_of
+from treetune.inference.client import Chunk, Client, Sampling, ServerFailure, chunks_of
 from treetune.inference.ranks import RankFiles
 from treetune.inference.server import Address, OwnServer, Server
 from treetune.inference.sync import largest_gap, reload_weights, sample_probes
@@ -81,37 +81,37 @@ class VllmEngine(Engine):
     ) -> list[list[Completion]]:
         results: list[list[Completion]] = []
         parts: dict[int, dict[int, list[Completion]]] = {}
-        missing: dict[tuple[int, int], Piece] = {}
+        missing: dict[tuple[int, int], Chunk] = {}
 
-        def asked(further: Sequence[Request]) -> list[Piece]:
-            pieces: list[Piece] = []
+        def asked(further: Sequence[Request]) -> list[Chunk]:
+            chunks: list[Chunk] = []
             for request in further:
                 self._check(len(results), request)
-                pieces += pieces_of(len(results), request, self._settings.max_num_seqs)
+                chunks += chunks_of(len(results), request, self._settings.max_num_seqs)
                 results.append([])
-            missing.update(((piece.index, piece.first), piece) for piece in pieces)
-            return pieces
+            missing.update(((chunk.index, chunk.first), chunk) for chunk in chunks)
+            return chunks
 
         asked(requests)
         self._recent = [(time.monotonic(), 0)]
         while missing:
             address = self._awake()
             # What follows from other answers goes first, as it did before.
-            pieces = sorted(missing.values(), key=lambda piece: piece.index < len(requests))
+            chunks = sorted(missing.values(), key=lambda chunk: chunk.index < len(requests))
             try:
                 with self._sampling(address) as sampling:
-                    sampling.add(pieces)
-                    for piece, completions in sampling:
-                        del missing[piece.index, piece.first]
-                        done = parts.setdefault(piece.index, {})
-                        done[piece.first] = completions
+                    sampling.add(chunks)
+                    for chunk, completions in sampling:
+                        del missing[chunk.index, chunk.first]
+                        done = parts.setdefault(chunk.index, {})
+                        done[chunk.first] = completions
                         self._count(completions)
-                        if sum(map(len, done.values())) < piece.request.n:
+                        if sum(map(len, done.values())) < chunk.request.n:
                             continue
-                        del parts[piece.index]
-                        results[piece.index] = [c for first in sorted(done) for c in done[first]]
+                        del parts[chunk.index]
+                        results[chunk.index] = [c for first in sorted(done) for c in done[first]]
                         if on_result is not None:
-                            sampling.add(asked(on_result(piece.index, results[piece.index]) or ()))
+                            sampling.add(asked(on_result(chunk.index, results[chunk.index]) or ()))
             except ServerFailure as failure:
                 # Whoever is unfinished is sent again: the same seeds give the same tokens.
                 self._server.failed(address, str(failure))

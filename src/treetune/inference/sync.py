@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from treetune.inference.base import Canary, Completion, Request, SamplingParams
-from treetune.inference.client import Client, Piece, ServerFailure
+from treetune.inference.client import Chunk, Client, ServerFailure
 from treetune.inference.launch import ADAPTER_CONFIG, MODEL_NAME
 from treetune.vocabulary import TokenIds
 
@@ -62,21 +62,21 @@ def sample_probes(
 ) -> list[tuple[TokenIds, Completion]]:
     """The engine's own answers to the canary's prompts."""
     sampling = SamplingParams(max_tokens=canary.max_tokens, temperature=canary.temperature)
-    pieces = [
-        Piece(index, 0, 1, Request(tuple(prompt), canary.seed, 1, sampling))
+    chunks = [
+        Chunk(index, 0, 1, Request(prompt, canary.seed, 1, sampling))
         for index, prompt in enumerate(canary.prompts)
     ]
     with client.sampling(url, version, concurrency=PROBE_CONCURRENCY, timeout=timeout) as samples:
-        samples.add(pieces)
-        answers = {piece.index: completions[0] for piece, completions in samples}
-    return [(piece.request.prompt_ids, answers[piece.index]) for piece in pieces]
+        samples.add(chunks)
+        answers = {chunk.index: completions[0] for chunk, completions in samples}
+    return [(chunk.request.prompt_ids, answers[chunk.index]) for chunk in chunks]
 
 
 def largest_gap(probes: Sequence[tuple[TokenIds, Completion]], scores: Sequence[Sequence[float]]) -> float:
     """max |engine log-prob - trainer log-prob| over all sampled tokens; inf where one is no number."""
     gap = 0.0
     for (_, completion), trainer in zip(probes, scores, strict=True):
-        for ours, theirs in zip(completion.logprobs, trainer, strict=True):
+        for ours, theirs in zip(completion.logprobs.tolist(), trainer, strict=True):
             difference = abs(ours - theirs)
             # A comparison with NaN is false: `max` would drop it.
             gap = max(gap, difference) if difference == difference else float("inf")

@@ -13,7 +13,7 @@ from treetune.reports.charts import number
 from treetune.reports.thread_drawing import NOTE, threads_html
 from treetune.reports.threads import ThreadedAnswer
 from treetune.reports.tokens import coloured
-from treetune.vocabulary import Segment
+from treetune.vocabulary import CORRECT_SCORE, Segment
 
 SHOWN = 8
 COLUMNS = (
@@ -118,7 +118,7 @@ def _sampled(path: Path, wanted: Sequence[str], missing: list[str]) -> dict[str,
 
 def _segment(row: dict[str, Any]) -> Segment:
     branch = tuple((block, thread) for block, thread in row.get("branch") or ())
-    return Segment(tuple(row["token_ids"]), row["origin"], branch=branch, seconds=row.get("seconds"))
+    return Segment(row["token_ids"], row["origin"], branch=branch, seconds=row.get("seconds"))
 
 
 def _chosen(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -127,8 +127,8 @@ def _chosen(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return max(moving) - min(moving)
 
     ordered = sorted(rows, key=lambda row: (not _has_threads(row), -spread(row), row.get("trajectory") or ""))
-    right = _different_problems([row for row in ordered if _score(row) > 0.5])
-    wrong = _different_problems([row for row in ordered if _score(row) <= 0.5])
+    right = _different_problems([row for row in ordered if _score(row) >= CORRECT_SCORE])
+    wrong = _different_problems([row for row in ordered if _score(row) < CORRECT_SCORE])
     n_right = min(len(right), max(SHOWN // 2, SHOWN - len(wrong)))
     return right[:n_right] + wrong[: SHOWN - n_right]
 
@@ -180,7 +180,7 @@ def episodes_html(sample: EpisodeSample) -> str:
 
 
 def _episode(row: dict[str, Any], scale: float, sampled: Sampled | None) -> str:
-    verdict = "right" if _score(row) > 0.5 else "wrong"
+    verdict = "right" if _score(row) >= CORRECT_SCORE else "wrong"
     earned = f"reward {number(row['reward'])}"
     if _score(row) != row["reward"]:  # it was shaped
         earned = f"score {number(_score(row))}, {earned}"

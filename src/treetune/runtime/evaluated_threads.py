@@ -52,4 +52,4 @@ def threads_metrics(label: str, summary: Mapping[str, Any]) -> Metrics:
 def _of_right(
     trajectories: Sequence[Trajectory], numbers: Sequence[Mapping[str, float]]
 ) -> list[Mapping[str, float]]:
-    return [own for own, trajectory in zip(numbers, trajectories, strict=True) if trajectory.grade.right]
+    return [own for own, trajectory in zip(numbers, trajectories, strict=True) if trajectory.grade.correct]

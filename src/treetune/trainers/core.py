@@ -31,7 +31,7 @@ from treetune.trainers.objectives.kl import kl_estimate
 from treetune.trainers.optimisation import Optimised
 from treetune.trainers.ranks import Ranks
 from treetune.trainers.tokens import Sequences, flat_of_trained, units_of
-from treetune.vocabulary import Episode, Metrics, TokenIds
+from treetune.vocabulary import Episode, Metrics, TokenIds, joined
 
 Forward = Callable[[MicroBatch], Tensor]
 
@@ -338,14 +338,14 @@ class PolicyTrainer:
         results = []
         for rank, share in enumerate(gathered):
             for prompt, response in share:
-                ids_1T = torch.tensor([prompt + response], device=self.ranks.device)
+                ids_T = torch.from_numpy(joined([prompt, response]).astype("int64")).to(self.ranks.device)
                 positions_N = torch.arange(len(prompt) - 1, len(prompt) + len(response) - 1)
                 with torch.no_grad():
                     logprobs_N, *_ = self.policy(
-                        ids_1T,
+                        ids_T[None],
                         None,
                         positions_N.to(self.ranks.device),
-                        torch.tensor(response, device=self.ranks.device),
+                        ids_T[len(prompt) :],
                         temperature,
                         False,
                         False,

@@ -16,8 +16,8 @@ from treetune.episode_generators.rollout.answers import (
     check_sampling,
     encoded_prompt,
     rank_share,
-    room,
     steps_of,
+    token_budget,
     with_unfinished,
 )
 from treetune.episode_generators.rollout.fork_join import (
@@ -43,6 +43,7 @@ from treetune.vocabulary import (
     TextCodec,
     TokenIds,
     Trajectory,
+    joined,
 )
 
 Fixed = Mapping[tuple[Branch, int], Segment]
@@ -205,7 +206,7 @@ class ParallelThreads(Rollout):
 
         requests = []
         for place, start in enumerate(starts):
-            budget = room(context, start.prompt_ids, self.max_tokens)
+            budget = token_budget(context, start.prompt_ids, self.max_tokens)
             growing[place] = ForkJoin(glue, limits, start.prompt_ids, budget)
             requests += sampled(place, growing[place].begin())
         if requests:
@@ -229,7 +230,7 @@ class ParallelThreads(Rollout):
 
     def _trajectory(self, context: GenerationContext, start: Start, answer: ForkJoin) -> Trajectory:
         segments = answer.segments
-        response_ids = tuple(itertools.chain.from_iterable(segment.token_ids for segment in segments))
+        response_ids = joined([segment.token_ids for segment in segments])
         text = context.codec.decode(response_ids)
         if len(segments) == 1:
             ends = steps_of(context, response_ids, text)
@@ -252,7 +253,9 @@ def _completion(known: Segment, call: Call, codec: TextCodec) -> Completion:
     """What the engine had said when the segment was sampled."""
     stopped = known.token_ids[-1] in (*call.stop_ids, *codec.end_ids)
     reason: FinishReason = "stop" if stopped else "length"
-    return Completion(known.token_ids, known.logprobs or (), reason, known.policy_version or 0)
+    assert known.logprobs is not None
+    logprobs = known.logprobs
+    return Completion(known.token_ids, logprobs, reason, known.policy_version or 0)
 
 
 def _note_metrics(context: GenerationContext, trajectories: Sequence[Trajectory]) -> Metrics:

@@ -11,7 +11,7 @@ from annotated_types import Gt
 
 from treetune.episode_generators.base import GenerationContext, Selection
 from treetune.episode_generators.selection.all import selection_metrics
-from treetune.vocabulary import Episode, Metrics
+from treetune.vocabulary import CORRECT_SCORE, Episode, Metrics
 
 
 @Selection.register("correct_only")
@@ -23,7 +23,7 @@ class CorrectOnly(Selection):
     their experiments, so that easy problems don't crowd out hard ones.
     """
 
-    reward_threshold: float = 1.0
+    reward_threshold: float = CORRECT_SCORE
     max_per_problem: Annotated[int, Gt(0)] | None = None
 
     def select(

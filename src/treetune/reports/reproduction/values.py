@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from treetune.config.errors import did_you_mean
-from treetune.vocabulary import FULL_REWARD
+from treetune.vocabulary import CORRECT_SCORE
 
 Better = Literal["higher", "lower", "neither"]
 
@@ -104,7 +104,7 @@ def by_problem(rows: Iterable[Mapping[str, Any]], name: str) -> dict[str, float]
 
 def _of_answer(row: Mapping[str, Any], name: str) -> float | None:
     if name == PASS_AT_1:
-        return float(row["reward"] >= FULL_REWARD)
+        return float(row["reward"] >= CORRECT_SCORE)
     if name == "unfinished":
         found: Any = row.get("finish_reason") and float(row["finish_reason"] == "length")
     elif name == "mean_tokens":
