@@ -31,6 +31,7 @@ import treetune.episode_generators.shaping.wrong_answers
 import treetune.episode_generators.threads.acceleration
 import treetune.episode_generators.threads.group_length_penalty
 import treetune.episode_generators.threads.monte_carlo_threads
+import treetune.episode_generators.threads.numbers
 import treetune.episode_generators.threads.parallel_threads
 import treetune.episode_generators.threads.reference_lengths
 import treetune.inference.settings

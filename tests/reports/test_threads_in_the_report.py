@@ -222,15 +222,17 @@ def test_metrics_of_threads_are_a_group_of_charts(tmp_path: Path) -> None:
         "threads/num_tokens_in_the_longest_thread_max": 90.0,
         "threads/truncated": 0.5,
         "threads/dropped_tokens": 0.0,
-        "threads/correct": 0.5,
     }
     rows = [metrics_row(i, **more) for i in range(3)]
     (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     page = Page(write_report([path]))
     titles = [attrs.get("aria-label") for _, attrs in page.elements]
-    assert "tokens in the longest thread (critical path)" in titles and "truncated, per answer" in titles
+    assert (
+        "tokens in the longest thread (critical path)" in titles
+        and "threads cut off at their limit" in titles
+    )
     assert not any("max" in (title or "") or "correct" in (title or "") for title in titles)
-    assert "Not once: dropped tokens." in page.text
+    assert "Always 0: tokens of threads that were left out." in page.text
 
 
 def test_results_tell_of_threads_where_an_evaluation_counted_them(tmp_path: Path) -> None:
@@ -239,7 +241,7 @@ def test_results_tell_of_threads_where_an_evaluation_counted_them(tmp_path: Path
     threads = {"num_tokens_in_the_longest_thread": 61.24, "with_parallel": 0.4375}
     write_summary(path, 3, "validation", summary(0.5, threads=threads))
     page = Page(write_report([path]))
-    assert "longest threadwith threads" in page.text and "61.20.438" in page.text
+    assert "with threadslongest thread" in page.text and "0.43861.2" in page.text
 
 
 @pytest.mark.parametrize("count", [1, 4, 5])

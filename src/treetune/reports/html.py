@@ -10,11 +10,12 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from treetune.episode_generators.numbers import Number, declared
 from treetune.reports.charts import Series, interval_mark, line_chart, number, stacked_bars
 from treetune.reports.diagnostics import diagnostics_html
 from treetune.reports.episodes import EpisodeSample, episodes_html, sample_episodes
 from treetune.reports.experiment import Experiment, read_experiment
-from treetune.reports.thread_curves import thread_curves_html
+from treetune.reports.number_curves import number_curves_html
 
 N_COLOURS = 8
 
@@ -107,15 +108,19 @@ def _results(experiments: Sequence[Experiment]) -> str:
     measured = [
         summary for one in experiments for along in one.evaluations.values() for summary in along.values()
     ]
-    with_threads = any(summary.get("threads") for summary in measured)
-    heads += ["longest thread", "with threads"] if with_threads else []
+    numbers = {
+        name: number
+        for name, number in declared().items()
+        if number.label is not None and any(_number(summary, name) is not None for summary in measured)
+    }
+    heads += [str(number.label) for number in numbers.values()]
     rows = []
     for i, one in enumerate(experiments):
         chip = f'<span class="chip {_colour(i)}"></span>{escape(one.name)}'
         for label, summaries in one.evaluations.items():
             summary = summaries[max(summaries)]
             cells = [chip, escape(label), *_result_cells(summary, _colour(i))]
-            cells += _thread_cells(summary.get("threads") or {}) if with_threads else []
+            cells += [_number_cell(_number(summary, name), of) for name, of in numbers.items()]
             rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
     if not rows:
         return '<p class="missing">No checkpoint is measured yet: <code>run_evaluation</code> does.</p>'
@@ -148,9 +153,13 @@ def _result_cells(summary: Mapping[str, Any], colour: str) -> list[str]:
     ]
 
 
-def _thread_cells(threads: Mapping[str, float]) -> list[str]:
-    longest, share = threads.get("num_tokens_in_the_longest_thread"), threads.get("with_parallel")
-    return ["–" if longest is None else f"{longest:.1f}", "–" if share is None else f"{share:.3f}"]
+def _number(summary: Mapping[str, Any], name: str) -> float | None:
+    group, _, short = name.partition("/")
+    return (summary.get(group) or {}).get(short)
+
+
+def _number_cell(value: float | None, of: Number) -> str:
+    return "–" if value is None else f"{value:.3f}" if of.share else f"{value:.1f}"
 
 
 def _evaluation_curves(experiments: Sequence[Experiment]) -> str:
@@ -200,7 +209,7 @@ def _section(one: Experiment, colour: str) -> str:
     charts = _curves(one, colour)
     if charts:
         parts.append(f'<h3>Training</h3><div class="charts">{"".join(charts)}</div>')
-    parts.append(thread_curves_html(one, colour))
+    parts.append(number_curves_html(one, colour))
     parts.append(diagnostics_html(one))
     parts.append(_times(one))
     if sample is not None:
