@@ -22,8 +22,8 @@ from treetune.episode_generators.threads.numbers import counts_of
 from treetune.episode_generators.threads.parallel_threads import ParallelThreads
 from treetune.inference.base import Request
 from treetune.reports.html import write_report
-from treetune.reports.thread_drawing import threads_html
-from treetune.reports.threads import ThreadedAnswer
+from treetune.reports.sections.threads.answer import ThreadedAnswer
+from treetune.reports.sections.threads.drawing import threads_html
 from treetune.tasks.threads.tags import TagIds
 from treetune.vocabulary import Problem, Trajectory
 
@@ -215,7 +215,7 @@ def test_all_text_is_drawn_once_and_in_its_order_however_the_tags_lie(parts: lis
 
 def test_metrics_of_threads_are_a_group_of_charts(tmp_path: Path) -> None:
     path = write_experiment(tmp_path / "run", iterations=3)
-    assert "Threads" not in Page(write_report([path])).text
+    assert "Threads:" not in Page(write_report([path])).text
     more = {
         "threads/num_tokens_in_the_longest_thread": 50.0,
         "threads/num_tokens_in_the_longest_thread_right": 40.0,

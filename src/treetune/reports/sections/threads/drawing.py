@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from treetune.episode_generators.threads.fork_join import EVENTS
 from treetune.reports.charts import number
-from treetune.reports.threads import (
+from treetune.reports.sections.threads.answer import (
     Block,
     Line,
     Run,
