@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from tests.episode_generators.scripted_engine import Script, ScriptedEngine
 from tests.episode_generators.threads import CODEC, TAG_IDS, context, decode
 from treetune.episode_generators.base import GenerationContext
-from treetune.episode_generators.rollout.parallel_threads import ParallelThreads
 from treetune.episode_generators.rollout.single_turn import SingleTurn
 from treetune.episode_generators.storage import read_trajectories, write_trajectories
+from treetune.episode_generators.threads.parallel_threads import ParallelThreads
 from treetune.inference.base import Engine, Request
 from treetune.inference.journal import JournaledEngine
 from treetune.tasks.threads.counting import count

@@ -14,7 +14,7 @@ from treetune.episode_generators.base import GenerationContext
 from treetune.episode_generators.metrics import trajectory_metrics
 from treetune.episode_generators.rollout.single_turn import SingleTurn
 from treetune.episode_generators.rollout.until_mixed import UntilMixed
-from treetune.episode_generators.thread_metrics import (
+from treetune.episode_generators.threads.numbers import (
     NAMES,
     answer_statistics,
     counts_of,

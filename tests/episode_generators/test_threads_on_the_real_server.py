@@ -20,10 +20,10 @@ from tests.runtime.in_process import directory_of
 from tests.runtime.shared_server import shared_server
 from treetune.episode_generators.base import Credit, GenerationContext
 from treetune.episode_generators.credit.group import Group
-from treetune.episode_generators.credit.monte_carlo_threads import MonteCarloThreads
-from treetune.episode_generators.rollout.fork_join import NOTES
-from treetune.episode_generators.rollout.parallel_threads import ParallelThreads
 from treetune.episode_generators.selection.all import All
+from treetune.episode_generators.threads.fork_join import NOTES
+from treetune.episode_generators.threads.monte_carlo_threads import MonteCarloThreads
+from treetune.episode_generators.threads.parallel_threads import ParallelThreads
 from treetune.inference.base import Completion, Engine, OnResult, Request
 from treetune.inference.engine import VllmEngine
 from treetune.inference.settings import VllmSettings

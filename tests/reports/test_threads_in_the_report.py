@@ -17,9 +17,9 @@ from tests.reports.page import Page
 from tests.reports.synthetic import metrics_row, summary, write_experiment, write_summary
 from tests.reports.threaded import CODEC, Fork, Thread, episode, outlines, trajectory, write_answers
 from treetune.episode_generators.credit.episodes import whole_answer
-from treetune.episode_generators.rollout.parallel_threads import ParallelThreads
 from treetune.episode_generators.storage import write_episodes, write_trajectories
-from treetune.episode_generators.thread_metrics import counts_of
+from treetune.episode_generators.threads.numbers import counts_of
+from treetune.episode_generators.threads.parallel_threads import ParallelThreads
 from treetune.inference.base import Request
 from treetune.reports.html import write_report
 from treetune.reports.thread_drawing import threads_html

@@ -13,10 +13,10 @@ import pytest
 from tests.fake_engine import FakeEngine
 from tests.runtime.even_answers import EvenAnswers
 from tests.runtime.in_process import TASK, FakeSettings, directory_of, raises_after, small, train
-from treetune.episode_generators.rollout.parallel_threads import ParallelThreads
-from treetune.episode_generators.shaping.acceleration import Acceleration
-from treetune.episode_generators.shaping.reference_lengths import Measured, Running, Total
 from treetune.episode_generators.storage import read_episodes, read_trajectories
+from treetune.episode_generators.threads.acceleration import Acceleration
+from treetune.episode_generators.threads.parallel_threads import ParallelThreads
+from treetune.episode_generators.threads.reference_lengths import Measured, Running, Total
 from treetune.inference.base import Engine
 from treetune.models.sources import TinyModel
 from treetune.runtime import commands, generation

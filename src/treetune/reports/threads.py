@@ -10,7 +10,7 @@ from itertools import groupby
 from statistics import fmean
 from typing import Any
 
-from treetune.episode_generators.thread_metrics import critical_seconds
+from treetune.episode_generators.threads.numbers import critical_seconds
 from treetune.tasks.threads.counting import ThreadCounts, count
 from treetune.tasks.threads.tags import TAGS, TagIds
 from treetune.vocabulary import Segment

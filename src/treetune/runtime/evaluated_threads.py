@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from treetune.episode_generators.metrics import mean
-from treetune.episode_generators.thread_metrics import NAMES, statistics_of
+from treetune.episode_generators.threads.numbers import NAMES, statistics_of
 from treetune.vocabulary import Metrics, TextCodec, Trajectory
 
 MAIN = (

@@ -11,7 +11,7 @@ from annotated_types import Gt
 from treetune.episode_generators.base import GenerationContext, Rollout
 from treetune.episode_generators.metrics import mean, trajectory_metrics
 from treetune.episode_generators.rollout.answers import rank_share
-from treetune.episode_generators.thread_metrics import thread_metrics
+from treetune.episode_generators.threads.numbers import thread_metrics
 from treetune.inference.base import SamplingParams
 from treetune.tasks.base import Task
 from treetune.vocabulary import Metrics, Problem, Trajectory

@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, Le
 
 from treetune.episode_generators.base import GenerationContext, Rollout, Shaping
-from treetune.episode_generators.shaping.reference_lengths import ReferenceLength
-from treetune.episode_generators.thread_metrics import counts_of
+from treetune.episode_generators.threads.numbers import counts_of
+from treetune.episode_generators.threads.reference_lengths import ReferenceLength
 from treetune.tasks.base import Task
 from treetune.tasks.threads.tags import TagIds
 from treetune.vocabulary import Problem, Trajectory

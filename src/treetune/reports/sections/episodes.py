@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from treetune.reports.charts import number
-from treetune.reports.thread_drawing import NOTE, threads_html
-from treetune.reports.threads import ThreadedAnswer
+from treetune.reports.experiment import Experiment
+from treetune.reports.sections.base import ReportSection, Sampled, drawing_of
 from treetune.reports.tokens import coloured
 from treetune.vocabulary import Segment
 
@@ -34,19 +33,22 @@ COLOURED_FULLY = 0.95
 """The quantile of |advantage| among the shown tokens that has the full colour; larger ones are not darker."""
 
 
-@dataclass(frozen=True)
-class Sampled:
-    """What a trajectory knows of its sampling, and an episode doesn't."""
+class EpisodesSection(ReportSection):
+    title = "Episodes"
 
-    segments: tuple[Segment, ...]
-    notes: Mapping[str, int]
+    def applies(self, experiment: Experiment) -> bool:
+        return True
+
+    def html(self, experiment: Experiment) -> str:
+        sample = sample_episodes(experiment.path, experiment.missing)
+        return episodes_html(sample) if sample is not None else ""
 
 
 @dataclass(frozen=True)
 class EpisodeSample:
     """Rows of `episodes.arrow` with its columns as keys, and the iteration (from 0) that they are of.
 
-    `sampled` is of rows with threads, by trajectory, as far as their trajectories are stored.
+    `sampled` is of rows that are drawn in a way of their own, by trajectory, as far as these are stored.
     """
 
     iteration: int
@@ -58,8 +60,8 @@ def sample_episodes(experiment: Path, missing: list[str]) -> EpisodeSample | Non
     """From the newest iteration that can be read; None (and a word in `missing`) if there is none.
 
     Episodes with values of their steps go first, then those with advantages. Half of the sample is
-    right and half is wrong answers where there are both, those first that have threads and then those
-    whose values move most, and no two of one problem while there are others.
+    right and half is wrong answers where there are both, those first that are drawn in a way of
+    their own and then those whose values move most, and no two of one problem while there are others.
     """
     for path in sorted(experiment.glob("iterations/*/episodes.arrow"), reverse=True):
         try:
@@ -72,8 +74,8 @@ def sample_episodes(experiment: Path, missing: list[str]) -> EpisodeSample | Non
         valued = [row for row in credited if row.get("step_values")]
         if rows:
             chosen = _chosen(valued or credited or rows)
-            threaded = [row["trajectory"] for row in chosen if _has_threads(row)]
-            sampled = _sampled(path.with_name("trajectories.arrow"), threaded, missing) if threaded else {}
+            drawn = [row["trajectory"] for row in chosen if drawing_of(row)]
+            sampled = _sampled(path.with_name("trajectories.arrow"), drawn, missing) if drawn else {}
             return EpisodeSample(int(path.parent.name), chosen, sampled)
     missing.append("no episodes are there to show")
     return None
@@ -126,7 +128,9 @@ def _chosen(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         moving = row.get("step_values") or row.get("advantages") or (0.0,)
         return max(moving) - min(moving)
 
-    ordered = sorted(rows, key=lambda row: (not _has_threads(row), -spread(row), row.get("trajectory") or ""))
+    ordered = sorted(
+        rows, key=lambda row: (drawing_of(row) is None, -spread(row), row.get("trajectory") or "")
+    )
     right = _different_problems([row for row in ordered if _score(row) > 0.5])
     wrong = _different_problems([row for row in ordered if _score(row) <= 0.5])
     n_right = min(len(right), max(SHOWN // 2, SHOWN - len(wrong)))
@@ -137,10 +141,6 @@ def _score(row: dict[str, Any]) -> float:
     """The grader's verdict: the reward, where the file is from before the two were told apart."""
     score: float = row.get("score", row["reward"])
     return score
-
-
-def _has_threads(row: dict[str, Any]) -> bool:
-    return any(stretch["branch"] for stretch in row.get("stretches") or ())
 
 
 def _different_problems(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -173,8 +173,8 @@ def episodes_html(sample: EpisodeSample) -> str:
             + '<span class="token down" style="--s:1">orange</span> text less; the colour is full from '
             + f"|A| = {number(scale)} on."
         )
-    if any(map(_has_threads, sample.rows)):
-        note += f" {NOTE}"
+    drawings = filter(None, map(drawing_of, sample.rows))
+    note += "".join(f" {drawing_note}" for drawing_note in dict.fromkeys(one.note for one in drawings))
     shown = "".join(_episode(row, scale, sample.sampled.get(row["trajectory"])) for row in sample.rows)
     return f'<p class="note">{note}</p><div class="episodes">{shown}</div>'
 
@@ -185,25 +185,13 @@ def _episode(row: dict[str, Any], scale: float, sampled: Sampled | None) -> str:
     if _score(row) != row["reward"]:  # it was shaped
         earned = f"score {number(_score(row))}, {earned}"
     unfinished = ", unfinished" if row.get("finish_reason") == "length" else ""
-    has_threads = _has_threads(row)
-    if has_threads:
-        notes = sampled.notes if sampled is not None else {}
-        answer = threads_html(ThreadedAnswer(row, _fitting(row, sampled), notes, scale))
-    else:
-        answer = _steps(row, scale)
+    drawing = drawing_of(row)
+    answer = _steps(row, scale) if drawing is None else drawing.html(row, sampled, scale)
     return (
-        f'<article class="episode{" threaded" if has_threads else ""}"><header><span class="verdict'
+        f'<article class="episode{" whole" if drawing else ""}"><header><span class="verdict'
         f' {verdict}">{earned}{unfinished}</span><code>{escape(row.get("trajectory") or "")}</code></header>'
         f'<pre class="prompt">{escape(row["prompt"])}</pre>{answer}</article>'
     )
-
-
-def _fitting(row: dict[str, Any], sampled: Sampled | None) -> Sequence[Segment] | None:
-    """The segments, if they are those that the row's stretches were made of."""
-    if sampled is None:
-        return None
-    ends = accumulate(len(segment.token_ids) for segment in sampled.segments)
-    return sampled.segments if list(ends) == [stretch["end"] for stretch in row["stretches"]] else None
 
 
 def _steps(row: dict[str, Any], scale: float) -> str:

@@ -14,7 +14,7 @@ from treetune.episode_generators.base import Credit, GenerationContext
 from treetune.episode_generators.credit.episodes import advantage_metrics, episode_of
 from treetune.episode_generators.credit.monte_carlo import step_advantages
 from treetune.episode_generators.metrics import mean, pooled
-from treetune.episode_generators.rollout.parallel_threads import Fixed, ParallelThreads, Start
+from treetune.episode_generators.threads.parallel_threads import Fixed, ParallelThreads, Start
 from treetune.seeds import derive_seed
 from treetune.vocabulary import Branch, Episode, Metrics, Segment, TokenIds, Trajectory
 

@@ -10,7 +10,7 @@ from annotated_types import Gt, Le
 
 from treetune.episode_generators.base import GenerationContext, Rollout, Shaping
 from treetune.episode_generators.credit.episodes import groups_of
-from treetune.episode_generators.thread_metrics import counts_of
+from treetune.episode_generators.threads.numbers import counts_of
 from treetune.tasks.base import Task
 from treetune.tasks.threads.tags import TagIds
 from treetune.vocabulary import Trajectory

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from treetune.reports.experiment import Experiment
+from treetune.reports.sections.base import ReportSection
 from treetune.runtime.diagnostics import (
     METRICS,
     REMEDIES,
@@ -35,22 +36,26 @@ WORDS: Mapping[Sign, str] = {
 }
 
 
-def diagnostics_html(one: Experiment) -> str:
-    """A row for each sign that was looked for; nothing about runs that looked for none."""
+HEADS = ("sign", "seen", "iterations", "what was seen, and what may help", "last value, thresholds")
+
+
+class DiagnosticsSection(ReportSection):
+    title = "Signs of collapse"
+
+    def applies(self, experiment: Experiment) -> bool:
+        """Runs may look for no sign at all."""
+        return any(experiment.curve(f"{PREFIX}{sign}") for sign in SIGNS)
+
+    def html(self, experiment: Experiment) -> str:
+        return _table(experiment)
+
+
+def _table(one: Experiment) -> str:
+    """A row for each sign that was looked for."""
     settings = _settings(one.config)
     rows = [_row(one, settings, sign) for sign in SIGNS if one.curve(f"{PREFIX}{sign}")]
-    if not rows:
-        return ""
-    heads = (
-        "sign",
-        "seen",
-        "iterations",
-        "what was seen, and what may help",
-        "last value, thresholds",
-    )
-    head = "".join(f"<th>{name}</th>" for name in heads)
+    head = "".join(f"<th>{name}</th>" for name in HEADS)
     return (
-        "<h3>Signs of collapse</h3>"
         f'{_end(one, settings)}<div class="scroll"><table class="results signs">'
         f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
     )

@@ -12,7 +12,7 @@ from annotated_types import Ge, Lt, MinLen
 from treetune.config.registrable import Registrable
 from treetune.episode_generators.base import GenerationContext, Rollout
 from treetune.episode_generators.credit.episodes import groups_of
-from treetune.episode_generators.shaping.measured_lengths import measured_lengths
+from treetune.episode_generators.threads.measured_lengths import measured_lengths
 from treetune.seeds import derive_seed
 from treetune.tasks.base import Task
 from treetune.tasks.threads.counting import ThreadCounts

@@ -20,7 +20,8 @@ from treetune.episode_generators.rollout.answers import (
     steps_of,
     with_unfinished,
 )
-from treetune.episode_generators.rollout.fork_join import (
+from treetune.episode_generators.rollout.single_turn import sample_answers
+from treetune.episode_generators.threads.fork_join import (
     NOTES,
     Call,
     ForkJoin,
@@ -29,8 +30,7 @@ from treetune.episode_generators.rollout.fork_join import (
     Malformed,
     Stragglers,
 )
-from treetune.episode_generators.rollout.single_turn import sample_answers
-from treetune.episode_generators.thread_metrics import thread_metrics
+from treetune.episode_generators.threads.numbers import thread_metrics
 from treetune.inference.base import Completion, Request, SamplingParams
 from treetune.seeds import derive_seed
 from treetune.vocabulary import (
