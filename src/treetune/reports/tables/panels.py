@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from treetune.config.errors import did_you_mean
-from treetune.reports.reproduction.columns import Panel
-from treetune.reports.reproduction.curves import (
+from treetune.reports.tables.curves import (
     AXES,
     CurvePoint,
     Measured,
@@ -18,8 +17,9 @@ from treetune.reports.reproduction.curves import (
     over_seeds,
     points_json,
 )
-from treetune.reports.reproduction.plan import MEASURABLE, Plan, PlannedRun
-from treetune.reports.reproduction.settings import MethodRow, PanelAxis
+from treetune.tables.columns import Panel
+from treetune.tables.runs import MEASURABLE, Plan, PlannedRun
+from treetune.tables.settings import MethodRow, PanelAxis
 
 DASH = "–"
 WHOLE_FROM = 999.5

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, MinLen
 
-from treetune.reports.reproduction.values import PASS_AT_1, SPEED_UP, Better, Value, value_named
+from treetune.tables.values import PASS_AT_1, SPEED_UP, Better, Value, value_named
 
 Name = Annotated[str, MinLen(1)]
 

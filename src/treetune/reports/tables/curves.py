@@ -9,12 +9,12 @@ from itertools import accumulate
 from statistics import fmean
 from typing import Any
 
-from treetune.reports.reproduction.columns import Axis, Column
-from treetune.reports.reproduction.costs import seconds_of, tokens_of
-from treetune.reports.reproduction.plan import MEASURABLE, Plan, PlannedRun
-from treetune.reports.reproduction.settings import MethodRow
-from treetune.reports.reproduction.values import PASS_AT_1, number_in
-from treetune.reports.table import read_summaries
+from treetune.reports.experiment import read_summaries
+from treetune.reports.tables.costs import seconds_of, tokens_of
+from treetune.tables.columns import Axis, Column
+from treetune.tables.runs import MEASURABLE, Plan, PlannedRun
+from treetune.tables.settings import MethodRow
+from treetune.tables.values import PASS_AT_1, number_in
 
 Measured = dict[int, tuple[dict[Axis, float], float]]
 """(costs so far, value) by finished iterations."""

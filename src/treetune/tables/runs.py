@@ -14,10 +14,10 @@ from treetune.config.build import build
 from treetune.config.errors import ConfigError
 from treetune.config.explain import Explanation
 from treetune.config.jsonnet import load
-from treetune.reports.reproduction.settings import Reproduction, TableExperiment
 from treetune.runtime.base import Runtime
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.runtime.manifest import different_keys
+from treetune.tables.settings import Reproduction, TableExperiment
 
 State = Literal["finished", "unmeasured", "interrupted", "missing", "running", "failed", "different", "wrong"]
 """`unmeasured` is trained and lacks evaluations or analyses; `different` holds an experiment of another
@@ -159,11 +159,19 @@ def make_plan(table: Reproduction) -> Plan:
 
 def _runs(table: Reproduction) -> Iterator[PlannedRun]:
     """Seed by seed, so that a table of fewer seeds is complete as early as possible."""
-    base = Path(table.directory)
-    readings = {name: _read_by(table, name) for name in table.order()}
+    base, configurations = Path(table.directory), _configurations(table)
+    readings = {name: _read_by(table, name) for name in configurations}
+    for seed in table.seeds:
+        for name, (config, wrong) in configurations.items():
+            yield PlannedRun(name, seed, table.experiments[name], base, config, wrong, *readings[name])
+
+
+def _configurations(table: Reproduction) -> dict[str, tuple[dict[str, Any] | None, str | None]]:
+    """Of each experiment, in the order in which they can be run: its configuration with the first seed, or
+    None and what is wrong with it."""
+    environment = seed_environment(Path(table.directory), table.seeds[0])
     found = {
-        name: _checked(table.experiments[name], seed_environment(base, table.seeds[0]), *readings[name])
-        for name in table.order()
+        name: _checked(table.experiments[name], environment, *_read_by(table, name)) for name in table.order()
     }
     names = {name: config["experiment_name"] for name, (config, _) in found.items() if config}
     for name, experiment_name in names.items():
@@ -175,10 +183,7 @@ def _runs(table: Reproduction) -> Iterator[PlannedRun]:
                 f" [\"{{experiment_name+: '_{name}'}}\"]"
             )
             found[name] = None, clash
-    for seed in table.seeds:
-        for name in table.order():
-            (config, wrong), recipe = found[name], table.experiments[name]
-            yield PlannedRun(name, seed, recipe, base, config, wrong, *readings[name])
+    return found
 
 
 def _read_by(table: Reproduction, name: str) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
@@ -240,6 +245,14 @@ def _lacking(config: Mapping[str, Any], sets: Sequence[str], analyses: Sequence[
     return None
 
 
+def check(table: Reproduction) -> None:
+    """Raises ValueError that names every experiment whose configuration is wrong."""
+    wrong = {name: why for name, (config, why) in _configurations(table).items() if config is None}
+    if wrong:
+        told = "\n\n".join(f"experiment {name!r}: {why}" for name, why in wrong.items())
+        raise ValueError(f"{len(wrong)} of the table's experiments can't be run\n\n{told}")
+
+
 def inspect(run: PlannedRun) -> Status:
     """How a run stands, from its directory alone."""
     if run.template is None:
@@ -288,33 +301,8 @@ def failure(run: PlannedRun) -> str:
     return f"{last['command']} ended with {last['exit_code']}: {last.get('message', '')} (log {run.log})"
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """Seconds that a run still needs; None where nobody knows. `basis` says where that is from."""
-
-    seconds: float | None
-    basis: str
-
-
-def estimate(plan: Plan, run: PlannedRun) -> Estimate:
-    """From measured iterations of this run or of other seeds, else from what the table states."""
-    status = plan.statuses[run.key]
-    if status.state not in TO_DO:
-        return Estimate(0.0, "")
-    left = run.iterations - status.done
-    if status.state == "unmeasured":
-        return Estimate(None, "evaluation alone")
-    peers = [other for other in plan.runs if other.name == run.name and other.template]
-    peers.sort(key=lambda other: other.seed != run.seed)  # its own iterations first
-    for peer in peers:
-        if plan.statuses[peer.key].state == "different":
-            continue
-        totals = [row["seconds/total"] for row in peer.directory.read_metrics() if "seconds/total" in row]
-        if totals:
-            each = sum(totals) / len(totals)
-            return Estimate(left * each, f"{each:.1f} s an iteration in seed {peer.seed}")
-    if run.recipe.seconds_per_iteration is not None:
-        each = run.recipe.seconds_per_iteration
-        source = f", {run.recipe.estimated_from}" if run.recipe.estimated_from else ""
-        return Estimate(left * each, f"{each:g} s an iteration stated{source}")
-    return Estimate(None, "nothing measured or stated")
+def duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"

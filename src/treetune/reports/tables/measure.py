@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from treetune.config.hashing import config_hash
-from treetune.reports.reproduction.columns import Column
-from treetune.reports.reproduction.costs import Cost, costs_of
-from treetune.reports.reproduction.curves import speedup
-from treetune.reports.reproduction.intervals import Estimate, over_seeds, over_seeds_and_problems
-from treetune.reports.reproduction.plan import MEASURABLE, Plan, PlannedRun
-from treetune.reports.reproduction.settings import MethodRow
-from treetune.reports.reproduction.values import LONGEST, SPEED_UP, TOTAL, by_problem, number_in
+from treetune.reports.tables.costs import Cost, costs_of
+from treetune.reports.tables.curves import speedup
+from treetune.reports.tables.intervals import Estimate, over_seeds, over_seeds_and_problems
+from treetune.tables.columns import Column
+from treetune.tables.runs import MEASURABLE, Plan, PlannedRun
+from treetune.tables.settings import MethodRow
+from treetune.tables.values import LONGEST, SPEED_UP, TOTAL, by_problem, number_in
 
 
 @dataclass(frozen=True)

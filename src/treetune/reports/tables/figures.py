@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from treetune.reports.reproduction.columns import Column
-from treetune.reports.reproduction.curves import AXES, Curve
-from treetune.reports.reproduction.formats import MARKS, reason, shown_number
-from treetune.reports.reproduction.measure import Results
-from treetune.reports.reproduction.panels import AXIS_WORDS, PanelCurve
+from treetune.reports.tables.curves import AXES, Curve
+from treetune.reports.tables.formats import MARKS, reason, shown_number
+from treetune.reports.tables.measure import Results
+from treetune.reports.tables.panels import AXIS_WORDS, PanelCurve
+from treetune.tables.columns import Column
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

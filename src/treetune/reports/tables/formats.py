@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from treetune.reports.reproduction.columns import Column
-from treetune.reports.reproduction.costs import Cost
-from treetune.reports.reproduction.intervals import HELD, Estimate
-from treetune.reports.reproduction.measure import CellResult, Results
-from treetune.reports.reproduction.panels import PanelCurve, panel_grid, panel_notes, shown_size
+from treetune.reports.tables.costs import Cost
+from treetune.reports.tables.intervals import HELD, Estimate
+from treetune.reports.tables.measure import CellResult, Results
+from treetune.reports.tables.panels import PanelCurve, panel_grid, panel_notes, shown_size
+from treetune.tables.columns import Column
 
 DASH = "–"
 STATES = {"missing": "not run", "different": "other configuration", "wrong": "wrong configuration"}

@@ -1,16 +1,15 @@
-"""Tables: what several experiments reached, side by side, with intervals and published numbers."""
+"""A table of kind `experiments`: filled from evaluations, and written as JSON and Markdown."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from annotated_types import Ge, Le, MinLen
-
-from treetune.config.registrable import Registrable
+from treetune.reports.experiment import read_summaries
+from treetune.runtime.directory import write_json, write_text
+from treetune.tables.experiments import ExperimentsTable, Row
 
 REPORTED = (
     "pass_at_1",
@@ -29,57 +28,6 @@ REPORTED = (
 """What a row takes over from an evaluation's summary, where it is there."""
 
 
-class Table(Registrable):
-    """The root of a table's configuration."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One experiment. `experiment` is its folder below the table's directory.
-
-    `published` is a pass@1 to stand beside the measured one, and `source` says where it was
-    published. An `optional` row is left out where its experiment has not been evaluated.
-    """
-
-    name: Annotated[str, MinLen(1)]
-    experiment: Annotated[str, MinLen(1)]
-    published: Annotated[float, Ge(0), Le(1)] | None = None
-    source: str | None = None
-    optional: bool = False
-
-
-@Table.register("experiments")
-@dataclass(frozen=True, kw_only=True)
-class ExperimentsTable(Table):
-    """Rows of experiments, each with one evaluation of one checkpoint.
-
-    `evaluation` is the evaluation set's name. `checkpoint` takes the last one that was measured on
-    it, or the best by pass@1 on another set, `best_on`: to choose on the set that is reported
-    would flatter every row. `output` is a file below `directory`; beside it goes the same table as
-    Markdown.
-    """
-
-    rows: Annotated[tuple[Row, ...], MinLen(1)]
-    output: str = "table.json"
-    title: str = ""
-    directory: str = "experiments"
-    evaluation: str = "test"
-    checkpoint: Literal["last", "best"] = "last"
-    best_on: str = "validation"
-
-    def __post_init__(self) -> None:
-        names = [row.name for row in self.rows]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ValueError(f"two rows are called {', '.join(twice)}: give each row its own name")
-        if not self.output.endswith(".json"):
-            raise ValueError(f"output {self.output!r} must end in .json; the Markdown file is named after it")
-        if self.checkpoint == "best" and self.best_on == self.evaluation:
-            raise ValueError(
-                f"best_on is {self.best_on!r}, the set that is reported: choose the checkpoint on another one"
-            )
-
-
 @dataclass(frozen=True)
 class Result:
     """A filled row. `values` is a summary's part that is reported, and which checkpoint it is of."""
@@ -92,21 +40,17 @@ class Result:
         return {**self.values, **{key: value for key, value in published.items() if value is not None}}
 
 
-def make_table(table: Table, config: Mapping[str, Any]) -> int:
-    """Writes the table as JSON and Markdown, prints it, and returns the exit code.
+def write_experiments_table(table: ExperimentsTable) -> list[Path]:
+    """Writes the table as JSON and Markdown, prints it, and returns the files.
 
     Raises ValueError that names every required row without an evaluation.
     """
-    from treetune.runtime.directory import write_json, write_text
-
-    assert isinstance(table, ExperimentsTable)
     results = fill(table)
     output = Path(table.directory) / table.output
     write_json(output, {result.row.name: result.as_json() for result in results})
     write_text(output.with_suffix(".md"), as_markdown(table, results))
     _print(table, results)
-    print(f"{output} and {output.with_suffix('.md').name}")
-    return 0
+    return [output, output.with_suffix(".md")]
 
 
 def fill(table: ExperimentsTable) -> list[Result]:
@@ -152,25 +96,6 @@ def _why_missing(folder: Path, table: ExperimentsTable) -> str:
     if table.checkpoint == "best" and read_summaries(folder / "evaluations", table.evaluation):
         return f"has no checkpoint that was measured on {table.evaluation!r} and on {table.best_on!r}"
     return f"has no evaluation {table.evaluation!r}"
-
-
-def read_summaries(evaluations: Path, name: str) -> dict[int, dict[str, Any]]:
-    """The summaries of one evaluation set by checkpoint, the lowest first.
-
-    Raises ValueError for a summary that is not what an evaluation writes.
-    """
-    found = {}
-    for path in sorted(evaluations.glob(f"*/{name}/summary.json")):
-        try:
-            summary = json.loads(path.read_text())
-            summary = {**summary, "iteration": int(path.parent.parent.name)}
-            float(summary["pass_at_1"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"{path} is no evaluation's summary ({error!r}): delete it and evaluate again"
-            ) from error
-        found[summary["iteration"]] = summary
-    return dict(sorted(found.items()))
 
 
 # The same table for readers

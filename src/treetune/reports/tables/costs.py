@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from treetune.reports.reproduction.plan import MEASURABLE, Plan
+from treetune.tables.runs import MEASURABLE, Plan
 
 
 @dataclass(frozen=True)

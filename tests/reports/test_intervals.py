@@ -7,7 +7,7 @@ from statistics import NormalDist
 
 import pytest
 
-from treetune.reports.reproduction.intervals import (
+from treetune.reports.tables.intervals import (
     STUDENT_QUANTILES,
     over_seeds,
     over_seeds_and_problems,

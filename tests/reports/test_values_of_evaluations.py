@@ -12,15 +12,15 @@ import pytest
 
 from tests.reports import fabricated
 from tests.reports.plans import ACCOUNT, finish, plan_of
-from treetune.reports.reproduction.columns import Column, Panel
-from treetune.reports.reproduction.figures import draw_panels, draw_table
-from treetune.reports.reproduction.formats import as_json, as_markdown
-from treetune.reports.reproduction.latex import as_latex
-from treetune.reports.reproduction.measure import measure
-from treetune.reports.reproduction.page import as_html
-from treetune.reports.reproduction.panels import panel_curves, panel_notes, panels_json
-from treetune.reports.reproduction.plan import Plan, _read_by, refreshed
-from treetune.reports.reproduction.settings import Cell, MethodRow
+from treetune.reports.tables.figures import draw_panels, draw_table
+from treetune.reports.tables.formats import as_json, as_markdown
+from treetune.reports.tables.latex import as_latex
+from treetune.reports.tables.measure import measure
+from treetune.reports.tables.page import as_html
+from treetune.reports.tables.panels import panel_curves, panel_notes, panels_json
+from treetune.tables.columns import Column, Panel
+from treetune.tables.runs import Plan, _read_by, refreshed
+from treetune.tables.settings import Cell, MethodRow
 
 LONGEST = "num_tokens_in_the_longest_thread"
 COLUMNS = (

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from treetune.reports.charts import Series, interval_mark, line_chart
 from treetune.reports.html import N_COLOURS
-from treetune.reports.reproduction.curves import AXES, Curve
-from treetune.reports.reproduction.formats import (
+from treetune.reports.tables.curves import AXES, Curve
+from treetune.reports.tables.formats import (
     COST_WORDS,
     MARKS,
     cost_grid,
@@ -22,8 +22,8 @@ from treetune.reports.reproduction.formats import (
     shown_interval,
     shown_number,
 )
-from treetune.reports.reproduction.measure import CellResult, Results
-from treetune.reports.reproduction.panels import AXIS_WORDS, PanelCurve, panel_grid, panel_notes
+from treetune.reports.tables.measure import CellResult, Results
+from treetune.reports.tables.panels import AXIS_WORDS, PanelCurve, panel_grid, panel_notes
 
 STYLE = Path(__file__).parents[1] / "report.css"
 

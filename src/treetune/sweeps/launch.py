@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from treetune.config.jsonnet import shown
-from treetune.reports.reproduction.plan import MEASURABLE, TO_DO, Plan, PlannedRun, Status, inspect
 from treetune.runtime.directory import write_json
 from treetune.runtime.lifeline import PR_SET_PDEATHSIG, process_fields
+from treetune.tables.runs import MEASURABLE, TO_DO, Plan, PlannedRun, Status, inspect
 
-MAIN = Path(__file__).resolve().parents[2] / "main.py"
+MAIN = Path(__file__).resolve().parents[1] / "main.py"
 POLL_S, END_POLL_S = 0.5, 0.1
 NEWS_EVERY_S = 60.0
 GRACE_S = 30.0

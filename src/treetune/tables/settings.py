@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, MinLen
 
 from treetune.config.errors import did_you_mean
-from treetune.reports.reproduction.columns import Column, Name, Panel
-from treetune.reports.table import Table
+from treetune.tables.base import Table
+from treetune.tables.columns import Column, Name, Panel
 
 PanelAxis = Literal["iterations", "tokens", "seconds", "steps"]
 
@@ -149,6 +149,11 @@ class Reproduction(Table):
             raise ValueError(
                 f"experiments need each other in a circle: {' → '.join(error.args[1])}"
             ) from error
+
+    def check(self) -> None:
+        from treetune.tables.runs import check
+
+        check(self)
 
     def _require_experiment(self, name: str | None, where: str) -> None:
         if name is not None and name not in self.experiments:

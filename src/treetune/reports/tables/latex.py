@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from treetune.reports.reproduction.formats import (
+from treetune.reports.tables.formats import (
     MARKS,
     has_published,
     legend,
@@ -10,7 +10,7 @@ from treetune.reports.reproduction.formats import (
     shown_interval,
     shown_number,
 )
-from treetune.reports.reproduction.measure import CellResult, Results
+from treetune.reports.tables.measure import CellResult, Results
 
 _SIGNS = {
     "▲": r"$\blacktriangle$",

@@ -6,8 +6,8 @@ import shlex
 import sys
 from pathlib import Path
 
-from treetune.reports.reproduction.launch import Launcher, commands_of
-from treetune.reports.reproduction.plan import Key, Plan, PlannedRun
+from treetune.sweeps.launch import Launcher, commands_of
+from treetune.tables.runs import Key, Plan, PlannedRun
 
 FIRST_PORT = 29500
 PORT = "PORT"

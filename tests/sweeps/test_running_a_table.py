@@ -8,25 +8,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import treetune.parts  # noqa: F401  (registers them)
 from tests.reports import fabricated
-from treetune.config.jsonnet import Config, Layer, load
-from treetune.reports.reproduction.columns import Column
-from treetune.reports.reproduction.command import plan_text, reproduce, write
-from treetune.reports.reproduction.launch import Launcher
-from treetune.reports.reproduction.plan import make_plan
-from treetune.reports.reproduction.settings import MethodRow, Reproduction, TableExperiment
+from tests.sweeps.small_table import FAKE, ROOT, SHORT, evaluated, experiment, show, table
+from treetune.reports.tables.write import make_table
 from treetune.runtime.lifeline import process_fields
-
-ROOT = Path(__file__).resolve().parents[2]
-SHORT = "{ iterations: 2 }"
-FAKE = Launcher(ranks=1, threads=1, program=(sys.executable, str(Path(fabricated.__file__))))
+from treetune.sweeps.command import reproduce
+from treetune.sweeps.overview import plan_text
+from treetune.tables.runs import make_plan
+from treetune.tables.settings import MethodRow, Reproduction, TableExperiment
 
 
 @pytest.fixture(autouse=True)
@@ -36,46 +30,14 @@ def _environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempP
     for variable in ("APP_SEED", "APP_DIRECTORY", "APP_EXPERIMENT_NAME", "APP_FAKE", "APP_FAKE_SHARES"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("APP_FAKE_CONFIGS", str(tmp_path_factory.getbasetemp() / "evaluated.json"))
-    monkeypatch.setattr("treetune.reports.reproduction.plan.load", evaluated)
-    for figure in ("draw_table", "draw_curves"):
-        monkeypatch.setattr(f"treetune.reports.reproduction.command.{figure}", lambda *_: None)
+    monkeypatch.setattr("treetune.tables.runs.load", evaluated)
+    # Figures take a second each, and have tests of their own.
+    monkeypatch.setattr("treetune.reports.tables.write.draw_table", lambda _, path: path.touch())
+    monkeypatch.setattr(
+        "treetune.reports.tables.write.draw_curves", lambda *given: [path.touch() for path in given[-1]]
+    )
     # This process must not keep the handler that `reproduce` puts in its own.
     monkeypatch.setattr("treetune.runtime.lifeline.exit_on_sigterm", lambda: None)
-
-
-def evaluated(configs: Sequence[str], overrides: Sequence[str], environ: Mapping[str, str]) -> Config:
-    """What `load` gives, evaluated once for all seeds and directories, and kept for the stand-in."""
-    kept = Path(os.environ["APP_FAKE_CONFIGS"])
-    texts = json.loads(kept.read_text()) if kept.is_file() else {}
-    key = fabricated.recipe_key(",".join(configs), overrides)
-    if key not in texts:
-        stand_ins = {"APP_SEED": str(fabricated.SEED), "APP_DIRECTORY": fabricated.DIRECTORY}
-        texts[key] = json.dumps(load(configs, overrides, {**environ, **stand_ins}).data)
-        kept.write_text(json.dumps(texts))
-    data = fabricated.filled_in(texts[key], environ["APP_SEED"], environ["APP_DIRECTORY"])
-    return Config(data, (Layer("evaluated before", "{}"),))
-
-
-def table(directory: Path, *, seeds: Sequence[int] = (1, 2), **more: Any) -> Reproduction:
-    """The quickstart's SFT, and PPO and GRPO from it."""
-    settings: dict[str, Any] = {
-        "name": "small",
-        "directory": str(directory),
-        "seeds": tuple(seeds),
-        "experiments": {
-            "ppo": experiment("ppo", needs=("sft",), seconds_per_iteration=30.0),
-            "sft": experiment("sft"),
-            "grpo": experiment("grpo", needs=("sft",)),
-        },
-        "rows": tuple(MethodRow(name=name.upper(), experiment=name) for name in ("sft", "ppo", "grpo")),
-        "columns": (Column(name="test", evaluation="test", curve="validation"),),
-        "baseline": "SFT",
-    }
-    return Reproduction(**(settings | more))
-
-
-def experiment(name: str, **more: Any) -> TableExperiment:
-    return TableExperiment(configs=(f"configs/quickstart/{name}.jsonnet",), overrides=(SHORT,), **more)
 
 
 def calls(directory: Path) -> list[str]:
@@ -88,7 +50,7 @@ def cells(directory: Path) -> dict[str, dict[str, Any]]:
 
 
 def test_needed_runs_go_first_and_seed_by_seed(tmp_path: Path) -> None:
-    assert reproduce(table(tmp_path), "the command", None, FAKE) == 0
+    assert reproduce(table(tmp_path), show, FAKE) == 0
     order = [call.split()[0] for call in calls(tmp_path)]
     assert order == ["sft:1", "ppo:1", "grpo:1", "sft:2", "ppo:2", "grpo:2"]
     found = cells(tmp_path)
@@ -97,9 +59,9 @@ def test_needed_runs_go_first_and_seed_by_seed(tmp_path: Path) -> None:
 
 
 def test_what_is_finished_is_not_run_again(tmp_path: Path) -> None:
-    assert reproduce(table(tmp_path, seeds=(1,)), "the command", None, FAKE) == 0
+    assert reproduce(table(tmp_path, seeds=(1,)), show, FAKE) == 0
     (tmp_path / "calls.txt").unlink()
-    assert reproduce(table(tmp_path, seeds=(1, 2)), "the command", None, FAKE) == 0
+    assert reproduce(table(tmp_path, seeds=(1, 2)), show, FAKE) == 0
     assert [call.split()[0] for call in calls(tmp_path)] == ["sft:2", "ppo:2", "grpo:2"]
 
 
@@ -107,7 +69,7 @@ def test_a_failed_run_is_said_its_dependants_are_skipped_and_the_rest_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("APP_FAKE", json.dumps({"sft:1": "fail"}))
-    assert reproduce(table(tmp_path), "the command", None, FAKE) == 1
+    assert reproduce(table(tmp_path), show, FAKE) == 1
     assert [call.split()[0] for call in calls(tmp_path)] == ["sft:1", "sft:2", "ppo:2", "grpo:2"]
     found = cells(tmp_path)
     why = found["SFT"]["absent"]["1"]
@@ -119,13 +81,13 @@ def test_a_failed_run_is_said_its_dependants_are_skipped_and_the_rest_goes_on(
     assert "(1 of 2 seeds)" in (tmp_path / "small.md").read_text()
 
     monkeypatch.delenv("APP_FAKE")
-    assert reproduce(table(tmp_path), "the command", None, FAKE) == 0
+    assert reproduce(table(tmp_path), show, FAKE) == 0
     assert cells(tmp_path)["SFT"]["absent"] == {}
 
 
 def test_stopping_at_the_first_failure_is_a_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("APP_FAKE", json.dumps({"ppo:1": "fail"}))
-    assert reproduce(table(tmp_path, on_failure="stop"), "the command", None, FAKE) == 1
+    assert reproduce(table(tmp_path, on_failure="stop"), show, FAKE) == 1
     assert [call.split()[0] for call in calls(tmp_path)] == ["sft:1", "ppo:1"]
     assert (tmp_path / "small.md").is_file()
 
@@ -134,7 +96,7 @@ def test_a_configuration_that_is_wrong_costs_only_its_own_row(tmp_path: Path) ->
     broken = table(tmp_path, seeds=(1,)).experiments | {
         "grpo": TableExperiment(configs=("configs/quickstart/grpoo.jsonnet",), needs=("sft",))
     }
-    assert reproduce(table(tmp_path, seeds=(1,), experiments=broken), "the command", None, FAKE) == 1
+    assert reproduce(table(tmp_path, seeds=(1,), experiments=broken), show, FAKE) == 1
     assert [call.split()[0] for call in calls(tmp_path)] == ["sft:1", "ppo:1"]
     assert "did you mean" in cells(tmp_path)["GRPO"]["absent"]["1"]
 
@@ -143,7 +105,7 @@ def test_a_set_that_training_left_unmeasured_is_evaluated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("APP_FAKE", json.dumps({"ppo": "unmeasured"}))
-    assert reproduce(table(tmp_path, seeds=(1,)), "the command", None, FAKE) == 0
+    assert reproduce(table(tmp_path, seeds=(1,)), show, FAKE) == 0
     assert "ppo:1 run_evaluation" in calls(tmp_path)
     assert cells(tmp_path)["PPO"]["measured"] is not None
 
@@ -152,12 +114,12 @@ def test_a_run_that_ends_well_and_did_nothing_is_not_tried_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("APP_FAKE", json.dumps({"ppo": "do_nothing"}))
-    assert reproduce(table(tmp_path, seeds=(1,)), "the command", None, FAKE) == 1
+    assert reproduce(table(tmp_path, seeds=(1,)), show, FAKE) == 1
     assert calls(tmp_path).count("ppo:1 run_iteration_loop") == 1
 
 
 def test_a_run_of_another_configuration_is_neither_mixed_in_nor_overwritten(tmp_path: Path) -> None:
-    assert reproduce(table(tmp_path, seeds=(1,)), "the command", None, FAKE) == 0
+    assert reproduce(table(tmp_path, seeds=(1,)), show, FAKE) == 0
     (tmp_path / "calls.txt").unlink()
     changed = TableExperiment(
         configs=("configs/quickstart/ppo.jsonnet",),
@@ -165,7 +127,7 @@ def test_a_run_of_another_configuration_is_neither_mixed_in_nor_overwritten(tmp_
         needs=("sft",),
     )
     other = table(tmp_path, seeds=(1,)).experiments | {"ppo": changed}
-    assert reproduce(table(tmp_path, seeds=(1,), experiments=other), "the command", None, FAKE) == 1
+    assert reproduce(table(tmp_path, seeds=(1,), experiments=other), show, FAKE) == 1
     assert not (tmp_path / "calls.txt").exists()
     ppo = cells(tmp_path)["PPO"]
     assert ppo["measured"] is None
@@ -182,7 +144,7 @@ def test_a_run_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.
         experiments={"sft": experiment("sft")},
         rows=(MethodRow(name="SFT", experiment="sft"),),
     )
-    assert reproduce(short, "the command", None, FAKE) == 1
+    assert reproduce(short, show, FAKE) == 1
     assert "longer than" in cells(tmp_path)["SFT"]["absent"]["1"]
 
 
@@ -191,11 +153,11 @@ def test_the_run_ends_with_the_command_that_started_it(tmp_path: Path, number: s
     """Also where that is killed and can tell nobody."""
     program = (
         "import sys; from pathlib import Path\n"
-        "from tests.reports.test_reproduction_runs import FAKE, evaluated, table\n"
-        "from treetune.reports.reproduction import plan\n"
-        "from treetune.reports.reproduction.command import reproduce\n"
-        "plan.load = evaluated\n"
-        f"sys.exit(reproduce(table(Path({str(tmp_path)!r}), seeds=(1,)), 'the command', None, FAKE))"
+        "from tests.sweeps.small_table import FAKE, evaluated, show, table\n"
+        "from treetune.tables import runs\n"
+        "from treetune.sweeps.command import reproduce\n"
+        "runs.load = evaluated\n"
+        f"sys.exit(reproduce(table(Path({str(tmp_path)!r}), seeds=(1,)), show, FAKE))"
     )
     pid_file = tmp_path / "seed-1" / "ppo.pid"
     environment = os.environ | {"APP_FAKE": json.dumps({"ppo": "hang"})}
@@ -224,7 +186,7 @@ def test_two_commands_do_not_share_a_directory(tmp_path: Path) -> None:
     with (tmp_path / ".reproduction.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(ValueError, match="another reproduce_table"):
-            reproduce(table(tmp_path), "the command", None, FAKE)
+            reproduce(table(tmp_path), show, FAKE)
 
 
 def test_a_plan_with_nothing_there_names_every_run_and_its_cost_and_writes_nothing(tmp_path: Path) -> None:
@@ -255,7 +217,7 @@ def both_config(of: Reproduction, name: str, seed: int) -> Any:
 def test_a_table_is_written_from_what_is_there(tmp_path: Path) -> None:
     small = table(tmp_path, seeds=(1,))
     fabricated.write_run(both_config(small, "sft", 1), 0.4)
-    write(make_plan(small), "the command", tmp_path / "results")
+    assert make_table(small, "the command", tmp_path / "results") == 0
     assert {path.name for path in (tmp_path / "results").iterdir()} >= {
         f"small.{ending}" for ending in ("md", "json", "tex", "html")
     }
