@@ -36,10 +36,10 @@ import treetune.episode_generators.threads.parallel_threads
 import treetune.episode_generators.threads.reference_lengths
 import treetune.inference.settings
 import treetune.models.sources
-import treetune.reports.reproduction.settings
-import treetune.reports.table
 import treetune.runtime.base
 import treetune.runtime.sinks
+import treetune.tables.experiments
+import treetune.tables.settings
 import treetune.tasks.addition_chain
 import treetune.tasks.countdown
 import treetune.tasks.countdown_rows

@@ -11,8 +11,8 @@ from tests.episode_generators import tabular_mdp as mdp
 from treetune.episode_generators import numbers
 from treetune.episode_generators.metrics import trajectory_metrics
 from treetune.episode_generators.numbers import Number, NumberGroup
-from treetune.reports.reproduction.columns import Column, Panel
-from treetune.reports.reproduction.values import number_in
+from treetune.tables.columns import Column, Panel
+from treetune.tables.values import number_in
 from treetune.vocabulary import TextCodec, Trajectory
 
 
