@@ -29,7 +29,7 @@ REPORTED = (
 """What a row takes over from an evaluation's summary, where it is there."""
 
 
-class Table(Registrable):
+class Table(Registrable, root=True):
     """The root of a table's configuration."""
 
 
