@@ -81,7 +81,7 @@ def function_at(path: str) -> Callable[..., Any]:
         near = nearest(name, functions)
         remedy = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"path is {path!r}, and {_place(module)} has no function {name!r}{remedy}")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 @functools.cache
@@ -97,8 +97,9 @@ def _installed() -> tuple[ConfigIssue, ...]:
 def _named_in(name: str, explanation: Explanation | None) -> str | None:
     """The file that names a module. (Files may each add to the list, and then none sets item 1 alone.)"""
     settings = explanation.settings((IMPORTS.name,)) if explanation else []
-    naming = [one.place for one in settings if isinstance(one.value, list) and name in one.value]
-    return (naming or [one.place for one in settings] or [None])[-1]
+    places = [one.place for one in settings if isinstance(one.value, list) and name in one.value]
+    places = places or [one.place for one in settings]
+    return places[-1] if places else None
 
 
 def _issues_of(name: str, key: KeyPath, source: str | None) -> Iterator[ConfigIssue]:
@@ -135,13 +136,18 @@ def _wrong_part(
         what = f"{who} is no frozen dataclass, off which keys could be read"
         remedy = f"put @dataclass(frozen=True, kw_only=True) between the decorator and class {part.__name__}"
         yield ConfigIssue(what, label, source, remedy)
-    else:
-        try:
-            for one in schema.keys_of(part).values():
-                schema.check_annotation(one.annotation)
-        except (NameError, TypeError) as error:
-            remedy = "the types of fields are read at the start: import what they name at the module's top"
-            yield ConfigIssue(f"{who} has a field whose type can't be read: {error}", label, source, remedy)
+    elif wrong := _unreadable_field(part):
+        remedy = "the types of fields are read at the start: import what they name at the module's top"
+        yield ConfigIssue(f"{who} has a field whose type can't be read: {wrong}", label, source, remedy)
+
+
+def _unreadable_field(part: type) -> str | None:
+    try:
+        for one in schema.keys_of(part).values():
+            schema.check_annotation(one.annotation)
+    except (NameError, TypeError) as error:
+        return str(error)
+    return None
 
 
 def _not_imported(name: str, label: str, source: str | None, error: BaseException) -> ConfigIssue:
