@@ -26,16 +26,14 @@ THREAD_CURVES = {
 """Titles, in their order; others of `THREADS` go by their own names."""
 
 
-def thread_curves_html(one: Experiment, colour: str) -> str:
-    """Empty where nothing was recorded. What was counted and never happened has no chart."""
+def thread_curves_html(one: Experiment) -> str:
+    """What was counted and never happened has no chart."""
     recorded = {key.removeprefix(THREADS) for row in one.metrics for key in row if key.startswith(THREADS)}
-    if not recorded:
-        return ""
     known = {f"{name}{ending}" for name in THREAD_CURVES for ending in ("", "_right", "_max")}
     charts, never = [], []
     for name in (*THREAD_CURVES, *sorted(recorded - known - {"correct"})):
         series = [
-            Series(name, one.curve(f"{THREADS}{name}"), colour),
+            Series(name, one.curve(f"{THREADS}{name}"), "own"),
             Series(f"{name} of right answers", one.curve(f"{THREADS}{name}_right"), "c5"),
         ]
         if name not in known and not any(y for _, y in series[0].points):
@@ -46,4 +44,4 @@ def thread_curves_html(one: Experiment, colour: str) -> str:
     note = "Means over answers; in grey those over right ones."
     if never:
         note += f" Not once: {', '.join(never)}."
-    return f'<h3>Threads</h3><p class="note">{escape(note)}</p><div class="charts">{"".join(charts)}</div>'
+    return f'<p class="note">{escape(note)}</p><div class="charts">{"".join(charts)}</div>'
