@@ -36,7 +36,7 @@ TURNS = NumberGroup(
 @pytest.fixture(autouse=True)
 def _turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(numbers, "_groups", {})
-    numbers.register(TURNS)
+    numbers.declare(TURNS)
 
 
 def answers() -> list[Trajectory]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Literal
 
 from treetune.vocabulary import Metrics, TextCodec, Trajectory
@@ -39,6 +40,8 @@ class Number:
     label: str | None = None
 
 
+_NONE: Mapping[str, tuple[str, str]] = MappingProxyType({})
+
 Measure = Callable[[Sequence[Trajectory], TextCodec], Sequence[Mapping[str, float]]]
 
 
@@ -56,13 +59,25 @@ class NumberGroup:
     name: str
     numbers: Mapping[str, Number]
     measure: Measure | None = None
-    ratios: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    ratios: Mapping[str, tuple[str, str]] = _NONE
+
+    @classmethod
+    def register(
+        cls, name: str, numbers: Mapping[str, Number], ratios: Mapping[str, tuple[str, str]] = _NONE
+    ) -> Callable[[Measure], Measure]:
+        """Decorator of the group's `measure`: ``@NumberGroup.register("threads", {…})``."""
+
+        def add(measure: Measure) -> Measure:
+            declare(cls(name, numbers, measure, ratios))
+            return measure
+
+        return add
 
 
 _groups: dict[str, NumberGroup] = {}
 
 
-def register(group: NumberGroup) -> None:
+def declare(group: NumberGroup) -> None:
     """Makes a group known; called once, where the module that declares it is imported."""
     assert group.name not in _groups, f"numbers {group.name!r} are registered twice"
     _groups[group.name] = group

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from treetune.episode_generators.numbers import Number, NumberGroup, register
+from treetune.episode_generators.numbers import Number, NumberGroup
 from treetune.episode_generators.threads.fork_join import EVENTS
 from treetune.tasks.threads.counting import ThreadCounts, count
 from treetune.tasks.threads.faults import faults
@@ -68,6 +68,7 @@ def counts_of(trajectory: Trajectory, tags: TagIds | None, *, only_forked: bool 
     return count(token_ids, tags, _depth(trajectory))
 
 
+@NumberGroup.register("threads", NUMBERS, ratios={"speed_up": (TOTAL, LONGEST)})
 def measure(trajectories: Sequence[Trajectory], codec: TextCodec) -> list[dict[str, float]]:
     """Numbers of each answer, by short name; none of one that was not asked for, and none at all where the
     tokenizer lacks the tags.
@@ -125,6 +126,3 @@ def critical_seconds(segments: Sequence[Segment], depth: int = 0) -> float:
         max(critical_seconds(thread, depth + 1) for thread in threads.values()) for threads in blocks.values()
     ]
     return math.fsum([*line, *slowest])
-
-
-register(NumberGroup("threads", NUMBERS, measure, ratios={"speed_up": (TOTAL, LONGEST)}))
