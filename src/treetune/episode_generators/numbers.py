@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from types import MappingProxyType
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from treetune.vocabulary import Metrics, TextCodec, Trajectory
@@ -40,8 +39,6 @@ class Number:
     label: str | None = None
 
 
-_NONE: Mapping[str, tuple[str, str]] = MappingProxyType({})
-
 Measure = Callable[[Sequence[Trajectory], TextCodec], Sequence[Mapping[str, float]]]
 
 
@@ -59,16 +56,16 @@ class NumberGroup:
     name: str
     numbers: Mapping[str, Number]
     measure: Measure | None = None
-    ratios: Mapping[str, tuple[str, str]] = _NONE
+    ratios: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     @classmethod
     def register(
-        cls, name: str, numbers: Mapping[str, Number], ratios: Mapping[str, tuple[str, str]] = _NONE
+        cls, name: str, numbers: Mapping[str, Number], ratios: Mapping[str, tuple[str, str]] | None = None
     ) -> Callable[[Measure], Measure]:
         """Decorator of the group's `measure`: ``@NumberGroup.register("threads", {…})``."""
 
         def add(measure: Measure) -> Measure:
-            declare(cls(name, numbers, measure, ratios))
+            declare(cls(name, numbers, measure, ratios or {}))
             return measure
 
         return add
