@@ -35,7 +35,7 @@ from tests.episode_generators.bigram_model import (  # noqa: E402
 from tests.episode_generators.tabular_mdp import InlinePool, LetterTask  # noqa: E402
 from tests.inference.stubs import process_named  # noqa: E402
 from treetune.episode_generators.base import GenerationContext  # noqa: E402
-from treetune.episode_generators.rollout.parallel_threads import ParallelThreads  # noqa: E402
+from treetune.episode_generators.threads.parallel_threads import ParallelThreads  # noqa: E402
 from treetune.inference.base import Completion, Engine, OnResult, Request  # noqa: E402
 from treetune.inference.engine import VllmEngine  # noqa: E402
 from treetune.inference.journal import request_key  # noqa: E402

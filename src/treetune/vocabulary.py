@@ -236,7 +236,9 @@ class Trajectory(Columnar):
     length: step i covers tokens ``[step_ends[i-1], step_ends[i])`` (with 0 before the first).
 
     `score` is the grader's verdict and says what was correct; `reward`, which credit is about, adds the
-    `bonus` that shaping gave (negative for a penalty). `notes` are what its rollout counted of it.
+    `bonus` that shaping gave (negative for a penalty). `numbers` are what was counted and measured of it, by
+    ``group/name`` (see `episode_generators.numbers`); seconds may be among them, so answers are compared
+    without.
     """
 
     problem: Problem
@@ -248,7 +250,7 @@ class Trajectory(Columnar):
     grade: Grade
     step_ends: tuple[int, ...]
     bonus: float = 0.0
-    notes: Mapping[str, int] = field(default_factory=dict)
+    numbers: Mapping[str, float] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         self._set("prompt_ids", token_array(self.prompt_ids))

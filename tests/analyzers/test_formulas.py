@@ -22,7 +22,7 @@ from treetune.analyzers.scoring import state_values
 from treetune.analyzers.statistics import Bootstrap, correlation, mean_of, right_side
 from treetune.analyzers.weight_distance import distances, group_of
 from treetune.models.logprobs import CriticModule
-from treetune.vocabulary import Episode
+from treetune.vocabulary import Episode, token_array
 
 # Gradients
 
@@ -108,7 +108,9 @@ def test_a_states_value_is_read_at_its_last_token_whatever_it_is_padded_with() -
             float(critic(torch.tensor([state]), None, torch.tensor([len(state) - 1]))) for state in states
         ]
     assert len(set(alone)) == 4
-    assert state_values(critic, torch.device("cpu"), states) == pytest.approx(alone, abs=1e-6)
+    assert state_values(critic, torch.device("cpu"), list(map(token_array, states))) == pytest.approx(
+        alone, abs=1e-6
+    )
 
 
 # Advantages

@@ -17,15 +17,15 @@ from treetune.config.jsonnet import load
 from treetune.episode_generators.credit.group import Group
 from treetune.episode_generators.credit.outcome import NoCredit
 from treetune.episode_generators.rollout.demonstrations import Demonstrations
-from treetune.episode_generators.rollout.parallel_threads import ParallelThreads
 from treetune.episode_generators.selection.all import All
-from treetune.episode_generators.shaping.acceleration import Acceleration
-from treetune.episode_generators.shaping.reference_lengths import (
+from treetune.episode_generators.shaping.wrong_answers import WrongAnswers
+from treetune.episode_generators.threads.acceleration import Acceleration
+from treetune.episode_generators.threads.parallel_threads import ParallelThreads
+from treetune.episode_generators.threads.reference_lengths import (
     OfDemonstration,
     ReferenceLength,
     Total,
 )
-from treetune.episode_generators.shaping.wrong_answers import WrongAnswers
 from treetune.inference.settings import VllmSettings
 from treetune.models.sources import PretrainedModel
 from treetune.runtime.base import PolicyIteration, Runtime

@@ -23,15 +23,16 @@ from treetune.config.explain import Explanation
 from treetune.config.jsonnet import load
 from treetune.episode_generators.base import GenerationContext, Shaping
 from treetune.episode_generators.rollout.single_turn import SingleTurn
-from treetune.episode_generators.shaping.acceleration import Acceleration, Form, acceleration
 from treetune.episode_generators.shaping.applied import shaped
-from treetune.episode_generators.shaping.group_length_penalty import (
+from treetune.episode_generators.shaping.wrong_answers import WrongAnswers
+from treetune.episode_generators.threads.acceleration import Acceleration, Form, acceleration
+from treetune.episode_generators.threads.group_length_penalty import (
     EPSILON,
     GroupLengthPenalty,
     group_penalties,
 )
-from treetune.episode_generators.shaping.measured_lengths import measured_lengths
-from treetune.episode_generators.shaping.reference_lengths import (
+from treetune.episode_generators.threads.measured_lengths import measured_lengths
+from treetune.episode_generators.threads.reference_lengths import (
     Measured,
     OfDemonstration,
     OfGroup,
@@ -39,7 +40,6 @@ from treetune.episode_generators.shaping.reference_lengths import (
     Running,
     Total,
 )
-from treetune.episode_generators.shaping.wrong_answers import WrongAnswers
 from treetune.tasks.base import Task
 from treetune.vocabulary import Metrics, Trajectory
 

@@ -12,8 +12,8 @@ import pytest
 from tests.columns import plain
 from tests.episode_generators.scripted_engine import ScriptedEngine
 from tests.episode_generators.threads import context, decode
-from treetune.episode_generators.credit.monte_carlo_threads import MonteCarloThreads
-from treetune.episode_generators.rollout.parallel_threads import ParallelThreads
+from treetune.episode_generators.threads.monte_carlo_threads import MonteCarloThreads
+from treetune.episode_generators.threads.parallel_threads import ParallelThreads
 from treetune.inference.base import Request
 from treetune.vocabulary import Episode, Grade, Problem, Trajectory
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from treetune.episode_generators.storage import write_episodes, write_trajectories
+from treetune.episode_generators.storage import TOKENS, write_episodes, write_tokens, write_trajectories
 from treetune.tasks.threads.tags import TAGS
 from treetune.vocabulary import Branch, Episode, Grade, Problem, Segment, Stretch, TextCodec, Trajectory
 
@@ -68,7 +68,7 @@ def segments_of(
 
 
 def trajectory(
-    problem: str, parts: Sequence[str | Fork], reward: float = 1.0, sample: int = 0, **notes: int
+    problem: str, parts: Sequence[str | Fork], reward: float = 1.0, sample: int = 0, **events: int
 ) -> Trajectory:
     segments = tuple(segments_of(parts))
     ids = tuple(token for segment in segments for token in segment.token_ids)
@@ -81,7 +81,7 @@ def trajectory(
         text=CODEC.decode(ids),
         grade=Grade(reward, "ok"),
         step_ends=(len(ids),),
-        notes=notes,
+        numbers={f"threads/{event}": float(times) for event, times in events.items()},
     )
 
 
@@ -116,6 +116,7 @@ def episode(
 def write_answers(folder: Path, answers: Sequence[Trajectory], episodes: Sequence[Episode]) -> None:
     write_trajectories(folder / "trajectories.arrow", answers)
     write_episodes(folder / "episodes.arrow", episodes, CODEC)
+    write_tokens(folder.parents[1] / TOKENS, CODEC, len(_KNOWN))
 
 
 def outlines(count: int) -> str:

@@ -200,7 +200,7 @@ def _trajectory_schema(trajectories: Sequence[Trajectory]) -> pa.Schema:
             "grade": pa.struct(grade),
             "step_ends": IDS,
             "bonus": pa.float64(),
-            "notes": pa.map_(text, pa.int64()),
+            "numbers": pa.map_(text, pa.float64()),
         }
     )
 
@@ -219,8 +219,8 @@ def _trajectory_columns(trajectories: Sequence[Trajectory], schema: pa.Schema) -
             return pa.array([_problem_row(problem) for problem in values], field.type)
         if field.name == "grade":
             return pa.array([vars(grade) for grade in values], field.type)
-        if field.name == "notes":
-            return pa.array([list(notes.items()) for notes in values], field.type)
+        if field.name == "numbers":
+            return pa.array([list(numbers.items()) for numbers in values], field.type)
         if field.name == "step_ends":
             return tuples(values, field.type)
         return lists(values, field.type) if pa.types.is_list(field.type) else pa.array(values, field.type)
@@ -279,11 +279,11 @@ def _trajectories(batch: pa.RecordBatch) -> Iterator[Trajectory]:
     count = batch.num_rows
     segments = iter(_segments(batch["segments"].values))
     counts = batch["segments"].value_lengths().to_pylist()
-    # A file from before there was shaping, or threads.
+    # A file from before there was shaping, or there were numbers.
     bonuses = batch["bonus"].to_pylist() if "bonus" in names else [0.0] * count
-    notes = batch["notes"].to_pylist() if "notes" in names else [()] * count
+    counted = batch["numbers"].to_pylist() if "numbers" in names else [()] * count
     problems: dict[str, Problem] = {}
-    for problem, sample, prompt_ids, n_segments, reason, text, grade, ends, bonus, noted in zip(
+    for problem, sample, prompt_ids, n_segments, reason, text, grade, ends, bonus, numbers in zip(
         batch["problem"].to_pylist(),
         batch["sample"].to_pylist(),
         rows_of(batch["prompt_ids"]),
@@ -293,7 +293,7 @@ def _trajectories(batch: pa.RecordBatch) -> Iterator[Trajectory]:
         batch["grade"].to_pylist(),
         tuples_of(batch["step_ends"]),
         bonuses,
-        notes,
+        counted,
         strict=True,
     ):
         key = json.dumps(problem)
@@ -310,7 +310,7 @@ def _trajectories(batch: pa.RecordBatch) -> Iterator[Trajectory]:
             grade=Grade(**grade),
             step_ends=ends or (),
             bonus=bonus,
-            notes=dict(noted or ()),
+            numbers=dict(numbers or ()),
         )
 
 

@@ -10,9 +10,11 @@ from typing import Any
 from treetune.episode_generators.rollout.answers import contiguous_share
 from treetune.episode_generators.shaping.applied import shaped
 from treetune.episode_generators.storage import (
+    TOKENS,
     read_episodes,
     read_trajectories,
     write_episodes,
+    write_tokens,
     write_trajectories,
 )
 from treetune.runtime.clock import Clock
@@ -46,6 +48,9 @@ def generate(run: Run, iteration: int, clock: Clock) -> tuple[list[Episode], Met
             _record(folder / "credit.json", metrics, clock, "credit")
             if _remembers(run):
                 write_json(folder / MEMORY, memory)
+            tokens = run.directory.path / TOKENS
+            if not tokens.is_file():
+                write_tokens(tokens, run.codec, 1 + max(run.tokenizer.get_vocab().values()))
             # Last: from here on, both phases are done.
             write_episodes(folder / "episodes.arrow", episodes, run.codec)
         run.ranks.barrier("episodes written")

@@ -1,0 +1,68 @@
+"""Where most answers to a problem are right, long critical paths cost something."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Gt, Le
+
+from treetune.episode_generators.base import GenerationContext, Rollout, Shaping
+from treetune.episode_generators.credit.episodes import groups_of
+from treetune.episode_generators.threads.numbers import counts_of
+from treetune.tasks.base import Task
+from treetune.tasks.threads.tags import TagIds
+from treetune.vocabulary import Trajectory
+
+EPSILON = 1e-6
+
+
+def group_penalties(
+    lengths: Sequence[int], right: Sequence[bool], *, threshold: float, weight: float, window: int
+) -> list[float]:
+    """α O_i for each answer of a group, with O_i = clip((L_i − L_shortest right) / window, 0, 1).
+
+    α is 0 where the share of right answers is below the threshold τ, and β (share − τ + ε) / (1 − τ + ε)
+    from there on, β being the weight: all of it where all are right (ThreadWeaver's group length penalty).
+    """
+    share = sum(right) / len(right)
+    if share < threshold:
+        return [0.0] * len(lengths)
+    alpha = weight * (share - threshold + EPSILON) / (1.0 - threshold + EPSILON)
+    shortest = min(length for length, ok in zip(lengths, right, strict=True) if ok)
+    return [alpha * min(1.0, max(0.0, (length - shortest) / window)) for length in lengths]
+
+
+@Shaping.register("group_length_penalty")
+@dataclass(frozen=True, kw_only=True)
+class GroupLengthPenalty(Shaping):
+    """Minus `group_penalties` of the critical paths, in tokens, of all answers to a problem. The
+    reference has it with these settings, and off."""
+
+    threshold: Annotated[float, Gt(0), Le(1)] = 0.8
+    weight: Annotated[float, Gt(0)] = 0.2
+    window: Annotated[int, Gt(0)] = 10_000
+
+    def check(self, rollout: Rollout, task: Task) -> None:
+        if rollout.samples < 2:
+            raise ValueError(
+                "group_length_penalty compares the answers to a problem, and the rollout makes one: set its"
+                " samples to 2 or more"
+            )
+
+    def bonuses(self, context: GenerationContext, trajectories: Sequence[Trajectory]) -> list[float]:
+        tags = TagIds.of(context.codec.encode)
+        bonuses = [0.0] * len(trajectories)
+        for positions in groups_of(trajectories).values():
+            group = [trajectories[position] for position in positions]
+            penalties = group_penalties(
+                [counts_of(one, tags).num_tokens_in_the_longest_thread for one in group],
+                [one.grade.correct for one in group],
+                threshold=self.threshold,
+                weight=self.weight,
+                window=self.window,
+            )
+            for position, penalty in zip(positions, penalties, strict=True):
+                bonuses[position] = -penalty
+        return bonuses
