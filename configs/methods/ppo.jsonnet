@@ -5,6 +5,6 @@
 + (import '../analyzers/gradient_variance.jsonnet')
 + (import '../analyzers/action_ranking.jsonnet')
 + {
-  trainer+: { critic: { type: 'full_model', learning_rate: null, value_clip: 0.2 } },
+  credit+: { critic: { learning_rate: null, value_clip: 0.2 } },
   engine+: { gpu_memory_utilization: 0.35 },
 }

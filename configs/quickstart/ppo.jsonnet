@@ -2,5 +2,5 @@
 + (import '../credit/gae.jsonnet')
 + {
   experiment_name: 'quickstart/ppo',
-  trainer+: { critic: { type: 'full_model', learning_rate: 1e-3 } },
+  credit+: { critic: { learning_rate: 1e-3 } },
 }

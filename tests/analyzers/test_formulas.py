@@ -21,6 +21,7 @@ from treetune.analyzers.points import choose, evenly
 from treetune.analyzers.scoring import state_values
 from treetune.analyzers.statistics import Bootstrap, correlation, mean_of, right_side
 from treetune.analyzers.weight_distance import distances, group_of
+from treetune.models.inputs import ModelInputs
 from treetune.models.logprobs import CriticModule
 from treetune.vocabulary import Episode
 
@@ -105,7 +106,8 @@ def test_a_states_value_is_read_at_its_last_token_whatever_it_is_padded_with() -
     states = [(1, 2, 3), (4,), (5, 6, 7, 8, 9, 10), (1, 2)]
     with torch.no_grad():
         alone = [
-            float(critic(torch.tensor([state]), None, torch.tensor([len(state) - 1]))) for state in states
+            float(critic(ModelInputs(torch.tensor([state]), torch.tensor([len(state) - 1]))))
+            for state in states
         ]
     assert len(set(alone)) == 4
     assert state_values(critic, torch.device("cpu"), states) == pytest.approx(alone, abs=1e-6)

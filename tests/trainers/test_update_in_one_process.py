@@ -9,6 +9,7 @@ import torch
 
 from tests.trainers.helpers import episodes, one_rank, paired_episodes, tiny_model
 from treetune.episode_generators.credit.gae import Gae
+from treetune.models.inputs import ModelInputs
 from treetune.models.logprobs import PolicyModule
 from treetune.trainers.base import DeepSpeedTrainer
 from treetune.trainers.core import PolicyTrainer
@@ -179,7 +180,7 @@ def test_log_probs_in_chunks_equal_those_of_the_whole_block(monkeypatch, tied):
 
     def score():
         model.zero_grad()
-        logprobs, entropy = model(ids, None, positions, labels, 0.7, True)
+        logprobs, entropy = model(ModelInputs(ids, positions, labels), 0.7, entropy_gradient=True)
         (logprobs.sum() + entropy.square().sum()).backward()
         gradients = [p.grad.clone() for p in model.parameters()]
         return [logprobs.detach(), entropy.detach(), *gradients]
@@ -214,7 +215,7 @@ def test_a_single_update_scores_the_tokens_that_it_trains_on_once_and_reports_th
     for row in episodes(16):
         ids = torch.tensor([row.prompt_ids + row.response_ids])
         positions = torch.arange(len(row.prompt_ids) - 1, ids.shape[1] - 1)
-        logprobs, _ = model(ids, None, positions, torch.tensor(row.response_ids), 0.8)
+        logprobs, _ = model(ModelInputs(ids, positions, torch.tensor(row.response_ids)), 0.8)
         gaps += [
             abs(float(p) - b)
             for p, b, t in zip(logprobs.detach(), row.behaviour_logprobs, row.trained, strict=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from treetune.models.inputs import ModelInputs
 from treetune.trainers.base import DeepSpeedTrainer
 from treetune.trainers.batching import Unit
 from treetune.trainers.micro_batches import MicroBatch, micro_batches
@@ -49,13 +50,14 @@ def sweep(
 
 def logprobs_of(policy: PolicyModule, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
     """Log-probs and entropy of a micro-batch's trained tokens, shape [N] each."""
-    logprobs_N, entropy_N = batch.score(policy, temperature)
+    logprobs_N, entropy_N = policy(batch.inputs, temperature)
     return logprobs_N, entropy_N
 
 
 def values_of(critic: CriticModule, batch: MicroBatch) -> Tensor:
     """Values of the states before a micro-batch's trained tokens, shape [N]."""
-    return batch.value(critic)
+    values_N: Tensor = critic(batch.inputs)
+    return values_N
 
 
 def state_values(critic: CriticModule, device: torch.device, states: Sequence[TokenIds]) -> list[float]:
@@ -70,7 +72,7 @@ def state_values(critic: CriticModule, device: torch.device, states: Sequence[To
             input_ids_BT = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
             lengths_B = torch.tensor([len(row) for row in rows])
             last_B = torch.arange(len(rows)) * input_ids_BT.shape[1] + lengths_B - 1
-            found_B = critic(input_ids_BT.to(device), None, last_B.to(device)).cpu()
+            found_B = critic(ModelInputs(input_ids_BT.to(device), last_B.to(device))).cpu()
             for i, value in zip(own, found_B.tolist(), strict=True):
                 values[i] = value
     return values

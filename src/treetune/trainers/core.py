@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from treetune.episode_generators.credit.gae import Gae
+from treetune.models.inputs import ModelInputs
 from treetune.seeds import derived_random
 from treetune.trainers.base import DeepSpeedTrainer, FullModelCritic
 from treetune.trainers.batching import Unit
@@ -258,7 +259,7 @@ class PolicyTrainer:
         self, batch: MicroBatch, tensors: IterationTensors, weights_N: Tensor, sums: dict[str, Tensor]
     ) -> None:
         assert self.critic is not None and isinstance(self.settings.critic, FullModelCritic)
-        values_N = batch.value(self.critic)
+        values_N = self.critic(batch.inputs)
         old_N = self._maybe_at(tensors.values_N, batch.flat_N)
         returns_N = self._maybe_at(tensors.returns_N, batch.flat_N)
         assert old_N is not None and returns_N is not None
@@ -316,11 +317,11 @@ class PolicyTrainer:
         return self.ranks.sum(result_N)[sequences.flat_index(sequences.first_alike())]
 
     def _logprobs(self, model: Callable, batch: MicroBatch) -> Tensor:
-        return batch.score(model, self.temperature)[0]
+        return model(batch.inputs, self.temperature)[0]
 
     def _values(self, batch: MicroBatch) -> Tensor:
         assert self.critic is not None
-        return batch.value(self.critic)
+        return self.critic(batch.inputs)
 
     def _maybe_at(self, tensor_N: Tensor | None, flat_N: Tensor) -> Tensor | None:
         return None if tensor_N is None else tensor_N[flat_N].to(self.ranks.device)
@@ -339,18 +340,14 @@ class PolicyTrainer:
         for rank, share in enumerate(gathered):
             for prompt, response in share:
                 ids_1T = torch.tensor([prompt + response], device=self.ranks.device)
-                positions_N = torch.arange(len(prompt) - 1, len(prompt) + len(response) - 1)
+                inputs = ModelInputs(
+                    input_ids_BT=ids_1T,
+                    positions_N=torch.arange(len(prompt) - 1, ids_1T.shape[1] - 1, device=ids_1T.device),
+                    labels_N=torch.tensor(response, device=ids_1T.device),
+                    max_positions=len(response),
+                )
                 with torch.no_grad():
-                    logprobs_N, *_ = self.policy(
-                        ids_1T,
-                        None,
-                        positions_N.to(self.ranks.device),
-                        torch.tensor(response, device=self.ranks.device),
-                        temperature,
-                        False,
-                        False,
-                        len(response),
-                    )
+                    logprobs_N, *_ = self.policy(inputs, temperature)
                 if len(gathered) == 1 or rank == self.ranks.rank:
                     results.append(logprobs_N.tolist())
         return results

@@ -97,7 +97,9 @@ def loss_share(
     device: torch.device,
 ) -> LossShare:
     """Runs the policy on a micro-batch. The entropy's part of the loss is the same for every objective."""
-    logprobs_N, entropy_N, *terms = batch.score(policy, temperature, entropy_coef != 0, objective.has_terms)
+    logprobs_N, entropy_N, *terms = policy(
+        batch.inputs, temperature, entropy_gradient=entropy_coef != 0, with_terms=objective.has_terms
+    )
     tokens = minibatch.tokens(batch, tensors, terms, device)
     loss, metrics = objective.loss(tokens, logprobs_N)
     if entropy_coef:
