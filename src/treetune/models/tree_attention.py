@@ -1,8 +1,8 @@
 """Attention over prefix trees: each token sees those on its way from the root, and no others.
 
-A tree's nodes are laid out by a depth-first walk. `subtree_last_1T` holds for each node the last one of its
-subtree: node j is seen by node i if ``j <= i <= subtree_last_1T[0, j]``. What a block of neighbouring nodes sees
-of the nodes before it is then the way to its first one, and nothing else.
+A tree's nodes are laid out by a depth-first walk. `subtree_last_1T` holds for each node the last one of
+its subtree: node j is seen by node i if ``j <= i <= subtree_last_1T[0, j]``. What a block of neighbouring
+nodes sees of the nodes before it is then the way to its first one, and nothing else.
 
 On GPUs, FlexAttention takes such a mask by blocks. PyTorch's own attention would need it dense, and would
 compute all of its pairs; so it is called block by block here, with the keys that each one sees. Neither

@@ -77,6 +77,11 @@ class DeepSpeedTrainer(Trainer):
     tensor_parallel_size: Annotated[int, Gt(0)] = 1
 
     @property
+    def keeps_reference(self) -> bool:
+        """Whether the start model's log-probs are computed beside the policy's."""
+        return self.objective.needs_reference or (self.measure_kl and self.objective.measures_kl)
+
+    @property
     def ranks_together(self) -> int:
         """How many neighbouring ranks are given the same micro-batches and run the model together."""
         return self.sequence_parallel_size * self.tensor_parallel_size

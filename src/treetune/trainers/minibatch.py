@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from treetune.trainers.batching import Unit
-from treetune.trainers.iteration_tensors import IterationTensors
 from treetune.trainers.micro_batches import MicroBatch
 from treetune.trainers.objectives.base import Objective, TokenBatch
+from treetune.trainers.preparation.tensors import IterationTensors
 from treetune.trainers.tokens import Sequences
 
 
@@ -68,9 +68,9 @@ class Minibatch:
             sequence_weight=self.sequence_weight * batch.share,
             pair_weight=self.pair_weight * batch.share,
             advantages_N=known_at(tensors.advantages_N),
-            old_logprobs_N=known_at(tensors.old_N),
-            reference_logprobs_N=known_at(tensors.reference_N),
-            behaviour_logprobs_N=known_at(tensors.behaviour_N),
+            old_logprobs_N=known_at(tensors.old_logprobs_N),
+            ref_logprobs_N=known_at(tensors.ref_logprobs_N),
+            behaviour_logprobs_N=known_at(tensors.behaviour_logprobs_N),
             terms=tuple(terms),
         )
 
