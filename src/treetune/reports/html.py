@@ -3,62 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from treetune.reports.charts import Series, interval_mark, line_chart, number, stacked_bars
-from treetune.reports.diagnostics import diagnostics_html
-from treetune.reports.episodes import EpisodeSample, episodes_html, sample_episodes
+from treetune.reports.charts import Series, interval_mark, line_chart
 from treetune.reports.experiment import Experiment, read_experiment
-from treetune.reports.thread_curves import thread_curves_html
+from treetune.reports.sections.base import sections
 
 N_COLOURS = 8
-
-PHASES = ("generation", "credit", "training", "choice", "sync", "evaluation", "commit", "other")
-
-CURVES: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("reward of the sampled answers", ("episodes/reward",)),
-    ("rounds of sampling until enough groups were mixed", ("rollout/rounds",)),
-    ("share of sampled groups without spread of score", ("rollout/groups_dropped",)),
-    ("share of trained tokens whose advantage is 0", ("credit/advantage_zero",)),
-    ("loss", ("train/loss",)),
-    ("KL to the reference", ("train/kl",)),
-    ("entropy (nats per token)", ("train/entropy",)),
-    ("gradient norm", ("train/grad_norm",)),
-    ("clip fraction", ("train/clip_fraction",)),
-    ("share of pairs that the policy prefers as it should", ("preference/accuracy",)),
-    (
-        "implicit reward: better answers, and in grey the others",
-        ("preference/chosen_reward", "preference/rejected_reward"),
-    ),
-    ("response length (tokens)", ("episodes/response_tokens",)),
-    ("share unfinished", ("episodes/unfinished",)),
-    ("learning rate", ("train/learning_rate",)),
-    ("critic: mean squared error", ("critic/mse",)),
-    ("engine: sampled tokens per second", ("engine/tokens_per_second",)),
-    (
-        "|engine − trainer log-prob|: mean, and in grey the largest",
-        ("engine/logprob_gap_mean", "engine/logprob_gap_max"),
-    ),
-    ("canary gap after each sync", ("engine/canary_gap",)),
-)
-"""Title and the metrics in it. What an experiment did not record has no chart."""
-
-SHAPING = "shaping/"
-"""Its metrics are named after the parts of `shaping`, which may be anyone's: a chart for each."""
-
-FROM_ZERO = {
-    "share unfinished",
-    "clip fraction",
-    "engine: sampled tokens per second",
-    "rounds of sampling until enough groups were mixed",
-    "share of sampled groups without spread of score",
-    "share of trained tokens whose advantage is 0",
-}
 
 
 def write_report(directories: Sequence[Path], output: Path | None = None) -> Path:
@@ -104,18 +59,17 @@ def _results(experiments: Sequence[Experiment]) -> str:
     """The last measured checkpoint of every experiment on every evaluation set."""
     heads = ["experiment", "set", "pass@1 [95 % interval]", "0 – 1", "pass@k", "majority", "unfinished"]
     heads += ["tokens", "problems", "iteration"]
-    measured = [
-        summary for one in experiments for along in one.evaluations.values() for summary in along.values()
-    ]
-    with_threads = any(summary.get("threads") for summary in measured)
-    heads += ["longest thread", "with threads"] if with_threads else []
+    last = [summaries[max(summaries)] for one in experiments for summaries in one.evaluations.values()]
+    further = list(dict.fromkeys(head for summary in last for head in _further(summary)))
+    heads += map(escape, further)
     rows = []
     for i, one in enumerate(experiments):
         chip = f'<span class="chip {_colour(i)}"></span>{escape(one.name)}'
         for label, summaries in one.evaluations.items():
             summary = summaries[max(summaries)]
             cells = [chip, escape(label), *_result_cells(summary, _colour(i))]
-            cells += _thread_cells(summary.get("threads") or {}) if with_threads else []
+            own = _further(summary)
+            cells += [escape(own.get(head, "–")) for head in further]
             rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
     if not rows:
         return '<p class="missing">No checkpoint is measured yet: <code>run_evaluation</code> does.</p>'
@@ -148,9 +102,9 @@ def _result_cells(summary: Mapping[str, Any], colour: str) -> list[str]:
     ]
 
 
-def _thread_cells(threads: Mapping[str, float]) -> list[str]:
-    longest, share = threads.get("num_tokens_in_the_longest_thread"), threads.get("with_parallel")
-    return ["–" if longest is None else f"{longest:.1f}", "–" if share is None else f"{share:.3f}"]
+def _further(summary: Mapping[str, Any]) -> dict[str, str]:
+    """The columns that sections add."""
+    return {head: text for section in sections() for head, text in section.columns(summary).items()}
 
 
 def _evaluation_curves(experiments: Sequence[Experiment]) -> str:
@@ -191,21 +145,13 @@ def _legend(experiments: Sequence[Experiment]) -> str:
 
 def _section(one: Experiment, colour: str) -> str:
     """All that there is about one experiment, and what is missing."""
-    missing = list(one.missing)
-    sample: EpisodeSample | None = sample_episodes(one.path, missing)
-    parts = [f'<h2><span class="chip {colour}"></span>{escape(one.name)}</h2>', _facts(one)]
-    if missing:
-        items = "".join(f"<li>{escape(words)}</li>" for words in missing)
+    found = [(section.title, section.html(one)) for section in sections() if section.applies(one)]
+    shown = [f"<h3>{escape(title)}</h3>{inner}" for title, inner in found if inner]
+    parts = [f'<h2><span class="chip own"></span>{escape(one.name)}</h2>', _facts(one)]
+    if one.missing:
+        items = "".join(f"<li>{escape(words)}</li>" for words in one.missing)
         parts.append(f'<div class="missing">Not here (yet):<ul>{items}</ul></div>')
-    charts = _curves(one, colour)
-    if charts:
-        parts.append(f'<h3>Training</h3><div class="charts">{"".join(charts)}</div>')
-    parts.append(thread_curves_html(one, colour))
-    parts.append(diagnostics_html(one))
-    parts.append(_times(one))
-    if sample is not None:
-        parts.append(f"<h3>Episodes</h3>{episodes_html(sample)}")
-    return "".join(parts)
+    return f'<section style="--own: var(--{colour})">{"".join(parts + shown)}</section>'
 
 
 def _facts(one: Experiment) -> str:
@@ -242,44 +188,3 @@ def _facts(one: Experiment) -> str:
         f"<details><summary>the whole configuration</summary><pre>{detail}</pre></details>" if config else ""
     )
     return f'<dl class="facts">{rows}</dl>{shown}'
-
-
-def _curves(one: Experiment, colour: str) -> list[str]:
-    charts = []
-    recorded = sorted({key for row in one.metrics for key in row if key.startswith(SHAPING)})
-    shaping = [(f"what shaping added: {key.removeprefix(SHAPING)}", (key,)) for key in recorded]
-    for title, keys in (*CURVES[:1], *shaping, *CURVES[1:]):
-        # A second metric in one chart has the neutral colour: mean and largest.
-        series = [
-            Series(key.split("/", 1)[1], one.curve(key), colour if n == 0 else "c5")
-            for n, key in enumerate(keys)
-        ]
-        if any(each.points for each in series):
-            charts.append(line_chart(title, series, from_zero=title in FROM_ZERO))
-    return charts
-
-
-def _times(one: Experiment) -> str:
-    """Seconds by phase: shares of the whole run, and a bar per iteration."""
-    by_phase = {phase: dict(one.curve(f"seconds/{phase}")) for phase in PHASES}
-    totals = {phase: math.fsum(points.values()) for phase, points in by_phase.items()}
-    whole = math.fsum(totals.values())
-    if whole <= 0:
-        return ""
-    rows = []
-    for x in sorted({x for points in by_phase.values() for x in points}):
-        rows.append((f"{x:.0f}", {phase: max(0.0, points.get(x, 0.0)) for phase, points in by_phase.items()}))
-    used = [phase for phase in PHASES if totals[phase] > 0]
-    shares = "".join(
-        f'<span class="{phase}" style="width:{100 * totals[phase] / whole:.2f}%"></span>' for phase in used
-    )
-    legend = "".join(
-        f'<span><span class="chip {phase}"></span>{phase} {number(totals[phase])} s'
-        f" ({100 * totals[phase] / whole:.1f} %)</span>"
-        for phase in used
-    )
-    bars = stacked_bars("seconds per iteration", rows, "s")
-    return (
-        f"<h3>Time by phase</h3><p>{number(whole)} s in {len(rows)} iterations.</p>"
-        f'<div class="share">{shares}</div><div class="legend">{legend}</div><div class="wide">{bars}</div>'
-    )

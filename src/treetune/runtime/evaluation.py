@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from treetune.episode_generators.base import Rollout
+from treetune.episode_generators.numbers import by_group, columns, evaluated, number_metrics
 from treetune.runtime.base import EvaluationSet, PolicyIteration
 from treetune.runtime.claims import Claim
 from treetune.runtime.clock import Clock
 from treetune.runtime.directory import write_json, write_whole
 from treetune.runtime.due import due_sets, is_measured
-from treetune.runtime.evaluated_threads import answers_threads, threads_metrics, threads_summary
 from treetune.runtime.sampler import Sampler
 from treetune.seeds import derived_random
 from treetune.vocabulary import Grade, Metrics, Problem, Trajectory
@@ -51,7 +51,7 @@ def evaluate(
             summary = json.loads((directory.evaluation(done, chosen.label) / "summary.json").read_text())
             for name in ("pass_at_1", "ci_low", "ci_high", "majority_vote", "unfinished", "mean_tokens"):
                 metrics[f"evaluation/{chosen.label}/{name}"] = summary[name]
-            metrics |= threads_metrics(chosen.label, summary)
+            metrics |= evaluated(chosen.label, summary)
     return metrics
 
 
@@ -118,10 +118,7 @@ def measure(
             )
         else:
             summary = _summary(rollout, chosen, done, trajectories, len(problems) - len(answerable), seed)
-            threads = answers_threads(trajectories, session.model.codec)
-            if any(threads):
-                summary["threads"] = threads_summary(trajectories, threads)
-            _write(folder, summary, map(_row, trajectories, threads))
+            _write(folder, summary, map(_row, trajectories))
             session.console.say(f"{name}: {_in_words(summary)}")
     session.ranks.barrier("evaluation written")
 
@@ -144,6 +141,7 @@ def _summary(
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "seed": seed,
+        **by_group(number_metrics(columns(trajectories))),
     }
 
 
@@ -192,8 +190,8 @@ def _rollout(config: PolicyIteration, chosen: EvaluationSet) -> Rollout:
     return replace(rollout, **{k: v for k, v in given.items() if v is not None and k in known})  # type: ignore[type-var]
 
 
-def _row(trajectory: Trajectory, threads: dict[str, float]) -> dict:
-    row = {
+def _row(trajectory: Trajectory) -> dict:
+    return {
         "problem": trajectory.problem.id,
         "sample": trajectory.sample,
         "prompt": trajectory.problem.prompt,
@@ -204,8 +202,8 @@ def _row(trajectory: Trajectory, threads: dict[str, float]) -> dict:
         "extracted": trajectory.grade.extracted,
         "finish_reason": trajectory.finish_reason,
         "tokens": len(trajectory.response_ids),
+        **by_group(trajectory.numbers),
     }
-    return row | {"threads": threads} if threads else row
 
 
 def summarise(trajectories: Sequence[Trajectory], seed: int) -> dict:

@@ -14,7 +14,7 @@ from typing import Any
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.console import Console
 from treetune.runtime.directory import ExperimentDirectory, Lock
-from treetune.runtime.manifest import begin
+from treetune.runtime.manifest import begin, changed_modules
 from treetune.runtime.start_model import StartModel
 from treetune.trainers.ranks import Ranks
 from treetune.vocabulary import Problem
@@ -61,6 +61,11 @@ class Session:
             console = Console(directory.logs / "run.log" if ranks.is_first else None, ranks.is_first)
             stack.callback(console.close)
             stack.push(console.record_failure)
+            if ranks.is_first and lock == "run" and (changed := changed_modules(directory)):
+                console.say(
+                    f"your own code has changed since this experiment began ({', '.join(changed)}): from here"
+                    " on it is as it is now"
+                )
             quiet_libraries()
             model = StartModel(config, ranks.device)
             yield Session(config, plain_config, directory, ranks, console, model, purpose)

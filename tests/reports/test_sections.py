@@ -1,0 +1,54 @@
+"""A section is one class: whoever defines one has it on the page."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.reports.page import Page
+from tests.reports.synthetic import summary, write_experiment, write_summary
+from treetune.reports.experiment import Experiment
+from treetune.reports.html import write_report
+from treetune.reports.sections import base
+
+
+@pytest.fixture(autouse=True)
+def _the_lists_are_left_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    base.sections()
+    monkeypatch.setattr(base, "_SECTIONS", list(base._SECTIONS))
+
+
+def test_a_section_is_shown_where_it_applies_with_its_columns_of_the_results(tmp_path: Path) -> None:
+    class Turns(base.ReportSection):
+        title = "Turns & tools"
+
+        def applies(self, experiment: Experiment) -> bool:
+            return experiment.name == "with"
+
+        def html(self, experiment: Experiment) -> str:
+            experiment.missing.append("no tool was called")
+            return f"<p>{len(experiment.metrics)} iterations of turns</p>"
+
+        def columns(self, summary: Mapping[str, Any]) -> Mapping[str, str]:
+            return {"turns": str(summary["turns"])} if "turns" in summary else {}
+
+    paths = [write_experiment(tmp_path / name, name=name, iterations=3) for name in ("with", "without")]
+    write_summary(paths[0], 3, "validation", summary(0.5, turns=4.25))
+    page = Page(write_report(paths))
+    assert page.text.count("Turns & tools") == 1 and "3 iterations of turns" in page.text
+    assert "no tool was called" in page.text, "what a section misses stands with what is missing"
+    assert "iterationturns" in page.text and page.text.count("4.25") == 1
+
+
+def test_a_section_with_nothing_to_show_has_no_title(tmp_path: Path) -> None:
+    class Empty(base.ReportSection):
+        title = "Emptiness"
+
+        def applies(self, experiment: Experiment) -> bool:
+            return True
+
+        def html(self, experiment: Experiment) -> str:
+            return ""
+
+    assert "Emptiness" not in Page(write_report([write_experiment(tmp_path / "run")])).text
