@@ -21,11 +21,11 @@ from treetune.trainers.tokens import Sequences, units_of
 from treetune.vocabulary import Episode
 
 if TYPE_CHECKING:
-    from treetune.runtime.run import Run
+    from treetune.runtime.session import Session
 
 
 def gradient_sums(
-    run: Run,
+    session: Session,
     point: int,
     minibatch_size: int,
     minibatches: int,
@@ -36,9 +36,9 @@ def gradient_sums(
 
     Raises ValueError where the episodes were not sampled by the weights after `point` iterations.
     """
-    settings = run.config.trainer
+    settings = session.config.trainer
     assert isinstance(settings, DeepSpeedTrainer)
-    path = run.directory.iteration(point) / "episodes.arrow"
+    path = session.directory.iteration(point) / "episodes.arrow"
     episodes = read_episodes(path)
     versions = {episode.policy_version for episode in episodes}
     if versions != {point}:
@@ -47,8 +47,8 @@ def gradient_sums(
             f" {point} iterations alone: their gradient at these weights would be another"
         )
     sequences = Sequences.of(episodes)
-    models = StoredModels(run, point, run.sampling_temperature)
-    loss = Loss(models, settings, run.config.credit, episodes, sequences)
+    models = StoredModels(session, point, session.temperature)
+    loss = Loss(models, settings, session.config.credit, episodes, sequences)
     order = units_of(episodes, in_pairs=settings.objective.needs_pairs)
     derived_random(seed, point, "gradients").shuffle(order)
     whole = [

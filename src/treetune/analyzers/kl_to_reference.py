@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import Tensor
 
-    from treetune.runtime.run import Run
+    from treetune.runtime.sampler import Sampler
+    from treetune.runtime.session import Session
     from treetune.vocabulary import Trajectory
 
 ESTIMATORS: tuple[KlEstimator, ...] = ("k1", "k3")
@@ -48,18 +49,19 @@ class KlToReference(OfCheckpoints):
 
     needs_engine = True
 
-    def analyse(self, run: Run, points: Sequence[int], work: Path) -> Findings:
+    def analyse(self, sampler: Sampler, points: Sequence[int], work: Path) -> Findings:
         from treetune.analyzers.sources import context_at, sampler_of
         from treetune.episode_generators.rollout.single_turn import sample_answers
 
-        problems = list(run.config.task.problems(self.split))[: self.problems]
-        rollout = sampler_of(run.config)
+        session = sampler.session
+        problems = list(session.config.task.problems(self.split))[: self.problems]
+        rollout = sampler_of(session.config)
         assert rollout.sampling is not None
         rows: list[dict[str, Any]] = []
         for point in points:
-            run.load_checkpoint(point)
-            with run.console.phase(f"answers after iteration {point}", "answers", run.news) as show:
-                context = context_at(run, point, work, self.seed, "kl", show)
+            sampler.server.load_checkpoint(point)
+            with sampler.phase(f"answers after iteration {point}", "answers") as show:
+                context = context_at(sampler, point, work, self.seed, "kl", show)
                 answers = sample_answers(
                     context,
                     problems,
@@ -68,20 +70,20 @@ class KlToReference(OfCheckpoints):
                     unfinished_reward=rollout.unfinished_reward,
                     purpose="analysis: kl",
                 )
-            rows += self._rows(run, point, answers)
+            rows += self._rows(session, point, answers)
         sampling = rollout.sampling
         exact = sampling.top_p == 1.0 and sampling.top_k < 1
         return Findings({"whole_distribution_sampled": exact, **self.summarise(rows)}, rows)
 
-    def _rows(self, run: Run, point: int, answers: Sequence[Trajectory]) -> list[dict[str, Any]]:
+    def _rows(self, session: Session, point: int, answers: Sequence[Trajectory]) -> list[dict[str, Any]]:
         from treetune.analyzers.scoring import StoredModels
         from treetune.analyzers.sources import sampler_of
         from treetune.trainers.tokens import Sequences
 
-        sampling = sampler_of(run.config).sampling
+        sampling = sampler_of(session.config).sampling
         assert sampling is not None
         # At temperature 0, what the untempered policy gives.
-        models = StoredModels(run, point, sampling.temperature or 1.0)
+        models = StoredModels(session, point, sampling.temperature or 1.0)
         sequences = Sequences.of([_row_of(answer) for answer in answers])
         policy_N, start_N = models.policy_logprobs(sequences), models.ref_logprobs(sequences)
         kl = answer_kl(policy_N, start_N, sequences.starts)

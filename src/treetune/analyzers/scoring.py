@@ -18,7 +18,7 @@ from treetune.trainers.scoring import Scorer
 from treetune.trainers.tokens import Sequences
 
 if TYPE_CHECKING:
-    from treetune.runtime.run import Run
+    from treetune.runtime.session import Session
     from treetune.vocabulary import TokenIds
 
 SEQUENCES_AT_ONCE = 64
@@ -31,27 +31,27 @@ class StoredModels:
     model takes.
     """
 
-    def __init__(self, run: Run, point: int, temperature: float) -> None:
-        settings = run.config.trainer
+    def __init__(self, session: Session, point: int, temperature: float) -> None:
+        settings = session.config.trainer
         assert isinstance(settings, DeepSpeedTrainer)
-        self.run, self.point = run, point
+        self.session, self.point = session, point
         self.objective = settings.objective
         alone = replace(settings, layout="padded", sequence_parallel_size=1, tensor_parallel_size=1)
-        self.scorer = Scorer(alone, run.ranks, temperature)
+        self.scorer = Scorer(alone, session.ranks, temperature)
 
     @cached_property
     def policy(self) -> PolicyModule:
         terms = self.objective.terms if self.objective.has_terms else None
-        return PolicyModule(policy_at(self.run, self.point), terms=terms)
+        return PolicyModule(policy_at(self.session, self.point), terms=terms)
 
     def policy_logprobs(self, sequences: Sequences) -> Tensor:
         return self.scorer.logprobs(self.policy, sequences)
 
     def ref_logprobs(self, sequences: Sequences) -> Tensor:
-        return self.scorer.logprobs(PolicyModule(policy_at(self.run, 0)), sequences)
+        return self.scorer.logprobs(PolicyModule(policy_at(self.session, 0)), sequences)
 
     def values(self, sequences: Sequences) -> Tensor:
-        return self.scorer.values(critic_at(self.run, self.point), sequences)
+        return self.scorer.values(critic_at(self.session, self.point), sequences)
 
 
 def state_values(critic: CriticModule, device: torch.device, states: Sequence[TokenIds]) -> list[float]:

@@ -6,6 +6,7 @@ import gc
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,9 @@ from treetune.trainers.ranks import Ranks
 from treetune.trainers.scoring import Scorer
 from treetune.trainers.tokens import Sequences, units_of
 from treetune.vocabulary import Episode, Metrics, TokenIds
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 COMPUTED = "train/computed_tokens"
 """Tokens that the policy ran over for the iteration's updates, on all ranks; padding is not counted."""
@@ -62,6 +66,11 @@ class PolicyTrainer:
             self.reference = self.models.reference(lambda: self.policy)
         self.entropy = EntropyCoefficient(objective.entropy_coef, settings.entropy_target)
         self.critic = None if gae is None else Critic(self.models.critic(), gae.critic)
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The model that is trained; under ZeRO-3 its weights are shards."""
+        return self.policy.module.model
 
     def restart(self, episodes: Sequence[Episode] = ()) -> Metrics:
         """The policy and its optimiser as at the very beginning.
