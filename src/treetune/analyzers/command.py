@@ -37,7 +37,7 @@ def run_analyzers(root: Runtime, plain: Plain) -> int:
     lifeline.end_with_launcher()
     directory = ExperimentDirectory(Path(config.directory) / config.experiment_name)
     _require(config, directory, plain)
-    config.model.check(config.task.alphabet)  # before anything heavy is imported
+    config.model.require()  # before anything heavy is imported
     failed: dict[str, str] = {}
     due: list[tuple[Analyzer, Plain, list[int]]] = []
     for analyzer, settings in dict(zip(config.analyzers, plain["analyzers"], strict=True)).items():

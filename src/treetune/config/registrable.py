@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ClassVar, TypeVar
 
+from treetune.contracts import Part
+
 T = TypeVar("T", bound=type)
 
 
-class Registrable:
+class Registrable(Part):
     """Base of everything that a configuration can choose with ``{type: 'name', …}``.
 
     The direct sub-classes of Registrable are the families (Task, Credit, …), each with a registry

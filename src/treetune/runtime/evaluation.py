@@ -7,7 +7,6 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -87,7 +86,7 @@ def measure(
     """
     config, seed = run.config, run.config.evaluation.seed
     problems = set_problems(config, chosen)
-    rollout = _rollout(run, chosen)
+    rollout = chosen.rollout(config)
     lengths = {problem.id: len(run.codec.encode_prompt(problem.prompt)) for problem in problems}
     answerable = [problem for problem in problems if lengths[problem.id] < config.context_length]
     number = run.ranks.from_first("claim", 0 if claim is None else claim.number)
@@ -190,20 +189,6 @@ def _unanswered(problem: Problem, sample: int, length: int, context_length: int)
         grade=Grade(reward=0.0, outcome="no_answer", message=message),
         step_ends=(),
     )
-
-
-def _rollout(run: Run, chosen: EvaluationSet) -> Rollout:
-    """The run's rollout, or the evaluation's own, with the set's settings in place of its own."""
-    rollout = (run.config.evaluation.rollout or run.config.rollout).sampler
-    given = {
-        "samples": chosen.samples,
-        "temperature": chosen.temperature,
-        "top_p": chosen.top_p,
-        "max_tokens": chosen.max_tokens,
-        "max_prompt_tokens": run.config.context_length - 1,  # no problem is left out
-    }
-    known = {field.name for field in fields(rollout)}  # type: ignore[arg-type]
-    return replace(rollout, **{k: v for k, v in given.items() if v is not None and k in known})  # type: ignore[type-var]
 
 
 def _row(trajectory: Trajectory, threads: dict[str, float]) -> dict:
