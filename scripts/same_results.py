@@ -63,7 +63,7 @@ SMALL_THREADS_SFT = """{
 }"""
 SMALL_THREADS = """{
   directory: '%(work)s',
-  rollout+: { samples: 4 },
+  rollout+: { samples: 4, max_tokens: 80, unfinished_reward: 1.0 },
   iterations: 2,
   problems_per_iteration: 8,
   checkpoints: { every: 1 },

@@ -111,10 +111,6 @@ class Part:
         return ()
 
 
-class Whole(Part):
-    """A root whose parts are checked against it: an experiment, a table."""
-
-
 # Features
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
 import time
 import traceback
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
     from treetune.config.jsonnet import Config
     from treetune.config.registrable import Registrable
     from treetune.data_pipeline.base import DataPipeline
-    from treetune.reports.reproduction.settings import Reproduction
-    from treetune.reports.table import Table
     from treetune.runtime.base import Runtime
+    from treetune.tables.base import Table
+    from treetune.tables.settings import Reproduction
 
 USER_ERROR, FAILURE, INTERRUPTED, CLOSED_PIPE = 2, 1, 130, 141
 
@@ -109,14 +110,8 @@ def _dispatch(options: argparse.Namespace) -> int:
         options.log_file = options.output / "logs" / "run.log"
         return cast("DataPipeline", root).run(options.input, options.output, config.data)
     options.log_file = _log_file(config)
-    if config.data.get("type") == REPRODUCTION:
-        from treetune.reports.reproduction.command import run as reproduce
-
-        return reproduce(cast("Reproduction", root), options)
-    if command == "make_table":
-        from treetune.reports.table import make_table
-
-        return make_table(cast("Table", root), config.data)
+    if command in TABLE_COMMANDS:
+        return _table(root, options)
     if command == "run_analyzers":
         from treetune.analyzers.command import run_analyzers
 
@@ -157,16 +152,17 @@ def _parser() -> argparse.ArgumentParser:
     threads = add("make_threads", "turn solutions into parallel ones with a language model's help; resumes")
     threads.add_argument("--input", type=Path, required=True, metavar="FILE", help="rows with solutions")
     threads.add_argument("--output", type=Path, required=True, metavar="DIR", help="rows, records, costs")
-    add("make_table", "rows and columns of experiments, with intervals, from a table's configuration")
+    table = add("make_table", "write a table, with intervals, from what its experiments left; runs nothing")
     reproduce = add("reproduce_table", "run what a table lacks, seed by seed, and write the table; resumes")
     reproduce.add_argument(
         "--plan", action="store_true", help="show runs and what they may cost; run nothing"
     )
     reproduce.add_argument("--launch-lines", action="store_true", help="print a command line per missing run")
     reproduce.add_argument("--slurm", type=Path, metavar="FILE", help="write missing runs as a SLURM array")
-    reproduce.add_argument(
-        "--output", type=Path, metavar="DIR", help="copy the files of the table there as well"
-    )
+    for one in (table, reproduce):
+        one.add_argument(
+            "--output", type=Path, metavar="DIR", help="copy the files of the table there as well"
+        )
     report = add("report", "one self-contained HTML file about experiments")
     report.add_argument("experiments", nargs="+", metavar="EXPERIMENT_DIR")
     report.add_argument("--output", type=Path, metavar="FILE", help="default: report.html in the first one")
@@ -212,8 +208,8 @@ def _load(options: argparse.Namespace) -> Config:
 
 def _families() -> tuple[type[Registrable], type[Registrable]]:
     import treetune.parts  # noqa: F401  (registers them)
-    from treetune.reports.table import Table
     from treetune.runtime.base import Runtime
+    from treetune.tables.base import Table
 
     return Runtime, Table
 
@@ -261,14 +257,29 @@ def _build(config: Config, command: str) -> Registrable:
     return build(family, config.data, Explanation(config))
 
 
+def _table(root: Registrable, options: argparse.Namespace) -> int:
+    """Runs what a table lacks where that is asked for, and writes the table."""
+    from treetune.config.jsonnet import shown
+    from treetune.reports.tables import write
+    from treetune.tables.runs import Plan
+
+    command = shlex.join(["python", shown(Path(__file__).resolve()), *sys.argv[1:]])
+    if options.command == "make_table":
+        return write.make_table(cast("Table", root), command, options.output)
+    from treetune.sweeps.command import run
+
+    def show(plan: Plan) -> None:
+        write.copy(write.write_runs_table(plan, command), options.output)
+
+    return run(cast("Reproduction", root), options, show)
+
+
 def _check_deeper(root: Registrable) -> None:
     """A table that runs experiments is right if they are."""
-    from treetune.reports.reproduction.settings import Reproduction
+    from treetune.tables.base import Table
 
-    if isinstance(root, Reproduction):
-        from treetune.reports.reproduction.command import check
-
-        check(root)
+    if isinstance(root, Table):
+        root.check()
 
 
 def _score(config: Config, options: argparse.Namespace) -> int:
@@ -276,10 +287,13 @@ def _score(config: Config, options: argparse.Namespace) -> int:
     import treetune.parts  # noqa: F401  (registers them)
     from treetune.config.build import build
     from treetune.config.explain import Explanation
+    from treetune.config.imports import import_parts
     from treetune.tasks.base import Task
     from treetune.tasks.scoring import score_responses
 
-    task = build(Task, config.data.get("task"), Explanation(config), key=("task",))
+    explanation = Explanation(config)
+    import_parts(config.data, explanation)
+    task = build(Task, config.data.get("task"), explanation, key=("task",))
     scored = score_responses(
         task, options.input, options.output,
         steps=options.steps, workers=options.workers, deadline=options.deadline,
@@ -292,9 +306,11 @@ def _explain(config: Config, name: str) -> int:
     from treetune.config.build import keys_at
     from treetune.config.errors import ConfigError, ConfigIssue, dotted, nearest
     from treetune.config.explain import MISSING, Explanation, key_paths
+    from treetune.config.imports import import_parts
 
     path = tuple(name.split("."))
     explanation = Explanation(config)
+    import_parts(config.data, explanation)
     value, settings = explanation.value(path), explanation.settings(path)
     siblings = keys_at(_family(config), config.data, path[:-1])
     declared = siblings.get(path[-1])

@@ -207,7 +207,7 @@ def test_an_analyzer_that_two_fragments_want_runs_once(
     assert analyse(base, "group", {"type": "diversity"}, {"type": "diversity"})[0] == 0
     assert analyse(base, "group", {"type": "diversity"}, {"type": "diversity"})[0] == 0
     assert capsys.readouterr().out.count("is done") == 1
-    with pytest.raises(ValueError, match="two different analyzers are called diversity"):
+    with pytest.raises(ValueError, match="two different ones are called diversity"):
         checked(experiment(base, "group", {"type": "diversity"}, {"type": "diversity", "order": 2}))
 
 

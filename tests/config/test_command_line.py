@@ -137,10 +137,10 @@ def test_nothing_runs_with_a_wrong_configuration(runs: list[tuple[Any, ...]]) ->
 
 
 def test_a_table_has_no_use_for_the_seed_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    tables = ModuleType("table")
+    write = ModuleType("write")
     made: list[Any] = []
-    monkeypatch.setattr(tables, "make_table", lambda root, config: made.append(root) or 0, raising=False)
-    monkeypatch.setitem(sys.modules, "treetune.reports.table", tables)
+    monkeypatch.setattr(write, "make_table", lambda root, *_: made.append(root) or 0, raising=False)
+    monkeypatch.setitem(sys.modules, "treetune.reports.tables.write", write)
     monkeypatch.setenv("APP_SEED", "3")
     monkeypatch.setenv("APP_DIRECTORY", "there")
     assert command_line.main(["--configs", "wall.jsonnet", "make_table"]) == 0

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.reports import fabricated
-from treetune.reports.reproduction.columns import Column
-from treetune.reports.reproduction.plan import Plan, PlannedRun, refreshed
-from treetune.reports.reproduction.settings import Cell, MethodRow, Reproduction, TableExperiment
+from treetune.tables.columns import Column
+from treetune.tables.runs import Plan, PlannedRun, refreshed
+from treetune.tables.settings import Cell, MethodRow, Reproduction, TableExperiment
 
 BY_NAME = {"SFT": "sft", "PPO": "ppo", "Vine_PPO": "vine"}
 ACCOUNT = {"command": "`the command`"}

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from tests.reports.synthetic import summary, write_experiment, write_summary
-from treetune.reports.table import ExperimentsTable, Row, as_markdown, fill, make_table
+from treetune.reports.tables.experiments import as_markdown, fill
+from treetune.reports.tables.write import make_table
+from treetune.tables.experiments import ExperimentsTable, Row
 
 
 def table(directory: Path, *rows: Row, **more: Any) -> ExperimentsTable:
@@ -24,7 +26,7 @@ def test_a_table_holds_each_experiments_last_measured_checkpoint(tmp_path: Path,
         output="quickstart/table.json",
     )
 
-    assert make_table(chosen, {}) == 0
+    assert make_table(chosen, "the command") == 0
 
     written = json.loads((tmp_path / "quickstart/table.json").read_text())
     assert list(written) == ["sft", "vineppo"]
@@ -64,7 +66,7 @@ def test_all_missing_rows_are_named_at_once_and_nothing_is_written(tmp_path: Pat
     write_experiment(tmp_path / "unmeasured", passes={})
     rows = [Row(name=name, experiment=name) for name in ("sft", "absent", "unmeasured")]
     with pytest.raises(ValueError) as caught:
-        make_table(table(tmp_path, *rows), {})
+        make_table(table(tmp_path, *rows), "the command")
     assert "absent" in str(caught.value)
     assert "does not exist" in str(caught.value)
     assert "unmeasured" in str(caught.value)

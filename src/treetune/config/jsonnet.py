@@ -13,6 +13,7 @@ from typing import Any
 import _jsonnet
 
 from treetune.config.errors import ConfigError, ConfigIssue, nearest
+from treetune.config.flatten import flattened
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 """The repository's fragments, found from any working directory."""
@@ -126,6 +127,25 @@ def shown(path: Path | str) -> str:
 
 
 def _evaluate_sum(layers: Sequence[Layer], variables: Mapping[str, str]) -> Any:
+    try:
+        return _evaluate_flattened(layers, variables)
+    except (RuntimeError, ConfigError, OSError, UnicodeDecodeError):
+        # Its messages would be about the flattened text: the slow way says what is wrong, and where.
+        return _evaluate_with_imports(layers, variables)
+
+
+def _evaluate_flattened(layers: Sequence[Layer], variables: Mapping[str, str]) -> Any:
+    """All files as one text. Raises RuntimeError, or what reading raises, where that doesn't work out."""
+    operands = [(layer.text, layer.directory) for layer in layers]
+    text = flattened(operands, find_file, lambda path: path.read_text(encoding="utf-8"))
+
+    def importer(directory: str, name: str) -> tuple[str, bytes]:
+        return name, Path(name).read_bytes()  # only `importstr` and `importbin` are left
+
+    return evaluate(TOTAL, text, variables, importer)
+
+
+def _evaluate_with_imports(layers: Sequence[Layer], variables: Mapping[str, str]) -> Any:
     texts = {layer.import_name: layer.text for layer in layers}
     missing_file: list[ConfigIssue] = []
 

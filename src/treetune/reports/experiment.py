@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from treetune.reports.table import read_summaries
 from treetune.runtime.directory import ExperimentDirectory
 
 
@@ -90,6 +89,25 @@ def read_experiment(path: Path) -> Experiment:
             state = "was stopped by a sign of collapse"
         missing.append(f"{len(metrics)} of {planned} iterations are finished: the run {state}")
     return Experiment(path, config, manifest, metrics, evaluations, running, missing)
+
+
+def read_summaries(evaluations: Path, name: str) -> dict[int, dict[str, Any]]:
+    """The summaries of one evaluation set by checkpoint, the lowest first.
+
+    Raises ValueError for a summary that is not what an evaluation writes.
+    """
+    found = {}
+    for path in sorted(evaluations.glob(f"*/{name}/summary.json")):
+        try:
+            summary = json.loads(path.read_text())
+            summary = {**summary, "iteration": int(path.parent.parent.name)}
+            float(summary["pass_at_1"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"{path} is no evaluation's summary ({error!r}): delete it and evaluate again"
+            ) from error
+        found[summary["iteration"]] = summary
+    return dict(sorted(found.items()))
 
 
 def _read_object(path: Path, missing: list[str]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, Le
 
 from treetune.config.registrable import Registrable
-from treetune.contracts import Finding, Part, Whole
+from treetune.contracts import Finding, Part
 from treetune.episode_generators.base import Credit, Rollout, Selection, Shaping
 from treetune.episode_generators.rollout.answers import check_lengths
 from treetune.inference.settings import EngineSettings
@@ -22,7 +22,7 @@ from treetune.tasks.sampling import Replacement
 from treetune.trainers.base import Trainer
 
 
-class Runtime(Registrable, Whole):
+class Runtime(Registrable, root=True):
     """The root of an experiment's configuration."""
 
 
@@ -200,7 +200,7 @@ class PolicyIteration(Runtime):
         yield from unfit_name(self.experiment_name, "experiment_name", "a relative folder name")
         # The same one twice, from two fragments that both want it, is one.
         yield from twice("analyzers", [one.label for one in dict.fromkeys(self.analyzers)])
-        yield from twice("shaping", [one.label for one in self.shaping])
+        yield from twice("shaping", [one.label for one in self.shaping], "each kind can be there once")
 
 
 LONGEST_NAME = 200
@@ -222,10 +222,8 @@ def unfit_name(name: str, key: str, should: str, nested: bool = True) -> Iterato
         )
 
 
-def twice(key: str, labels: Sequence[str]) -> Iterator[Finding]:
+def twice(key: str, labels: Sequence[str], remedy: str = "give each a name of its own") -> Iterator[Finding]:
     """What is wrong where parts of a list have the same name."""
     several = sorted({label for label in labels if labels.count(label) > 1})
     if several:
-        yield Finding(
-            f"two different {key} are called {', '.join(several)}", key, "give each a name of its own"
-        )
+        yield Finding(f"two different ones are called {', '.join(several)}", key, remedy)

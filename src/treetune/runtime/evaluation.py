@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from treetune.episode_generators.base import Rollout
+from treetune.episode_generators.numbers import by_group, columns, evaluated, number_metrics
 from treetune.runtime.base import EvaluationSet, PolicyIteration
 from treetune.runtime.claims import Claim
 from treetune.runtime.directory import write_json, write_whole
-from treetune.runtime.evaluated_threads import answers_threads, threads_metrics, threads_summary
 from treetune.runtime.run import Run
 from treetune.seeds import derived_random
 from treetune.tasks.base import Task
@@ -57,7 +57,7 @@ def evaluate(run: Run, done: int, sets: Sequence[EvaluationSet], claim: Claim | 
             summary = json.loads((run.directory.evaluation(done, chosen.label) / "summary.json").read_text())
             for name in ("pass_at_1", "ci_low", "ci_high", "majority_vote", "unfinished", "mean_tokens"):
                 metrics[f"evaluation/{chosen.label}/{name}"] = summary[name]
-            metrics |= threads_metrics(chosen.label, summary)
+            metrics |= evaluated(chosen.label, summary)
     return metrics
 
 
@@ -120,10 +120,7 @@ def measure(
             run.console.say(f"evaluating {name}: taken over by another process while this one stood still")
         else:
             summary = _summary(rollout, chosen, done, trajectories, len(problems) - len(answerable), seed)
-            threads = answers_threads(trajectories, run.codec)
-            if any(threads):
-                summary["threads"] = threads_summary(trajectories, threads)
-            _write(folder, summary, map(_row, trajectories, threads))
+            _write(folder, summary, map(_row, trajectories))
             run.console.say(f"{name}: {_in_words(summary)}")
     run.ranks.barrier("evaluation written")
 
@@ -146,6 +143,7 @@ def _summary(
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "seed": seed,
+        **by_group(number_metrics(columns(trajectories))),
     }
 
 
@@ -191,8 +189,8 @@ def _unanswered(problem: Problem, sample: int, length: int, context_length: int)
     )
 
 
-def _row(trajectory: Trajectory, threads: dict[str, float]) -> dict:
-    row = {
+def _row(trajectory: Trajectory) -> dict:
+    return {
         "problem": trajectory.problem.id,
         "sample": trajectory.sample,
         "prompt": trajectory.problem.prompt,
@@ -203,8 +201,8 @@ def _row(trajectory: Trajectory, threads: dict[str, float]) -> dict:
         "extracted": trajectory.grade.extracted,
         "finish_reason": trajectory.finish_reason,
         "tokens": len(trajectory.response_ids),
+        **by_group(trajectory.numbers),
     }
-    return row | {"threads": threads} if threads else row
 
 
 def summarise(trajectories: Sequence[Trajectory], seed: int) -> dict:

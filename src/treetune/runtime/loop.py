@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+from treetune.episode_generators.numbers import in_words
 from treetune.runtime.clock import Clock
 from treetune.runtime.commit import commit, resume
 from treetune.runtime.evaluation import due_sets, evaluate
@@ -109,10 +110,7 @@ def summary_line(row: dict[str, Any], iterations: int) -> str:
     ):
         if key in row:
             parts.append(f"{name} {form.format(row[key])}")
-    if "threads/with_parallel" in row:
-        longest = row.get("threads/num_tokens_in_the_longest_thread")
-        way = "" if longest is None else f" (longest {longest:.0f})"
-        parts.append(f"threads {row['threads/with_parallel']:.0%}{way}")
+    parts += in_words(row)
     scores = [f"{key.split('/')[1]} {value:.3f}" for key, value in row.items() if key.endswith("/pass_at_1")]
     phases = {key.removeprefix("seconds/"): row[key] for key in row if key.startswith("seconds/")}
     total = phases.pop("total")

@@ -1,0 +1,288 @@
+"""Carries out what a reproduction lacks: one run after another, each a launcher's process."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from treetune.config.jsonnet import shown
+from treetune.runtime.directory import write_json
+from treetune.runtime.lifeline import PR_SET_PDEATHSIG, process_fields
+from treetune.tables.runs import MEASURABLE, TO_DO, Plan, PlannedRun, Status, inspect
+
+MAIN = Path(__file__).resolve().parents[1] / "main.py"
+POLL_S, END_POLL_S = 0.5, 0.1
+NEWS_EVERY_S = 60.0
+GRACE_S = 30.0
+"""How long a run may take to end once it was told to, before it is ended the hard way."""
+
+TAIL_BYTES, MESSAGE_CHARACTERS = 64 * 1024, 400
+
+_TOLD = re.compile(r" failed: |^wrong configuration")
+_RAISED = re.compile(r"[\w.]+(Error|Exception|Interrupt)\b")
+
+ONE_RANK = ("run_analyzers",)
+"""Commands that work in one process, however many ranks train."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """How a command of an experiment is started: ranks, threads for each, and the program.
+
+    `program` stands for ``deepspeed`` with its options and main.py; None finds both.
+    """
+
+    ranks: int
+    threads: int
+    program: tuple[str, ...] | None = None
+
+    @staticmethod
+    def of_this_machine() -> Launcher:
+        """As run.sh does: all GPUs or one rank on a CPU (NUM_GPUS), the cores shared among the ranks.
+
+        Raises ValueError for a NUM_GPUS that is no number, or where there is no launcher.
+        """
+        ranks = _ranks()
+        threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, len(os.sched_getaffinity(0)) // ranks))
+        if not threads.isdigit() or int(threads) < 1:
+            raise ValueError(f"OMP_NUM_THREADS is {threads!r}; it must be a whole number above 0")
+        return Launcher(ranks, int(threads))
+
+    def command(self, run: PlannedRun, command: str, port: str) -> list[str]:
+        program = self.program or (
+            "deepspeed",
+            "--no_local_rank",
+            f"--num_gpus={1 if command in ONE_RANK else self.ranks}",
+            f"--master_port={port}",
+            shown(MAIN),
+        )
+        overrides = [word for text in run.recipe.overrides for word in ("--override", text)]
+        return [*program, "--configs", ",".join(run.recipe.configs), *overrides, command]
+
+    def environment(self, run: PlannedRun) -> dict[str, str]:
+        """What is set for the run, beside what it inherits."""
+        return {**run.environment, "OMP_NUM_THREADS": str(self.threads)}
+
+    def line(self, run: PlannedRun, command: str, port: str) -> str:
+        """The same for a shell."""
+        settings = " ".join(f"{k}={shlex.quote(v)}" for k, v in self.environment(run).items())
+        return f"{settings} {shlex.join(self.command(run, command, port))}"
+
+
+def _ranks() -> int:
+    text = os.environ.get("NUM_GPUS")
+    if text is None:
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            listed = subprocess.run(
+                ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=False
+            ).stdout
+            return max(1, sum(line.startswith("GPU") for line in listed.splitlines()))
+        return 1
+    if not text.isdigit() or int(text) < 1:
+        raise ValueError(f"NUM_GPUS is {text!r}; it must be a whole number above 0")
+    return int(text)
+
+
+def commands_of(status: Status) -> list[str]:
+    """What a run still needs, in order."""
+    if status.state == "unmeasured":
+        commands = ["run_evaluation"] if status.unmeasured else []
+        return [*commands, "run_analyzers"] if status.unanalysed else commands
+    return ["run_iteration_loop"] if status.state in TO_DO else []
+
+
+def carry_out(plan: Plan, launcher: Launcher, say: Say) -> int:
+    """Runs or resumes what is missing, needed runs first; how many runs could not be finished."""
+    table, statuses = plan.table, dict(plan.statuses)
+    total, unfinished = len(plan.runs), 0
+    for number, run in enumerate(plan.runs, start=1):
+        place = f"[{number}/{total}] {run.words}"
+        status = statuses[run.key] = inspect(run)
+        if status.state == "finished":
+            say(f"{place}: finished before")
+            continue
+        lacking = [name for name, seed in run.needs if statuses[name, seed].state not in MEASURABLE]
+        if lacking:
+            say(f"{place}: skipped, for it needs {', '.join(lacking)}")
+            unfinished += 1
+            continue
+        if status.state not in TO_DO:
+            say(f"{place}: {status.state}, {status.why}")
+            unfinished += 1
+        else:
+            status = statuses[run.key] = _finish(run, status, launcher, place, say, table.deadline_hours)
+            if status.state == "finished":
+                continue
+            say(f"{place}: {status.state}: {status.why}")
+            unfinished += 1
+        if table.on_failure == "stop":
+            say("stopped there, as on_failure says; the same command goes on")
+            return unfinished
+    return unfinished
+
+
+def _finish(
+    run: PlannedRun, status: Status, launcher: Launcher, place: str, say: Say, deadline_hours: float
+) -> Status:
+    """Trains, then evaluates and analyses what the table reads and training left out."""
+    tried: set[str] = set()
+    while (commands := commands_of(status)) and commands[0] not in tried:
+        command = commands[0]
+        tried.add(command)
+        what = "continues" if status.state in ("interrupted", "failed") and status.done else "starts"
+        say(f"{place}: {command} {what} (log {run.log})")
+        seconds, code = _attempt(run, command, launcher, place, say, deadline_hours * 3600)
+        status = inspect(run)
+        if code:
+            return status
+        say(f"{place}: {command} took {seconds:.0f} s")
+    if commands:
+        return Status(
+            "failed", status.done, f"{commands[0]} ended well and left it as it was (log {run.log})"
+        )
+    return status
+
+
+def _attempt(
+    run: PlannedRun, command: str, launcher: Launcher, place: str, say: Say, deadline_s: float
+) -> tuple[float, int]:
+    """One process to its end: seconds and exit code. It is kept in the run's record."""
+    words = launcher.command(run, command, str(_free_port()))
+    words[0] = _program(words[0])
+    run.log.parent.mkdir(parents=True, exist_ok=True)
+    attempts = run.attempts()
+    attempt: dict[str, Any] = {"command": command, "started": time.time(), "seconds": 0.0, "exit_code": None}
+    start = time.monotonic()
+
+    def keep(**news: Any) -> None:
+        attempt.update(news, seconds=round(time.monotonic() - start, 1))
+        write_json(run.record, {"attempts": [*attempts, attempt]})
+
+    keep()
+    with run.log.open("ab") as log:
+        log.write(
+            f"\n=== {time.strftime('%Y-%m-%d %H:%M:%S')} {launcher.line(run, command, 'free')}\n".encode()
+        )
+        log.flush()
+        began = log.tell()
+        with _process(words, launcher.environment(run), log) as process:
+            last_news = start
+            while (code := _poll(process)) is None:
+                now = time.monotonic()
+                if now - start > deadline_s:
+                    _end(process)
+                    code = process.returncode or 1
+                    keep(exit_code=code, message=f"it took longer than {deadline_s / 3600:g} h and was ended")
+                    return now - start, code
+                if now - last_news > NEWS_EVERY_S:
+                    last_news = now
+                    keep()
+                    say(f"{place}: {_progress(run)}, {now - start:.0f} s")
+    keep(exit_code=code, message=_message(run.log, began) if code else "")
+    return time.monotonic() - start, code
+
+
+@contextlib.contextmanager
+def _process(words: list[str], settings: Mapping[str, str], log: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """In a process group of its own, which ends with this block, and with this process."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    environment = {k: v for k, v in os.environ.items() if k != "APP_EXPERIMENT_NAME"}
+    libc = ctypes.CDLL(None, use_errno=True)  # loaded here: the child must not between fork and exec
+    process = subprocess.Popen(
+        words,
+        env=environment | {"PATH": path} | dict(settings),
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM),
+    )
+    try:
+        yield process
+    finally:
+        _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ends the whole group: the launcher kindly, upon which ranks end by themselves, and what stays not."""
+    group, deadline = process.pid, time.monotonic() + GRACE_S
+    if process.poll() is None:
+        _signal([group], signal.SIGTERM)
+    while (members := _members(group)) and time.monotonic() < deadline:
+        process.poll()
+        time.sleep(END_POLL_S)
+    _signal(members, signal.SIGKILL)
+    process.wait(GRACE_S)
+
+
+def _members(group: int) -> list[int]:
+    """Living processes of a group. (Those that nobody has waited for yet do not count.)"""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            fields = process_fields(int(folder.name))
+            if fields and fields[0] not in ("Z", "X") and int(fields[2]) == group:
+                found.append(int(folder.name))
+    return found
+
+
+def _signal(pids: list[int], number: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def _poll(process: subprocess.Popen[bytes]) -> int | None:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        return process.wait(POLL_S)
+    return None
+
+
+def _program(name: str) -> str:
+    """The launcher of this Python's environment, else that of the PATH."""
+    beside = Path(sys.executable).parent / name
+    found = str(beside) if beside.is_file() else shutil.which(name)
+    if found is None:
+        raise ValueError(f"there is no {name} beside {sys.executable} or on the PATH: run ./scripts/setup.sh")
+    return found
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def _progress(run: PlannedRun) -> str:
+    rows = run.directory.read_metrics()
+    if not rows:
+        return f"iteration 1 of {run.iterations}"
+    mean = sum(row.get("seconds/total", 0.0) for row in rows) / len(rows)
+    left = (run.iterations - len(rows)) * mean
+    return f"{len(rows)} of {run.iterations} iterations, {mean:.1f} s each, about {left / 60:.0f} min left"
+
+
+def _message(log: Path, began: int) -> str:
+    """The line of the log that says what went wrong: main.py's own, a traceback's last, else any last one."""
+    with log.open("rb") as file:
+        file.seek(max(began, log.stat().st_size - TAIL_BYTES))
+        lines = [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+    told = [line for line in lines if _TOLD.search(line)][:1]
+    raised = [line for line in lines if _RAISED.match(line)]
+    own = [line for line in lines if "] [launch.py:" not in line]
+    return (told or raised or own or lines or ["it said nothing"])[-1][:MESSAGE_CHARACTERS]

@@ -1,0 +1,12 @@
+"""What a table is: the root of a configuration that shows what experiments reached."""
+
+from __future__ import annotations
+
+from treetune.config.registrable import Registrable
+
+
+class Table(Registrable, root=True):
+    """The root of a table's configuration."""
+
+    def check(self) -> None:
+        """What can't be seen in the table alone. Raises ValueError that names all that is wrong."""

@@ -1,0 +1,308 @@
+"""What a reproduction's runs are, what lies of them on disk, and what the rest may cost."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from treetune.config.build import build
+from treetune.config.errors import ConfigError
+from treetune.config.explain import Explanation
+from treetune.config.jsonnet import load
+from treetune.runtime.base import Runtime
+from treetune.runtime.directory import ExperimentDirectory
+from treetune.runtime.manifest import different_keys
+from treetune.tables.settings import Reproduction, TableExperiment
+
+State = Literal["finished", "unmeasured", "interrupted", "missing", "running", "failed", "different", "wrong"]
+"""`unmeasured` is trained and lacks evaluations or analyses; `different` holds an experiment of another
+configuration; `wrong` has a configuration that can't be built. `failed` and `interrupted` continue."""
+
+MEASURABLE: tuple[State, ...] = ("finished", "unmeasured")
+"""Trained to the end."""
+
+TO_DO: tuple[State, ...] = ("unmeasured", "interrupted", "missing", "failed")
+"""What `reproduce_table` runs."""
+
+Key = tuple[str, int]
+"""An experiment's name in the table, and a seed."""
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One experiment with one seed.
+
+    `template` is its configuration with the table's first seed, checked; None where it can't be
+    built, and `wrong` says why. Jsonnet takes its time, and a run that isn't there needs no more.
+    The table reads its evaluation `sets` at the end, those in `along` at every checkpoint that is
+    kept, and its `analyses`.
+    """
+
+    name: str
+    seed: int
+    recipe: TableExperiment
+    base: Path
+    template: Mapping[str, Any] | None
+    wrong: str | None = None
+    sets: tuple[str, ...] = ()
+    along: tuple[str, ...] = ()
+    analyses: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> Key:
+        return self.name, self.seed
+
+    @property
+    def needs(self) -> list[Key]:
+        return [(needed, self.seed) for needed in self.recipe.needs]
+
+    @property
+    def words(self) -> str:
+        return f"{self.name}, seed {self.seed}"
+
+    @cached_property
+    def config(self) -> Mapping[str, Any] | None:
+        """The configuration with this run's own seed and directory."""
+        if self.template is None or self.template.get("seed") == self.seed:
+            return self.template
+        return _loaded(self.recipe, self.environment)
+
+    @property
+    def experiment_name(self) -> str:
+        return str(self.template["experiment_name"]) if self.template else self.name
+
+    @property
+    def iterations(self) -> int:
+        return int(self.template["iterations"]) if self.template else 0
+
+    @cached_property
+    def environment(self) -> dict[str, str]:
+        """What the run's configuration reads beside its files."""
+        return seed_environment(self.base, self.seed)
+
+    @property
+    def directory(self) -> ExperimentDirectory:
+        return ExperimentDirectory(self.base / f"seed-{self.seed}" / self.experiment_name)
+
+    @property
+    def log(self) -> Path:
+        return self.base / "logs" / f"seed-{self.seed}" / f"{self.experiment_name}.log"
+
+    @property
+    def record(self) -> Path:
+        """Attempts at this run: commands, seconds, exit codes."""
+        return self.log.with_suffix(".json")
+
+    def attempts(self) -> list[dict[str, Any]]:
+        try:
+            return list(json.loads(self.record.read_text())["attempts"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return []
+
+
+@dataclass(frozen=True)
+class Status:
+    """What lies of a run on disk. `done` iterations are in its metrics; `why` is for people."""
+
+    state: State
+    done: int = 0
+    why: str = ""
+    unmeasured: tuple[str, ...] = ()
+    unanalysed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The runs in the order in which they can be carried out, and how each one stands."""
+
+    table: Reproduction
+    runs: list[PlannedRun]
+    statuses: Mapping[Key, Status] = field(default_factory=dict)
+
+    def run(self, name: str, seed: int) -> PlannedRun:
+        return next(run for run in self.runs if run.key == (name, seed))
+
+    def blocked_by(self, run: PlannedRun) -> list[str]:
+        """Needed runs that can't become finished by being run, in words."""
+        found = []
+        for key in run.needs:
+            status = self.statuses[key]
+            if status.state not in ("finished", *TO_DO):
+                found.append(f"{key[0]} ({status.state})")
+            elif status.state not in MEASURABLE:
+                found += self.blocked_by(self.run(*key))
+        return found
+
+    def to_do(self) -> list[PlannedRun]:
+        return [run for run in self.runs if self.statuses[run.key].state in TO_DO]
+
+
+def refreshed(plan: Plan) -> Plan:
+    """The same runs, as they stand now."""
+    return Plan(plan.table, plan.runs, {run.key: inspect(run) for run in plan.runs})
+
+
+def seed_environment(base: Path, seed: int) -> dict[str, str]:
+    return {"APP_SEED": str(seed), "APP_DIRECTORY": str(base / f"seed-{seed}")}
+
+
+def make_plan(table: Reproduction) -> Plan:
+    """Evaluates every experiment's configuration for every seed, and looks at what is there."""
+    runs = list(_runs(table))
+    return Plan(table, runs, {run.key: inspect(run) for run in runs})
+
+
+def _runs(table: Reproduction) -> Iterator[PlannedRun]:
+    """Seed by seed, so that a table of fewer seeds is complete as early as possible."""
+    base, configurations = Path(table.directory), _configurations(table)
+    readings = {name: _read_by(table, name) for name in configurations}
+    for seed in table.seeds:
+        for name, (config, wrong) in configurations.items():
+            yield PlannedRun(name, seed, table.experiments[name], base, config, wrong, *readings[name])
+
+
+def _configurations(table: Reproduction) -> dict[str, tuple[dict[str, Any] | None, str | None]]:
+    """Of each experiment, in the order in which they can be run: its configuration with the first seed, or
+    None and what is wrong with it."""
+    environment = seed_environment(Path(table.directory), table.seeds[0])
+    found = {
+        name: _checked(table.experiments[name], environment, *_read_by(table, name)) for name in table.order()
+    }
+    names = {name: config["experiment_name"] for name, (config, _) in found.items() if config}
+    for name, experiment_name in names.items():
+        same = [other for other, theirs in names.items() if theirs == experiment_name and other != name]
+        if same:
+            clash = (
+                f"{same[0]} is called {experiment_name!r} as well, and would write to the same directory:"
+                " give it a name of its own, such as overrides:"
+                f" [\"{{experiment_name+: '_{name}'}}\"]"
+            )
+            found[name] = None, clash
+    return found
+
+
+def _read_by(table: Reproduction, name: str) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """What the table's cells read of an experiment: sets, sets along training, analyses."""
+    columns = [
+        column
+        for column in table.columns
+        if any(row.cell(column.name).experiment == name for row in table.rows)
+    ]
+    sets = dict.fromkeys(column.evaluation for column in columns if column.evaluation is not None)
+    along = dict.fromkeys(column.curve for column in columns if column.speedup and column.curve is not None)
+    if any(row.experiment == name for row in table.rows):
+        along |= dict.fromkeys(panel.evaluation for panel in table.panels if panel.evaluation is not None)
+    analyses = dict.fromkeys(column.analysis for column in columns if column.analysis is not None)
+    return tuple(sets), tuple(along), tuple(analyses)
+
+
+def _checked(
+    recipe: TableExperiment,
+    environment: Mapping[str, str],
+    sets: Sequence[str],
+    along: Sequence[str],
+    analyses: Sequence[str],
+) -> tuple[dict[str, Any] | None, str | None]:
+    """The configuration, or None and what is wrong with it."""
+    try:
+        config = load(recipe.configs, recipe.overrides, _environ(environment))
+        build(Runtime, config.data, Explanation(config))
+    except ConfigError as error:
+        return None, str(error)
+    lacking = _lacking(config.data, [*sets, *along], analyses)
+    return (None, lacking) if lacking else (config.data, None)
+
+
+def _loaded(recipe: TableExperiment, environment: Mapping[str, str]) -> dict[str, Any]:
+    return load(recipe.configs, recipe.overrides, _environ(environment)).data
+
+
+def _environ(environment: Mapping[str, str]) -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if k != "APP_EXPERIMENT_NAME"} | dict(environment)
+
+
+def _lacking(config: Mapping[str, Any], sets: Sequence[str], analyses: Sequence[str]) -> str | None:
+    """What the table reports and the experiment doesn't measure, in words."""
+    known = [one.get("name") or one["split"] for one in (config.get("evaluation") or {}).get("sets", ())]
+    missing = [label for label in sets if label not in known]
+    if missing:
+        return (
+            f"{config['experiment_name']} has no evaluation set {', '.join(map(repr, missing))}, which the"
+            f" table reports; it has {', '.join(known) or 'none'}"
+        )
+    analyzers = [one.get("name") or one["type"] for one in config.get("analyzers") or ()]
+    missing = [name for name in analyses if name not in analyzers]
+    if missing:
+        return (
+            f"{config['experiment_name']} has no analyzer {', '.join(map(repr, missing))}, which the table"
+            " reports: put its file below configs/analyzers/ on the right of the experiment's configs"
+        )
+    return None
+
+
+def check(table: Reproduction) -> None:
+    """Raises ValueError that names every experiment whose configuration is wrong."""
+    wrong = {name: why for name, (config, why) in _configurations(table).items() if config is None}
+    if wrong:
+        told = "\n\n".join(f"experiment {name!r}: {why}" for name, why in wrong.items())
+        raise ValueError(f"{len(wrong)} of the table's experiments can't be run\n\n{told}")
+
+
+def inspect(run: PlannedRun) -> Status:
+    """How a run stands, from its directory alone."""
+    if run.template is None:
+        return Status("wrong", why=run.wrong or "")
+    directory = run.directory
+    done = len(directory.read_metrics())
+    stored = directory.path / "config.json"
+    if stored.is_file() and directory.has_work():
+        assert run.config is not None
+        different = different_keys(json.loads(stored.read_text()), run.config)
+        if different:
+            return Status("different", done, f"other {', '.join(different)} in {stored}")
+    if directory.is_running():
+        return Status("running", done, f"another process is at work in {directory.path}")
+    if run.iterations in directory.checkpoints():
+        wanted = [(run.iterations, label) for label in run.sets]
+        wanted += [(number, label) for number in directory.checkpoints() for label in run.along]
+        unmeasured = tuple(
+            f"{label} after {number}"
+            for number, label in wanted
+            if not (directory.evaluation(number, label) / "summary.json").is_file()
+        )
+        unanalysed = tuple(
+            name
+            for name in run.analyses
+            if not (directory.path / "analyses" / name / "result.json").is_file()
+        )
+        if not unmeasured and not unanalysed:
+            return Status("finished", done)
+        why = failure(run) or "lacks " + ", ".join((*unmeasured, *unanalysed))
+        return Status("unmeasured", done, why, unmeasured, unanalysed)
+    why = failure(run)
+    if why:
+        return Status("failed", done, why)
+    if directory.has_work():
+        return Status("interrupted", done, f"at iteration {done} of {run.iterations}")
+    return Status("missing")
+
+
+def failure(run: PlannedRun) -> str:
+    """What the last attempt failed with; empty where it didn't."""
+    attempts = run.attempts()
+    if not attempts or not attempts[-1].get("exit_code"):
+        return ""
+    last = attempts[-1]
+    return f"{last['command']} ended with {last['exit_code']}: {last.get('message', '')} (log {run.log})"
+
+
+def duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"

@@ -1,0 +1,315 @@
+"""A reproduction's cells: what is called a difference, what is read where, and how every form shows it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.reports import fabricated
+from tests.reports.plans import ACCOUNT, BY_NAME, config, finish, plan_of
+from treetune.reports.tables.curves import curves
+from treetune.reports.tables.figures import draw_curves, draw_panels, draw_table
+from treetune.reports.tables.formats import as_json, as_markdown
+from treetune.reports.tables.latex import as_latex
+from treetune.reports.tables.measure import measure
+from treetune.reports.tables.page import as_html
+from treetune.reports.tables.panels import panel_curves, panel_notes, panels_json
+from treetune.sweeps.batch import launch_lines, slurm_script
+from treetune.sweeps.launch import Launcher
+from treetune.tables.columns import Column, Panel, Speedup
+from treetune.tables.runs import Plan, _read_by, refreshed
+from treetune.tables.settings import Cell, MethodRow, TableExperiment
+
+LAUNCHER = Launcher(ranks=2, threads=3)
+
+
+def test_a_difference_is_called_only_where_its_interval_excludes_zero(tmp_path: Path) -> None:
+    plan = finish(plan_of(tmp_path), {"ppo": 0.525, "vine": 0.8})
+    for seed, share in {1: 0.6, 2: 0.5}.items():  # once above PPO, once below
+        fabricated.write_run(config(tmp_path, seed, "sft"), share)
+    results = measure(refreshed(plan))
+    sft, vine = results.cells["SFT", "test"], results.cells["Vine_PPO", "test"]
+    assert sft.difference is not None and sft.difference.mean == pytest.approx(-0.0125)
+    assert sft.called is None
+    assert vine.difference is not None and vine.difference.mean == pytest.approx(0.275)
+    assert vine.called == "better"
+
+    forms = [as_markdown(results, ACCOUNT), as_html(results, [], ACCOUNT)]
+    assert all("▲" in text for text in forms)
+    assert "| Vine_PPO | 83.8 [" in forms[0]
+    assert "| SFT | test | −1.2 |" in forms[0] and "| not told apart |" in forms[0]
+    line = next(line for line in as_latex(results).splitlines() if line.startswith(r"Vine\_PPO"))
+    assert r"$\blacktriangle$" in line and r"& 53.0 \\" in line
+    found = {cell["row"]: cell["called"] for cell in as_json(results, ACCOUNT)["cells"]}
+    assert found == {"SFT": None, "PPO": None, "Vine_PPO": "better"}
+
+
+def test_where_less_is_better_less_is_called_better(tmp_path: Path) -> None:
+    columns = (Column(name="test", evaluation="test", better="lower"),)
+    results = measure(finish(plan_of(tmp_path, columns=columns), {"ppo": 0.5, "vine": 0.8}))
+    assert results.cells["Vine_PPO", "test"].called == "worse"
+
+
+def test_seeds_are_paired_so_that_a_bad_start_is_no_difference(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, seeds=(1, 2, 3))
+    for run in plan.runs:
+        assert run.config is not None
+        fabricated.write_run(
+            run.config, {1: 0.2, 2: 0.5, 3: 0.7}[run.seed] + (0.1 if run.name == "vine" else 0)
+        )
+    cell = measure(refreshed(plan)).cells["Vine_PPO", "test"]
+    assert cell.estimate is not None and cell.estimate.low is not None
+    assert cell.difference is not None and cell.difference.low is not None
+    assert cell.estimate.mean - cell.estimate.low > 0.2
+    assert cell.difference.mean - cell.difference.low < 0.1
+    assert cell.called == "better"
+
+
+def test_a_cell_says_where_it_is_from(tmp_path: Path) -> None:
+    results = measure(finish(plan_of(tmp_path), {"ppo": 0.5}))
+    written = next(cell for cell in as_json(results, ACCOUNT)["cells"] if cell["row"] == "PPO")
+    assert [one["seed"] for one in written["seeds"]] == [1, 2]
+    assert written["seeds"][0]["directory"] == str(tmp_path / "seed-1" / "ppo")
+    assert len(written["seeds"][0]["config_hash"]) == 32
+    assert written["seeds"][0]["value"] == pytest.approx(0.525)
+    assert written["seeds"][0]["problems"], written["seeds"][0]["samples"] == (40, 4)
+
+
+def test_what_was_sampled_is_counted(tmp_path: Path) -> None:
+    results = measure(finish(plan_of(tmp_path), {"sft": 0.4, "ppo": 0.5}))
+    (cost, _) = results.costs["ppo"]
+    # Four iterations of 512 answers of 32 tokens and 4,096 tokens for values; 8 s each without evaluation.
+    assert (cost.answers, cost.sampled_tokens) == (4 * 512, 4 * (512 * 32 + 4096))
+    assert (cost.gradient_steps, cost.seconds) == (12, 32)
+    assert results.costs["sft"][0].answers == 0
+
+
+def along(plan: Plan, name: str, shares: Mapping[int, float]) -> None:
+    for run in plan.runs:
+        if run.name == name:
+            for done, share in shares.items():
+                folder = run.directory.evaluation(done, "validation")
+                fabricated.write_answers(folder, share + 0.025 * run.seed, split="validation", iteration=done)
+
+
+def test_curves_begin_at_the_start_weights_and_hold_mean_and_range(tmp_path: Path) -> None:
+    plan = finish(plan_of(tmp_path), {"sft": 0.4, "ppo": 0.6})
+    along(plan, "ppo", {2: 0.5})
+    by_row = {curve.row.name: curve for curve in curves(plan)}
+    assert [point.iteration for point in by_row["SFT"].points] == [4]
+    start, middle, end = by_row["PPO"].points
+    assert (start.costs["tokens"], start.mean) == (0, pytest.approx(0.4375))
+    assert middle.costs == {"tokens": 2 * (512 * 32 + 4096), "seconds": 16.0, "steps": 6.0}
+    assert (middle.low, middle.mean, middle.high) == pytest.approx((0.525, 0.5375, 0.55))
+    assert end.iteration == 4
+
+
+def test_a_speedup_is_read_where_the_other_rows_best_is_reached(tmp_path: Path) -> None:
+    columns = (
+        Column(
+            name="less", speedup=Speedup(of="PPO", over="steps"), curve="validation", percent=False, unit="×"
+        ),
+    )
+    rows = tuple(MethodRow(name=name, experiment=of) for name, of in BY_NAME.items())
+    plan = finish(plan_of(tmp_path, rows=rows, columns=columns), {"sft": 0.2, "ppo": 0.6, "vine": 0.8})
+    along(plan, "vine", {1: 0.65, 2: 0.7})
+    along(plan, "ppo", {2: 0.5})
+    results = measure(plan)
+    vine = results.cells["Vine_PPO", "less"]
+    assert vine.estimate is not None and vine.estimate.mean == pytest.approx(4.0)
+    assert "| Vine_PPO | 4× [4×, 4×]" in as_markdown(results, ACCOUNT)
+    assert "never as good" in results.cells["SFT", "less"].absent[1]
+
+
+def test_a_number_of_an_analysis_is_read_with_its_interval(tmp_path: Path) -> None:
+    columns = (Column(name="error", analysis="values", value="numbers.error", percent=False, better="lower"),)
+    rows = tuple(MethodRow(name=name, experiment=of) for name, of in BY_NAME.items())
+    plan = finish(plan_of(tmp_path, seeds=(1,), rows=rows, columns=columns), {"ppo": 0.5, "vine": 0.5})
+    place = plan.run("ppo", 1).directory.path / "analyses" / "values" / "result.json"
+    place.parent.mkdir(parents=True)
+    place.write_text(json.dumps({"numbers": {"error": {"value": 0.11, "low": 0.1, "high": 0.125}}}))
+    results = measure(plan)
+    assert "| PPO | 0.11 [0.1, 0.125] |" in as_markdown(results, ACCOUNT)
+    assert "not analysed" in results.cells["Vine_PPO", "error"].absent[1]
+
+    place.write_text(json.dumps({"numbers": {"errors": 1}}))
+    assert "no 'numbers.error': at 'error' there is errors" in measure(plan).cells["PPO", "error"].absent[1]
+
+
+class _Balanced(HTMLParser):
+    """Fails where a tag is closed that is not the open one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_whole_and_names_are_escaped(tmp_path: Path) -> None:
+    rows = (MethodRow(name="a <b> & c", experiment="ppo"), MethodRow(name="d", experiment="vine"))
+    plan = finish(plan_of(tmp_path, rows=rows, baseline="d"), {"sft": 0.4, "ppo": 0.5})
+    page = as_html(measure(plan), curves(plan), ACCOUNT)
+    parser = _Balanced()
+    parser.feed(page)
+    assert parser.open == []
+    assert "a &lt;b&gt; &amp; c" in page
+    assert page.count("<figure>") == 3
+
+
+def test_figures_are_drawn_with_cells_that_are_missing(tmp_path: Path) -> None:
+    plan = finish(plan_of(tmp_path), {"sft": 0.4, "ppo": 0.5})
+    results = measure(plan)
+    draw_table(results, tmp_path / "table.png")
+    draw_curves(results, curves(plan), [tmp_path / "curves.png", tmp_path / "curves.svg"])
+    assert (tmp_path / "table.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (tmp_path / "curves.svg").read_text()
+
+
+PANELS = (
+    Panel(name="accuracy", evaluation="validation"),
+    Panel(name="entropy", metric="train/entropy"),
+    Panel(name="length", metric="episodes/response_tokens"),
+)
+
+
+def test_panels_hold_any_metric_and_evaluation_along_training(tmp_path: Path) -> None:
+    plan = finish(plan_of(tmp_path, panels=PANELS), {"sft": 0.4, "ppo": 0.6})
+    along(plan, "ppo", {2: 0.5})
+    for run in plan.runs:
+        if run.name == "ppo":  # seeds differ by a known factor
+            rows = [fabricated.metrics_row(i) | {"train/entropy": run.seed * 0.5**i} for i in range(4)]
+            run.directory.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = {(curve.row.name, curve.panel.name): curve for curve in panel_curves(plan)}
+    # SFT came before: its weights are measured, and its own metrics are of another training.
+    assert set(found) == {("SFT", "accuracy"), *(("PPO", panel.name) for panel in PANELS)}
+
+    entropy = found["PPO", "entropy"]
+    assert [point.iteration for point in entropy.points] == [1, 2, 3, 4], "iterations count from 1"
+    assert [point.mean for point in entropy.points] == [1.5, 0.75, 0.375, 0.1875]
+    assert (entropy.points[0].low, entropy.points[0].high) == (1.0, 2.0)
+    assert entropy.points[1].by_seed == {1: 0.5, 2: 1.0}
+    assert entropy.xs("iterations") == [1, 2, 3, 4]
+    assert entropy.xs("steps") == [3, 6, 9, 12]
+    accuracy = found["PPO", "accuracy"]
+    assert [point.iteration for point in accuracy.points] == [0, 2, 4], "from the start weights on"
+    assert accuracy.points[0].mean == pytest.approx(0.4375)
+
+    results, curves_found = measure(plan), list(found.values())
+    markdown = as_markdown(results, ACCOUNT, curves_found, "some_panels.png")
+    assert "|  | accuracy (%) | entropy | length |" in markdown
+    assert "| PPO | 43.8 → 63.7 [62.5, 65.0] | 1.5 → 0.188 [0.125, 0.25] | 32 → 32 [32, 32] |" in markdown
+    assert "| Vine_PPO | – | – | – |" in markdown
+    assert "![Over training](some_panels.png)" in markdown
+    page = as_html(results, [], ACCOUNT, curves_found)
+    parser = _Balanced()
+    parser.feed(page)
+    assert parser.open == [] and page.count("<figure>") == 3
+    written = next(one for one in panels_json(curves_found) if one["row"] == "PPO" and one["metric"])
+    assert written["metric"] == "train/entropy" and written["points"][0]["by_seed"] == {"1": 1.0, "2": 2.0}
+    draw_panels(results, curves_found, [tmp_path / "panels.png", tmp_path / "panels.svg"])
+    assert (tmp_path / "panels.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "panels.svg").read_text().count('id="axes_') == 3, "the fourth place is empty"
+
+
+def test_a_panel_of_a_metric_that_nobody_recorded_says_so(tmp_path: Path) -> None:
+    panels = (Panel(name="entropy", metric="train/entrpy"),)
+    plan = plan_of(tmp_path, panels=panels)
+    assert panel_notes(plan, panel_curves(plan)) == [], "nothing is finished yet"
+    plan = finish(plan, {"ppo": 0.5})
+    (note,) = panel_notes(plan, panel_curves(plan))
+    assert "train/entrpy" in note and "did you mean 'train/entropy'" in note
+    assert note in as_markdown(measure(plan), ACCOUNT) and "entrpy" in as_html(measure(plan), [], ACCOUNT)
+
+
+def test_a_panels_evaluation_is_measured_wherever_a_row_has_a_checkpoint(tmp_path: Path) -> None:
+    table = plan_of(tmp_path, panels=PANELS).table
+    assert _read_by(table, "ppo") == (("test",), ("validation",), ())
+    assert _read_by(plan_of(tmp_path).table, "ppo") == (("test",), (), ())
+
+
+def test_launch_lines_say_what_goes_first_and_what_is_set(tmp_path: Path) -> None:
+    plan = finish(plan_of(tmp_path), {})
+    lines = launch_lines(plan, LAUNCHER)
+    assert lines[0].startswith("# at once") and lines[3].startswith("# when those above")
+    assert len(lines) == 2 + 6
+    assert f"APP_SEED=1 APP_DIRECTORY={tmp_path}/seed-1 OMP_NUM_THREADS=3 deepspeed" in lines[1]
+    assert "--num_gpus=2" in lines[1] and lines[1].endswith("--configs sft run_iteration_loop")
+    assert """--configs vine --override '{ it: '"'"'is'"'"' }' run_iteration_loop""" in lines[5]
+    ports = {line.split("--master_port=")[1].split()[0] for line in lines if "--master_port" in line}
+    assert len(ports) == 6
+
+
+def test_a_slurm_script_submits_one_wave_after_the_other(tmp_path: Path) -> None:
+    bin_folder = tmp_path / "bin"
+    bin_folder.mkdir()
+    for name, text in {
+        "sbatch": 'echo "$@" >> "$CALLS"; echo "$(wc -l < "$CALLS")00;cluster"',
+        "deepspeed": 'echo "$APP_SEED $@" >> "$CALLS"',
+    }.items():
+        (bin_folder / name).write_text(f"#!/bin/bash\n{text}\n")
+        (bin_folder / name).chmod(0o755)
+    script = tmp_path / "some.sh"
+    text = slurm_script(plan_of(tmp_path / "runs"), LAUNCHER, tmp_path)
+    # The stand-ins go before this environment's own launcher.
+    script.write_text(text.replace("export PATH=", f"export PATH={bin_folder}:"))
+
+    def run(*words: str, **more: str) -> list[str]:
+        calls = tmp_path / "calls"
+        calls.unlink(missing_ok=True)
+        environment = {"PATH": f"{bin_folder}:/usr/bin:/bin", "CALLS": str(calls), **more}
+        subprocess.run(["bash", str(script), *words], env=environment, check=True, timeout=60)
+        return calls.read_text().splitlines()
+
+    first, second = run("--partition=gpu")
+    assert first == f"--parsable --array=0-1 --partition=gpu {script}"
+    assert second == f"--parsable --dependency=afterany:100 --array=2-5 --partition=gpu {script}"
+    (task,) = run(SLURM_ARRAY_TASK_ID="3")
+    assert task.startswith("1 --no_local_rank --num_gpus=2 --master_port=")
+    assert task.endswith("--configs vine --override { it: 'is' } run_iteration_loop")
+    assert "#SBATCH --cpus-per-task=6" in text
+
+
+def test_mistakes_in_a_table_are_told() -> None:
+    base = Path("nowhere")
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"baseline": "PPPO"}, "did you mean 'PPO'"),
+        (
+            {"rows": (MethodRow(name="a", experiment="pppo"),), "baseline": None},
+            "asks for the experiment 'pppo'",
+        ),
+        ({"rows": (MethodRow(name="a", cells={"tset": Cell()}),), "baseline": None}, "column 'tset'"),
+        ({"seeds": (1, 1)}, "two seeds"),
+        ({"panels": (PANELS[0], PANELS[0])}, "two panels"),
+        ({"name": "a/b"}, "plain file name"),
+        (
+            {
+                "experiments": {
+                    "sft": TableExperiment(configs=("a",), needs=("ppo",)),
+                    "ppo": TableExperiment(configs=("a",), needs=("sft",)),
+                    "vine": TableExperiment(configs=("a",)),
+                }
+            },
+            "in a circle",
+        ),
+    ]
+    for settings, words in wrong:
+        with pytest.raises(ValueError, match=words):
+            plan_of(base, **settings)
+    with pytest.raises(ValueError, match="needs one of evaluation"):
+        Column(name="x")
+    with pytest.raises(ValueError, match="needs one of metric"):
+        Panel(name="x", metric="train/loss", evaluation="test")
+    with pytest.raises(ValueError, match="name one"):
+        Column(name="x", speedup=Speedup(of="a", over="steps"))

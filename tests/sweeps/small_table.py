@@ -1,0 +1,62 @@
+"""A small table of real configurations, for whoever runs one with a launcher's stand-in."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import treetune.parts  # noqa: F401  (registers them)
+from tests.reports import fabricated
+from treetune.config.jsonnet import Config, Layer, load
+from treetune.reports.tables.write import write_runs_table
+from treetune.sweeps.launch import Launcher
+from treetune.tables.columns import Column
+from treetune.tables.runs import Plan
+from treetune.tables.settings import MethodRow, Reproduction, TableExperiment
+
+ROOT = Path(__file__).resolve().parents[2]
+SHORT = "{ iterations: 2 }"
+FAKE = Launcher(ranks=1, threads=1, program=(sys.executable, str(Path(fabricated.__file__))))
+
+
+def show(plan: Plan) -> None:
+    write_runs_table(plan, "the command")
+
+
+def evaluated(configs: Sequence[str], overrides: Sequence[str], environ: Mapping[str, str]) -> Config:
+    """What `load` gives, evaluated once for all seeds and directories, and kept for the stand-in."""
+    kept = Path(os.environ["APP_FAKE_CONFIGS"])
+    texts = json.loads(kept.read_text()) if kept.is_file() else {}
+    key = fabricated.recipe_key(",".join(configs), overrides)
+    if key not in texts:
+        stand_ins = {"APP_SEED": str(fabricated.SEED), "APP_DIRECTORY": fabricated.DIRECTORY}
+        texts[key] = json.dumps(load(configs, overrides, {**environ, **stand_ins}).data)
+        kept.write_text(json.dumps(texts))
+    data = fabricated.filled_in(texts[key], environ["APP_SEED"], environ["APP_DIRECTORY"])
+    return Config(data, (Layer("evaluated before", "{}"),))
+
+
+def table(directory: Path, *, seeds: Sequence[int] = (1, 2), **more: Any) -> Reproduction:
+    """The quickstart's SFT, and PPO and GRPO from it."""
+    settings: dict[str, Any] = {
+        "name": "small",
+        "directory": str(directory),
+        "seeds": tuple(seeds),
+        "experiments": {
+            "ppo": experiment("ppo", needs=("sft",), seconds_per_iteration=30.0),
+            "sft": experiment("sft"),
+            "grpo": experiment("grpo", needs=("sft",)),
+        },
+        "rows": tuple(MethodRow(name=name.upper(), experiment=name) for name in ("sft", "ppo", "grpo")),
+        "columns": (Column(name="test", evaluation="test", curve="validation"),),
+        "baseline": "SFT",
+    }
+    return Reproduction(**(settings | more))
+
+
+def experiment(name: str, **more: Any) -> TableExperiment:
+    return TableExperiment(configs=(f"configs/quickstart/{name}.jsonnet",), overrides=(SHORT,), **more)
