@@ -5,13 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-<<<<<<< HEAD
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-=======
 from collections.abc import Iterable, Sequence
-from dataclasses import fields, replace
->>>>>>> main
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -87,13 +81,8 @@ def measure(
     seed = config.evaluation.seed
     sampler.server.ready()
     problems = set_problems(config, chosen)
-<<<<<<< HEAD
     rollout = chosen.rollout(config)
-    lengths = {problem.id: len(run.codec.encode_prompt(problem.prompt)) for problem in problems}
-=======
-    rollout = _rollout(config, chosen)
     lengths = {problem.id: len(session.model.codec.encode_prompt(problem.prompt)) for problem in problems}
->>>>>>> main
     answerable = [problem for problem in problems if lengths[problem.id] < config.context_length]
     number = session.ranks.from_first("claim", 0 if claim is None else claim.number)
     journal = folder / "journal" / f"{number}-{session.ranks.rank}.jsonl"
@@ -186,23 +175,6 @@ def _unanswered(problem: Problem, sample: int, length: int, context_length: int)
     )
 
 
-<<<<<<< HEAD
-=======
-def _rollout(config: PolicyIteration, chosen: EvaluationSet) -> Rollout:
-    """The run's rollout, or the evaluation's own, with the set's settings in place of its own."""
-    rollout = (config.evaluation.rollout or config.rollout).sampler
-    given = {
-        "samples": chosen.samples,
-        "temperature": chosen.temperature,
-        "top_p": chosen.top_p,
-        "max_tokens": chosen.max_tokens,
-        "max_prompt_tokens": config.context_length - 1,  # no problem is left out
-    }
-    known = {field.name for field in fields(rollout)}  # type: ignore[arg-type]
-    return replace(rollout, **{k: v for k, v in given.items() if v is not None and k in known})  # type: ignore[type-var]
-
-
->>>>>>> main
 def _row(trajectory: Trajectory) -> dict:
     return {
         "problem": trajectory.problem.id,
