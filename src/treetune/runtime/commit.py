@@ -11,14 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from treetune.config.hashing import config_hash
+from treetune.files import replace_folder, write_json, write_text
 from treetune.runtime.clock import Clock
-from treetune.runtime.directory import (
-    ExperimentDirectory,
-    metrics_row,
-    replace_directory,
-    write_json,
-    write_text,
-)
+from treetune.runtime.directory import ExperimentDirectory, metrics_row
 from treetune.runtime.handover import write_adapters
 from treetune.runtime.run import Run
 from treetune.runtime.watch import Watch
@@ -93,7 +88,7 @@ def _checkpoint(run: Run, done: int, last_good: int | None) -> None:
             if critic:
                 write_critic(critic, run.policy_model.config, beside / "critic")
             write_json(beside / "state.json", {"iteration": done, "config": config_hash(run.plain_config)})
-            replace_directory(beside, place)
+            replace_folder(beside, place)
     if run.ranks.is_first:
         tidy_checkpoints(run.directory, run.config.checkpoints.keep_every, last_good)
     run.ranks.barrier("checkpoint written")

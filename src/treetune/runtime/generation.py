@@ -15,8 +15,8 @@ from treetune.episode_generators.storage import (
     write_episodes,
     write_trajectories,
 )
+from treetune.files import write_json
 from treetune.runtime.clock import Clock
-from treetune.runtime.directory import write_json
 from treetune.runtime.run import Run
 from treetune.tasks.sampling import further_problems, sample_problems
 from treetune.vocabulary import Episode, Metrics, Trajectory

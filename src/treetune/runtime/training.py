@@ -7,9 +7,9 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from treetune.files import write_json, write_text
 from treetune.runtime.base import ChoiceRule, ChooseCheckpoint
 from treetune.runtime.clock import Clock
-from treetune.runtime.directory import write_json, write_text
 from treetune.runtime.evaluation import measure
 from treetune.runtime.run import Run
 from treetune.vocabulary import Episode, Metrics
