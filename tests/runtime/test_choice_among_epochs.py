@@ -26,10 +26,10 @@ from treetune.episode_generators.rollout.single_turn import SingleTurn
 from treetune.episode_generators.selection.all import All
 from treetune.episode_generators.selection.correct_only import CorrectOnly
 from treetune.episode_generators.selection.preference_pairs import PreferencePairs
+from treetune.files import write_json, write_text
 from treetune.inference.base import EngineError
 from treetune.runtime import training
 from treetune.runtime.base import ChooseCheckpoint, Evaluation, EvaluationSet, PolicyIteration
-from treetune.runtime.directory import write_json, write_text
 from treetune.runtime.sampler import Sampler
 from treetune.runtime.training import choose
 from treetune.trainers.base import DeepSpeedTrainer

@@ -59,6 +59,12 @@ def keys_at(family: type[Registrable], data: Any, path: KeyPath) -> Mapping[str,
 
     Empty where there is no such object, or no `type` to tell which it is.
     """
+    part = part_at(family, data, path)
+    return schema.keys_of(part) if part else {}
+
+
+def part_at(family: type[Registrable], data: Any, path: KeyPath) -> type | None:
+    """The class of the object at `path`."""
     annotation: Any = family
     for depth in range(len(path) + 1):
         inner = schema.bare(annotation)[0]
@@ -66,7 +72,7 @@ def keys_at(family: type[Registrable], data: Any, path: KeyPath) -> Mapping[str,
         part = _part_class(inner, here)
         keys = schema.keys_of(part) if part else {}
         if depth == len(path):
-            return keys
+            return part
         items = [found[1] for member in schema.members(inner) if (found := schema.item_types(member))]
         if path[depth] in keys:
             annotation = keys[path[depth]].annotation
@@ -74,7 +80,7 @@ def keys_at(family: type[Registrable], data: Any, path: KeyPath) -> Mapping[str,
             annotation = items[0][-1]
         else:
             break
-    return {}
+    return None
 
 
 def _part_class(annotation: Any, data: Any) -> type | None:

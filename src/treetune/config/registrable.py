@@ -21,14 +21,15 @@ class Registrable(Part):
     """
 
     _parts: ClassVar[dict[str, type]]
-    is_root: ClassVar[bool] = False
-    """Whether a whole configuration is a part of this family: ``class Runtime(Registrable, root=True)``."""
+    root: ClassVar[str | None] = None
+    """What a whole configuration of this family is called, as in ``class Runtime(Registrable, root="an
+    experiment")``. None: configurations hold parts of it."""
 
-    def __init_subclass__(cls, root: bool = False, **kwargs: object) -> None:
+    def __init_subclass__(cls, root: str | None = None, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         if Registrable in cls.__bases__:
             cls._parts = {}
-            cls.is_root = root
+            cls.root = root
 
     @classmethod
     def register(cls, name: str) -> Callable[[T], T]:

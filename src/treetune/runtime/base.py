@@ -22,7 +22,7 @@ from treetune.tasks.sampling import Replacement
 from treetune.trainers.base import Trainer
 
 
-class Runtime(Registrable, root=True):
+class Runtime(Registrable, root="an experiment"):
     """The root of an experiment's configuration."""
 
 

@@ -12,10 +12,10 @@ from typing import Any
 
 from treetune.episode_generators.base import Rollout
 from treetune.episode_generators.numbers import by_group, columns, evaluated, number_metrics
+from treetune.files import whole_file, write_json
 from treetune.runtime.base import EvaluationSet, PolicyIteration
 from treetune.runtime.claims import Claim
 from treetune.runtime.clock import Clock
-from treetune.runtime.directory import write_json, write_whole
 from treetune.runtime.due import due_sets, is_measured
 from treetune.runtime.sampler import Sampler
 from treetune.seeds import derived_random
@@ -145,10 +145,8 @@ def _summary(
 
 
 def _write(folder: Path, summary: dict[str, Any], rows: Iterable[dict]) -> None:
-    write_whole(
-        folder / "answers.jsonl",
-        lambda file: file.writelines(json.dumps(row) + "\n" for row in rows),
-    )
+    with whole_file(folder / "answers.jsonl") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
     write_json(folder / "summary.json", summary)  # last: it says that the set is measured
 
 
