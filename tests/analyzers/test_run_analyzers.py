@@ -15,13 +15,13 @@ from tests.runtime.in_process import FakeSettings, sampled_requests, small, trai
 from treetune.analyzers.command import run_analyzers
 from treetune.analyzers.compare import compare_analyses
 from treetune.analyzers.gradients import gradient_sums
-from treetune.config.build import build
+from treetune.config.build import build, checked
 from treetune.episode_generators.credit.gae import Gae
 from treetune.runtime.analysis import Analyzer
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.commands import run_iteration_loop
 from treetune.runtime.directory import ExperimentDirectory
-from treetune.runtime.run import opened
+from treetune.runtime.session import Session
 from treetune.trainers.ranks import Ranks
 
 ROLLOUTS = {"rollouts": 8, "states": 6, "problems": 4, "samples": [1, 3]}
@@ -121,8 +121,8 @@ def test_the_gradient_over_all_episodes_is_the_one_that_the_trainer_took(
 ) -> None:
     """At the weights that sampled them, advantages and all: an iteration off, and it would differ."""
     config = experiment(base, name, VALUES)
-    with opened(config, PLAIN, with_engine=False, with_trainer=False, lock="analysis") as run:
-        _, (row,) = gradient_sums(run, point, minibatch_size=8, minibatches=1, seed=0)
+    with Session.open(config, PLAIN, "analysis") as session:
+        _, (row,) = gradient_sums(session, point, minibatch_size=8, minibatches=1, seed=0)
     taken = ExperimentDirectory(base / name).read_metrics()[point]
     assert row["gradient_norm"] == pytest.approx(taken["train/grad_norm"], rel=1e-4)
     assert row["loss"] == pytest.approx(taken["train/loss"], rel=1e-4, abs=1e-6)
@@ -207,8 +207,8 @@ def test_an_analyzer_that_two_fragments_want_runs_once(
     assert analyse(base, "group", {"type": "diversity"}, {"type": "diversity"})[0] == 0
     assert analyse(base, "group", {"type": "diversity"}, {"type": "diversity"})[0] == 0
     assert capsys.readouterr().out.count("is done") == 1
-    with pytest.raises(ValueError, match="two different analyzers are called diversity"):
-        experiment(base, "group", {"type": "diversity"}, {"type": "diversity", "order": 2})
+    with pytest.raises(ValueError, match="two different ones are called diversity"):
+        checked(experiment(base, "group", {"type": "diversity"}, {"type": "diversity", "order": 2}))
 
 
 def test_analyses_of_several_experiments_go_into_one_figure(base: Path, tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from treetune.config.jsonnet import load
 from treetune.runtime import clock as clock_module
 from treetune.runtime.clock import PHASES, Clock
 from treetune.runtime.console import Console
-from treetune.runtime.loop import summary_line
 from treetune.runtime.sinks import Mirrors, Sink, TensorboardSink, WandbSink
+from treetune.runtime.summary import summary_line
 
 ROOT = Path(__file__).parents[2]
 

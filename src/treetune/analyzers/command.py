@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from treetune.analyzers.figures import save
+from treetune.files import replace_folder, whole_file, write_json
 from treetune.runtime import lifeline
 from treetune.runtime.analysis import RESULT, STATES, Analyzer
 from treetune.runtime.base import PolicyIteration, Runtime
-from treetune.runtime.directory import ExperimentDirectory, replace_directory, write_json, write_whole
+from treetune.runtime.directory import ExperimentDirectory
 from treetune.runtime.manifest import refuse_another
-from treetune.runtime.run import Run, opened
+from treetune.runtime.policy_server import PolicyServer
+from treetune.runtime.sampler import Sampler
+from treetune.runtime.session import Session
 
 JOURNAL = "journal"
 
@@ -37,7 +40,7 @@ def run_analyzers(root: Runtime, plain: Plain) -> int:
     lifeline.end_with_launcher()
     directory = ExperimentDirectory(Path(config.directory) / config.experiment_name)
     _require(config, directory, plain)
-    config.model.check(config.task.alphabet)  # before anything heavy is imported
+    config.model.require()  # before anything heavy is imported
     failed: dict[str, str] = {}
     due: list[tuple[Analyzer, Plain, list[int]]] = []
     for analyzer, settings in dict(zip(config.analyzers, plain["analyzers"], strict=True)).items():
@@ -49,10 +52,14 @@ def run_analyzers(root: Runtime, plain: Plain) -> int:
                 due.append((analyzer, settings, points))
     if due:
         engine = any(analyzer.needs_engine for analyzer, *_ in due)
-        with opened(config, plain, with_engine=engine, with_trainer=False, lock="analysis") as run:
+        with (
+            Session.open(config, plain, "analysis") as session,
+            PolicyServer.start(session, needed=engine) as server,
+            Sampler.open(session, server) as sampler,
+        ):
             for analyzer, settings, points in due:
                 with _noted(analyzer, failed):
-                    _analyse(run, analyzer, settings, points)
+                    _analyse(sampler, analyzer, settings, points)
     for label, message in failed.items():
         print(f"{label}: {message}")
     return 1 if failed else 0
@@ -89,16 +96,16 @@ def _is_done(directory: ExperimentDirectory, analyzer: Analyzer, settings: Plain
     return (result["settings"], result["points"]) == (settings, points)
 
 
-def _analyse(run: Run, analyzer: Analyzer, settings: Plain, points: list[int]) -> None:
+def _analyse(sampler: Sampler, analyzer: Analyzer, settings: Plain, points: list[int]) -> None:
     """One analysis, and its folder, which comes into being whole."""
-    started = time.monotonic()
-    place = run.directory.analysis(analyzer.label)
+    started, session = time.monotonic(), sampler.session
+    place = session.directory.analysis(analyzer.label)
     unfinished = place.with_name(f".{place.name}.unfinished")
     unfinished.mkdir(parents=True, exist_ok=True)
-    findings = analyzer.analyse(run, points, unfinished / JOURNAL)
+    findings = analyzer.analyse(sampler, points, unfinished / JOURNAL)
     result = {
         "analyzer": analyzer.type_name,
-        "experiment": run.config.experiment_name,
+        "experiment": session.config.experiment_name,
         "settings": settings,
         "points": points,
         "seconds": round(time.monotonic() - started, 1),
@@ -106,11 +113,9 @@ def _analyse(run: Run, analyzer: Analyzer, settings: Plain, points: list[int]) -
     }
     # Its own journal goes with it: the states hold what was found, and it is by far the largest.
     shutil.rmtree(unfinished / JOURNAL, ignore_errors=True)
-    write_whole(
-        unfinished / STATES,
-        lambda file: file.writelines(json.dumps(row) + "\n" for row in findings.states),
-    )
-    save(analyzer.draw({run.config.experiment_name: result}), unfinished)
+    with whole_file(unfinished / STATES) as file:
+        file.writelines(json.dumps(row) + "\n" for row in findings.states)
+    save(analyzer.draw({session.config.experiment_name: result}), unfinished)
     write_json(unfinished / RESULT, result)
-    replace_directory(unfinished, place)
-    run.console.say(f"{analyzer.label}: {place} ({result['seconds']:.0f} s)")
+    replace_folder(unfinished, place)
+    session.console.say(f"{analyzer.label}: {place} ({result['seconds']:.0f} s)")

@@ -14,6 +14,7 @@ from annotated_types import Ge, Gt, MinLen
 
 from treetune.analyzers.points import OfCheckpoints
 from treetune.analyzers.states import ESTIMATE, TRUTH, ChosenState, choose_states, continued
+from treetune.contracts import Need, OneLine
 from treetune.episode_generators.base import GenerationContext
 from treetune.runtime.analysis import Analyzer, Findings
 from treetune.vocabulary import TokenIds
@@ -21,7 +22,7 @@ from treetune.vocabulary import TokenIds
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from treetune.runtime.run import Run
+    from treetune.runtime.sampler import Sampler
 
 CRITIC = "critic"
 
@@ -52,19 +53,27 @@ class ValueAccuracy(OfCheckpoints):
 
     needs_engine = True
     judges_critic = True
-    reads_one_line = True
+    needs = (
+        Need(
+            OneLine(),
+            "it continues answers from their beginnings",
+            "leave the analysis out, or set the rollout's parallel to false",
+        ),
+    )
 
-    def analyse(self, run: Run, points: Sequence[int], work: Path) -> Findings:
+    def analyse(self, sampler: Sampler, points: Sequence[int], work: Path) -> Findings:
         from treetune.analyzers.sources import context_at, judged_at
 
         rows: list[Row] = []
         origins = {}
         for point in points:
-            trajectories, origins[str(point)], critic = judged_at(run, point, work, self.seed, self.problems)
+            trajectories, origins[str(point)], critic = judged_at(
+                sampler, point, work, self.seed, self.problems
+            )
             chosen = choose_states(trajectories, self.states, self.seed, point)
             chosen += choose_states(trajectories, self.prompts, self.seed, point, prompts=True)
-            with run.console.phase(f"values after iteration {point}", "continuations", run.news) as show:
-                context = context_at(run, point, work, self.seed, "values", show)
+            with sampler.phase(f"values after iteration {point}", "continuations") as show:
+                context = context_at(sampler, point, work, self.seed, "values", show)
                 rows += self.measure(context, chosen, critic)
         return Findings({**self.summarise(rows), "answers": origins}, rows)
 

@@ -7,12 +7,12 @@ shows them looks it up in the experiment's `TOKENS`.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from treetune.files import whole_file
 from treetune.vocabulary import Episode, Grade, Problem, Segment, Stretch, Trajectory
 
 if TYPE_CHECKING:
@@ -77,7 +77,8 @@ def write_tokens(path: Path, codec: TextCodec, count: int) -> None:
 
     texts = pa.array([codec.decode([token]) for token in range(count)], pa.string())
     table = pa.table({"text": texts})
-    _write_whole(path, lambda file: _stream(file, table.schema, table.to_batches()))
+    with whole_file(path, "wb") as file:
+        _stream(file, table.schema, table.to_batches())
 
 
 def read_tokens(path: Path) -> list[str]:
@@ -342,26 +343,8 @@ def _write(
     columns: Callable[[Sequence[Row], pa.Schema], list[pa.Array]],
 ) -> None:
     schema = _counted(schema, kind, rows)
-    _write_whole(path, lambda file: _stream(file, schema, _batches(schema, rows, columns)))
-
-
-def _write_whole(path: Path, write: Callable[[IO[bytes]], None]) -> None:
-    """Beside, fsync, rename: a reader sees the whole file or none."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with open(beside, "wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    with whole_file(path, "wb") as file:
+        _stream(file, schema, _batches(schema, rows, columns))
 
 
 def _to_bytes(

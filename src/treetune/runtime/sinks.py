@@ -7,10 +7,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from treetune.config.registrable import Registrable
 from treetune.vocabulary import Metrics
+
+if TYPE_CHECKING:
+    from treetune.runtime.session import Session
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +103,13 @@ class Mirrors:
                 self._open.append((sink, sink.open(directory, name, config)))
             except Exception as error:  # a mirror must not end a run, whatever a vendor's library raises
                 logger.warning("%s is off for this run: %s", type(sink).__name__, error)
+
+    @staticmethod
+    def of(session: Session) -> Mirrors:
+        """Those of the experiment; the first rank has them alone."""
+        config = session.config
+        sinks = config.sinks if session.ranks.is_first else ()
+        return Mirrors(sinks, session.directory.path, config.experiment_name, session.plain_config)
 
     def log(self, iteration: int, metrics: Metrics) -> None:
         for sink, handle in list(self._open):
