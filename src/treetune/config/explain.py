@@ -73,6 +73,11 @@ class Explanation:
         self._alone: dict[Layer, Any] | None = None
         self._probes: dict[tuple[Layer, str, KeyPath], Any] = {}
 
+    @property
+    def folders(self) -> list[Path]:
+        """Those of the files that were added, in their order."""
+        return [layer.path.parent for layer in self._config.layers if layer.path]
+
     def value(self, key: KeyPath) -> Any:
         """The value in the evaluated object, or MISSING."""
         return value_at(self._config.data, key)

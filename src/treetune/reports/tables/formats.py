@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from treetune.episode_generators.numbers import declared, declared_ratios
 from treetune.reports.tables.costs import Cost
 from treetune.reports.tables.intervals import HELD, Estimate
 from treetune.reports.tables.measure import CellResult, Results
@@ -158,10 +159,8 @@ def legend(results: Results) -> list[str]:
             lines.append("△ and ▽ are the same where neither more nor less is better.")
     for column in table.columns:
         if column.over is not None:
-            lines.append(
-                f"{column.name}: mean tokens of an answer of {column.over} over mean tokens in the longest"
-                " thread of the row, by seed."
-            )
+            upper, lower = (declared()[name].title for name in declared_ratios()[column.shown])
+            lines.append(f"{column.name}: {upper} of {column.over} over {lower} of the row, means by seed.")
     sources = dict.fromkeys(cell.source for cell in results.cells.values() if cell.source)
     if sources:
         lines.append(f"Published: {'; '.join(sources)}.")
