@@ -7,10 +7,10 @@ knows neither torch nor lists, only + and *.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 
-from annotated_types import Ge, Le
+from annotated_types import Ge, Gt, Le
 
 from treetune.episode_generators.base import Credit, GenerationContext
 from treetune.episode_generators.credit.episodes import episode_of
@@ -47,6 +47,20 @@ def gae(
     return advantages, returns
 
 
+@dataclass(frozen=True, kw_only=True)
+class CriticSettings:
+    """How the critic is trained: a copy of the start model with a linear head and an optimiser of its own,
+    which has the trainer's schedule, precision and sharding.
+
+    `learning_rate` None is the policy's. `value_clip` bounds how far a value may move from what
+    it was before the iteration's training while that still lowers the loss (Schulman et al.'s code of
+    PPO); None: there is no bound.
+    """
+
+    learning_rate: Annotated[float, Gt(0)] | None = None
+    value_clip: Annotated[float, Gt(0)] | None = 0.2
+
+
 @Credit.register("gae")
 @dataclass(frozen=True, kw_only=True)
 class Gae(Credit):
@@ -57,6 +71,7 @@ class Gae(Credit):
 
     gamma: Annotated[float, Ge(0), Le(1)] = 1.0
     lam: Annotated[float, Ge(0), Le(1)] = 1.0
+    critic: CriticSettings = field(default_factory=CriticSettings)
 
     needs_critic = True
     reads_one_line = True

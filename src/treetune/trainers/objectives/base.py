@@ -38,7 +38,7 @@ class TokenBatch:
     pair_weight: float = 0.0
     advantages_N: Tensor | None = None
     old_logprobs_N: Tensor | None = None
-    reference_logprobs_N: Tensor | None = None
+    ref_logprobs_N: Tensor | None = None
     behaviour_logprobs_N: Tensor | None = None
     terms: tuple[Tensor, ...] = ()
 

@@ -97,8 +97,8 @@ class PolicyGradient(Objective):
         return loss, metrics
 
     def _kl_loss(self, batch: TokenBatch, logprobs_N: Tensor) -> Tensor:
-        assert batch.reference_logprobs_N is not None, "the trainer scores the reference when asked"
-        kl_N = kl_estimate(logprobs_N, batch.reference_logprobs_N, self.kl_estimator)
+        assert batch.ref_logprobs_N is not None, "the trainer scores the reference when asked"
+        kl_N = kl_estimate(logprobs_N, batch.ref_logprobs_N, self.kl_estimator)
         if self.kl_clamp is not None:
             kl_N = kl_N.clamp(*self.kl_clamp)
         if self.kl_reduction == "token_mean":

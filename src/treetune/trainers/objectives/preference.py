@@ -68,9 +68,9 @@ class Preference(Objective):
 
     def loss(self, batch: TokenBatch, logprobs_N: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         assert len(batch.lengths) % 2 == 0, "the trainer cuts no pair in two"
-        assert batch.reference_logprobs_N is not None, "the trainer scores the reference when asked"
+        assert batch.ref_logprobs_N is not None, "the trainer scores the reference when asked"
         policy_S = batch.sums(logprobs_N)
-        reference_S = batch.sums(batch.reference_logprobs_N)
+        reference_S = batch.sums(batch.ref_logprobs_N)
         tokens_S = policy_S.new_tensor(batch.lengths)
         better, other = slice(0, None, 2), slice(1, None, 2)
         pairs = PairLogprobs(
