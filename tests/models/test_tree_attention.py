@@ -155,4 +155,4 @@ def test_flex_attention_needs_a_gpu(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text("{}")
     model = PretrainedModel(name_or_path=str(tmp_path), attention="flex_attention")
     with pytest.raises(ValueError, match="'flex_attention' needs an NVIDIA GPU"):
-        model.check(lambda: "")
+        model.require()

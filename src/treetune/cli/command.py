@@ -77,9 +77,10 @@ def root_family(config: Config, wanted: str = "an experiment") -> type[Registrab
 def built(config: Config, command: str, wanted: str | None) -> Registrable:
     """The checked object graph of a configuration, which must be `wanted` ("a table"), if anything is."""
     from treetune.config.build import build
-    from treetune.config.errors import ConfigError, ConfigIssue
+    from treetune.config.errors import ConfigError, ConfigIssue, wrapped
     from treetune.config.explain import Explanation
     from treetune.config.imports import import_parts
+    from treetune.config.overridden import overridden
 
     explanation = Explanation(config)
     import_parts(config.data, explanation)
@@ -93,7 +94,11 @@ def built(config: Config, command: str, wanted: str | None) -> Registrable:
             " out a data pipeline",
         )
         raise ConfigError([issue])
-    return build(family, config.data, explanation)
+    root = build(family, config.data, explanation)
+    if os.environ.get("RANK", "0") == "0":
+        for note in overridden(config):
+            print(wrapped("note: ", note), file=sys.stderr)
+    return root
 
 
 def _roots() -> list[type[Registrable]]:

@@ -6,10 +6,12 @@ import sys
 from collections.abc import Callable
 from typing import ClassVar, TypeVar
 
+from treetune.contracts import Part
+
 T = TypeVar("T", bound=type)
 
 
-class Registrable:
+class Registrable(Part):
     """Base of everything that a configuration can choose with ``{type: 'name', …}``.
 
     The direct sub-classes of Registrable are the families (Task, Credit, …), each with a registry

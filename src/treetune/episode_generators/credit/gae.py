@@ -6,13 +6,23 @@ knows neither torch nor lists, only + and *.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 
 from annotated_types import Ge, Gt, Le
 
-from treetune.episode_generators.base import Credit, GenerationContext
+from treetune.contracts import (
+    Advantages,
+    CreditForRewards,
+    CriticValues,
+    Experiment,
+    Finding,
+    Need,
+    OneLine,
+    UseOfAdvantages,
+)
+from treetune.episode_generators.base import THREADS_REMEDY, UNUSED_REMEDY, Credit, GenerationContext
 from treetune.episode_generators.credit.episodes import episode_of
 from treetune.vocabulary import Episode, Metrics, Trajectory
 
@@ -73,8 +83,20 @@ class Gae(Credit):
     lam: Annotated[float, Ge(0), Le(1)] = 1.0
     critic: CriticSettings = field(default_factory=CriticSettings)
 
-    needs_critic = True
-    reads_one_line = True
+    gives = (Advantages(), CriticValues(), CreditForRewards())
+    needs = (
+        Need(OneLine(), "it goes back along an answer token by token", THREADS_REMEDY),
+        Need(UseOfAdvantages(), "it trains a critic for them", UNUSED_REMEDY),
+    )
+
+    def check(self, experiment: Experiment) -> Iterable[Finding]:
+        if experiment.restart == "every_iteration":
+            yield Finding(
+                "restart 'every_iteration' throws away what was trained, and the critic of credit 'gae' goes"
+                " on learning",
+                "$.restart",
+                "set restart to 'never', or choose a credit without a critic, such as 'none'",
+            )
 
     def assign(
         self, context: GenerationContext, trajectories: Sequence[Trajectory]

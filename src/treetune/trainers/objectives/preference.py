@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Ge, Gt, Lt
 
+from treetune.contracts import Need, Pairs, UseOfPairs
 from treetune.trainers.objectives.base import Objective, TokenBatch
 
 if TYPE_CHECKING:
@@ -59,8 +60,13 @@ class Preference(Objective):
 
     aggregation = "sequence"
     needs_reference = True
-    needs_pairs = True
     needs_whole_sequences = True
+
+    gives = (UseOfPairs(),)
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        return (*super().needs, Need(Pairs(), "it compares answers in pairs"))
 
     def pair_loss(self, pairs: PairLogprobs) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of each pair and the loss's own metrics, all of shape [P]."""
