@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from treetune.data_pipeline.base import DataPipeline
     from treetune.runtime.base import Runtime
     from treetune.tables.base import Table
+    from treetune.tables.runs import Plan
     from treetune.tables.settings import Reproduction
 
 USER_ERROR, FAILURE, INTERRUPTED, CLOSED_PIPE = 2, 1, 130, 141
@@ -260,16 +261,17 @@ def _build(config: Config, command: str) -> Registrable:
 def _table(root: Registrable, options: argparse.Namespace) -> int:
     """Runs what a table lacks where that is asked for, and writes the table."""
     from treetune.config.jsonnet import shown
-    from treetune.reports.tables import write
-    from treetune.tables.runs import Plan
 
     command = shlex.join(["python", shown(Path(__file__).resolve()), *sys.argv[1:]])
     if options.command == "make_table":
-        return write.make_table(cast("Table", root), command, options.output)
+        from treetune.reports.tables.write import make_table
+
+        return make_table(cast("Table", root), command, options.output)
+    from treetune.reports.tables.write import copy, write_runs_table
     from treetune.sweeps.command import run
 
     def show(plan: Plan) -> None:
-        write.copy(write.write_runs_table(plan, command), options.output)
+        copy(write_runs_table(plan, command), options.output)
 
     return run(cast("Reproduction", root), options, show)
 
