@@ -1,7 +1,2 @@
-// GRPO on MATH, from DeepSeekMath-7B after supervised fine-tuning.
-(import 'data_sets/MATH.jsonnet')
-+ (import 'models/deepseekSft2_MATH.jsonnet')
-+ (import 'machines/deepseek7b.jsonnet')
-+ (import 'methods/grpo.jsonnet')
-+ (import 'checkpoints/every10_keep60.jsonnet')
-+ { experiment_name: 'polIter_deepseekSft2_grpo_MATH', iterations: 1000 }
+// PPO's loss with GRPO's credit on MATH, from DeepSeekMath-7B after supervised fine-tuning.
+(import 'lib/experiment.libsonnet')('deepseekSft2', 'grpo', 'MATH')

@@ -1,7 +1,2 @@
 // RestEM on GSM8K, from DeepSeekMath-7B after supervised fine-tuning.
-(import 'data_sets/GSM8K.jsonnet')
-+ (import 'models/deepseekSft2_GSM8K.jsonnet')
-+ (import 'machines/deepseek7b.jsonnet')
-+ (import 'methods/restem.jsonnet')
-+ (import 'checkpoints/every1_keep1.jsonnet')
-+ { experiment_name: 'polIter_deepseekSft2_restem_GSM8K' }
+(import 'lib/experiment.libsonnet')('deepseekSft2', 'restem', 'GSM8K')

@@ -1,7 +1,2 @@
-// RLOO on GSM8K, from DeepSeekMath-7B after supervised fine-tuning.
-(import 'data_sets/GSM8K.jsonnet')
-+ (import 'models/deepseekSft2_GSM8K.jsonnet')
-+ (import 'machines/deepseek7b.jsonnet')
-+ (import 'methods/rloo.jsonnet')
-+ (import 'checkpoints/every10_keep60.jsonnet')
-+ { experiment_name: 'polIter_deepseekSft2_rloo_GSM8K', iterations: 650 }
+// PPO's loss with RLOO's credit on GSM8K, from DeepSeekMath-7B after supervised fine-tuning.
+(import 'lib/experiment.libsonnet')('deepseekSft2', 'rloo', 'GSM8K')

@@ -1,7 +1,2 @@
 // VinePPO on MATH, from DeepSeekMath-7B after supervised fine-tuning.
-(import 'data_sets/MATH.jsonnet')
-+ (import 'models/deepseekSft2_MATH.jsonnet')
-+ (import 'machines/deepseek7b.jsonnet')
-+ (import 'methods/vineppo.jsonnet')
-+ (import 'checkpoints/every10_keep60.jsonnet')
-+ { experiment_name: 'polIter_deepseekSft2_vineppo_MATH', iterations: 1000 }
+(import 'lib/experiment.libsonnet')('deepseekSft2', 'vineppo', 'MATH')

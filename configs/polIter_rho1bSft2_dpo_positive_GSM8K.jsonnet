@@ -1,8 +1,2 @@
 // DPO-positive on GSM8K, from Rho-1B after supervised fine-tuning.
-(import 'data_sets/GSM8K.jsonnet')
-+ (import 'models/rho1bSft2_GSM8K.jsonnet')
-+ (import 'machines/rho1b.jsonnet')
-+ (import 'methods/dpo_positive.jsonnet')
-+ (import 'trainers/dpo_b_0.3.jsonnet')
-+ (import 'checkpoints/every1_keep1.jsonnet')
-+ { experiment_name: 'polIter_rho1bSft2_dpo_positive_GSM8K' }
+(import 'lib/experiment.libsonnet')('rho1bSft2', 'dpo_positive', 'GSM8K')

@@ -1,8 +1,2 @@
 // DPO-positive on MATH, from Rho-1B after supervised fine-tuning.
-(import 'data_sets/MATH.jsonnet')
-+ (import 'models/rho1bSft2_MATH.jsonnet')
-+ (import 'machines/rho1b.jsonnet')
-+ (import 'methods/dpo_positive.jsonnet')
-+ (import 'trainers/dpo_b_0.1.jsonnet')
-+ (import 'checkpoints/every1_keep1.jsonnet')
-+ { experiment_name: 'polIter_rho1bSft2_dpo_positive_MATH' }
+(import 'lib/experiment.libsonnet')('rho1bSft2', 'dpo_positive', 'MATH')

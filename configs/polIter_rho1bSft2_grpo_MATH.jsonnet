@@ -1,7 +1,2 @@
-// GRPO on MATH, from Rho-1B after supervised fine-tuning.
-(import 'data_sets/MATH.jsonnet')
-+ (import 'models/rho1bSft2_MATH.jsonnet')
-+ (import 'machines/rho1b.jsonnet')
-+ (import 'methods/grpo.jsonnet')
-+ (import 'checkpoints/every10_keep40.jsonnet')
-+ { experiment_name: 'polIter_rho1bSft2_grpo_MATH', iterations: 1000 }
+// PPO's loss with GRPO's credit on MATH, from Rho-1B after supervised fine-tuning.
+(import 'lib/experiment.libsonnet')('rho1bSft2', 'grpo', 'MATH')

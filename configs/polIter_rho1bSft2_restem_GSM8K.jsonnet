@@ -1,7 +1,2 @@
 // RestEM on GSM8K, from Rho-1B after supervised fine-tuning.
-(import 'data_sets/GSM8K.jsonnet')
-+ (import 'models/rho1bSft2_GSM8K.jsonnet')
-+ (import 'machines/rho1b.jsonnet')
-+ (import 'methods/restem.jsonnet')
-+ (import 'checkpoints/every1_keep1.jsonnet')
-+ { experiment_name: 'polIter_rho1bSft2_restem_GSM8K' }
+(import 'lib/experiment.libsonnet')('rho1bSft2', 'restem', 'GSM8K')

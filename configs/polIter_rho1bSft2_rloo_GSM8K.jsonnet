@@ -1,7 +1,2 @@
-// RLOO on GSM8K, from Rho-1B after supervised fine-tuning.
-(import 'data_sets/GSM8K.jsonnet')
-+ (import 'models/rho1bSft2_GSM8K.jsonnet')
-+ (import 'machines/rho1b.jsonnet')
-+ (import 'methods/rloo.jsonnet')
-+ (import 'checkpoints/every10_keep40.jsonnet')
-+ { experiment_name: 'polIter_rho1bSft2_rloo_GSM8K', iterations: 650 }
+// PPO's loss with RLOO's credit on GSM8K, from Rho-1B after supervised fine-tuning.
+(import 'lib/experiment.libsonnet')('rho1bSft2', 'rloo', 'GSM8K')

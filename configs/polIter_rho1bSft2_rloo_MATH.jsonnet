@@ -1,7 +1,2 @@
-// RLOO on MATH, from Rho-1B after supervised fine-tuning.
-(import 'data_sets/MATH.jsonnet')
-+ (import 'models/rho1bSft2_MATH.jsonnet')
-+ (import 'machines/rho1b.jsonnet')
-+ (import 'methods/rloo.jsonnet')
-+ (import 'checkpoints/every10_keep40.jsonnet')
-+ { experiment_name: 'polIter_rho1bSft2_rloo_MATH', iterations: 1000 }
+// PPO's loss with RLOO's credit on MATH, from Rho-1B after supervised fine-tuning.
+(import 'lib/experiment.libsonnet')('rho1bSft2', 'rloo', 'MATH')

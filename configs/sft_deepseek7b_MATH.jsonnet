@@ -1,8 +1,2 @@
-// Supervised fine-tuning of DeepSeekMath-7B on MATH: the start of the polIter experiments, for those who make it themselves.
-(import 'data_sets/MATH.jsonnet')
-+ (import 'models/deepseek7b.jsonnet')
-+ (import 'machines/deepseek7b.jsonnet')
-+ (import 'methods/sft.jsonnet')
-+ (import 'trainers/lr5e-5.jsonnet')
-+ (import 'checkpoints/every1_keep1.jsonnet')
-+ { experiment_name: 'sft_deepseek7b_MATH' }
+// Supervised fine-tuning of DeepSeekMath-7B on MATH: for those who make the start weights of polIter_* themselves.
+(import 'lib/experiment.libsonnet')('deepseek7b', 'sft', 'MATH')

@@ -1,8 +1,2 @@
-// Supervised fine-tuning of Rho-1B on MATH: the start of the polIter experiments, for those who make it themselves.
-(import 'data_sets/MATH.jsonnet')
-+ (import 'models/rho1b.jsonnet')
-+ (import 'machines/rho1b.jsonnet')
-+ (import 'methods/sft.jsonnet')
-+ (import 'trainers/lr1e-5.jsonnet')
-+ (import 'checkpoints/every1_keep1.jsonnet')
-+ { experiment_name: 'sft_rho1b_MATH' }
+// Supervised fine-tuning of Rho-1B on MATH: for those who make the start weights of polIter_* themselves.
+(import 'lib/experiment.libsonnet')('rho1b', 'sft', 'MATH')

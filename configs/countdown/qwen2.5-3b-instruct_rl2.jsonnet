@@ -5,7 +5,6 @@
 (import 'single_file_grpo.jsonnet')
 + (import '../tasks/countdown_scores_tinyzero_rl2.jsonnet')
 + (import '../credit/group_mean.jsonnet')
-+ (import '../trainers/offload_optimizer.jsonnet')
 + {
   experiment_name: 'countdown/qwen2.5-3b-instruct_rl2',
   model+: { name_or_path: 'Qwen/Qwen2.5-3B-Instruct' },
@@ -19,6 +18,7 @@
     objective: { type: 'ppo', clip_low: 0.2, clip_high: 0.2, aggregation: 'token' },
     schedule: { type: 'warmup', steps: 0 },
     minibatch_size: null,
+    offload_optimizer: true,
   },
   checkpoints: { every: 32, keep_every: 32 },
   evaluation: {

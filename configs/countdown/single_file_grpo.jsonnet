@@ -6,7 +6,6 @@
 + (import '../tasks/countdown_scores_cohlem.jsonnet')
 + (import '../engines/vllm_per_gpu.jsonnet')
 + (import '../trainers/bf16.jsonnet')
-+ (import '../trainers/zero_2.jsonnet')
 + {
   type: 'policy_iteration',
   directory: 'experiments',
@@ -32,6 +31,7 @@
     max_grad_norm: 1.0,
     minibatch_size: 16,
     measure_kl: false,
+    zero_stage: 2,
   },
   checkpoints: { every: 20, keep_every: 20 },
   evaluation: {

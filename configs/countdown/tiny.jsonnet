@@ -7,6 +7,5 @@
   type: 'policy_iteration',
   directory: 'experiments',
   seed: 1,
-  selection: { type: 'all' },
   evaluation+: { rollout: { type: 'single_turn', max_tokens: 96 } },
 }

@@ -1,8 +1,8 @@
 // GRPO from the tiny Countdown's start model: eight searches for each of 64 problems, one step an iteration.
 (import 'tiny.jsonnet')
 + (import '../rollouts/short_answers.jsonnet')
-+ (import '../trainers/one_step.jsonnet')
-+ (import '../credit/group.jsonnet')
++ (import '../trainers/tiny_one_step.jsonnet')
++ (import '../methods/ppo_group_credit.jsonnet')
 + {
   experiment_name: 'countdown/tiny_grpo',
   model: { type: 'pretrained', name_or_path: $.directory + '/countdown/tiny_sft/checkpoints/last/policy' },

@@ -1,15 +1,7 @@
-// DPO-positive as in the VinePPO paper: one iteration on pairs of the start model's own answers, right against
-// wrong, at most 64 to a problem; three epochs, 64 pairs a step. No KL but the loss's own.
-(import '../runtimes/policy_iteration.jsonnet')
-+ (import '../rollouts/paper_sampling.jsonnet')
-+ (import '../rollouts/all_problems_x64.jsonnet')
-+ (import '../trainers/adamw_lr1e-6.jsonnet')
-+ {
+// DPO-positive (Pal et al., arXiv:2402.13228): a correct answer against a wrong one to the same problem, and a penalty
+// where the correct one becomes less likely than it was.
+{
   credit: { type: 'none' },
-  selection: { type: 'preference_pairs', reward_threshold: 0.5, max_pairs_per_problem: 64 },
-  trainer+: {
-    objective: { type: 'dpo_positive', positive_penalty: 50.0, label_smoothing: 0.0 },
-    epochs: 3,
-  },
-  iterations: 1,
+  selection: { type: 'preference_pairs', reward_threshold: 0.5 },
+  trainer+: { objective+: { type: 'dpo_positive' } },
 }

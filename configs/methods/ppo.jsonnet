@@ -1,10 +1,3 @@
-// The paper's PPO: a critic as large as the policy. It stays on the GPU too, so the server gets less of it.
-(import 'policy_gradient.jsonnet')
-+ (import '../credit/gae.jsonnet')
-+ (import '../analyzers/value_accuracy.jsonnet')
-+ (import '../analyzers/gradient_variance.jsonnet')
-+ (import '../analyzers/action_ranking.jsonnet')
-+ {
-  trainer+: { critic: { type: 'full_model', learning_rate: null, value_clip: 0.2 } },
-  engine+: { gpu_memory_utilization: 0.35 },
-}
+// PPO (Schulman et al., arXiv:1707.06347): a critic as large as the policy, generalised advantages with γ = λ = 1.
+(import 'ppo_loss.jsonnet')
++ { credit: { type: 'gae', gamma: 1.0, lam: 1.0 }, trainer+: { critic+: { type: 'full_model' } } }

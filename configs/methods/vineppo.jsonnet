@@ -1,7 +1,3 @@
-// VinePPO (Kazemnejad et al., arXiv:2410.01679): Monte-Carlo values, no critic.
-(import 'policy_gradient.jsonnet')
-+ (import '../credit/monte_carlo_9.jsonnet')
-+ (import '../analyzers/value_accuracy.jsonnet')
-+ (import '../analyzers/gradient_variance.jsonnet')
-+ (import '../analyzers/advantage_distribution.jsonnet')
-+ (import '../analyzers/action_ranking.jsonnet')
+// VinePPO (Kazemnejad et al., arXiv:2410.01679): no critic; a state is worth the mean of what its K continuations earn,
+// asked at the prompt and at every step boundary but the last. K = 9 is the paper's.
+(import 'ppo_loss.jsonnet') + { credit: { type: 'monte_carlo', samples: 9 } }

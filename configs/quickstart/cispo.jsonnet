@@ -1,3 +1,2 @@
-(import 'policy_gradient.jsonnet')
-+ (import '../presets/cispo.jsonnet')
-+ { experiment_name: 'quickstart/cispo' }
+local quickstart = import '../lib/quickstart.libsonnet';
+quickstart.policy_gradient('cispo', import '../presets/cispo.jsonnet')

@@ -1,3 +1,2 @@
-(import 'policy_gradient.jsonnet')
-+ (import '../presets/dapo.jsonnet')
-+ { experiment_name: 'quickstart/dapo' }
+local quickstart = import '../lib/quickstart.libsonnet';
+quickstart.policy_gradient('dapo', import '../presets/dapo.jsonnet')

@@ -1,6 +1,3 @@
-// DPO: DPO-positive without the term that keeps the right answers likely.
-(import 'dpo_positive.jsonnet')
-+ {
-  experiment_name: 'quickstart/dpo',
-  trainer+: { objective: { type: 'dpo', beta: 0.3 } },
-}
+// DPO.
+local quickstart = import '../lib/quickstart.libsonnet';
+quickstart.preferences('dpo', import '../methods/dpo.jsonnet')

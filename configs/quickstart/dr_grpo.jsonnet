@@ -1,3 +1,2 @@
-(import 'policy_gradient.jsonnet')
-+ (import '../presets/dr_grpo.jsonnet')
-+ { experiment_name: 'quickstart/dr_grpo' }
+local quickstart = import '../lib/quickstart.libsonnet';
+quickstart.policy_gradient('dr_grpo', import '../presets/dr_grpo.jsonnet')

@@ -1,4 +1,3 @@
 // In place of the SFT experiment: from random weights, on the same demonstrations.
-(import 'sft.jsonnet')
-+ (import '../presets/greedy_jsd.jsonnet')
-+ { experiment_name: 'quickstart/greedy_jsd' }
+local quickstart = import '../lib/quickstart.libsonnet';
+quickstart.sft('greedy_jsd', (import '../methods/sft.jsonnet') + (import '../presets/greedy_jsd.jsonnet'))

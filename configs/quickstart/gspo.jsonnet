@@ -1,3 +1,2 @@
-(import 'policy_gradient.jsonnet')
-+ (import '../presets/gspo.jsonnet')
-+ { experiment_name: 'quickstart/gspo' }
+local quickstart = import '../lib/quickstart.libsonnet';
+quickstart.policy_gradient('gspo', import '../presets/gspo.jsonnet')

@@ -1,6 +1,4 @@
-(import 'policy_gradient.jsonnet')
-+ (import '../credit/gae.jsonnet')
-+ {
-  experiment_name: 'quickstart/ppo',
-  trainer+: { critic: { type: 'full_model', learning_rate: 1e-3 } },
-}
+// PPO.
+local quickstart = import '../lib/quickstart.libsonnet';
+quickstart.policy_gradient('ppo', import '../methods/ppo.jsonnet')
++ { trainer+: { critic+: { learning_rate: 1e-3 } } }

@@ -1,3 +1,2 @@
-(import 'policy_gradient.jsonnet')
-+ (import '../presets/reinforce_pp.jsonnet')
-+ { experiment_name: 'quickstart/reinforce_pp' }
+local quickstart = import '../lib/quickstart.libsonnet';
+quickstart.policy_gradient('reinforce_pp', import '../presets/reinforce_pp.jsonnet')

@@ -1,12 +1,3 @@
-// The start model: from random weights, on demonstrations of a teacher who slips.
-(import 'base.jsonnet')
-+ (import '../trainers/sft.jsonnet')
-+ {
-  experiment_name: 'quickstart/sft',
-  rollout: { type: 'demonstrations' },
-  credit: { type: 'none' },
-  iterations: 12,
-  problems_per_iteration: 6400,
-  evaluation+: { every: null },
-  checkpoints: { every: 12 },
-}
+// The start model of all others: from random weights, on demonstrations of a teacher who slips.
+local quickstart = import '../lib/quickstart.libsonnet';
+quickstart.sft('sft', import '../methods/sft.jsonnet')

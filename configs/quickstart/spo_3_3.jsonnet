@@ -1,4 +1,2 @@
-(import 'policy_gradient.jsonnet')
-+ (import '../presets/spo_3_3.jsonnet')
-+ (import '../trainers/lr1e-4.jsonnet')
-+ { experiment_name: 'quickstart/spo_3_3' }
+local quickstart = import '../lib/quickstart.libsonnet';
+quickstart.correct_paths('spo_3_3', import '../presets/spo_3_3.jsonnet')

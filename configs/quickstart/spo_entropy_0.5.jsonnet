@@ -1,4 +1,2 @@
-(import 'policy_gradient.jsonnet')
-+ (import '../presets/spo_entropy_0.5.jsonnet')
-+ (import '../trainers/lr1e-4.jsonnet')
-+ { experiment_name: 'quickstart/spo_entropy_0.5' }
+local quickstart = import '../lib/quickstart.libsonnet';
+quickstart.correct_paths('spo_entropy_0.5', import '../presets/spo_entropy_0.5.jsonnet')

@@ -1,4 +1,2 @@
-(import 'policy_gradient.jsonnet')
-+ (import '../presets/spo_rank_jsd.jsonnet')
-+ (import '../trainers/lr1e-4.jsonnet')
-+ { experiment_name: 'quickstart/spo_rank_jsd' }
+local quickstart = import '../lib/quickstart.libsonnet';
+quickstart.correct_paths('spo_rank_jsd', import '../presets/spo_rank_jsd.jsonnet')

@@ -1,3 +1,3 @@
-(import 'policy_gradient.jsonnet')
-+ (import '../credit/monte_carlo_3.jsonnet')
-+ { experiment_name: 'quickstart/vineppo' }
+// VinePPO with 3 continuations a state.
+local quickstart = import '../lib/quickstart.libsonnet';
+quickstart.policy_gradient('vineppo', import '../methods/vineppo.jsonnet') + { credit+: { samples: 3 } }

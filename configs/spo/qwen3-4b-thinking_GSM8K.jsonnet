@@ -8,8 +8,6 @@
 + (import '../tasks/gsm8k_thinking.jsonnet')
 + (import '../engines/vllm_per_gpu.jsonnet')
 + (import '../trainers/bf16.jsonnet')
-+ (import '../trainers/zero_2.jsonnet')
-+ (import '../trainers/offload_optimizer.jsonnet')
 + {
   task+: { validation_size: null },  // all 7473 are trained on
   rollout: { type: 'single_turn', temperature: 1.0, max_tokens: 8192 },
@@ -20,6 +18,8 @@
     weight_decay: 1e-2,
     max_grad_norm: 1.0,
     tokens_per_micro_batch: 8576,
+    zero_stage: 2,
+    offload_optimizer: true,
     // The loss needs no reference; one would cost another 8 GB of memory on the CPU and a pass an iteration.
     measure_kl: false,
   },

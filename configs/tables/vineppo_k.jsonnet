@@ -9,8 +9,8 @@ paper.table {
   title: 'VinePPO: continuations per state',
   baseline: 'K = 1',
   experiments: base {
-    [nine + '_K1']: paper.variant(base[nine], 'configs/credit/monte_carlo_1.jsonnet', '_K1'),
-    [nine + '_K3']: paper.variant(base[nine], 'configs/credit/monte_carlo_3.jsonnet', '_K3'),
+    [nine + '_K1']: paper.variant(base[nine], '{ credit+: { samples: 1 } }', '_K1'),
+    [nine + '_K3']: paper.variant(base[nine], '{ credit+: { samples: 3 } }', '_K3'),
   },
   columns: [{ name: column, evaluation: 'math_test', curve: 'math_validation' }],
   rows: [

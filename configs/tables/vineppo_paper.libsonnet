@@ -35,10 +35,9 @@ local seen = { ppo: 90, vineppo: 237 };
       for method in methods
     },
 
-  // One experiment beside the others, with a fragment on its right and a name of its own.
-  variant(experiment, config, ending):: experiment {
-    configs+: [config],
-    overrides+: ["{ experiment_name+: '%s' }" % ending],
+  // One experiment beside the others, with something on its right and a name of its own.
+  variant(experiment, override, ending):: experiment {
+    overrides+: [override, "{ experiment_name+: '%s' }" % ending],
   },
 
   table: {

@@ -289,10 +289,13 @@ def _score(config: Config, options: argparse.Namespace) -> int:
     import treetune.parts  # noqa: F401  (registers them)
     from treetune.config.build import build
     from treetune.config.explain import Explanation
+    from treetune.config.imports import import_parts
     from treetune.tasks.base import Task
     from treetune.tasks.scoring import score_responses
 
-    task = build(Task, config.data.get("task"), Explanation(config), key=("task",))
+    explanation = Explanation(config)
+    import_parts(config.data, explanation)
+    task = build(Task, config.data.get("task"), explanation, key=("task",))
     scored = score_responses(
         task, options.input, options.output,
         steps=options.steps, workers=options.workers, deadline=options.deadline,
@@ -305,9 +308,11 @@ def _explain(config: Config, name: str) -> int:
     from treetune.config.build import keys_at
     from treetune.config.errors import ConfigError, ConfigIssue, dotted, nearest
     from treetune.config.explain import MISSING, Explanation, key_paths
+    from treetune.config.imports import import_parts
 
     path = tuple(name.split("."))
     explanation = Explanation(config)
+    import_parts(config.data, explanation)
     value, settings = explanation.value(path), explanation.settings(path)
     siblings = keys_at(_family(config), config.data, path[:-1])
     declared = siblings.get(path[-1])

@@ -36,7 +36,7 @@ class Frame:
     tags: Annotated[tuple[str, ...], MinLen(1)] = ("plain",)
 
 
-class Picture(Registrable):
+class Picture(Registrable, root=True):
     """The root family."""
 
 
@@ -63,7 +63,7 @@ class Drawing(Picture):
             raise ValueError(f"size {self.size} is no multiple of tile {self.tile}")
 
 
-class Gallery(Registrable):
+class Gallery(Registrable, root=True):
     """The other root family, without a seed of its own."""
 
 

@@ -6,21 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.config.shipped import CONFIGS, ROOT, whole_configurations
 from treetune import main as command_line
 from treetune.config import lexer
 
-ROOT = Path(__file__).resolve().parents[2]
-CONFIGS = ROOT / "configs"
 VINEPPO = "configs/quickstart/vineppo.jsonnet"
 SCREEN_LINES, SCREEN_COLUMNS = 24, 120
-
-
-def whole_configurations() -> list[str]:
-    """Files that name an experiment, and tables; the others are fragments or bases, of which some
-    (``experiment_name+:``) add to a name."""
-    files = sorted(CONFIGS.rglob("*.jsonnet"))
-    whole = [path for path in files if "tables" in path.parts or "experiment_name:" in path.read_text()]
-    return [str(path.relative_to(ROOT)) for path in whole]
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +74,7 @@ BROKEN = {
     "a name for an object": ("{ credit: 'group' }", ["credit", "{type: …}", "write {type: 'group'}"]),
     "key of the former type": (
         "{ credit+: { type: 'rloo' } }",
-        ["credit.samples", "monte_carlo_3.jsonnet:2", "without `+`"],
+        ["credit.samples", "quickstart/vineppo.jsonnet:3", "without `+`"],
     ),
     "word that is none of the choices": (
         "{ trainer+: { advantage_normalisation: 'whitten' } }",

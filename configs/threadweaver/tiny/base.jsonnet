@@ -8,7 +8,6 @@
   type: 'policy_iteration',
   directory: 'experiments',
   seed: 1,
-  selection: { type: 'all' },
   model+: { layers: 3, context_length: 208, alphabet: '0123456789*+=#:\n' },
   context_length: 208,
   evaluation: {

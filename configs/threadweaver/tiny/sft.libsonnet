@@ -1,9 +1,8 @@
 // What both start models of the tiny experiments with threads are made by. Minibatches of 8: so few tokens teach more
 // in many steps. The tree computes once what a demonstration's calls begin with alike.
-(import '../../trainers/sft.jsonnet')
+(import '../../methods/sft.jsonnet')
++ (import '../../trainers/tiny_sft.jsonnet')
 + {
-  rollout: { type: 'demonstrations' },
-  credit: { type: 'none' },
   iterations: 6,
   problems_per_iteration: 3200,
   trainer+: {

@@ -12,10 +12,10 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
-from treetune.config import remedies, schema
-from treetune.config.errors import ConfigError, ConfigIssue, KeyPath, did_you_mean, dotted
+from treetune.config import imports, remedies, schema
+from treetune.config.errors import ConfigError, ConfigIssue, KeyPath, dotted, nearest
 from treetune.config.explain import MISSING, Explanation, value_at
 from treetune.config.registrable import Registrable
 
@@ -29,8 +29,11 @@ def build(family: type[F], data: Any, explanation: Explanation | None = None, ke
     """The part of `family` that ``data`` (``{type: …, …}``) describes, with all parts within.
 
     `key` is where in the configuration ``data`` stands, if not at its root; `explanation` tells which
-    file set which key. Raises ConfigError with every mistake at once.
+    file set which key. A root's `imports` are imported first: they may register what it names. Raises
+    ConfigError with every mistake at once.
     """
+    if not key:
+        imports.import_parts(data, explanation)
     builder = _Builder(explanation)
     part = builder.value(family, data, key)
     issues = builder.issues()
@@ -117,7 +120,7 @@ class _Builder:
 
     def _family_part(self, families: Sequence[type[Registrable]], data: Any, key: KeyPath) -> Any:
         registered = {name: part for family in families for name, part in schema.choices(family).items()}
-        word, names = schema.family_word(families[0]), ", ".join(sorted(registered)) or "none"
+        word, names = schema.family_word(families[0]), schema.names(registered)
         if not isinstance(data, dict):
             what = f"should be an object {{type: …}}, is {remedies.shown(data)}"
             by_name = f"write {{type: '{data}'}}" if data in list(registered) else remedies.how_to_set(key)
@@ -127,7 +130,11 @@ class _Builder:
             return _FAILED
         name = data["type"]
         if not isinstance(name, str) or name not in registered:
-            remedy = f"{did_you_mean(str(name), list(registered))} Types of {word}: {names}"
+            near = nearest(str(name), registered)
+            meant = f"did you mean {near[0]!r}? " if near else ""
+            remedy = f"{meant}Types of {word}: {names}"
+            if not near:
+                remedy += "; a part of your own is made known by imports: ['my_package.my_part']"
             return self._wrong((*key, "type"), f"there is no {word} {remedies.shown(name)}", remedy)
         rest = {field: item for field, item in data.items() if field != "type"}
         return self._object(remedies.Owner(registered[name], name, families[0]), rest, key)
@@ -149,6 +156,8 @@ class _Builder:
         }
         if unknown or missing or any(value is _FAILED for value in values.values()):
             return _FAILED
+        if not key:
+            values.pop(schema.IMPORTS.name, None)
         try:
             return owner.part(**values)
         except ValueError as error:
@@ -178,7 +187,7 @@ class _Builder:
     def _leaf(self, annotation: Any, data: Any, key: KeyPath) -> Any:
         try:
             # Strict, yet from JSON: "3" is no number, and a list may become a tuple.
-            return _adapter(annotation).validate_json(json.dumps(data), strict=True)
+            return schema.adapter(annotation).validate_json(json.dumps(data), strict=True)
         except ValidationError as error:
             found = error.errors()[0]
         for step in found["loc"]:  # in a list or object of plain values, name the item that is wrong
@@ -202,7 +211,7 @@ class _Builder:
         for constraint in constraints:
             plain = Annotated[plain, constraint]
         try:
-            _adapter(plain).validate_json(json.dumps(data), strict=True)
+            schema.adapter(plain).validate_json(json.dumps(data), strict=True)
         except ValidationError:
             what = f"should be {schema.describe(annotation)}, has {len(data)}"
             self._wrong(key, what, remedies.how_to_set(key))
@@ -213,8 +222,3 @@ class _Builder:
         source = remedies.source(key, self._explanation)
         self._issues.append((key, ConfigIssue(what, dotted(key) or "configuration", source, remedy)))
         return _FAILED
-
-
-@functools.cache
-def _adapter(annotation: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(annotation)

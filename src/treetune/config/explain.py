@@ -1,9 +1,10 @@
 """Who set this key? Every file of the import graph, environment variable and override, in order.
 
 Jsonnet merges lazily and keeps no record, so each file is evaluated alone, with a marked empty
-object in place of each of its imports. Where a mark appears is where that import was merged in;
-what the file then still sets is its own. A file that leans on others (``$``, ``super``) may not
-stand alone: it is then reported as having *computed* the value, never guessed at.
+object in place of each of its imports, also of those of the libraries that it calls. Where a mark
+appears is where that import was merged in, and its number says after how many others; what the file
+then still sets is its own. A file that leans on others (``$``, ``super``) may not stand alone: it is
+then reported as having *computed* the value, never guessed at.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from treetune.config.registrable import Registrable
 _MARK = "<import> "
 _ALONE = "<alone>"
 _SENTINEL = "<set by the import>"
+_NUMBER = f"(if {json.dumps(_MARK)} in super then super[{json.dumps(_MARK)}] else 0) + 1"
+"""How many imports have been merged so far, this one counted: the last mark's number."""
 
 _WALK = """
 local step(x, s) =
@@ -70,6 +73,11 @@ class Explanation:
         self._alone: dict[Layer, Any] | None = None
         self._probes: dict[tuple[Layer, str, KeyPath], Any] = {}
 
+    @property
+    def folders(self) -> list[Path]:
+        """Those of the files that were added, in their order."""
+        return [layer.path.parent for layer in self._config.layers if layer.path]
+
     def value(self, key: KeyPath) -> Any:
         """The value in the evaluated object, or MISSING."""
         return value_at(self._config.data, key)
@@ -107,12 +115,13 @@ class Explanation:
 
     def _own(self, layer: Layer, key: KeyPath) -> list[Setting]:
         """What the file sets itself, without its imports."""
-        line = lexer.field_line(layer.text, key) if key and layer.path else None
+        text = self._text_that_sets(layer, key)
+        line = lexer.field_line(text.text, key) if key and text.path else None
         if key:
             names = self._names(layer, key[:-1])
             if names is None:
-                known = lexer.mentions(layer.text, key[-1])
-                return [Setting(layer.name, line, COMPUTED)] if known else []
+                known = lexer.mentions(text.text, key[-1])
+                return [Setting(text.name, line, COMPUTED)] if known else []
             if key[-1] not in names:
                 return []
         value = self._value(layer, key)
@@ -120,14 +129,24 @@ class Explanation:
             value = {name: item for name, item in value.items() if not name.startswith(_MARK)}
             if not value:
                 return []
-        return [Setting(layer.name, line, _without_marks(value))]
+        return [Setting(text.name, line, _without_marks(value))]
+
+    def _text_that_sets(self, layer: Layer, key: KeyPath) -> Layer:
+        """The file itself, or the library that it calls, where that one names the key and it doesn't."""
+        if key and not lexer.mentions(layer.text, key[-1]):
+            for library in self._libraries(layer):
+                if lexer.field_line(library.text, key):
+                    return library
+        return layer
 
     def _mounted(self, layer: Layer, prefix: KeyPath) -> Iterator[tuple[str, Layer]]:
-        """The imports whose content is merged into the object at `prefix`, in textual order."""
+        """The imports whose content is merged into the object at `prefix`, in the order of merging."""
         names = self._names(layer, prefix) or ()
-        for name, imported in self._imports(layer):
-            if _MARK + name in names:
-                yield name, imported
+        there = [(name, imported) for name, imported in self._imports(layer) if _MARK + name in names]
+        order = {name: self._value(layer, (*prefix, _MARK + name)) for name, _ in there}
+        if COMPUTED not in order.values():
+            there.sort(key=lambda one: order[one[0]])
+        yield from there
 
     def _names(self, layer: Layer, prefix: KeyPath) -> list[str] | None:
         """Keys (and marks) of the object at `prefix`; None where the file can't tell them alone."""
@@ -177,11 +196,25 @@ class Explanation:
         return found
 
     def _imports(self, layer: Layer) -> list[tuple[str, Layer]]:
-        """The files that may be merged into this one. A library is not: its functions are called."""
+        """The files that may be merged into this one, by itself or by the libraries that it calls."""
+        found = self._files_of(layer, libraries=False)
+        for library in self._libraries(layer):
+            found += [(file.name, file) for _, file in self._files_of(library, libraries=False)]
+        return list({name: (name, file) for name, file in found}.values())
+
+    def _libraries(self, layer: Layer) -> list[Layer]:
+        """The libraries that a file calls, directly or not."""
+        found = [library for _, library in self._files_of(layer, libraries=True)]
+        for library in found:  # grows while it is gone through
+            found += [one for _, one in self._files_of(library, libraries=True) if one not in found]
+        return found
+
+    def _files_of(self, layer: Layer, libraries: bool) -> list[tuple[str, Layer]]:
+        """What a text imports: its operand and the file."""
         found = []
         for name in lexer.imports(layer.text):
             path = _resolved(name, layer)
-            if path is None or name.endswith(".libsonnet"):
+            if path is None or name.endswith(".libsonnet") != libraries:
                 continue
             if path not in self._files:
                 self._files[path] = read_layer(path)
@@ -206,27 +239,31 @@ class Explanation:
             try:
                 answer = self._evaluate(
                     f"local file = (\n{self._marked(layer, instead)}\n);\n{_WALK}"
-                    f"local at = std.foldl(step, {json.dumps(steps)}, file);\n{result}"
+                    f"local at = std.foldl(step, {json.dumps(steps)}, file);\n{result}",
+                    instead,
                 )
             except RuntimeError:
                 answer = COMPUTED
             self._probes[question] = answer
         return self._probes[question]
 
-    def _marked(self, layer: Layer, instead: Mapping[str, str] | None = None) -> str:
+    def _marked(self, layer: Layer, instead: Mapping[str, str] | None = None, library: bool = False) -> str:
         """The text of a file with a marked empty object for each import that is merged in."""
-        merged = dict(self._imports(layer))
+        merged = {name: file.name if library else name for name, file in self._files_of(layer, False)}
 
         def mark(keyword: str, name: str) -> str:
             if keyword == "import" and name in merged:
-                return (instead or {}).get(name) or json.dumps({_MARK + name: None})
+                marked = f"local n = {_NUMBER}, {json.dumps(_MARK + merged[name])}: n, {json.dumps(_MARK)}: n"
+                return (instead or {}).get(merged[name], f"{{ {marked} }}")
             return f"{keyword} {json.dumps(str(_resolved(name, layer) or name))}"
 
         return lexer.replace_imports(layer.text, mark)
 
-    def _evaluate(self, text: str) -> Any:
+    def _evaluate(self, text: str, instead: Mapping[str, str] | None = None) -> Any:
         def importer(directory: str, name: str) -> tuple[str, bytes]:
             path = find_file(name, Path(directory or "."))
+            if path.suffix == ".libsonnet":
+                return str(path), self._marked(read_layer(path), instead, library=True).encode()
             return str(path), path.read_bytes()
 
         return evaluate(_ALONE, text, self._config.variables, importer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import ClassVar, TypeVar
 
@@ -18,18 +19,26 @@ class Registrable:
     """
 
     _parts: ClassVar[dict[str, type]]
+    is_root: ClassVar[bool] = False
+    """Whether a whole configuration is a part of this family: ``class Runtime(Registrable, root=True)``."""
 
-    def __init_subclass__(cls, **kwargs: object) -> None:
+    def __init_subclass__(cls, root: bool = False, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         if Registrable in cls.__bases__:
             cls._parts = {}
+            cls.is_root = root
 
     @classmethod
     def register(cls, name: str) -> Callable[[T], T]:
-        """Class decorator: ``@Credit.register("group")``."""
+        """Class decorator: ``@Credit.register("group")``. Raises ValueError for a name that is taken."""
 
         def add(part: T) -> T:
-            assert name not in cls._parts, f"{cls.__name__} {name!r} is registered twice"
+            before = cls._parts.get(name)
+            # A module that is imported anew, after an error or in a notebook, takes its own place again.
+            if before is not None and _path(before) != _path(part):
+                raise ValueError(
+                    f"{cls.__name__} {name!r} is registered twice: by {_place(before)} and by {_place(part)}"
+                )
             cls._parts[name] = part
             return part
 
@@ -39,3 +48,12 @@ class Registrable:
     def registered(cls) -> dict[str, type]:
         """Names and classes of this family."""
         return dict(cls._parts)
+
+
+def _path(part: type) -> tuple[str, str]:
+    return part.__module__, part.__qualname__
+
+
+def _place(part: type) -> str:
+    file = getattr(sys.modules.get(part.__module__), "__file__", None)
+    return f"{part.__module__}.{part.__qualname__}" + (f" ({file})" if file else "")

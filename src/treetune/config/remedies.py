@@ -64,7 +64,7 @@ def missing_key(key: KeyPath, declared: schema.Key, explanation: Explanation | N
 def missing_type(key: KeyPath, family: type[Registrable], explanation: Explanation | None) -> ConfigIssue:
     """`key` is the object's, which has no `type`."""
     word = schema.family_word(family)
-    names = f"types of {word}: {', '.join(sorted(schema.choices(family))) or 'none'}"
+    names = f"types of {word}: {schema.names(schema.choices(family))}"
     what = f"missing: nobody knows which {word} this is"
     return _missing((*key, "type"), what, names, explanation)
 

@@ -8,11 +8,13 @@ import functools
 import json
 import types
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
 
 import annotated_types
+from pydantic import PydanticSchemaGenerationError, TypeAdapter
 
 from treetune.config.registrable import Registrable
 
@@ -53,6 +55,10 @@ class Key:
         return self.default is REQUIRED
 
 
+IMPORTS = Key("imports", tuple[str, ...], ())
+"""The key of every root: modules whose parts can be chosen. It is acted on before anything is built."""
+
+
 @functools.cache
 def keys_of(part: type) -> dict[str, Key]:
     """The keys that ``{type: …}`` of this class may and must have."""
@@ -66,7 +72,26 @@ def keys_of(part: type) -> dict[str, Key]:
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
         found[field.name] = Key(field.name, hints[field.name], default)
+    if issubclass(part, Registrable) and part.is_root:
+        found[IMPORTS.name] = IMPORTS
     return found
+
+
+@functools.cache
+def adapter(annotation: Any) -> TypeAdapter[Any]:
+    """What checks plain values against an annotation."""
+    return TypeAdapter(annotation)
+
+
+def check_annotation(annotation: Any) -> None:
+    """Raises TypeError for a type that no value of a configuration can be checked against."""
+    inner, _ = bare(annotation)
+    if holds_parts(inner):
+        return
+    try:
+        adapter(annotation)
+    except PydanticSchemaGenerationError as error:
+        raise TypeError(f"{inner} is no type of a configuration's values") from error
 
 
 def is_family(annotation: Any) -> bool:
@@ -84,6 +109,19 @@ def is_plain_part(annotation: Any) -> bool:
 def choices(family: type[Registrable]) -> dict[str, type]:
     """The registered parts that may stand where `family` is asked for."""
     return {name: part for name, part in family.registered().items() if issubclass(part, family)}
+
+
+def names(registered: Mapping[str, type]) -> str:
+    """Names of parts in one line, with the module of those from another package than their family's."""
+    outside = {name: part.__module__ for name, part in registered.items() if is_from_outside(part)}
+    words = [f"{name} (of {outside[name]})" if name in outside else name for name in sorted(registered)]
+    return ", ".join(words) or "none"
+
+
+def is_from_outside(part: type) -> bool:
+    """Whether a part comes from another package than its family."""
+    packages = {one.__module__.partition(".")[0] for one in part.__mro__ if Registrable in one.__bases__}
+    return part.__module__.partition(".")[0] not in packages
 
 
 def family_word(family: type) -> str:

@@ -20,7 +20,7 @@ from treetune.trainers.base import Trainer
 from treetune.trainers.objectives.base import Objective
 
 
-class Runtime(Registrable):
+class Runtime(Registrable, root=True):
     """The root of an experiment's configuration."""
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from treetune.config.folders import own_modules
 from treetune.config.hashing import config_hash
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.directory import ExperimentDirectory, write_json
@@ -27,6 +28,7 @@ CHANGEABLE = {
     "evaluation",
     "grader_deadline",
     "grader_workers",
+    "imports",
     "rank_deadline",
     "sinks",
 }
@@ -52,10 +54,18 @@ def begin(directory: ExperimentDirectory, config: PolicyIteration, plain: Mappin
             "machine": platform.platform(),
             "packages": versions(),
             "commit": _commit(),
+            "own_modules": own_modules(),
             "data": {split: data_hash(config.task, split) for split in ("train", "validation", "test")},
         },
     )
     write_json(stored, plain)
+
+
+def changed_modules(directory: ExperimentDirectory) -> list[str]:
+    """The user's own modules that are not what they were when the experiment began, by name."""
+    stored = directory.path / "manifest.json"
+    before = json.loads(stored.read_text()).get("own_modules", {}) if stored.is_file() else {}
+    return sorted(name for name, now in own_modules().items() if before.get(name, now) != now)
 
 
 def different_keys(stored: Mapping[str, Any], plain: Mapping[str, Any]) -> list[str]:

@@ -23,7 +23,7 @@ from treetune.runtime.base import PolicyIteration
 from treetune.runtime.console import Console
 from treetune.runtime.directory import ExperimentDirectory, Lock
 from treetune.runtime.handover import START_MODEL, export, sent_adapters, write_start
-from treetune.runtime.manifest import begin
+from treetune.runtime.manifest import begin, changed_modules
 from treetune.tasks.base import Task
 from treetune.tasks.graders.pool import GraderPool
 from treetune.trainers.base import DeepSpeedTrainer
@@ -297,6 +297,11 @@ def opened(
         console = Console(directory.logs / "run.log" if ranks.is_first else None, ranks.is_first)
         stack.callback(console.close)
         stack.push(console.record_failure)
+        if ranks.is_first and lock == "run" and (changed := changed_modules(directory)):
+            console.say(
+                f"your own code has changed since this experiment began ({', '.join(changed)}): from here on"
+                " it is as it is now"
+            )
         quiet_libraries()
         tokenizer = config.model.load_tokenizer(config.task.alphabet)
         codec = config.model.codec(tokenizer)

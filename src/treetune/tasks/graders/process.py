@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import treetune
+from treetune.config import folders
 from treetune.tasks.graders.worker import LENGTH, frame
 from treetune.vocabulary import Grade, Problem
 
@@ -53,7 +54,12 @@ class WorkerProcess:
         """`grader` is pickled; `memory_bytes` limits the address space."""
         source = str(Path(treetune.__file__).parent.parent)
         path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
-        setup = {"path": list(sys.path), "memory_bytes": memory_bytes, "grader": grader}
+        setup = {
+            "path": list(sys.path),
+            "own_folders": folders.searched(),
+            "memory_bytes": memory_bytes,
+            "grader": grader,
+        }
         self._process = subprocess.Popen(
             # -P: a file in the working directory must not shadow a module of the worker's.
             [sys.executable, "-P", "-m", "treetune.tasks.graders.worker", str(os.getpid())],

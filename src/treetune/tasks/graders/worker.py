@@ -19,6 +19,7 @@ import time
 from dataclasses import replace
 from typing import Any, BinaryIO
 
+from treetune.config import folders
 from treetune.tasks.graders.base import Grader
 from treetune.vocabulary import Grade, Problem
 
@@ -76,6 +77,7 @@ def main() -> None:
 
     setup = _read(requests)
     sys.path[:] = setup["path"]
+    folders.search_in(*setup["own_folders"])
     if setup["memory_bytes"] is not None:
         resource.setrlimit(resource.RLIMIT_AS, (setup["memory_bytes"], setup["memory_bytes"]))
     try:

@@ -1,8 +1,7 @@
-// One clipped policy-gradient step an iteration over all its sequences; what tiny models learn from.
+// What tiny models learn from their own answers with: one step an iteration over all its sequences.
 {
-  trainer: {
+  trainer+: {
     type: 'deepspeed',
-    objective: { type: 'ppo' },
     learning_rate: 4e-4,
     schedule: { type: 'warmup', steps: 10 },
     advantage_normalisation: 'whiten',

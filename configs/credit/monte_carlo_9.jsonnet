@@ -1,2 +1,0 @@
-// VinePPO: 9 continuations from the prompt and from every step boundary but the last.
-{ credit: { type: 'monte_carlo', samples: 9 } }

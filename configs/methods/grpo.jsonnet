@@ -1,2 +1,0 @@
-// GRPO with the paper's settings for PPO, and no critic.
-(import 'policy_gradient.jsonnet') + (import '../credit/group.jsonnet')

@@ -1,2 +1,0 @@
-// At most 8 sequences at a time on a GPU. The update stays the same.
-{ trainer+: { sequences_per_micro_batch: 8 } }

@@ -1,2 +1,0 @@
-// How firmly a preference loss holds on to the start model.
-{ trainer+: { objective+: { beta: 0.1 } } }

@@ -1,2 +1,0 @@
-// Every rank holds everything.
-{ trainer+: { zero_stage: 0 } }

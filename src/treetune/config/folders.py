@@ -1,0 +1,76 @@
+"""Where a user's own modules are looked for, and which of them were found.
+
+This module imports nothing of the project: grader processes set themselves up with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterable, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+
+DIGITS_OF_HASH = 16
+
+
+class OwnFolders(MetaPathFinder):
+    """Finds modules in a user's folders, after everything that is installed.
+
+    The folders are not on `sys.path`, where any folder of a working directory (`wandb`, `data`, …) would
+    pass for a package of that name. Here a folder without ``__init__.py`` is a package only if somebody
+    asked for it by name.
+    """
+
+    def __init__(self) -> None:
+        self.folders: list[str] = []
+        self.names: set[str] = set()
+        """Top-level modules that a configuration asked for, and those that were found in the folders."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if path is not None:  # a part of a package that has been found already
+            return None
+        spec = PathFinder.find_spec(name, self.folders)
+        if spec is None or (spec.origin is None and name not in self.names):
+            return None
+        self.names.add(name)
+        return spec
+
+
+_OWN = OwnFolders()
+
+
+def search_in(folders: Iterable[Path | str], names: Iterable[str] = ()) -> None:
+    """From now on modules are looked for in these folders, the first one first; `names` are asked for."""
+    _OWN.folders = list(dict.fromkeys(map(str, folders)))
+    _OWN.names.update(names)
+    if _OWN not in sys.meta_path:
+        sys.meta_path.append(_OWN)
+
+
+def ask_for(module: str) -> None:
+    """Notes that a configuration names this module."""
+    _OWN.names.add(module.partition(".")[0])
+
+
+def searched() -> tuple[list[str], list[str]]:
+    """Folders and names, for `search_in` in another process."""
+    return list(_OWN.folders), sorted(_OWN.names)
+
+
+def own_modules() -> dict[str, str]:
+    """The user's modules that this process has imported, each with a hash of its file.
+
+    What a configuration says is not all that a run with parts of its own computes: the manifest keeps these
+    beside it, so that a resumed run can say that the code has changed.
+    """
+    found = {}
+    for name, module in sorted(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if name.partition(".")[0] in _OWN.names and file is not None and Path(file).is_file():
+            found[name] = hashlib.blake2b(Path(file).read_bytes()).hexdigest()[:DIGITS_OF_HASH]
+    return found

@@ -1,0 +1,211 @@
+"""Parts from outside of the package: modules that a configuration imports, and installed ones.
+
+``imports: ['my_package.my_part']`` in a configuration imports a user's module, whose parts are then
+known by their `type`. It is looked for among what is installed, then in the working directory, then in
+the folders of the configuration files. A package that is installed beside this one can name modules in
+its entry points (group ``treetune.parts``), and needs no `imports`.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.metadata
+import importlib.util
+import linecache
+import pkgutil
+import re
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from treetune.config import folders, schema
+from treetune.config.errors import ConfigError, ConfigIssue, KeyPath, nearest
+from treetune.config.explain import Explanation
+from treetune.config.jsonnet import shown
+from treetune.config.registrable import Registrable
+from treetune.config.schema import IMPORTS
+
+GROUP = "treetune.parts"
+
+_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+_REGISTERS = re.compile(r"^@\w+(\.\w+)*\.register\(", re.MULTILINE)
+
+
+def import_parts(data: Any, explanation: Explanation | None = None) -> None:
+    """Imports the modules that the configuration ``data`` names, and those of installed packages.
+
+    Raises ConfigError with everything that is wrong with them. Names that are no list of texts are left
+    to the schema of the object that holds them.
+    """
+    folders.search_in([Path.cwd(), *(explanation.folders if explanation else ())])
+    issues = list(_installed())
+    names = data.get(IMPORTS.name) if isinstance(data, dict) else None
+    if isinstance(names, list) and all(isinstance(name, str) for name in names):
+        for number, name in enumerate(names):
+            issues += _issues_of(name, (IMPORTS.name, str(number)), _named_in(name, explanation))
+    if issues:
+        raise ConfigError(issues)
+
+
+def import_package(package: ModuleType) -> None:
+    """Imports every module below a package that registers a part.
+
+    Modules that register none are passed over, unread by Python: they may import anything.
+    """
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        spec = importlib.util.find_spec(module.name)
+        origin = spec.origin if spec else None
+        if origin and origin.endswith(".py") and _REGISTERS.search(Path(origin).read_text(encoding="utf-8")):
+            importlib.import_module(module.name)
+
+
+def function_at(path: str) -> Callable[..., Any]:
+    """The function that ``package.module:function`` names; ValueError in words for the user."""
+    module, colon, name = path.partition(":")
+    if not colon or not _MODULE.fullmatch(module) or not name.isidentifier():
+        raise ValueError(
+            f"path is {path!r}: it should be a module and a function in it, such as 'my_rewards:score'"
+        )
+    folders.ask_for(module)
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except (Exception, SystemExit) as error:  # whatever a user's module does
+        issue = _not_imported(module, "path", None, error)
+        raise ValueError("; ".join(filter(None, [issue.what, issue.remedy]))) from error
+    if not callable(found):
+        functions = [other for other, value in vars(sys.modules[module]).items() if callable(value)]
+        near = nearest(name, functions)
+        remedy = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"path is {path!r}, and {_place(module)} has no function {name!r}{remedy}")
+    return found
+
+
+@functools.cache
+def _installed() -> tuple[ConfigIssue, ...]:
+    issues: list[ConfigIssue] = []
+    for entry in importlib.metadata.entry_points(group=GROUP):
+        package = entry.dist.name if entry.dist else "?"
+        source = f"the installed package {package}, entry point {entry.name!r} of the group {GROUP!r}"
+        issues += _issues_of(entry.value.partition(":")[0], (), source)
+    return tuple(issues)
+
+
+def _named_in(name: str, explanation: Explanation | None) -> str | None:
+    """The file that names a module. (Files may each add to the list, and then none sets item 1 alone.)"""
+    settings = explanation.settings((IMPORTS.name,)) if explanation else []
+    places = [one.place for one in settings if isinstance(one.value, list) and name in one.value]
+    places = places or [one.place for one in settings]
+    return places[-1] if places else None
+
+
+def _issues_of(name: str, key: KeyPath, source: str | None) -> Iterator[ConfigIssue]:
+    label = ".".join(key) or name
+    if not _MODULE.fullmatch(name):
+        near = re.sub(r"[/\\]+", ".", name.removesuffix(".py")).strip(".")
+        remedy = f"write {near!r}" if _MODULE.fullmatch(near) else "such as 'my_package.my_part'"
+        yield ConfigIssue(f"should be the name of a Python module, is {name!r}", label, source, remedy)
+        return
+    folders.ask_for(name)
+    try:
+        module = importlib.import_module(name)
+        if hasattr(module, "__path__"):
+            import_package(module)
+    except (Exception, SystemExit) as error:  # whatever a user's module does is told, and ends nothing else
+        yield _not_imported(name, label, source, error)
+        return
+    for family in Registrable.__subclasses__():
+        for registered, part in family.registered().items():
+            if part.__module__ == name or part.__module__.startswith(f"{name}."):
+                yield from _wrong_part(family, registered, part, label, source)
+
+
+def _wrong_part(
+    family: type[Registrable], name: str, part: type, label: str, source: str | None
+) -> Iterator[ConfigIssue]:
+    """What a part must be, so that the builder can read its keys off it."""
+    who = f"{schema.family_word(family)} {name!r} ({_place(part.__module__)})"
+    if not issubclass(part, family):
+        what = f"is registered as {schema.family_word(family)} and is no sub-class of {family.__name__}"
+        remedy = f"class {part.__name__}({family.__name__}): …"
+        yield ConfigIssue(f"{who} {what}", label, source, remedy)
+    elif not getattr(getattr(part, "__dataclass_params__", None), "frozen", False):
+        what = f"{who} is no frozen dataclass, off which keys could be read"
+        remedy = f"put @dataclass(frozen=True, kw_only=True) between the decorator and class {part.__name__}"
+        yield ConfigIssue(what, label, source, remedy)
+    elif wrong := _unreadable_field(part):
+        remedy = "the types of fields are read at the start: import what they name at the module's top"
+        yield ConfigIssue(f"{who} has a field whose type can't be read: {wrong}", label, source, remedy)
+
+
+def _unreadable_field(part: type) -> str | None:
+    try:
+        for one in schema.keys_of(part).values():
+            schema.check_annotation(one.annotation)
+    except (NameError, TypeError) as error:
+        return str(error)
+    return None
+
+
+def _not_imported(name: str, label: str, source: str | None, error: BaseException) -> ConfigIssue:
+    missing = error.name if isinstance(error, ModuleNotFoundError) and error.name else ""
+    if missing and (name == missing or name.startswith(f"{missing}.")):
+        return _not_found(name, missing, label, source)
+    frame = _frame_within(name, error)
+    where = f"{shown(frame[0])}:{frame[1]}" if frame else None
+    what = f"{name} can't be imported: {type(error).__name__}: {error}" + (f" ({where})" if where else "")
+    text = linecache.getline(*frame).rstrip() if frame else ""
+    remedy = None
+    if missing:
+        remedy = f"{missing} is not installed for {sys.executable}, and lies in none of {_looked_in()}"
+    return ConfigIssue(what, label, source, remedy, f"    {text.strip()}" if text else None)
+
+
+def _frame_within(name: str, error: BaseException) -> tuple[str, int] | None:
+    """File and line of the user's code in which an import ended: the innermost that isn't a library's."""
+    if isinstance(error, SyntaxError) and error.filename and error.lineno:
+        return error.filename, error.lineno
+    top = name.partition(".")[0]
+    own = folders.searched()[1]
+    frames = list(traceback.walk_tb(error.__traceback__))
+    for frame, line in reversed(frames):
+        module = str(frame.f_globals.get("__name__")).partition(".")[0]
+        if module == top or module in own:
+            return frame.f_code.co_filename, line
+    return None
+
+
+def _not_found(name: str, missing: str, label: str, source: str | None) -> ConfigIssue:
+    package, _, last = missing.rpartition(".")
+    if not package:
+        known = [found.name for found in pkgutil.iter_modules(folders.searched()[0])]
+        what = f"there is no module {missing!r}"
+        looked = f"looked among the installed packages, then in {_looked_in()}"
+    else:
+        parent = sys.modules.get(package)
+        known = [found.name for found in pkgutil.iter_modules(getattr(parent, "__path__", []))]
+        what = f"there is no module {last!r} in the package {package!r}"
+        looked = f"{package} is {_place(package)}"
+        if parent is not None and not hasattr(parent, "__path__"):
+            looked = f"{looked}, which is a module and no package"
+    near = nearest(last, known)
+    meant = ".".join(filter(None, [package, near[0]])) + name[len(missing) :] if near else None
+    remedy = f"did you mean {meant!r}? " if meant else ""
+    return ConfigIssue(what, label, source, f"{remedy}{looked}")
+
+
+def _looked_in() -> str:
+    return ", ".join(map(_shown_folder, folders.searched()[0]))
+
+
+def _shown_folder(folder: str) -> str:
+    return f"{folder} (the working directory)" if folder == str(Path.cwd()) else folder
+
+
+def _place(module: str) -> str:
+    found = sys.modules.get(module)
+    file = getattr(found, "__file__", None) or next(iter(getattr(found, "__path__", ())), None)
+    return shown(file) if file else module

@@ -1,0 +1,66 @@
+"""A plain Python function as a grader."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from treetune.config.imports import function_at
+from treetune.tasks.graders.base import Grader
+from treetune.vocabulary import Grade, Problem
+
+
+@Grader.register("function")
+@dataclass(frozen=True, kw_only=True)
+class FunctionGrader(Grader):
+    """A function of your own as the reward: ``path: 'my_package.rewards:score'``.
+
+    It is called as ``score(response, gold)`` with two texts; where its second parameter is called `problem`,
+    it gets the whole `Problem` instead. `arguments` are given to it by their names as well. It returns a
+    number, a `Grade`, or None where the response holds no answer. What earns 1 or more counts as right.
+
+    The module is looked for like those of `imports`: among what is installed, in the working directory, in
+    the folders of the configuration files. The function runs in the grader processes: one that hangs or
+    crashes costs an answer its reward and not the run. What it raises is the outcome ``error``.
+    """
+
+    path: str
+    arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        _check_call(self.path, function_at(self.path), self.arguments)
+
+    def prepare(self) -> None:
+        function_at(self.path)
+
+    def grade(self, response: str, problem: Problem) -> Grade:
+        function = function_at(self.path)
+        second = problem if _takes_problem(function) else problem.gold
+        found = function(response, second, **self.arguments)
+        if isinstance(found, Grade):
+            return found
+        if found is None:
+            return Grade(reward=0.0, outcome="no_answer")
+        if not isinstance(found, int | float) or not math.isfinite(found):
+            raise ValueError(f"{self.path} should return a finite number, a Grade or None, not {found!r}")
+        return Grade(reward=float(found), outcome="ok")
+
+
+def _takes_problem(function: Callable[..., Any]) -> bool:
+    parameters = list(inspect.signature(function).parameters)
+    return len(parameters) > 1 and parameters[1] == "problem"
+
+
+def _check_call(path: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+    """Raises ValueError for a function that can't be called as it is going to be."""
+    signature = inspect.signature(function)
+    try:
+        signature.bind("response", "gold", **arguments)
+    except TypeError as error:
+        raise ValueError(
+            f"path names {path}{signature}, which can't be called with a response and a gold answer"
+            f"{' and the given arguments' if arguments else ''}: {error}"
+        ) from error
