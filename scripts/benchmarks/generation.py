@@ -18,7 +18,9 @@ from benchmarks.setting import Setting
 from treetune.inference.base import Canary, Completion, Engine, OnResult, Request, SyncReport
 from treetune.inference.launch import Launch
 from treetune.inference.settings import VllmSettings
-from treetune.runtime.run import Run, opened
+from treetune.runtime.policy_server import PolicyServer
+from treetune.runtime.sampler import Sampler
+from treetune.runtime.session import Session
 from treetune.tasks.sampling import sample_problems
 
 START_S = 600.0
@@ -54,58 +56,69 @@ class RecordingEngine(Engine):
 
 def measure(setting: Setting) -> dict[str, Measurement]:
     config = setting.configuration("vineppo")
-    with opened(config, {}, with_engine=True, with_trainer=False) as run:
-        run.wait_for_engine()
+    with (
+        Session.open(config, {}) as session,
+        PolicyServer.start(session) as server,
+        Sampler.open(session, server) as sampler,
+    ):
+        server.ready()
         # Short, since sockets are made there, whose paths have a limit.
-        with tempfile.TemporaryDirectory() as scratch, offline_engine(run, Path(scratch)) as offline:
+        with (
+            tempfile.TemporaryDirectory() as scratch,
+            offline_engine(session, server, Path(scratch)) as offline,
+        ):
             offline.wait_ready(deadline=START_S)
-            rollout_context = lambda: _context(run, setting)  # noqa: E731
-            problems = sample_problems(run.train_problems, setting.problems, config.seed, 0)
+            rollout_context = lambda: _context(sampler, setting)  # noqa: E731
+            problems = sample_problems(session.train_problems, setting.problems, config.seed, 0)
             trajectories, _ = config.rollout.run(rollout_context(), problems)
             return {
                 "generation/rollout": _against_offline(
-                    run, offline, setting, lambda: config.rollout.run(rollout_context(), problems)
+                    sampler, offline, setting, lambda: config.rollout.run(rollout_context(), problems)
                 ),
                 "generation/credit": _against_offline(
-                    run, offline, setting, lambda: config.credit.assign(rollout_context(), trajectories)
+                    sampler, offline, setting, lambda: config.credit.assign(rollout_context(), trajectories)
                 ),
             }
 
 
-def offline_engine(run: Run, scratch: Path) -> Child:
+def offline_engine(session: Session, server: PolicyServer, scratch: Path) -> Child:
     """vLLM in a process of its own, on the run's start weights, told what the run's server is told."""
-    settings = run.config.engine
+    settings = session.config.engine
     assert isinstance(settings, VllmSettings)
+    assert server.folder is not None
     launch = Launch(
         settings=settings,
-        context_length=settings.context_length or run.config.context_length,
-        seed=run.config.seed,
+        context_length=settings.context_length or session.config.context_length,
+        seed=session.config.seed,
         rank=0,
         world_size=1,
-        device=run.ranks.device.type,
+        device=session.ranks.device.type,
     )
-    command = launch.command(run.weights_folder / "0000", port=0)
+    command = launch.command(server.folder.of(0), port=0)
     arguments = command[command.index("--host") :]
     environment = {**launch.environment(scratch), "VLLM_LOGGING_LEVEL": "ERROR"}
     return Child("offline_vllm", {"arguments": arguments}, environment=environment)
 
 
-def _context(run: Run, setting: Setting) -> Any:
+def _context(sampler: Sampler, setting: Setting) -> Any:
     """What the runtime lends to a phase; a new journal each time, or the answers would be found there."""
     journal = Path(tempfile.mkdtemp(dir=setting.workspace)) / "journal.jsonl"
-    rollout = run.config.rollout
-    return run.context(rollout, seed=run.config.seed, iteration=0, journal=journal)
+    rollout = sampler.session.config.rollout
+    return sampler.context(rollout, seed=sampler.session.config.seed, iteration=0, journal=journal)
 
 
-def _against_offline(run: Run, offline: Child, setting: Setting, phase: Callable[[], Any]) -> Measurement:
-    engine = run.engine
+def _against_offline(
+    sampler: Sampler, offline: Child, setting: Setting, phase: Callable[[], Any]
+) -> Measurement:
+    server = sampler.server
+    engine = server.engine
     assert engine is not None
     recording = RecordingEngine(engine)
-    run.engine = recording
+    server.engine = recording
     try:
         phase()
     finally:
-        run.engine = engine
+        server.engine = engine
     tokens = sum(len(completion.token_ids) for completion in recording.completions)
     plain = [_as_json(request) for request in recording.requests]
     theirs: dict[str, Any] = {}

@@ -24,9 +24,13 @@ from benchmarks.setting import (
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.clock import Clock
 from treetune.runtime.generation import generate
-from treetune.runtime.run import Run, opened
+from treetune.runtime.policy_server import PolicyServer
+from treetune.runtime.sampler import Sampler
+from treetune.runtime.session import Session
+from treetune.runtime.training import make_trainer
 from treetune.tasks.sampling import sample_problems
 from treetune.trainers.base import DeepSpeedTrainer
+from treetune.trainers.core import PolicyTrainer
 
 START_S = 600.0
 TURN_S = 1800.0
@@ -62,14 +66,20 @@ def measure_long_tailed(setting: Setting) -> dict[str, Measurement]:
 
 def _against_trl(setting: Setting, config: PolicyIteration) -> Measurement:
     turns = setting.repeats + 1
-    with opened(config, {}, with_engine=True, with_trainer=True) as run, _trl(run, turns) as trl:
-        run.wait_for_engine()
+    with (
+        Session.open(config, {}) as session,
+        PolicyServer.start(session, trains=True) as server,
+        Sampler.open(session, server) as sampler,
+        _trl(session, turns) as trl,
+    ):
+        trainer = make_trainer(session)
+        server.ready()
         trl.wait_ready(deadline=START_S)
         ours: list[dict[str, Any]] = []
         theirs: list[dict[str, Any]] = []
 
         def iterate(turn: int) -> float:
-            ours.append(_iteration(run, turn))
+            ours.append(_iteration(sampler, trainer, turn))
             return ours[-1]["seconds"]
 
         def ask(turn: int) -> float:
@@ -94,16 +104,16 @@ def _against_trl(setting: Setting, config: PolicyIteration) -> Measurement:
     )
 
 
-def _iteration(run: Run, turn: int) -> dict[str, Any]:
+def _iteration(sampler: Sampler, trainer: PolicyTrainer, turn: int) -> dict[str, Any]:
     """As the loop runs one, but for evaluation and checkpoint."""
-    assert run.trainer is not None
     clock = Clock()
     start = time.perf_counter()
-    episodes, metrics = generate(run, turn, clock)
+    episodes, metrics = generate(sampler, turn, clock)
     with clock.phase("training"):
-        metrics |= run.trainer.train(turn, episodes)
+        metrics |= trainer.train(turn, episodes)
     with clock.phase("sync"):
-        run.sync(turn + 1)
+        sampler.server.offer(trainer, turn + 1)
+        sampler.server.ready()
     return {
         "seconds": time.perf_counter() - start,
         "tokens": sum(len(episode.response_ids) for episode in episodes),
@@ -119,20 +129,22 @@ def _summary(turns: list[dict[str, Any]]) -> dict[str, float]:
     return {name: fmean(turn[name] for turn in turns) for name in turns[0]}
 
 
-def _trl(run: Run, turns: int) -> Child:
+def _trl(session: Session, turns: int) -> Child:
     """TRL on the same start model, prompts, samples, reward, optimiser and number of threads."""
-    config = run.config
+    config = session.config
     trainer, sampling = config.trainer, config.rollout.sampling
     assert isinstance(trainer, DeepSpeedTrainer) and sampling is not None
     rows = [
         {"prompt": problem.prompt, "gold": problem.gold}
         for turn in range(turns)
-        for problem in sample_problems(run.train_problems, config.problems_per_iteration, config.seed, turn)
+        for problem in sample_problems(
+            session.train_problems, config.problems_per_iteration, config.seed, turn
+        )
     ]
     settings = {
         "model": config.model.name_or_path,  # type: ignore[attr-defined]
-        "folder": str(run.directory.path / "trl"),
-        "rows": f"{run.directory.path}/trl-rows.json",
+        "folder": str(session.directory.path / "trl"),
+        "rows": f"{session.directory.path}/trl-rows.json",
         "samples": config.rollout.samples,  # type: ignore[attr-defined]
         "problems": config.problems_per_iteration,
         "max_tokens": sampling.max_tokens,

@@ -13,7 +13,9 @@ from torch import Tensor, nn
 
 from treetune.episode_generators.credit.episodes import episode_of
 from treetune.runtime.base import PolicyIteration
-from treetune.runtime.run import Run, opened
+from treetune.runtime.policy_server import PolicyServer
+from treetune.runtime.sampler import Sampler
+from treetune.runtime.session import Session
 from treetune.seeds import derived_random
 from treetune.tasks.sampling import sample_problems
 from treetune.trainers.base import DeepSpeedTrainer
@@ -27,22 +29,26 @@ SFT_MINIBATCHES = 20
 def measure(setting: Setting) -> dict[str, Measurement]:
     config = setting.configuration("grpo")
     sft = setting.configuration("sft")
-    with opened(config, {}, with_engine=False, with_trainer=False) as run:
+    with (
+        Session.open(config, {}) as session,
+        PolicyServer.start(session, needed=False) as server,
+        Sampler.open(session, server) as sampler,
+    ):
         return {
-            "training/grpo": _against_bare(run, setting, config, setting.problems * setting.samples),
-            "training/sft": _against_bare(run, setting, sft, SFT_MINIBATCHES * 64),
+            "training/grpo": _against_bare(sampler, setting, config, setting.problems * setting.samples),
+            "training/sft": _against_bare(sampler, setting, sft, SFT_MINIBATCHES * 64),
         }
 
 
-def _against_bare(run: Run, setting: Setting, config: PolicyIteration, count: int) -> Measurement:
+def _against_bare(sampler: Sampler, setting: Setting, config: PolicyIteration, count: int) -> Measurement:
     assert isinstance(config.trainer, DeepSpeedTrainer)
     # A constant rate, which both sides know without a schedule.
     settings = replace(config.trainer, schedule=Warmup(), measure_kl=False)
-    episodes = _episodes(run, count)
-    trainers = {"ours": _trainer(run, settings)}
+    episodes = _episodes(sampler, count)
+    trainers = {"ours": _trainer(sampler.session, settings)}
     if config.trainer.objective.needs_advantages:
-        trainers["with_kl_metric"] = _trainer(run, replace(settings, measure_kl=True))
-    bare = BareLoop(run.load_model(), settings, [Row.of(episode) for episode in episodes])
+        trainers["with_kl_metric"] = _trainer(sampler.session, replace(settings, measure_kl=True))
+    bare = BareLoop(sampler.session.model.load(), settings, [Row.of(episode) for episode in episodes])
     norms: dict[str, list[float]] = {"ours": [], "theirs": []}
 
     def train(name: str, turn: int) -> None:
@@ -79,27 +85,27 @@ def _against_bare(run: Run, setting: Setting, config: PolicyIteration, count: in
     )
 
 
-def _trainer(run: Run, settings: DeepSpeedTrainer) -> PolicyTrainer:
+def _trainer(session: Session, settings: DeepSpeedTrainer) -> PolicyTrainer:
     return PolicyTrainer(
         settings,
-        run.load_model,
-        ranks=run.ranks,
-        seed=run.config.seed,
+        session.model.load,
+        ranks=session.ranks,
+        seed=session.config.seed,
         temperature=1.0,
         iterations=1,
         gae=None,
     )
 
 
-def _episodes(run: Run, count: int) -> list[Episode]:
+def _episodes(sampler: Sampler, count: int) -> list[Episode]:
     """Demonstrations, which are as long as answers, with advantages and log-probs made up."""
     from treetune.episode_generators.rollout.demonstrations import Demonstrations
 
-    rollout = Demonstrations()
-    problems = sample_problems(run.train_problems, count, run.config.seed, 0)
-    context = run.context(rollout, seed=run.config.seed, iteration=0, journal=None)
+    session, rollout = sampler.session, Demonstrations()
+    problems = sample_problems(session.train_problems, count, session.config.seed, 0)
+    context = sampler.context(rollout, seed=session.config.seed, iteration=0, journal=None)
     trajectories, _ = rollout.run(context, problems)
-    generator = derived_random(run.config.seed, "benchmark advantages")
+    generator = derived_random(session.config.seed, "benchmark advantages")
     episodes = []
     for trajectory in trajectories:
         episode = episode_of(context, trajectory, [generator.gauss(0, 1)] * len(trajectory.step_ends))

@@ -151,7 +151,9 @@ class Trajectory:
     length: step i covers tokens ``[step_ends[i-1], step_ends[i])`` (with 0 before the first).
 
     `score` is the grader's verdict and says what was right; `reward`, which credit is about, adds the
-    `bonus` that shaping gave (negative for a penalty). `notes` are what its rollout counted of it.
+    `bonus` that shaping gave (negative for a penalty). `numbers` are what was counted and measured of it, by
+    ``group/name`` (see `episode_generators.numbers`); seconds may be among them, so answers are compared
+    without.
     """
 
     problem: Problem
@@ -163,7 +165,7 @@ class Trajectory:
     grade: Grade
     step_ends: tuple[int, ...]
     bonus: float = 0.0
-    notes: Mapping[str, int] = field(default_factory=dict)
+    numbers: Mapping[str, float] = field(default_factory=dict, compare=False)
 
     @property
     def id(self) -> str:

@@ -21,7 +21,7 @@ from treetune.runtime.analysis import Analyzer
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.commands import run_iteration_loop
 from treetune.runtime.directory import ExperimentDirectory
-from treetune.runtime.run import opened
+from treetune.runtime.session import Session
 from treetune.trainers.ranks import Ranks
 
 ROLLOUTS = {"rollouts": 8, "states": 6, "problems": 4, "samples": [1, 3]}
@@ -121,8 +121,8 @@ def test_the_gradient_over_all_episodes_is_the_one_that_the_trainer_took(
 ) -> None:
     """At the weights that sampled them, advantages and all: an iteration off, and it would differ."""
     config = experiment(base, name, VALUES)
-    with opened(config, PLAIN, with_engine=False, with_trainer=False, lock="analysis") as run:
-        _, (row,) = gradient_sums(run, point, minibatch_size=8, minibatches=1, seed=0)
+    with Session.open(config, PLAIN, "analysis") as session:
+        _, (row,) = gradient_sums(session, point, minibatch_size=8, minibatches=1, seed=0)
     taken = ExperimentDirectory(base / name).read_metrics()[point]
     assert row["gradient_norm"] == pytest.approx(taken["train/grad_norm"], rel=1e-4)
     assert row["loss"] == pytest.approx(taken["train/loss"], rel=1e-4, abs=1e-6)

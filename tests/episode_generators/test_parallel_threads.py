@@ -17,6 +17,7 @@ from tests.episode_generators.threads import CODEC, TAG_IDS, context, decode
 from treetune.episode_generators.base import GenerationContext
 from treetune.episode_generators.rollout.single_turn import SingleTurn
 from treetune.episode_generators.storage import read_trajectories, write_trajectories
+from treetune.episode_generators.threads.fork_join import EVENTS
 from treetune.episode_generators.threads.parallel_threads import ParallelThreads
 from treetune.inference.base import Engine, Request
 from treetune.inference.journal import JournaledEngine
@@ -48,6 +49,11 @@ def grown(script: Script, order: int = 0, **given: Any) -> tuple[Trajectory, Scr
     return trajectory, engine
 
 
+def events(trajectory: Trajectory) -> dict[str, float]:
+    """What happened while it grew, and how often."""
+    return {event: times for event in EVENTS if (times := trajectory.numbers[f"threads/{event}"])}
+
+
 def by_ending(**after: str) -> Script:
     """Says what belongs to the longest ending of the text before; `start` belongs to the prompt's."""
     words = {"?" if ending == "start" else ending: said for ending, said in after.items()}
@@ -72,7 +78,7 @@ def test_a_thread_sees_everything_before_it_and_its_header_but_no_sibling() -> N
     assert seen == {"?", f"{fork}1:", f"{fork}2:", "?" + JOINED.removesuffix("</Parallel>a")}
     assert trajectory.text == JOINED
     assert not faults(JOINED)
-    assert trajectory.finish_reason == "stop" and not trajectory.notes
+    assert trajectory.finish_reason == "stop" and not events(trajectory)
     assert trajectory.grade.reward == 1.0
 
 
@@ -107,7 +113,7 @@ def test_an_answer_without_outlines_is_the_one_sample_that_it_is() -> None:
     trajectory, engine = grown(by_ending(start="a;ba$"))
     assert len(engine.requests) == 1
     assert trajectory.step_ends == (2, 5), "its steps are the task's"
-    assert not trajectory.notes
+    assert not events(trajectory)
 
 
 def test_a_conclusion_is_opened_by_the_join_where_conclusions_are_on() -> None:
@@ -170,14 +176,14 @@ def test_an_end_of_text_inside_a_thread_ends_the_answer_when_its_siblings_are_in
         trajectory, engine = grown(script, order)
         assert len(engine.requests) == 3, "nothing is sampled behind the join"
         assert trajectory.text.endswith("1:a\n</Thread><Thread>\n2:bb\n</Thread>\n</Parallel>")
-        assert trajectory.notes == {"ended_in_thread": 1}
+        assert events(trajectory) == {"ended_in_thread": 1}
         assert trajectory.finish_reason == "stop"
         end = next(s for s in trajectory.segments if CODEC.eos_id in s.token_ids)
         assert end.origin == "sampled" and end.branch == ((0, 0),), "it was sampled, so it is trained"
 
 
 @pytest.mark.parametrize(
-    ("stragglers", "joined", "notes", "reason"),
+    ("stragglers", "joined", "counted", "reason"),
     [
         ("truncate", "1:bbbb\n</Thread><Thread>\n2:b\n</Thread>\n</Parallel>a", {"truncated": 1}, "stop"),
         (
@@ -190,14 +196,14 @@ def test_an_end_of_text_inside_a_thread_ends_the_answer_when_its_siblings_are_in
     ],
 )
 def test_a_thread_at_its_limit_is_cut_or_left_out_or_goes_on(
-    stragglers: str, joined: str, notes: dict[str, int], reason: str
+    stragglers: str, joined: str, counted: dict[str, int], reason: str
 ) -> None:
     script = by_ending(
         start=TWO, **{"1:": "b" * 9 + "\n</Thread>", "2:": "b\n</Thread>", "</Thread>\n": "</Parallel>a$"}
     )
     trajectory, _ = grown(script, stragglers=stragglers, thread_tokens=4)
     assert trajectory.text.endswith(joined)
-    assert trajectory.notes == notes
+    assert events(trajectory) == counted
     assert trajectory.finish_reason == reason
 
 
@@ -225,9 +231,9 @@ def test_a_block_without_a_readable_outline_ends_the_answer_or_is_text_if_so_ask
         return said if before == "?" else "aa$"
 
     trajectory, engine = grown(script)
-    assert (len(engine.requests), trajectory.text, trajectory.notes) == (1, said, {"malformed": 1})
+    assert (len(engine.requests), trajectory.text, events(trajectory)) == (1, said, {"malformed": 1})
     trajectory, engine = grown(script, malformed="go_on")
-    assert (len(engine.requests), trajectory.text, trajectory.notes) == (2, f"{said}aa", {"malformed": 1})
+    assert (len(engine.requests), trajectory.text, events(trajectory)) == (2, f"{said}aa", {"malformed": 1})
     assert trajectory.finish_reason == "stop"
 
 
@@ -239,7 +245,7 @@ def test_a_number_that_is_there_twice_opens_one_thread() -> None:
     )
     trajectory, _ = grown(script)
     assert re.findall(r"<Thread>\n([0-9.]+):", trajectory.text) == ["2", "1", "1.1"]
-    assert trajectory.notes == {"duplicate_outlines": 2}
+    assert events(trajectory) == {"duplicate_outlines": 2}
 
 
 def test_outlines_beyond_the_cap_open_no_thread_and_are_counted() -> None:
@@ -250,7 +256,7 @@ def test_outlines_beyond_the_cap_open_no_thread_and_are_counted() -> None:
     )
     trajectory, engine = grown(script, max_threads=5)
     assert len(engine.requests) == 7
-    assert trajectory.notes == {"threads_over_cap": 2}
+    assert events(trajectory) == {"threads_over_cap": 2}
 
 
 def test_an_answer_that_opens_block_after_block_comes_to_an_end() -> None:
@@ -261,7 +267,7 @@ def test_an_answer_that_opens_block_after_block_comes_to_an_end() -> None:
 
     trajectory, _ = grown(script, max_blocks=3, max_tokens=1000)
     assert count(trajectory.response_ids, TAG_IDS).parallel_count == 4
-    assert trajectory.notes == {"blocks_over_cap": 1}
+    assert events(trajectory) == {"blocks_over_cap": 1}
     assert trajectory.finish_reason == "length"
 
 
@@ -336,13 +342,14 @@ def test_whatever_the_policy_writes_the_answer_ends_within_its_budget(data: st.D
     sampled = sum(len(s.token_ids) for s in trajectory.segments if s.origin == "sampled")
     said = sum(map(len, engine.answered.values()))
     assert trajectory.step_ends[-1] == len(trajectory.response_ids)
-    if not trajectory.notes.get("dropped"):
+    if not events(trajectory).get("dropped"):
         assert sampled == said, "every token that was sampled is in the answer once"
 
 
 def test_threads_are_read_back_as_they_were_written(tmp_path: Path) -> None:
-    trajectory = replace(grown(USUAL)[0], notes={"truncated": 2})
+    trajectory = replace(grown(USUAL)[0], numbers={"threads/truncated": 2.0})
     write_trajectories(tmp_path / "trajectories.arrow", [trajectory])
     (read,) = read_trajectories(tmp_path / "trajectories.arrow")
     assert read == trajectory
+    assert read.numbers == trajectory.numbers
     assert [s.seconds for s in read.segments] == [s.seconds for s in trajectory.segments]

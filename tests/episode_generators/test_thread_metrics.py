@@ -12,14 +12,15 @@ from tests.episode_generators import threads
 from tests.episode_generators.threads import answer, block, part
 from treetune.episode_generators.base import GenerationContext
 from treetune.episode_generators.metrics import trajectory_metrics
+from treetune.episode_generators.numbers import measured
 from treetune.episode_generators.rollout.single_turn import SingleTurn
 from treetune.episode_generators.rollout.until_mixed import UntilMixed
+from treetune.episode_generators.threads.fork_join import EVENTS
 from treetune.episode_generators.threads.numbers import (
-    NAMES,
-    answer_statistics,
+    NUMBERS,
     counts_of,
     critical_seconds,
-    thread_metrics,
+    measure,
 )
 from treetune.vocabulary import Metrics, Problem, Segment, Trajectory
 
@@ -46,8 +47,13 @@ FORKED = (
 ON_THE_WAY = 2.0 + 5.0 + 0.5 + (1.0 + 7.0 + 0.25) + 1.0
 
 
+def numbers_of(trajectory: Trajectory) -> dict[str, float]:
+    (numbers,) = measure([trajectory], threads.CODEC)
+    return numbers
+
+
 def test_the_slowest_way_goes_through_each_blocks_slowest_thread() -> None:
-    numbers = answer_statistics(answer(*FORKED), threads.CODEC)
+    numbers = numbers_of(answer(*FORKED))
     assert numbers["seconds_sampling"] == pytest.approx(2 + 5 + 3 + 0.5 + 1 + 7 + 4 + 0.25 + 1)
     assert numbers["seconds_critical"] == pytest.approx(ON_THE_WAY)
     assert critical_seconds(answer(*FORKED[:1]).segments) == 2.0
@@ -55,7 +61,7 @@ def test_the_slowest_way_goes_through_each_blocks_slowest_thread() -> None:
 
 def test_seconds_that_were_not_all_measured_are_not_told() -> None:
     unmeasured = replace(FORKED[3], seconds=None)
-    numbers = answer_statistics(answer(*FORKED[:3], unmeasured, *FORKED[4:]), threads.CODEC)
+    numbers = numbers_of(answer(*FORKED[:3], unmeasured, *FORKED[4:]))
     assert "total_num_tokens" in numbers
     assert not {"seconds_sampling", "seconds_critical"} & numbers.keys()
 
@@ -70,7 +76,7 @@ def test_blocks_count_as_deep_as_they_were_rolled_out() -> None:
 
 
 def test_an_answer_has_the_references_numbers() -> None:
-    numbers = answer_statistics(answer(threads.EXAMPLE), threads.CODEC)
+    numbers = numbers_of(answer(threads.EXAMPLE))
     assert numbers["total_num_tokens"] == 72
     assert numbers["num_tokens_in_the_longest_thread"] == 52
     assert numbers["acceleration_ratio"] == pytest.approx(20 / 72)
@@ -78,11 +84,11 @@ def test_an_answer_has_the_references_numbers() -> None:
     assert numbers["parallel_count"] == numbers["with_parallel"] == 1
     assert numbers["thread_counts_per_block"] == 2
     assert numbers["avg_tokens_per_parallel_block"] == 59
-    assert numbers.keys() == set(NAMES)
+    assert numbers.keys() == set(NUMBERS) - set(EVENTS)
 
 
 def test_an_answer_without_a_block_has_no_numbers_of_blocks() -> None:
-    numbers = answer_statistics(answer("aaa"), threads.CODEC)
+    numbers = numbers_of(answer("aaa"))
     assert numbers["with_parallel"] == 0
     assert numbers["num_tokens_in_the_longest_thread"] == numbers["total_num_tokens"] == 3
     assert not {"thread_counts_per_block", "avg_tokens_per_parallel_block"} & numbers.keys()
@@ -90,7 +96,7 @@ def test_an_answer_without_a_block_has_no_numbers_of_blocks() -> None:
 
 def test_the_form_is_told_and_blocks_within_threads_are_well_formed_only_where_they_were_rolled_out() -> None:
     def format_correct(*segments: Segment | str) -> float:
-        return answer_statistics(answer(*segments), threads.CODEC)["format_correct"]
+        return numbers_of(answer(*segments))["format_correct"]
 
     outlines = "<Outlines><Outline>1:a</Outline></Outlines>"
     inner = f"<Parallel>{outlines}\n<Thread>\n1:a\n</Thread>\n</Parallel>"
@@ -105,49 +111,50 @@ def test_the_form_is_told_and_blocks_within_threads_are_well_formed_only_where_t
 
 
 def test_without_tags_nothing_is_told() -> None:
-    trajectories = mdp.all_trajectories()
-    assert answer_statistics(trajectories[0], mdp.CODEC) == {}
-
-    def never(name: str, own: list[object]) -> list[list[object]]:
-        raise AssertionError("nothing is exchanged")
-
-    assert thread_metrics(mdp.context(exchange=never), trajectories) == {}
+    trajectories = measured(mdp.all_trajectories(), mdp.CODEC)
+    assert not any(trajectory.numbers for trajectory in trajectories)
+    metrics = trajectory_metrics(mdp.context(), trajectories)
+    assert not [name for name in metrics if name.startswith("threads/")]
 
 
-ANSWERS = [
-    answer(block(2, 4), problem="train/0", sample=0),
-    answer("aaaa", problem="train/0", sample=1, right=False),
-    answer(block(9), block(1, 1, 1, 1), problem="train/1", sample=0, right=False),
-    answer("aa", problem="train/2", sample=0),
-    answer(*FORKED, problem="train/3", sample=0),
-]
+ANSWERS = measured(
+    [
+        answer(block(2, 4), problem="train/0", sample=0),
+        answer("aaaa", problem="train/0", sample=1, right=False),
+        answer(block(9), block(1, 1, 1, 1), problem="train/1", sample=0, right=False),
+        answer("aa", problem="train/2", sample=0),
+        answer(*FORKED, problem="train/3", sample=0),
+    ],
+    threads.CODEC,
+)
 
 
 def metrics_of_share(context: GenerationContext) -> tuple[list[Trajectory], Metrics]:
     own = ANSWERS[5 * context.rank // context.world_size : 5 * (context.rank + 1) // context.world_size]
-    return own, thread_metrics(context, own)
+    return own, trajectory_metrics(context, own)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 7])
 def test_means_are_over_the_answers_of_all_ranks_however_many_calls_they_took(world_size: int) -> None:
     ranks = mdp.on_ranks(world_size, metrics_of_share, codec=lambda: threads.CODEC)
-    alone = thread_metrics(threads.context(), ANSWERS)
-    assert all(metrics == alone for _, metrics in ranks)
+    alone = trajectory_metrics(threads.context(), ANSWERS)
+    of_answers = [name for name in alone if name.startswith("threads/") or name == "episodes/correct"]
+    assert all(metrics[name] == alone[name] for _, metrics in ranks for name in of_answers)
     lengths = [len(one.response_ids) for one in ANSWERS]
     assert alone["threads/total_num_tokens"] == pytest.approx(sum(lengths) / 5)
     assert alone["threads/total_num_tokens_max"] == max(lengths)
     assert alone["threads/total_num_tokens_right"] == pytest.approx((lengths[0] + 2 + lengths[4]) / 3)
     assert alone["threads/with_parallel"] == pytest.approx(3 / 5)
     assert alone["threads/with_parallel_right"] == pytest.approx(2 / 3)
-    assert alone["threads/correct"] == pytest.approx(3 / 5)
+    assert alone["episodes/correct"] == pytest.approx(3 / 5)
     assert alone["threads/thread_counts_per_block"] == pytest.approx((2 + (1 + 4) / 2 + 5 / 3) / 3)
     assert alone["threads/thread_counts_per_block_max"] == 2.5
     assert alone["threads/seconds_critical_max"] == ON_THE_WAY
 
 
 def test_where_nothing_was_right_there_is_no_mean_of_it() -> None:
-    metrics = thread_metrics(threads.context(), [answer("a", right=False)])
-    assert metrics["threads/correct"] == 0.0
+    metrics = trajectory_metrics(threads.context(), measured([answer("a", right=False)], threads.CODEC))
+    assert metrics["episodes/correct"] == 0.0
     assert not [name for name in metrics if name.endswith("_right")]
 
 
@@ -163,7 +170,8 @@ class Written(SingleTurn):
             for number in numbers
             for sample in range(2)
         ]
-        metrics = trajectory_metrics(context, written) | thread_metrics(context, written)
+        written = measured(written, context.codec)
+        metrics = trajectory_metrics(context, written)
         return written, metrics | {"rollout/own": float(len(written))}
 
 
@@ -173,6 +181,6 @@ def test_rounds_until_groups_are_mixed_are_measured_as_one() -> None:
     rollout = UntilMixed(rollout=Written(samples=2, max_tokens=9), groups=3, problems_per_round=4)
     written, metrics = rollout.run(context, problems[:2])
     assert metrics["rollout/rounds"] == 2
-    expected = thread_metrics(context, written)
+    expected = trajectory_metrics(context, written)
     assert {name: metrics[name] for name in expected} == expected
     assert len({metrics["threads/total_num_tokens"], metrics["threads/total_num_tokens_max"]}) == 2

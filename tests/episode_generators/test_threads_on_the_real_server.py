@@ -21,7 +21,7 @@ from tests.runtime.shared_server import shared_server
 from treetune.episode_generators.base import Credit, GenerationContext
 from treetune.episode_generators.credit.group import Group
 from treetune.episode_generators.selection.all import All
-from treetune.episode_generators.threads.fork_join import NOTES
+from treetune.episode_generators.threads.fork_join import EVENTS
 from treetune.episode_generators.threads.monte_carlo_threads import MonteCarloThreads
 from treetune.episode_generators.threads.parallel_threads import ParallelThreads
 from treetune.inference.base import Completion, Engine, OnResult, Request
@@ -148,12 +148,12 @@ def test_each_part_has_the_probabilities_of_what_it_saw_and_every_odd_end_is_met
             assert_sampled_after_what_it_saw(trajectory, models["threads"])
             assert len(trajectory.response_ids) <= settings.get("max_tokens", 300)
         sampled = sum(s.origin == "sampled" for t in trajectories for s in t.segments)
-        dropped = sum(t.notes.get("dropped", 0) for t in trajectories)
+        dropped = sum(t.numbers["threads/dropped"] for t in trajectories)
         assert len(watched.requests) == sampled + dropped, f"{name}: each call is in an answer once"
         if name != "little room":
             assert any(len(t.segments) > 4 for t in trajectories), f"{name}: no answer forked"
-        met.update(note for t in trajectories for note in t.notes)
-    assert met == set(NOTES)
+        met.update(event for event in EVENTS for t in trajectories if t.numbers[f"threads/{event}"])
+    assert met == set(EVENTS)
 
 
 def test_an_answer_of_fifty_threads_is_sampled_and_joined_whole(

@@ -22,8 +22,8 @@ from treetune.episode_generators.threads.numbers import counts_of
 from treetune.episode_generators.threads.parallel_threads import ParallelThreads
 from treetune.inference.base import Request
 from treetune.reports.html import write_report
-from treetune.reports.thread_drawing import threads_html
-from treetune.reports.threads import ThreadedAnswer
+from treetune.reports.sections.threads.answer import ThreadedAnswer
+from treetune.reports.sections.threads.drawing import threads_html
 from treetune.tasks.threads.tags import TagIds
 from treetune.vocabulary import Problem, Trajectory
 
@@ -215,22 +215,24 @@ def test_all_text_is_drawn_once_and_in_its_order_however_the_tags_lie(parts: lis
 
 def test_metrics_of_threads_are_a_group_of_charts(tmp_path: Path) -> None:
     path = write_experiment(tmp_path / "run", iterations=3)
-    assert "Threads" not in Page(write_report([path])).text
+    assert "Threads:" not in Page(write_report([path])).text
     more = {
         "threads/num_tokens_in_the_longest_thread": 50.0,
         "threads/num_tokens_in_the_longest_thread_right": 40.0,
         "threads/num_tokens_in_the_longest_thread_max": 90.0,
         "threads/truncated": 0.5,
         "threads/dropped_tokens": 0.0,
-        "threads/correct": 0.5,
     }
     rows = [metrics_row(i, **more) for i in range(3)]
     (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     page = Page(write_report([path]))
     titles = [attrs.get("aria-label") for _, attrs in page.elements]
-    assert "tokens in the longest thread (critical path)" in titles and "truncated, per answer" in titles
+    assert (
+        "tokens in the longest thread (critical path)" in titles
+        and "threads cut off at their limit" in titles
+    )
     assert not any("max" in (title or "") or "correct" in (title or "") for title in titles)
-    assert "Not once: dropped tokens." in page.text
+    assert "Always 0: tokens of threads that were left out." in page.text
 
 
 def test_results_tell_of_threads_where_an_evaluation_counted_them(tmp_path: Path) -> None:
@@ -239,7 +241,7 @@ def test_results_tell_of_threads_where_an_evaluation_counted_them(tmp_path: Path
     threads = {"num_tokens_in_the_longest_thread": 61.24, "with_parallel": 0.4375}
     write_summary(path, 3, "validation", summary(0.5, threads=threads))
     page = Page(write_report([path]))
-    assert "longest thread with threads" in page.words and "61.2 0.438" in page.words
+    assert "with threads longest thread" in page.words and "0.438 61.2" in page.words
 
 
 @pytest.mark.parametrize("count", [1, 4, 5])

@@ -12,9 +12,10 @@ import pytest
 
 from tests.reports import fabricated
 from tests.reports.plans import ACCOUNT, finish, plan_of
+from treetune.reports.tables.as_json import as_json
 from treetune.reports.tables.figures import draw_panels, draw_table
-from treetune.reports.tables.formats import as_json, as_markdown
 from treetune.reports.tables.latex import as_latex
+from treetune.reports.tables.markdown import as_markdown
 from treetune.reports.tables.measure import measure
 from treetune.reports.tables.page import as_html
 from treetune.reports.tables.panels import panel_curves, panel_notes, panels_json
@@ -94,7 +95,7 @@ def test_every_form_shows_the_numbers_with_their_digits_units_and_marks(tmp_path
     line = next(line for line in markdown.splitlines() if line.startswith("| parallel |"))
     assert "| 2,250 [" in line and "| 2,632 |" in line and "| 3,200.00 [" in line and "| 1.40× [" in line
     assert "| 100.0 [100.0, 100.0] △ |" in line, "with threads: more, which is neither better nor worse"
-    assert "△ and ▽" in markdown and "speed-up: mean tokens of an answer of sequential over" in markdown
+    assert "△ and ▽" in markdown and "speed-up: tokens of an answer of sequential over" in markdown
     latex = next(line for line in as_latex(results).splitlines() if line.startswith("parallel"))
     assert r"1.40$\times$" in latex and r"\,$\triangle$" in latex and "& 2,632 &" in latex
     page = as_html(results, [], ACCOUNT)

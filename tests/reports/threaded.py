@@ -68,7 +68,7 @@ def segments_of(
 
 
 def trajectory(
-    problem: str, parts: Sequence[str | Fork], reward: float = 1.0, sample: int = 0, **notes: int
+    problem: str, parts: Sequence[str | Fork], reward: float = 1.0, sample: int = 0, **events: int
 ) -> Trajectory:
     segments = tuple(segments_of(parts))
     ids = tuple(token for segment in segments for token in segment.token_ids)
@@ -81,7 +81,7 @@ def trajectory(
         text=CODEC.decode(ids),
         grade=Grade(reward, "ok"),
         step_ends=(len(ids),),
-        notes=notes,
+        numbers={f"threads/{event}": float(times) for event, times in events.items()},
     )
 
 

@@ -26,7 +26,7 @@ from typing import Any, Literal
 from treetune.inference.guard import descendants
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.runtime.lifeline import Process, process_fields
-from treetune.runtime.run import weights_folder
+from treetune.runtime.weights_folder import weights_folder
 
 ROOT = Path(__file__).parents[2]
 CONFIG = Path(__file__).with_name("small.jsonnet")

@@ -28,6 +28,7 @@ from treetune.inference.base import EngineError
 from treetune.runtime import training
 from treetune.runtime.base import ChooseCheckpoint, Evaluation, EvaluationSet, PolicyIteration
 from treetune.runtime.directory import write_json, write_text
+from treetune.runtime.sampler import Sampler
 from treetune.runtime.training import choose
 from treetune.trainers.base import DeepSpeedTrainer
 from treetune.trainers.objectives.mle import MaximumLikelihood
@@ -69,10 +70,12 @@ def scripted(monkeypatch: pytest.MonkeyPatch, accuracies: Sequence[Sequence[floa
     """Measurements come from this table, by iteration and epoch; the list of those that were asked for."""
     asked: list[tuple[int, int]] = []
 
-    def measure(run: Any, done: int, chosen: EvaluationSet, folder: Path, name: str) -> None:
+    def measure(sampler: Sampler, done: int, chosen: EvaluationSet, folder: Path, name: str) -> None:
         assert chosen.label == "validation"
         iteration, epoch = int(folder.parts[-3]), int(folder.name)
-        assert run.engine.version == done == iteration + 1, "the weights are in the engine"
+        sampler.server.ready()
+        assert sampler.server.engine is not None
+        assert sampler.server.engine.version == done == iteration + 1, "the weights are in the engine"
         asked.append((iteration, epoch))
         names = ("ci_low", "ci_high", "majority_vote", "unfinished", "mean_tokens")
         write_text(folder / "answers.jsonl", "")

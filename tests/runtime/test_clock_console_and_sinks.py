@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 
+from treetune.config.jsonnet import load
 from treetune.runtime import clock as clock_module
 from treetune.runtime.clock import PHASES, Clock
 from treetune.runtime.console import Console
-from treetune.runtime.loop import summary_line
 from treetune.runtime.sinks import Mirrors, Sink, TensorboardSink, WandbSink
+from treetune.runtime.summary import summary_line
+
+ROOT = Path(__file__).parents[2]
 
 
 class Hands:
@@ -114,7 +117,7 @@ def test_a_summary_names_what_matters_and_where_the_time_went() -> None:
     assert "\n" not in line
     assert "threads" not in line
     row |= {"threads/with_parallel": 0.43, "threads/num_tokens_in_the_longest_thread": 61.4}
-    assert "  threads 43% (longest 61)  " in summary_line(row, iterations=10)
+    assert "  with threads 43%  longest thread 61.4  " in summary_line(row, iterations=10)
 
 
 class Broken(Sink):
@@ -175,16 +178,20 @@ def written(folder: Path) -> dict[str, list[float]]:
     return {tag: [event.value for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
-def test_tensorboard_also_has_threadweavers_names_where_it_is_told_to(tmp_path: Path) -> None:
+def test_tensorboard_also_has_the_names_of_a_fragment_where_there_are_such_metrics(
+    tmp_path: Path,
+) -> None:
     row = {
         "episodes/reward": 0.5,
-        "threads/correct": 0.25,
+        "episodes/correct": 0.25,
         "threads/acceleration_ratio": 0.125,
         "threads/with_parallel": 1.0,
         "train/policy_loss": -2.0,
         "critic/loss": 3.0,
     }
-    for name, sink in (("own", TensorboardSink()), ("both", TensorboardSink(threadweaver_names=True))):
+    (of_fragment,) = load([str(ROOT / "configs/threadweaver/tensorboard.jsonnet")]).data["sinks"]
+    both = TensorboardSink(further_names=of_fragment["further_names"])
+    for name, sink in (("own", TensorboardSink()), ("both", both)):
         mirrors = Mirrors((sink,), tmp_path / name, "name", {})
         mirrors.log(0, row)
         del row["critic/loss"]

@@ -11,7 +11,8 @@ import pytest
 
 from tests.runtime.in_process import small
 from treetune.inference.settings import VllmSettings
-from treetune.runtime.run import refuse_unreachable_server, weights_folder
+from treetune.runtime.policy_server import refuse_unreachable_server
+from treetune.runtime.weights_folder import weights_folder
 
 
 def rank(*machines: str, number: int = 0) -> Any:

@@ -12,10 +12,11 @@ import pytest
 
 from tests.runtime.in_process import directory_of, raises_after, sampled_requests, small, train
 from treetune import main as command_line
-from treetune.runtime import commands, commit, lifeline, loop
+from treetune.runtime import commands, lifeline, loop
 from treetune.runtime.base import Checkpoints, PolicyIteration
 from treetune.runtime.diagnostics import Diagnostics
 from treetune.runtime.directory import ExperimentDirectory, write_json
+from treetune.runtime.record import Record
 from treetune.runtime.watch import Collapsed, Watch
 from treetune.trainers.ranks import Ranks
 
@@ -42,8 +43,8 @@ def entropies(monkeypatch: pytest.MonkeyPatch) -> None:
     """Training is real, and the entropy that it reports is from the table."""
     real = loop.train
 
-    def train_with_known_entropy(run: Any, iteration: int, *rest: Any) -> dict[str, float]:
-        return real(run, iteration, *rest) | {"train/entropy": ENTROPIES[iteration]}
+    def train_with_known_entropy(sampler: Any, trainer: Any, iteration: int, *rest: Any) -> dict[str, float]:
+        return real(sampler, trainer, iteration, *rest) | {"train/entropy": ENTROPIES[iteration]}
 
     monkeypatch.setattr(loop, "train", train_with_known_entropy)
 
@@ -127,8 +128,8 @@ def test_a_run_killed_on_its_way_to_the_stop_ends_as_if_nothing_had_happened(
         owner: Any
         owner, name, calls = {
             "before the stop": (Watch, "stop_if_collapsed", 4),
-            "before the checkpoint": (commit, "_checkpoint", 4),
-            "before the line": (commit, "_keep_line", 8),
+            "before the checkpoint": (Record, "_checkpoint", 4),
+            "before the line": (Record, "_keep_line", 8),
         }[struck]
         patch.setattr(owner, name, raises_after(getattr(owner, name), calls, KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):

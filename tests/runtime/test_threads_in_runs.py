@@ -21,7 +21,6 @@ from treetune.inference.base import Engine
 from treetune.models.sources import TinyModel
 from treetune.runtime import commands, generation
 from treetune.runtime.base import Evaluation, EvaluationSet, PolicyIteration
-from treetune.runtime.evaluated_threads import threads_metrics
 from treetune.tasks.threads.tags import TAGS
 from treetune.trainers.ranks import Ranks
 
@@ -99,7 +98,6 @@ def test_an_evaluation_of_a_model_without_tags_tells_nothing_of_threads(tmp_path
     assert "threads" not in read(folder / "summary.json")
     assert "threads" not in (folder / "answers.jsonl").read_text()
     assert not [name for name in directory.read_metrics()[0] if "threads" in name]
-    assert threads_metrics("test", {"pass_at_1": 1.0}) == {}
 
 
 ACCELERATION = Acceleration(

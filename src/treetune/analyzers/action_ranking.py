@@ -26,7 +26,7 @@ from treetune.vocabulary import TokenIds
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from treetune.runtime.run import Run
+    from treetune.runtime.sampler import Sampler
 
 CLEAR_ERRORS = 2.0
 """A pair is clear where its truths differ by more than this many of their standard errors."""
@@ -63,17 +63,19 @@ class ActionRanking(OfCheckpoints):
         if self.at_least > self.alternatives:
             raise ValueError(f"at_least {self.at_least} of {self.alternatives} alternatives can't be had")
 
-    def analyse(self, run: Run, points: Sequence[int], work: Path) -> Findings:
+    def analyse(self, sampler: Sampler, points: Sequence[int], work: Path) -> Findings:
         from treetune.analyzers.sources import context_at, judged_at
 
         rows: list[Row] = []
         origins = {}
         for point in points:
-            trajectories, origins[str(point)], critic = judged_at(run, point, work, self.seed, self.problems)
+            trajectories, origins[str(point)], critic = judged_at(
+                sampler, point, work, self.seed, self.problems
+            )
             chosen = choose_states(trajectories, self.candidates, self.seed, point)
             what = f"next steps after iteration {point}"
-            with run.console.phase(what, "continuations", run.news) as show:
-                context = context_at(run, point, work, self.seed, "actions", show)
+            with sampler.phase(what, "continuations") as show:
+                context = context_at(sampler, point, work, self.seed, "actions", show)
                 rows += self.measure(context, chosen, critic)
         if not rows:
             raise ValueError(

@@ -22,7 +22,8 @@ from treetune.vocabulary import Episode
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from treetune.runtime.run import Run
+    from treetune.runtime.sampler import Sampler
+    from treetune.runtime.session import Session
 
 QUANTILES = (5, 25, 50, 75, 95)
 
@@ -45,24 +46,26 @@ class AdvantageDistribution(OfIterations):
 
     file = "episodes.arrow"
 
-    def analyse(self, run: Run, points: Sequence[int], work: Path) -> Findings:
+    def analyse(self, sampler: Sampler, points: Sequence[int], work: Path) -> Findings:
         from treetune.episode_generators.storage import read_episodes
 
-        rows: list[Row] = []
+        session, rows = sampler.session, list[Row]()
         counts = {"episodes": 0, "episodes_without_advantages": 0, "episodes_without_values": 0}
         for point in points:
-            episodes = read_episodes(run.directory.iteration(point) / self.file)
-            values = self._values(run, point, episodes)
+            episodes = read_episodes(session.directory.iteration(point) / self.file)
+            values = self._values(session, point, episodes)
             for episode, of_states in zip(episodes, values, strict=True):
-                advantages = steps_advantages(episode, of_states if run.config.credit.needs_critic else None)
+                advantages = steps_advantages(
+                    episode, of_states if session.config.credit.needs_critic else None
+                )
                 counts["episodes"] += 1
                 counts["episodes_without_advantages"] += advantages is None
                 counts["episodes_without_values"] += of_states is None
                 rows += self._rows(point, episode, advantages, of_states)
         if counts["episodes"] == counts["episodes_without_advantages"]:
             raise ValueError(
-                f"none of the {counts['episodes']} episodes in {run.directory.path} has advantages:"
-                f" the credit gives none ({type(run.config.credit).__name__})"
+                f"none of the {counts['episodes']} episodes in {session.directory.path} has advantages:"
+                f" the credit gives none ({type(session.config.credit).__name__})"
             )
         return Findings({**counts, **self.summarise(rows)}, rows)
 
@@ -74,17 +77,17 @@ class AdvantageDistribution(OfIterations):
         return evenly([i for i in self.kept(directory) if i in critics] or [0], self.at_most)
 
     @staticmethod
-    def _values(run: Run, point: int, episodes: Sequence[Episode]) -> list[tuple[float, ...] | None]:
+    def _values(session: Session, point: int, episodes: Sequence[Episode]) -> list[tuple[float, ...] | None]:
         """Values of the states before each episode's steps; None for an episode without any."""
-        critic_is_there = point == 0 or (run.directory.checkpoint(point) / "critic").is_dir()
-        if not run.config.credit.needs_critic or not critic_is_there:
+        critic_is_there = point == 0 or (session.directory.checkpoint(point) / "critic").is_dir()
+        if not session.config.credit.needs_critic or not critic_is_there:
             return [episode.step_values for episode in episodes]
         from treetune.analyzers.scoring import state_values
         from treetune.analyzers.sources import critic_at
 
         starts = [(0, *episode.step_ends[:-1]) for episode in episodes]
         states = [e.prompt_ids + e.response_ids[:start] for e, own in zip(episodes, starts) for start in own]
-        values = iter(state_values(critic_at(run, point), run.ranks.device, states))
+        values = iter(state_values(critic_at(session, point), session.ranks.device, states))
         return [tuple(itertools.islice(values, len(own))) for own in starts]
 
     @staticmethod

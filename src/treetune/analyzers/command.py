@@ -17,7 +17,9 @@ from treetune.runtime.analysis import RESULT, STATES, Analyzer
 from treetune.runtime.base import PolicyIteration, Runtime
 from treetune.runtime.directory import ExperimentDirectory, replace_directory, write_json, write_whole
 from treetune.runtime.manifest import refuse_another
-from treetune.runtime.run import Run, opened
+from treetune.runtime.policy_server import PolicyServer
+from treetune.runtime.sampler import Sampler
+from treetune.runtime.session import Session
 
 JOURNAL = "journal"
 
@@ -49,10 +51,14 @@ def run_analyzers(root: Runtime, plain: Plain) -> int:
                 due.append((analyzer, settings, points))
     if due:
         engine = any(analyzer.needs_engine for analyzer, *_ in due)
-        with opened(config, plain, with_engine=engine, with_trainer=False, lock="analysis") as run:
+        with (
+            Session.open(config, plain, "analysis") as session,
+            PolicyServer.start(session, needed=engine) as server,
+            Sampler.open(session, server) as sampler,
+        ):
             for analyzer, settings, points in due:
                 with _noted(analyzer, failed):
-                    _analyse(run, analyzer, settings, points)
+                    _analyse(sampler, analyzer, settings, points)
     for label, message in failed.items():
         print(f"{label}: {message}")
     return 1 if failed else 0
@@ -89,16 +95,16 @@ def _is_done(directory: ExperimentDirectory, analyzer: Analyzer, settings: Plain
     return (result["settings"], result["points"]) == (settings, points)
 
 
-def _analyse(run: Run, analyzer: Analyzer, settings: Plain, points: list[int]) -> None:
+def _analyse(sampler: Sampler, analyzer: Analyzer, settings: Plain, points: list[int]) -> None:
     """One analysis, and its folder, which comes into being whole."""
-    started = time.monotonic()
-    place = run.directory.analysis(analyzer.label)
+    started, session = time.monotonic(), sampler.session
+    place = session.directory.analysis(analyzer.label)
     unfinished = place.with_name(f".{place.name}.unfinished")
     unfinished.mkdir(parents=True, exist_ok=True)
-    findings = analyzer.analyse(run, points, unfinished / JOURNAL)
+    findings = analyzer.analyse(sampler, points, unfinished / JOURNAL)
     result = {
         "analyzer": analyzer.type_name,
-        "experiment": run.config.experiment_name,
+        "experiment": session.config.experiment_name,
         "settings": settings,
         "points": points,
         "seconds": round(time.monotonic() - started, 1),
@@ -110,7 +116,7 @@ def _analyse(run: Run, analyzer: Analyzer, settings: Plain, points: list[int]) -
         unfinished / STATES,
         lambda file: file.writelines(json.dumps(row) + "\n" for row in findings.states),
     )
-    save(analyzer.draw({run.config.experiment_name: result}), unfinished)
+    save(analyzer.draw({session.config.experiment_name: result}), unfinished)
     write_json(unfinished / RESULT, result)
     replace_directory(unfinished, place)
-    run.console.say(f"{analyzer.label}: {place} ({result['seconds']:.0f} s)")
+    session.console.say(f"{analyzer.label}: {place} ({result['seconds']:.0f} s)")

@@ -18,7 +18,7 @@ from treetune.vocabulary import TokenIds, Trajectory
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from treetune.runtime.run import Run
+    from treetune.runtime.sampler import Sampler
 
 MEASURES = ("unique_answers", "distinct_results", "distinct_ngrams", "overlap")
 
@@ -40,13 +40,13 @@ class Diversity(OfIterations):
 
     order: Annotated[int, Gt(0)] = 4
 
-    def analyse(self, run: Run, points: Sequence[int], work: Path) -> Findings:
+    def analyse(self, sampler: Sampler, points: Sequence[int], work: Path) -> Findings:
         from treetune.episode_generators.storage import read_trajectories
 
         rows: list[dict[str, Any]] = []
         for point in points:
             groups: dict[str, list[Trajectory]] = {}
-            for trajectory in read_trajectories(run.directory.iteration(point) / self.file):
+            for trajectory in read_trajectories(sampler.session.directory.iteration(point) / self.file):
                 groups.setdefault(trajectory.problem.id, []).append(trajectory)
             for problem, answers in groups.items():
                 ids = [answer.response_ids for answer in answers]

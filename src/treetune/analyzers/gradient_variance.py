@@ -17,7 +17,7 @@ from treetune.runtime.directory import ExperimentDirectory
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from treetune.runtime.run import Run
+    from treetune.runtime.sampler import Sampler
 
 EPISODES = "episodes.arrow"
 
@@ -56,15 +56,15 @@ class GradientVariance(OfCheckpoints):
                 require_critic(config, directory, point)
         return points
 
-    def analyse(self, run: Run, points: Sequence[int], work: Path) -> Findings:
+    def analyse(self, sampler: Sampler, points: Sequence[int], work: Path) -> Findings:
         from treetune.analyzers.gradients import gradient_sums
 
         numbers = {}
         rows = []
         for point in points:
-            with run.console.phase(f"gradients after iteration {point}", "minibatches", run.news) as show:
+            with sampler.phase(f"gradients after iteration {point}", "minibatches") as show:
                 sums, own = gradient_sums(
-                    run, point, self.minibatch_size, self.minibatches, self.seed, progress=show
+                    sampler.session, point, self.minibatch_size, self.minibatches, self.seed, progress=show
                 )
             numbers[str(point)] = sums.numbers()
             rows += own

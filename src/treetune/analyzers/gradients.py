@@ -24,11 +24,11 @@ from treetune.trainers.tokens import Sequences, flat_of_trained, units_of
 from treetune.vocabulary import Episode
 
 if TYPE_CHECKING:
-    from treetune.runtime.run import Run
+    from treetune.runtime.session import Session
 
 
 def gradient_sums(
-    run: Run,
+    session: Session,
     point: int,
     minibatch_size: int,
     minibatches: int,
@@ -39,9 +39,9 @@ def gradient_sums(
 
     Raises ValueError where the episodes were not sampled by the weights after `point` iterations.
     """
-    settings = run.config.trainer
+    settings = session.config.trainer
     assert isinstance(settings, DeepSpeedTrainer)
-    path = run.directory.iteration(point) / "episodes.arrow"
+    path = session.directory.iteration(point) / "episodes.arrow"
     episodes = read_episodes(path)
     versions = {episode.policy_version for episode in episodes}
     if versions != {point}:
@@ -52,8 +52,8 @@ def gradient_sums(
     sequences = Sequences.of(episodes)
     objective = settings.objective
     terms = objective.terms if objective.has_terms else None
-    policy = PolicyModule(policy_at(run, point), terms=terms)
-    loss = Loss(run, point, policy, episodes, sequences)
+    policy = PolicyModule(policy_at(session, point), terms=terms)
+    loss = Loss(session, point, policy, episodes, sequences)
     order = units_of(episodes, in_pairs=settings.objective.needs_pairs)
     derived_random(seed, point, "gradients").shuffle(order)
     whole = [
@@ -84,19 +84,24 @@ class Loss:
     """
 
     def __init__(
-        self, run: Run, point: int, policy: PolicyModule, episodes: Sequence[Episode], sequences: Sequences
+        self,
+        session: Session,
+        point: int,
+        policy: PolicyModule,
+        episodes: Sequence[Episode],
+        sequences: Sequences,
     ) -> None:
-        assert isinstance(run.config.trainer, DeepSpeedTrainer)
-        self.settings, self.device = run.config.trainer, run.ranks.device
+        assert isinstance(session.config.trainer, DeepSpeedTrainer)
+        self.settings, self.device = session.config.trainer, session.ranks.device
         self.policy, self.sequences = policy, sequences
-        self.temperature = run.sampling_temperature
+        self.temperature = session.temperature
         self.tensors = IterationTensors(flat_of_trained(episodes, lambda e: e.behaviour_logprobs))
         objective = self.settings.objective
         if objective.needs_reference:
-            self.tensors.reference_N = self._score(PolicyModule(policy_at(run, 0)))
+            self.tensors.reference_N = self._score(PolicyModule(policy_at(session, 0)))
         if objective.needs_advantages:
             advantages_N = normalised(
-                self._advantages(run, point, episodes), self.settings.advantage_normalisation
+                self._advantages(session, point, episodes), self.settings.advantage_normalisation
             )
             if objective.advantage_kl_coef > 0:
                 advantages_N -= objective.advantage_kl_coef * self._kl()
@@ -113,14 +118,14 @@ class Loss:
             self.sequences, lambda b: logprobs_of(policy, b, self.temperature)[0], self.settings, self.device
         )
 
-    def _advantages(self, run: Run, point: int, episodes: Sequence[Episode]) -> Tensor:
+    def _advantages(self, session: Session, point: int, episodes: Sequence[Episode]) -> Tensor:
         objective, starts = self.settings.objective, self.sequences.starts
         penalties_N = None
         if objective.reward_kl_coef > 0:
             penalties_N = objective.reward_kl_coef * self._kl()
-        credit = run.config.credit
+        credit = session.config.credit
         if isinstance(credit, Gae):
-            critic = critic_at(run, point)
+            critic = critic_at(session, point)
             values_N = sweep(self.sequences, lambda b: values_of(critic, b), self.settings, self.device)
             rewards_N = token_rewards(starts, self.sequences.rewards, penalties_N)
             return critic_advantages(starts, rewards_N, values_N, credit.gamma, credit.lam)[0]

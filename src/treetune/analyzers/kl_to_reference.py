@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import Tensor
 
-    from treetune.runtime.run import Run
+    from treetune.runtime.sampler import Sampler
+    from treetune.runtime.session import Session
     from treetune.vocabulary import Trajectory
 
 ESTIMATORS: tuple[KlEstimator, ...] = ("k1", "k3")
@@ -45,19 +46,20 @@ class KlToReference(OfCheckpoints):
 
     needs_engine = True
 
-    def analyse(self, run: Run, points: Sequence[int], work: Path) -> Findings:
+    def analyse(self, sampler: Sampler, points: Sequence[int], work: Path) -> Findings:
         from treetune.analyzers.sources import context_at, policy_at, sampler_of
         from treetune.episode_generators.rollout.single_turn import sample_answers
 
-        problems = list(run.config.task.problems(self.split))[: self.problems]
-        rollout = sampler_of(run.config)
+        session = sampler.session
+        problems = list(session.config.task.problems(self.split))[: self.problems]
+        rollout = sampler_of(session.config)
         assert rollout.sampling is not None
-        start = policy_at(run, 0)
+        start = policy_at(session, 0)
         rows: list[dict[str, Any]] = []
         for point in points:
-            run.load_checkpoint(point)
-            with run.console.phase(f"answers after iteration {point}", "answers", run.news) as show:
-                context = context_at(run, point, work, self.seed, "kl", show)
+            sampler.server.load_checkpoint(point)
+            with sampler.phase(f"answers after iteration {point}", "answers") as show:
+                context = context_at(sampler, point, work, self.seed, "kl", show)
                 answers = sample_answers(
                     context,
                     problems,
@@ -66,13 +68,13 @@ class KlToReference(OfCheckpoints):
                     unfinished_reward=rollout.unfinished_reward,
                     purpose="analysis: kl",
                 )
-            rows += self._rows(run, point, answers, policy_at(run, point) if point else start, start)
+            rows += self._rows(session, point, answers, policy_at(session, point) if point else start, start)
         sampling = rollout.sampling
         exact = sampling.top_p == 1.0 and sampling.top_k < 1
         return Findings({"whole_distribution_sampled": exact, **self.summarise(rows)}, rows)
 
     def _rows(
-        self, run: Run, point: int, answers: Sequence[Trajectory], policy: Any, start: Any
+        self, session: Session, point: int, answers: Sequence[Trajectory], policy: Any, start: Any
     ) -> list[dict[str, Any]]:
         from treetune.analyzers.scoring import logprobs_of, sweep
         from treetune.analyzers.sources import sampler_of
@@ -80,17 +82,17 @@ class KlToReference(OfCheckpoints):
         from treetune.trainers.base import DeepSpeedTrainer
         from treetune.trainers.tokens import Sequences
 
-        settings = run.config.trainer
+        settings = session.config.trainer
         assert isinstance(settings, DeepSpeedTrainer)
         sequences = Sequences.of([_row_of(answer) for answer in answers])
-        sampling = sampler_of(run.config).sampling
+        sampling = sampler_of(session.config).sampling
         assert sampling is not None
         temperature = sampling.temperature or 1.0  # at 0, what the untempered policy gives
 
         def score(model: Any) -> Tensor:
             module = PolicyModule(model)
             return sweep(
-                sequences, lambda b: logprobs_of(module, b, temperature)[0], settings, run.ranks.device
+                sequences, lambda b: logprobs_of(module, b, temperature)[0], settings, session.ranks.device
             )
 
         kl = answer_kl(score(policy), score(start), sequences.starts)

@@ -11,7 +11,8 @@ from treetune.analyzers.points import require_critic
 from treetune.episode_generators.base import GenerationContext, Rollout
 from treetune.episode_generators.storage import read_trajectories
 from treetune.runtime.base import PolicyIteration
-from treetune.runtime.run import Run
+from treetune.runtime.sampler import Sampler
+from treetune.runtime.session import Session
 from treetune.seeds import derive_seed
 from treetune.tasks.sampling import sample_problems
 from treetune.vocabulary import TokenIds, Trajectory
@@ -23,23 +24,23 @@ if TYPE_CHECKING:
     from treetune.models.logprobs import CriticModule
 
 
-def policy_at(run: Run, point: int) -> PreTrainedModel:
+def policy_at(session: Session, point: int) -> PreTrainedModel:
     """The policy after `point` iterations, for scoring."""
-    model = run.load_model()
+    model = session.model.load()
     if point:
-        _fill(model, run.directory.checkpoint(point) / "policy")
+        _fill(model, session.directory.checkpoint(point) / "policy")
     return model.eval()
 
 
-def critic_at(run: Run, point: int) -> CriticModule:
+def critic_at(session: Session, point: int) -> CriticModule:
     """The critic after `point` iterations. Raises ValueError where the checkpoint doesn't hold it."""
     from treetune.models.logprobs import CriticModule
 
-    require_critic(run.config, run.directory, point)
-    critic = CriticModule(run.load_model(), derive_seed(run.config.seed, "critic"))
-    critic.head.to(run.ranks.device)
+    require_critic(session.config, session.directory, point)
+    critic = CriticModule(session.model.load(), derive_seed(session.config.seed, "critic"))
+    critic.head.to(session.ranks.device)
     if point:
-        _fill(critic, run.directory.checkpoint(point) / "critic")
+        _fill(critic, session.directory.checkpoint(point) / "critic")
     return critic.eval()
 
 
@@ -77,7 +78,7 @@ def sampler_of(config: PolicyIteration) -> Rollout:
 
 
 def context_at(
-    run: Run,
+    sampler: Sampler,
     point: int,
     work: Path,
     seed: int,
@@ -85,8 +86,8 @@ def context_at(
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> GenerationContext:
     """What sampling needs, with the policy's own settings; requests outlive a crash."""
-    return run.context(
-        sampler_of(run.config),
+    return sampler.context(
+        sampler_of(sampler.session.config),
         seed=seed,
         iteration=point,
         journal=work / f"{point:04d}-{purpose}.jsonl",
@@ -94,12 +95,15 @@ def context_at(
     )
 
 
-def answers_at(run: Run, point: int, work: Path, seed: int, problems: int) -> tuple[list[Trajectory], str]:
+def answers_at(
+    sampler: Sampler, point: int, work: Path, seed: int, problems: int
+) -> tuple[list[Trajectory], str]:
     """Answers to training problems by the weights after `point` iterations, and whether they were
     ``stored`` or ``sampled``: where the run didn't keep any, as after its last iteration, `problems`
     problems are answered now. The engine has to hold these weights.
     """
-    stored = run.directory.iteration(point) / "trajectories.arrow"
+    session = sampler.session
+    stored = session.directory.iteration(point) / "trajectories.arrow"
     if stored.is_file():
         trajectories = read_trajectories(stored)
         versions = {segment.policy_version for t in trajectories for segment in t.segments} - {None}
@@ -109,24 +113,27 @@ def answers_at(run: Run, point: int, work: Path, seed: int, problems: int) -> tu
                 f" weights after {point} iterations alone"
             )
         return trajectories, "stored"
-    rollout = sampler_of(run.config)
-    with run.console.phase(f"answers after iteration {point}", "answers", run.news) as show:
-        context = context_at(run, point, work, seed, "answers", show)
-        chosen = sample_problems(run.train_problems, min(problems, len(run.train_problems)), seed, point)
+    rollout = sampler_of(session.config)
+    with sampler.phase(f"answers after iteration {point}", "answers") as show:
+        context = context_at(sampler, point, work, seed, "answers", show)
+        chosen = sample_problems(
+            session.train_problems, min(problems, len(session.train_problems)), seed, point
+        )
         trajectories, _ = rollout.run(context, chosen)
     return trajectories, "sampled"
 
 
 def judged_at(
-    run: Run, point: int, work: Path, seed: int, problems: int
+    sampler: Sampler, point: int, work: Path, seed: int, problems: int
 ) -> tuple[list[Trajectory], str, Callable[[Sequence[TokenIds]], list[float]] | None]:
     """For whoever judges values: the weights after `point` iterations in the engine, their answers
     (`answers_at`), and what the critic of that point says of states; None without one.
     """
     from treetune.analyzers.scoring import state_values
 
-    run.load_checkpoint(point)
-    trajectories, origin = answers_at(run, point, work, seed, problems)
-    if not run.config.credit.needs_critic:
+    session = sampler.session
+    sampler.server.load_checkpoint(point)
+    trajectories, origin = answers_at(sampler, point, work, seed, problems)
+    if not session.config.credit.needs_critic:
         return trajectories, origin, None
-    return trajectories, origin, partial(state_values, critic_at(run, point), run.ranks.device)
+    return trajectories, origin, partial(state_values, critic_at(session, point), session.ranks.device)

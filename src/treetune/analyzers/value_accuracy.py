@@ -21,7 +21,7 @@ from treetune.vocabulary import TokenIds
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from treetune.runtime.run import Run
+    from treetune.runtime.sampler import Sampler
 
 CRITIC = "critic"
 
@@ -54,17 +54,19 @@ class ValueAccuracy(OfCheckpoints):
     judges_critic = True
     reads_one_line = True
 
-    def analyse(self, run: Run, points: Sequence[int], work: Path) -> Findings:
+    def analyse(self, sampler: Sampler, points: Sequence[int], work: Path) -> Findings:
         from treetune.analyzers.sources import context_at, judged_at
 
         rows: list[Row] = []
         origins = {}
         for point in points:
-            trajectories, origins[str(point)], critic = judged_at(run, point, work, self.seed, self.problems)
+            trajectories, origins[str(point)], critic = judged_at(
+                sampler, point, work, self.seed, self.problems
+            )
             chosen = choose_states(trajectories, self.states, self.seed, point)
             chosen += choose_states(trajectories, self.prompts, self.seed, point, prompts=True)
-            with run.console.phase(f"values after iteration {point}", "continuations", run.news) as show:
-                context = context_at(run, point, work, self.seed, "values", show)
+            with sampler.phase(f"values after iteration {point}", "continuations") as show:
+                context = context_at(sampler, point, work, self.seed, "values", show)
                 rows += self.measure(context, chosen, critic)
         return Findings({**self.summarise(rows), "answers": origins}, rows)
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import Tensor
 
-    from treetune.runtime.run import Run
+    from treetune.runtime.sampler import Sampler
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 
@@ -30,14 +30,15 @@ class WeightDistance(OfCheckpoints):
 
     checkpoints: Chosen = "all"
 
-    def analyse(self, run: Run, points: Sequence[int], work: Path) -> Findings:
+    def analyse(self, sampler: Sampler, points: Sequence[int], work: Path) -> Findings:
         from treetune.models.export import read_policy
 
-        parameters, _ = run.start_weights()
+        parameters, _ = sampler.session.model.weights()
         start = {name: weight.detach().cpu() for name, weight in parameters.items()}
         numbers = {}
         for point in points:
-            weights = read_policy(run.directory.checkpoint(point) / "policy")[0] if point else start
+            folder = sampler.session.directory.checkpoint(point) / "policy"
+            weights = read_policy(folder)[0] if point else start
             numbers[str(point)] = distances(weights, start)
         return Findings({"by_checkpoint": numbers})
 

@@ -7,15 +7,18 @@ import math
 from collections.abc import Mapping, Sequence
 
 from treetune.episode_generators.base import GenerationContext
+from treetune.episode_generators.numbers import columns as number_columns
+from treetune.episode_generators.numbers import number_metrics
 from treetune.vocabulary import Metrics, Trajectory
 
 
 def pooled(
     context: GenerationContext, name: str, columns: Mapping[str, Sequence[float]]
 ) -> dict[str, list[float]]:
-    """The columns of all ranks, one below the other in rank order. Collective."""
+    """The columns of all ranks, one below the other in rank order; a rank may lack some. Collective."""
     ranks = [columns_of_rank for (columns_of_rank,) in context.exchange(name, [dict(columns)])]
-    return {key: [value for rank in ranks for value in rank[key]] for key in columns}
+    names = dict.fromkeys(name for rank in ranks for name in rank)
+    return {name: [value for rank in ranks for value in rank.get(name, ())] for name in names}
 
 
 def mean(values: Sequence[float], weights: Sequence[float] | None = None) -> float:
@@ -28,16 +31,18 @@ def mean(values: Sequence[float], weights: Sequence[float] | None = None) -> flo
 def trajectory_metrics(context: GenerationContext, trajectories: Sequence[Trajectory]) -> Metrics:
     """What the answers of all ranks were like; all answers to one problem are on one rank.
 
-    ``episodes/score``: the grader's mean verdict; ``episodes/reward``: the mean of what credit is given
-    for, which shaping changes afterwards;
+    ``episodes/score``: the grader's mean verdict; ``episodes/correct``: the share of correct answers;
+    ``episodes/reward``: the mean of what credit is given for, which shaping changes afterwards;
     ``episodes/once_hit``: share of problems with at least one right answer;
     ``episodes/unique``: mean share of different texts among the answers to a problem;
     ``episodes/mixed``: share of problems whose answers differ in score;
-    ``episodes/no_answer``, ``timeout``, ``error``: shares of what the grader could not grade.
+    ``episodes/no_answer``, ``timeout``, ``error``: shares of what the grader could not grade;
+    ``<group>/…``: means of the answers' named numbers.
     Collective.
     """
     answers = {
         "score": [t.score for t in trajectories],
+        "correct": [float(t.grade.right) for t in trajectories],
         "reward": [t.reward for t in trajectories],
         "unfinished": [float(t.unfinished) for t in trajectories],
         "prompt_tokens": [float(len(t.prompt_ids)) for t in trajectories],
@@ -56,11 +61,13 @@ def trajectory_metrics(context: GenerationContext, trajectories: Sequence[Trajec
         "unique": [len({t.text for t in g}) / len(g) for g in groups.values()],
         "mixed": [float(len({t.score for t in g}) > 1) for g in groups.values()],
     }
-    columns = pooled(context, "rollout-metrics", answers | problems)
-    metrics = {f"episodes/{key}": mean(values) for key, values in columns.items() if values}
-    if columns["response_tokens"]:
-        metrics["episodes/response_tokens_max"] = max(columns["response_tokens"])
+    own = {f"episodes/{key}": values for key, values in (answers | problems).items()}
+    columns = pooled(context, "rollout-metrics", own | number_columns(trajectories))
+    numbers = {name: columns[name] for name in columns if name not in own}
+    metrics = {name: mean(columns[name]) for name in own if columns[name]} | number_metrics(numbers)
+    if columns["episodes/response_tokens"]:
+        metrics["episodes/response_tokens_max"] = max(columns["episodes/response_tokens"])
     return metrics | {
-        "episodes/count": float(len(columns["reward"])),
-        "episodes/problems": float(len(columns["once_hit"])),
+        "episodes/count": float(len(columns["episodes/reward"])),
+        "episodes/problems": float(len(columns["episodes/once_hit"])),
     }

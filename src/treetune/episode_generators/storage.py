@@ -140,7 +140,7 @@ def _trajectory_schema() -> pa.Schema:
             "grade": pa.struct(grade),
             "step_ends": ids,
             "bonus": pa.float64(),
-            "notes": pa.map_(text, pa.int64()),
+            "numbers": pa.map_(text, pa.float64()),
         }
     )
 
@@ -200,9 +200,9 @@ def _trajectory(row: dict[str, Any]) -> Trajectory:
         text=row["text"],
         grade=Grade(**row["grade"]),
         step_ends=tuple(row["step_ends"]),
-        # A file from before there was shaping, or threads.
+        # A file from before there was shaping, or there were numbers.
         bonus=row.get("bonus", 0.0),
-        notes=dict(row.get("notes") or ()),
+        numbers=dict(row.get("numbers") or ()),
     )
 
 

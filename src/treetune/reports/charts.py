@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from treetune.reports.svg import PAGE, Marks, svg_of
 
@@ -125,13 +125,8 @@ def draw_series(
         colour, gid = palette[one.colour], f"curve_{n}"
         gap = (turns - 1) * DASH + (LEVEL_GAP if one.is_level else 0.0)
         dashes = (turn * DASH, (DASH, gap)) if gap else "-"
-        style = {
-            "color": colour,
-            "linewidth": 1.8 * scale,
-            "linestyle": dashes,
-            "gid": gid,
-            "label": one.name,
-        }
+        style: dict[str, Any] = {"color": colour, "linewidth": 1.8 * scale, "linestyle": dashes}
+        style |= {"gid": gid, "label": one.name}
         titles[gid] = one.title(one.points[-1])
         xs, values = [x for x, _ in one.points], [y for _, y in one.points]
         if one.is_level:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from treetune.runtime.base import PolicyIteration
     from treetune.runtime.directory import ExperimentDirectory
-    from treetune.runtime.run import Run
+    from treetune.runtime.sampler import Sampler
 
 RESULT, STATES = "result.json", "states.jsonl"
 """The files of an analysis: its numbers and settings, and its states."""
@@ -58,8 +58,9 @@ class Analyzer(Registrable):
         """
         raise NotImplementedError
 
-    def analyse(self, run: Run, points: Sequence[int], work: Path) -> Findings:
-        """Looks. `work` is a folder for what must outlive an interruption: journals of requests.
+    def analyse(self, sampler: Sampler, points: Sequence[int], work: Path) -> Findings:
+        """Looks. `sampler` has the session, and an engine where `needs_engine` asks for one. `work` is a
+        folder for what must outlive an interruption: journals of requests.
 
         Raises ValueError saying what the experiment lacks.
         """

@@ -30,6 +30,15 @@ class Clock:
         finally:
             self.seconds[name] += time.perf_counter() - start
 
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """What happens inside is not counted."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._start += time.perf_counter() - start
+
     def add_earlier(self, name: str, seconds: float) -> None:
         """Counts a phase that an earlier process finished and left on disk."""
         assert name in PHASES, name

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,17 @@ from treetune.runtime import lifeline
 from treetune.runtime.base import PolicyIteration, Runtime
 from treetune.runtime.claims import Claims
 from treetune.runtime.clock import Clock
-from treetune.runtime.commit import tidy_checkpoints
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.runtime.evaluation import set_problems
 from treetune.runtime.evaluators import follow, measure_claimed, unmeasured
 from treetune.runtime.generation import generate
 from treetune.runtime.loop import run_iterations
 from treetune.runtime.manifest import begin
-from treetune.runtime.run import opened
+from treetune.runtime.policy_server import PolicyServer
+from treetune.runtime.record import tidy_checkpoints
+from treetune.runtime.sampler import Sampler
+from treetune.runtime.session import Session
+from treetune.runtime.training import make_trainer
 from treetune.runtime.watch import kept_for_good, refuse_collapsed
 
 
@@ -48,8 +52,14 @@ def run_iteration_loop(config: PolicyIteration, plain: Mapping[str, Any]) -> Non
     if directory.resumable() and not directory.is_running():
         begin(directory, config, plain)
         refuse_collapsed(config, directory)
-    with opened(config, plain, with_engine=config.needs_engine, with_trainer=True) as run:
-        run_iterations(run)
+    with (
+        Session.open(config, plain) as session,
+        PolicyServer.start(session, needed=config.needs_engine, trains=True) as server,
+        Sampler.open(session, server) as sampler,
+    ):
+        # The server is on its way up meanwhile.
+        trainer = make_trainer(session)
+        run_iterations(session, server, sampler, trainer)
 
 
 def run_evaluation(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
@@ -64,33 +74,51 @@ def run_evaluation(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
     if not directory.is_running() and not unmeasured(directory, config.evaluation.sets):
         _say_once(f"{directory.path}: all sets are measured on all its checkpoints")
         return
-    with opened(config, plain, with_engine=True, with_trainer=False, lock="evaluation") as run:
-        follow(run, Claims())
+    with evaluating(config, plain) as sampler:
+        follow(sampler, Claims())
 
 
 def run_evaluation_on_baseline(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
     """Measures all sets on the start weights, as checkpoint 0."""
     _require_sets(config)
-    with opened(config, plain, with_engine=True, with_trainer=False, lock="evaluation") as run:
+    with evaluating(config, plain) as sampler:
         claims = Claims()
         for one in config.evaluation.sets:
-            if measure_claimed(run, 0, one, claims) == "another's":
-                run.console.say(f"{one.label} is left to another process, which measures it just now")
+            if measure_claimed(sampler, 0, one, claims) == "another's":
+                sampler.session.console.say(
+                    f"{one.label} is left to another process, which measures it just now"
+                )
+
+
+@contextmanager
+def evaluating(config: PolicyIteration, plain: Mapping[str, Any]) -> Iterator[Sampler]:
+    """The experiment with an engine and without a trainer, beside whoever else is at work on it."""
+    with (
+        Session.open(config, plain, "evaluation") as session,
+        PolicyServer.start(session) as server,
+        Sampler.open(session, server) as sampler,
+    ):
+        yield sampler
 
 
 def only_generate_episodes(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
     """Samples and credits the next iteration's episodes, and leaves them for the run to train on."""
-    with opened(config, plain, with_engine=config.rollout.needs_engine, with_trainer=False) as run:
-        iteration = run.ranks.from_first("newest checkpoint", run.directory.resumable()) or 0
+    with (
+        Session.open(config, plain) as session,
+        PolicyServer.start(session, needed=config.rollout.needs_engine) as server,
+        Sampler.open(session, server) as sampler,
+    ):
+        directory, say = session.directory, session.console.say
+        iteration = session.ranks.from_first("newest checkpoint", directory.resumable()) or 0
         if iteration == config.iterations:
-            run.console.say(f"{run.directory.path} is finished: there is no next iteration")
+            say(f"{directory.path} is finished: there is no next iteration")
             return
-        if run.engine is not None:
-            run.load_checkpoint(iteration)
-        episodes, metrics = generate(run, iteration, Clock())
-        run.console.say(
+        if server.engine is not None:
+            server.load_checkpoint(iteration)
+        episodes, metrics = generate(sampler, iteration, Clock())
+        say(
             f"{len(episodes)} episodes of iteration {iteration + 1}, reward"
-            f" {metrics['episodes/reward']:.3f}: {run.directory.iteration(iteration) / 'episodes.arrow'}"
+            f" {metrics['episodes/reward']:.3f}: {directory.iteration(iteration) / 'episodes.arrow'}"
         )
 
 

@@ -5,60 +5,53 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from treetune.episode_generators.base import Rollout
+from treetune.episode_generators.numbers import by_group, columns, evaluated, number_metrics
 from treetune.runtime.base import EvaluationSet, PolicyIteration
 from treetune.runtime.claims import Claim
+from treetune.runtime.clock import Clock
 from treetune.runtime.directory import write_json, write_whole
-from treetune.runtime.evaluated_threads import answers_threads, threads_metrics, threads_summary
-from treetune.runtime.run import Run
+from treetune.runtime.due import due_sets, is_measured
+from treetune.runtime.sampler import Sampler
 from treetune.seeds import derived_random
-from treetune.tasks.base import Task
-from treetune.tasks.graders.pool import GraderPool
 from treetune.vocabulary import Grade, Metrics, Problem, Trajectory
 
 BOOTSTRAP_RESAMPLES = 2000
 INTERVAL = 0.95
 
 
-def due_sets(run: Run, done: int) -> list[EvaluationSet]:
-    """The evaluation sets that are due after `done` iterations and not yet measured."""
-    evaluation = run.config.evaluation
-    last = done == run.config.iterations
-    while_training = bool(evaluation.every) and done % (evaluation.every or 1) == 0
-    due = [s for s in evaluation.sets if last or (while_training and s.while_training)]
-    return [s for s in due if not is_measured(run, done, s)]
+def evaluate_due(sampler: Sampler, done: int, clock: Clock) -> Metrics:
+    """Measures what is due after `done` iterations, on the engine's weights. Collective."""
+    session = sampler.session
+    with clock.phase("evaluation"):
+        return evaluate(sampler, done, due_sets(session.config, session.directory, done))
 
 
-def is_measured(run: Run, done: int, chosen: EvaluationSet) -> bool:
-    """Whether the set's summary is there."""
-    return (run.directory.evaluation(done, chosen.label) / "summary.json").is_file()
-
-
-def evaluate(run: Run, done: int, sets: Sequence[EvaluationSet], claim: Claim | None = None) -> Metrics:
+def evaluate(
+    sampler: Sampler, done: int, sets: Sequence[EvaluationSet], claim: Claim | None = None
+) -> Metrics:
     """Measures the engine's present weights, which are those after `done` iterations. Collective.
 
     The metrics are those of all sets measured at that point, also by an earlier, interrupted run.
     With the first rank's `claim`, nothing is written where somebody else took over meanwhile.
     """
-    if sets:
-        run.wait_for_engine()
+    directory = sampler.session.directory
     for chosen in sets:
-        folder = run.directory.evaluation(done, chosen.label)
-        measure(run, done, chosen, folder, f"{chosen.label} after iteration {done}", claim)
+        folder = directory.evaluation(done, chosen.label)
+        measure(sampler, done, chosen, folder, f"{chosen.label} after iteration {done}", claim)
     metrics: Metrics = {}
-    for chosen in run.config.evaluation.sets:
-        if is_measured(run, done, chosen):
-            summary = json.loads((run.directory.evaluation(done, chosen.label) / "summary.json").read_text())
+    for chosen in sampler.session.config.evaluation.sets:
+        if is_measured(directory, done, chosen):
+            summary = json.loads((directory.evaluation(done, chosen.label) / "summary.json").read_text())
             for name in ("pass_at_1", "ci_low", "ci_high", "majority_vote", "unfinished", "mean_tokens"):
                 metrics[f"evaluation/{chosen.label}/{name}"] = summary[name]
-            metrics |= threads_metrics(chosen.label, summary)
+            metrics |= evaluated(chosen.label, summary)
     return metrics
 
 
@@ -79,24 +72,26 @@ def set_problems(config: PolicyIteration, chosen: EvaluationSet) -> list[Problem
 
 
 def measure(
-    run: Run, done: int, chosen: EvaluationSet, folder: Path, name: str, claim: Claim | None = None
+    sampler: Sampler, done: int, chosen: EvaluationSet, folder: Path, name: str, claim: Claim | None = None
 ) -> None:
     """Measures the engine's present weights into `folder`, whose `summary.json` says that it is done.
 
     `name` is what a person reads. Collective.
     """
-    config, seed = run.config, run.config.evaluation.seed
+    session, config = sampler.session, sampler.session.config
+    seed = config.evaluation.seed
+    sampler.server.ready()
     problems = set_problems(config, chosen)
-    rollout = _rollout(run, chosen)
-    lengths = {problem.id: len(run.codec.encode_prompt(problem.prompt)) for problem in problems}
+    rollout = _rollout(config, chosen)
+    lengths = {problem.id: len(session.model.codec.encode_prompt(problem.prompt)) for problem in problems}
     answerable = [problem for problem in problems if lengths[problem.id] < config.context_length]
-    number = run.ranks.from_first("claim", 0 if claim is None else claim.number)
-    journal = folder / "journal" / f"{number}-{run.ranks.rank}.jsonl"
+    number = session.ranks.from_first("claim", 0 if claim is None else claim.number)
+    journal = folder / "journal" / f"{number}-{session.ranks.rank}.jsonl"
     with (
-        run.console.phase(f"evaluating {name}", "answers", run.news) as show,
-        _grader(run, chosen.task) as grader,
+        sampler.phase(f"evaluating {name}", "answers") as show,
+        sampler.grader_of(chosen.task) as grader,
     ):
-        context = run.context(
+        context = sampler.context(
             rollout,
             seed=seed,
             iteration=0,  # the same draws for every checkpoint
@@ -107,10 +102,10 @@ def measure(
             grader=grader,
         )
         # Every rank has seen the journals before one of them writes.
-        run.ranks.barrier("evaluation begins")
+        session.ranks.barrier("evaluation begins")
         own = rollout.run(context, answerable)[0] if answerable else []
-    trajectories = list(chain.from_iterable(run.ranks.exchange("evaluation", own)))
-    if run.ranks.is_first:
+    trajectories = list(chain.from_iterable(session.ranks.exchange("evaluation", own)))
+    if session.ranks.is_first:
         trajectories += [
             _unanswered(problem, sample, lengths[problem.id], config.context_length)
             for problem in problems
@@ -118,15 +113,14 @@ def measure(
             for sample in range(chosen.samples)
         ]
         if claim is not None and claim.lost():
-            run.console.say(f"evaluating {name}: taken over by another process while this one stood still")
+            session.console.say(
+                f"evaluating {name}: taken over by another process while this one stood still"
+            )
         else:
             summary = _summary(rollout, chosen, done, trajectories, len(problems) - len(answerable), seed)
-            threads = answers_threads(trajectories, run.codec)
-            if any(threads):
-                summary["threads"] = threads_summary(trajectories, threads)
-            _write(folder, summary, map(_row, trajectories, threads))
-            run.console.say(f"{name}: {_in_words(summary)}")
-    run.ranks.barrier("evaluation written")
+            _write(folder, summary, map(_row, trajectories))
+            session.console.say(f"{name}: {_in_words(summary)}")
+    session.ranks.barrier("evaluation written")
 
 
 def _summary(
@@ -147,6 +141,7 @@ def _summary(
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "seed": seed,
+        **by_group(number_metrics(columns(trajectories))),
     }
 
 
@@ -166,17 +161,6 @@ def _in_words(summary: dict[str, Any]) -> str:
     )
 
 
-@contextmanager
-def _grader(run: Run, task: Task | None) -> Iterator[GraderPool]:
-    """The run's graders, or where a set has a task of its own that task's, as long as it is measured."""
-    if task is None or task.grader == run.config.task.grader:
-        yield run.grader
-        return
-    config = run.config
-    with GraderPool(task.grader, workers=config.grader_workers, deadline=config.grader_deadline) as pool:
-        yield pool
-
-
 def _unanswered(problem: Problem, sample: int, length: int, context_length: int) -> Trajectory:
     """What stands for an answer to a problem that can't be asked."""
     message = f"the prompt of {length} tokens fills the context of {context_length}"
@@ -192,22 +176,22 @@ def _unanswered(problem: Problem, sample: int, length: int, context_length: int)
     )
 
 
-def _rollout(run: Run, chosen: EvaluationSet) -> Rollout:
+def _rollout(config: PolicyIteration, chosen: EvaluationSet) -> Rollout:
     """The run's rollout, or the evaluation's own, with the set's settings in place of its own."""
-    rollout = (run.config.evaluation.rollout or run.config.rollout).sampler
+    rollout = (config.evaluation.rollout or config.rollout).sampler
     given = {
         "samples": chosen.samples,
         "temperature": chosen.temperature,
         "top_p": chosen.top_p,
         "max_tokens": chosen.max_tokens,
-        "max_prompt_tokens": run.config.context_length - 1,  # no problem is left out
+        "max_prompt_tokens": config.context_length - 1,  # no problem is left out
     }
     known = {field.name for field in fields(rollout)}  # type: ignore[arg-type]
     return replace(rollout, **{k: v for k, v in given.items() if v is not None and k in known})  # type: ignore[type-var]
 
 
-def _row(trajectory: Trajectory, threads: dict[str, float]) -> dict:
-    row = {
+def _row(trajectory: Trajectory) -> dict:
+    return {
         "problem": trajectory.problem.id,
         "sample": trajectory.sample,
         "prompt": trajectory.problem.prompt,
@@ -218,8 +202,8 @@ def _row(trajectory: Trajectory, threads: dict[str, float]) -> dict:
         "extracted": trajectory.grade.extracted,
         "finish_reason": trajectory.finish_reason,
         "tokens": len(trajectory.response_ids),
+        **by_group(trajectory.numbers),
     }
-    return row | {"threads": threads} if threads else row
 
 
 def summarise(trajectories: Sequence[Trajectory], seed: int) -> dict:

@@ -10,8 +10,10 @@ from typing import Literal
 from treetune.runtime.base import EvaluationSet
 from treetune.runtime.claims import Claim, Claims
 from treetune.runtime.directory import ExperimentDirectory
-from treetune.runtime.evaluation import evaluate, is_measured
-from treetune.runtime.run import CheckpointGone, Run
+from treetune.runtime.due import is_measured
+from treetune.runtime.evaluation import evaluate
+from treetune.runtime.sampler import Sampler
+from treetune.runtime.weights_folder import CheckpointGone
 
 FOLLOW_EVERY_S = 5.0
 
@@ -23,24 +25,24 @@ def unmeasured(directory: ExperimentDirectory, sets: tuple[EvaluationSet, ...]) 
     return [
         number
         for number in directory.checkpoints()
-        if any(not (directory.evaluation(number, one.label) / "summary.json").is_file() for one in sets)
+        if not all(is_measured(directory, number, one) for one in sets)
     ]
 
 
-def follow(run: Run, claims: Claims, every_s: float = FOLLOW_EVERY_S) -> None:
+def follow(sampler: Sampler, claims: Claims, every_s: float = FOLLOW_EVERY_S) -> None:
     """Measures every set on every checkpoint that nobody else measures, until all are measured and
     the experiment, if it goes on, has ended. Collective.
 
     What another evaluator has claimed is waited for, and taken over if that evaluator dies. It lives
     while it shows signs of life, and what it does has deadlines of its own.
     """
-    said = ""
+    session, said = sampler.session, ""
+    directory, sets = session.directory, session.config.evaluation.sets
     while True:
-        going_on = run.ranks.from_first("is it running", run.directory.is_running())
-        sets = run.config.evaluation.sets
-        numbers = run.ranks.from_first("checkpoints", unmeasured(run.directory, sets))
+        going_on = session.ranks.from_first("is it running", directory.is_running())
+        numbers = session.ranks.from_first("checkpoints", unmeasured(directory, sets))
         verdicts = {
-            (number, one.label): measure_claimed(run, number, one, claims)
+            (number, one.label): measure_claimed(sampler, number, one, claims)
             for number in numbers
             for one in sets
         }
@@ -51,36 +53,37 @@ def follow(run: Run, claims: Claims, every_s: float = FOLLOW_EVERY_S) -> None:
             continue
         if others:
             number, label = others[0]
-            holder = claims.holder(_claims_of(run, number, label))
+            holder = claims.holder(_claims_of(directory, number, label))
             words = f"waiting for {holder}, which evaluates {label} after iteration {number}"
             if words != said:
-                run.console.say(words)
+                session.console.say(words)
             said = words
         time.sleep(every_s)
 
 
-def measure_claimed(run: Run, number: int, chosen: EvaluationSet, claims: Claims) -> Verdict:
+def measure_claimed(sampler: Sampler, number: int, chosen: EvaluationSet, claims: Claims) -> Verdict:
     """Measures one set on one checkpoint (0: the start weights), unless somebody else does. Collective."""
+    session, directory = sampler.session, sampler.session.directory
     claim: Claim | None = None
     verdict: Verdict = "measured"
-    if run.ranks.is_first and not is_measured(run, number, chosen):
-        claim = claims.take(_claims_of(run, number, chosen.label))
+    if session.ranks.is_first and not is_measured(directory, number, chosen):
+        claim = claims.take(_claims_of(directory, number, chosen.label))
         verdict = "ours" if claim else "another's"
     with contextlib.ExitStack() as stack:
         if claim is not None:
             stack.callback(claim.release)
-            if is_measured(run, number, chosen):  # by the one who had claimed it just before
+            if is_measured(directory, number, chosen):  # by the one who had claimed it just before
                 verdict = "measured"
-        verdict = run.ranks.from_first("claim", verdict)
+        verdict = session.ranks.from_first("claim", verdict)
         if verdict == "ours":
             try:
-                run.load_checkpoint(number)
+                sampler.server.load_checkpoint(number)
             except CheckpointGone as gone:
-                run.console.say(f"{gone}, before {chosen.label} was measured on it")
+                session.console.say(f"{gone}, before {chosen.label} was measured on it")
             else:
-                evaluate(run, number, [chosen], claim)
+                evaluate(sampler, number, [chosen], claim)
     return verdict
 
 
-def _claims_of(run: Run, number: int, label: str) -> Path:
-    return run.directory.evaluation(number, label) / "claims"
+def _claims_of(directory: ExperimentDirectory, number: int, label: str) -> Path:
+    return directory.evaluation(number, label) / "claims"

@@ -5,24 +5,17 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from treetune.config.registrable import Registrable
 from treetune.vocabulary import Metrics
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from treetune.runtime.session import Session
 
-THREADWEAVER_NAMES = {
-    "reward/mean": "episodes/reward",
-    "metrics/correct_rate": "threads/correct",
-    "metrics/acceleration_ratio": "threads/acceleration_ratio",
-    "metrics/parallel_usage": "threads/with_parallel",
-    "loss/policy_loss": "train/policy_loss",
-    "loss/value_loss": "critic/loss",
-}
-"""What the README of ThreadWeaver calls the metrics that it names, and what they are called here."""
+logger = logging.getLogger(__name__)
 
 
 class Sink(Registrable):
@@ -75,11 +68,12 @@ class WandbSink(Sink):
 class TensorboardSink(Sink):
     """Event files under ``tensorboard/`` in the experiment.
 
-    With `threadweaver_names`, what `THREADWEAVER_NAMES` has is written under those names too, as far as
-    the run has it: a value loss needs a critic, a parallel usage a tokenizer with tags of threads.
+    `further_names` are names under which metrics are written as well, each with the metric's own name: for
+    dashboards of another program (``configs/threadweaver/tensorboard.jsonnet``). What a run doesn't
+    record is left out.
     """
 
-    threadweaver_names: bool = False
+    further_names: Mapping[str, str] = field(default_factory=dict)
 
     def open(self, directory: Path, name: str, config: Mapping[str, Any]) -> Any:
         from torch.utils.tensorboard import SummaryWriter
@@ -89,10 +83,9 @@ class TensorboardSink(Sink):
     def log(self, handle: Any, iteration: int, metrics: Metrics) -> None:
         for key, value in metrics.items():
             handle.add_scalar(key, value, iteration)
-        if self.threadweaver_names:
-            for name, key in THREADWEAVER_NAMES.items():
-                if key in metrics:
-                    handle.add_scalar(name, metrics[key], iteration)
+        for name, key in self.further_names.items():
+            if key in metrics:
+                handle.add_scalar(name, metrics[key], iteration)
 
     def close(self, handle: Any) -> None:
         handle.close()
@@ -110,6 +103,13 @@ class Mirrors:
                 self._open.append((sink, sink.open(directory, name, config)))
             except Exception as error:  # a mirror must not end a run, whatever a vendor's library raises
                 logger.warning("%s is off for this run: %s", type(sink).__name__, error)
+
+    @staticmethod
+    def of(session: Session) -> Mirrors:
+        """Those of the experiment; the first rank has them alone."""
+        config = session.config
+        sinks = config.sinks if session.ranks.is_first else ()
+        return Mirrors(sinks, session.directory.path, config.experiment_name, session.plain_config)
 
     def log(self, iteration: int, metrics: Metrics) -> None:
         for sink, handle in list(self._open):

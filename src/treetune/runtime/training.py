@@ -6,34 +6,65 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from treetune.episode_generators.credit.gae import Gae
 from treetune.runtime.base import ChoiceRule, ChooseCheckpoint
 from treetune.runtime.clock import Clock
 from treetune.runtime.directory import write_json, write_text
 from treetune.runtime.evaluation import measure
-from treetune.runtime.run import Run
+from treetune.runtime.sampler import Sampler
+from treetune.runtime.session import Session
+from treetune.trainers.base import DeepSpeedTrainer
 from treetune.vocabulary import Episode, Metrics
 
+if TYPE_CHECKING:
+    from treetune.trainers.core import PolicyTrainer
 
-def train(run: Run, iteration: int, episodes: Sequence[Episode], clock: Clock) -> Metrics:
+
+def make_trainer(session: Session) -> PolicyTrainer:
+    """The trainer of the experiment, on the start weights. Collective."""
+    from treetune.trainers.core import PolicyTrainer
+
+    config = session.config
+    assert isinstance(config.trainer, DeepSpeedTrainer)
+    return PolicyTrainer(
+        config.trainer,
+        session.model.load,
+        ranks=session.ranks,
+        seed=config.seed,
+        temperature=session.temperature,
+        iterations=config.iterations,
+        gae=config.credit if isinstance(config.credit, Gae) else None,
+        restarts=config.restart == "every_iteration",
+    )
+
+
+def train(
+    sampler: Sampler, trainer: PolicyTrainer, iteration: int, episodes: Sequence[Episode], clock: Clock
+) -> Metrics:
     """Trains on the episodes, all epochs or those that the choice needs, and leaves the trainer with
-    the weights that the iteration ends with. Collective.
+    the weights that the iteration ends with. Without an episode, as `on_empty_selection` says. Collective.
     """
-    assert run.trainer is not None
+    config, server = sampler.session.config, sampler.server
     metrics: Metrics = {}
-    if run.config.restart == "every_iteration" and iteration > 0:
-        with clock.phase("training"), run.engine_asleep():
-            metrics = run.trainer.restart(episodes)
-    choice = _Choice(run, iteration, run.config.choose_checkpoint) if run.config.choose_checkpoint else None
+    if not episodes:
+        _nothing_selected(sampler.session, iteration)
+        return metrics
+    if config.restart == "every_iteration" and iteration > 0:
+        with clock.phase("training"), server.asleep():
+            metrics = trainer.restart(episodes)
+    chosen = config.choose_checkpoint
+    choice = _Choice(sampler, trainer, iteration, chosen) if chosen else None
     if choice is not None:
         with clock.phase("choice"):
             choice.consider(0)
-    epochs = run.trainer.epochs(iteration, episodes, lambda done, total: show(done, total))
+    epochs = trainer.epochs(iteration, episodes, lambda done, total: show(done, total))
     while True:
         with (
             clock.phase("training"),
-            run.engine_asleep(),
-            run.console.phase(f"iteration {iteration + 1}: training", "steps", run.news) as show,
+            server.asleep(),
+            sampler.phase(f"iteration {iteration + 1}: training", "steps") as show,
         ):
             for trained in epochs:
                 metrics |= trained
@@ -47,6 +78,17 @@ def train(run: Run, iteration: int, episodes: Sequence[Episode], clock: Clock) -
                 return metrics | choice.settle()
 
 
+def _nothing_selected(session: Session, iteration: int) -> None:
+    name = type(session.config.selection).__name__
+    message = f"iteration {iteration + 1}: the selection ({name}) kept no episode to train on"
+    if session.config.on_empty_selection == "stop":
+        raise RuntimeError(
+            f"{message}; the weights are unchanged. Choose another selection or a larger"
+            " problems_per_iteration, or set on_empty_selection to 'skip'"
+        )
+    session.console.say(message + "; skipped")
+
+
 class _Choice:
     """Measures an iteration's epochs one by one and keeps the state of the one to go on with.
 
@@ -55,14 +97,16 @@ class _Choice:
     twice. The state of the trainer lies beside it until the choice is settled.
     """
 
-    def __init__(self, run: Run, iteration: int, settings: ChooseCheckpoint) -> None:
-        assert run.trainer is not None
-        self.run, self.iteration, self.rule = run, iteration, settings.rule
-        self.epochs = run.trainer.settings.epochs
-        self.set = next(one for one in run.config.evaluation.sets if one.label == settings.set)
+    def __init__(
+        self, sampler: Sampler, trainer: PolicyTrainer, iteration: int, settings: ChooseCheckpoint
+    ) -> None:
+        self.session, self.sampler, self.trainer = sampler.session, sampler, trainer
+        self.iteration, self.rule, self.epochs = iteration, settings.rule, trainer.settings.epochs
+        sets = self.session.config.evaluation.sets
+        self.set = next(one for one in sets if one.label == settings.set)
         self.accuracies: list[float] = []
         self._measured: list[Path] = []
-        self._state = run.directory.iteration(iteration) / "candidates" / "state"
+        self._state = self.session.directory.iteration(iteration) / "candidates" / "state"
 
     @property
     def chosen(self) -> int:
@@ -77,44 +121,41 @@ class _Choice:
 
     def consider(self, epoch: int) -> None:
         """Measures the trainer's present weights, those after `epoch` epochs. Collective."""
-        run = self.run
-        assert run.trainer is not None
+        session, done = self.session, self.iteration + 1
         if (known := self._known(epoch)) is None:
-            run.wait_for_engine()
-            run.sync(self.iteration + 1)
-            known = run.directory.candidate(self.iteration, epoch)
-            name = f"{self.set.label} after epoch {epoch} of iteration {self.iteration + 1}"
-            measure(run, self.iteration + 1, self.set, known, name)
+            self.sampler.server.offer(self.trainer, done)
+            known = session.directory.candidate(self.iteration, epoch)
+            name = f"{self.set.label} after epoch {epoch} of iteration {done}"
+            measure(self.sampler, done, self.set, known, name)
         self._measured.append(known)
         self.accuracies.append(json.loads((known / "summary.json").read_text())["pass_at_1"])
         if self.chosen == epoch < self.epochs:
-            if run.ranks.is_first:
+            if session.ranks.is_first:
                 shutil.rmtree(self._state, ignore_errors=True)
-            run.ranks.barrier("room for the candidate")
-            run.trainer.save(self._state)
+            session.ranks.barrier("room for the candidate")
+            self.trainer.save(self._state)
 
     def _known(self, epoch: int) -> Path | None:
         """Where these weights were measured already, by a run that was interrupted or, with restarts,
         in an earlier iteration that began with the same ones."""
-        again = epoch == 0 and self.run.config.restart == "every_iteration"
+        again = epoch == 0 and self.session.config.restart == "every_iteration"
         for iteration in (self.iteration, *(range(self.iteration) if again else ())):
-            folder = self.run.directory.candidate(iteration, epoch)
+            folder = self.session.directory.candidate(iteration, epoch)
             if (folder / "summary.json").is_file():
                 return folder
         return None
 
     def settle(self) -> Metrics:
         """Leaves the trainer with the chosen weights. Collective."""
-        run, chosen = self.run, self.chosen
-        assert run.trainer is not None
+        session, chosen = self.session, self.chosen
         if chosen < len(self.accuracies) - 1:
-            run.trainer.load(self._state)
-        run.ranks.barrier("the chosen weights are back")
-        if run.ranks.is_first:
+            self.trainer.load(self._state)
+        session.ranks.barrier("the chosen weights are back")
+        if session.ranks.is_first:
             shutil.rmtree(self._state, ignore_errors=True)
             self._keep_as_evaluation(self._measured[chosen])
-        run.ranks.barrier("the choice is settled")
-        run.console.say(
+        session.ranks.barrier("the choice is settled")
+        session.console.say(
             f"iteration {self.iteration + 1}: went on with epoch {chosen}, {self.set.label} "
             + " ".join(f"{accuracy:.3f}" for accuracy in self.accuracies)
         )
@@ -124,7 +165,7 @@ class _Choice:
     def _keep_as_evaluation(self, measured: Path) -> None:
         """These weights are those after the iteration: they need not be measured again as such."""
         done = self.iteration + 1
-        folder = self.run.directory.evaluation(done, self.set.label)
+        folder = self.session.directory.evaluation(done, self.set.label)
         if (folder / "summary.json").is_file():
             return
         summary = json.loads((measured / "summary.json").read_text())

@@ -19,7 +19,7 @@ from treetune.runtime.diagnostics import (
     verdict,
 )
 from treetune.runtime.directory import ExperimentDirectory, metrics_row
-from treetune.runtime.run import Run
+from treetune.runtime.session import Session
 from treetune.vocabulary import Metrics
 
 
@@ -31,15 +31,15 @@ class Collapsed(RuntimeError):
 class Watch:
     """A run's metrics so far, and what they showed last."""
 
-    run: Run
+    session: Session
     rows: list[dict[str, Any]]
     found: Mapping[Sign, Finding] = field(default_factory=dict)
 
     @staticmethod
-    def of(run: Run, start: int) -> Watch:
+    def of(session: Session, start: int) -> Watch:
         """With what the iterations before `start` left. Collective."""
-        rows = run.ranks.from_first("the metrics so far", history(run.directory, start))
-        return Watch(run, rows, _look(run.config, rows))
+        rows = session.ranks.from_first("the metrics so far", history(session.directory, start))
+        return Watch(session, rows, _look(session.config, rows))
 
     def look(self, iteration: int, metrics: Metrics) -> Metrics:
         """What an iteration's metrics show: its own metrics, with a line in the log for each sign that
@@ -47,36 +47,36 @@ class Watch:
         before = self.found
         # The numbers as they are kept, so that a continued run reads the same.
         self.rows.append(metrics_row(iteration, 0.0, metrics))
-        self.found = self.run.ranks.from_first("diagnosis", _look(self.run.config, self.rows))
+        self.found = self.session.ranks.from_first("diagnosis", _look(self.session.config, self.rows))
         for sign, now in self.found.items():
             was = before.get(sign, Finding(sign))
             if now.counts and not was.counts:
                 assert now.since is not None
-                self.run.console.say(
+                self.session.console.say(
                     f"warning: {sign} in iterations {now.since + 1} to {iteration + 1}: {now.words};"
                     f" {REMEDIES[sign]}"
                 )
             elif was.counts and not now.counts:
-                self.run.console.say(f"{sign} is over in iteration {iteration + 1}")
+                self.session.console.say(f"{sign} is over in iteration {iteration + 1}")
         signs = {f"diagnostics/{sign}": float(one.counts) for sign, one in self.found.items()}
-        may_stop = bool(self.run.config.diagnostics.stops)
+        may_stop = bool(self.session.config.diagnostics.stops)
         return signs | ({"diagnostics/stop": float(self.stopping)} if may_stop else {})
 
     @property
     def stopping(self) -> bool:
         """Whether the run ends here. (One that is finished has nothing to be stopped of.)"""
-        config = self.run.config
+        config = self.session.config
         return _done(self.rows) < config.iterations and bool(verdict(config.diagnostics, self.found))
 
     @property
     def last_good(self) -> int | None:
         """See `diagnostics.last_good`."""
-        return last_good(self.run.config.diagnostics, self.found, _done(self.rows) - 1)
+        return last_good(self.session.config.diagnostics, self.found, _done(self.rows) - 1)
 
     def stop_if_collapsed(self) -> None:
         """Raises Collapsed after the commit of an iteration in which a sign that may stop the run counts."""
         if self.stopping:
-            raise Collapsed(_message(self.run.config, self.run.directory, self.rows, self.found))
+            raise Collapsed(_message(self.session.config, self.session.directory, self.rows, self.found))
 
 
 def refuse_collapsed(config: PolicyIteration, directory: ExperimentDirectory) -> None:

@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, MinLen
 
-from treetune.tables.values import PASS_AT_1, SPEED_UP, Better, Value, value_named
+from treetune.episode_generators.numbers import Better
+from treetune.tables.values import PASS_AT_1, Value, is_ratio, value_named
 
 Name = Annotated[str, MinLen(1)]
 
@@ -31,8 +32,8 @@ class Column:
     """One quantity, measured for every row: exactly one of `evaluation`, `analysis` and `speedup`.
 
     `evaluation` is the evaluation set whose pass@1 it is, or the number that `value` names (see
-    `values`): ``speed_up`` is how many times longer the mean answer of the row `over` is than the mean
-    longest thread of this one, seed by seed. With `analysis`, it is a number in that analysis'
+    `values`). A ratio is over the row `over`, seed by seed: ``speed_up`` is how many times longer its mean
+    answer is than the mean longest thread of this one. With `analysis`, it is a number in that analysis'
     ``result.json``, at the dotted key path `value` (which a cell may replace). `curve` is the evaluation
     set to draw along training, where one is measured then.
 
@@ -67,9 +68,10 @@ class Column:
                 value_named(self.shown)
             except ValueError as error:
                 raise ValueError(f"column {self.name!r}: {error}") from None
-        if (self.over is not None) != (self.evaluation is not None and self.shown == SPEED_UP):
+        if (self.over is not None) != (self.evaluation is not None and is_ratio(self.shown)):
             raise ValueError(
-                f"column {self.name!r}: {SPEED_UP} is over another row, which over names, and nothing else is"
+                f"column {self.name!r}: a ratio such as speed_up is over another row, which over names, and"
+                " nothing else is"
             )
         if self.speedup is not None and self.curve is None:
             raise ValueError(f"column {self.name!r}: a speedup is read along the curve of a set; name one")
@@ -122,8 +124,8 @@ class Panel:
             value_named(self.shown)
         except ValueError as error:
             raise ValueError(f"panel {self.name!r}: {error}") from None
-        if self.shown == SPEED_UP:
-            raise ValueError(f"panel {self.name!r}: {SPEED_UP} is over another row, which panels have not")
+        if is_ratio(self.shown):
+            raise ValueError(f"panel {self.name!r}: {self.shown} is over another row, which panels have not")
 
     @property
     def shown(self) -> str:
@@ -135,3 +137,7 @@ class Panel:
         if self.percent is not None:
             return self.percent
         return self.evaluation is not None and value_named(self.shown).share
+
+    @property
+    def title(self) -> str:
+        return f"{self.name} (%)" if self.in_percent else self.name

@@ -6,20 +6,19 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from treetune.config.errors import did_you_mean
+from treetune.episode_generators.numbers import (
+    OF_CORRECT,
+    Better,
+    declared,
+    declared_ratios,
+    full_name,
+)
 from treetune.vocabulary import FULL_REWARD
 
-Better = Literal["higher", "lower", "neither"]
-
 PASS_AT_1 = "pass_at_1"
-SPEED_UP = "speed_up"
-"""Over another row, so not in any evaluation's files."""
-
-TOTAL, LONGEST = "total_num_tokens", "num_tokens_in_the_longest_thread"
-THREADS = "threads"
-"""The key of both files under which the numbers of threads stand."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,6 @@ class Value:
 
     better: Better
     share: bool = False
-    of_threads: bool = False
 
 
 _OWN = {
@@ -37,50 +35,50 @@ _OWN = {
     "unfinished": Value("lower", share=True),
     "mean_tokens": Value("lower"),
 }
-_OF_THREADS = {
-    TOTAL: Value("lower", of_threads=True),
-    LONGEST: Value("lower", of_threads=True),
-    "acceleration_ratio": Value("higher", share=True, of_threads=True),
-    "parallel_ratio": Value("neither", share=True, of_threads=True),
-    "parallel_count": Value("neither", of_threads=True),
-    "with_parallel": Value("neither", share=True, of_threads=True),
-    "thread_counts_per_block": Value("neither", of_threads=True),
-    "avg_tokens_per_parallel_block": Value("neither", of_threads=True),
-    "format_correct": Value("higher", share=True, of_threads=True),
-    "seconds_sampling": Value("lower", of_threads=True),
-    "seconds_critical": Value("lower", of_threads=True),
-}
-VALUES: Mapping[str, Value] = {**_OWN, **_OF_THREADS, SPEED_UP: Value("higher")}
-"""By name. Beside them there are ``pass_at_K`` for every K that the evaluation's samples allow, and
-``<name>_right`` of each number of threads: its mean over right answers alone."""
-
-RIGHT = "_right"
 
 
 def value_named(name: str) -> Value:
-    """Raises ValueError for a name that no evaluation has, with the nearest that one has."""
-    if name in VALUES:
-        return VALUES[name]
-    if name.removesuffix(RIGHT) in _OF_THREADS:
-        return _OF_THREADS[name.removesuffix(RIGHT)]
+    """Raises ValueError for a name that no evaluation has, with the nearest that one has.
+
+    Known are the evaluation's own numbers, ``pass_at_K`` for every K that its samples allow, declared
+    numbers of answers (``num_tokens_in_the_longest_thread``, or with its group ``threads/…``), each with
+    ``_right`` at its end for the mean over correct answers alone, and ratios over another row.
+    """
+    if name in _OWN:
+        return _OWN[name]
+    if is_ratio(name):
+        return Value("higher")
+    full = full_name(name)
+    if full is not None:
+        number = declared()[full.removesuffix(OF_CORRECT)]
+        return Value(number.better, number.share)
     if re.fullmatch(r"pass_at_[1-9]\d*", name):
-        return VALUES[PASS_AT_1]
+        return _OWN[PASS_AT_1]
+    known = [*_OWN, *(full.partition("/")[2] for full in declared()), *declared_ratios()]
     raise ValueError(
-        f"{name!r} is no number of an evaluation; {did_you_mean(name, list(VALUES))} (pass_at_K is known for"
+        f"{name!r} is no number of an evaluation; {did_you_mean(name, known)} (pass_at_K is known for"
         " other K as well)"
     )
 
 
+def is_ratio(name: str) -> bool:
+    """Whether it is over another row, and so not in any one evaluation's files."""
+    return name in declared_ratios()
+
+
 def number_in(summary: Mapping[str, Any], name: str, where: Path | str) -> float:
     """The number in an evaluation's summary. Raises ValueError that says what the summary lacks."""
-    if value_named(name).of_threads:
-        threads = summary.get(THREADS)
-        if not isinstance(threads, Mapping):
+    value_named(name)
+    full = full_name(name)
+    if full is not None:
+        group, _, short = full.partition("/")
+        numbers = summary.get(group)
+        if not isinstance(numbers, Mapping):
             raise ValueError(
-                f"no threads counted: {where} has no key {THREADS!r}. It is from before threads were counted,"
-                " or the tags are no tokens of the model"
+                f"no {group} counted: {where} has no key {group!r}. It is from before they were counted,"
+                " or the model's answers have none"
             )
-        found, missing = threads.get(name), f"no {name}: not in {THREADS} of {where}"
+        found, missing = numbers.get(short), f"no {short}: not in {group} of {where}"
     elif name in summary:
         found, missing = summary[name], f"no {name}: not in {where}"
     else:
@@ -110,5 +108,6 @@ def _of_answer(row: Mapping[str, Any], name: str) -> float | None:
     elif name == "mean_tokens":
         found = row.get("tokens")
     else:
-        found = (row.get(THREADS) or {}).get(name)
+        group, _, short = (full_name(name) or "").partition("/")
+        found = (row.get(group) or {}).get(short)
     return float(found) if isinstance(found, int | float) else None

@@ -6,6 +6,7 @@ import gc
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +33,9 @@ from treetune.trainers.optimisation import Optimised
 from treetune.trainers.ranks import Ranks
 from treetune.trainers.tokens import Sequences, flat_of_trained, units_of
 from treetune.vocabulary import Episode, Metrics, TokenIds
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 Forward = Callable[[MicroBatch], Tensor]
 
@@ -73,6 +77,11 @@ class PolicyTrainer:
         if gae is not None:
             assert isinstance(settings.critic, FullModelCritic)
             self.critic = self.models.critic()
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The model that is trained; under ZeRO-3 its weights are shards."""
+        return self.policy.module.model
 
     def restart(self, episodes: Sequence[Episode] = ()) -> Metrics:
         """The policy and its optimiser as at the very beginning.

@@ -11,6 +11,7 @@ from annotated_types import Gt
 
 from treetune.episode_generators.base import GenerationContext, Rollout
 from treetune.episode_generators.metrics import trajectory_metrics
+from treetune.episode_generators.numbers import measured
 from treetune.episode_generators.rollout.answers import encoded_prompt, rank_share, steps_of
 from treetune.seeds import derive_seed
 from treetune.tasks.base import Task
@@ -76,6 +77,7 @@ class Demonstrations(Rollout):
             )
             for problem, sample, text, prompt_ids, segments, grade in written
         ]
+        trajectories = measured(trajectories, context.codec)
         metrics = trajectory_metrics(context, trajectories)
         if self.too_long == "leave_out":
             everyones = context.exchange("left-out", [left_out])

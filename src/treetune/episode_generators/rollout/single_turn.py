@@ -11,6 +11,7 @@ from annotated_types import Ge, Gt, Le
 
 from treetune.episode_generators.base import GenerationContext, Rollout
 from treetune.episode_generators.metrics import trajectory_metrics
+from treetune.episode_generators.numbers import measured
 from treetune.episode_generators.rollout.answers import (
     check_sampling,
     encoded_prompt,
@@ -81,6 +82,7 @@ class SingleTurn(Rollout):
             unfinished_reward=self.unfinished_reward,
             max_prompt_tokens=self.max_prompt_tokens,
         )
+        trajectories = measured(trajectories, context.codec)
         return trajectories, trajectory_metrics(context, trajectories)
 
 

@@ -11,7 +11,6 @@ from annotated_types import Gt
 from treetune.episode_generators.base import GenerationContext, Rollout
 from treetune.episode_generators.metrics import mean, trajectory_metrics
 from treetune.episode_generators.rollout.answers import rank_share
-from treetune.episode_generators.threads.numbers import thread_metrics
 from treetune.inference.base import SamplingParams
 from treetune.tasks.base import Task
 from treetune.vocabulary import Metrics, Problem, Trajectory
@@ -34,7 +33,7 @@ class UntilMixed(Rollout):
 
     ``rollout/rounds``; ``rollout/groups_dropped``: share of problems whose answers all scored the same;
     ``rollout/groups_lacking``: how many were missing at the end. What the inner rollout measures
-    beyond ``episodes/`` and ``threads/`` is averaged over the rounds, each with the weight of its
+    beyond ``episodes/`` and numbers of answers is averaged over the rounds, each with the weight of its
     problems.
     """
 
@@ -126,10 +125,7 @@ class UntilMixed(Rollout):
                 f" {reason}"
             )
         trajectories = _shared_out(context, asked, own) if len(reports) > 1 else own
-        metrics = trajectory_metrics(context, trajectories)
-        if any(name.startswith("threads/") for _, report in reports for name in report):
-            metrics |= thread_metrics(context, trajectories)
-        return trajectories, _averaged(reports) | metrics | {
+        return trajectories, _averaged(reports) | trajectory_metrics(context, trajectories) | {
             "rollout/rounds": float(len(reports)),
             "rollout/groups_dropped": 1.0 - mixed / len(asked),
             "rollout/groups_lacking": float(max(0, self.groups - mixed)),

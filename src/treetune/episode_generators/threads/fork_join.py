@@ -23,20 +23,18 @@ from treetune.vocabulary import Branch, FinishReason, Segment, TextCodec, TokenI
 Stragglers = Literal["truncate", "drop", "go_on"]
 Malformed = Literal["end", "go_on"]
 
-NOTES = (
-    "malformed",
-    "duplicate_outlines",
-    "threads_over_cap",
-    "ended_in_thread",
-    "truncated",
-    "dropped",
-    "dropped_tokens",
-    "budget_spent",
-    "blocks_over_cap",
-)
-"""What an answer's `notes` count: blocks without a readable outline; outlines whose number was there
-already; outlines beyond `max_threads`; threads that ended the text; threads cut off, or left out, at their
-limit, and the tokens that were left out; ends for want of tokens; ends for want of blocks."""
+EVENTS = {
+    "malformed": "blocks without a readable outline",
+    "duplicate_outlines": "outlines whose number was there already",
+    "threads_over_cap": "outlines beyond max_threads",
+    "ended_in_thread": "threads that ended the text",
+    "truncated": "threads cut off at their limit",
+    "dropped": "threads left out at their limit",
+    "dropped_tokens": "tokens of threads that were left out",
+    "budget_spent": "ends for want of tokens",
+    "blocks_over_cap": "ends for want of blocks",
+}
+"""What is counted of an answer while it grows, and in words."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +151,7 @@ class ForkJoin:
         self._out: dict[tuple[Branch, int], _Line] = {}
         self._forks = 0
         self._finish: FinishReason | None = None
-        self.notes: Counter[str] = Counter()
+        self.events: Counter[str] = Counter()
 
     @property
     def done(self) -> bool:
@@ -196,11 +194,11 @@ class ForkJoin:
         self._end("stop")
         return self._close(line)
 
-    def _end(self, reason: FinishReason, note: str | None = None) -> None:
+    def _end(self, reason: FinishReason, event: str | None = None) -> None:
         """No further call; the first reason stands."""
         self._finish = self._finish or reason
-        if note is not None:
-            self.notes[note] += 1
+        if event is not None:
+            self.events[event] += 1
 
     def _limit_reached(self, line: _Line) -> list[Call]:
         if line.parent is None:
@@ -208,11 +206,11 @@ class ForkJoin:
             return self._close(line)
         if self._limits.stragglers == "drop":
             line.dropped = True
-            self.notes["dropped"] += 1
-            self.notes["dropped_tokens"] += len(line.token_ids())
+            self.events["dropped"] += 1
+            self.events["dropped_tokens"] += len(line.token_ids())
             return self._close(line)
         if self._limits.stragglers == "truncate":
-            self.notes["truncated"] += 1
+            self.events["truncated"] += 1
         else:
             self._end("length", "budget_spent")
         line.inject(self._glue.end_thread)
@@ -227,7 +225,7 @@ class ForkJoin:
         outlines = outline_numbers(glue.codec.decode(sampled.token_ids))
         numbers = outlines.numbers[: limits.max_threads]
         if not numbers:
-            self.notes["malformed"] += 1
+            self.events["malformed"] += 1
             if limits.malformed == "go_on":
                 return self._go_on(line)
             self._end("stop")
@@ -235,8 +233,8 @@ class ForkJoin:
         if self._forks == limits.max_blocks:
             self._end("length", "blocks_over_cap")
             return self._stop(line)
-        self.notes["duplicate_outlines"] += outlines.duplicates
-        self.notes["threads_over_cap"] += len(outlines.numbers) - len(numbers)
+        self.events["duplicate_outlines"] += outlines.duplicates
+        self.events["threads_over_cap"] += len(outlines.numbers) - len(numbers)
         headers = [glue.headers(number) for number in numbers]
         glued = len(glue.newline) + max(len(glue.joined), len(glue.end_block)) + self._closing(line)
         share = (line.budget - len(line.token_ids()) - glued) // len(headers)

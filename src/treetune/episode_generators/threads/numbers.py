@@ -1,4 +1,4 @@
-"""What is known of answers with threads: lengths, form and seconds, per answer and per iteration.
+"""The named numbers of answers with threads: lengths, form, seconds and what happened while they grew.
 
 Names of lengths are those of the reference's statistics (ThreadWeaver). All numbers are of responses,
 never of prompts, and all means are over answers, so that an answer of many threads weighs no more
@@ -10,34 +10,44 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from treetune.episode_generators.base import GenerationContext
-from treetune.episode_generators.metrics import mean, pooled
+from treetune.episode_generators.numbers import Number, NumberGroup
+from treetune.episode_generators.threads.fork_join import EVENTS
 from treetune.tasks.threads.counting import ThreadCounts, count
 from treetune.tasks.threads.faults import faults
 from treetune.tasks.threads.tags import TagIds
-from treetune.vocabulary import Metrics, Segment, TextCodec, Trajectory
+from treetune.vocabulary import Segment, TextCodec, Trajectory
 
-NAMES = (
-    "total_num_tokens",
-    "num_tokens_in_the_longest_thread",
-    "acceleration_ratio",
-    "parallel_ratio",
-    "parallel_count",
-    "with_parallel",
-    "thread_counts_per_block",
-    "avg_tokens_per_parallel_block",
-    "format_correct",
-    "seconds_sampling",
-    "seconds_critical",
-)
+TOTAL, LONGEST = "total_num_tokens", "num_tokens_in_the_longest_thread"
 
-EXTREMES = (
-    "total_num_tokens",
-    "num_tokens_in_the_longest_thread",
-    "parallel_count",
-    "thread_counts_per_block",
-    "seconds_critical",
-)
+NUMBERS = {
+    "with_parallel": Number(
+        "share of answers with threads", share=True, while_training=True, label="with threads"
+    ),
+    LONGEST: Number(
+        "tokens in the longest thread (critical path)",
+        better="lower",
+        largest=True,
+        while_training=True,
+        label="longest thread",
+    ),
+    TOTAL: Number("tokens of an answer", better="lower", largest=True, while_training=True),
+    "acceleration_ratio": Number(
+        "acceleration ratio: 1 − longest/total", better="higher", share=True, while_training=True
+    ),
+    "parallel_ratio": Number("share of tokens within blocks", share=True),
+    "parallel_count": Number("blocks of an answer", largest=True),
+    "thread_counts_per_block": Number("threads of a block", largest=True),
+    "avg_tokens_per_parallel_block": Number("tokens of a block"),
+    "format_correct": Number(
+        "share with nothing against the grammar", better="higher", share=True, while_training=True
+    ),
+    "seconds_critical": Number(
+        "seconds on the slowest way through an answer", better="lower", largest=True, while_training=True
+    ),
+    "seconds_sampling": Number("seconds in all requests for an answer", better="lower"),
+    **{event: Number(words) for event, words in EVENTS.items()},
+}
+"""By short name; the `EVENTS` are counted by the rollout, the others measured of any answer."""
 
 NO_TOKEN = -1
 
@@ -58,13 +68,10 @@ def counts_of(trajectory: Trajectory, tags: TagIds | None, *, only_forked: bool 
     return count(token_ids, tags, _depth(trajectory))
 
 
-def answer_statistics(trajectory: Trajectory, codec: TextCodec) -> dict[str, float]:
-    """What `statistics_of` has for one answer."""
-    return statistics_of([trajectory], codec)[0]
-
-
-def statistics_of(trajectories: Sequence[Trajectory], codec: TextCodec) -> list[dict[str, float]]:
-    """Numbers of each answer, by `NAMES`; none at all where the tokenizer lacks the tags.
+@NumberGroup.register("threads", NUMBERS, ratios={"speed_up": (TOTAL, LONGEST)})
+def measure(trajectories: Sequence[Trajectory], codec: TextCodec) -> list[dict[str, float]]:
+    """Numbers of each answer, by short name; none of one that was not asked for, and none at all where the
+    tokenizer lacks the tags.
 
     ``thread_counts_per_block`` and ``avg_tokens_per_parallel_block`` are numbers of answers that opened
     a block, so others lack them. ``format_correct`` is 1 where the text breaks no rule of the grammar, which
@@ -73,28 +80,10 @@ def statistics_of(trajectories: Sequence[Trajectory], codec: TextCodec) -> list[
     a part of it was not.
     """
     tags = TagIds.of(codec.encode)
-    return [{} if tags is None else _statistics(trajectory, tags) for trajectory in trajectories]
-
-
-def thread_metrics(context: GenerationContext, trajectories: Sequence[Trajectory]) -> Metrics:
-    """What the threads of all ranks' answers were like; nothing where the tokenizer lacks the tags.
-
-    ``threads/<name>`` is the mean of each of `NAMES` over the answers that have it,
-    ``threads/<name>_right`` that over right answers, ``threads/<name>_max`` the largest (of `EXTREMES`);
-    ``threads/correct`` is the share of right answers. Collective.
-    """
-    if TagIds.of(context.codec.encode) is None:
-        return {}
-    answers = statistics_of(trajectories, context.codec)
-    right = [trajectory.grade.right for trajectory in trajectories]
-    columns = {name: [answer[name] for answer in answers if name in answer] for name in NAMES}
-    for name in NAMES:
-        having = [answer[name] for answer, ok in zip(answers, right, strict=True) if ok and name in answer]
-        columns[f"{name}_right"] = having
-    columns["correct"] = [float(ok) for ok in right]
-    everyones = pooled(context, "thread-metrics", columns)
-    metrics = {f"threads/{name}": mean(values) for name, values in everyones.items() if values}
-    return metrics | {f"threads/{name}_max": max(everyones[name]) for name in EXTREMES if everyones[name]}
+    return [
+        {} if tags is None or not trajectory.segments else _statistics(trajectory, tags)
+        for trajectory in trajectories
+    ]
 
 
 def _statistics(trajectory: Trajectory, tags: TagIds) -> dict[str, float]:

@@ -11,7 +11,8 @@ from typing import Annotated
 from annotated_types import Ge, Gt, Le
 
 from treetune.episode_generators.base import GenerationContext, Rollout
-from treetune.episode_generators.metrics import mean, pooled, trajectory_metrics
+from treetune.episode_generators.metrics import trajectory_metrics
+from treetune.episode_generators.numbers import measured
 from treetune.episode_generators.rollout.answers import (
     check_sampling,
     encoded_prompt,
@@ -22,7 +23,7 @@ from treetune.episode_generators.rollout.answers import (
 )
 from treetune.episode_generators.rollout.single_turn import sample_answers
 from treetune.episode_generators.threads.fork_join import (
-    NOTES,
+    EVENTS,
     Call,
     ForkJoin,
     Glue,
@@ -30,7 +31,6 @@ from treetune.episode_generators.threads.fork_join import (
     Malformed,
     Stragglers,
 )
-from treetune.episode_generators.threads.numbers import thread_metrics
 from treetune.inference.base import Completion, Request, SamplingParams
 from treetune.seeds import derive_seed
 from treetune.vocabulary import (
@@ -76,7 +76,7 @@ class ParallelThreads(Rollout):
     `max_depth` deep (an outline list deeper down is plain text). A block without a readable outline
     ends the answer, unless `malformed` is ``go_on`` (as published). `conclusion` makes a join begin the
     text that concludes a block. An end of text inside a thread ends the answer once its siblings have
-    come in. Each of these is counted: ``threads/<note>`` is its number per answer.
+    come in. Each of these `EVENTS` is counted: ``threads/<event>`` is its number per answer.
 
     `parallel` false is the sequential baseline: one completion to an answer, in which tags are text.
     """
@@ -158,8 +158,8 @@ class ParallelThreads(Rollout):
                 unfinished_reward=self.unfinished_reward,
                 max_prompt_tokens=self.max_prompt_tokens,
             )
-        metrics = trajectory_metrics(context, trajectories) | thread_metrics(context, trajectories)
-        return trajectories, metrics | _note_metrics(context, trajectories)
+        trajectories = measured(trajectories, context.codec)
+        return trajectories, trajectory_metrics(context, trajectories)
 
     def answers(self, context: GenerationContext, starts: Sequence[Start]) -> list[Trajectory]:
         """One graded answer from each start, in their order; `sample` is 0 in all of them.
@@ -244,7 +244,7 @@ class ParallelThreads(Rollout):
             text=text,
             grade=Grade(reward=0.0, outcome="no_answer"),  # until it has been graded
             step_ends=ends,
-            notes={note: answer.notes[note] for note in NOTES if answer.notes[note]},
+            numbers={f"threads/{event}": float(answer.events[event]) for event in EVENTS},
         )
 
 
@@ -253,13 +253,3 @@ def _completion(known: Segment, call: Call, codec: TextCodec) -> Completion:
     stopped = known.token_ids[-1] in (*call.stop_ids, *codec.end_ids)
     reason: FinishReason = "stop" if stopped else "length"
     return Completion(known.token_ids, known.logprobs or (), reason, known.policy_version or 0)
-
-
-def _note_metrics(context: GenerationContext, trajectories: Sequence[Trajectory]) -> Metrics:
-    """``threads/<note>``: how often an answer has it, on average. Collective."""
-    columns = {
-        f"threads/{note}": [float(trajectory.notes.get(note, 0)) for trajectory in trajectories]
-        for note in NOTES
-    }
-    everyones = pooled(context, "thread-notes", columns)
-    return {name: mean(values) for name, values in everyones.items() if values}

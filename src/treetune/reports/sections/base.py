@@ -52,7 +52,7 @@ class Sampled:
     """What a trajectory knows of its sampling, and an episode doesn't."""
 
     segments: tuple[Segment, ...]
-    notes: Mapping[str, int]
+    numbers: Mapping[str, float]
 
 
 class AnswerDrawing:

@@ -109,11 +109,11 @@ def _sampled(path: Path, wanted: Sequence[str], missing: list[str]) -> dict[str,
                 samples = pc.cast(batch["sample"], pa.string())
                 names = pc.binary_join_element_wise(pc.struct_field(batch["problem"], "id"), samples, "#")
                 is_wanted = pc.is_in(names, pa.array(wanted, pa.string()))
-                noted = "notes" in batch.schema.names  # else a file from before there were any
+                counted = "numbers" in batch.schema.names  # else a file from before there were any
                 for i in pc.indices_nonzero(is_wanted).to_pylist():
                     segments = tuple(map(_segment, batch["segments"][i].as_py()))
-                    notes = dict(batch["notes"][i].as_py() or ()) if noted else {}
-                    found[names[i].as_py()] = Sampled(segments, notes)
+                    numbers = dict(batch["numbers"][i].as_py() or ()) if counted else {}
+                    found[names[i].as_py()] = Sampled(segments, numbers)
     except (pa.ArrowInvalid, OSError) as error:
         missing.append(f"{path.name} of iteration {int(path.parent.name) + 1} can't be read: {error}")
     return found

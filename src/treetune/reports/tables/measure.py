@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from treetune.config.hashing import config_hash
+from treetune.episode_generators.numbers import declared_ratios
 from treetune.reports.tables.costs import Cost, costs_of
 from treetune.reports.tables.curves import speedup
 from treetune.reports.tables.intervals import Estimate, over_seeds, over_seeds_and_problems
 from treetune.tables.columns import Column
 from treetune.tables.runs import MEASURABLE, Plan, PlannedRun
 from treetune.tables.settings import MethodRow
-from treetune.tables.values import LONGEST, SPEED_UP, TOTAL, by_problem, number_in
+from treetune.tables.values import by_problem, number_in
 
 
 @dataclass(frozen=True)
@@ -160,13 +161,13 @@ def _read(plan: Plan, run: PlannedRun, row: MethodRow, column: Column) -> SeedRe
         return SeedResult(value=speedup(plan, run, of, column.curve, column.speedup.over), **common)
     summary, folder = _summary(plan, run, column)
     common["samples"] = summary["samples"]
-    if column.shown == SPEED_UP:
-        assert column.over is not None
-        own = number_in(summary, LONGEST, folder / "summary.json")
+    if column.over is not None:
+        upper, lower = declared_ratios()[column.shown]
+        own = number_in(summary, lower, folder / "summary.json")
         if not own:
-            raise ValueError(f"no speed-up: all answers are empty in {folder}")
+            raise ValueError(f"no {column.shown}: {lower} is 0 in {folder}")
         theirs, there = _summary(plan, _run_of(plan, column.over, column, run.seed), column)
-        return SeedResult(value=number_in(theirs, TOTAL, there / "summary.json") / own, **common)
+        return SeedResult(value=number_in(theirs, upper, there / "summary.json") / own, **common)
     value = number_in(summary, column.shown, folder / "summary.json")
     return SeedResult(value=value, by_problem=_by_problem(folder / "answers.jsonl", column.shown), **common)
 

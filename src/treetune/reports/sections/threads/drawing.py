@@ -5,8 +5,9 @@ from __future__ import annotations
 from html import escape
 from itertools import pairwise
 
+from treetune.episode_generators.threads.fork_join import EVENTS
 from treetune.reports.charts import number
-from treetune.reports.threads import (
+from treetune.reports.sections.threads.answer import (
     Block,
     Line,
     Run,
@@ -56,7 +57,8 @@ def _statistics(answer: ThreadedAnswer) -> str:
     mean = answer.mean_advantage(0, len(answer.texts))
     if mean is not None and not answer.is_told_apart:
         parts.append(f"A {mean:+.2f} throughout")
-    parts += [escape(f"{note.replace('_', ' ')}: {times}") for note, times in answer.notes.items() if times]
+    events = {event: answer.numbers.get(f"threads/{event}") for event in EVENTS}
+    parts += [escape(f"{event.replace('_', ' ')}: {times:.0f}") for event, times in events.items() if times]
     return " · ".join(parts)
 
 

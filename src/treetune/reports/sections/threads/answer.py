@@ -56,14 +56,14 @@ Line = tuple[Piece, ...]
 @dataclass(frozen=True)
 class ThreadedAnswer:
     """A row of `episodes.arrow` that has stretches, and what the trajectory says where it is at hand: its
-    segments, and what the rollout noted.
+    segments, and its named numbers.
 
     The colours of advantages are full from `scale` on.
     """
 
     row: Mapping[str, Any]
     segments: Sequence[Segment] | None
-    notes: Mapping[str, int]
+    numbers: Mapping[str, float]
     scale: float
 
     @cached_property

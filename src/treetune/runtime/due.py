@@ -1,0 +1,39 @@
+"""What an experiment still lacks, by what lies in its directory."""
+
+from __future__ import annotations
+
+from treetune.runtime.base import EvaluationSet, PolicyIteration
+from treetune.runtime.directory import ExperimentDirectory
+
+
+def is_generated(directory: ExperimentDirectory, iteration: int) -> bool:
+    """Whether the iteration's episodes lie on disk, whole."""
+    return (directory.iteration(iteration) / "episodes.arrow").is_file()
+
+
+def is_measured(directory: ExperimentDirectory, done: int, chosen: EvaluationSet) -> bool:
+    """Whether the summary of the set after `done` iterations is there."""
+    return (directory.evaluation(done, chosen.label) / "summary.json").is_file()
+
+
+def due_sets(config: PolicyIteration, directory: ExperimentDirectory, done: int) -> list[EvaluationSet]:
+    """The evaluation sets that are due after `done` iterations and not yet measured."""
+    evaluation = config.evaluation
+    last = done == config.iterations
+    while_training = bool(evaluation.every) and done % (evaluation.every or 1) == 0
+    due = [s for s in evaluation.sets if last or (while_training and s.while_training)]
+    return [s for s in due if not is_measured(directory, done, s)]
+
+
+def samples_in(config: PolicyIteration, directory: ExperimentDirectory, iteration: int) -> bool:
+    """Whether the iteration's rollout samples, which it need not where an interrupted run left episodes."""
+    return (
+        config.rollout.needs_engine
+        and iteration < config.iterations
+        and not is_generated(directory, iteration)
+    )
+
+
+def samples_after(config: PolicyIteration, directory: ExperimentDirectory, done: int) -> bool:
+    """Whether the next rollout or an evaluation samples from the weights after `done` iterations."""
+    return samples_in(config, directory, done) or bool(due_sets(config, directory, done))

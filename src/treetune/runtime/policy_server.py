@@ -1,0 +1,145 @@
+"""The engine of a run and the weights that are in it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING
+
+from treetune.inference.base import Canary, Engine
+from treetune.runtime.base import PolicyIteration
+from treetune.runtime.clock import Clock
+from treetune.runtime.due import samples_after
+from treetune.runtime.session import Session
+from treetune.runtime.weights_folder import WeightsFolder
+from treetune.trainers.ranks import Ranks
+from treetune.vocabulary import Metrics
+
+if TYPE_CHECKING:
+    from treetune.trainers.core import PolicyTrainer
+
+CANARY_PROMPTS = 4
+
+
+class PolicyServer:
+    """Holds the engine on the newest weights that somebody samples from; `engine` is None where nobody does.
+
+    Whoever samples waits in `ready`: for a server that is still starting, and for weights that a trainer
+    has offered and that nobody has needed so far.
+    """
+
+    def __init__(self, session: Session, engine: Engine | None, folder: WeightsFolder | None) -> None:
+        self.engine, self.folder = engine, folder
+        self._session = session
+        self._started = False
+        self._offer: tuple[PolicyTrainer, int] | None = None
+
+    @staticmethod
+    @contextmanager
+    def start(session: Session, *, needed: bool = True, trains: bool = False) -> Iterator[PolicyServer]:
+        """The server starts in the background, on the start model's weights. `trains` says whether a trainer
+        is going to offer others: adapters can be sent by one alone. Collective.
+        """
+        if not needed:
+            yield PolicyServer(session, None, None)
+            return
+        config, ranks, directory = session.config, session.ranks, session.directory
+        refuse_unreachable_server(config, ranks)
+        lora = getattr(config.trainer, "lora", None)
+        with contextlib.ExitStack() as stack:
+            sent = lora if trains and lora is not None and lora.send == "adapters" else None
+            folder = WeightsFolder(session, sent)
+            stack.callback(folder.remove)
+            engine = config.engine.start(
+                folder.write_start(),
+                directory.logs if session.purpose == "run" else directory.logs / session.purpose,
+                seed=config.seed,
+                context_length=config.context_length,
+                rank=ranks.rank,
+                world_size=ranks.world_size,
+                rendezvous=folder.path,
+                barrier=ranks.barrier,
+                device=ranks.device.type,
+                end_ids=session.model.codec.end_ids,
+                adapter_rank=sent.rank if sent is not None else None,
+            )
+            stack.callback(engine.close)
+            yield PolicyServer(session, engine, folder)
+
+    def ready(self) -> None:
+        """Returns when a token has been sampled from the newest weights. Collective."""
+        self._wait()
+        self._sync()
+
+    def offer(self, trainer: PolicyTrainer, version: int) -> None:
+        """The trainer's present weights are the newest: whoever samples next gets them."""
+        self._offer = trainer, version
+
+    def update(self, trainer: PolicyTrainer, version: int, clock: Clock) -> Metrics:
+        """The trainer's weights after `version` iterations, in the engine now if somebody is going to sample
+        from them. Collective.
+        """
+        self.offer(trainer, version)
+        if not samples_after(self._session.config, self._session.directory, version):
+            return {}
+        with clock.phase("waiting"):
+            self._wait()
+        with clock.phase("sync"):
+            return self._sync()
+
+    def load_checkpoint(self, number: int) -> None:
+        """A checkpoint's weights (0: the start weights), where no trainer holds them. Raises CheckpointGone.
+        Collective.
+        """
+        assert self.engine is not None and self.folder is not None
+        self._wait()
+        if number == self.engine.version:
+            return
+        self.engine.load(self.folder.write_stored(number), number)
+        self.folder.keep_only(number)
+
+    def asleep(self) -> AbstractContextManager[None]:
+        """Inside, the engine's memory belongs to the trainer, if so configured."""
+        return contextlib.nullcontext() if self.engine is None else self.engine.asleep()
+
+    def _wait(self) -> None:
+        """Until the engine has sampled a token; at once where it has before."""
+        if self.engine is not None and not self._started:
+            with self._session.console.phase("waiting for the engine"):
+                self.engine.wait_ready()
+            self._started = True
+
+    def _sync(self) -> Metrics:
+        """What was offered into the live engine, verified."""
+        if self.engine is None or self.folder is None or self._offer is None:
+            return {}
+        (trainer, version), self._offer = self._offer, None
+        folder = self.folder.write_trained(trainer, version)
+        report = self.engine.load(folder, version, self._canary(trainer))
+        self.folder.keep_only(version)
+        return {
+            "engine/canary_gap": report.canary_gap,
+            "engine/restarts": float(report.restarts),
+            **{f"engine/sync_{part}": seconds for part, seconds in report.parts.items()},
+        }
+
+    def _canary(self, trainer: PolicyTrainer) -> Canary:
+        session = self._session
+        codec, temperature = session.model.codec, session.temperature
+        return Canary(
+            prompts=[codec.encode_prompt(p.prompt) for p in session.train_problems[:CANARY_PROMPTS]],
+            score=lambda pairs: trainer.score(pairs, temperature),
+            tolerance=session.config.engine.tolerance(session.ranks.device.type),
+            temperature=temperature,
+        )
+
+
+def refuse_unreachable_server(config: PolicyIteration, ranks: Ranks) -> None:
+    """Raises ValueError where ranks on other machines would share a server, which listens on one alone."""
+    machines = sorted(set(ranks.machines()))
+    if getattr(config.engine, "servers", None) == "one" and len(machines) > 1:
+        raise ValueError(
+            f"engine.servers is 'one', and the ranks are on {len(machines)} machines ({', '.join(machines)}):"
+            " a server listens on its own machine's loopback only; set it to 'per_rank'"
+        )

@@ -1,0 +1,102 @@
+"""What whoever samples is lent: engine, graders, problems, ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+from treetune.episode_generators.base import GenerationContext, Rollout
+from treetune.inference.journal import JournaledEngine
+from treetune.runtime.policy_server import PolicyServer
+from treetune.runtime.session import Session
+from treetune.tasks.base import Task
+from treetune.tasks.graders.pool import GraderPool
+from treetune.vocabulary import Problem
+
+
+class Sampler:
+    """Lends rollout, credit, evaluation and analyses what they need of the session and its server."""
+
+    def __init__(self, session: Session, server: PolicyServer, grader: GraderPool) -> None:
+        self.session, self.server, self.grader = session, server, grader
+
+    @staticmethod
+    @contextmanager
+    def open(session: Session, server: PolicyServer) -> Iterator[Sampler]:
+        with grader_pool(session, session.config.task) as grader:
+            yield Sampler(session, server, grader)
+
+    def context(
+        self,
+        rollout: Rollout,
+        *,
+        seed: int,
+        iteration: int,
+        journal: Path | None,
+        journals: Sequence[Path] = (),
+        progress: Callable[[int, int], None] = lambda done, total: None,
+        further: Callable[[], Sequence[Problem]] = tuple,
+        task: Task | None = None,
+        grader: GraderPool | None = None,
+        memory: dict[str, Any] | None = None,
+    ) -> GenerationContext:
+        """What rollout and credit are lent. With `journal`, finished requests outlive a crash;
+        `journals` have what others finished; `further` are the context's further problems. `task` and its
+        `grader` are the run's unless given; `memory` is shaping's.
+        """
+        session, engine = self.session, self.server.engine
+        if engine is not None and journal is not None:
+            engine = JournaledEngine(engine, journal, journals)
+        return GenerationContext(
+            task=task or session.config.task,
+            engine=engine,
+            grader=grader or self.grader,
+            codec=session.model.codec,
+            seed=seed,
+            iteration=iteration,
+            context_length=session.config.context_length,
+            rank=session.ranks.rank,
+            world_size=session.ranks.world_size,
+            exchange=session.ranks.exchange,
+            progress=progress,
+            further_problems=further,
+            say=session.console.say,
+            sampling=rollout.sampling,
+            unfinished_reward=rollout.unfinished_reward,
+            rollout=rollout.sampler,
+            memory={} if memory is None else memory,
+        )
+
+    @contextmanager
+    def grader_of(self, task: Task | None) -> Iterator[GraderPool]:
+        """The run's graders, or, while inside, those of another task that grades otherwise."""
+        if task is None or task.grader == self.session.config.task.grader:
+            yield self.grader
+            return
+        with grader_pool(self.session, task) as pool:
+            yield pool
+
+    def phase(self, what: str, unit: str) -> AbstractContextManager[Callable[[int, int], None]]:
+        """A phase on the console, with the engine's speed and how the last iteration went."""
+        return self.session.console.phase(what, unit, self._news)
+
+    def _news(self) -> str:
+        words = []
+        engine, last = self.server.engine, self.session.last_row
+        if engine is not None and engine.tokens_per_second:
+            words.append(f"{engine.tokens_per_second:.0f} tokens/s")
+        for name, key, form in (
+            ("reward", "episodes/reward", "{:.3f}"),
+            ("unfinished", "episodes/unfinished", "{:.0%}"),
+            ("KL", "train/kl", "{:.4f}"),
+        ):
+            if key in last:
+                words.append(f"{name} {form.format(last[key])}")
+        return "  ".join(words)
+
+
+def grader_pool(session: Session, task: Task) -> GraderPool:
+    config = session.config
+    return GraderPool(task.grader, workers=config.grader_workers, deadline=config.grader_deadline)

@@ -1,0 +1,107 @@
+"""One process's hold on an experiment: opened first, closed last."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from treetune.runtime.base import PolicyIteration
+from treetune.runtime.console import Console
+from treetune.runtime.directory import ExperimentDirectory, Lock
+from treetune.runtime.manifest import begin, changed_modules
+from treetune.runtime.start_model import StartModel
+from treetune.trainers.ranks import Ranks
+from treetune.vocabulary import Problem
+
+
+@dataclass
+class Session:
+    """Who this process is among the ranks, the experiment's directory, the console, the start model.
+
+    `purpose` names what the process is here for, apart from all others that are here at the same time:
+    ``run``, ``analysis``, or ``evaluation-`` and a number. `last_row` is the line of the last finished
+    iteration.
+    """
+
+    config: PolicyIteration
+    plain_config: Mapping[str, Any]
+    directory: ExperimentDirectory
+    ranks: Ranks
+    console: Console
+    model: StartModel
+    purpose: str
+    last_row: Mapping[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    @contextmanager
+    def open(
+        config: PolicyIteration, plain_config: Mapping[str, Any], lock: Lock = "run"
+    ) -> Iterator[Session]:
+        """Joins the ranks and takes the lock: several processes may measure a run, while one changes it
+        and one looks into it. Collective.
+        """
+        with contextlib.ExitStack() as stack:
+            ranks = Ranks.join(config.rank_deadline)
+            stack.callback(ranks.leave)
+            directory = ExperimentDirectory(Path(config.directory) / config.experiment_name)
+            purpose: str = lock
+            if ranks.is_first and lock == "evaluation":
+                purpose = f"evaluation-{stack.enter_context(directory.evaluator())}"
+            elif ranks.is_first:
+                stack.enter_context(directory.locked(lock))
+                if lock == "run":
+                    begin(directory, config, plain_config)
+            purpose = ranks.from_first("the experiment directory is ours", purpose)
+            console = Console(directory.logs / "run.log" if ranks.is_first else None, ranks.is_first)
+            stack.callback(console.close)
+            stack.push(console.record_failure)
+            if ranks.is_first and lock == "run" and (changed := changed_modules(directory)):
+                console.say(
+                    f"your own code has changed since this experiment began ({', '.join(changed)}): from here"
+                    " on it is as it is now"
+                )
+            quiet_libraries()
+            model = StartModel(config, ranks.device)
+            yield Session(config, plain_config, directory, ranks, console, model, purpose)
+
+    @cached_property
+    def train_problems(self) -> list[Problem]:
+        """Those that are trained on: the split's, without those whose prompts are too long."""
+        problems = list(self.config.task.problems("train"))
+        most = self.config.rollout.max_prompt_tokens
+        if most is None:
+            return problems
+        kept = [p for p in problems if len(self.model.codec.encode_prompt(p.prompt)) <= most]
+        if not kept:
+            raise ValueError(
+                f"all {len(problems)} training problems have prompts of more than rollout.max_prompt_tokens"
+                f" = {most} tokens"
+            )
+        if len(kept) < len(problems):
+            self.console.say(
+                f"{len(problems) - len(kept)} of {len(problems)} training problems are left out: their"
+                f" prompts are longer than max_prompt_tokens = {most}"
+            )
+        return kept
+
+    @property
+    def temperature(self) -> float:
+        """Of the distribution whose log-probs the trainer computes: the rollout's."""
+        sampling = self.config.rollout.sampling
+        # At temperature 0 the distribution is a point; the trainer scores the untempered one.
+        return sampling.temperature if sampling is not None and sampling.temperature > 0 else 1.0
+
+
+def quiet_libraries() -> None:
+    """Libraries report their own progress on standard error, in the middle of our live line."""
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    for name in ("DeepSpeed", "deepspeed"):
+        logging.getLogger(name).setLevel(logging.WARNING)

@@ -1,0 +1,58 @@
+"""The model that an experiment starts from, ready to be copied by whoever needs one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from treetune.runtime.base import PolicyIteration
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+    from transformers import PretrainedConfig, PreTrainedModel
+
+    from treetune.models.sources import ModelSource
+
+
+class StartModel:
+    """Tokenizer, codec and fresh copies of the experiment's start model, on this rank's device.
+
+    Raises ValueError where tokens are new to a model whose embeddings are not trained.
+    """
+
+    def __init__(self, config: PolicyIteration, device: torch.device) -> None:
+        self.source: ModelSource = config.model
+        self.tokenizer = self.source.load_tokenizer(config.task.alphabet)
+        self.codec = self.source.codec(self.tokenizer)
+        self._config, self._device = config, device
+        self._refuse_unlearned_tokens()
+
+    def load(self) -> PreTrainedModel:
+        """A fresh copy in the trainer's precision."""
+        config = self._config
+        model = self.source.load_model(config.seed, config.task.alphabet)
+        from treetune.trainers.optimisation import torch_dtype
+
+        rows = model.get_input_embeddings().num_embeddings
+        if len(self.tokenizer) > rows:
+            raise ValueError(
+                f"the tokenizer has {len(self.tokenizer)} tokens, and the model embeds only {rows}: they do"
+                " not belong together, or tokens were added and the model's embeddings not resized"
+            )
+        precision = getattr(config.trainer, "precision", "float32")
+        return model.to(device=self._device, dtype=torch_dtype(precision))
+
+    def weights(self) -> tuple[dict[str, Tensor], PretrainedConfig]:
+        """Its weights by name, and its architecture."""
+        model = self.load()
+        return dict(model.named_parameters()), model.config
+
+    def _refuse_unlearned_tokens(self) -> None:
+        if getattr(self._config.trainer, "lora", None) is None:
+            return
+        if unlearned := self.source.unlearned_tokens():
+            raise ValueError(
+                f"model.added_tokens has {', '.join(map(repr, unlearned))}, which the model doesn't know yet,"
+                " and trainer.lora trains no embeddings, so they would stay the mean of other tokens: train"
+                " all weights (trainer.lora: null), or start from a checkpoint of a run that did"
+            )

@@ -1,0 +1,36 @@
+"""A finished iteration in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from treetune.episode_generators.numbers import in_words
+
+SHOWN_SECONDS = 0.05
+"""Phases shorter than this are left out."""
+
+
+def summary_line(row: Mapping[str, Any], iterations: int) -> str:
+    """One finished iteration for a person: what it earned, how it moved, where its time went."""
+    parts = [f"iteration {row['iteration'] + 1}/{iterations}"]
+    was_shaped = row.get("episodes/score") != row.get("episodes/reward")
+    if was_shaped and "episodes/score" in row:
+        parts.append(f"score {row['episodes/score']:.3f}")
+    for name, key, form in (
+        ("reward", "episodes/reward", "{:.3f}"),
+        ("unfinished", "episodes/unfinished", "{:.1%}"),
+        ("loss", "train/loss", "{:.4f}"),
+        ("KL", "train/kl", "{:.4f}"),
+        ("tokens/s", "engine/tokens_per_second", "{:.0f}"),
+    ):
+        if key in row:
+            parts.append(f"{name} {form.format(row[key])}")
+    parts += in_words(row)
+    scores = [f"{key.split('/')[1]} {value:.3f}" for key, value in row.items() if key.endswith("/pass_at_1")]
+    phases = {key.removeprefix("seconds/"): row[key] for key in row if key.startswith("seconds/")}
+    total = phases.pop("total")
+    times = [f"{name} {seconds:.1f}" for name, seconds in phases.items() if seconds >= SHOWN_SECONDS]
+    left = (iterations - row["iteration"] - 1) * total
+    parts += [*scores, f"{total:.1f} s ({', '.join(times)})", f"{left / 60:.0f} min left"]
+    return "  ".join(parts)

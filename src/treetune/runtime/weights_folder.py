@@ -1,0 +1,143 @@
+"""Where weights wait for the engines: whole ones, or adapters on the start model."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from treetune.trainers.ranks import Ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+    from transformers import PretrainedConfig
+
+    from treetune.models.lora import Lora
+    from treetune.runtime.session import Session
+    from treetune.trainers.core import PolicyTrainer
+
+START_MODEL = "start-model"
+"""The folder of the model whose adapters the engine is sent, beside theirs."""
+
+
+class WeightsFolder:
+    """One folder for each version of the policy. `adapters` are the settings of the adapters that the
+    engine is sent as they are; None where it is sent whole weights.
+    """
+
+    def __init__(self, session: Session, adapters: Lora | None) -> None:
+        self.adapters = adapters
+        self._session = session
+        self.path = weights_folder(session.directory.path, session.purpose, session.ranks)
+
+    def of(self, version: int) -> Path:
+        return self.path / f"{version:04d}"
+
+    def write_start(self) -> Path:
+        """What the engine starts on: the start model, or adapters beside it that don't change it yet."""
+        from treetune.models.export import write_for_engine
+
+        session, lora, place = self._session, self.adapters, self.of(0)
+        if session.ranks.is_first:
+            model, tokenizer = session.model.load(), session.model.tokenizer
+            whole = place if lora is None else self._start_model
+            write_for_engine(dict(model.named_parameters()), model.config, tokenizer, whole)
+            if lora is not None:
+                lora.apply(model, session.config.seed)
+                adapters = lora.adapters(dict(model.named_parameters()))
+                write_adapters(lora, adapters, place, base=str(whole))
+        session.ranks.barrier("start weights written for the engine")
+        return place
+
+    def write_trained(self, trainer: PolicyTrainer, version: int) -> Path:
+        """The trainer's present weights or adapters. Collective."""
+        from treetune.models.export import write_for_engine
+
+        session, place = self._session, self.of(version)
+        if self.adapters is not None:
+            adapters = trainer.adapters()
+            if session.ranks.is_first:
+                write_adapters(self.adapters, adapters, place, base=str(self._start_model))
+        else:
+            weights = trainer.weights()
+            if session.ranks.is_first:
+                write_for_engine(weights, trainer.model.config, session.model.tokenizer, place)
+        session.ranks.barrier("weights written for the engine")
+        return place
+
+    def write_stored(self, version: int) -> Path:
+        """A checkpoint's weights (0: the start model's). Raises CheckpointGone where a run that goes on
+        has deleted it meanwhile. Collective.
+        """
+        session, place = self._session, self.of(version)
+        there = True
+        if session.ranks.is_first:
+            from treetune.models.export import write_for_engine
+
+            try:
+                write_for_engine(*self.stored(version), session.model.tokenizer, place)
+            except (OSError, ValueError):
+                if version == 0 or version in session.directory.checkpoints():
+                    raise
+                there = False
+        if not session.ranks.from_first("checkpoint written for the engine", there):
+            raise CheckpointGone(f"checkpoint {version} of {session.directory.path} was deleted meanwhile")
+        return place
+
+    def stored(self, version: int) -> tuple[Mapping[str, Tensor], PretrainedConfig]:
+        """A checkpoint's weights (0: the start model's) by name, and their architecture."""
+        from treetune.models.export import read_policy
+
+        if version == 0:
+            return self._session.model.weights()
+        return read_policy(self._session.directory.checkpoint(version) / "policy")
+
+    def keep_only(self, version: int) -> None:
+        """The engine may restart from the newest weights; older ones are only in the way."""
+        if not self._session.ranks.is_first:
+            return
+        for older in self.path.iterdir():
+            if older not in (self.of(version), self._start_model):
+                shutil.rmtree(older, ignore_errors=True)
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    @property
+    def _start_model(self) -> Path:
+        return self.path / START_MODEL
+
+
+class CheckpointGone(ValueError):
+    """A run that goes on keeps not every checkpoint."""
+
+
+def write_adapters(lora: Lora, adapters: Mapping[str, Tensor], place: Path, base: str) -> None:
+    """The trainer's adapters as a folder that peft and vLLM read; `base` is the model that they belong to."""
+    from treetune.models.lora import write_adapters as write
+
+    write(adapters, lora.describe(adapters, base), place)
+
+
+def weights_folder(experiment: Path, purpose: str, ranks: Ranks) -> Path:
+    """An empty folder: in memory where all ranks are on one machine that has /dev/shm, and otherwise beside
+    the experiment, which all of them see. There the engines of several ranks agree as well.
+
+    The name is the experiment's, so what a killed run left there is cleared by the next one.
+    """
+    machines = ranks.machines()
+    place = f"{experiment.resolve()} {purpose}"
+    if purpose != "run":  # evaluators on several machines may share the experiment's file system
+        place += f" {machines[0]}"
+    name = "treetune-" + hashlib.blake2b(place.encode(), digest_size=8).hexdigest()
+    memory = Path("/dev/shm")
+    folder = (memory if len(set(machines)) == 1 and os.access(memory, os.W_OK) else experiment) / name
+    if ranks.is_first:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+    ranks.barrier("the weights folder is empty")
+    return folder
