@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from treetune.files import write_text
 from treetune.reports.charts import Series, line_chart
 from treetune.reports.experiment import Experiment, read_experiment
 from treetune.reports.pages import colour_of, page
 from treetune.reports.sections.base import sections
-from treetune.runtime.directory import write_text
 
 
 def write_report(directories: Sequence[Path], output: Path | None = None) -> Path:
