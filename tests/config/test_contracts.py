@@ -15,6 +15,7 @@ from treetune.config.jsonnet import load
 from treetune.config.registrable import Registrable
 from treetune.contracts import UNKNOWN, Feature, Finding, Incomplete, Need, Part, findings
 from treetune.runtime.base import PolicyIteration, Runtime
+from treetune.tables.base import Table
 
 VINEPPO = "quickstart/vineppo.jsonnet"
 GRPO = "quickstart/grpo.jsonnet"
@@ -360,3 +361,12 @@ def test_what_is_unknown_may_give_anything_and_is_asked_nothing() -> None:
 def test_a_message_of_an_exception_is_parted_into_what_and_remedy() -> None:
     finding = Finding.of(ValueError("two: three: do this"), "a.b")
     assert (finding.what, finding.remedy, finding.path(("x",))) == ("two: three", "do this", ("x", "a", "b"))
+
+
+def test_every_kind_of_root_is_checked() -> None:
+    """A root that isn't known as one would be built unchecked, and nobody would notice."""
+    for configs in (GRPO, "tables/quickstart_methods.jsonnet"):
+        data = load([configs], environ={}).data
+        family = Runtime if "trainer" in data else Table
+        with pytest.raises(ConfigError):
+            build(family, data | {"experiment_name" if family is Runtime else "name": "../x"})

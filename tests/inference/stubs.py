@@ -42,7 +42,7 @@ class Stub:
         self.faults.mkdir(exist_ok=True)
         launch = StubLaunch(
             settings=VllmSettings(**{"start_timeout": 20.0, **settings}),  # type: ignore[arg-type]
-            context_length=64,
+            context_length=stub_server.CONTEXT,
             seed=0,
             rank=0,
             world_size=1,
@@ -51,7 +51,9 @@ class Stub:
         )
         server = OwnServer(launch, self.weights(0), self.log, None)
         ranks = RankFiles(0, 1, None, lambda name: None)
-        self.engine = VllmEngine(launch.settings, server, ranks, context_length=64, device="cpu")
+        self.engine = VllmEngine(
+            launch.settings, server, ranks, context_length=stub_server.CONTEXT, device="cpu"
+        )
         return self.engine
 
     @property

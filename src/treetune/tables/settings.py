@@ -150,7 +150,7 @@ class Reproduction(Table):
                 f"experiments need each other in a circle: {' → '.join(error.args[1])}"
             ) from error
 
-    def check(self) -> None:
+    def check_experiments(self) -> None:
         from treetune.tables.runs import check
 
         check(self)
