@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -42,7 +41,7 @@ class Stub:
         self.faults.mkdir(exist_ok=True)
         launch = StubLaunch(
             settings=VllmSettings(**{"start_timeout": 20.0, **settings}),  # type: ignore[arg-type]
-            context_length=64,
+            context_length=stub_server.CONTEXT,
             seed=0,
             rank=0,
             world_size=1,
@@ -51,7 +50,9 @@ class Stub:
         )
         server = OwnServer(launch, self.weights(0), self.log, None)
         ranks = RankFiles(0, 1, None, lambda name: None)
-        self.engine = VllmEngine(launch.settings, server, ranks, context_length=64, device="cpu")
+        self.engine = VllmEngine(
+            launch.settings, server, ranks, context_length=stub_server.CONTEXT, device="cpu"
+        )
         return self.engine
 
     @property
@@ -116,14 +117,6 @@ def alive(pid: int) -> bool:
 
 def none_alive(pids: list[int]) -> bool:
     return not any(alive(pid) for pid in pids)
-
-
-def process_named(title: str) -> int:
-    """The process below this one whose command line begins with `title`."""
-    for pid in below(os.getpid()):
-        if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(title.encode()):
-            return pid
-    raise AssertionError(f"no {title} runs below this process")
 
 
 def below(pid: int) -> list[int]:

@@ -241,7 +241,7 @@ def test_results_tell_of_threads_where_an_evaluation_counted_them(tmp_path: Path
     threads = {"num_tokens_in_the_longest_thread": 61.24, "with_parallel": 0.4375}
     write_summary(path, 3, "validation", summary(0.5, threads=threads))
     page = Page(write_report([path]))
-    assert "with threadslongest thread" in page.text and "0.43861.2" in page.text
+    assert "with threads longest thread" in page.words and "0.438 61.2" in page.words
 
 
 @pytest.mark.parametrize("count", [1, 4, 5])

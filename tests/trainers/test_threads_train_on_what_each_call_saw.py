@@ -160,17 +160,17 @@ def test_a_tree_runs_what_rows_begin_with_alike_once():
     assert computed["tree"] == 2 * len(beginnings)
 
 
-@pytest.mark.parametrize(("whole", "budget"), [(True, 300), (False, 300), (False, 10_000)])
-def test_trees_stay_within_the_budget_but_for_what_must_not_be_cut(whole, budget):
+@pytest.mark.parametrize(("keep_units", "budget"), [(True, 300), (False, 300), (False, 10_000)])
+def test_trees_stay_within_the_budget_but_for_what_must_not_be_cut(keep_units, budget):
     sequences = Sequences.of([episode for episode, _ in threaded_episodes()])
     settings = DeepSpeedTrainer(
         objective=made("ppo"), learning_rate=1e-3, layout="tree", tokens_per_micro_batch=budget
     )
     units = [sequences.rows_of((i,)) for i in range(len(sequences))]
-    batches = list(micro_batches(sequences, units, settings, torch.device("cpu"), whole=whole))
-    assert sorted(torch.cat([b.flat_N for b in batches]).tolist()) == list(range(sequences.n_tokens))
+    batches = list(micro_batches(sequences, units, settings, torch.device("cpu"), keep_units=keep_units))
+    assert sorted(torch.cat([b.flat_index_N for b in batches]).tolist()) == list(range(sequences.n_tokens))
     beyond = [b for b in batches if b.inputs.input_ids_BT.numel() > budget]
-    if whole:
+    if keep_units:
         [only] = beyond
         assert only.trained_tokens == (sequences.trained_tokens(1),), "the one with 50 threads"
     else:

@@ -57,7 +57,8 @@ request, and sent before what still waits, so that what has begun ends first."""
 @dataclass(frozen=True)
 class Canary:
     """What the trainer says about a fixed probe: for these prompts, the engine's own samples are
-    scored by `score`, which maps (prompt ids, response ids) pairs to log-probs at `temperature`.
+    scored by `score`, which maps (prompt ids, response ids) pairs to log-probs at `temperature`. A sample
+    has at most `max_tokens`, and fewer where its prompt leaves less of the engine's context.
     Every rank's `score` is called, with no pairs where the rank has no server of its own.
 
     `tolerance` None is the engine's own for its precision.

@@ -56,7 +56,7 @@ class JournaledEngine(Engine):
             keys.extend(request_key(request, self.version) for request in further)
             return list(enumerate(further, start=first))
 
-        def told(index: int) -> list[tuple[int, Request]]:
+        def followers(index: int) -> list[tuple[int, Request]]:
             """What follows from a request that has its answer."""
             further = on_result(index, known[keys[index]]) if on_result is not None else None
             return numbered(further or ())
@@ -68,7 +68,7 @@ class JournaledEngine(Engine):
                 index, request = waiting.popleft()
                 key = keys[index]
                 if key in known:
-                    waiting.extend(told(index))
+                    waiting.extend(followers(index))
                 elif key in places:
                     places[key].append(index)
                 else:
@@ -83,7 +83,7 @@ class JournaledEngine(Engine):
                 key = sampled[position]
                 known[key] = completions
                 writer.add(journal_line(key, completions))
-                return unknown([follower for index in places.pop(key) for follower in told(index)])
+                return unknown([follower for index in places.pop(key) for follower in followers(index)])
 
             if missing := unknown(numbered(requests)):
                 self.engine.generate(missing, keep)

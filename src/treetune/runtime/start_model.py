@@ -31,7 +31,7 @@ class StartModel:
         """A fresh copy in the trainer's precision."""
         config = self._config
         model = self.source.load_model(config.seed, config.task.alphabet)
-        from treetune.trainers.optimisation import torch_dtype
+        from treetune.trainers.deepspeed_model import torch_dtype
 
         rows = model.get_input_embeddings().num_embeddings
         if len(self.tokenizer) > rows:

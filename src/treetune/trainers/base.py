@@ -122,13 +122,13 @@ class DeepSpeedTrainer(Trainer):
         return self.objective.needs_reference or (self.measure_kl and self.objective.measures_kl)
 
     @property
-    def ranks_together(self) -> int:
+    def model_parallel_size(self) -> int:
         """How many neighbouring ranks are given the same micro-batches and run the model together."""
         return self.sequence_parallel_size * self.tensor_parallel_size
 
     @property
-    def together_by(self) -> str:
-        """The setting that says so."""
+    def model_parallel_setting(self) -> str:
+        """The setting that says so, for messages."""
         return "sequence_parallel_size" if self.sequence_parallel_size > 1 else "tensor_parallel_size"
 
     def __post_init__(self) -> None:

@@ -46,15 +46,19 @@ class Scorer:
         """
         result_N = torch.zeros(sequences.n_tokens)
         with torch.no_grad():
-            # Without a graph to keep, twice the tokens fit.
-            for batch in self.micro_batches(sequences, sequences.once(), scale=2):
+            for batch in self.micro_batches(sequences, sequences.once(), with_gradient=False):
                 found_N = forward(batch)
                 if self.reports(batch):
-                    result_N[batch.flat_N] = found_N.float().cpu()
+                    result_N[batch.flat_index_N] = found_N.float().cpu()
         return self.ranks.sum(result_N)[sequences.flat_index(sequences.first_alike())]
 
     def micro_batches(
-        self, sequences: Sequences, units: Sequence[Unit], whole: bool = False, scale: int = 1
+        self,
+        sequences: Sequences,
+        units: Sequence[Unit],
+        *,
+        keep_units: bool = False,
+        with_gradient: bool = True,
     ) -> Iterator[MicroBatch]:
         """This rank's; see `micro_batches`."""
         return micro_batches(
@@ -64,13 +68,13 @@ class Scorer:
             self.ranks.device,
             rank=self.ranks.rank,
             ranks=self.ranks.world_size,
-            whole=whole,
-            scale=scale,
+            keep_units=keep_units,
+            with_gradient=with_gradient,
         )
 
     def reports(self, batch: MicroBatch) -> bool:
         """Whether this rank hands its results on: of ranks that ran it together, one does."""
-        return batch.real and self.ranks.rank % self.settings.ranks_together == 0
+        return not batch.is_dummy and self.ranks.rank % self.settings.model_parallel_size == 0
 
     def answer_logprobs(
         self, policy: Forward, answers: Sequence[tuple[TokenIds, TokenIds]], temperature: float
@@ -80,7 +84,7 @@ class Scorer:
         Local to this rank, except where it doesn't hold the model alone (ZeRO-3, ranks that run it
         together): then every rank calls it, with what it has.
         """
-        collective = self.settings.zero_stage == 3 or self.settings.ranks_together > 1
+        collective = self.settings.zero_stage == 3 or self.settings.model_parallel_size > 1
         gathered = self.ranks.exchange("score", list(answers)) if collective else [answers]
         results = []
         for rank, of_rank in enumerate(gathered):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from treetune.reports.charts import number
 from treetune.reports.experiment import Experiment
+from treetune.reports.pages import render
 from treetune.reports.sections.base import ReportSection, Sampled, drawing_of
 from treetune.reports.tokens import coloured
 from treetune.vocabulary import Segment
@@ -152,65 +153,52 @@ def _different_problems(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def episodes_html(sample: EpisodeSample) -> str:
-    """The sample as a section's inner HTML; all text is escaped."""
+    """The sample as a section's inner HTML."""
     sizes = sorted(abs(a) for row in sample.rows for a in row.get("advantages") or ())
     scale = (sizes[min(len(sizes) - 1, int(COLOURED_FULLY * len(sizes)))] if sizes else 0.0) or 1.0
-    note = f"Iteration {sample.iteration + 1}. "
-    if not sizes:
-        note += (
-            "These episodes carry no advantages: a critic gave them while training, or the loss needs none."
-        )
-    else:
-        valued = any(row.get("step_values") for row in sample.rows)
-        note += (
-            "One line per step: A is its mean advantage"
-            + (
-                ", V the value of the state before it. "
-                if valued
-                else " (this credit has no values of steps). "
+    drawings = [drawing_of(row) for row in sample.rows]
+    return render(
+        "episodes.html",
+        iteration=sample.iteration + 1,
+        scale=scale if sizes else None,
+        valued=any(row.get("step_values") for row in sample.rows),
+        notes=list(dict.fromkeys(drawing.note for drawing in drawings if drawing)),
+        episodes=[
+            _episode(
+                row, drawing.html(row, sample.sampled.get(row["trajectory"]), scale) if drawing else "", scale
             )
-            + '<span class="token" style="--s:1">Blue</span> text was made more likely, '
-            + '<span class="token down" style="--s:1">orange</span> text less; the colour is full from '
-            + f"|A| = {number(scale)} on."
-        )
-    drawings = filter(None, map(drawing_of, sample.rows))
-    note += "".join(f" {drawing_note}" for drawing_note in dict.fromkeys(one.note for one in drawings))
-    shown = "".join(_episode(row, scale, sample.sampled.get(row["trajectory"])) for row in sample.rows)
-    return f'<p class="note">{note}</p><div class="episodes">{shown}</div>'
+            for row, drawing in zip(sample.rows, drawings, strict=True)
+        ],
+    )
 
 
-def _episode(row: dict[str, Any], scale: float, sampled: Sampled | None) -> str:
-    verdict = "right" if _score(row) > 0.5 else "wrong"
+def _episode(row: dict[str, Any], drawing: str, scale: float) -> dict[str, Any]:
     earned = f"reward {number(row['reward'])}"
     if _score(row) != row["reward"]:  # it was shaped
         earned = f"score {number(_score(row))}, {earned}"
-    unfinished = ", unfinished" if row.get("finish_reason") == "length" else ""
-    drawing = drawing_of(row)
-    answer = _steps(row, scale) if drawing is None else drawing.html(row, sampled, scale)
-    return (
-        f'<article class="episode{" whole" if drawing else ""}"><header><span class="verdict'
-        f' {verdict}">{earned}{unfinished}</span><code>{escape(row.get("trajectory") or "")}</code></header>'
-        f'<pre class="prompt">{escape(row["prompt"])}</pre>{answer}</article>'
-    )
+    return {
+        "correct": _score(row) > 0.5,
+        "earned": earned,
+        "unfinished": row.get("finish_reason") == "length",
+        "trajectory": row.get("trajectory") or "",
+        "prompt": row["prompt"],
+        "drawing": drawing,
+        "valued": bool(row.get("step_values")),
+        "steps": [] if drawing else list(_steps(row, scale)),
+    }
 
 
-def _steps(row: dict[str, Any], scale: float) -> str:
-    """A line for each step."""
+def _steps(row: dict[str, Any], scale: float) -> Iterator[tuple[str, str, str]]:
+    """A line for each step: the value before it, its mean advantage, its text as HTML."""
     tokens, advantages = row["tokens"], row.get("advantages")
     ends = [end for end in row.get("step_ends") or () if end < len(tokens)] + [len(tokens)]
-    values = row.get("step_values") or ()
-    lines, start = [], 0
+    values, start = row.get("step_values") or (), 0
     for step, end in enumerate(ends):
-        value = f"{values[step]:.2f}" if step < len(values) else ""
         own = advantages[start:end] if advantages else [0.0] * (end - start)
-        mean = f"{sum(own) / len(own):+.2f}" if advantages and own else ""
-        lines.append(
-            f'<tr><td class="value">{value}</td><td class="advantage">{mean}</td>'
-            f"<td>{coloured(tokens[start:end], own, scale)}</td></tr>"
+        mean = f"{fmean(own):+.2f}" if advantages and own else ""
+        yield (
+            f"{values[step]:.2f}" if step < len(values) else "",
+            mean,
+            coloured(tokens[start:end], own, scale),
         )
         start = end
-    return (
-        f'<table class="steps"><thead><tr><th>{"V" if values else ""}</th>'
-        f"<th>{'A' if advantages else ''}</th><th></th></tr></thead>"
-        f"<tbody>{''.join(lines)}</tbody></table>"
-    )

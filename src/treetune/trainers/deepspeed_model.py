@@ -17,7 +17,7 @@ from treetune.trainers.ranks import Ranks
 CHECKPOINT_TAG = "state"
 
 
-class Optimised:
+class DeepSpeedModel:
     """A module on a DeepSpeed engine, trained with losses that are sums over the global minibatch.
 
     DeepSpeed averages gradients over ranks while our losses are shares of a global sum, so each
