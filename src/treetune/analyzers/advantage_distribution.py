@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from annotated_types import Gt
 
 from treetune.analyzers.points import OfIterations, evenly
+from treetune.contracts import Advantages, Need
 from treetune.episode_generators.credit.monte_carlo import step_advantages
 from treetune.runtime.analysis import Analyzer, Findings
 from treetune.runtime.base import PolicyIteration
@@ -45,6 +46,10 @@ class AdvantageDistribution(OfIterations):
     histogram_bins: Annotated[int, Gt(1)] = 40
 
     file = "episodes.arrow"
+
+    needs = (
+        Need(Advantages(), "it shows them", "leave the analysis out, or choose a credit such as 'group'"),
+    )
 
     def analyse(self, sampler: Sampler, points: Sequence[int], work: Path) -> Findings:
         from treetune.episode_generators.storage import read_episodes

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from treetune.contracts import Finding
+from treetune.contracts import Experiment, Finding
 from treetune.episode_generators.base import GenerationContext, Rollout
 from treetune.models.tokenizer import step_ends
 from treetune.vocabulary import FinishReason, Grade, Problem, TokenIds
@@ -98,6 +98,32 @@ def check_lengths(rollout: Rollout, context_length: int) -> Iterator[Finding]:
             f" {context_length} for an answer",
             "max_prompt_tokens",
             "lower the one or raise the other",
+        )
+
+
+EXAMPLES = 4
+"""Problems whose prompts are looked at before anything starts."""
+
+
+def check_prompts(rollout: Rollout, experiment: Experiment) -> Iterator[Finding]:
+    """What is wrong where the first problems, as far as they are known at once, don't fit the context."""
+    lengths = experiment.model.prompt_tokens([one.prompt for one in experiment.task.examples(EXAMPLES)])
+    sampling, most, context = rollout.sampling, rollout.max_prompt_tokens, experiment.context_length
+    if not lengths or sampling is None or sampling.max_tokens >= context:
+        return
+    if most is not None and min(lengths) > most:
+        yield Finding(
+            f"prompts of this task have {min(lengths)} tokens and more, and max_prompt_tokens is {most}: no"
+            " problem would be left to train on",
+            "max_prompt_tokens",
+            f"raise it to {max(lengths)} or more",
+        )
+    elif most is None and max(lengths) + sampling.max_tokens > context:
+        yield Finding(
+            f"a prompt of {max(lengths)} tokens, as this task has, leaves {context - max(lengths)} of the"
+            f" context_length of {context} for an answer of up to {sampling.max_tokens}",
+            "max_tokens",
+            f"raise context_length to {max(lengths) + sampling.max_tokens} or more, or lower max_tokens",
         )
 
 

@@ -13,7 +13,7 @@ from treetune.contracts import Answers, Experiment, Feature, Finding, OneLine
 from treetune.episode_generators.base import GenerationContext, Rollout
 from treetune.episode_generators.metrics import trajectory_metrics
 from treetune.episode_generators.numbers import measured
-from treetune.episode_generators.rollout.answers import encoded_prompt, rank_share, steps_of
+from treetune.episode_generators.rollout.answers import EXAMPLES, encoded_prompt, rank_share, steps_of
 from treetune.seeds import derive_seed
 from treetune.tasks.threads.grammar import has_threads, pieces
 from treetune.tasks.threads.tags import TAGS, TagIds
@@ -47,6 +47,26 @@ class Demonstrations(Rollout):
             experiment.task.check_demonstrations()
         except ValueError as error:
             yield Finding.of(error, "type", "choose a rollout that samples, such as 'single_turn'")
+            return
+        problems = experiment.task.examples(EXAMPLES)
+        texts = [experiment.task.demonstration(problem, 0) for problem in problems]
+        single = experiment.model.single_tokens()
+        if any(map(has_threads, texts)) and single is not None and not single.issuperset(TAGS):
+            yield Finding(
+                "demonstrations of this task have threads, and the tokenizer takes several tokens for their"
+                " tags, or has none",
+                "$.model.added_tokens",
+                f"name them there: {', '.join(TAGS)}",
+            )
+        written = zip(problems, texts, strict=True)
+        lengths = experiment.model.prompt_tokens([problem.prompt + text for problem, text in written])
+        if lengths and max(lengths) >= experiment.context_length and self.too_long == "stop":
+            yield Finding(
+                f"prompt and demonstration have {max(lengths)} tokens and their end in this task, and"
+                f" context_length is {experiment.context_length}",
+                "$.context_length",
+                f"raise it to {max(lengths) + 1} or more, or set the rollout's too_long to 'leave_out'",
+            )
 
     def run(
         self, context: GenerationContext, problems: Sequence[Problem]

@@ -15,6 +15,7 @@ from treetune.episode_generators.metrics import trajectory_metrics
 from treetune.episode_generators.numbers import measured
 from treetune.episode_generators.rollout.answers import (
     check_lengths,
+    check_prompts,
     check_sampling,
     encoded_prompt,
     rank_share,
@@ -65,7 +66,8 @@ class SingleTurn(Rollout):
         return SampledAnswers(), Answers(self.samples), OneLine()
 
     def check(self, experiment: Experiment) -> Iterable[Finding]:
-        return check_lengths(self, experiment.context_length)
+        yield from check_lengths(self, experiment.context_length)
+        yield from check_prompts(self, experiment)
 
     @property
     def sampling(self) -> SamplingParams:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
 from annotated_types import Gt
 
-from treetune.contracts import Answers, Need, Pairs, UseOfPairs
+from treetune.contracts import Answers, Experiment, Finding, Need, Pairs, UseOfPairs
 from treetune.episode_generators.base import GenerationContext, Selection
-from treetune.episode_generators.selection.all import selection_metrics
+from treetune.episode_generators.selection.all import selection_metrics, unreachable
 from treetune.seeds import derived_random
 from treetune.vocabulary import Episode, Metrics
 
@@ -36,6 +36,9 @@ class PreferencePairs(Selection):
         Need(UseOfPairs(), "it makes pairs of answers"),
         Need(Answers(2), "it pairs answers to the same problem"),
     )
+
+    def check(self, experiment: Experiment) -> Iterable[Finding]:
+        return unreachable(self.reward_threshold, experiment)
 
     def most_kept(self, answers: int, problems: int) -> int:
         each = answers // max(1, problems)

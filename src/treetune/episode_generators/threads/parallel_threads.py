@@ -16,6 +16,7 @@ from treetune.episode_generators.metrics import trajectory_metrics
 from treetune.episode_generators.numbers import measured
 from treetune.episode_generators.rollout.answers import (
     check_lengths,
+    check_prompts,
     check_sampling,
     encoded_prompt,
     rank_share,
@@ -49,6 +50,10 @@ from treetune.vocabulary import (
 
 Fixed = Mapping[tuple[Branch, int], Segment]
 """Calls of an answer (branch, turn) that need not be sampled, since it is known what came of them."""
+
+
+SPOKEN_TAGS = ("<Parallel>", "</Parallel>", "<Outlines>", "</Outlines>", "<Thread>", "</Thread>")
+"""Those that a rollout injects or looks out for."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +109,17 @@ class ParallelThreads(Rollout):
         return SampledAnswers(), Answers(self.samples), Forks() if self.parallel else OneLine()
 
     def check(self, experiment: Experiment) -> Iterable[Finding]:
-        return check_lengths(self, experiment.context_length)
+        yield from check_lengths(self, experiment.context_length)
+        yield from check_prompts(self, experiment)
+        single = experiment.model.single_tokens()
+        if self.parallel and single is not None and not single.issuperset(SPOKEN_TAGS):
+            yield Finding(
+                "the rollout needs the tags of threads as single tokens, and the model's tokenizer has none"
+                " such",
+                "$.model.added_tokens",
+                "put configs/models/thread_tokens.jsonnet on the right, or start from weights that were"
+                " trained with them",
+            )
 
     def __post_init__(self) -> None:
         check_sampling(self.temperature, self.top_k, self.samples)
