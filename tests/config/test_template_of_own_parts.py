@@ -61,7 +61,8 @@ from treetune.tasks.gsm8k import Gsm8k
 task = Gsm8k(train=("questions.jsonl",), problem_field="text", gold_field="solution", keep=("level",),
              prompt="Question: {problem}\\nAnswer:", validation_size=1)
 assert len(task.problems("train")) == 3 and len(task.problems("validation")) == 1
-assert task.problems("train")[0].prompt.startswith("Question: Anna") and task.problems("train")[0].data["level"] == 1
+first = task.problems("train")[0]
+assert first.prompt.startswith("Question: Anna") and first.data["level"] == 1
 try:
     Gsm8k(train=(%r,), problem_field="text", gold_field="solution", validation_size=None).problems("train")
 except ValueError as error:
@@ -110,7 +111,8 @@ from my_package.weighted import WeightedClippedPolicyGradient
 from treetune.trainers.objectives.ppo import ClippedPolicyGradient
 batch = SimpleNamespace(advantages_N=torch.tensor([2.0, -1.0]))
 logprobs, ratio = torch.zeros(2), torch.zeros(2)
-own, _ = WeightedClippedPolicyGradient(positive_weight=0.5, negative_weight=3).surrogate(batch, logprobs, ratio)
+weighted = WeightedClippedPolicyGradient(positive_weight=0.5, negative_weight=3)
+own, _ = weighted.surrogate(batch, logprobs, ratio)
 plain, _ = ClippedPolicyGradient().surrogate(batch, logprobs, ratio)
 assert own.tolist() == [plain[0].item() * 0.5, plain[1].item() * 3]
 """)
