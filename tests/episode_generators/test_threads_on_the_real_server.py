@@ -33,7 +33,7 @@ from treetune.runtime.commands import run_iteration_loop
 from treetune.tasks.base import Split
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.final_answer import FinalAnswer
-from treetune.trainers.base import DeepSpeedTrainer
+from treetune.trainers.base import Trainer
 from treetune.trainers.batching import Layout
 from treetune.trainers.objectives.ppo import ClippedPolicyGradient
 from treetune.vocabulary import Grade, Problem, Trajectory, sees
@@ -207,7 +207,7 @@ def test_a_run_trains_on_what_each_call_saw(
             rollout=ParallelThreads(samples=4, max_tokens=120, max_depth=2),
             credit=credit,
             selection=All(),
-            trainer=DeepSpeedTrainer(
+            trainer=Trainer(
                 objective=ClippedPolicyGradient(), learning_rate=1e-3, layout=layout, measure_kl=False
             ),
             iterations=2,

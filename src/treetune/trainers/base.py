@@ -7,8 +7,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt
 
-from treetune.config.registrable import Registrable
-from treetune.contracts import Advantages, Feature, Need, UseOfAdvantages
+from treetune.contracts import Advantages, Feature, Need, Part, UseOfAdvantages
 from treetune.models.lora import Lora
 from treetune.trainers.batching import Layout
 from treetune.trainers.entropy import EntropyTarget
@@ -18,31 +17,8 @@ from treetune.trainers.schedule import Schedule, Warmup
 Precision = Literal["float32", "bfloat16"]
 
 
-class Trainer(Registrable):
-    """Configuration of what trains the policy."""
-
-    objective: Objective
-    skip_without_advantage: bool = False
-
-    @property
-    def gives(self) -> tuple[Feature, ...]:
-        return self.objective.gives
-
-    @property
-    def needs(self) -> tuple[Need, ...]:
-        if not self.skip_without_advantage:
-            return ()
-        because = "skip_without_advantage looks at the advantages that credit gives"
-        remedy = "set skip_without_advantage to false: a critic's advantages come later, and are never all 0"
-        return (
-            Need(Advantages(before_training=True), because, remedy),
-            Need(UseOfAdvantages(), because, "set skip_without_advantage to false"),
-        )
-
-
-@Trainer.register("deepspeed")
 @dataclass(frozen=True, kw_only=True)
-class DeepSpeedTrainer(Trainer):
+class Trainer(Part):
     """One trainer for every method: AdamW on a DeepSpeed engine.
 
     `minibatch_size` is the number of sequences of one optimiser step over all ranks (None: the
@@ -91,6 +67,21 @@ class DeepSpeedTrainer(Trainer):
     lora: Lora | None = None
     sequence_parallel_size: Annotated[int, Gt(0)] = 1
     tensor_parallel_size: Annotated[int, Gt(0)] = 1
+
+    @property
+    def gives(self) -> tuple[Feature, ...]:
+        return self.objective.gives
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        if not self.skip_without_advantage:
+            return ()
+        because = "skip_without_advantage looks at the advantages that credit gives"
+        remedy = "set skip_without_advantage to false: a critic's advantages come later, and are never all 0"
+        return (
+            Need(Advantages(before_training=True), because, remedy),
+            Need(UseOfAdvantages(), because, "set skip_without_advantage to false"),
+        )
 
     @property
     def keeps_reference(self) -> bool:
