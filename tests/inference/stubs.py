@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -118,14 +117,6 @@ def alive(pid: int) -> bool:
 
 def none_alive(pids: list[int]) -> bool:
     return not any(alive(pid) for pid in pids)
-
-
-def process_named(title: str) -> int:
-    """The process below this one whose command line begins with `title`."""
-    for pid in below(os.getpid()):
-        if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(title.encode()):
-            return pid
-    raise AssertionError(f"no {title} runs below this process")
 
 
 def below(pid: int) -> list[int]:

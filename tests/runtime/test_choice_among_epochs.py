@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.faults import Experiment
 from tests.runtime.in_process import (
     FakeSettings,
     directory_of,
@@ -32,6 +31,7 @@ from treetune.runtime import training
 from treetune.runtime.base import ChooseCheckpoint, Evaluation, EvaluationSet, PolicyIteration
 from treetune.runtime.sampler import Sampler
 from treetune.runtime.training import choose
+from treetune.testing.faults import Experiment
 from treetune.trainers.base import Trainer
 from treetune.trainers.objectives.mle import MaximumLikelihood
 from treetune.trainers.objectives.ppo import ClippedPolicyGradient

@@ -85,13 +85,13 @@ def tick_labels(values: Sequence[float]) -> list[str]:
 def limits(values: Sequence[float], *, from_zero: bool = False) -> tuple[float, float]:
     """Of an axis: a little room around the values, but none on a side of 0 where there are none.
 
-    What is always the same stands in the middle between 0 and its double.
+    What is always the same is shown from 0 on.
     """
     low, high = min(values), max(values)
-    if from_zero:
+    if from_zero or high - low <= 1e-9 * max(abs(low), abs(high)):
         low, high = min(low, 0.0), max(high, 0.0)
-    if high - low <= 1e-9 * max(abs(low), abs(high)):
-        return (min(0.0, 2 * low), max(0.0, 2 * high)) if low else (0.0, 1.0)
+    if low == high:
+        return 0.0, 1.0
     room = 0.06 * (high - low)
     return (
         max(0.0, low - room) if low >= 0 else low - room,
@@ -134,7 +134,7 @@ def draw_series(
             continue
         axes.plot(xs, values, **style)
         if len(one.points) <= MOST_MARKS:
-            radius = (2.6 + 1.3 * (turns - 1 - turn)) * scale
+            radius = (2.6 + min(1.3, 4.0 / turns) * (turns - 1 - turn)) * scale
             axes.plot(
                 xs, values, "o", color=colour, markersize=2 * radius, markeredgewidth=0, gid=f"marks_{n}"
             )
@@ -199,7 +199,7 @@ def line_chart(
     low, high = min(xs), max(xs)
     room = 0.02 * (high - low) or 1.0
     axes.set_xlim(low - room, high + room)
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=high - low >= 2 or low == high, min_n_ticks=1))
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=all(x == round(x) for x in xs), min_n_ticks=1))
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=(1, 2, 2.5, 5, 10)))
     titles = draw_series(axes, drawn, PAGE, from_zero=from_zero)
     return _chart(figure, axes, title, x_name, WIDTH, titles)

@@ -23,7 +23,7 @@ PAGE: Mapping[str, str] = {name: f"#00{number:02x}ff" for number, name in enumer
 """What a figure for the page is drawn with: each stands for its variable."""
 
 _VARIABLES = {colour: f"var(--{name})" for name, colour in PAGE.items()}
-_LEFT_OUT = ("font-family", "font-size", "stroke-linecap", "stroke-linejoin", "stroke-dashoffset")
+_LEFT_OUT = ("font-family", "font-size", "stroke-linecap", "stroke-linejoin")
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,7 @@ def _marks(element: ElementTree.Element, marks: Marks) -> str:
 def _style(text: str) -> str:
     pairs = (part.partition(":")[::2] for part in text.split(";") if part.strip())
     kept = [(key.strip(), value.strip()) for key, value in pairs if key.strip() not in _LEFT_OUT]
+    kept = [(key, value) for key, value in kept if (key, value) != ("stroke-dashoffset", "0")]
     joined = ";".join(f"{key}:{_VARIABLES.get(value, value)}" for key, value in kept)
     return f' style="{joined}"' if joined else ""
 

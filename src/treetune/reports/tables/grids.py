@@ -115,7 +115,7 @@ def _frame(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> DataFrame:
 
 
 def as_html(frame: DataFrame) -> str:
-    return frame.to_html(index=False, border=0, classes="results", justify="unset")
+    return frame.to_html(index=False, border=0, classes="results texts", justify="unset")
 
 
 def as_markdown(frame: DataFrame, code: Sequence[str] = ()) -> str:

@@ -43,7 +43,8 @@ THREADS: Table = {
     "</Parallel>": {"x": 1, "<Parallel>": 1},
     "x": {"x": 1, END: 2},
 }
-MANY_THREADS: Table = THREADS | {
+MANY_THREADS: Table = {
+    **THREADS,
     "?": {"<Parallel>": 1},
     "<Parallel>": {"<Outlines>": 1},
     "<Outlines>": {"<Outline>": 1},
