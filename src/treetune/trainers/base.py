@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt
 
 from treetune.config.registrable import Registrable
-from treetune.contracts import Advantages, Feature, Need, UseOfAdvantages
+from treetune.contracts import Advantages, Experiment, Feature, Finding, Need, UseOfAdvantages
 from treetune.models.lora import Lora
 from treetune.trainers.batching import Layout
 from treetune.trainers.entropy import EntropyTarget
@@ -91,6 +93,28 @@ class DeepSpeedTrainer(Trainer):
     lora: Lora | None = None
     sequence_parallel_size: Annotated[int, Gt(0)] = 1
     tensor_parallel_size: Annotated[int, Gt(0)] = 1
+
+    def check(self, experiment: Experiment) -> Iterable[Finding]:
+        problems = experiment.problems_per_iteration or experiment.task.size("train")
+        if problems is None:
+            return
+        answers = experiment.rollout.most_answers(problems)
+        rows = experiment.selection.most_kept(answers, problems)
+        if self.minibatch_size is not None and self.minibatch_size > rows:
+            yield Finding(
+                f"minibatch_size is {self.minibatch_size}, and an iteration has {rows} sequences (or pairs)"
+                " at most",
+                "minibatch_size",
+                "lower it, or set it to null for one step an iteration",
+            )
+        iterations = 1 if experiment.restart == "every_iteration" else experiment.iterations
+        steps = iterations * self.epochs * math.ceil(rows / (self.minibatch_size or rows))
+        if self.schedule.warmup_steps > steps:
+            yield Finding(
+                f"the warm-up takes {self.schedule.warmup_steps} steps, and training has {steps}",
+                "schedule.steps",
+                "lower it, or train for more iterations",
+            )
 
     @property
     def keeps_reference(self) -> bool:

@@ -1,0 +1,14 @@
+// For the right of an experiment: rows of one's own, with fields of one's own, and no code.
+{
+  experiment_name: 'own_rows',
+  task: {
+    type: 'gsm8k',
+    train: ['examples/own_parts/questions.jsonl'],
+    test: ['examples/own_parts/questions.jsonl'],
+    validation_size: 1,
+    problem_field: 'text',
+    gold_field: 'solution',
+    keep: ['level'],
+    prompt: 'Question: {problem}\nAnswer:',
+  },
+}
