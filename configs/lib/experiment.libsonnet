@@ -143,7 +143,6 @@ local methods = {
                         + (import '../analyzers/kl_to_reference.jsonnet')
                         + {
                           local experiment = self,
-                          selection+: { reward_threshold: 1.0 },
                           trainer+: { epochs: 8 },
                           iterations: 10,
                           choose_checkpoint: {

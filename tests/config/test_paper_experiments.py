@@ -223,7 +223,7 @@ def test_dpo_positive_has_the_papers_pairs_and_loss(family: str, data: str) -> N
     config, trainer = (one := experiment(family, "dpo_positive", data)), trainer_of(one)
     assert (config.iterations, config.problems_per_iteration) == (1, None)
     assert config.credit == NoCredit()
-    assert config.selection == PreferencePairs(reward_threshold=0.5, max_pairs_per_problem=64)
+    assert config.selection == PreferencePairs(max_pairs_per_problem=64)
     assert trainer.epochs == 3
     objective = trainer.objective
     assert isinstance(objective, DpoPositive)
@@ -237,7 +237,7 @@ def test_restem_has_the_papers_filter_restart_and_choice(family: str, data: str)
     config, trainer = (one := experiment(family, "restem", data)), trainer_of(one)
     assert (config.iterations, config.problems_per_iteration) == (10, None)
     assert config.credit == NoCredit()
-    assert config.selection == CorrectOnly(reward_threshold=1.0, max_per_problem=10)
+    assert config.selection == CorrectOnly(max_per_problem=10)
     assert trainer.objective == MaximumLikelihood(aggregation="sequence")
     assert trainer.epochs == 8
     assert config.restart == "every_iteration"

@@ -61,7 +61,7 @@ def state_values(critic: CriticModule, device: torch.device, states: Sequence[To
     with torch.no_grad():
         for start in range(0, len(order), SEQUENCES_AT_ONCE):
             own = order[start : start + SEQUENCES_AT_ONCE]
-            rows = [torch.tensor(states[i]) for i in own]
+            rows = [torch.from_numpy(states[i].astype("int64")) for i in own]
             # Padded on the right: under causal attention no state sees what stands behind it.
             input_ids_BT = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
             lengths_B = torch.tensor([len(row) for row in rows])
