@@ -151,7 +151,7 @@ class Reproduction(Table):
             ) from error
 
     def check_experiments(self) -> None:
-        from treetune.tables.runs import check
+        from treetune.tables.check import check
 
         check(self)
 
