@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -39,7 +40,11 @@ def report(options: argparse.Namespace) -> int:
 def compare_analyses(options: argparse.Namespace) -> int:
     import treetune.parts  # noqa: F401  (registers them)
     from treetune.analyzers.compare import compare_analyses
+    from treetune.config.imports import import_parts
 
+    for text in options.experiments:  # an analyzer may be one of the user's own, found from here
+        stored = Path(text.rpartition("=")[2]) / "config.json"
+        import_parts(json.loads(stored.read_text()) if stored.is_file() else {})
     drawn = compare_analyses(options.analysis, options.experiments, options.output)
     say(f"{drawn}.png, .svg and .json")
     return 0
