@@ -18,7 +18,7 @@ from treetune.models.chat import Chat
 from treetune.models.checkpoints import resolve_policy
 from treetune.models.kernels import require_kernels
 from treetune.seeds import derive_seed
-from treetune.vocabulary import TextCodec, TokenIds
+from treetune.vocabulary import TextCodec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -339,7 +339,7 @@ class PretrainedModel(ModelSource):
             apply_liger(model)
         return model.train()
 
-    def _words(self) -> dict[int, TokenIds]:
+    def _words(self) -> dict[int, tuple[int, ...]]:
         """The added tokens that the model has no weights for, by id, with the tokens of their words."""
         tokenizer = self._own_tokenizer()
         words = {token: word_ids(tokenizer, token) for token in missing_tokens(tokenizer, self.added_tokens)}

@@ -168,7 +168,7 @@ class Reproduction(Table):
             )
 
     def check_experiments(self) -> None:
-        from treetune.tables.runs import check
+        from treetune.tables.check import check
 
         check(self)
 

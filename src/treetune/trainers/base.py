@@ -9,8 +9,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt
 
-from treetune.config.registrable import Registrable
-from treetune.contracts import Advantages, Experiment, Feature, Finding, Need, UseOfAdvantages
+from treetune.contracts import Advantages, Experiment, Feature, Finding, Need, Part, UseOfAdvantages
 from treetune.models.lora import Lora
 from treetune.trainers.batching import Layout
 from treetune.trainers.entropy import EntropyTarget
@@ -20,31 +19,8 @@ from treetune.trainers.schedule import Schedule, Warmup
 Precision = Literal["float32", "bfloat16"]
 
 
-class Trainer(Registrable):
-    """Configuration of what trains the policy."""
-
-    objective: Objective
-    skip_without_advantage: bool = False
-
-    @property
-    def gives(self) -> tuple[Feature, ...]:
-        return self.objective.gives
-
-    @property
-    def needs(self) -> tuple[Need, ...]:
-        if not self.skip_without_advantage:
-            return ()
-        because = "skip_without_advantage looks at the advantages that credit gives"
-        remedy = "set skip_without_advantage to false: a critic's advantages come later, and are never all 0"
-        return (
-            Need(Advantages(before_training=True), because, remedy),
-            Need(UseOfAdvantages(), because, "set skip_without_advantage to false"),
-        )
-
-
-@Trainer.register("deepspeed")
 @dataclass(frozen=True, kw_only=True)
-class DeepSpeedTrainer(Trainer):
+class Trainer(Part):
     """One trainer for every method: AdamW on a DeepSpeed engine.
 
     `minibatch_size` is the number of sequences of one optimiser step over all ranks (None: the
@@ -116,6 +92,21 @@ class DeepSpeedTrainer(Trainer):
                 "lower it, train for more iterations, or set schedule.may_outlast_training to true for"
                 " a short try",
             )
+
+    @property
+    def gives(self) -> tuple[Feature, ...]:
+        return self.objective.gives
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        if not self.skip_without_advantage:
+            return ()
+        because = "skip_without_advantage looks at the advantages that credit gives"
+        remedy = "set skip_without_advantage to false: a critic's advantages come later, and are never all 0"
+        return (
+            Need(Advantages(before_training=True), because, remedy),
+            Need(UseOfAdvantages(), because, "set skip_without_advantage to false"),
+        )
 
     @property
     def keeps_reference(self) -> bool:

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from treetune.models.inputs import ModelInputs
-from treetune.trainers.base import DeepSpeedTrainer
+from treetune.trainers.base import Trainer
 from treetune.trainers.batching import Unit
 from treetune.trainers.micro_batches import MicroBatch, micro_batches
 from treetune.trainers.ranks import Ranks
 from treetune.trainers.tokens import Sequences
-from treetune.vocabulary import TokenIds
+from treetune.vocabulary import TokenIds, joined
 
 Forward = Callable[..., Any]
 """A `PolicyModule` or `CriticModule`, or a `TrainableModel` of one."""
@@ -28,7 +28,7 @@ class Scorer:
     `temperature` is the rollout's: log-probs are those of the distribution that was sampled.
     """
 
-    settings: DeepSpeedTrainer
+    settings: Trainer
     ranks: Ranks
     temperature: float
 
@@ -89,11 +89,11 @@ class Scorer:
         results = []
         for rank, of_rank in enumerate(gathered):
             for prompt, response in of_rank:
-                ids_1T = torch.tensor([prompt + response], device=self.ranks.device)
+                ids_T = torch.from_numpy(joined([prompt, response]).astype("int64")).to(self.ranks.device)
                 inputs = ModelInputs(
-                    input_ids_BT=ids_1T,
-                    positions_N=torch.arange(len(prompt) - 1, ids_1T.shape[1] - 1, device=ids_1T.device),
-                    labels_N=torch.tensor(response, device=ids_1T.device),
+                    input_ids_BT=ids_T[None],
+                    positions_N=torch.arange(len(prompt) - 1, len(ids_T) - 1, device=ids_T.device),
+                    labels_N=ids_T[len(prompt) :],
                     max_positions=len(response),
                 )
                 with torch.no_grad():

@@ -45,11 +45,11 @@ def encoded_prompt(
 ) -> TokenIds:
     """The prompt's ids; ValueError naming the problem if they don't leave room for the response.
 
-    The room is all of `response_tokens`, or where `max_prompt_tokens` says how long prompts may be,
-    what such a prompt leaves of the context (`room`).
+    That is all of `response_tokens`, or where `max_prompt_tokens` says how long prompts may be, what such
+    a prompt leaves of the context (`token_budget`).
     """
     prompt_ids = context.codec.encode_prompt(problem.prompt)
-    if not problem.prompt or not prompt_ids:
+    if not problem.prompt or not len(prompt_ids):
         raise ValueError(f"problem {problem.id!r} has an empty prompt")
     if max_prompt_tokens is not None and len(prompt_ids) > max_prompt_tokens:
         raise ValueError(
@@ -67,7 +67,7 @@ def encoded_prompt(
     return prompt_ids
 
 
-def room(context: GenerationContext, prompt_ids: TokenIds, max_tokens: int) -> int:
+def token_budget(context: GenerationContext, prompt_ids: TokenIds, max_tokens: int) -> int:
     """How many tokens an answer may have: `max_tokens`, or what the prompt leaves of the context."""
     return min(max_tokens, context.context_length - len(prompt_ids))
 
@@ -134,8 +134,8 @@ def with_unfinished(grade: Grade, finish_reason: FinishReason, unfinished_reward
     return replace(grade, reward=unfinished_reward, message="cut off by max_tokens")
 
 
-def said(text: str, stop: Sequence[str]) -> str:
-    """What an answer says: `text` up to a stop string, which belongs to what would have come next."""
+def before_stop(text: str, stop: Sequence[str]) -> str:
+    """What graders read: `text` up to a stop string, which belongs to what would have come next."""
     return text[: min((at for word in stop if (at := text.find(word)) >= 0), default=len(text))]
 
 
@@ -146,8 +146,8 @@ def steps_of(
 
     The tokens of a stop string are no step of their own: they belong to the last one.
     """
-    words = said(text, stop)
+    words = before_stop(text, stop)
     boundaries = context.task.step_boundaries(words)
     if len(words) < len(text):
         boundaries = [0, *boundaries[1:-1], len(text)]
-    return step_ends(response_ids, boundaries, context.codec)
+    return step_ends(response_ids, boundaries, context.codec, text)

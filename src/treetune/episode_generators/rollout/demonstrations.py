@@ -17,7 +17,7 @@ from treetune.episode_generators.rollout.answers import EXAMPLES, encoded_prompt
 from treetune.seeds import derive_seed
 from treetune.tasks.threads.grammar import has_threads, pieces
 from treetune.tasks.threads.tags import TAGS, TagIds
-from treetune.vocabulary import Metrics, Problem, Segment, TokenIds, Trajectory
+from treetune.vocabulary import Metrics, Problem, Segment, TokenIds, Trajectory, joined, token_array
 
 
 @Rollout.register("demonstrations")
@@ -80,7 +80,7 @@ class Demonstrations(Rollout):
             for sample in range(self.samples):
                 seed = derive_seed(context.seed, context.iteration, problem.id, sample, "demonstration")
                 segments = _segments(context, problem, context.task.demonstration(problem, seed))
-                response_ids = tuple(chain.from_iterable(segment.token_ids for segment in segments))
+                response_ids = joined([segment.token_ids for segment in segments])
                 if self.too_long == "leave_out" and not _fits(context, problem, response_ids):
                     left_out += 1
                     continue
@@ -113,8 +113,9 @@ class Demonstrations(Rollout):
 def _segments(context: GenerationContext, problem: Problem, text: str) -> tuple[Segment, ...]:
     """A demonstration's segments, the last one with the end token; one, where it has no threads."""
     codec = context.codec
+    end = token_array([codec.eos_id])
     if not has_threads(text):
-        return (Segment(token_ids=(*codec.encode_answer(problem.prompt, text), codec.eos_id)),)
+        return (Segment(joined([codec.encode_answer(problem.prompt, text), end])),)
     if TagIds.of(codec.encode) is None:
         raise ValueError(
             f"the demonstration of problem {problem.id!r} has threads, and the tokenizer takes several "
@@ -125,8 +126,9 @@ def _segments(context: GenerationContext, problem: Problem, text: str) -> tuple[
         cut = pieces(text)
     except ValueError as error:
         raise ValueError(f"the demonstration of problem {problem.id!r} can't be cut: {error}") from error
-    encoded = [codec.encode_answer(problem.prompt, cut[0].text), *(codec.encode(p.text) for p in cut[1:])]
-    encoded[-1] = (*encoded[-1], codec.eos_id)
+    encoded = [codec.encode_answer(problem.prompt, cut[0].text)]
+    encoded += [token_array(codec.encode(piece.text)) for piece in cut[1:]]
+    encoded[-1] = joined([encoded[-1], end])
     return tuple(
         Segment(token_ids=ids, origin="injected" if piece.injected else "sampled", branch=piece.branch)
         for piece, ids in zip(cut, encoded, strict=True)

@@ -12,7 +12,7 @@ from annotated_types import Gt
 from treetune.contracts import Experiment, Finding
 from treetune.episode_generators.base import GenerationContext, Selection
 from treetune.episode_generators.selection.all import selection_metrics, unreachable
-from treetune.vocabulary import Episode, Metrics
+from treetune.vocabulary import CORRECT_SCORE, Episode, Metrics
 
 
 @Selection.register("correct_only")
@@ -24,7 +24,7 @@ class CorrectOnly(Selection):
     their experiments, so that easy problems don't crowd out hard ones.
     """
 
-    reward_threshold: float = 1.0
+    reward_threshold: float = CORRECT_SCORE
     max_per_problem: Annotated[int, Gt(0)] | None = None
 
     def check(self, experiment: Experiment) -> Iterable[Finding]:

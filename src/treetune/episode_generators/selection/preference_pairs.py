@@ -12,7 +12,7 @@ from treetune.contracts import Answers, Experiment, Finding, Need, Pairs, UseOfP
 from treetune.episode_generators.base import GenerationContext, Selection
 from treetune.episode_generators.selection.all import selection_metrics, unreachable
 from treetune.seeds import derived_random
-from treetune.vocabulary import Episode, Metrics
+from treetune.vocabulary import CORRECT_SCORE, Episode, Metrics
 
 
 @Selection.register("preference_pairs")
@@ -28,7 +28,7 @@ class PreferencePairs(Selection):
     with the pair's number. ``selection/kept`` counts answers that are in any pair.
     """
 
-    reward_threshold: float = 0.5
+    reward_threshold: float = CORRECT_SCORE
     max_pairs_per_problem: Annotated[int, Gt(0)] | None = 64
 
     gives = (Pairs(),)

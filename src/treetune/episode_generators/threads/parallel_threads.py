@@ -20,8 +20,8 @@ from treetune.episode_generators.rollout.answers import (
     check_sampling,
     encoded_prompt,
     rank_share,
-    room,
     steps_of,
+    token_budget,
     with_unfinished,
 )
 from treetune.episode_generators.rollout.single_turn import sample_answers
@@ -46,6 +46,7 @@ from treetune.vocabulary import (
     TextCodec,
     TokenIds,
     Trajectory,
+    joined,
 )
 
 Fixed = Mapping[tuple[Branch, int], Segment]
@@ -225,7 +226,7 @@ class ParallelThreads(Rollout):
 
         requests = []
         for place, start in enumerate(starts):
-            budget = room(context, start.prompt_ids, self.max_tokens)
+            budget = token_budget(context, start.prompt_ids, self.max_tokens)
             growing[place] = ForkJoin(glue, limits, start.prompt_ids, budget)
             requests += sampled(place, growing[place].begin())
         if requests:
@@ -249,7 +250,7 @@ class ParallelThreads(Rollout):
 
     def _trajectory(self, context: GenerationContext, start: Start, answer: ForkJoin) -> Trajectory:
         segments = answer.segments
-        response_ids = tuple(itertools.chain.from_iterable(segment.token_ids for segment in segments))
+        response_ids = joined([segment.token_ids for segment in segments])
         text = context.codec.decode(response_ids)
         if len(segments) == 1:
             ends = steps_of(context, response_ids, text)
@@ -272,4 +273,5 @@ def _completion(known: Segment, call: Call, codec: TextCodec) -> Completion:
     """What the engine had said when the segment was sampled."""
     stopped = known.token_ids[-1] in (*call.stop_ids, *codec.end_ids)
     reason: FinishReason = "stop" if stopped else "length"
-    return Completion(known.token_ids, known.logprobs or (), reason, known.policy_version or 0)
+    assert known.logprobs is not None
+    return Completion(known.token_ids, known.logprobs, reason, known.policy_version or 0)
