@@ -35,6 +35,7 @@ class Warmup(Schedule):
     steps: Annotated[int, Ge(0)] = 0
     ratio: Annotated[float, Ge(0), Le(1)] = 0.0
     decay: Literal["constant", "linear", "cosine"] = "constant"
+    """What follows the warm-up until the run's last step."""
     may_outlast_training: bool = False
 
     def __post_init__(self) -> None:
