@@ -131,7 +131,7 @@ local methods = {
                      + (import '../analyzers/gradient_variance.jsonnet')
                      + (import '../analyzers/action_ranking.jsonnet')
                      + {
-                       trainer+: { critic+: { learning_rate: null, value_clip: 0.2 } },
+                       credit+: { critic+: { learning_rate: null, value_clip: 0.2 } },
                        engine+: { gpu_memory_utilization: 0.35 },
                      } + model.with_critic,
 

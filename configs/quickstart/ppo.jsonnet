@@ -1,4 +1,4 @@
 // PPO.
 local quickstart = import '../lib/quickstart.libsonnet';
 quickstart.policy_gradient('ppo', import '../methods/ppo.jsonnet')
-+ { trainer+: { critic+: { learning_rate: 1e-3 } } }
++ { credit+: { critic+: { learning_rate: 1e-3 } } }

@@ -16,11 +16,12 @@ from tests.trainers.helpers import tiny_model
 from treetune.analyzers.advantage_distribution import AdvantageDistribution, describe, steps_advantages
 from treetune.analyzers.diversity import distinct_ngrams, overlap
 from treetune.analyzers.gradient_noise import GradientSums
-from treetune.analyzers.kl_to_reference import answer_kl
+from treetune.analyzers.kl_to_reference import KlToReference, answer_kl
 from treetune.analyzers.points import choose, evenly
 from treetune.analyzers.scoring import state_values
 from treetune.analyzers.statistics import Bootstrap, correlation, mean_of, right_side
 from treetune.analyzers.weight_distance import distances, group_of
+from treetune.models.inputs import ModelInputs
 from treetune.models.logprobs import CriticModule
 from treetune.vocabulary import Episode
 
@@ -97,6 +98,18 @@ def test_both_estimators_expect_the_exact_kl_of_whole_answers() -> None:
         assert sum(p * v for p, v in zip(answers.values(), values, strict=True)) == pytest.approx(exact)
 
 
+def test_accuracy_is_the_share_of_correct_answers_and_not_what_they_earn_on_average() -> None:
+    rewards = {"p0": (0.5, 1.0), "p1": (0.0, 1.2)}
+    rows = [
+        {"checkpoint": 3, "problem": problem, "reward": reward, "k1": 0.1, "k3": 0.1, "tokens": 4}
+        for problem, of_problem in rewards.items()
+        for reward in of_problem
+    ]
+    numbers = KlToReference().summarise(rows)["by_checkpoint"]["3"]
+    assert numbers["accuracy"]["value"] == pytest.approx(0.5)
+    assert numbers["reward"]["value"] == pytest.approx(0.675)
+
+
 # The critic
 
 
@@ -105,7 +118,8 @@ def test_a_states_value_is_read_at_its_last_token_whatever_it_is_padded_with() -
     states = [(1, 2, 3), (4,), (5, 6, 7, 8, 9, 10), (1, 2)]
     with torch.no_grad():
         alone = [
-            float(critic(torch.tensor([state]), None, torch.tensor([len(state) - 1]))) for state in states
+            float(critic(ModelInputs(torch.tensor([state]), torch.tensor([len(state) - 1]))))
+            for state in states
         ]
     assert len(set(alone)) == 4
     assert state_values(critic, torch.device("cpu"), states) == pytest.approx(alone, abs=1e-6)

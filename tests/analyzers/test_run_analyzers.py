@@ -15,7 +15,7 @@ from tests.runtime.in_process import FakeSettings, sampled_requests, small, trai
 from treetune.analyzers.command import run_analyzers
 from treetune.analyzers.compare import compare_analyses
 from treetune.analyzers.gradients import gradient_sums
-from treetune.config.build import build
+from treetune.config.build import build, checked
 from treetune.episode_generators.credit.gae import Gae
 from treetune.runtime.analysis import Analyzer
 from treetune.runtime.base import PolicyIteration
@@ -207,8 +207,8 @@ def test_an_analyzer_that_two_fragments_want_runs_once(
     assert analyse(base, "group", {"type": "diversity"}, {"type": "diversity"})[0] == 0
     assert analyse(base, "group", {"type": "diversity"}, {"type": "diversity"})[0] == 0
     assert capsys.readouterr().out.count("is done") == 1
-    with pytest.raises(ValueError, match="two different analyzers are called diversity"):
-        experiment(base, "group", {"type": "diversity"}, {"type": "diversity", "order": 2})
+    with pytest.raises(ValueError, match="two different ones are called diversity"):
+        checked(experiment(base, "group", {"type": "diversity"}, {"type": "diversity", "order": 2}))
 
 
 def test_analyses_of_several_experiments_go_into_one_figure(base: Path, tmp_path: Path) -> None:

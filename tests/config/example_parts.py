@@ -18,6 +18,8 @@ class Shape(Registrable):
 @Shape.register("circle")
 @dataclass(frozen=True, kw_only=True)
 class Circle(Shape):
+    """A round one. `radius` is half its width."""
+
     radius: Annotated[float, Gt(0)]
     colour: Literal["red", "green"] = "red"
 
@@ -36,7 +38,7 @@ class Frame:
     tags: Annotated[tuple[str, ...], MinLen(1)] = ("plain",)
 
 
-class Picture(Registrable, root=True):
+class Picture(Registrable, root="an experiment"):
     """The root family."""
 
 
@@ -63,7 +65,7 @@ class Drawing(Picture):
             raise ValueError(f"size {self.size} is no multiple of tile {self.tile}")
 
 
-class Gallery(Registrable, root=True):
+class Gallery(Registrable, root="a table"):
     """The other root family, without a seed of its own."""
 
 

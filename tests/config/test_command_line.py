@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.config.example_parts import Circle, Drawing, Frame, Gallery, Picture, Wall
+from tests.config.example_parts import Circle, Drawing, Frame, Wall
 from treetune import main as command_line
 from treetune.config.explain import as_plain
 
@@ -24,7 +24,6 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for variable in ("APP_SEED", "APP_DIRECTORY", "APP_EXPERIMENT_NAME", "RANK", "WORLD_SIZE"):
         monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr(command_line, "_families", lambda: (Picture, Gallery))
     Path("circle.jsonnet").write_text(CIRCLE)
     Path("wall.jsonnet").write_text("{ type: 'wall', rows: ['a'] }")
 
@@ -79,12 +78,26 @@ def test_check_config_tells_every_mistake_and_ends_with_2(capsys: pytest.Capture
 
 def test_explain_config_lists_what_sets_a_key(capsys: pytest.CaptureFixture[str]) -> None:
     assert main("--override", "{ shape+: { radius: 3 } }", "explain_config", "shape.radius") == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split() for line in lines] == [
-        ["shape.radius", "=", "3"],
-        ["circle.jsonnet:2", "2"],
-        ["--override", "3"],
-    ]
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == ["shape.radius", "=", "3"]
+    assert lines[-2:] == [["circle.jsonnet:2", "2"], ["--override", "3"]]
+
+
+def test_explain_config_says_type_bounds_default_and_meaning(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main("explain_config", "shape.radius") == 0
+    out = capsys.readouterr().out
+    assert "a number greater than 0; it must be given" in out
+    assert "`radius` is half its width." in out
+    assert main("explain_config", "shape.colour") == 0
+    assert 'one of "red", "green"; by default "red"' in capsys.readouterr().out
+
+
+def test_explain_config_lists_the_keys_of_a_part(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main("explain_config", "shape") == 0
+    rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert "tests.config.example_parts.Circle" in rows["keys"]
+    assert rows["radius"].split()[1] == "2"
+    assert "(the default)" in rows["colour"]
 
 
 def test_explain_config_tells_a_default(capsys: pytest.CaptureFixture[str]) -> None:

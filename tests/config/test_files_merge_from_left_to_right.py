@@ -138,3 +138,28 @@ def test_a_file_that_is_no_object_is_named() -> None:
     shown = message("base.jsonnet", "list.jsonnet")
     assert "list.jsonnet" in shown
     assert "should be an object" in shown
+
+
+def test_an_error_in_a_library_names_the_key_and_the_file_that_set_it() -> None:
+    Path("longest.libsonnet").write_text("function(context, prompt)\n  context - prompt\n")
+    Path("user.jsonnet").write_text(
+        "local longest = import 'longest.libsonnet';\n"
+        "{ context: 10,\n  rollout: { sets: [{ max_tokens: longest($.context, 2) }] } }"
+    )
+    Path("wrong.jsonnet").write_text("{\n  context: null }")
+    shown = " ".join(message("user.jsonnet", "wrong.jsonnet").split())
+    assert "longest.libsonnet:2:3" in shown
+    assert "in the value of rollout.sets.max_tokens (user.jsonnet:3:35)" in shown
+    assert "it is made from context, which wrong.jsonnet:2 sets (null)" in shown
+
+
+def test_an_error_of_the_standard_library_names_the_key() -> None:
+    Path("user.jsonnet").write_text("{ a: { b: std.parseInt('x') } }")
+    assert "in the value of a.b (user.jsonnet:1:11)" in message("user.jsonnet")
+
+
+def test_an_error_of_syntax_has_line_column_and_text() -> None:
+    Path("wrong.jsonnet").write_text("{\n  a: 1,\n  b 2,\n}")
+    shown = message("wrong.jsonnet")
+    assert "wrong.jsonnet:3:5" in shown
+    assert "      b 2,\n        ^" in shown

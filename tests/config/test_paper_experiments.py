@@ -18,7 +18,7 @@ from treetune.config import lexer
 from treetune.config.build import build
 from treetune.config.explain import Explanation
 from treetune.config.jsonnet import CONFIGS, load
-from treetune.episode_generators.credit.gae import Gae
+from treetune.episode_generators.credit.gae import CriticSettings, Gae
 from treetune.episode_generators.credit.group import Group
 from treetune.episode_generators.credit.monte_carlo import MonteCarlo
 from treetune.episode_generators.credit.outcome import NoCredit
@@ -33,7 +33,7 @@ from treetune.models.sources import PretrainedModel, TinyModel
 from treetune.runtime.base import ChooseCheckpoint, PolicyIteration, Runtime
 from treetune.tasks.gsm8k import Gsm8k
 from treetune.tasks.math import CollegeMath, Math, OlympiadBench
-from treetune.trainers.base import DeepSpeedTrainer, FullModelCritic
+from treetune.trainers.base import DeepSpeedTrainer
 from treetune.trainers.objectives.mle import MaximumLikelihood
 from treetune.trainers.objectives.ppo import ClippedPolicyGradient
 from treetune.trainers.objectives.preference import DpoPositive
@@ -211,8 +211,8 @@ def test_a_policy_gradient_has_the_papers_budget_and_loss(family: str, method: s
         assert (credit.temperature, credit.top_p, credit.top_k) == (None, None, None), "the rollout's own"
         assert not credit.siblings_count_into_prompt_value
     elif method == "ppo":
-        assert credit == Gae(gamma=1.0, lam=1.0)
-        assert trainer.critic == FullModelCritic(learning_rate=None, value_clip=0.2)
+        critic = CriticSettings(learning_rate=None, value_clip=0.2)
+        assert credit == Gae(gamma=1.0, lam=1.0, critic=critic)
     else:
         assert credit == {"grpo": Group(std=True), "rloo": Rloo()}[method]
 

@@ -86,7 +86,7 @@ BROKEN = {
     ),
     "two of the same name": (
         "{ evaluation+: { sets: [{ split: 'test' }, { split: 'test' }] } }",
-        ["evaluation", "two evaluation sets", "give them names"],
+        ["evaluation.sets", "are called test", "give each a name"],
     ),
     "parts that do not go together": (
         "{ rollout: { type: 'demonstrations' } }",

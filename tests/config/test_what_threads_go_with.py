@@ -11,6 +11,7 @@ from treetune.config.build import build
 from treetune.config.errors import ConfigError
 from treetune.config.explain import Explanation
 from treetune.config.jsonnet import load
+from treetune.contracts import Forks
 from treetune.runtime.base import PolicyIteration, Runtime
 
 TINY = "threadweaver/tiny/rl_parallel_published.jsonnet"
@@ -33,11 +34,15 @@ def built(*changes: str, right: tuple[str, ...] = ()) -> PolicyIteration:
             "don't see their siblings.*monte_carlo_threads",
         ),
         (["{credit: {type: 'gae'}}"], (), "don't see their siblings"),
-        ([MONTE_CARLO, "{rollout+: {parallel: false}}"], (), "this rollout forks none.*parallel_threads"),
+        (
+            [MONTE_CARLO, "{rollout+: {parallel: false}}"],
+            (),
+            "values the threads of answers.*parallel_threads",
+        ),
         (
             [],
             ("analyzers/value_accuracy.jsonnet",),
-            "'value_accuracy' continues answers from their beginnings",
+            "value_accuracy' .it continues answers from their beginnings",
         ),
         (["{rollout+: {thread_tokens: 500}}"], (), "no thread reaches"),
         (["{trainer+: {layout: 'tree', sequence_parallel_size: 2}}"], (), "ranks can't share"),
@@ -55,4 +60,4 @@ def test_the_credit_of_one_line_goes_with_the_sequential_baseline() -> None:
     built("{shaping: [], credit: {type: 'monte_carlo'}, rollout+: {parallel: false}}")
     built(MONTE_CARLO)
     mixed = built(right=("rollouts/until_mixed.jsonnet",))
-    assert mixed.rollout.forks
+    assert Forks() in mixed.rollout.gives

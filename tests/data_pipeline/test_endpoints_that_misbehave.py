@@ -9,6 +9,7 @@ import pytest
 
 from tests.data_pipeline.command import REQUESTS, ROWS, Work
 from tests.data_pipeline.scripted import KEY, PARALLEL, SOLUTION, Endpoint, hang, status
+from treetune.data_pipeline.endpoint import EndpointSettings
 from treetune.main import main
 
 
@@ -126,3 +127,10 @@ def test_the_completions_interface_gives_the_same_rows(endpoint: Endpoint, tmp_p
     assert work.run(endpoint={"api": "completions"}) == 0
     assert work.rows[0]["parallel_solution"] == PARALLEL
     assert all("messages" not in body for body in endpoint.asked)
+
+
+@pytest.mark.parametrize("key", ["sk-proj-Ab12cd34", "hf_abcdefghijklmnop", "0123456789abcdef", "A" * 80])
+def test_a_key_in_place_of_its_variable_is_refused_and_not_shown(key: str) -> None:
+    with pytest.raises(ValueError, match="the name of an environment variable") as error:
+        EndpointSettings(base_url="https://host/v1", model="m", api_key_variable=key)
+    assert key not in str(error.value)

@@ -21,7 +21,6 @@ from treetune.config.build import build
 from treetune.config.explain import Explanation
 from treetune.config.jsonnet import load
 from treetune.episode_generators.base import GenerationContext, Shaping
-from treetune.episode_generators.rollout.single_turn import SingleTurn
 from treetune.episode_generators.shaping.applied import shaped
 from treetune.episode_generators.shaping.wrong_answers import WrongAnswers
 from treetune.episode_generators.threads.acceleration import Acceleration, Form, acceleration
@@ -39,7 +38,6 @@ from treetune.episode_generators.threads.reference_lengths import (
     Running,
     Total,
 )
-from treetune.tasks.base import Task
 from treetune.vocabulary import Metrics, Trajectory
 
 SEQUENTIAL = 60
@@ -284,22 +282,6 @@ def test_measured_lengths_that_are_of_something_else_are_refused_before_a_run_be
     (tmp_path / "other.jsonl").write_text('{"id": 3}\n')
     with pytest.raises(ValueError, match=r"line 1 of .*KeyError"):
         measured_lengths(str(tmp_path / "other.jsonl"))
-
-
-@pytest.mark.parametrize(
-    ("shaping", "samples", "task", "message"),
-    [
-        (rewards(OfGroup()), 1, mdp.LetterTask(), "samples to 2 or more"),
-        (GroupLengthPenalty(), 1, mdp.LetterTask(), "samples to 2 or more"),
-        (rewards(OfDemonstration()), 2, Task(), "has no demonstrations"),
-    ],
-)
-def test_a_reference_that_can_not_be_had_is_refused(
-    shaping: Shaping, samples: int, task: Task, message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        shaping.check(SingleTurn(samples=samples, max_tokens=6), task)
-    shaping.check(SingleTurn(samples=2, max_tokens=6), mdp.LetterTask())
 
 
 def test_wrong_answers_cost_their_penalty_whatever_they_scored() -> None:

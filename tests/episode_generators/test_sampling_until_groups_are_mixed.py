@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.episode_generators import tabular_mdp as mdp
-from treetune.episode_generators.base import GenerationContext, Rollout
-from treetune.episode_generators.rollout.demonstrations import Demonstrations
+from treetune.episode_generators.base import GenerationContext
 from treetune.episode_generators.rollout.single_turn import SingleTurn
 from treetune.episode_generators.rollout.until_mixed import UntilMixed
 from treetune.inference.base import Completion, Request
@@ -163,20 +162,7 @@ def test_the_run_sees_the_inner_rollout_through_it() -> None:
     for name in ("samples", "sampling", "unfinished_reward", "max_prompt_tokens", "needs_engine"):
         assert getattr(rollout, name) == getattr(inner, name), name
     assert rollout.sampler is inner
-    assert rollout.asks_further
-
-
-@pytest.mark.parametrize(
-    ("inner", "message"),
-    [
-        (Demonstrations(samples=2), "samples nothing"),
-        (SingleTurn(samples=1, max_tokens=4), "makes one to a problem"),
-        (UntilMixed(rollout=INNER, groups=2), "can't be within another one"),
-    ],
-)
-def test_what_it_can_not_wrap_is_refused(inner: Rollout, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        UntilMixed(rollout=inner, groups=2)
+    assert rollout.gives == inner.gives
 
 
 def test_no_problems_are_refused_as_the_inner_rollout_refuses_them() -> None:

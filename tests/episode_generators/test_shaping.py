@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from tests.episode_generators import tabular_mdp as mdp
 from treetune.episode_generators.base import GenerationContext
-from treetune.episode_generators.rollout.demonstrations import Demonstrations
 from treetune.episode_generators.rollout.single_turn import SingleTurn
 from treetune.episode_generators.shaping.applied import shaped
 from treetune.episode_generators.shaping.length_penalty import LengthPenalty, length_bonuses
@@ -99,23 +98,3 @@ def test_without_shaping_nothing_is_touched_and_no_rank_waits() -> None:
 
     trajectories, _ = SINGLE_TURN.run(mdp.context(), mdp.problems(2))
     assert shaped(mdp.context(exchange=never), (), trajectories) == (trajectories, {})
-
-
-@dataclass(frozen=True)
-class Case:
-    shaping: OverlongPenalty | LengthPenalty
-    rollout: SingleTurn | Demonstrations
-    message: str
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        Case(OverlongPenalty(cache=7), SINGLE_TURN, "cache of 7 tokens.*max_tokens is 6"),
-        Case(OverlongPenalty(cache=7), Demonstrations(), "samples nothing"),
-        Case(LengthPenalty(), SingleTurn(samples=1, max_tokens=6), "samples to 2 or more"),
-    ],
-)
-def test_what_makes_no_sense_with_the_rollout_is_refused(case: Case) -> None:
-    with pytest.raises(ValueError, match=case.message):
-        case.shaping.check(case.rollout, mdp.LetterTask())

@@ -67,7 +67,7 @@ def test_heads_that_the_engine_cannot_serve_are_refused(sizes: dict[str, int], t
 def test_a_directory_gives_the_model_and_the_tokenizer_that_were_written(tmp_path: Path) -> None:
     make_policy(tmp_path / "policy", seed=3)
     source = PretrainedModel(name_or_path=str(tmp_path / "policy"))
-    source.check(no_alphabet)
+    source.require()
     model = source.load_model(0, no_alphabet)
     expected = TINY.load_model(3, alphabet).state_dict()
     assert all(torch.equal(weight, expected[name]) for name, weight in model.state_dict().items())
@@ -103,7 +103,7 @@ def test_a_checkpoint_that_is_not_there_yet_is_told_with_the_command_that_makes_
     with pytest.raises(
         ValueError, match=r"no complete checkpoint in .*experiments/quickstart/sft/checkpoints"
     ) as told:
-        source.check(no_alphabet)
+        source.require()
     assert "Run the experiment 'sft'" in str(told.value)
     assert "run_iteration_loop" in str(told.value)
     (tmp_path / "configs" / "quickstart").mkdir(parents=True)
@@ -153,7 +153,7 @@ def test_kernels_for_gpus_are_refused_without_one(
     monkeypatch.setattr("treetune.models.kernels._DEVICES", tmp_path)
     source = PretrainedModel(name_or_path="Qwen/Qwen3-0.6B", **settings)
     with pytest.raises(ValueError) as error:
-        source.check(no_alphabet)
+        source.require()
     assert str(error.value) == told
 
 
@@ -162,7 +162,7 @@ def test_kernels_that_are_not_installed_are_named(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("treetune.models.kernels._DEVICES", tmp_path)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"needs the package liger-kernel \(in requirements.txt\)"):
-        PretrainedModel(name_or_path="Qwen/Qwen3-0.6B", liger=True).check(no_alphabet)
+        PretrainedModel(name_or_path="Qwen/Qwen3-0.6B", liger=True).require()
 
 
 def test_sources_and_tasks_register_without_importing_anything_heavy() -> None:

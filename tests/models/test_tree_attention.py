@@ -8,6 +8,7 @@ import torch
 from torch.nn.attention.flex_attention import create_mask, flex_attention
 
 from tests.trainers.helpers import dense_mask, tiny_model
+from treetune.models.inputs import ModelInputs
 from treetune.models.logprobs import CriticModule, PolicyModule
 from treetune.models.sources import PretrainedModel
 from treetune.models.tree_attention import BLOCK, attach_tree_attention, block_mask, query_blocks
@@ -23,17 +24,17 @@ def lasts(width: int, seed: int) -> torch.Tensor:
         row = earlier[: draw.randint(0, len(earlier))]
         row = row + [draw.randrange(3) for _ in range(draw.randint(1, 200))]
         tree = PrefixTree.of([np.array(one, np.int64) for one in [*rows, row]])
-        if len(tree.lasts_T) >= width:
-            return torch.from_numpy(tree.lasts_T[:width]).clamp(max=width - 1)
+        if len(tree.subtree_last_T) >= width:
+            return torch.from_numpy(tree.subtree_last_T[:width]).clamp(max=width - 1)
         rows.append(row)
 
 
 @pytest.mark.parametrize("width", [5, BLOCK, 3 * BLOCK, 5 * BLOCK + 37])
 @pytest.mark.parametrize("seed", range(3))
 def test_blocks_hold_what_the_dense_mask_holds(width, seed):
-    lasts_T = lasts(width, seed)
-    dense = dense_mask(lasts_T)
-    mask = block_mask(lasts_T)
+    subtree_last_T = lasts(width, seed)
+    dense = dense_mask(subtree_last_T)
+    mask = block_mask(subtree_last_T)
     assert mask.shape == (1, 1, width, width)
     assert torch.equal(create_mask(mask.mask_mod, 1, 1, width, width, device="cpu")[0, 0], dense)
     padded = torch.nn.functional.pad(dense, (0, -width % BLOCK, 0, -width % BLOCK))
@@ -49,14 +50,14 @@ def test_blocks_hold_what_the_dense_mask_holds(width, seed):
 
 @pytest.mark.parametrize("width", [5, BLOCK, 5 * BLOCK + 37])
 def test_queries_are_given_the_keys_that_they_see(width):
-    lasts_T = lasts(width, 0)
+    subtree_last_T = lasts(width, 0)
     seen = torch.zeros(width, width, dtype=torch.bool)
-    blocks = query_blocks(lasts_T)
+    blocks = query_blocks(subtree_last_T)
     places = torch.arange(width).split(BLOCK)
     for own_Q, keys_K, mask_QK in zip(places, blocks.keys_M.split(blocks.counts), blocks.masks, strict=True):
         seen[own_Q[:, None], keys_K] = mask_QK
         assert mask_QK.any(0).all(), "no key is there for nothing"
-    assert torch.equal(seen, dense_mask(lasts_T))
+    assert torch.equal(seen, dense_mask(subtree_last_T))
 
 
 def listed(counts: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
@@ -68,10 +69,12 @@ def listed(counts: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_attention_by_blocks_equals_the_dense_one():
-    lasts_T = lasts(2 * BLOCK + 11, 0)
-    query, key, value = torch.randn(3, 1, 2, len(lasts_T), 16, generator=torch.Generator().manual_seed(0))
-    dense = torch.nn.functional.scaled_dot_product_attention(query, key, value, dense_mask(lasts_T))
-    by_blocks = flex_attention(query, key, value, block_mask=block_mask(lasts_T))
+    subtree_last_T = lasts(2 * BLOCK + 11, 0)
+    query, key, value = torch.randn(
+        3, 1, 2, len(subtree_last_T), 16, generator=torch.Generator().manual_seed(0)
+    )
+    dense = torch.nn.functional.scaled_dot_product_attention(query, key, value, dense_mask(subtree_last_T))
+    by_blocks = flex_attention(query, key, value, block_mask=block_mask(subtree_last_T))
     torch.testing.assert_close(by_blocks, dense, atol=1e-5, rtol=1e-5)
 
 
@@ -99,8 +102,8 @@ def test_what_a_model_says_at_a_node_is_what_it_says_of_the_way_there(load):
     start = [draw.randrange(24) for _ in range(100)]
     rows = [start[: 20 * i] + [draw.randrange(24) for _ in range(30)] for i in range(6)]
     tree = PrefixTree.of([np.array(row) for row in rows])
-    ids, depths, lasts_1T = (
-        torch.from_numpy(a)[None] for a in (tree.token_ids_T, tree.depths_T, tree.lasts_T)
+    ids, depths, subtree_last_1T = (
+        torch.from_numpy(a)[None] for a in (tree.token_ids_T, tree.depths_T, tree.subtree_last_T)
     )
     assert ids.shape[1] > BLOCK
     modules = [], []
@@ -114,14 +117,13 @@ def test_what_a_model_says_at_a_node_is_what_it_says_of_the_way_there(load):
     for row, path in zip(rows, tree.paths, strict=True):
         labels = torch.zeros(len(row), dtype=torch.long)
         places = torch.from_numpy(path)
-        alone = torch.tensor([row]), None, torch.arange(len(row))
-        expected = policy(*alone, labels, 1.0)[0]
-        found = tree_policy(ids, depths, places, labels, 1.0, lasts_1T=lasts_1T)[0]
+        alone = ModelInputs(torch.tensor([row]), torch.arange(len(row)), labels)
+        in_tree = ModelInputs(ids, places, labels, depths, subtree_last_1T)
+        expected = policy(alone, 1.0)[0]
+        found = tree_policy(in_tree, 1.0)[0]
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(tree_policy(*alone, labels, 1.0)[0], expected, atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(
-            tree_critic(ids, depths, places, lasts_1T), critic(*alone), atol=1e-5, rtol=1e-5
-        )
+        torch.testing.assert_close(tree_policy(alone, 1.0)[0], expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(tree_critic(in_tree), critic(alone), atol=1e-5, rtol=1e-5)
 
 
 def test_a_model_that_keeps_what_it_is_called_with_to_itself_is_refused():
@@ -153,4 +155,4 @@ def test_flex_attention_needs_a_gpu(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text("{}")
     model = PretrainedModel(name_or_path=str(tmp_path), attention="flex_attention")
     with pytest.raises(ValueError, match="'flex_attention' needs an NVIDIA GPU"):
-        model.check(lambda: "")
+        model.require()

@@ -18,16 +18,18 @@ from tests.runtime.in_process import (
     small,
     train,
 )
+from treetune.config.build import checked
+from treetune.config.errors import ConfigError
 from treetune.episode_generators.credit.gae import Gae
 from treetune.episode_generators.credit.outcome import NoCredit
 from treetune.episode_generators.rollout.single_turn import SingleTurn
 from treetune.episode_generators.selection.all import All
 from treetune.episode_generators.selection.correct_only import CorrectOnly
 from treetune.episode_generators.selection.preference_pairs import PreferencePairs
+from treetune.files import write_json, write_text
 from treetune.inference.base import EngineError
 from treetune.runtime import training
 from treetune.runtime.base import ChooseCheckpoint, Evaluation, EvaluationSet, PolicyIteration
-from treetune.runtime.directory import write_json, write_text
 from treetune.runtime.sampler import Sampler
 from treetune.runtime.training import choose
 from treetune.trainers.base import DeepSpeedTrainer
@@ -234,22 +236,23 @@ DPO = DeepSpeedTrainer(objective=DpoPositive(), learning_rate=1e-3)
                 "selection": PreferencePairs(),
                 "rollout": SingleTurn(samples=1, max_tokens=12),
             },
-            "samples of at least 2",
+            "set the rollout's samples to 2 or more",
         ),
         ({"restart": "every_iteration", "trainer": PPO, "credit": Gae()}, "set restart to 'never'"),
         (
             {"choose_checkpoint": ChooseCheckpoint(set="held-out"), "evaluation": SETS},
-            "'held-out', and the evaluation has only validation: name one of them",
+            "'held-out', and the evaluation has only validation remedy name one of them",
         ),
-        ({"choose_checkpoint": ChooseCheckpoint(set="validation")}, "has no sets: name one"),
+        ({"choose_checkpoint": ChooseCheckpoint(set="validation")}, "has no sets remedy name one"),
     ],
     ids=["pairs missing", "pairs for nobody", "one answer", "critic", "another set", "no set"],
 )
 def test_parts_that_do_not_go_together_are_told_before_anything_starts(
     changes: dict, message: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(ValueError, match=message):
-        small(tmp_path, **changes)
+    with pytest.raises(ConfigError) as refused:
+        checked(small(tmp_path, **changes))
+    assert message in " ".join(str(refused.value).split())
 
 
 RESTEM = """{

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from treetune.runtime.directory import (
-    ExperimentDirectory,
-    metrics_row,
-    replace_directory,
-    write_json,
-    write_text,
-    write_whole,
-)
+from treetune.runtime.directory import ExperimentDirectory, metrics_row
 
 
 @pytest.fixture
@@ -32,48 +24,6 @@ def checkpoint(directory: ExperimentDirectory, number: int, *, state: bool = Tru
     if trainer:
         (place / "trainer").mkdir()
     return place
-
-
-def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path) -> None:
-    path = tmp_path / "summary.json"
-    write_json(path, {"old": True})
-
-    def half(file) -> None:
-        file.write('{"new": ')
-        file.flush()
-        raise OSError(28, "No space left on device")
-
-    with pytest.raises(OSError, match="No space left"):
-        write_whole(path, half)
-    assert json.loads(path.read_text()) == {"old": True}
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_reader_sees_the_old_text_until_the_new_one_is_whole(tmp_path: Path) -> None:
-    path = tmp_path / "folder" / "text"
-    write_text(path, "old")
-
-    def read_meanwhile(file) -> None:
-        file.write("new")
-        file.flush()
-        assert path.read_text() == "old"
-
-    write_whole(path, read_meanwhile)
-    assert path.read_text() == "new"
-
-
-def test_a_directory_takes_the_place_of_an_older_one(tmp_path: Path) -> None:
-    place, beside = tmp_path / "0002", tmp_path / ".0002.partial"
-    for folder, names in ((place, ("old", "both")), (beside, ("new", "both"))):
-        folder.mkdir()
-        for name in names:
-            (folder / name).write_text(folder.name)
-    replace_directory(beside, place)
-    assert {path.name: path.read_text() for path in place.iterdir()} == {
-        "new": ".0002.partial",
-        "both": ".0002.partial",
-    }
-    assert not beside.exists()
 
 
 def test_a_second_run_is_refused_and_told_what_to_do(directory: ExperimentDirectory) -> None:

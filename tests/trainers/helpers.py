@@ -148,12 +148,12 @@ def _write(
     return joined
 
 
-def dense_mask(lasts_T):
+def dense_mask(subtree_last_T):
     """Which node of a prefix tree (row) sees which (column), pair by pair."""
     import torch
 
-    places_T = torch.arange(len(lasts_T))
-    return (places_T[:, None] <= lasts_T) & (places_T <= places_T[:, None])
+    places_T = torch.arange(len(subtree_last_T))
+    return (places_T[:, None] <= subtree_last_T) & (places_T <= places_T[:, None])
 
 
 def one_rank():

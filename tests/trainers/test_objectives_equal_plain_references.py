@@ -10,13 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treetune.trainers.credit import (
-    critic_advantages,
-    less_future_penalty,
-    normalised,
-    token_rewards,
-    value_loss,
-)
+from treetune.trainers.critic import value_loss
 from treetune.trainers.objectives.base import TokenBatch
 from treetune.trainers.objectives.cispo import ClippedImportance
 from treetune.trainers.objectives.gspo import SequencePolicyGradient
@@ -24,6 +18,12 @@ from treetune.trainers.objectives.kl import kl_estimate
 from treetune.trainers.objectives.mle import MaximumLikelihood
 from treetune.trainers.objectives.policy_gradient import PolicyGradient
 from treetune.trainers.objectives.ppo import ClippedPolicyGradient
+from treetune.trainers.preparation.advantages import (
+    critic_advantages,
+    less_future_penalty,
+    normalised,
+    token_rewards,
+)
 
 STEP = 1e-6
 
@@ -45,7 +45,7 @@ def batch(seed: int, spread: float = 0.6) -> tuple[TokenBatch, torch.Tensor]:
         lengths=LENGTHS,
         advantages_N=numbers(1),
         old_logprobs_N=logprobs + numbers(spread),
-        reference_logprobs_N=logprobs + numbers(spread),
+        ref_logprobs_N=logprobs + numbers(spread),
         behaviour_logprobs_N=logprobs + numbers(spread),
         sequence_weight=0.125,
     )
@@ -90,7 +90,7 @@ def reference_loss(o: PolicyGradient, tokens: TokenBatch, logprobs: list[float],
             term *= min(math.exp(old - float(tokens.behaviour_logprobs_N[i])), o.importance_cap)
         loss += weight * term
         if o.kl_coef and o.kl_placement == "loss":
-            d = logprob - float(tokens.reference_logprobs_N[i])
+            d = logprob - float(tokens.ref_logprobs_N[i])
             kl = {"k1": d, "k2": d * d / 2, "k3": math.exp(-d) - 1 + d}[o.kl_estimator]
             if o.kl_clamp is not None:
                 kl = min(max(kl, o.kl_clamp[0]), o.kl_clamp[1])

@@ -25,7 +25,7 @@ def batch(seed: int, pairs: int = 3, spread: float = 0.6) -> tuple[TokenBatch, t
     logprobs_N = -torch.rand(count, generator=draw, dtype=torch.float64) - 0.1
     tokens = TokenBatch(
         weights_N=torch.full((count,), 1 / count, dtype=torch.float64),
-        reference_logprobs_N=logprobs_N + spread * torch.randn(count, generator=draw, dtype=torch.float64),
+        ref_logprobs_N=logprobs_N + spread * torch.randn(count, generator=draw, dtype=torch.float64),
         lengths=lengths,
         pair_weight=1 / pairs,
     )
@@ -42,7 +42,7 @@ def plain_loss(objective: Preference, tokens: TokenBatch, logprobs: list[float])
     start = 0
     for length in tokens.lengths:
         place = slice(start, start + length)
-        rows.append((sum(logprobs[place]), sum(tokens.reference_logprobs_N.tolist()[place]), length))
+        rows.append((sum(logprobs[place]), sum(tokens.ref_logprobs_N.tolist()[place]), length))
         start += length
     loss = 0.0
     for (p_a, ref_a, n_a), (p_r, ref_r, n_r) in zip(rows[::2], rows[1::2], strict=True):
@@ -91,7 +91,7 @@ def test_at_a_tie_half_of_the_penalty_s_slope_is_passed_on(band: float) -> None:
     26 times the other's, neither 1 nor 51 times."""
     tokens, _ = batch(0)
     objective = DpoPositive(beta=0.1, positive_penalty=50.0, penalty_band=band)
-    logprobs_N = tokens.reference_logprobs_N.clone().requires_grad_()
+    logprobs_N = tokens.ref_logprobs_N.clone().requires_grad_()
     objective.loss(tokens, logprobs_N)[0].backward()
     chosen, rejected = (float(logprobs_N.grad[sum(tokens.lengths[:s])]) for s in (0, 1))
     assert chosen / rejected == pytest.approx(-(1 + 50 / 2))
@@ -117,7 +117,7 @@ def test_rounding_does_not_decide_on_which_side_of_a_tie_training_begins(noise: 
     objective = DpoPositive()
 
     def gradient(shift: float) -> torch.Tensor:
-        logprobs_N = (tokens.reference_logprobs_N + shift).requires_grad_()
+        logprobs_N = (tokens.ref_logprobs_N + shift).requires_grad_()
         objective.loss(tokens, logprobs_N)[0].backward()
         return logprobs_N.grad
 
@@ -127,7 +127,7 @@ def test_rounding_does_not_decide_on_which_side_of_a_tie_training_begins(noise: 
 def test_metrics_say_what_the_policy_prefers() -> None:
     tokens = TokenBatch(
         weights_N=torch.full((4,), 0.25),
-        reference_logprobs_N=torch.tensor([-1.0, -2.0, -3.0, -1.0]),
+        ref_logprobs_N=torch.tensor([-1.0, -2.0, -3.0, -1.0]),
         lengths=(1, 1, 1, 1),
         pair_weight=0.5,
     )
@@ -166,7 +166,7 @@ def test_dpo_and_ipo_equal_trl_s_in_value_and_gradient(form: str) -> None:
         filled = torch.stack([torch.cat([row, row.new_zeros(width - len(row))]) for row in rows])
         return _Model(filled)
 
-    policy, reference = model_of(theirs_N), model_of(tokens.reference_logprobs_N)
+    policy, reference = model_of(theirs_N), model_of(tokens.ref_logprobs_N)
     trainer = SimpleNamespace(
         model=policy, ref_model=reference, beta=0.3, loss_types=[form], loss_weights=[1.0], ld_alpha=None,
         f_divergence_type="reverse_kl", precompute_ref_logps=False, use_weighting=False,

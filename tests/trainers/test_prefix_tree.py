@@ -53,7 +53,7 @@ def test_nothing_stands_twice_and_nothing_stands_there_that_no_row_has(rows):
 def test_the_mask_is_the_relation_of_ancestors(rows):
     tree = tree_of(rows)
     count = len(tree.token_ids_T)
-    mask = dense_mask(torch.from_numpy(tree.lasts_T))
+    mask = dense_mask(torch.from_numpy(tree.subtree_last_T))
     assert [mask[node].nonzero().squeeze(-1).tolist() for node in range(count)] == [
         ancestors(tree, node) for node in range(count)
     ]
@@ -71,7 +71,7 @@ def test_branches_stand_in_the_order_in_which_they_came():
     tree = tree_of([[5, 1], [5, 0, 7], [5, 1, 4], [3]])
     assert tree.token_ids_T.tolist() == [5, 1, 4, 0, 7, 3]
     assert tree.parents_T.tolist() == [-1, 0, 1, 0, 3, -1]
-    assert tree.lasts_T.tolist() == [4, 2, 2, 4, 4, 5]
+    assert tree.subtree_last_T.tolist() == [4, 2, 2, 4, 4, 5]
     assert tree.depths_T.tolist() == [0, 1, 2, 1, 2, 0]
 
 
@@ -107,22 +107,22 @@ def test_a_joined_answer_and_its_threads():
     )
     sequences = Sequences.of([episode])
     batch = micro_batch(
-        sequences, sequences.rows_of((0,)), "tree", True, torch.device("cpu"), ranks=1, most_positions=0
+        sequences, sequences.rows_of((0,)), "tree", True, torch.device("cpu"), ranks=1, max_positions=0
     )
-    assert batch.input_ids_BT.shape == (1, 27)
+    assert batch.inputs.input_ids_BT.shape == (1, 27)
     assert batch.computed_tokens == 27
-    assert batch.input_ids_BT[0, :23].tolist() == ids
-    assert [names[i] for i in batch.input_ids_BT[0, 23:]] == ["2:", "b1", "b2", "</T>"]
-    assert batch.position_ids_BT[0].tolist() == [*range(23), 9, 10, 11, 12]
-    mask = dense_mask(batch.lasts_1T[0])
+    assert batch.inputs.input_ids_BT[0, :23].tolist() == ids
+    assert [names[i] for i in batch.inputs.input_ids_BT[0, 23:]] == ["2:", "b1", "b2", "</T>"]
+    assert batch.inputs.position_ids_BT[0].tolist() == [*range(23), 9, 10, 11, 12]
+    mask = dense_mask(batch.inputs.subtree_last_1T[0])
     for offset in range(4):
         assert mask[23 + offset].nonzero().squeeze(-1).tolist() == [*range(9), *range(23, 24 + offset)]
     for node in range(23):
         assert mask[node].nonzero().squeeze(-1).tolist() == list(range(node + 1))
-    assert [names[i] for i in batch.labels_N] == [
+    assert [names[i] for i in batch.inputs.labels_N] == [
         *joined[1:6],  # what was sampled, part after part
         *("a1", "a2", "</T>"),
         *("b1", "b2", "</T>"),
         *("</P>", "post", "EOS"),
     ]
-    assert batch.positions_N.tolist() == [*range(5), 9, 10, 11, 23, 24, 25, 19, 20, 21]
+    assert batch.inputs.positions_N.tolist() == [*range(5), 9, 10, 11, 23, 24, 25, 19, 20, 21]

@@ -10,6 +10,7 @@ import torch
 
 from tests.trainers.helpers import episodes, tiny_model
 from tests.trainers.test_update_in_one_process import assert_close, trained, weights_of
+from treetune.models.inputs import ModelInputs
 from treetune.models.logprobs import PolicyModule
 from treetune.trainers.base import DeepSpeedTrainer
 from treetune.trainers.entropy import EntropyCoefficient, EntropyTarget
@@ -102,10 +103,8 @@ def test_kl_in_the_advantage_takes_each_tokens_own_estimate():
         for row in rows:
             ids = torch.tensor([row.prompt_ids + row.response_ids])
             positions = torch.arange(len(row.prompt_ids) - 1, ids.shape[1] - 1)
-            labels = torch.tensor(row.response_ids)
-            apart = (
-                policy(ids, None, positions, labels, 0.8)[0] - reference(ids, None, positions, labels, 0.8)[0]
-            )
+            inputs = ModelInputs(ids, positions, torch.tensor(row.response_ids))
+            apart = policy(inputs, 0.8)[0] - reference(inputs, 0.8)[0]
             taken = [a - coefficient * d for a, d in zip(row.advantages, apart.tolist(), strict=True)]
             penalised.append(dataclasses.replace(row, advantages=tuple(taken)))
     plain, _ = trained(ClippedPolicyGradient(kl_coef=coefficient, kl_placement="advantage"), iterations=2)

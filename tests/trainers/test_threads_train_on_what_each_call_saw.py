@@ -169,7 +169,7 @@ def test_trees_stay_within_the_budget_but_for_what_must_not_be_cut(whole, budget
     units = [sequences.rows_of((i,)) for i in range(len(sequences))]
     batches = list(micro_batches(sequences, units, settings, torch.device("cpu"), whole=whole))
     assert sorted(torch.cat([b.flat_N for b in batches]).tolist()) == list(range(sequences.n_tokens))
-    beyond = [b for b in batches if b.input_ids_BT.numel() > budget]
+    beyond = [b for b in batches if b.inputs.input_ids_BT.numel() > budget]
     if whole:
         [only] = beyond
         assert only.trained_tokens == (sequences.trained_tokens(1),), "the one with 50 threads"

@@ -9,6 +9,7 @@ import torch
 
 from tests.trainers.helpers import episodes, one_rank, paired_episodes, tiny_model
 from treetune.episode_generators.credit.gae import Gae
+from treetune.models.inputs import ModelInputs
 from treetune.models.logprobs import PolicyModule
 from treetune.trainers.base import DeepSpeedTrainer
 from treetune.trainers.core import PolicyTrainer
@@ -141,8 +142,7 @@ def test_after_a_restart_training_is_what_it_was_at_the_very_beginning():
 def test_the_critics_update_does_not_depend_on_the_cut_either(size):
     whole, whole_metrics = trained(gae=Gae(), minibatch_size=8)
     cut, cut_metrics = trained(gae=Gae(), minibatch_size=8, sequences_per_micro_batch=size)
-    assert whole.critic is not None and cut.critic is not None
-    assert_close(whole.critic.state_dict(), cut.critic.state_dict())
+    assert_close(whole.critic_weights(), cut.critic_weights())
     assert cut_metrics["critic/loss"] == pytest.approx(whole_metrics["critic/loss"], abs=1e-6)
     assert whole_metrics["critic/loss"] > 0
 
@@ -179,7 +179,7 @@ def test_log_probs_in_chunks_equal_those_of_the_whole_block(monkeypatch, tied):
 
     def score():
         model.zero_grad()
-        logprobs, entropy = model(ids, None, positions, labels, 0.7, True)
+        logprobs, entropy = model(ModelInputs(ids, positions, labels), 0.7, entropy_gradient=True)
         (logprobs.sum() + entropy.square().sum()).backward()
         gradients = [p.grad.clone() for p in model.parameters()]
         return [logprobs.detach(), entropy.detach(), *gradients]
@@ -202,7 +202,7 @@ def test_saved_state_continues_bit_for_bit(tmp_path):
     resumed.train(1, rows)
     for one, other in (
         (weights_of(through), weights_of(resumed)),
-        (through.critic.state_dict(), resumed.critic.state_dict()),
+        (through.critic_weights(), resumed.critic_weights()),
     ):
         assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
 
@@ -214,7 +214,7 @@ def test_a_single_update_scores_the_tokens_that_it_trains_on_once_and_reports_th
     for row in episodes(16):
         ids = torch.tensor([row.prompt_ids + row.response_ids])
         positions = torch.arange(len(row.prompt_ids) - 1, ids.shape[1] - 1)
-        logprobs, _ = model(ids, None, positions, torch.tensor(row.response_ids), 0.8)
+        logprobs, _ = model(ModelInputs(ids, positions, torch.tensor(row.response_ids)), 0.8)
         gaps += [
             abs(float(p) - b)
             for p, b, t in zip(logprobs.detach(), row.behaviour_logprobs, row.trained, strict=True)

@@ -16,6 +16,7 @@ from treetune.analyzers.points import OfCheckpoints
 from treetune.analyzers.states import ESTIMATE, TRUTH, ChosenState, choose_states, continued
 from treetune.analyzers.value_accuracy import CRITIC, CriticValues
 from treetune.analyzers.value_figure import order_of, words_of
+from treetune.contracts import Need, OneLine
 from treetune.episode_generators.base import GenerationContext
 from treetune.episode_generators.rollout.answers import room, steps_of
 from treetune.inference.base import Request
@@ -57,7 +58,13 @@ class ActionRanking(OfCheckpoints):
 
     needs_engine = True
     judges_critic = True
-    reads_one_line = True
+    needs = (
+        Need(
+            OneLine(),
+            "it continues answers from their beginnings",
+            "leave the analysis out, or set the rollout's parallel to false",
+        ),
+    )
 
     def __post_init__(self) -> None:
         if self.at_least > self.alternatives:

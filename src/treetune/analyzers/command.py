@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from treetune.analyzers.figures import save
+from treetune.files import replace_folder, whole_file, write_json
 from treetune.runtime import lifeline
 from treetune.runtime.analysis import RESULT, STATES, Analyzer
 from treetune.runtime.base import PolicyIteration, Runtime
-from treetune.runtime.directory import ExperimentDirectory, replace_directory, write_json, write_whole
+from treetune.runtime.directory import ExperimentDirectory
 from treetune.runtime.manifest import refuse_another
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.sampler import Sampler
@@ -39,7 +40,7 @@ def run_analyzers(root: Runtime, plain: Plain) -> int:
     lifeline.end_with_launcher()
     directory = ExperimentDirectory(Path(config.directory) / config.experiment_name)
     _require(config, directory, plain)
-    config.model.check(config.task.alphabet)  # before anything heavy is imported
+    config.model.require()  # before anything heavy is imported
     failed: dict[str, str] = {}
     due: list[tuple[Analyzer, Plain, list[int]]] = []
     for analyzer, settings in dict(zip(config.analyzers, plain["analyzers"], strict=True)).items():
@@ -112,11 +113,9 @@ def _analyse(sampler: Sampler, analyzer: Analyzer, settings: Plain, points: list
     }
     # Its own journal goes with it: the states hold what was found, and it is by far the largest.
     shutil.rmtree(unfinished / JOURNAL, ignore_errors=True)
-    write_whole(
-        unfinished / STATES,
-        lambda file: file.writelines(json.dumps(row) + "\n" for row in findings.states),
-    )
+    with whole_file(unfinished / STATES) as file:
+        file.writelines(json.dumps(row) + "\n" for row in findings.states)
     save(analyzer.draw({session.config.experiment_name: result}), unfinished)
     write_json(unfinished / RESULT, result)
-    replace_directory(unfinished, place)
+    replace_folder(unfinished, place)
     session.console.say(f"{analyzer.label}: {place} ({result['seconds']:.0f} s)")

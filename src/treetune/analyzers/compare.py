@@ -9,8 +9,8 @@ from typing import Any
 
 from treetune.analyzers.figures import save
 from treetune.config.build import build
+from treetune.files import write_json
 from treetune.runtime.analysis import RESULT, STATES, Analyzer
-from treetune.runtime.directory import write_json
 
 
 def compare_analyses(name: str, experiments: Sequence[str], output: Path) -> Path:

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
 from treetune.analyzers.gradient_noise import GradientSums
-from treetune.analyzers.scoring import batches, logprobs_of, sweep, values_of
-from treetune.analyzers.sources import critic_at, policy_at
+from treetune.analyzers.scoring import StoredModels
+from treetune.episode_generators.base import Credit
 from treetune.episode_generators.credit.gae import Gae
 from treetune.episode_generators.storage import read_episodes
-from treetune.models.logprobs import PolicyModule
 from treetune.seeds import derived_random
 from treetune.trainers.base import DeepSpeedTrainer
 from treetune.trainers.batching import Unit
-from treetune.trainers.credit import critic_advantages, less_future_penalty, normalised, token_rewards
-from treetune.trainers.iteration_tensors import IterationTensors
 from treetune.trainers.minibatch import Minibatch, loss_share
-from treetune.trainers.objectives.kl import kl_estimate
-from treetune.trainers.tokens import Sequences, flat_of_trained, units_of
+from treetune.trainers.preparation.stages import preparation, prepare
+from treetune.trainers.preparation.tensors import IterationTensors
+from treetune.trainers.tokens import Sequences, units_of
 from treetune.vocabulary import Episode
 
 if TYPE_CHECKING:
@@ -50,10 +47,8 @@ def gradient_sums(
             f" {point} iterations alone: their gradient at these weights would be another"
         )
     sequences = Sequences.of(episodes)
-    objective = settings.objective
-    terms = objective.terms if objective.has_terms else None
-    policy = PolicyModule(policy_at(session, point), terms=terms)
-    loss = Loss(session, point, policy, episodes, sequences)
+    models = StoredModels(session, point, session.temperature)
+    loss = Loss(models, settings, session.config.credit, episodes, sequences)
     order = units_of(episodes, in_pairs=settings.objective.needs_pairs)
     derived_random(seed, point, "gradients").shuffle(order)
     whole = [
@@ -62,9 +57,9 @@ def gradient_sums(
     ][:minibatches]
     sums, rows = GradientSums(minibatch_size), []
     for number, minibatch in enumerate(whole):
-        policy.zero_grad(set_to_none=True)
+        models.policy.zero_grad(set_to_none=True)
         value = loss.backward(minibatch)
-        gradients = [p.grad for p in policy.parameters() if p.grad is not None]
+        gradients = [p.grad for p in models.policy.parameters() if p.grad is not None]
         sums.add(gradients)
         rows.append(
             {
@@ -85,74 +80,35 @@ class Loss:
 
     def __init__(
         self,
-        session: Session,
-        point: int,
-        policy: PolicyModule,
+        models: StoredModels,
+        settings: DeepSpeedTrainer,
+        credit: Credit,
         episodes: Sequence[Episode],
         sequences: Sequences,
     ) -> None:
-        assert isinstance(session.config.trainer, DeepSpeedTrainer)
-        self.settings, self.device = session.config.trainer, session.ranks.device
-        self.policy, self.sequences = policy, sequences
-        self.temperature = session.temperature
-        self.tensors = IterationTensors(flat_of_trained(episodes, lambda e: e.behaviour_logprobs))
-        objective = self.settings.objective
-        if objective.needs_reference:
-            self.tensors.reference_N = self._score(PolicyModule(policy_at(session, 0)))
-        if objective.needs_advantages:
-            advantages_N = normalised(
-                self._advantages(session, point, episodes), self.settings.advantage_normalisation
-            )
-            if objective.advantage_kl_coef > 0:
-                advantages_N -= objective.advantage_kl_coef * self._kl()
-            self.tensors.advantages_N = advantages_N
+        self.models, self.settings, self.sequences = models, settings, sequences
+        gae = credit if isinstance(credit, Gae) else None
+        stages = preparation(replace(settings, measure_kl=False), gae, several_steps=False)
+        self.tensors = prepare(stages, IterationTensors.of(episodes), sequences, models)
+        self.tensors.old_logprobs_N = None  # the ratio is 1, and not 1 up to rounding
 
-    def _kl(self) -> Tensor:
-        """The estimate of the KL to the start model at each token."""
-        assert self.tensors.reference_N is not None
-        estimator = self.settings.objective.kl_estimator
-        return kl_estimate(self._score(self.policy), self.tensors.reference_N, estimator)
-
-    def _score(self, policy: PolicyModule) -> Tensor:
-        return sweep(
-            self.sequences, lambda b: logprobs_of(policy, b, self.temperature)[0], self.settings, self.device
-        )
-
-    def _advantages(self, session: Session, point: int, episodes: Sequence[Episode]) -> Tensor:
-        objective, starts = self.settings.objective, self.sequences.starts
-        penalties_N = None
-        if objective.reward_kl_coef > 0:
-            penalties_N = objective.reward_kl_coef * self._kl()
-        credit = session.config.credit
-        if isinstance(credit, Gae):
-            critic = critic_at(session, point)
-            values_N = sweep(self.sequences, lambda b: values_of(critic, b), self.settings, self.device)
-            rewards_N = token_rewards(starts, self.sequences.rewards, penalties_N)
-            return critic_advantages(starts, rewards_N, values_N, credit.gamma, credit.lam)[0]
-        given_N = flat_of_trained(episodes, lambda e: e.advantages)
-        if given_N is None:
-            raise ValueError("the objective needs advantages and the stored episodes hold none")
-        return given_N if penalties_N is None else less_future_penalty(starts, given_N, penalties_N)
-
-    def backward(self, minibatch: Sequence[Unit]) -> float:
+    def backward(self, members: Sequence[Unit]) -> float:
         """Adds the gradient of the mean loss over these sequences to the policy's; the loss."""
-        objective = self.settings.objective
-        weighted = Minibatch.of(self.sequences, minibatch, objective)
+        objective, scorer = self.settings.objective, self.models.scorer
+        minibatch = Minibatch.of(self.sequences, members, objective)
         total = 0.0
-        for batch in (
-            batches(self.sequences, weighted.units, self.settings, self.device, weighted.whole)
-            if weighted.units
-            else ()
-        ):
+        if not minibatch.units:
+            return total
+        for batch in scorer.micro_batches(self.sequences, minibatch.units, minibatch.whole):
             share = loss_share(
-                self.policy,
+                self.models.policy,
                 objective,
-                weighted,
+                minibatch,
                 batch,
                 self.tensors,
-                temperature=self.temperature,
+                temperature=scorer.temperature,
                 entropy_coef=objective.entropy_coef,
-                device=self.device,
+                device=scorer.ranks.device,
             )
             share.loss.backward()
             total += float(share.loss.detach())

@@ -15,6 +15,7 @@ from treetune.analyzers.points import Chosen, OfCheckpoints
 from treetune.runtime.analysis import Analyzer, Findings
 from treetune.tasks.base import Split
 from treetune.trainers.objectives.kl import KlEstimator, kl_estimate
+from treetune.vocabulary import FULL_REWARD
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,13 +31,15 @@ ESTIMATORS: tuple[KlEstimator, ...] = ("k1", "k3")
 @Analyzer.register("kl_to_reference")
 @dataclass(frozen=True, kw_only=True)
 class KlToReference(OfCheckpoints):
-    """KL(policy ‖ start) of whole answers along the checkpoints, beside the answers' mean reward.
+    """KL(policy ‖ start) of whole answers along the checkpoints, beside what the answers earn.
 
     Every checkpoint answers the same `problems` of `split`, `samples` times each, sampled as in
     training; log-probs are the trainer's models', at the temperature of the sampling. An answer's
     KL is the sum over its tokens of k1 = log p − log p_start or of k3 = exp(−k1) − 1 + k1, both
     unbiased for the KL of whole answers where all of the distribution is sampled (with top_p or top_k
-    they are those of a policy that the log-probs don't describe to the end).
+    they are those of a policy that the log-probs don't describe to the end). ``accuracy`` is the share of
+    correct answers, ``reward`` the mean of what they earn; the two differ where a wrong or an unfinished
+    answer earns something.
     """
 
     checkpoints: Chosen = "all"
@@ -47,14 +50,13 @@ class KlToReference(OfCheckpoints):
     needs_engine = True
 
     def analyse(self, sampler: Sampler, points: Sequence[int], work: Path) -> Findings:
-        from treetune.analyzers.sources import context_at, policy_at, sampler_of
+        from treetune.analyzers.sources import context_at, sampler_of
         from treetune.episode_generators.rollout.single_turn import sample_answers
 
         session = sampler.session
         problems = list(session.config.task.problems(self.split))[: self.problems]
         rollout = sampler_of(session.config)
         assert rollout.sampling is not None
-        start = policy_at(session, 0)
         rows: list[dict[str, Any]] = []
         for point in points:
             sampler.server.load_checkpoint(point)
@@ -68,34 +70,23 @@ class KlToReference(OfCheckpoints):
                     unfinished_reward=rollout.unfinished_reward,
                     purpose="analysis: kl",
                 )
-            rows += self._rows(session, point, answers, policy_at(session, point) if point else start, start)
+            rows += self._rows(session, point, answers)
         sampling = rollout.sampling
         exact = sampling.top_p == 1.0 and sampling.top_k < 1
         return Findings({"whole_distribution_sampled": exact, **self.summarise(rows)}, rows)
 
-    def _rows(
-        self, session: Session, point: int, answers: Sequence[Trajectory], policy: Any, start: Any
-    ) -> list[dict[str, Any]]:
-        from treetune.analyzers.scoring import logprobs_of, sweep
+    def _rows(self, session: Session, point: int, answers: Sequence[Trajectory]) -> list[dict[str, Any]]:
+        from treetune.analyzers.scoring import StoredModels
         from treetune.analyzers.sources import sampler_of
-        from treetune.models.logprobs import PolicyModule
-        from treetune.trainers.base import DeepSpeedTrainer
         from treetune.trainers.tokens import Sequences
 
-        settings = session.config.trainer
-        assert isinstance(settings, DeepSpeedTrainer)
-        sequences = Sequences.of([_row_of(answer) for answer in answers])
         sampling = sampler_of(session.config).sampling
         assert sampling is not None
-        temperature = sampling.temperature or 1.0  # at 0, what the untempered policy gives
-
-        def score(model: Any) -> Tensor:
-            module = PolicyModule(model)
-            return sweep(
-                sequences, lambda b: logprobs_of(module, b, temperature)[0], settings, session.ranks.device
-            )
-
-        kl = answer_kl(score(policy), score(start), sequences.starts)
+        # At temperature 0, what the untempered policy gives.
+        models = StoredModels(session, point, sampling.temperature or 1.0)
+        sequences = Sequences.of([_row_of(answer) for answer in answers])
+        policy_N, start_N = models.policy_logprobs(sequences), models.ref_logprobs(sequences)
+        kl = answer_kl(policy_N, start_N, sequences.starts)
         return [
             {
                 "checkpoint": point,
@@ -118,7 +109,8 @@ class KlToReference(OfCheckpoints):
             bootstrap = Bootstrap([row["problem"] for row in own], self.seed)
             numbers[str(point)] = {
                 "answers": len(own),
-                "accuracy": bootstrap(mean_of([row["reward"] for row in own])),
+                "accuracy": bootstrap(mean_of([float(row["reward"] >= FULL_REWARD) for row in own])),
+                "reward": bootstrap(mean_of([row["reward"] for row in own])),
                 **{str(name): bootstrap(mean_of([row[name] for row in own])) for name in ESTIMATORS},
                 "k1_per_token": math.fsum(row["k1"] for row in own) / sum(row["tokens"] for row in own),
             }
@@ -148,7 +140,7 @@ class KlToReference(OfCheckpoints):
                     linestyle=stroke, label=f"{label}, {name}", **style,
                 )  # fmt: skip
             points_with_bars(
-                gain, [n["k1"]["value"] for n in numbers], [n["accuracy"] for n in numbers], **style
+                gain, [n["k1"]["value"] for n in numbers], [n["reward"] for n in numbers], **style
             )
         iteration_axis(along)
         gain.set_xlabel("nats per answer", fontsize=8)

@@ -1,61 +1,57 @@
-"""Log-probs and values of many sequences by models that are not being trained."""
+"""Log-probs and values by models that are not being trained."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from treetune.analyzers.sources import critic_at, policy_at
+from treetune.models.inputs import ModelInputs
+from treetune.models.logprobs import CriticModule, PolicyModule
 from treetune.trainers.base import DeepSpeedTrainer
-from treetune.trainers.batching import Unit
-from treetune.trainers.micro_batches import MicroBatch, micro_batches
+from treetune.trainers.scoring import Scorer
 from treetune.trainers.tokens import Sequences
 
 if TYPE_CHECKING:
-    from treetune.models.logprobs import CriticModule, PolicyModule
+    from treetune.runtime.session import Session
     from treetune.vocabulary import TokenIds
 
 SEQUENCES_AT_ONCE = 64
 
 
-def batches(
-    sequences: Sequences,
-    units: Sequence[Unit],
-    settings: DeepSpeedTrainer,
-    device: torch.device,
-    whole: bool = False,
-) -> Iterator[MicroBatch]:
-    """Micro-batches of units of rows, cut as in training on one rank, in the layout that any model takes."""
-    alone = replace(settings, layout="padded", sequence_parallel_size=1, tensor_parallel_size=1)
-    return micro_batches(sequences, units, alone, device, whole=whole)
+class StoredModels:
+    """The models of an experiment after `point` iterations, for the stages of the trainer's preparation.
 
+    Each is loaded when it is first asked. They run as in training on one rank, in the layout that any
+    model takes.
+    """
 
-def sweep(
-    sequences: Sequences,
-    forward: Callable[[MicroBatch], Tensor],
-    settings: DeepSpeedTrainer,
-    device: torch.device,
-) -> Tensor:
-    """`forward` of all trained tokens, float32 of shape [N], on the CPU, without gradient."""
-    results_N = torch.zeros(sequences.n_tokens)
-    with torch.no_grad():
-        for batch in batches(sequences, sequences.once(), settings, device):  # one may stand in several pairs
-            results_N[batch.flat_N] = forward(batch).float().cpu()
-    return results_N[sequences.flat_index(sequences.first_alike())]
+    def __init__(self, session: Session, point: int, temperature: float) -> None:
+        settings = session.config.trainer
+        assert isinstance(settings, DeepSpeedTrainer)
+        self.session, self.point = session, point
+        self.objective = settings.objective
+        alone = replace(settings, layout="padded", sequence_parallel_size=1, tensor_parallel_size=1)
+        self.scorer = Scorer(alone, session.ranks, temperature)
 
+    @cached_property
+    def policy(self) -> PolicyModule:
+        terms = self.objective.terms if self.objective.has_terms else None
+        return PolicyModule(policy_at(self.session, self.point), terms=terms)
 
-def logprobs_of(policy: PolicyModule, batch: MicroBatch, temperature: float) -> tuple[Tensor, Tensor]:
-    """Log-probs and entropy of a micro-batch's trained tokens, shape [N] each."""
-    logprobs_N, entropy_N = batch.score(policy, temperature)
-    return logprobs_N, entropy_N
+    def policy_logprobs(self, sequences: Sequences) -> Tensor:
+        return self.scorer.logprobs(self.policy, sequences)
 
+    def ref_logprobs(self, sequences: Sequences) -> Tensor:
+        return self.scorer.logprobs(PolicyModule(policy_at(self.session, 0)), sequences)
 
-def values_of(critic: CriticModule, batch: MicroBatch) -> Tensor:
-    """Values of the states before a micro-batch's trained tokens, shape [N]."""
-    return batch.value(critic)
+    def values(self, sequences: Sequences) -> Tensor:
+        return self.scorer.values(critic_at(self.session, self.point), sequences)
 
 
 def state_values(critic: CriticModule, device: torch.device, states: Sequence[TokenIds]) -> list[float]:
@@ -70,7 +66,7 @@ def state_values(critic: CriticModule, device: torch.device, states: Sequence[To
             input_ids_BT = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
             lengths_B = torch.tensor([len(row) for row in rows])
             last_B = torch.arange(len(rows)) * input_ids_BT.shape[1] + lengths_B - 1
-            found_B = critic(input_ids_BT.to(device), None, last_B.to(device)).cpu()
+            found_B = critic(ModelInputs(input_ids_BT.to(device), last_B.to(device))).cpu()
             for i, value in zip(own, found_B.tolist(), strict=True):
                 values[i] = value
     return values

@@ -14,6 +14,7 @@ from annotated_types import Ge, Gt, MinLen
 
 from treetune.analyzers.points import OfCheckpoints
 from treetune.analyzers.states import ESTIMATE, TRUTH, ChosenState, choose_states, continued
+from treetune.contracts import Need, OneLine
 from treetune.episode_generators.base import GenerationContext
 from treetune.runtime.analysis import Analyzer, Findings
 from treetune.vocabulary import TokenIds
@@ -52,7 +53,13 @@ class ValueAccuracy(OfCheckpoints):
 
     needs_engine = True
     judges_critic = True
-    reads_one_line = True
+    needs = (
+        Need(
+            OneLine(),
+            "it continues answers from their beginnings",
+            "leave the analysis out, or set the rollout's parallel to false",
+        ),
+    )
 
     def analyse(self, sampler: Sampler, points: Sequence[int], work: Path) -> Findings:
         from treetune.analyzers.sources import context_at, judged_at

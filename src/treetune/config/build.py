@@ -1,7 +1,9 @@
 """From a plain object to a checked graph of parts. The constructors' signatures are the schema.
 
 Nothing is built by halves: every mistake of the whole object is collected, each with its key path,
-the file that made it and a remedy, and raised as one `ConfigError`.
+the file that made it and a remedy, and raised as one `ConfigError`. What parts find wrong with each other
+(`contracts`) is told together with keys and types: where a value couldn't be read, the objects that hold
+it are made without it, for the others to be checked against.
 """
 
 from __future__ import annotations
@@ -14,15 +16,14 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import ValidationError
 
+from treetune import contracts
 from treetune.config import imports, remedies, schema
 from treetune.config.errors import ConfigError, ConfigIssue, KeyPath, dotted, nearest
 from treetune.config.explain import MISSING, Explanation, value_at
 from treetune.config.registrable import Registrable
+from treetune.contracts import UNKNOWN
 
 F = TypeVar("F", bound=Registrable)
-
-_FAILED = object()
-"""Stands for what couldn't be built; whatever holds it isn't built either, without a word more."""
 
 
 def build(family: type[F], data: Any, explanation: Explanation | None = None, key: KeyPath = ()) -> F:
@@ -36,6 +37,7 @@ def build(family: type[F], data: Any, explanation: Explanation | None = None, ke
         imports.import_parts(data, explanation)
     builder = _Builder(explanation)
     part = builder.value(family, data, key)
+    builder.check(part)
     issues = builder.issues()
     if issues:
         raise ConfigError(issues)
@@ -43,11 +45,26 @@ def build(family: type[F], data: Any, explanation: Explanation | None = None, ke
     return part
 
 
+def checked(root: F) -> F:
+    """A root that was made without a configuration, if nothing is wrong with it. Raises ConfigError."""
+    builder = _Builder(None)
+    builder.check(root)
+    if issues := builder.issues():
+        raise ConfigError(issues)
+    return root
+
+
 def keys_at(family: type[Registrable], data: Any, path: KeyPath) -> Mapping[str, schema.Key]:
     """The keys that the schema has for the object at `path` of ``data``, so that defaults can be told.
 
     Empty where there is no such object, or no `type` to tell which it is.
     """
+    part = part_at(family, data, path)
+    return schema.keys_of(part) if part else {}
+
+
+def part_at(family: type[Registrable], data: Any, path: KeyPath) -> type | None:
+    """The class of the object at `path`."""
     annotation: Any = family
     for depth in range(len(path) + 1):
         inner = schema.bare(annotation)[0]
@@ -55,7 +72,7 @@ def keys_at(family: type[Registrable], data: Any, path: KeyPath) -> Mapping[str,
         part = _part_class(inner, here)
         keys = schema.keys_of(part) if part else {}
         if depth == len(path):
-            return keys
+            return part
         items = [found[1] for member in schema.members(inner) if (found := schema.item_types(member))]
         if path[depth] in keys:
             annotation = keys[path[depth]].annotation
@@ -63,7 +80,7 @@ def keys_at(family: type[Registrable], data: Any, path: KeyPath) -> Mapping[str,
             annotation = items[0][-1]
         else:
             break
-    return {}
+    return None
 
 
 def _part_class(annotation: Any, data: Any) -> type | None:
@@ -86,12 +103,13 @@ class _Builder:
         self._known: dict[KeyPath, list[str]] = {}
 
     def value(self, annotation: Any, data: Any, key: KeyPath) -> Any:
-        """`data` as a value of `annotation`; _FAILED, with the mistakes noted, if it is none."""
+        """`data` as a value of `annotation`. UNKNOWN, with the mistakes noted, if it is none; an object
+        with a mistake within is made as far as it goes, and no constructor has seen it."""
         inner, constraints = schema.bare(annotation)
         if not schema.holds_parts(inner):
             return self._leaf(annotation, data, key)
         if constraints and not self._fits(annotation, constraints, data, key):
-            return _FAILED
+            return UNKNOWN
         alternatives = schema.members(inner)
         if data is None and type(None) in alternatives:
             return None
@@ -105,6 +123,18 @@ class _Builder:
         if schema.is_plain_part(parts[0]):
             return self._object(remedies.Owner(parts[0]), data, key)
         return self._container(schema.bare(parts[0])[0], data, key)
+
+    def check(self, root: Any) -> None:
+        """Notes what the parts of a whole configuration find."""
+        if root is UNKNOWN or not getattr(
+            root, "is_root", False
+        ):  # a part alone has nobody to be checked against
+            return
+        told = {key for key, _ in self._issues}
+        for key, finding in contracts.findings(root):
+            if key not in told:  # what is wrong there by itself comes first
+                issue = remedies.found(key, finding, self._explanation)
+                self._issues.append((key, issue))
 
     def issues(self) -> list[ConfigIssue]:
         """All mistakes, in the order of their keys."""
@@ -127,7 +157,7 @@ class _Builder:
             return self._wrong(key, what, f"{by_name}; types of {word}: {names}")
         if "type" not in data:
             self._issues.append((key, remedies.missing_type(key, families[0], self._explanation)))
-            return _FAILED
+            return UNKNOWN
         name = data["type"]
         if not isinstance(name, str) or name not in registered:
             near = nearest(str(name), registered)
@@ -144,6 +174,7 @@ class _Builder:
             what = f"should be {schema.describe(owner.part)}, is {remedies.shown(data)}"
             return self._wrong(key, what, remedies.how_to_set(key))
         keys = schema.keys_of(owner.part)
+        before = self._mistakes()
         self._known[key] = list(keys)
         unknown = data.keys() - keys.keys()
         self._unknown += [((*key, name), owner) for name in unknown]
@@ -154,15 +185,17 @@ class _Builder:
             for name, declared in keys.items()
             if name in data
         }
-        if unknown or missing or any(value is _FAILED for value in values.values()):
-            return _FAILED
         if not key:
             values.pop(schema.IMPORTS.name, None)
-        try:
-            return owner.part(**values)
-        except ValueError as error:
-            self._issues.append((key, remedies.refused(key, owner, data, error, self._explanation)))
-            return _FAILED
+        if self._mistakes() == before:
+            try:
+                return owner.part(**values)
+            except ValueError as error:
+                self._issues.append((key, remedies.refused(key, owner, data, error, self._explanation)))
+        return _as_far_as_known(owner.part, keys, values)
+
+    def _mistakes(self) -> int:
+        return len(self._issues) + len(self._unknown) + len(self._missing)
 
     def _container(self, annotation: Any, data: Any, key: KeyPath) -> Any:
         described = schema.item_types(annotation)
@@ -172,15 +205,12 @@ class _Builder:
             what = f"should be {schema.describe(annotation)}, is {remedies.shown(data)}"
             return self._wrong(key, what, remedies.how_to_set(key))
         if isinstance(data, dict):
-            built = {name: self.value(items[0], item, (*key, name)) for name, item in data.items()}
-            return _FAILED if any(item is _FAILED for item in built.values()) else built
+            return {name: self.value(items[0], item, (*key, name)) for name, item in data.items()}
         if kind == "tuple" and len(items) != len(data):
             what = f"should be {schema.describe(annotation)}, has {len(data)}"
             return self._wrong(key, what, remedies.how_to_set(key))
         each = items if kind == "tuple" else items * len(data)
         values = [self.value(each[i], item, (*key, str(i))) for i, item in enumerate(data)]
-        if any(item is _FAILED for item in values):
-            return _FAILED
         origin = getattr(annotation, "__origin__", list)
         return origin(values) if origin in (list, set, frozenset) else tuple(values)
 
@@ -221,4 +251,13 @@ class _Builder:
     def _wrong(self, key: KeyPath, what: str, remedy: str | None) -> Any:
         source = remedies.source(key, self._explanation)
         self._issues.append((key, ConfigIssue(what, dotted(key) or "configuration", source, remedy)))
-        return _FAILED
+        return UNKNOWN
+
+
+def _as_far_as_known(part: type, keys: Mapping[str, schema.Key], values: Mapping[str, Any]) -> Any:
+    """An object of the class that its constructor never saw, for others to look at."""
+    made: Any = object.__new__(part)
+    for name, declared in keys.items():
+        value = values.get(name, UNKNOWN if declared.required else declared.default)
+        object.__setattr__(made, name, value)
+    return made

@@ -24,13 +24,13 @@ class ConfigIssue:
     excerpt: str | None = None
 
     def render(self) -> str:
-        lines = [_wrapped("", f"{self.key}: {self.what}" if self.key else self.what)]
+        lines = [wrapped("", f"{self.key}: {self.what}" if self.key else self.what)]
         if self.excerpt:
             lines.append(self.excerpt)
         if self.source:
-            lines.append(_wrapped("  where   ", self.source))
+            lines.append(wrapped("  where   ", self.source))
         if self.remedy:
-            lines.append(_wrapped("  remedy  ", self.remedy))
+            lines.append(wrapped("  remedy  ", self.remedy))
         return "\n".join(lines)
 
 
@@ -60,7 +60,8 @@ def dotted(path: Sequence[str]) -> str:
     return ".".join(path)
 
 
-def _wrapped(label: str, text: str) -> str:
+def wrapped(label: str, text: str) -> str:
+    """Text that fits a terminal, its later lines below the label's end."""
     indent = " " * max(len(label), 2)
     return "\n".join(
         textwrap.wrap(

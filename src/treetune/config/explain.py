@@ -18,7 +18,8 @@ from typing import Any
 
 from treetune.config import lexer
 from treetune.config.errors import ConfigError, KeyPath
-from treetune.config.jsonnet import Config, Layer, evaluate, find_file, locations, read_layer
+from treetune.config.jsonnet import Config, Layer, evaluate, find_file, read_layer
+from treetune.config.jsonnet_errors import frames
 from treetune.config.registrable import Registrable
 
 _MARK = "<import> "
@@ -271,10 +272,11 @@ class Explanation:
 
 def _first_inside(texts: Sequence[str], error: RuntimeError) -> int | None:
     """Which of the texts, evaluated one after the other, Jsonnet's message is about."""
-    for file, line, _ in locations(str(error)):
+    for frame in frames(str(error)):
+        line = frame.line
         for number, text in enumerate(texts):
             line -= text.count("\n")
-            if file == _ALONE and line <= 0:
+            if frame.file == _ALONE and line <= 0:
                 return number
     return None
 

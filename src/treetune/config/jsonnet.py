@@ -14,6 +14,7 @@ import _jsonnet
 
 from treetune.config.errors import ConfigError, ConfigIssue, nearest
 from treetune.config.flatten import flattened
+from treetune.config.jsonnet_errors import TOTAL, frames, issue, shown_place
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 """The repository's fragments, found from any working directory."""
@@ -25,18 +26,12 @@ ENVIRONMENT_KEYS = {
 }
 """Root keys that an environment variable sets, over the files and under the overrides."""
 
-TOTAL = "--configs"
-"""The name, in Jsonnet's messages, of the text that adds the layers."""
-
 LARGEST_WHOLE = 2**53
 """Jsonnet's numbers are doubles: whole numbers beyond this would change silently."""
 
 Importer = Callable[[str, str], tuple[str, bytes]]
 """From the importing file's folder and the import's text to a name and the content."""
 
-_LOCATION = r"(?P<file>[^\t\n]+?):\(?(?P<line>\d+):(?P<column>\d+)\)?(?:-[\d():]+)?"
-_STATIC = re.compile(rf"STATIC ERROR: {_LOCATION}: (?P<what>.*)", re.DOTALL)
-_FRAME = re.compile(rf"^\t{_LOCATION}(?:\t|$)", re.MULTILINE)
 _MISSING_VARIABLE = re.compile(r"undefined external variable: (\S+)")
 
 
@@ -87,7 +82,7 @@ def load(
     for number, text in enumerate(overrides, start=1):
         layers.append(Layer("--override" if len(overrides) == 1 else f"--override {number}", text))
     variables = {name: value for name, value in environ.items() if name.startswith("APP_")}
-    data = _evaluate_sum(layers, variables)
+    data = sum_of(layers, variables)
     if not isinstance(data, dict):
         raise ConfigError([_not_an_object(layers, variables)])
     return Config(data, tuple(layers), variables)
@@ -126,7 +121,8 @@ def shown(path: Path | str) -> str:
         return str(path)
 
 
-def _evaluate_sum(layers: Sequence[Layer], variables: Mapping[str, str]) -> Any:
+def sum_of(layers: Sequence[Layer], variables: Mapping[str, str]) -> Any:
+    """The layers added from left to right, as plain data; ConfigError where that fails."""
     try:
         return _evaluate_flattened(layers, variables)
     except (RuntimeError, ConfigError, OSError, UnicodeDecodeError):
@@ -173,9 +169,11 @@ def _evaluate_with_imports(layers: Sequence[Layer], variables: Mapping[str, str]
                 continue
             if unset:
                 raise ConfigError(unset) from error
-            if not locations(str(error)) and len(layers) > 1:  # it is the sum that failed: what was added?
+            if not frames(str(error)) and len(layers) > 1:  # it is the sum that failed: what was added?
                 raise ConfigError([_not_an_object(layers, variables)]) from error
-            raise ConfigError([_jsonnet_issue(str(error), texts, missing_file)]) from error
+            if "couldn't open import" in str(error) and missing_file:
+                raise ConfigError([_missing_import(str(error), missing_file[0])]) from error
+            raise ConfigError([issue(str(error), layers, variables)]) from error
         if unset:
             raise ConfigError(unset)
         return data
@@ -210,46 +208,18 @@ def _bad_variable(variable: str, value: str, should: str, remedy: str) -> Config
 
 
 def _missing_variable(variable: str, message: str) -> ConfigIssue:
-    location = next(iter(locations(message)), None)
+    place = next(iter(frames(message)), None)
     remedy = f"export {variable}=…"
     if not variable.startswith("APP_"):
         remedy = f"only variables named APP_… reach a configuration: use std.extVar('APP_{variable}') there"
-    where = f"{shown(location[0])}:{location[1]}" if location else None
+    where = shown_place(place) if place else None
     return ConfigIssue("external variable is not set", variable, where, remedy)
 
 
-def _jsonnet_issue(message: str, texts: Mapping[str, str], missing: Sequence[ConfigIssue]) -> ConfigIssue:
-    location = next(iter(locations(message)), None)
-    where = f"{shown(location[0])}:{location[1]}" if location else None
-    if "couldn't open import" in message and missing:
-        where = f"imported in {where}; {missing[0].source}" if where else missing[0].source
-        return ConfigIssue(missing[0].what, missing[0].key, where, missing[0].remedy)
-    static = _STATIC.match(message)
-    what = static["what"] if static else message.splitlines()[0].removeprefix("RUNTIME ERROR: ")
-    remedy = None
-    if "max stack frames" in what:
-        remedy = "something is defined by itself: look for files that import each other or keys that do so"
-    excerpt = _excerpt(*location, texts=texts) if location else None
-    return ConfigIssue(f"Jsonnet: {what.strip()}", where, None, remedy, excerpt)
-
-
-def locations(message: str) -> list[tuple[str, int, int]]:
-    """File, line and column of every frame of Jsonnet's message that is a user's text, innermost first."""
-    static = _STATIC.match(message)
-    frames = [static] if static else list(_FRAME.finditer(message))
-    found = [(frame["file"], int(frame["line"]), int(frame["column"])) for frame in frames]
-    return [frame for frame in found if frame[0] not in (TOTAL, "std", "<std>")]
-
-
-def _excerpt(file: str, line: int, column: int, texts: Mapping[str, str]) -> str | None:
-    text = texts.get(file)
-    if text is None:
-        text = Path(file).read_text(encoding="utf-8", errors="replace") if Path(file).is_file() else ""
-    lines = text.splitlines()
-    if not 0 < line <= len(lines) or len(lines[line - 1]) > 100:
-        return None
-    source = lines[line - 1].replace("\t", " ")
-    return f"    {source}\n    {' ' * (column - 1)}^"
+def _missing_import(message: str, missing: ConfigIssue) -> ConfigIssue:
+    place = next(iter(frames(message)), None)
+    where = f"imported in {shown_place(place)}; {missing.source}" if place else missing.source
+    return ConfigIssue(missing.what, missing.key, where, missing.remedy)
 
 
 def _no_such_file(name: str, places: Sequence[Path]) -> ConfigIssue:
@@ -276,7 +246,7 @@ def _not_an_object(layers: Sequence[Layer], variables: Mapping[str, str]) -> Con
     what = "should be an object {…}"
     for layer in layers:
         try:
-            alone = _evaluate_sum([layer], variables)
+            alone = sum_of([layer], variables)
         except ConfigError:
             continue  # leans on the others, which only an object can
         if not isinstance(alone, dict):

@@ -91,6 +91,26 @@ def mentions(text: str, name: str) -> bool:
     return any(token.is_field_name and token.value == name for token in tokens(text))
 
 
+def field_at(text: str, line: int, column: int) -> tuple[str, ...]:
+    """The key path (relative to the file's own object) of the field whose value holds this place."""
+    start = sum(map(len, text.splitlines(keepends=True)[: line - 1])) + column - 1
+    open_keys: list[str | None] = []
+    pending: str | None = None
+    previous: Token | None = None
+    for token in tokens(text):
+        if token.start >= start:
+            break
+        if token.text == "{" and token.kind == "other":
+            open_keys.append(pending)
+            pending = None
+        elif token.text == "}" and token.kind == "other" and open_keys:
+            pending = open_keys.pop()
+        elif token.text in _FIELD_COLONS and previous is not None and previous.is_field_name:
+            pending = previous.value
+        previous = token
+    return tuple(key for key in (*open_keys, pending) if key is not None)
+
+
 def field_line(text: str, path: tuple[str, ...]) -> int | None:
     """The line on which the file sets `path` (relative to its own object), if that can be told."""
     exact, by_name = [], []

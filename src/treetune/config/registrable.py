@@ -6,10 +6,12 @@ import sys
 from collections.abc import Callable
 from typing import ClassVar, TypeVar
 
+from treetune.contracts import Part
+
 T = TypeVar("T", bound=type)
 
 
-class Registrable:
+class Registrable(Part):
     """Base of everything that a configuration can choose with ``{type: 'name', …}``.
 
     The direct sub-classes of Registrable are the families (Task, Credit, …), each with a registry
@@ -19,14 +21,15 @@ class Registrable:
     """
 
     _parts: ClassVar[dict[str, type]]
-    is_root: ClassVar[bool] = False
-    """Whether a whole configuration is a part of this family: ``class Runtime(Registrable, root=True)``."""
+    root: ClassVar[str | None] = None
+    """What a whole configuration of this family is called, as in ``class Runtime(Registrable, root="an
+    experiment")``. None: configurations hold parts of it."""
 
-    def __init_subclass__(cls, root: bool = False, **kwargs: object) -> None:
+    def __init_subclass__(cls, root: str | None = None, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         if Registrable in cls.__bases__:
             cls._parts = {}
-            cls.is_root = root
+            cls.root = root
 
     @classmethod
     def register(cls, name: str) -> Callable[[T], T]:

@@ -12,6 +12,7 @@ from treetune.config import schema
 from treetune.config.errors import ConfigIssue, KeyPath, did_you_mean, dotted, nearest
 from treetune.config.explain import Explanation
 from treetune.config.registrable import Registrable
+from treetune.contracts import Finding
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,13 @@ def refused(
         remedy = f"change {paths}, e.g. --override '{nested((*key, named[0]))}'"
     where = ", ".join(places) if explanation and places else source(key, explanation)
     return ConfigIssue(str(error), dotted(key) or "configuration", where, remedy)
+
+
+def found(key: KeyPath, finding: Finding, explanation: Explanation | None) -> ConfigIssue:
+    """What a part found, said of the key to change."""
+    where = source(key, explanation)
+    example = f"; e.g. --override '{nested(key)}'" if key and _is_writable(key) else ""
+    return ConfigIssue(finding.what, dotted(key) or "configuration", where, finding.remedy + example)
 
 
 def right_value(annotation: Any, data: Any) -> str | None:

@@ -72,7 +72,7 @@ def keys_of(part: type) -> dict[str, Key]:
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
         found[field.name] = Key(field.name, hints[field.name], default)
-    if issubclass(part, Registrable) and part.is_root:
+    if issubclass(part, Registrable) and part.root:
         found[IMPORTS.name] = IMPORTS
     return found
 

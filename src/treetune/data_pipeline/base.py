@@ -8,7 +8,7 @@ from typing import Any
 from treetune.config.registrable import Registrable
 
 
-class DataPipeline(Registrable, root=True):
+class DataPipeline(Registrable, root="a data pipeline"):
     """The root of a pipeline's configuration."""
 
     def run(self, source: Path, output: Path, config: dict[str, Any]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -24,6 +25,9 @@ _OURS = (
     "stream",
     "n",
 )
+_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,63}")
+"""Names as people choose them. Keys have small letters, hyphens, or both."""
+
 _TURN_END = "\n\nUser:"
 
 
@@ -72,6 +76,13 @@ class EndpointSettings:
                 " a key goes into the environment variable that api_key_variable names"
             )
         check_extra("extra", self.extra)
+        name = self.api_key_variable
+        if name is not None and not _VARIABLE.fullmatch(name):
+            raise ValueError(
+                "api_key_variable should be the name of an environment variable, in capital letters, such as"
+                " 'OPENAI_API_KEY'. What it says is not shown here: it may be the key itself, which belongs"
+                " into the environment (export OPENAI_API_KEY=…) and into no file"
+            )
 
     def key(self) -> str | None:
         """The key from the environment. Raises ValueError, which doesn't show it."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from treetune.data_pipeline.ledger import Ledger
 from treetune.data_pipeline.make_threads import MakeThreads
 from treetune.data_pipeline.rows import Sidecars, solutions
-from treetune.runtime.directory import write_whole
+from treetune.files import whole_file
 
 _SUMMED = ("blocks", "threads", "edits", "sequential_characters", "characters", "critical_characters")
 
@@ -25,8 +25,7 @@ def write_rows(
     sums: Counter[str] = Counter()
     rows = 0
 
-    def write(file: IO[str]) -> None:
-        nonlocal rows
+    with whole_file(output / "threads.jsonl") as file:
         for solution in solutions(source, pipeline.problem_field, pipeline.solution_field):
             rows += 1
             end = sidecars.read(solution)
@@ -40,8 +39,6 @@ def write_rows(
                 continue
             sums.update({name: end["statistics"][name] for name in _SUMMED})
             file.write(json.dumps({**solution.row, pipeline.output_field: end["text"]}) + "\n")
-
-    write_whole(output / "threads.jsonl", write)
     usage = ledger.total.as_row(pipeline.prices)
     return {
         "solutions": rows,

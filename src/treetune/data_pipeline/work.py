@@ -18,8 +18,8 @@ from treetune.data_pipeline.make_threads import MakeThreads
 from treetune.data_pipeline.rows import Sidecars, Solution, content_hash, solutions
 from treetune.data_pipeline.solutions import make_parallel
 from treetune.data_pipeline.summary import cost, told, write_rows
+from treetune.files import write_json
 from treetune.runtime.console import Console
-from treetune.runtime.directory import write_json
 
 NOT_ALL = 1
 """The exit code where solutions are left that the endpoint didn't answer."""

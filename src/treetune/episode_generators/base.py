@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from treetune import contracts
 from treetune.config.registrable import Registrable
+from treetune.contracts import Need
 from treetune.inference.base import Engine, SamplingParams
 from treetune.tasks.base import Task
 from treetune.vocabulary import Episode, Metrics, Problem, TextCodec, Trajectory
@@ -55,18 +57,15 @@ class GenerationContext:
 class Rollout(Registrable):
     """From problems to graded trajectories."""
 
-    needs_engine: bool = True
-    asks_further: bool = False
-    """Whether it may roll out further problems than it is given."""
-    groups: int | None = None
-    """How many problems with spread it waits for. None: it takes what comes."""
     samples: int = 1
     """Answers to a problem."""
-    forks: bool = False
-    """Whether an answer may have parts that were not sampled after all before them."""
     unfinished_reward: float | None = 0.0
     max_prompt_tokens: int | None = None
     """Problems with longer prompts are not trained on. None: there must not be any."""
+
+    @property
+    def needs_engine(self) -> bool:
+        return contracts.SampledAnswers() in self.gives
 
     @property
     def sampling(self) -> SamplingParams | None:
@@ -78,8 +77,9 @@ class Rollout(Registrable):
         """What makes the answers where problems are fixed: itself, or the rollout that it wraps."""
         return self
 
-    def check(self, task: Task) -> None:
-        """Raises ValueError where it makes no sense with this task."""
+    def most_answers(self, problems: int) -> int:
+        """How many answers there may be at most to an iteration of so many problems."""
+        return problems * self.samples
 
     def run(
         self, context: GenerationContext, problems: Sequence[Problem]
@@ -102,8 +102,16 @@ class Shaping(Registrable):
         """Its place in metric names: the type under which it is registered."""
         return next(name for name, part in Shaping.registered().items() if part is type(self))
 
-    def check(self, rollout: Rollout, task: Task) -> None:
-        """Raises ValueError where it makes no sense with this rollout or task."""
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        return (
+            Need(
+                contracts.UseOfAdvantages(),
+                "it changes rewards, which reach the loss as advantages",
+                "leave shaping empty, or choose an objective that learns from advantages, such as 'ppo'",
+            ),
+            Need(contracts.CreditForRewards(), "it changes what whole answers earn"),
+        )
 
     def prepare(self, problems: Sequence[Problem]) -> None:
         """Raises ValueError where something that it needs for these training problems isn't there.
@@ -128,15 +136,20 @@ class Shaping(Registrable):
         return self.bonuses(context, trajectories), {}
 
 
+THREADS_REMEDY = "choose the credit 'monte_carlo_threads' or 'group', or set the rollout's parallel to false"
+UNUSED_REMEDY = "choose an objective that learns from advantages, such as 'ppo', or the credit 'none'"
+
+
 class Credit(Registrable):
     """From trajectories to episodes with (or, for `gae`, without) advantages, one each."""
 
-    needs_engine: bool = False
-    needs_critic: bool = False
-    needs_threads: bool = False
-    """Whether it is about answers that fork."""
-    reads_one_line: bool = False
-    """Whether it takes each token for sampled after all before it, as it is where no answer forks."""
+    @property
+    def needs_engine(self) -> bool:
+        return contracts.Continuations() in self.gives
+
+    @property
+    def needs_critic(self) -> bool:
+        return contracts.CriticValues() in self.gives
 
     def assign(
         self, context: GenerationContext, trajectories: Sequence[Trajectory]
@@ -150,12 +163,12 @@ class Credit(Registrable):
 class Selection(Registrable):
     """Which episodes are trained on. An empty choice is returned as such: the runtime decides."""
 
-    keeps_all: bool = False
-    """Whether nothing is left out."""
     at_most: int | None = None
     """How many groups it keeps at most. None: there is no bound."""
-    makes_pairs: bool = False
-    """Whether what it returns are pairs, better answer first, for objectives that compare."""
+
+    def most_kept(self, answers: int, problems: int) -> int:
+        """How many rows (pairs, where it makes such) it keeps at most of so many answers and problems."""
+        return answers
 
     def select(
         self, context: GenerationContext, episodes: Sequence[Episode]

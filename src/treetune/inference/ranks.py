@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-
-def write_atomically(path: Path, value: Any) -> None:
-    """JSON that a reader sees whole or not at all."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    beside.write_text(json.dumps(value))
-    beside.rename(path)
+from treetune.files import write_json
 
 
 @dataclass
@@ -33,7 +27,7 @@ class RankFiles:
             return [own]
         assert self.folder is not None
         self._meetings += 1
-        write_atomically(self._place(self._meetings, self.rank), own)
+        write_json(self._place(self._meetings, self.rank), own, durable=False)
         self.barrier("engines agree")
         # Everybody is here, so nobody reads any more what was left at the last meeting. No name comes again:
         # a file system that machines share may show an old file under it.

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from treetune.files import write_json
 from treetune.inference import guard
 from treetune.inference.base import EngineError
 from treetune.inference.client import Client, ServerFailure
 from treetune.inference.launch import MODEL_NAME, Launch
-from treetune.inference.ranks import write_atomically
 from treetune.inference.server_log import last_lines, likely_cause
 
 if TYPE_CHECKING:
@@ -302,7 +302,7 @@ class OwnServer:
             "error": self._error or ("the engine was closed" if self._closed else None),
             "restarts": self.restarts,
         }
-        write_atomically(self._address_file, state)
+        write_json(self._address_file, state, durable=False)
 
     def _poison_file(self, epoch: int) -> Path | None:
         return poison_file(self._address_file, epoch) if self._address_file else None

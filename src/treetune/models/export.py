@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from treetune.files import sync, whole_folder
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +36,7 @@ def write_policy(
     """
     from huggingface_hub import save_torch_state_dict
 
-    with _whole_directory(directory) as unfinished:
+    with whole_folder(directory) as unfinished:
         kept = _on_cpu(weights)
         if config.tie_word_embeddings:
             kept.pop(_HEAD, None)
@@ -55,7 +56,7 @@ def write_critic(weights: Mapping[str, torch.Tensor], config: PretrainedConfig, 
     """
     from safetensors.torch import save_file
 
-    with _whole_directory(directory) as unfinished:
+    with whole_folder(directory) as unfinished:
         kept = _on_cpu(weights)
         save_file(kept, unfinished / WEIGHTS, metadata={"format": "pt"})
         described = copy.deepcopy(config)
@@ -110,7 +111,7 @@ def write_for_engine(
     unfinished = directory / f".{WEIGHTS}.{os.getpid()}"
     try:
         save_file(kept, unfinished, metadata={"format": "pt"})
-        _sync(unfinished)
+        sync(unfinished)
         unfinished.replace(directory / WEIGHTS)
     except SafetensorError as error:
         free = shutil.disk_usage(directory).free / 2**20
@@ -144,31 +145,3 @@ def _embeddings(weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
             "its output head cannot be written for the engine"
         )
     return weights[found[0]]
-
-
-@contextlib.contextmanager
-def _whole_directory(directory: Path) -> Iterator[Path]:
-    """A directory to write into that takes the name `directory` when everything is in it."""
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = directory.with_name(f".{directory.name}.{os.getpid()}")
-    replaced = directory.with_name(f".{directory.name}.{os.getpid()}.old")
-    try:
-        unfinished.mkdir()
-        yield unfinished
-        for path in (*unfinished.rglob("*"), unfinished):
-            _sync(path)
-        if directory.exists():
-            directory.rename(replaced)
-        unfinished.rename(directory)
-        _sync(directory.parent)
-    finally:
-        for path in (unfinished, replaced):
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from treetune.models.inputs import ModelInputs
 from treetune.models.sequence_parallel import SequenceParallel
 from treetune.models.tree_attention import tree_arguments
 
@@ -46,51 +47,44 @@ class PolicyModule(nn.Module):
 
     def forward(
         self,
-        input_ids_BT: Tensor,
-        position_ids_BT: Tensor | None,
-        positions_N: Tensor,
-        labels_N: Tensor,
+        inputs: ModelInputs,
         temperature: float,
-        entropy_needs_gradient: bool = False,
+        *,
+        entropy_gradient: bool = False,
         with_terms: bool = False,
-        most_positions: int = 0,
-        lasts_1T: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        """Log-probability and entropy of the next-token distribution at `positions_N`, and its `terms`.
+        """Log-probabilities and entropies of next-token distributions, and the objective's `terms`.
 
-        `positions_N` index the flattened ``B*T`` tokens, `labels_N` are the tokens that follow
-        there. Where the row is a prefix tree, `lasts_1T` are its nodes' (`tree_attention`). Logits are
-        divided by `temperature`, as the sampler does. All results are float32 of shape [N]; the entropy
-        carries a gradient only where asked for.
+        All are float32 of shape [N], at ``inputs.positions_N``. Logits are divided by `temperature`, as
+        the sampler does. The entropy carries a gradient only with `entropy_gradient`.
 
-        The head runs on a chunk of positions at a time, on as many chunks as `most_positions` would
-        need: the largest number that any rank has at this turn. Under ZeRO-3 each chunk gathers the
-        head's weight, and ranks that gathered it unequally often would wait for each other for ever.
+        The head runs on a chunk of positions at a time, on as many chunks as ``inputs.max_positions`` would
+        need. Under ZeRO-3 each chunk gathers the head's weight, and ranks that gathered it unequally often
+        would wait for each other for ever.
         """
+        assert inputs.labels_N is not None, "a policy is asked for the probability of given tokens"
         backbone, parallel = backbone_of(self.model), self.parallel
         vocabulary = self.model.config.get_text_config().vocab_size
-        chunks = math.ceil(max(len(labels_N), most_positions) / max(1, LOGITS_PER_CHUNK // vocabulary))
-        settings = temperature, entropy_needs_gradient, self.terms if with_terms else None, chunks
+        most = max(len(inputs.labels_N), inputs.max_positions)
+        chunks = math.ceil(most / max(1, LOGITS_PER_CHUNK // vocabulary))
+        settings = temperature, entropy_gradient, self.terms if with_terms else None, chunks
         if parallel is None:
-            hidden_ND = _hidden(backbone, input_ids_BT, position_ids_BT, lasts_1T)[positions_N]
-            return self._in_chunks(hidden_ND, labels_N, *settings)
-        assert lasts_1T is None, "refused where the trainer is built"
-        mine_M, places_M = parallel.own(positions_N, input_ids_BT.shape[1])
-        hidden_MD = parallel.hidden(backbone, input_ids_BT, position_ids_BT).flatten(0, 1)[places_M]
-        own = torch.stack(self._in_chunks(hidden_MD, labels_N[mine_M], *settings))
-        return parallel.together(own, mine_M, len(labels_N)).unbind()
+            return self._in_chunks(_hidden(backbone, inputs), inputs.labels_N, *settings)
+        hidden_MD, mine_M = _own_hidden(backbone, parallel, inputs)
+        own = torch.stack(self._in_chunks(hidden_MD, inputs.labels_N[mine_M], *settings))
+        return parallel.together(own, mine_M, len(inputs.labels_N)).unbind()
 
     def _in_chunks(
         self,
         hidden_ND: Tensor,
         labels_N: Tensor,
         temperature: float,
-        entropy_needs_gradient: bool,
+        entropy_gradient: bool,
         terms: Terms | None,
         chunks: int,
     ) -> tuple[Tensor, ...]:
         if chunks <= 1:
-            return self._score(hidden_ND, labels_N, temperature, entropy_needs_gradient, terms)
+            return self._score(hidden_ND, labels_N, temperature, entropy_gradient, terms)
         parts = [
             # The chunk's logits are computed again in backward: two matrix products for one
             # are cheaper than keeping [N, V] in float32.
@@ -99,7 +93,7 @@ class PolicyModule(nn.Module):
                 hidden_CD,
                 labels_C,
                 temperature,
-                entropy_needs_gradient,
+                entropy_gradient,
                 terms,
                 use_reentrant=False,
             )
@@ -114,7 +108,7 @@ class PolicyModule(nn.Module):
         hidden_CD: Tensor,
         labels_C: Tensor,
         temperature: float,
-        entropy_needs_gradient: bool,
+        entropy_gradient: bool,
         terms: Terms | None,
     ) -> tuple[Tensor, ...]:
         logits_CV = self.model.get_output_embeddings()(hidden_CD).float()
@@ -122,7 +116,7 @@ class PolicyModule(nn.Module):
             logits_CV = logits_CV / temperature
         logprobs_CV = logits_CV.log_softmax(-1)
         logprobs_C = logprobs_CV.gather(-1, labels_C[:, None]).squeeze(-1)
-        with torch.set_grad_enabled(entropy_needs_gradient and torch.is_grad_enabled()):
+        with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
             entropy_C = -(logprobs_CV.exp() * logprobs_CV).sum(-1)
         own = () if terms is None else terms(logits_CV, labels_C)
         return logprobs_C, entropy_C, *own
@@ -147,32 +141,39 @@ class CriticModule(nn.Module):
             self.head.weight.copy_(weight)
             self.head.bias.zero_()
 
-    def forward(
-        self,
-        input_ids_BT: Tensor,
-        position_ids_BT: Tensor | None,
-        positions_N: Tensor,
-        lasts_1T: Tensor | None = None,
-    ) -> Tensor:
-        """Values, float32 of shape [N], at the flattened positions; `lasts_1T` as of `PolicyModule`."""
+    def forward(self, inputs: ModelInputs) -> Tensor:
+        """Values, float32 of shape [N], at ``inputs.positions_N``."""
         if self.parallel is None:
-            return self._value(_hidden(self.backbone, input_ids_BT, position_ids_BT, lasts_1T)[positions_N])
-        assert lasts_1T is None, "refused where the trainer is built"
-        mine_M, places_M = self.parallel.own(positions_N, input_ids_BT.shape[1])
-        hidden_MD = self.parallel.hidden(self.backbone, input_ids_BT, position_ids_BT).flatten(0, 1)[places_M]
-        return self.parallel.together(self._value(hidden_MD)[None], mine_M, len(positions_N)).squeeze(0)
+            return self._value(_hidden(self.backbone, inputs))
+        hidden_MD, mine_M = _own_hidden(self.backbone, self.parallel, inputs)
+        values_1N = self.parallel.together(self._value(hidden_MD)[None], mine_M, len(inputs.positions_N))
+        return values_1N.squeeze(0)
 
     def _value(self, hidden_ND: Tensor) -> Tensor:
         return self.head(hidden_ND).squeeze(-1).float()
 
 
-def _hidden(
-    backbone: nn.Module, input_ids_BT: Tensor, position_ids_BT: Tensor | None, lasts_1T: Tensor | None
-) -> Tensor:
-    """The last hidden state of every token, in one row: [B*T, D]."""
-    given = tree_arguments(backbone, lasts_1T)
-    run = backbone(input_ids=input_ids_BT, position_ids=position_ids_BT, use_cache=False, **given)
-    return run.last_hidden_state.flatten(0, 1)
+def _hidden(backbone: nn.Module, inputs: ModelInputs) -> Tensor:
+    """The last hidden states at the asked positions, [N, D]."""
+    run = backbone(
+        input_ids=inputs.input_ids_BT,
+        position_ids=inputs.position_ids_BT,
+        use_cache=False,
+        **tree_arguments(backbone, inputs.subtree_last_1T),
+    )
+    return run.last_hidden_state.flatten(0, 1)[inputs.positions_N]
+
+
+def _own_hidden(
+    backbone: nn.Module, parallel: SequenceParallel, inputs: ModelInputs
+) -> tuple[Tensor, Tensor]:
+    """The same where ranks share a sequence: [M, D] at the M positions that lie in this rank's stretch,
+    and which of the N these are.
+    """
+    assert inputs.subtree_last_1T is None, "refused where the trainer is built"
+    mine_M, places_M = parallel.own(inputs.positions_N, inputs.input_ids_BT.shape[1])
+    hidden_BtD = parallel.hidden(backbone, inputs.input_ids_BT, inputs.position_ids_BT)
+    return hidden_BtD.flatten(0, 1)[places_M], mine_M
 
 
 def backbone_of(model: nn.Module) -> nn.Module:

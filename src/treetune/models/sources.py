@@ -29,7 +29,7 @@ MIN_HEAD_DIM = 32
 class ModelSource(Registrable):
     """The model and the tokenizer that an experiment starts from."""
 
-    def check(self, alphabet: Alphabet) -> None:
+    def require(self) -> None:
         """Raises ValueError, without importing anything heavy, if the model can't be there."""
 
     def load_tokenizer(self, alphabet: Alphabet) -> PreTrainedTokenizerBase:
@@ -157,7 +157,7 @@ class PretrainedModel(ModelSource):
         if self.attention == "flash_attention_2" and self.dtype == "float32":
             raise ValueError("attention 'flash_attention_2' has no float32 kernels: set dtype to 'bfloat16'")
 
-    def check(self, alphabet: Alphabet) -> None:
+    def require(self) -> None:
         resolve_policy(self.name_or_path)
         if self.attention == "flash_attention_2":
             require_kernels(

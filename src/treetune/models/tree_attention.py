@@ -1,8 +1,8 @@
 """Attention over prefix trees: each token sees those on its way from the root, and no others.
 
-A tree's nodes are laid out by a depth-first walk. `lasts_1T` holds for each node the last one of its
-subtree: node j is seen by node i if ``j <= i <= lasts_1T[0, j]``. What a block of neighbouring nodes sees
-of the nodes before it is then the way to its first one, and nothing else.
+A tree's nodes are laid out by a depth-first walk. `subtree_last_1T` holds for each node the last one of
+its subtree: node j is seen by node i if ``j <= i <= subtree_last_1T[0, j]``. What a block of neighbouring
+nodes sees of the nodes before it is then the way to its first one, and nothing else.
 
 On GPUs, FlexAttention takes such a mask by blocks. PyTorch's own attention would need it dense, and would
 compute all of its pairs; so it is called block by block here, with the keys that each one sees. Neither
@@ -52,14 +52,14 @@ def attach_tree_attention(model: nn.Module) -> None:
         model.set_attn_implementation(ATTENTION)
 
 
-def tree_arguments(backbone: nn.Module, lasts_1T: Tensor | None) -> dict[str, Any]:
-    """What the backbone is called with beside tokens and positions; `lasts_1T` None: rows as ever."""
+def tree_arguments(backbone: nn.Module, subtree_last_1T: Tensor | None) -> dict[str, Any]:
+    """What the backbone is called with beside tokens and positions; `subtree_last_1T` None: rows as ever."""
     config: Any = backbone.config
     attention = config._attn_implementation
     if attention == ATTENTION:
-        return {"tree": NO_TREE if lasts_1T is None else query_blocks(lasts_1T[0])}
+        return {"tree": NO_TREE if subtree_last_1T is None else query_blocks(subtree_last_1T[0])}
     # From a mask of four dimensions transformers makes no other, and looks for no packed sequences.
-    return {} if lasts_1T is None else {"attention_mask": block_mask(lasts_1T[0])}
+    return {} if subtree_last_1T is None else {"attention_mask": block_mask(subtree_last_1T[0])}
 
 
 @dataclass(frozen=True)
@@ -76,14 +76,14 @@ class QueryBlocks:
 NO_TREE = QueryBlocks(None, [], [])
 
 
-def query_blocks(lasts_T: Tensor) -> QueryBlocks:
+def query_blocks(subtree_last_T: Tensor) -> QueryBlocks:
     keys, masks = [], []
-    for own_Q in torch.arange(len(lasts_T), device=lasts_T.device).split(BLOCK):
+    for own_Q in torch.arange(len(subtree_last_T), device=subtree_last_T.device).split(BLOCK):
         start = int(own_Q[0])
-        way_K = (lasts_T[:start] >= start).nonzero().squeeze(-1)
+        way_K = (subtree_last_T[:start] >= start).nonzero().squeeze(-1)
         keys_K = torch.cat([way_K, own_Q])
         keys.append(keys_K)
-        masks.append((keys_K <= own_Q[:, None]) & (own_Q[:, None] <= lasts_T[keys_K]))
+        masks.append((keys_K <= own_Q[:, None]) & (own_Q[:, None] <= subtree_last_T[keys_K]))
     return QueryBlocks(torch.cat(keys), [len(keys_K) for keys_K in keys], masks)
 
 
@@ -123,19 +123,19 @@ def _attention(
     return torch.cat(parts, dim=1), None
 
 
-def block_mask(lasts_T: Tensor) -> BlockMask:
+def block_mask(subtree_last_T: Tensor) -> BlockMask:
     """For FlexAttention. Which blocks are seen, in part or whole, follows from the least and the greatest
     of their nodes' lasts.
     """
     from torch.nn.attention.flex_attention import BlockMask
 
     def sees(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        return (j <= i) & (i <= lasts_T[j])
+        return (j <= i) & (i <= subtree_last_T[j])
 
-    width = len(lasts_T)
+    width = len(subtree_last_T)
     # What stands beyond the end is seen by nothing.
-    blocks_KS = nn.functional.pad(lasts_T, (0, -width % BLOCK), value=-1).unflatten(0, (-1, BLOCK))
-    begins_Q = torch.arange(len(blocks_KS), device=lasts_T.device) * BLOCK
+    blocks_KS = nn.functional.pad(subtree_last_T, (0, -width % BLOCK), value=-1).unflatten(0, (-1, BLOCK))
+    begins_Q = torch.arange(len(blocks_KS), device=subtree_last_T.device) * BLOCK
     before_QK = begins_Q[:, None] > begins_Q
     whole_QK = before_QK & (begins_Q[:, None] + BLOCK - 1 <= blocks_KS.amin(-1))
     seen_QK = before_QK & (begins_Q[:, None] <= blocks_KS.amax(-1))

@@ -22,7 +22,7 @@ def write_report(directories: Sequence[Path], output: Path | None = None) -> Pat
     Without `output` it is ``report.html``: in the experiment's directory, or for several in the
     directory above the first one. Raises ValueError for a directory that holds no experiment.
     """
-    from treetune.runtime.directory import write_text
+    from treetune.files import write_text
 
     if not directories:
         raise ValueError("a report is about one experiment's directory, or several")

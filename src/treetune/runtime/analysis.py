@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from treetune.runtime.directory import ExperimentDirectory
     from treetune.runtime.sampler import Sampler
 
+ONE_LINE_REMEDY = "leave the analysis out, or set the rollout's parallel to false"
+
 RESULT, STATES = "result.json", "states.jsonl"
 """The files of an analysis: its numbers and settings, and its states."""
 
@@ -40,8 +42,6 @@ class Analyzer(Registrable):
 
     name: str | None
     needs_engine: bool = False
-    reads_one_line: bool = False
-    """Whether it takes each token for sampled after all before it, as it is where no answer forks."""
 
     @property
     def type_name(self) -> str:

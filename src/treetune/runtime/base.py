@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
 
 from treetune.config.registrable import Registrable
+from treetune.contracts import Finding, Part
 from treetune.episode_generators.base import Credit, Rollout, Selection, Shaping
+from treetune.episode_generators.rollout.answers import check_lengths
 from treetune.inference.settings import EngineSettings
 from treetune.models.sources import ModelSource
 from treetune.runtime.analysis import Analyzer
@@ -17,15 +20,14 @@ from treetune.runtime.sinks import Sink
 from treetune.tasks.base import Split, Task
 from treetune.tasks.sampling import Replacement
 from treetune.trainers.base import Trainer
-from treetune.trainers.objectives.base import Objective
 
 
-class Runtime(Registrable, root=True):
+class Runtime(Registrable, root="an experiment"):
     """The root of an experiment's configuration."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluationSet:
+class EvaluationSet(Part):
     """One measurement: n samples for each of some problems of a split.
 
     `name` (the split's where left out) is its folder and its place in metric names. `task` is
@@ -54,9 +56,41 @@ class EvaluationSet:
     def label(self) -> str:
         return self.name or self.split
 
+    def rollout(self, experiment: PolicyIteration) -> Rollout:
+        """The run's rollout, or the evaluation's own, with the set's settings in place of its own.
+
+        Raises ValueError where these don't go together.
+        """
+        rollout = (experiment.evaluation.rollout or experiment.rollout).sampler
+        given = {
+            "samples": self.samples,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "max_tokens": self.max_tokens,
+            "max_prompt_tokens": experiment.context_length - 1,  # no problem is left out
+        }
+        known = {field.name for field in fields(rollout)}  # type: ignore[arg-type]
+        return replace(rollout, **{k: v for k, v in given.items() if v is not None and k in known})  # type: ignore[type-var]
+
+    def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
+        yield from unfit_name(self.label, "name", "a plain folder name", nested=False)
+        try:
+            rollout = self.rollout(experiment)
+        except ValueError as error:
+            yield Finding.of(error, self._own_key(str(error)))
+            return
+        if self.max_tokens is not None and rollout.sampling is not None:
+            yield from check_lengths(rollout, experiment.context_length)
+
+    def _own_key(self, message: str) -> str:
+        """Which of the set's keys an error is about, which the rollout called by the same name."""
+        given = ("temperature", "samples", "max_tokens", "top_p")
+        named = [key for key in given if key in message and getattr(self, key) is not None]
+        return named[0] if named else "samples"
+
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation:
+class Evaluation(Part):
     """What is measured, and how often while training (`every` iterations; None: at the end only).
 
     `seed` is fixed, so that every checkpoint and every method meets the same draws. `rollout` is
@@ -68,18 +102,21 @@ class Evaluation:
     seed: int = 0
     rollout: Rollout | None = None
 
-    def __post_init__(self) -> None:
-        labels = [one.label for one in self.sets]
-        twice = sorted({label for label in labels if labels.count(label) > 1})
-        if twice:
-            raise ValueError(f"two evaluation sets are called {', '.join(twice)}: give them names")
+    def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
+        yield from twice("sets", [one.label for one in self.sets])
+        if self.sets and not (self.rollout or experiment.rollout).needs_engine:
+            yield Finding(
+                "the evaluation has sets, and neither it nor the experiment has a rollout that samples",
+                "rollout",
+                "give evaluation.rollout, e.g. {type: 'single_turn', max_tokens: 256}",
+            )
 
 
 ChoiceRule = Literal["first_maximum", "best"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChooseCheckpoint:
+class ChooseCheckpoint(Part):
     """After an iteration's training, goes on with the weights that do best on held-out problems.
 
     Candidates are the weights that training began with (epoch 0) and those after each epoch. Each is
@@ -92,6 +129,16 @@ class ChooseCheckpoint:
 
     set: str
     rule: ChoiceRule = "first_maximum"
+
+    def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
+        labels = [one.label for one in experiment.evaluation.sets]
+        if self.set not in labels:
+            there = f"only {', '.join(labels)}" if labels else "no sets"
+            yield Finding(
+                f"the choice is made on the evaluation set {self.set!r}, and the evaluation has {there}",
+                "set",
+                "name one of them, or add it to evaluation.sets",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,143 +196,34 @@ class PolicyIteration(Runtime):
     def needs_engine(self) -> bool:
         return self.rollout.needs_engine or bool(self.evaluation.sets)
 
-    def __post_init__(self) -> None:
-        self.rollout.check(self.task)
-        if self.credit.needs_engine and not self.rollout.needs_engine:
-            raise ValueError(
-                "credit samples continuations, and the rollout samples nothing: choose the rollout"
-                " 'single_turn', or a credit that needs no engine, such as 'outcome'"
-            )
-        objective = getattr(self.trainer, "objective", None)
-        if self.credit.needs_critic and objective is not None and not objective.needs_advantages:
-            raise ValueError("credit 'gae' trains a critic whose advantages this objective doesn't use")
-        self._check_threads()
-        self._check_pairs(objective)
-        self._check_shaping(objective)
-        self._check_dynamic_sampling(objective)
-        given = not self.credit.needs_critic and (objective is None or objective.needs_advantages)
-        if self.trainer.skip_without_advantage and not given:
-            raise ValueError(
-                "skip_without_advantage looks at the advantages that credit gives, and here it gives none (a"
-                " critic's come later, and are never all 0): set it to false"
-            )
-        if objective is not None and objective.importance_cap is not None and not self.rollout.needs_engine:
-            raise ValueError(
-                "the objective's importance_cap compares with the engine's log-probs, and this rollout"
-                " samples nothing: set it to null"
-            )
-        if objective is not None and objective.needs_whole_batch and not self.selection.keeps_all:
-            raise ValueError(
-                "the objective divides by all answers of the batch, and the selection leaves some out before"
-                " it counts them: choose the selection 'all'; the objective passes over wrong answers itself"
-            )
-        if self.restart == "every_iteration" and self.credit.needs_critic:
-            raise ValueError(
-                "restart 'every_iteration' throws away what was trained, and the critic of credit 'gae' goes"
-                " on learning: set restart to 'never', or choose a credit without a critic, such as 'none'"
-            )
-        chosen = self.choose_checkpoint
-        labels = [one.label for one in self.evaluation.sets]
-        if chosen is not None and chosen.set not in labels:
-            raise ValueError(
-                f"choose_checkpoint measures on the evaluation set {chosen.set!r}, and the evaluation has "
-                + (f"only {', '.join(labels)}" if labels else "no sets")
-                + ": name one of them, or add it to evaluation.sets"
-            )
-        sampler = self.evaluation.rollout or self.rollout
-        if self.evaluation.sets and not sampler.needs_engine:
-            raise ValueError(
-                "the evaluation has sets, and neither it nor the experiment has a rollout that samples:"
-                " give evaluation.rollout, e.g. {type: 'single_turn', max_tokens: 256}"
-            )
-        longest = self.rollout.max_prompt_tokens
-        if longest is not None and longest >= self.context_length:
-            raise ValueError(
-                f"rollout.max_prompt_tokens is {longest}, and a prompt of that length leaves nothing of the"
-                f" context_length of {self.context_length} for an answer: lower the one or raise the other"
-            )
+    def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
+        yield from unfit_name(self.experiment_name, "experiment_name", "a relative folder name")
         # The same one twice, from two fragments that both want it, is one.
-        labels = [one.label for one in dict.fromkeys(self.analyzers)]
-        twice = sorted({label for label in labels if labels.count(label) > 1})
-        if twice:
-            raise ValueError(f"two different analyzers are called {', '.join(twice)}: give them names")
-        if not self.experiment_name or self.experiment_name.startswith(("/", ".")):
-            raise ValueError(f"experiment_name {self.experiment_name!r} must be a relative folder name")
+        yield from twice("analyzers", [one.label for one in dict.fromkeys(self.analyzers)])
+        yield from twice("shaping", [one.label for one in self.shaping], "each kind can be there once")
 
-    def _check_threads(self) -> None:
-        if self.credit.needs_threads and not self.rollout.forks:
-            raise ValueError(
-                "credit 'monte_carlo_threads' values the threads of answers, and this rollout forks none:"
-                " choose the rollout 'parallel_threads' (with parallel true), or the credit 'monte_carlo'"
-            )
-        if self.credit.reads_one_line and self.rollout.forks:
-            raise ValueError(
-                "this credit takes each token for sampled after all before it, and threads don't see their"
-                " siblings: choose the credit 'monte_carlo_threads' or 'group', or set the rollout's parallel"
-                " to false"
-            )
-        blind = [one.label for one in self.analyzers if one.reads_one_line]
-        if blind and self.rollout.forks:
-            raise ValueError(
-                f"the analysis {blind[0]!r} continues answers from their beginnings, and threads don't see"
-                " their siblings: leave it out, or set the rollout's parallel to false"
-            )
 
-    def _check_pairs(self, objective: Objective | None) -> None:
-        needs = objective is not None and objective.needs_pairs
-        if needs and not self.selection.makes_pairs:
-            raise ValueError(
-                "the objective compares answers in pairs, and the selection makes none: choose the selection"
-                " 'preference_pairs'"
-            )
-        if self.selection.makes_pairs and not needs:
-            raise ValueError(
-                "the selection makes pairs of answers, and the objective compares none: choose the objective"
-                " 'dpo' or 'dpo_positive', or the selection 'all'"
-            )
-        if needs and self.rollout.samples < 2:
-            raise ValueError(
-                "the objective compares answers to the same problem, and the rollout makes only one: choose"
-                " the rollout 'single_turn' with samples of at least 2"
-            )
+LONGEST_NAME = 200
+"""Bytes of a folder's name: file systems allow 255, and files beside it have longer names."""
 
-    def _check_dynamic_sampling(self, objective: Objective | None) -> None:
-        if not self.rollout.asks_further:
-            return
-        if self.problems_per_iteration is None:
-            raise ValueError(
-                "the rollout asks for further problems where answers don't differ, and problems_per_iteration"
-                " null has none left: set it to a number below that of the training problems"
-            )
-        if objective is not None and not objective.needs_advantages:
-            raise ValueError(
-                "the rollout samples until answers to a problem differ, which is worth something where they"
-                " are compared; this objective learns from no advantages: choose the rollout 'single_turn'"
-            )
-        most, groups = self.selection.at_most, self.rollout.groups
-        if most is not None and groups is not None and most < groups:
-            raise ValueError(
-                f"the rollout samples until {groups} groups have spread (groups), and the selection trains on"
-                f" {most} of them (at_most): make the two equal"
-            )
 
-    def _check_shaping(self, objective: Objective | None) -> None:
-        if not self.shaping:
-            return
-        labels = [one.label for one in self.shaping]
-        twice = sorted({label for label in labels if labels.count(label) > 1})
-        if twice:
-            raise ValueError(f"shaping has {', '.join(twice)} twice: each kind can be there once")
-        if self.credit.needs_engine:
-            raise ValueError(
-                f"shaping ({', '.join(labels)}) changes what whole answers earn, and credit 'monte_carlo'"
-                " grades continuations without it, so that its values would be of another reward: leave"
-                " shaping empty, or choose another credit, such as 'group'"
-            )
-        if objective is not None and not objective.needs_advantages:
-            raise ValueError(
-                f"shaping ({', '.join(labels)}) changes rewards, and this objective learns from no"
-                " advantages: nothing would come of it; leave shaping empty"
-            )
-        for one in self.shaping:
-            one.check(self.rollout, self.task)
+def unfit_name(name: str, key: str, should: str, nested: bool = True) -> Iterator[Finding]:
+    """What is wrong with a name that folders are called by."""
+    steps = name.split("/") if nested else [name]
+    if not all(name.isprintable() and step.strip(" .") and "/" not in step for step in steps):
+        yield Finding(
+            f"{name!r} is no name for a folder", key, f"give {should}, of letters, digits, '-', '_' and '.'"
+        )
+    elif longest := [step for step in steps if len(step.encode()) > LONGEST_NAME]:
+        yield Finding(
+            f"a name of {len(longest[0].encode())} bytes is longer than file systems allow",
+            key,
+            f"give one of at most {LONGEST_NAME}",
+        )
+
+
+def twice(key: str, labels: Sequence[str], remedy: str = "give each a name of its own") -> Iterator[Finding]:
+    """What is wrong where parts of a list have the same name."""
+    several = sorted({label for label in labels if labels.count(label) > 1})
+    if several:
+        yield Finding(f"two different ones are called {', '.join(several)}", key, remedy)

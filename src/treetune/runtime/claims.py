@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from treetune.runtime.directory import write_text
+from treetune.files import write_text
 from treetune.runtime.lifeline import Process
 
 LEASE_S = 120.0

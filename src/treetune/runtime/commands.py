@@ -32,7 +32,7 @@ def run(command: str, root: Runtime, plain_config: Mapping[str, Any], options: A
     lifeline.exit_on_sigterm()
     lifeline.end_with_launcher()
     if command != clean_up_checkpoints.__name__:
-        root.model.check(root.task.alphabet)  # before anything heavy is imported
+        root.model.require()  # before anything heavy is imported
         for one in root.evaluation.sets:
             set_problems(root, one)  # before days of training, not after them
     if command in (run_iteration_loop.__name__, only_generate_episodes.__name__) and root.shaping:

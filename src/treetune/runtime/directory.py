@@ -5,9 +5,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,60 +139,6 @@ def _locks(file: IO[str], tries: int = LOCK_TRIES) -> bool:
         else:
             return True
     return False
-
-
-def write_whole(path: Path, write: Callable[[IO[str]], object]) -> None:
-    """Writes a text file beside its place, syncs it, and renames it there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with beside.open("w") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.rename(path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
-    sync_directory(path.parent)
-
-
-def write_text(path: Path, text: str) -> None:
-    write_whole(path, lambda file: file.write(text))
-
-
-def write_json(path: Path, value: Any) -> None:
-    write_text(path, json.dumps(value, indent=1) + "\n")
-
-
-def sync_directory(path: Path) -> None:
-    """Makes renames in it last through a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def sync_tree(path: Path) -> None:
-    """Syncs every file under `path`, so that a rename of it can't arrive before its content."""
-    for folder, _, names in os.walk(path):
-        for name in names:
-            descriptor = os.open(Path(folder, name), os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-        sync_directory(Path(folder))
-
-
-def replace_directory(beside: Path, path: Path) -> None:
-    """Puts a finished directory in its place; what was there goes first."""
-    sync_tree(beside)
-    if path.exists():
-        shutil.rmtree(path)
-    beside.rename(path)
-    sync_directory(path.parent)
 
 
 def metrics_row(iteration: int, wall_time: float, metrics: Metrics) -> dict[str, Any]:

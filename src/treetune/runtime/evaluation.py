@@ -6,17 +6,16 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import fields, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from treetune.episode_generators.base import Rollout
 from treetune.episode_generators.numbers import by_group, columns, evaluated, number_metrics
+from treetune.files import whole_file, write_json
 from treetune.runtime.base import EvaluationSet, PolicyIteration
 from treetune.runtime.claims import Claim
 from treetune.runtime.clock import Clock
-from treetune.runtime.directory import write_json, write_whole
 from treetune.runtime.due import due_sets, is_measured
 from treetune.runtime.sampler import Sampler
 from treetune.seeds import derived_random
@@ -82,7 +81,7 @@ def measure(
     seed = config.evaluation.seed
     sampler.server.ready()
     problems = set_problems(config, chosen)
-    rollout = _rollout(config, chosen)
+    rollout = chosen.rollout(config)
     lengths = {problem.id: len(session.model.codec.encode_prompt(problem.prompt)) for problem in problems}
     answerable = [problem for problem in problems if lengths[problem.id] < config.context_length]
     number = session.ranks.from_first("claim", 0 if claim is None else claim.number)
@@ -146,10 +145,8 @@ def _summary(
 
 
 def _write(folder: Path, summary: dict[str, Any], rows: Iterable[dict]) -> None:
-    write_whole(
-        folder / "answers.jsonl",
-        lambda file: file.writelines(json.dumps(row) + "\n" for row in rows),
-    )
+    with whole_file(folder / "answers.jsonl") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
     write_json(folder / "summary.json", summary)  # last: it says that the set is measured
 
 
@@ -174,20 +171,6 @@ def _unanswered(problem: Problem, sample: int, length: int, context_length: int)
         grade=Grade(reward=0.0, outcome="no_answer", message=message),
         step_ends=(),
     )
-
-
-def _rollout(config: PolicyIteration, chosen: EvaluationSet) -> Rollout:
-    """The run's rollout, or the evaluation's own, with the set's settings in place of its own."""
-    rollout = (config.evaluation.rollout or config.rollout).sampler
-    given = {
-        "samples": chosen.samples,
-        "temperature": chosen.temperature,
-        "top_p": chosen.top_p,
-        "max_tokens": chosen.max_tokens,
-        "max_prompt_tokens": config.context_length - 1,  # no problem is left out
-    }
-    known = {field.name for field in fields(rollout)}  # type: ignore[arg-type]
-    return replace(rollout, **{k: v for k, v in given.items() if v is not None and k in known})  # type: ignore[type-var]
 
 
 def _row(trajectory: Trajectory) -> dict:

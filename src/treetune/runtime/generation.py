@@ -17,8 +17,8 @@ from treetune.episode_generators.storage import (
     write_episodes,
     write_trajectories,
 )
+from treetune.files import write_json
 from treetune.runtime.clock import Clock
-from treetune.runtime.directory import write_json
 from treetune.runtime.due import is_generated, samples_in
 from treetune.runtime.sampler import Sampler
 from treetune.runtime.session import Session

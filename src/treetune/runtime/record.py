@@ -13,14 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treetune.config.hashing import config_hash
+from treetune.files import replace_folder, write_json, write_text
 from treetune.runtime.clock import Clock
-from treetune.runtime.directory import (
-    ExperimentDirectory,
-    metrics_row,
-    replace_directory,
-    write_json,
-    write_text,
-)
+from treetune.runtime.directory import ExperimentDirectory, metrics_row
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.session import Session
 from treetune.runtime.sinks import Mirrors
@@ -125,7 +120,7 @@ class Record:
                     write_critic(critic, architecture, beside / "critic")
                 state = {"iteration": done, "config": config_hash(session.plain_config)}
                 write_json(beside / "state.json", state)
-                replace_directory(beside, place)
+                replace_folder(beside, place)
         if session.ranks.is_first:
             keep_every = session.config.checkpoints.keep_every
             tidy_checkpoints(session.directory, keep_every, self._watch.last_good)

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from treetune.episode_generators.credit.gae import Gae
+from treetune.files import write_json, write_text
 from treetune.runtime.base import ChoiceRule, ChooseCheckpoint
 from treetune.runtime.clock import Clock
-from treetune.runtime.directory import write_json, write_text
 from treetune.runtime.evaluation import measure
 from treetune.runtime.sampler import Sampler
 from treetune.runtime.session import Session

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from treetune.files import write_text
 from treetune.runtime import lifeline
-from treetune.runtime.directory import write_text
 from treetune.sweeps.batch import launch_lines, slurm_script
 from treetune.sweeps.launch import Launcher, carry_out
 from treetune.sweeps.overview import plan_text

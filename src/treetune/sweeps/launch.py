@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from treetune.config.jsonnet import shown
-from treetune.runtime.directory import write_json
+from treetune.files import write_json
 from treetune.runtime.lifeline import PR_SET_PDEATHSIG, process_fields
 from treetune.tables.runs import MEASURABLE, TO_DO, Plan, PlannedRun, Status, inspect
 

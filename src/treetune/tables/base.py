@@ -5,7 +5,7 @@ from __future__ import annotations
 from treetune.config.registrable import Registrable
 
 
-class Table(Registrable, root=True):
+class Table(Registrable, root="a table"):
     """The root of a table's configuration."""
 
     def check(self) -> None:

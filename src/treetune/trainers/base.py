@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt
 
 from treetune.config.registrable import Registrable
+from treetune.contracts import Advantages, Feature, Need, UseOfAdvantages
 from treetune.models.lora import Lora
 from treetune.trainers.batching import Layout
 from treetune.trainers.entropy import EntropyTarget
@@ -17,28 +18,26 @@ from treetune.trainers.schedule import Schedule, Warmup
 Precision = Literal["float32", "bfloat16"]
 
 
-class Critic(Registrable):
-    """How the critic of the credit `gae` is made and trained."""
-
-
-@Critic.register("full_model")
-@dataclass(frozen=True, kw_only=True)
-class FullModelCritic(Critic):
-    """VinePPO's critic: a copy of the start model with a linear head and an optimiser of its own.
-
-    `learning_rate` None is the policy's. `value_clip` bounds how far a value may move from what
-    it was before the iteration's training while that still lowers the loss.
-    """
-
-    learning_rate: Annotated[float, Gt(0)] | None = None
-    value_clip: Annotated[float, Gt(0)] | None = 0.2
-
-
 class Trainer(Registrable):
     """Configuration of what trains the policy."""
 
     objective: Objective
     skip_without_advantage: bool = False
+
+    @property
+    def gives(self) -> tuple[Feature, ...]:
+        return self.objective.gives
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        if not self.skip_without_advantage:
+            return ()
+        because = "skip_without_advantage looks at the advantages that credit gives"
+        remedy = "set skip_without_advantage to false: a critic's advantages come later, and are never all 0"
+        return (
+            Need(Advantages(before_training=True), because, remedy),
+            Need(UseOfAdvantages(), because, "set skip_without_advantage to false"),
+        )
 
 
 @Trainer.register("deepspeed")
@@ -84,7 +83,6 @@ class DeepSpeedTrainer(Trainer):
     entropy_target: EntropyTarget | None = None
     skip_without_advantage: bool = False
     offload_reference: bool = False
-    critic: Critic = field(default_factory=FullModelCritic)
     precision: Precision = "float32"
     zero_stage: Literal[0, 1, 2, 3] = 0
     offload_optimizer: bool = False
@@ -93,6 +91,11 @@ class DeepSpeedTrainer(Trainer):
     lora: Lora | None = None
     sequence_parallel_size: Annotated[int, Gt(0)] = 1
     tensor_parallel_size: Annotated[int, Gt(0)] = 1
+
+    @property
+    def keeps_reference(self) -> bool:
+        """Whether the start model's log-probs are computed beside the policy's."""
+        return self.objective.needs_reference or (self.measure_kl and self.objective.measures_kl)
 
     @property
     def ranks_together(self) -> int:

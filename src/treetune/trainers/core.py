@@ -13,31 +13,22 @@ from torch import Tensor, nn
 
 from treetune.episode_generators.credit.gae import Gae
 from treetune.seeds import derived_random
-from treetune.trainers.base import DeepSpeedTrainer, FullModelCritic
+from treetune.trainers.base import DeepSpeedTrainer
 from treetune.trainers.batching import Unit
-from treetune.trainers.credit import (
-    check_unthreaded,
-    critic_advantages,
-    less_future_penalty,
-    normalised,
-    token_rewards,
-    value_loss,
-)
+from treetune.trainers.critic import Critic
 from treetune.trainers.entropy import EntropyCoefficient
-from treetune.trainers.iteration_tensors import IterationTensors
-from treetune.trainers.micro_batches import MicroBatch, micro_batches
 from treetune.trainers.minibatch import Minibatch, loss_share
 from treetune.trainers.models import Models, Reference
-from treetune.trainers.objectives.kl import kl_estimate
-from treetune.trainers.optimisation import Optimised
+from treetune.trainers.preparation.advantages import check_unthreaded
+from treetune.trainers.preparation.stages import preparation, prepare
+from treetune.trainers.preparation.tensors import IterationTensors
 from treetune.trainers.ranks import Ranks
-from treetune.trainers.tokens import Sequences, flat_of_trained, units_of
+from treetune.trainers.scoring import Scorer
+from treetune.trainers.tokens import Sequences, units_of
 from treetune.vocabulary import Episode, Metrics, TokenIds
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-Forward = Callable[[MicroBatch], Tensor]
 
 COMPUTED = "train/computed_tokens"
 """Tokens that the policy ran over for the iteration's updates, on all ranks; padding is not counted."""
@@ -66,17 +57,15 @@ class PolicyTrainer:
         self.settings, self.ranks, self.seed = settings, ranks, seed
         self.restarts = restarts
         self.temperature, self.iterations, self.gae = temperature, iterations, gae
+        self.scorer = Scorer(settings, ranks, temperature)
         objective = settings.objective
         self.models = Models(settings, load_model, ranks, seed)
         self.policy = self.models.policy()
         self.reference: Reference | None = None
-        if objective.needs_reference or (settings.measure_kl and objective.measures_kl):
+        if settings.keeps_reference:
             self.reference = self.models.reference(lambda: self.policy)
         self.entropy = EntropyCoefficient(objective.entropy_coef, settings.entropy_target)
-        self.critic: Optimised | None = None
-        if gae is not None:
-            assert isinstance(settings.critic, FullModelCritic)
-            self.critic = self.models.critic()
+        self.critic = None if gae is None else Critic(self.models.critic(), gae.critic)
 
     @property
     def model(self) -> PreTrainedModel:
@@ -93,8 +82,8 @@ class PolicyTrainer:
         measured = None
         if episodes and self.settings.measure_kl:
             sequences = Sequences.of(episodes)
-            measured = IterationTensors(flat_of_trained(episodes, lambda e: e.behaviour_logprobs))
-            measured.old_N = self._sweep(sequences, lambda b: self._logprobs(self.policy, b))
+            measured = IterationTensors.of(episodes)
+            measured.old_logprobs_N = self.policy_logprobs(sequences)
         self.policy.close()
         del self.policy  # two optimisers at once might not fit
         gc.collect()
@@ -104,7 +93,7 @@ class PolicyTrainer:
         self.entropy.reset()
         if measured is None:
             return {}
-        measured.reference_N = self._sweep(sequences, lambda b: self._logprobs(self.policy, b))
+        measured.ref_logprobs_N = self.policy_logprobs(sequences)
         return measured.gap_metrics()
 
     # One iteration
@@ -130,7 +119,8 @@ class PolicyTrainer:
         sequences = Sequences.of(episodes)
         units = units_of(episodes, in_pairs=self.settings.objective.needs_pairs)
         steps = self.settings.epochs * len(list(self._minibatches(iteration, 0, units)))
-        tensors = self._before(sequences, episodes, several_steps=steps > 1)
+        stages = preparation(self.settings, self.gae, several_steps=steps > 1)
+        tensors = prepare(stages, IterationTensors.of(episodes), sequences, self)
         constant = tensors.token_metrics()
         sums: dict[str, float] = defaultdict(float)
         number = skipped = 0
@@ -148,7 +138,7 @@ class PolicyTrainer:
                     progress(number, steps)
             taken = number - skipped
             metrics = constant | {name: value / taken for name, value in sums.items()}
-            if tensors.old_N is not None:  # filled by the first step where it is the only one
+            if tensors.old_logprobs_N is not None:  # filled by the first step where it is the only one
                 metrics |= tensors.gap_metrics()
             metrics |= {"train/steps": float(taken), "train/tokens": float(sequences.n_tokens)}
             metrics[COMPUTED] = sums[COMPUTED]
@@ -163,55 +153,23 @@ class PolicyTrainer:
 
     def _without_advantage(self, minibatch: Minibatch, tensors: IterationTensors) -> bool:
         """Whether a step would move the weights by old momentum, KL and weight decay alone."""
-        if not self.settings.skip_without_advantage or tensors.worth_N is None:
+        if not self.settings.skip_without_advantage or tensors.credit_advantages_N is None:
             return False
-        return not bool(tensors.worth_N[minibatch.weights_N != 0].any())
+        return not bool(tensors.credit_advantages_N[minibatch.weights_N != 0].any())
 
-    def _before(
-        self, sequences: Sequences, episodes: Sequence[Episode], several_steps: bool
-    ) -> IterationTensors:
-        """Reference and old log-probs, values and advantages: once per iteration."""
-        settings, objective = self.settings, self.settings.objective
-        tensors = IterationTensors(flat_of_trained(episodes, lambda e: e.behaviour_logprobs))
-        if self.reference is not None:
-            with self.reference() as reference:
-                tensors.reference_N = self._sweep(sequences, lambda b: self._logprobs(reference, b))
-        if not objective.needs_advantages:
-            if self.reference is not None and settings.measure_kl and several_steps:
-                tensors.old_N = self._sweep(sequences, lambda b: self._logprobs(self.policy, b))
-            return tensors
-        if several_steps or objective.reward_kl_coef > 0 or objective.advantage_kl_coef > 0:
-            tensors.old_N = self._sweep(sequences, lambda b: self._logprobs(self.policy, b))
-        penalties_N = None
-        if objective.reward_kl_coef > 0:
-            assert tensors.old_N is not None and tensors.reference_N is not None
-            penalties_N = objective.reward_kl_coef * kl_estimate(
-                tensors.old_N, tensors.reference_N, objective.kl_estimator
-            )
-        if self.critic is not None and self.gae is not None:
-            tensors.values_N = self._sweep(sequences, self._values)
-            rewards_N = token_rewards(sequences.starts, sequences.rewards, penalties_N)
-            advantages_N, tensors.returns_N = critic_advantages(
-                sequences.starts, rewards_N, tensors.values_N, self.gae.gamma, self.gae.lam
-            )
-        else:
-            given_N = flat_of_trained(episodes, lambda e: e.advantages)
-            if given_N is None:
-                raise ValueError(
-                    "the objective needs advantages and the configured credit gives none: choose a credit"
-                    " such as 'group', 'monte_carlo' or 'gae', or the objective 'mle'"
-                )
-            tensors.worth_N = given_N != 0
-            advantages_N = given_N
-            if penalties_N is not None:
-                advantages_N = less_future_penalty(sequences.starts, given_N, penalties_N)
-        tensors.advantages_N = normalised(advantages_N, settings.advantage_normalisation)
-        if objective.advantage_kl_coef > 0:
-            assert tensors.old_N is not None and tensors.reference_N is not None
-            tensors.advantages_N -= objective.advantage_kl_coef * kl_estimate(
-                tensors.old_N, tensors.reference_N, objective.kl_estimator
-            )
-        return tensors
+    # What the stages of the preparation run
+
+    def policy_logprobs(self, sequences: Sequences) -> Tensor:
+        return self.scorer.logprobs(self.policy, sequences)
+
+    def ref_logprobs(self, sequences: Sequences) -> Tensor:
+        assert self.reference is not None
+        with self.reference() as reference:
+            return self.scorer.logprobs(reference, sequences)
+
+    def values(self, sequences: Sequences) -> Tensor:
+        assert self.critic is not None
+        return self.scorer.values(self.critic.model, sequences)
 
     def _step(
         self,
@@ -223,11 +181,15 @@ class PolicyTrainer:
     ) -> Metrics:
         """One optimiser step of the policy, and of the critic."""
         settings, objective = self.settings, self.settings.objective
-        fill_old = tensors.old_N is None and steps_in_iteration == 1 and tensors.behaviour_N is not None
+        fill_old = (
+            tensors.old_logprobs_N is None
+            and steps_in_iteration == 1
+            and tensors.behaviour_logprobs_N is not None
+        )
         scored_N = torch.zeros(sequences.n_tokens) if fill_old else None
         entropy_coef = self.entropy.value
         sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), device=self.ranks.device))
-        for batch in self._batches(sequences, minibatch.units, minibatch.whole):
+        for batch in self.scorer.micro_batches(sequences, minibatch.units, minibatch.whole):
             share = loss_share(
                 self.policy,
                 objective,
@@ -242,19 +204,19 @@ class PolicyTrainer:
             for name, value in share.metrics.items():
                 sums[name] += value
             sums[COMPUTED] += batch.computed_tokens * batch.share
-            if scored_N is not None and self._writes(batch):
+            if scored_N is not None and self.scorer.reports(batch):
                 scored_N[batch.flat_N] = share.logprobs_N.detach().cpu()
             if self.critic is not None:
-                self._critic_backward(batch, tensors, share.tokens.weights_N / minibatch.weight_sum, sums)
+                weights_N = share.tokens.weights_N / minibatch.weight_sum
+                for name, value in self.critic.backward(batch, tensors, weights_N).items():
+                    sums[name] += value
         rate = settings.learning_rate * self._rate_factor(place, steps_in_iteration)
         result = {"train/learning_rate": rate, "train/grad_norm": self.policy.step(rate)}
         if self.critic is not None:
-            assert isinstance(settings.critic, FullModelCritic)
-            critic_rate = rate * (settings.critic.learning_rate or settings.learning_rate)
-            critic_rate /= settings.learning_rate
-            result["critic/grad_norm"] = self.critic.step(critic_rate)
+            result["critic/grad_norm"] = self.critic.step(rate, settings.learning_rate)
         if scored_N is not None:
-            tensors.old_N, tensors.known_N = self.ranks.sum(scored_N), minibatch.weights_N != 0
+            tensors.old_logprobs_N = self.ranks.sum(scored_N)
+            tensors.old_logprobs_mask_N = minibatch.weights_N != 0
         names = sorted(sums)
         totals = self.ranks.sum(torch.stack([sums[name] for name in names]).cpu())
         result |= dict(zip(names, totals.tolist(), strict=True))
@@ -262,22 +224,6 @@ class PolicyTrainer:
             result["train/entropy_coef"] = entropy_coef
         self.entropy.observe(result["train/entropy"])
         return result
-
-    def _critic_backward(
-        self, batch: MicroBatch, tensors: IterationTensors, weights_N: Tensor, sums: dict[str, Tensor]
-    ) -> None:
-        assert self.critic is not None and isinstance(self.settings.critic, FullModelCritic)
-        values_N = batch.value(self.critic)
-        old_N = self._maybe_at(tensors.values_N, batch.flat_N)
-        returns_N = self._maybe_at(tensors.returns_N, batch.flat_N)
-        assert old_N is not None and returns_N is not None
-        clip = self.settings.critic.value_clip
-        loss, clipped = value_loss(values_N, old_N, returns_N, weights_N, clip)
-        self.critic.backward(loss)
-        sums["critic/loss"] += loss.detach()
-        sums["critic/clip_fraction"] += clipped
-        sums["critic/value"] += (weights_N * values_N.detach()).sum()
-        sums["critic/mse"] += (weights_N * (values_N.detach() - returns_N).square()).sum()
 
     def _rate_factor(self, place: float, steps_in_iteration: int) -> float:
         """The schedule runs over the iterations' steps as if every iteration had as many as this one.
@@ -289,80 +235,11 @@ class PolicyTrainer:
         iterations = 1 if self.restarts else self.iterations
         return self.settings.schedule.factor(step, iterations * steps_in_iteration)
 
-    # Running models over sequences
-
-    def _batches(
-        self, sequences: Sequences, units: Sequence[Unit], whole: bool = False, scale: int = 1
-    ) -> Iterator[MicroBatch]:
-        ranks = self.ranks
-        return micro_batches(
-            sequences,
-            units,
-            self.settings,
-            ranks.device,
-            rank=ranks.rank,
-            ranks=ranks.world_size,
-            whole=whole,
-            scale=scale,
-        )
-
-    def _writes(self, batch: MicroBatch) -> bool:
-        """Whether its results are this rank's to tell: of ranks that ran it together, one does."""
-        return batch.real and self.ranks.rank % self.settings.ranks_together == 0
-
-    def _sweep(self, sequences: Sequences, forward: Forward) -> Tensor:
-        """A number for every trained token, shape [N], computed by all ranks and known to all.
-
-        Rows that are alike (an answer in several pairs) are run once.
-        """
-        result_N = torch.zeros(sequences.n_tokens)
-        with torch.no_grad():
-            # Without a graph to keep, twice the tokens fit.
-            for batch in self._batches(sequences, sequences.once(), scale=2):
-                values_N = forward(batch)
-                if self._writes(batch):
-                    result_N[batch.flat_N] = values_N.float().cpu()
-        return self.ranks.sum(result_N)[sequences.flat_index(sequences.first_alike())]
-
-    def _logprobs(self, model: Callable, batch: MicroBatch) -> Tensor:
-        return batch.score(model, self.temperature)[0]
-
-    def _values(self, batch: MicroBatch) -> Tensor:
-        assert self.critic is not None
-        return batch.value(self.critic)
-
-    def _maybe_at(self, tensor_N: Tensor | None, flat_N: Tensor) -> Tensor | None:
-        return None if tensor_N is None else tensor_N[flat_N].to(self.ranks.device)
-
     # What the run asks for between iterations
 
     def score(self, pairs: Sequence[tuple[TokenIds, TokenIds]], temperature: float) -> list[list[float]]:
-        """Log-probs of the response tokens after their prompts, under the present policy.
-
-        Local to this rank, except where it doesn't hold the model alone (ZeRO-3, ranks that run it
-        together): then every rank calls it, with what it has.
-        """
-        collective = self.settings.zero_stage == 3 or self.settings.ranks_together > 1
-        gathered = self.ranks.exchange("score", list(pairs)) if collective else [pairs]
-        results = []
-        for rank, share in enumerate(gathered):
-            for prompt, response in share:
-                ids_1T = torch.tensor([prompt + response], device=self.ranks.device)
-                positions_N = torch.arange(len(prompt) - 1, len(prompt) + len(response) - 1)
-                with torch.no_grad():
-                    logprobs_N, *_ = self.policy(
-                        ids_1T,
-                        None,
-                        positions_N.to(self.ranks.device),
-                        torch.tensor(response, device=self.ranks.device),
-                        temperature,
-                        False,
-                        False,
-                        len(response),
-                    )
-                if len(gathered) == 1 or rank == self.ranks.rank:
-                    results.append(logprobs_N.tolist())
-        return results
+        """Log-probs of some answers under the present policy; see `Scorer.answer_logprobs`."""
+        return self.scorer.answer_logprobs(self.policy, pairs, temperature)
 
     def weights(self) -> dict[str, Tensor]:
         """The policy's weights under their Hugging Face names, whole on the first rank; adapters are
@@ -382,7 +259,7 @@ class PolicyTrainer:
 
     def critic_weights(self) -> dict[str, Tensor]:
         """The critic's weights by name, whole on the first rank; empty where there is none. Collective."""
-        return {} if self.critic is None else self.critic.state_dict()
+        return {} if self.critic is None else self.critic.model.state_dict()
 
     def save(self, directory: Path) -> None:
         """All that is needed to go on bit for bit. Collective."""
@@ -390,11 +267,11 @@ class PolicyTrainer:
         if self.ranks.is_first:
             self.entropy.save(directory)
         if self.critic is not None:
-            self.critic.save(directory / "critic")
+            self.critic.model.save(directory / "critic")
 
     def load(self, directory: Path) -> None:
         """Collective."""
         self.policy.load(directory / "policy")
         self.entropy.load(directory)
         if self.critic is not None:
-            self.critic.load(directory / "critic")
+            self.critic.model.load(directory / "critic")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from treetune.models.inputs import ModelInputs
 from treetune.trainers.base import DeepSpeedTrainer
 from treetune.trainers.batching import Layout, Unit, cut
 from treetune.trainers.prefix_tree import GrowingTree, PrefixTree
@@ -26,48 +26,15 @@ class MicroBatch:
     results are dropped and its loss weighs nothing.
     """
 
-    input_ids_BT: Tensor
-    position_ids_BT: Tensor | None
-    lasts_1T: Tensor | None
-    """Where the row is a prefix tree, the last node of each one's subtree; see `models.tree_attention`."""
-    positions_N: Tensor
-    labels_N: Tensor
+    inputs: ModelInputs
     flat_N: Tensor
     trained_tokens: tuple[int, ...]
     """How many each of its sequences has, of which it may hold a part."""
     computed_tokens: int
     """Tokens that a model runs over, padding left out."""
     real: bool
-    most_positions: int
-    """The largest number of trained tokens that any rank has at this turn."""
     share: float
     """What this rank's loss on it counts: one over the ranks that run it together; 0 of a dummy's."""
-
-    def score(
-        self,
-        policy: Callable[..., Any],
-        temperature: float,
-        entropy_needs_gradient: bool = False,
-        with_terms: bool = False,
-    ) -> tuple[Tensor, ...]:
-        """What a `PolicyModule` says of its trained tokens, each of shape [N]."""
-        scored: tuple[Tensor, ...] = policy(
-            self.input_ids_BT,
-            self.position_ids_BT,
-            self.positions_N,
-            self.labels_N,
-            temperature,
-            entropy_needs_gradient,
-            with_terms,
-            self.most_positions,
-            self.lasts_1T,
-        )
-        return scored
-
-    def value(self, critic: Callable[..., Any]) -> Tensor:
-        """What a `CriticModule` says of the states before its trained tokens, shape [N]."""
-        values_N: Tensor = critic(self.input_ids_BT, self.position_ids_BT, self.positions_N, self.lasts_1T)
-        return values_N
 
 
 def micro_batches(
@@ -117,7 +84,7 @@ def micro_batch(
     real: bool,
     device: torch.device,
     ranks: int,
-    most_positions: int,
+    max_positions: int,
 ) -> MicroBatch:
     """The tensors of one micro-batch of these rows, which so many `ranks` run together, while others
     have others."""
@@ -125,16 +92,18 @@ def micro_batch(
     laid = _LAID[layout](rows)
     of_sequences = itertools.groupby(rows, key=lambda row: row.sequence)
     return MicroBatch(
-        input_ids_BT=laid.input_ids_BT.to(device),
-        position_ids_BT=None if laid.position_ids_BT is None else laid.position_ids_BT.to(device),
-        lasts_1T=None if laid.lasts_1T is None else laid.lasts_1T.to(device),
-        positions_N=torch.cat(laid.positions).to(device),
-        labels_N=torch.cat([row.token_ids[row.predicting + 1] for row in rows]).to(device),
+        inputs=ModelInputs(
+            input_ids_BT=laid.input_ids_BT.to(device),
+            positions_N=torch.cat(laid.positions).to(device),
+            labels_N=torch.cat([row.token_ids[row.predicting + 1] for row in rows]).to(device),
+            position_ids_BT=None if laid.position_ids_BT is None else laid.position_ids_BT.to(device),
+            subtree_last_1T=None if laid.subtree_last_1T is None else laid.subtree_last_1T.to(device),
+            max_positions=max_positions,
+        ),
         flat_N=sequences.flat_index(indices),
         trained_tokens=tuple(sum(len(row.predicting) for row in own) for _, own in of_sequences),
         computed_tokens=laid.tokens,
         real=real,
-        most_positions=most_positions,
         share=real / ranks,
     )
 
@@ -149,7 +118,7 @@ class _Laid:
     """Of each row, where in the flattened input its trained tokens are predicted."""
     tokens: int
     """Without padding."""
-    lasts_1T: Tensor | None = None
+    subtree_last_1T: Tensor | None = None
 
 
 def _padded(rows: Sequence[Row]) -> _Laid:
@@ -182,7 +151,7 @@ def _tree(rows: Sequence[Row]) -> _Laid:
         torch.from_numpy(tree.depths_T)[None],
         [torch.from_numpy(path)[row.predicting] for row, path in zip(rows, tree.paths, strict=True)],
         len(tree.token_ids_T),
-        torch.from_numpy(tree.lasts_T)[None],
+        torch.from_numpy(tree.subtree_last_T)[None],
     )
 
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from treetune.trainers.batching import Unit
-from treetune.trainers.iteration_tensors import IterationTensors
 from treetune.trainers.micro_batches import MicroBatch
 from treetune.trainers.objectives.base import Objective, TokenBatch
+from treetune.trainers.preparation.tensors import IterationTensors
 from treetune.trainers.tokens import Sequences
 
 
@@ -68,9 +68,9 @@ class Minibatch:
             sequence_weight=self.sequence_weight * batch.share,
             pair_weight=self.pair_weight * batch.share,
             advantages_N=known_at(tensors.advantages_N),
-            old_logprobs_N=known_at(tensors.old_N),
-            reference_logprobs_N=known_at(tensors.reference_N),
-            behaviour_logprobs_N=known_at(tensors.behaviour_N),
+            old_logprobs_N=known_at(tensors.old_logprobs_N),
+            ref_logprobs_N=known_at(tensors.ref_logprobs_N),
+            behaviour_logprobs_N=known_at(tensors.behaviour_logprobs_N),
             terms=tuple(terms),
         )
 
@@ -97,7 +97,9 @@ def loss_share(
     device: torch.device,
 ) -> LossShare:
     """Runs the policy on a micro-batch. The entropy's part of the loss is the same for every objective."""
-    logprobs_N, entropy_N, *terms = batch.score(policy, temperature, entropy_coef != 0, objective.has_terms)
+    logprobs_N, entropy_N, *terms = policy(
+        batch.inputs, temperature, entropy_gradient=entropy_coef != 0, with_terms=objective.has_terms
+    )
     tokens = minibatch.tokens(batch, tensors, terms, device)
     loss, metrics = objective.loss(tokens, logprobs_N)
     if entropy_coef:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from treetune.models.inputs import ModelInputs
 from treetune.trainers.base import DeepSpeedTrainer
 from treetune.trainers.ranks import Ranks
 
@@ -45,8 +46,8 @@ class Optimised:
     def module(self) -> nn.Module:
         return self.engine.module
 
-    def __call__(self, *inputs: Any) -> Any:
-        return self.engine(*inputs)
+    def __call__(self, inputs: ModelInputs, *options: Any, **named_options: Any) -> Any:
+        return self.engine(inputs, *options, **named_options)
 
     def backward(self, loss: Tensor) -> None:
         """Accumulates the gradient of this rank's share of the minibatch's loss."""

@@ -22,7 +22,7 @@ Ids: TypeAlias = np.ndarray
 class PrefixTree:
     """The T nodes in the order of the walk, which takes branches in the order in which rows came.
 
-    Node j is in sight of node i if ``j <= i <= lasts_T[j]``.
+    Node j is in sight of node i if ``j <= i <= subtree_last_T[j]``.
     """
 
     token_ids_T: Ids
@@ -30,7 +30,7 @@ class PrefixTree:
     """How many stand before it: its position."""
     parents_T: Ids
     """-1 of a first token."""
-    lasts_T: Ids
+    subtree_last_T: Ids
     """The last node of its subtree."""
     paths: list[Ids]
     """The node of each row's each token."""
@@ -94,7 +94,7 @@ class GrowingTree:
             token_ids_T=np.concatenate(ids) if ids else np.empty(0, np.int64),
             depths_T=np.arange(self.size) - np.repeat([run.start - run.depth for run in runs], lengths),
             parents_T=parents_T,
-            lasts_T=np.repeat([run.last for run in runs], lengths),
+            subtree_last_T=np.repeat([run.last for run in runs], lengths),
             paths=[self._path(row) for row in self._rows],
         )
 

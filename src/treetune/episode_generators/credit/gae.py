@@ -6,13 +6,23 @@ knows neither torch nor lists, only + and *.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 
-from annotated_types import Ge, Le
+from annotated_types import Ge, Gt, Le
 
-from treetune.episode_generators.base import Credit, GenerationContext
+from treetune.contracts import (
+    Advantages,
+    CreditForRewards,
+    CriticValues,
+    Experiment,
+    Finding,
+    Need,
+    OneLine,
+    UseOfAdvantages,
+)
+from treetune.episode_generators.base import THREADS_REMEDY, UNUSED_REMEDY, Credit, GenerationContext
 from treetune.episode_generators.credit.episodes import episode_of
 from treetune.vocabulary import Episode, Metrics, Trajectory
 
@@ -47,6 +57,20 @@ def gae(
     return advantages, returns
 
 
+@dataclass(frozen=True, kw_only=True)
+class CriticSettings:
+    """How the critic is trained: a copy of the start model with a linear head and an optimiser of its own,
+    which has the trainer's schedule, precision and sharding.
+
+    `learning_rate` None is the policy's. `value_clip` bounds how far a value may move from what
+    it was before the iteration's training while that still lowers the loss (Schulman et al.'s code of
+    PPO); None: there is no bound.
+    """
+
+    learning_rate: Annotated[float, Gt(0)] | None = None
+    value_clip: Annotated[float, Gt(0)] | None = 0.2
+
+
 @Credit.register("gae")
 @dataclass(frozen=True, kw_only=True)
 class Gae(Credit):
@@ -57,9 +81,22 @@ class Gae(Credit):
 
     gamma: Annotated[float, Ge(0), Le(1)] = 1.0
     lam: Annotated[float, Ge(0), Le(1)] = 1.0
+    critic: CriticSettings = field(default_factory=CriticSettings)
 
-    needs_critic = True
-    reads_one_line = True
+    gives = (Advantages(), CriticValues(), CreditForRewards())
+    needs = (
+        Need(OneLine(), "it goes back along an answer token by token", THREADS_REMEDY),
+        Need(UseOfAdvantages(), "it trains a critic for them", UNUSED_REMEDY),
+    )
+
+    def check(self, experiment: Experiment) -> Iterable[Finding]:
+        if experiment.restart == "every_iteration":
+            yield Finding(
+                "restart 'every_iteration' throws away what was trained, and the critic of credit 'gae' goes"
+                " on learning",
+                "$.restart",
+                "set restart to 'never', or choose a credit without a critic, such as 'none'",
+            )
 
     def assign(
         self, context: GenerationContext, trajectories: Sequence[Trajectory]

@@ -9,6 +9,7 @@ from typing import Annotated
 
 from annotated_types import Gt
 
+from treetune.contracts import Advantages, Answers, CreditForRewards, Need
 from treetune.episode_generators.base import Credit, GenerationContext
 from treetune.episode_generators.credit.episodes import groups_of, whole_answer
 from treetune.vocabulary import Episode, Metrics, Trajectory
@@ -37,6 +38,9 @@ class Group(Credit):
 
     std: bool = True
     eps: Annotated[float, Gt(0)] = 1e-6
+
+    gives = (Advantages(before_training=True), CreditForRewards())
+    needs = (Need(Answers(2), "it compares each answer with the others to its problem"),)
 
     def assign(
         self, context: GenerationContext, trajectories: Sequence[Trajectory]

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import pstdev
 from typing import Annotated
 
 from annotated_types import Ge, Gt, Le
 
-from treetune.episode_generators.base import Credit, GenerationContext
+from treetune.contracts import (
+    Advantages,
+    Answers,
+    Continuations,
+    Experiment,
+    Finding,
+    Need,
+    OneLine,
+    SampledAnswers,
+    UseOfAdvantages,
+)
+from treetune.episode_generators.base import THREADS_REMEDY, UNUSED_REMEDY, Credit, GenerationContext
 from treetune.episode_generators.credit.episodes import advantage_metrics, episode_of, groups_of
-from treetune.episode_generators.credit.states import Estimate, State, estimate_states
+from treetune.episode_generators.credit.states import Estimate, State, check_continuations, estimate_states
 from treetune.episode_generators.metrics import mean
 from treetune.inference.base import SamplingParams
 from treetune.vocabulary import Episode, Metrics, Trajectory
@@ -53,8 +64,28 @@ class MonteCarlo(Credit):
     top_p: Annotated[float, Gt(0), Le(1)] | None = None
     top_k: Annotated[int, Ge(-1)] | None = None
 
-    needs_engine = True
-    reads_one_line = True
+    gives = (Advantages(before_training=True), Continuations())
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        needs = (
+            Need(SampledAnswers(), "it goes on from them as the policy sampled them"),
+            Need(OneLine(), "it continues answers from their beginnings", THREADS_REMEDY),
+            Need(UseOfAdvantages(), "its continuations cost most of an iteration", UNUSED_REMEDY),
+        )
+        siblings = Need(
+            Answers(2),
+            "siblings_count_into_prompt_value counts the others to the same problem",
+            "set siblings_count_into_prompt_value to false, or the rollout's samples to 2 or more",
+        )
+        return (*needs, siblings) if self.siblings_count_into_prompt_value else needs
+
+    def check(self, experiment: Experiment) -> Iterable[Finding]:
+        sampling = experiment.rollout.sampling
+        if sampling is not None:
+            yield from check_continuations(
+                self.samples, sampling.temperature if self.temperature is None else self.temperature
+            )
 
     def __post_init__(self) -> None:
         if self.top_k == 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from treetune.contracts import Advantages, CreditForRewards
 from treetune.episode_generators.base import Credit, GenerationContext
 from treetune.episode_generators.credit.episodes import episode_of, whole_answer
 from treetune.vocabulary import Episode, Metrics, Trajectory
@@ -14,6 +15,8 @@ from treetune.vocabulary import Episode, Metrics, Trajectory
 @dataclass(frozen=True, kw_only=True)
 class Outcome(Credit):
     """REINFORCE (Williams 1992) with a zero baseline: A_i = r_i."""
+
+    gives = (Advantages(before_training=True), CreditForRewards())
 
     def assign(
         self, context: GenerationContext, trajectories: Sequence[Trajectory]
@@ -25,6 +28,8 @@ class Outcome(Credit):
 @dataclass(frozen=True, kw_only=True)
 class NoCredit(Credit):
     """No advantages, for objectives that need none (`mle`)."""
+
+    gives = (CreditForRewards(),)
 
     def assign(
         self, context: GenerationContext, trajectories: Sequence[Trajectory]

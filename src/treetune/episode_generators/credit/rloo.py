@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from treetune.contracts import Advantages, Answers, CreditForRewards, Need
 from treetune.episode_generators.base import Credit, GenerationContext
 from treetune.episode_generators.credit.episodes import groups_of, whole_answer
 from treetune.vocabulary import Episode, Metrics, Trajectory
@@ -29,6 +30,9 @@ def leave_one_out_advantages(rewards: Sequence[float]) -> list[float]:
 @dataclass(frozen=True, kw_only=True)
 class Rloo(Credit):
     """RLOO's credit: see `leave_one_out_advantages`."""
+
+    gives = (Advantages(before_training=True), CreditForRewards())
+    needs = (Need(Answers(2), "it compares each answer with the others to its problem"),)
 
     def assign(
         self, context: GenerationContext, trajectories: Sequence[Trajectory]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from treetune.contracts import Finding
 from treetune.episode_generators.base import GenerationContext
 from treetune.episode_generators.rollout.answers import room, said
 from treetune.inference.base import Completion, Request, SamplingParams
@@ -28,6 +29,17 @@ class Estimate:
     rewards: tuple[float, ...]
     unfinished: int
     tokens: int
+
+
+def check_continuations(samples: int, temperature: float, key: str = "temperature") -> Iterator[Finding]:
+    """What is wrong where all continuations of a state would be the same one."""
+    if temperature == 0:
+        same = f"{samples} continuations are" if samples > 1 else "a continuation is"
+        yield Finding(
+            f"{same} sampled at temperature 0, so that all of them earn the same",
+            key,
+            "sample above 0, or choose a credit without continuations, such as 'group'",
+        )
 
 
 def estimate_states(

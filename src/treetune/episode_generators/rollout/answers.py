@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from treetune.episode_generators.base import GenerationContext
+from treetune.contracts import Finding
+from treetune.episode_generators.base import GenerationContext, Rollout
 from treetune.models.tokenizer import step_ends
 from treetune.vocabulary import FinishReason, Grade, Problem, TokenIds
 
@@ -77,6 +78,27 @@ def check_sampling(temperature: float, top_k: int, samples: int) -> None:
         raise ValueError("top_k is 0, which leaves no token to sample; use -1 for all tokens")
     if temperature == 0 and samples > 1:
         raise ValueError(f"temperature 0 gives the same answer {samples} times; set samples to 1 or raise it")
+
+
+def check_lengths(rollout: Rollout, context_length: int) -> Iterator[Finding]:
+    """What is wrong where answers and prompts are longer than the context holds."""
+    sampling, longest = rollout.sampling, rollout.max_prompt_tokens
+    # Where long prompts are left out, an answer may have what a prompt leaves, be max_tokens more or not.
+    most = context_length if longest is None else context_length + 1
+    if sampling is not None and sampling.max_tokens >= most:
+        yield Finding(
+            f"an answer may have {sampling.max_tokens} tokens, and the context_length of {context_length}"
+            " leaves no room for them beside a prompt",
+            "max_tokens",
+            "lower max_tokens, or raise context_length",
+        )
+    if longest is not None and longest >= context_length:
+        yield Finding(
+            f"a prompt of max_prompt_tokens = {longest} leaves nothing of the context_length of"
+            f" {context_length} for an answer",
+            "max_prompt_tokens",
+            "lower the one or raise the other",
+        )
 
 
 def with_unfinished(grade: Grade, finish_reason: FinishReason, unfinished_reward: float | None) -> Grade:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from typing import Annotated, Literal
 
 from annotated_types import Gt
 
+from treetune.contracts import Answers, Experiment, Feature, Finding, OneLine
 from treetune.episode_generators.base import GenerationContext, Rollout
 from treetune.episode_generators.metrics import trajectory_metrics
 from treetune.episode_generators.numbers import measured
 from treetune.episode_generators.rollout.answers import encoded_prompt, rank_share, steps_of
 from treetune.seeds import derive_seed
-from treetune.tasks.base import Task
 from treetune.tasks.threads.grammar import has_threads, pieces
 from treetune.tasks.threads.tags import TAGS, TagIds
 from treetune.vocabulary import Metrics, Problem, Segment, TokenIds, Trajectory
@@ -38,10 +38,15 @@ class Demonstrations(Rollout):
     samples: Annotated[int, Gt(0)] = 1
     too_long: Literal["stop", "leave_out"] = "stop"
 
-    needs_engine = False
+    @property
+    def gives(self) -> tuple[Feature, ...]:
+        return Answers(self.samples), OneLine()
 
-    def check(self, task: Task) -> None:
-        task.check_demonstrations()
+    def check(self, experiment: Experiment) -> Iterable[Finding]:
+        try:
+            experiment.task.check_demonstrations()
+        except ValueError as error:
+            yield Finding.of(error, "type", "choose a rollout that samples, such as 'single_turn'")
 
     def run(
         self, context: GenerationContext, problems: Sequence[Problem]

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Annotated
 
 from annotated_types import Ge, Gt, Le
 
+from treetune.contracts import Answers, Experiment, Feature, Finding, OneLine, SampledAnswers
 from treetune.episode_generators.base import GenerationContext, Rollout
 from treetune.episode_generators.metrics import trajectory_metrics
 from treetune.episode_generators.numbers import measured
 from treetune.episode_generators.rollout.answers import (
+    check_lengths,
     check_sampling,
     encoded_prompt,
     rank_share,
@@ -57,6 +59,13 @@ class SingleTurn(Rollout):
         check_sampling(self.temperature, self.top_k, self.samples)
         if "" in self.stop:
             raise ValueError("stop has an empty string, which would end every answer at once")
+
+    @property
+    def gives(self) -> tuple[Feature, ...]:
+        return SampledAnswers(), Answers(self.samples), OneLine()
+
+    def check(self, experiment: Experiment) -> Iterable[Finding]:
+        return check_lengths(self, experiment.context_length)
 
     @property
     def sampling(self) -> SamplingParams:

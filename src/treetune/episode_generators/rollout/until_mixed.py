@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
 from annotated_types import Gt
 
+from treetune.contracts import Answers, Experiment, Feature, Finding, Need, SampledAnswers, UseOfAdvantages
 from treetune.episode_generators.base import GenerationContext, Rollout
 from treetune.episode_generators.metrics import mean, trajectory_metrics
 from treetune.episode_generators.rollout.answers import rank_share
 from treetune.inference.base import SamplingParams
-from treetune.tasks.base import Task
 from treetune.vocabulary import Metrics, Problem, Trajectory
 
 
@@ -42,33 +42,59 @@ class UntilMixed(Rollout):
     max_rounds: Annotated[int, Gt(0)] = 10
     problems_per_round: Annotated[int, Gt(0)] | None = None
 
-    asks_further = True
-
-    def __post_init__(self) -> None:
-        if self.rollout.asks_further:
-            raise ValueError("until_mixed can't be within another one: name a rollout that samples answers")
-        if not self.rollout.needs_engine:
-            raise ValueError(
-                "until_mixed samples until answers differ, and the rollout within it samples nothing: choose"
-                " 'single_turn'"
-            )
-        if self.rollout.samples < 2:
-            raise ValueError(
-                "until_mixed waits for answers that differ, and the rollout within it makes one to a problem:"
-                " set its samples to 2 or more"
-            )
+    @property
+    def gives(self) -> tuple[Feature, ...]:
+        return self.rollout.gives
 
     @property
-    def needs_engine(self) -> bool:  # type: ignore[override]
-        return self.rollout.needs_engine
+    def needs(self) -> tuple[Need, ...]:
+        return (
+            Need(SampledAnswers(), "it samples until answers differ"),
+            Need(Answers(2), "it waits for answers that differ"),
+            Need(
+                UseOfAdvantages(),
+                "answers that differ are worth something where they are compared",
+                "choose the rollout 'single_turn', or an objective that learns from advantages",
+            ),
+        )
+
+    def check(self, experiment: Experiment) -> Iterable[Finding]:
+        if isinstance(self.rollout, UntilMixed):
+            yield Finding(
+                "until_mixed can't be within another one", "rollout", "name a rollout that samples answers"
+            )
+        first = experiment.problems_per_iteration
+        if first is None:
+            yield Finding(
+                "the rollout asks for further problems where answers don't differ, and"
+                " problems_per_iteration null has none left",
+                "$.problems_per_iteration",
+                "set it to a number below that of the training problems",
+            )
+        else:
+            most = first + (self.max_rounds - 1) * (self.problems_per_round or first)
+            if self.groups > most:
+                yield Finding(
+                    f"{self.groups} groups are asked for, and {self.max_rounds} rounds have {most} problems",
+                    "groups",
+                    "lower groups, or raise max_rounds or problems_per_iteration",
+                )
+        kept = experiment.selection.at_most
+        if kept is not None and kept < self.groups:
+            yield Finding(
+                f"the rollout samples until {self.groups} groups have spread (groups), and the selection"
+                f" trains on {kept} of them (at_most)",
+                "groups",
+                "make the two equal",
+            )
+
+    def most_answers(self, problems: int) -> int:
+        further = (self.max_rounds - 1) * (self.problems_per_round or problems)
+        return (problems + further) * self.samples
 
     @property
     def samples(self) -> int:  # type: ignore[override]
         return self.rollout.samples
-
-    @property
-    def forks(self) -> bool:  # type: ignore[override]
-        return self.rollout.forks
 
     @property
     def unfinished_reward(self) -> float | None:  # type: ignore[override]
@@ -85,9 +111,6 @@ class UntilMixed(Rollout):
     @property
     def sampler(self) -> Rollout:
         return self.rollout.sampler
-
-    def check(self, task: Task) -> None:
-        self.rollout.check(task)
 
     def run(
         self, context: GenerationContext, problems: Sequence[Problem]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from treetune.contracts import WholeBatch
 from treetune.episode_generators.base import GenerationContext, Selection
 from treetune.vocabulary import Episode, Metrics
 
@@ -24,7 +25,7 @@ def selection_metrics(episodes: Sequence[Episode], kept: Sequence[Episode]) -> M
 class All(Selection):
     """Every episode."""
 
-    keeps_all = True
+    gives = (WholeBatch(),)
 
     def select(
         self, context: GenerationContext, episodes: Sequence[Episode]

@@ -26,6 +26,9 @@ class CorrectOnly(Selection):
     reward_threshold: float = 1.0
     max_per_problem: Annotated[int, Gt(0)] | None = None
 
+    def most_kept(self, answers: int, problems: int) -> int:
+        return answers if self.max_per_problem is None else min(answers, self.max_per_problem * problems)
+
     def select(
         self, context: GenerationContext, episodes: Sequence[Episode]
     ) -> tuple[list[Episode], Metrics]:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from annotated_types import Gt
 
+from treetune.contracts import Answers, Need
 from treetune.episode_generators.base import GenerationContext, Selection
 from treetune.episode_generators.selection.all import selection_metrics
 from treetune.vocabulary import Episode, Metrics
@@ -28,6 +29,12 @@ class MixedGroups(Selection):
     """
 
     at_most: Annotated[int, Gt(0)] | None = None
+
+    needs = (Need(Answers(2), "it looks for problems whose answers differ"),)
+
+    def most_kept(self, answers: int, problems: int) -> int:
+        groups = problems if self.at_most is None else min(problems, self.at_most)
+        return groups * (answers // max(1, problems))
 
     def select(
         self, context: GenerationContext, episodes: Sequence[Episode]

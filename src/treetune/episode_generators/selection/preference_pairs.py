@@ -8,6 +8,7 @@ from typing import Annotated
 
 from annotated_types import Gt
 
+from treetune.contracts import Answers, Need, Pairs, UseOfPairs
 from treetune.episode_generators.base import GenerationContext, Selection
 from treetune.episode_generators.selection.all import selection_metrics
 from treetune.seeds import derived_random
@@ -30,7 +31,17 @@ class PreferencePairs(Selection):
     reward_threshold: float = 0.5
     max_pairs_per_problem: Annotated[int, Gt(0)] | None = 64
 
-    makes_pairs = True
+    gives = (Pairs(),)
+    needs = (
+        Need(UseOfPairs(), "it makes pairs of answers"),
+        Need(Answers(2), "it pairs answers to the same problem"),
+    )
+
+    def most_kept(self, answers: int, problems: int) -> int:
+        each = answers // max(1, problems)
+        pairs = (each // 2) * (each - each // 2)
+        bound = self.max_pairs_per_problem
+        return problems * (pairs if bound is None else min(pairs, bound))
 
     def select(
         self, context: GenerationContext, episodes: Sequence[Episode]

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 from annotated_types import Ge, Gt
 
-from treetune.episode_generators.base import GenerationContext, Rollout, Shaping
+from treetune.contracts import Answers, Experiment, Finding, Need
+from treetune.episode_generators.base import GenerationContext, Shaping
 from treetune.episode_generators.credit.episodes import groups_of
-from treetune.tasks.base import Task
 from treetune.vocabulary import Trajectory
 
 
@@ -40,11 +40,17 @@ class LengthPenalty(Shaping):
     weight: Annotated[float, Gt(0)] = 1.0
     from_iteration: Annotated[int, Ge(0)] = 0
 
-    def check(self, rollout: Rollout, task: Task) -> None:
-        if rollout.samples < 2:
-            raise ValueError(
-                "length_penalty compares the answers to a problem, and the rollout makes one: set its samples"
-                " to 2 or more"
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        return (*super().needs, Need(Answers(2), "it compares the answers to a problem"))
+
+    def check(self, experiment: Experiment) -> Iterable[Finding]:
+        if self.from_iteration >= experiment.iterations:
+            yield Finding(
+                f"it sets in at iteration {self.from_iteration} (from 0), and there are only"
+                f" {experiment.iterations}",
+                "from_iteration",
+                "lower it, or leave the penalty out",
             )
 
     def bonuses(self, context: GenerationContext, trajectories: Sequence[Trajectory]) -> list[float]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 from annotated_types import Gt
 
-from treetune.episode_generators.base import GenerationContext, Rollout, Shaping
-from treetune.tasks.base import Task
+from treetune.contracts import Experiment, Finding, Need, SampledAnswers
+from treetune.episode_generators.base import GenerationContext, Shaping
 from treetune.vocabulary import Trajectory
 
 
@@ -34,17 +34,18 @@ class OverlongPenalty(Shaping):
     cache: Annotated[int, Gt(0)]
     scale: Annotated[float, Gt(0)] = 1.0
 
-    def check(self, rollout: Rollout, task: Task) -> None:
-        sampling = rollout.sampling
-        if sampling is None:
-            raise ValueError(
-                "overlong_penalty is about the rollout's max_tokens, and this rollout samples nothing:"
-                " leave it out"
-            )
-        if self.cache > sampling.max_tokens:
-            raise ValueError(
-                f"overlong_penalty has a cache of {self.cache} tokens, and the rollout's max_tokens is"
-                f" {sampling.max_tokens}: an answer of no token would be punished; make the cache smaller"
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        return (*super().needs, Need(SampledAnswers(), "it is about the rollout's max_tokens"))
+
+    def check(self, experiment: Experiment) -> Iterable[Finding]:
+        sampling = experiment.rollout.sampling
+        if sampling is not None and self.cache > sampling.max_tokens:
+            yield Finding(
+                f"the cache has {self.cache} tokens, and the rollout's max_tokens is {sampling.max_tokens}:"
+                " an answer of no token would be punished",
+                "cache",
+                "make it smaller",
             )
 
     def bonuses(self, context: GenerationContext, trajectories: Sequence[Trajectory]) -> list[float]:

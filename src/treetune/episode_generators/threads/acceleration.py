@@ -8,10 +8,9 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
 
-from treetune.episode_generators.base import GenerationContext, Rollout, Shaping
+from treetune.episode_generators.base import GenerationContext, Shaping
 from treetune.episode_generators.threads.numbers import counts_of
 from treetune.episode_generators.threads.reference_lengths import ReferenceLength
-from treetune.tasks.base import Task
 from treetune.tasks.threads.tags import TagIds
 from treetune.vocabulary import Problem, Trajectory
 
@@ -62,9 +61,6 @@ class Acceleration(Shaping):
     @property
     def remembers(self) -> bool:  # type: ignore[override]
         return self.reference.remembers
-
-    def check(self, rollout: Rollout, task: Task) -> None:
-        self.reference.check(rollout, task)
 
     def prepare(self, problems: Sequence[Problem]) -> None:
         self.reference.prepare(problems)

@@ -8,10 +8,10 @@ from typing import Annotated
 
 from annotated_types import Gt, Le
 
-from treetune.episode_generators.base import GenerationContext, Rollout, Shaping
+from treetune.contracts import Answers, Need
+from treetune.episode_generators.base import GenerationContext, Shaping
 from treetune.episode_generators.credit.episodes import groups_of
 from treetune.episode_generators.threads.numbers import counts_of
-from treetune.tasks.base import Task
 from treetune.tasks.threads.tags import TagIds
 from treetune.vocabulary import Trajectory
 
@@ -44,12 +44,9 @@ class GroupLengthPenalty(Shaping):
     weight: Annotated[float, Gt(0)] = 0.2
     window: Annotated[int, Gt(0)] = 10_000
 
-    def check(self, rollout: Rollout, task: Task) -> None:
-        if rollout.samples < 2:
-            raise ValueError(
-                "group_length_penalty compares the answers to a problem, and the rollout makes one: set its"
-                " samples to 2 or more"
-            )
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        return (*super().needs, Need(Answers(2), "it compares the answers to a problem"))
 
     def bonuses(self, context: GenerationContext, trajectories: Sequence[Trajectory]) -> list[float]:
         tags = TagIds.of(context.codec.encode)

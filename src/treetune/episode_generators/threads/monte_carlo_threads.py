@@ -10,9 +10,11 @@ from typing import Annotated
 
 from annotated_types import Ge, Gt
 
-from treetune.episode_generators.base import Credit, GenerationContext
+from treetune.contracts import Advantages, Continuations, Experiment, Finding, Forks, Need, UseOfAdvantages
+from treetune.episode_generators.base import UNUSED_REMEDY, Credit, GenerationContext
 from treetune.episode_generators.credit.episodes import advantage_metrics, episode_of
 from treetune.episode_generators.credit.monte_carlo import step_advantages
+from treetune.episode_generators.credit.states import check_continuations
 from treetune.episode_generators.metrics import mean, pooled
 from treetune.episode_generators.threads.parallel_threads import Fixed, ParallelThreads, Start
 from treetune.seeds import derive_seed
@@ -43,8 +45,19 @@ class MonteCarloThreads(Credit):
     samples: Annotated[int, Gt(0)] = 9
     max_states: Annotated[int, Ge(1)] | None = None
 
-    needs_engine = True
-    needs_threads = True
+    gives = (Advantages(before_training=True), Continuations())
+    needs = (
+        Need(
+            Forks(),
+            "it values the threads of answers",
+            "choose the rollout 'parallel_threads' (with parallel true), or the credit 'monte_carlo'",
+        ),
+        Need(UseOfAdvantages(), "its continuations cost most of an iteration", UNUSED_REMEDY),
+    )
+
+    def check(self, experiment: Experiment) -> Iterable[Finding]:
+        if (sampling := experiment.rollout.sampling) is not None:
+            yield from check_continuations(self.samples, sampling.temperature, "$.rollout.temperature")
 
     def assign(
         self, context: GenerationContext, trajectories: Sequence[Trajectory]

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Annotated
 
 from annotated_types import Ge, Gt, Le
 
+from treetune.contracts import Answers, Experiment, Feature, Finding, Forks, OneLine, SampledAnswers
 from treetune.episode_generators.base import GenerationContext, Rollout
 from treetune.episode_generators.metrics import trajectory_metrics
 from treetune.episode_generators.numbers import measured
 from treetune.episode_generators.rollout.answers import (
+    check_lengths,
     check_sampling,
     encoded_prompt,
     rank_share,
@@ -98,8 +100,11 @@ class ParallelThreads(Rollout):
     conclusion: bool = False
 
     @property
-    def forks(self) -> bool:  # type: ignore[override]
-        return self.parallel
+    def gives(self) -> tuple[Feature, ...]:
+        return SampledAnswers(), Answers(self.samples), Forks() if self.parallel else OneLine()
+
+    def check(self, experiment: Experiment) -> Iterable[Finding]:
+        return check_lengths(self, experiment.context_length)
 
     def __post_init__(self) -> None:
         check_sampling(self.temperature, self.top_k, self.samples)

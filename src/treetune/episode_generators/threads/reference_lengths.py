@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Annotated, Any
@@ -10,22 +10,19 @@ from typing import Annotated, Any
 from annotated_types import Ge, Lt, MinLen
 
 from treetune.config.registrable import Registrable
-from treetune.episode_generators.base import GenerationContext, Rollout
+from treetune.contracts import Answers, Experiment, Finding, Need
+from treetune.episode_generators.base import GenerationContext
 from treetune.episode_generators.credit.episodes import groups_of
 from treetune.episode_generators.threads.measured_lengths import measured_lengths
 from treetune.seeds import derive_seed
-from treetune.tasks.base import Task
 from treetune.tasks.threads.counting import ThreadCounts
 from treetune.vocabulary import Problem, Trajectory
 
 
 class ReferenceLength(Registrable):
-    """How long right answers are to be compared with. `check` and `prepare` are shaping's."""
+    """How long right answers are to be compared with. `prepare` is shaping's."""
 
     remembers: bool = False
-
-    def check(self, rollout: Rollout, task: Task) -> None:
-        """Raises ValueError where it makes no sense with this rollout or task."""
 
     def prepare(self, problems: Sequence[Problem]) -> None:
         """Raises ValueError where something that it needs isn't there."""
@@ -72,12 +69,7 @@ class OfGroup(ReferenceLength):
     nothing to be compared with.
     """
 
-    def check(self, rollout: Rollout, task: Task) -> None:
-        if rollout.samples < 2:
-            raise ValueError(
-                "reference 'group' compares the answers to a problem, and the rollout makes one: set its"
-                " samples to 2 or more"
-            )
+    needs = (Need(Answers(2), "it compares the answers to a problem"),)
 
     def lengths(
         self,
@@ -101,8 +93,11 @@ class OfDemonstration(ReferenceLength):
     """The task's sequential solution of the problem, with its end token: one and the same in all
     iterations, though a noisy teacher wrote it."""
 
-    def check(self, rollout: Rollout, task: Task) -> None:
-        task.check_demonstrations()
+    def check(self, experiment: Experiment) -> Iterable[Finding]:
+        try:
+            experiment.task.check_demonstrations()
+        except ValueError as error:
+            yield Finding(str(error), "type", "choose another reference, such as 'group'")
 
     def lengths(
         self,

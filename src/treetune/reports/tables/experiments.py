@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from treetune.files import write_json, write_text
 from treetune.reports.experiment import read_summaries
-from treetune.runtime.directory import write_json, write_text
 from treetune.tables.experiments import ExperimentsTable, Row
 
 REPORTED = (

@@ -9,6 +9,7 @@ import shutil
 import time
 from pathlib import Path
 
+from treetune.files import write_json, write_text
 from treetune.reports.tables.curves import curves, curves_json
 from treetune.reports.tables.experiments import write_experiments_table
 from treetune.reports.tables.figures import draw_curves, draw_panels, draw_table
@@ -17,7 +18,6 @@ from treetune.reports.tables.latex import as_latex
 from treetune.reports.tables.measure import measure
 from treetune.reports.tables.page import as_html
 from treetune.reports.tables.panels import panel_curves, panels_json
-from treetune.runtime.directory import write_json, write_text
 from treetune.runtime.manifest import versions
 from treetune.tables.base import Table
 from treetune.tables.experiments import ExperimentsTable

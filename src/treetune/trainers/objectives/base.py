@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from treetune.config.registrable import Registrable
+from treetune.contracts import Need, SampledAnswers, UseOfAdvantages, UseOfPairs
 from treetune.trainers.objectives.kl import KlEstimator
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class TokenBatch:
     pair_weight: float = 0.0
     advantages_N: Tensor | None = None
     old_logprobs_N: Tensor | None = None
-    reference_logprobs_N: Tensor | None = None
+    ref_logprobs_N: Tensor | None = None
     behaviour_logprobs_N: Tensor | None = None
     terms: tuple[Tensor, ...] = ()
 
@@ -69,15 +70,10 @@ class Objective(Registrable):
     aggregation: Aggregation = "token"
     constant_length: int | None = None
     """What each sequence's sum is divided by where the aggregation is ``constant``."""
-    needs_advantages: bool = False
     needs_reference: bool = False
-    needs_whole_batch: bool = False
-    """Whether the loss counts answers that it doesn't learn from, so that selection must leave them in."""
     needs_whole_sequences: bool = False
     """Whether it looks at a sequence's tokens together: then all of its rows run at once, which an
     answer with threads has several of."""
-    needs_pairs: bool = False
-    """Whether answers are compared: `selection` makes pairs then, which no cut separates."""
     measures_kl: bool = False
     """Whether the distance from the start model is worth knowing even where the loss doesn't need it."""
     entropy_coef: float = 0.0
@@ -91,6 +87,22 @@ class Objective(Registrable):
     importance_cap: float | None = None
     """Bound of a correction for the engine's probabilities (None: there is no correction)."""
     has_terms: bool = False
+
+    @property
+    def needs_advantages(self) -> bool:
+        return UseOfAdvantages() in self.gives
+
+    @property
+    def needs_pairs(self) -> bool:
+        """Whether answers are compared: `selection` makes pairs then, which no cut separates."""
+        return UseOfPairs() in self.gives
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        if self.importance_cap is None:
+            return ()
+        remedy = "set the objective's importance_cap to null, or choose a rollout that samples"
+        return (Need(SampledAnswers(), "importance_cap compares with the engine's log-probs", remedy),)
 
     def sequence_weights(self, lengths: Sequence[int], scores: Sequence[float]) -> list[float]:
         """What a token of each sequence of a minibatch weighs in the loss, given how many trained tokens

@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 KlEstimator = Literal["k1", "k2", "k3"]
 
 
-def kl_estimate(logprobs_N: Tensor, reference_logprobs_N: Tensor, estimator: KlEstimator) -> Tensor:
+def kl_estimate(logprobs_N: Tensor, ref_logprobs_N: Tensor, estimator: KlEstimator) -> Tensor:
     """Per-token estimate, shape [N], with d = log p - log p_ref:
 
     k1 = d (unbiased, high variance); k2 = d²/2 (biased, its gradient is that of the KL);
     k3 = exp(-d) - 1 + d (unbiased and never negative).
     """
-    difference_N = logprobs_N - reference_logprobs_N
+    difference_N = logprobs_N - ref_logprobs_N
     if estimator == "k1":
         return difference_N
     if estimator == "k2":

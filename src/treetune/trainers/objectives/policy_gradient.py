@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Ge, Gt
 
+from treetune.contracts import Advantages, Need, SampledAnswers, UseOfAdvantages
 from treetune.trainers.objectives.base import Aggregation, Objective, TokenBatch, check_aggregation
 from treetune.trainers.objectives.kl import KlEstimator, kl_estimate
 
@@ -46,8 +47,17 @@ class PolicyGradient(Objective):
     constant_length: Annotated[int, Gt(0)] | None = None
     importance_cap: Annotated[float, Gt(0)] | None = None
 
-    needs_advantages = True
     measures_kl = True
+
+    gives = (UseOfAdvantages(),)
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        return (
+            *super().needs,
+            Need(Advantages(), "it makes tokens of positive advantage more likely"),
+            Need(SampledAnswers(), "its gradient is that of what the policy itself samples"),
+        )
 
     def __post_init__(self) -> None:
         check_aggregation(self.aggregation, self.constant_length)
@@ -97,8 +107,8 @@ class PolicyGradient(Objective):
         return loss, metrics
 
     def _kl_loss(self, batch: TokenBatch, logprobs_N: Tensor) -> Tensor:
-        assert batch.reference_logprobs_N is not None, "the trainer scores the reference when asked"
-        kl_N = kl_estimate(logprobs_N, batch.reference_logprobs_N, self.kl_estimator)
+        assert batch.ref_logprobs_N is not None, "the trainer scores the reference when asked"
+        kl_N = kl_estimate(logprobs_N, batch.ref_logprobs_N, self.kl_estimator)
         if self.kl_clamp is not None:
             kl_N = kl_N.clamp(*self.kl_clamp)
         if self.kl_reduction == "token_mean":

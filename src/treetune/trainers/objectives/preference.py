@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Ge, Gt, Lt
 
+from treetune.contracts import Need, Pairs, UseOfPairs
 from treetune.trainers.objectives.base import Objective, TokenBatch
 
 if TYPE_CHECKING:
@@ -59,8 +60,13 @@ class Preference(Objective):
 
     aggregation = "sequence"
     needs_reference = True
-    needs_pairs = True
     needs_whole_sequences = True
+
+    gives = (UseOfPairs(),)
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        return (*super().needs, Need(Pairs(), "it compares answers in pairs"))
 
     def pair_loss(self, pairs: PairLogprobs) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of each pair and the loss's own metrics, all of shape [P]."""
@@ -68,9 +74,9 @@ class Preference(Objective):
 
     def loss(self, batch: TokenBatch, logprobs_N: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         assert len(batch.lengths) % 2 == 0, "the trainer cuts no pair in two"
-        assert batch.reference_logprobs_N is not None, "the trainer scores the reference when asked"
+        assert batch.ref_logprobs_N is not None, "the trainer scores the reference when asked"
         policy_S = batch.sums(logprobs_N)
-        reference_S = batch.sums(batch.reference_logprobs_N)
+        reference_S = batch.sums(batch.ref_logprobs_N)
         tokens_S = policy_S.new_tensor(batch.lengths)
         better, other = slice(0, None, 2), slice(1, None, 2)
         pairs = PairLogprobs(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
 
+from treetune.contracts import Need, WholeBatch
 from treetune.trainers.objectives.base import Objective, TokenBatch
 from treetune.vocabulary import FULL_REWARD
 
@@ -65,8 +66,13 @@ class CorrectPaths(Objective):
             )
 
     @property
-    def needs_whole_batch(self) -> bool:  # type: ignore[override]
-        return self.normalise_by == "batch"
+    def needs(self) -> tuple[Need, ...]:
+        whole = Need(
+            WholeBatch(),
+            "it divides by all answers of the batch",
+            "choose the selection 'all'; the objective passes over wrong answers itself",
+        )
+        return (*super().needs, whole) if self.normalise_by == "batch" else super().needs
 
     def sequence_weights(self, lengths: Sequence[int], scores: Sequence[float]) -> list[float]:
         taken = [self.loss_on == "all" or score >= self.score_threshold for score in scores]

@@ -1,4 +1,4 @@
-"""The part of credit that needs the trainer's models: KL in the reward, critic values, normalisation."""
+"""Advantages from what the trainer's models say: KL in the reward, critic values, normalisation."""
 
 from __future__ import annotations
 
@@ -55,16 +55,3 @@ def normalised(advantages_N: Tensor, how: str) -> Tensor:
     deviation = (wide.var() + 1e-8).sqrt()
     centred = wide - wide.mean() if how == "whiten" else wide
     return (centred / deviation).float()
-
-
-def value_loss(
-    values_N: Tensor, old_values_N: Tensor, returns_N: Tensor, weights_N: Tensor, clip: float | None
-) -> tuple[Tensor, Tensor]:
-    """``½ Σ w·max((V-R)², (clip(V, V_old ± c) - R)²)`` and the share of clipped tokens."""
-    squared_N = (values_N - returns_N).square()
-    if clip is None:
-        return 0.5 * (weights_N * squared_N).sum(), torch.zeros(())
-    near_N = values_N.clamp(old_values_N - clip, old_values_N + clip)
-    clipped_N = (near_N - returns_N).square()
-    share = (weights_N * (clipped_N > squared_N)).sum()
-    return 0.5 * (weights_N * squared_N.maximum(clipped_N)).sum(), share.detach()

@@ -1,0 +1,123 @@
+"""The command line's grammar: options that all commands share, commands, their help, slips of the pen."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import textwrap
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Any, NoReturn
+
+from treetune.cli import configuration, data, experiments, machine, parts, tables
+from treetune.cli.command import Command
+
+COMMANDS: dict[str, Command] = {
+    command.name: command
+    for module in (experiments, configuration, parts, data, tables, machine)
+    for command in module.COMMANDS
+}
+
+EPILOG = """\
+examples:
+  treetune --configs configs/quickstart/vineppo.jsonnet check_config
+  treetune --configs configs/quickstart/vineppo.jsonnet,configs/presets/grpo.jsonnet print_config
+  treetune COMMAND --help
+
+APP_* environment variables are std.extVar('APP_…') in a configuration; APP_SEED, APP_DIRECTORY and
+APP_EXPERIMENT_NAME set its root keys seed, directory and experiment_name."""
+
+WIDTH = 100
+_SHARED: dict[str, dict[str, Any]] = {
+    "--configs": {
+        "action": "append",
+        "metavar": "A,B,…",
+        "help": "Jsonnet files, added from left to right; looked for here, then in configs/",
+    },
+    "--override": {
+        "action": "append",
+        "metavar": "'{…}'",
+        "help": "one more Jsonnet object on the right; repeatable",
+    },
+    "--debug": {"action": "store_true", "help": "show tracebacks"},
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong, and what was probably meant, in two lines."""
+
+    def error(self, message: str) -> NoReturn:
+        print(f"{self.prog}: {message}\n{self.prog} --help shows what can be given", file=sys.stderr)
+        sys.exit(2)
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        print(machine.version())
+        parser.exit()
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options of one command. What all commands share may stand before or after the command."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    shared = _Parser(prog="treetune", add_help=False, allow_abbrev=False)
+    _add_shared(shared)
+    options, rest = shared.parse_known_args(words)
+    _refuse_unknown(shared, rest)
+    return grammar().parse_args(rest, namespace=options)
+
+
+def grammar() -> argparse.ArgumentParser:
+    """All commands and options, for help and for shells that complete them."""
+    parser = _Parser(
+        prog="treetune",
+        description="Reinforcement learning for language models, one Jsonnet configuration per experiment.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="version, commit, Python")
+    _add_shared(parser, default=argparse.SUPPRESS)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for command in COMMANDS.values():
+        sub = commands.add_parser(
+            command.name,
+            help=command.words,
+            description=textwrap.fill(command.more, WIDTH),
+            epilog="\n".join(["examples:", *(f"  {example}" for example in command.examples)]),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        _add_shared(sub, default=argparse.SUPPRESS)
+        for argument in command.arguments:
+            added = sub.add_argument(argument.name, **argument.settings)
+            if argument.completes:
+                added.completes = argument.completes  # type: ignore[attr-defined]
+    return parser
+
+
+def _add_shared(parser: argparse.ArgumentParser, **settings: Any) -> None:
+    for name, own in _SHARED.items():
+        added = parser.add_argument(name, **own, **settings)
+        if name == "--configs":
+            added.completes = "configs"  # type: ignore[attr-defined]
+    # What DeepSpeed's launcher adds unless told --no_local_rank; the rank is read from the environment.
+    parser.add_argument("--local_rank", "--local-rank", help=argparse.SUPPRESS, **settings)
+
+
+def _refuse_unknown(parser: argparse.ArgumentParser, rest: Sequence[str]) -> None:
+    """Ends the program for a command or an option that isn't there, with the nearest that is."""
+    if rest and not rest[0].startswith("-") and rest[0] not in COMMANDS:
+        parser.error(f"there is no command {rest[0]!r}{_meant(rest[0], COMMANDS)}")
+    command = COMMANDS.get(rest[0]) if rest else None
+    own = [argument.name for argument in command.arguments] if command else ["--version"]
+    known = [*_SHARED, *(name for name in own if name.startswith("-")), "--help"]
+    for word in rest:
+        name = word.partition("=")[0]
+        if name.startswith("--") and name not in known:
+            parser.error(f"there is no option {name}{_meant(name, known)}")
+
+
+def _meant(name: str, known: Sequence[str] | dict[str, Command]) -> str:
+    near = get_close_matches(name, known, n=1, cutoff=0.6)
+    return f": did you mean {near[0]}?" if near else f"; there are {', '.join(sorted(known))}"

@@ -1,0 +1,108 @@
+"""What a command is, and what all commands share: arguments, configurations, standard output."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from treetune.config.jsonnet import Config
+    from treetune.config.registrable import Registrable
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument of a command, as `argparse` takes it. `completes` names what a shell completes it with."""
+
+    name: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    completes: str | None = None
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command. `words` stand in the list of commands, `more` and the examples in its own help."""
+
+    name: str
+    run: Callable[[argparse.Namespace], int]
+    words: str
+    more: str
+    examples: tuple[str, ...]
+    arguments: tuple[Argument, ...] = ()
+
+
+class ClosedPipe(Exception):
+    """Nobody reads our standard output any more, as after ``| head``."""
+
+
+def say(text: str) -> None:
+    try:
+        print(text, flush=True)
+    except BrokenPipeError as error:
+        # The interpreter flushes once more at exit: into nothing, then.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise ClosedPipe from error
+
+
+def evaluated(options: argparse.Namespace) -> Config:
+    """The configuration that the options name."""
+    from treetune.config.jsonnet import ENVIRONMENT_KEYS, load
+    from treetune.config.schema import keys_of
+
+    configs = [name.strip() for text in options.configs or () for name in text.split(",") if name.strip()]
+    config = load(configs, options.override or ())
+    family = root_family(config)
+    part = family.registered().get(str(config.data.get("type")))
+    if part is None:
+        return config
+    # A table has no seed of its own: the environment's is for the experiments.
+    known = [key for key in ENVIRONMENT_KEYS if key in keys_of(part)]
+    if len(known) == len(ENVIRONMENT_KEYS):
+        return config
+    return load(configs, options.override or (), environment_keys=known)
+
+
+def root_family(config: Config, wanted: str = "an experiment") -> type[Registrable]:
+    """The family of a configuration's root: the one that knows its `type`, or else the one that is wanted."""
+    roots = _roots()
+    name = config.data.get("type")
+    knows = [family for family in roots if isinstance(name, str) and name in family.registered()]
+    return knows[0] if knows else next(family for family in roots if family.root == wanted)
+
+
+def built(config: Config, command: str, wanted: str | None) -> Registrable:
+    """The checked object graph of a configuration, which must be `wanted` ("a table"), if anything is."""
+    from treetune.config.build import build
+    from treetune.config.errors import ConfigError, ConfigIssue, wrapped
+    from treetune.config.explain import Explanation
+    from treetune.config.imports import import_parts
+    from treetune.config.overridden import overridden
+
+    explanation = Explanation(config)
+    import_parts(config.data, explanation)
+    family = root_family(config, wanted or "an experiment")
+    if wanted is not None and family.root != wanted:
+        issue = ConfigIssue(
+            f"{command} works on {wanted}, and this configuration is {family.root}",
+            key="type",
+            source=explanation.source(("type",)),
+            remedy="run_iteration_loop trains an experiment; make_table makes a table; make_threads carries"
+            " out a data pipeline",
+        )
+        raise ConfigError([issue])
+    root = build(family, config.data, explanation)
+    if os.environ.get("RANK", "0") == "0":
+        for note in overridden(config):
+            print(wrapped("note: ", note), file=sys.stderr)
+    return root
+
+
+def _roots() -> list[type[Registrable]]:
+    import treetune.parts  # noqa: F401  (registers them)
+    from treetune.config.registrable import Registrable
+
+    return [family for family in Registrable.__subclasses__() if family.root]

@@ -1,0 +1,158 @@
+"""Commands about a configuration itself: the object, its mistakes, and who set what."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from treetune.cli.command import Argument, Command, built, evaluated, root_family, say
+
+if TYPE_CHECKING:
+    from treetune.config.explain import Explanation, Setting
+    from treetune.config.jsonnet import Config
+    from treetune.config.schema import Key
+
+
+def print_config(options: argparse.Namespace) -> int:
+    say(json.dumps(evaluated(options).data, indent=2, ensure_ascii=False))
+    return 0
+
+
+def check_config(options: argparse.Namespace) -> int:
+    config = evaluated(options)
+    root = built(config, options.command, None)
+    from treetune.tables.base import Table
+
+    if isinstance(root, Table):
+        root.check()
+    say(f"fine: {config.data['type']} {config.data.get('experiment_name', '')}".rstrip())
+    return 0
+
+
+def explain_config(options: argparse.Namespace) -> int:
+    from treetune.config.explain import MISSING, Explanation
+    from treetune.config.imports import import_parts
+
+    config, name = evaluated(options), options.key
+    path = tuple(name.split("."))
+    explanation = Explanation(config)
+    import_parts(config.data, explanation)
+    value, settings = explanation.value(path), explanation.settings(path)
+    owner, key = _declared(config, path)
+    if value is not MISSING:
+        say(f"{name} = {_as_text(value)}")
+    elif key and not key.required:
+        say(f"{name} = {_as_text(key.default)}  (the default: nothing sets it)")
+    elif settings:
+        say(f"{name} is not set: what set it was replaced by {explanation.source(path[:-1])}")
+    elif key:
+        say(f"{name} is not set, and has no default")
+    else:
+        raise _no_such_key(config, name)
+    for line in [*_about(owner, key), *_keys_below(config, path, value), *_places(explanation, settings)]:
+        say(line)
+    return 0
+
+
+def _declared(config: Config, path: tuple[str, ...]) -> tuple[type | None, Key | None]:
+    """The class that has the key at `path`, and what it says of it."""
+    from treetune.config.build import part_at
+    from treetune.config.schema import keys_of
+
+    owner = part_at(root_family(config), config.data, path[:-1])
+    return owner, keys_of(owner).get(path[-1]) if owner else None
+
+
+def _about(owner: type | None, key: Key | None) -> Iterator[str]:
+    """Type, bounds, default and meaning of a key."""
+    if owner is None or key is None:
+        return
+    from treetune.config.errors import wrapped
+    from treetune.config.reference import key_entry
+
+    entry = key_entry(owner, key)
+    default = "it must be given" if entry.default is None else f"by default {entry.default}"
+    yield wrapped("  type      ", f"{entry.type}; {default}")
+    if entry.meaning:
+        yield wrapped("  meaning   ", entry.meaning)
+
+
+def _keys_below(config: Config, path: tuple[str, ...], value: Any) -> Iterator[str]:
+    """The keys of the part that stands there, with their values."""
+    from treetune.config.build import part_at
+    from treetune.config.reference import entry
+
+    part = part_at(root_family(config), config.data, path) if isinstance(value, dict) else None
+    if part is None:
+        return
+    entries = entry(part).keys
+    yield f"  keys      of {part.__module__}.{part.__qualname__}:"
+    width = max((len(one.name) for one in entries), default=0)
+    for one in entries:
+        text = _as_text(value[one.name]) if one.name in value else f"{one.default}  (the default)"
+        text = text if len(text) <= 50 else f"{text[:49]}…"
+        yield f"    {one.name:<{width}}  {text:<24}  {one.type}"
+
+
+def _places(explanation: Explanation, settings: Sequence[Setting]) -> list[str]:
+    width = max((len(setting.place) for setting in settings), default=0)
+    return [f"  {setting.place:<{width}}  {_as_text(setting.value)}" for setting in settings]
+
+
+def _no_such_key(config: Config, name: str) -> ValueError:
+    from treetune.config.build import keys_at
+    from treetune.config.errors import ConfigError, ConfigIssue, dotted, nearest
+    from treetune.config.explain import key_paths
+
+    path = tuple(name.split("."))
+    siblings = keys_at(root_family(config), config.data, path[:-1])
+    known = {*key_paths(config.data), *((*path[:-1], sibling) for sibling in siblings)}
+    near = nearest(name, sorted(map(dotted, known)), count=3)
+    remedy = f"did you mean {' or '.join(near)}?" if near else "print_config shows all of them"
+    return ConfigError([ConfigIssue("there is no such key", name, remedy=remedy)])
+
+
+def _as_text(value: Any) -> str:
+    from treetune.config.explain import COMPUTED, as_plain
+
+    return repr(value) if value is COMPUTED else json.dumps(value, ensure_ascii=False, default=as_plain)
+
+
+VINEPPO = "--configs configs/quickstart/vineppo.jsonnet"
+
+COMMANDS = (
+    Command(
+        "print_config",
+        print_config,
+        "the evaluated configuration as JSON",
+        "Evaluates the files, the environment's APP_* variables and the overrides, and prints the object"
+        " that they make. It checks nothing.",
+        (f"treetune {VINEPPO} --override '{{seed: 3}}' print_config",),
+    ),
+    Command(
+        "check_config",
+        check_config,
+        "every mistake of the configuration at once",
+        "Tells everything that is wrong with an experiment, a table or a data pipeline, each mistake with"
+        " its key, the file that made it and a remedy; exit code 2. Nothing is started.",
+        (f"treetune {VINEPPO} check_config",),
+    ),
+    Command(
+        "explain_config",
+        explain_config,
+        "a key's value, type and meaning, and every file that sets it, in order",
+        "Shows the value of a key, its type with bounds and default, what it means, and every file,"
+        " variable and override that sets it; the last one wins. For an object it lists the keys.",
+        (
+            f"treetune {VINEPPO} explain_config trainer.learning_rate",
+            f"treetune {VINEPPO} explain_config credit",
+        ),
+        (
+            Argument(
+                "key", {"metavar": "KEY.PATH", "help": "such as trainer.learning_rate"}, completes="keys"
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,91 @@
+"""Commands that work on files of rows."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from treetune.cli.command import Argument, Command, built, evaluated, say
+
+if TYPE_CHECKING:
+    from treetune.data_pipeline.base import DataPipeline
+
+
+def score_responses(options: argparse.Namespace) -> int:
+    """Needs a task alone, so that ``{task: …}`` is enough of a configuration."""
+    import treetune.parts  # noqa: F401  (registers them)
+    from treetune.config.build import build
+    from treetune.config.explain import Explanation
+    from treetune.config.imports import import_parts
+    from treetune.tasks.base import Task
+    from treetune.tasks.scoring import score_responses
+
+    config = evaluated(options)
+    explanation = Explanation(config)
+    import_parts(config.data, explanation)
+    task = build(Task, config.data.get("task"), explanation, key=("task",))
+    scored = score_responses(
+        task, options.input, options.output,
+        steps=options.steps, workers=options.workers, deadline=options.deadline,
+    )  # fmt: skip
+    say(str(scored))
+    return 0
+
+
+def make_threads(options: argparse.Namespace) -> int:
+    config = evaluated(options)
+    root = built(config, options.command, "a data pipeline")
+    options.log_file = options.output / "logs" / "run.log"
+    return cast("DataPipeline", root).run(options.input, options.output, config.data)
+
+
+COMMANDS = (
+    Command(
+        "score_responses",
+        score_responses,
+        "grade a JSON-lines file of answers with a task's grader; resumes",
+        "Rows have `problem`, `gold` and `response`, and come out with `reward`, `extracted`, `outcome` and"
+        " `seconds`. A configuration with a task is enough.",
+        (
+            "treetune --configs configs/tasks/math.jsonnet score_responses --input answers.jsonl"
+            " --output graded.jsonl",
+        ),
+        (
+            Argument(
+                "--input",
+                {"type": Path, "required": True, "metavar": "FILE", "help": "problem, gold, response"},
+            ),
+            Argument(
+                "--output", {"type": Path, "required": True, "metavar": "FILE", "help": "the graded rows"}
+            ),
+            Argument("--steps", {"action": "store_true", "help": "also the offsets between the steps"}),
+            Argument("--workers", {"type": int, "metavar": "N", "help": "grader processes; default: 2"}),
+            Argument(
+                "--deadline",
+                {"type": float, "default": 10.0, "metavar": "SECONDS", "help": "default: 10"},
+            ),
+        ),
+    ),
+    Command(
+        "make_threads",
+        make_threads,
+        "turn solutions into parallel ones with a language model's help; resumes",
+        "Asks an OpenAI-compatible endpoint which parts of a solution don't need each other. Rows have"
+        " `problem` and `solution`, and come out in threads.jsonl with `parallel_solution` beside them.",
+        (
+            "treetune --configs configs/data_pipelines/make_threads.jsonnet make_threads --input"
+            " solutions.jsonl --output data/parallel",
+        ),
+        (
+            Argument(
+                "--input",
+                {"type": Path, "required": True, "metavar": "FILE", "help": "rows with solutions"},
+            ),
+            Argument(
+                "--output",
+                {"type": Path, "required": True, "metavar": "DIR", "help": "rows, records, costs"},
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,149 @@
+"""Commands that run an experiment, and those that read what it wrote."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from treetune.cli.command import Argument, Command, built, evaluated, say
+
+if TYPE_CHECKING:
+    from treetune.config.jsonnet import Config
+    from treetune.runtime.base import Runtime
+
+VINEPPO = "--configs configs/quickstart/vineppo.jsonnet"
+
+
+def run_experiment(options: argparse.Namespace) -> int:
+    config, root = _experiment(options)
+    from treetune.runtime.commands import run
+
+    return run(options.command, root, config.data, options)
+
+
+def run_analyzers(options: argparse.Namespace) -> int:
+    config, root = _experiment(options)
+    from treetune.analyzers.command import run_analyzers
+
+    return run_analyzers(root, config.data)
+
+
+def report(options: argparse.Namespace) -> int:
+    from treetune.reports.html import write_report
+
+    say(str(write_report([Path(directory) for directory in options.experiments], options.output)))
+    return 0
+
+
+def compare_analyses(options: argparse.Namespace) -> int:
+    import treetune.parts  # noqa: F401  (registers them)
+    from treetune.analyzers.compare import compare_analyses
+
+    drawn = compare_analyses(options.analysis, options.experiments, options.output)
+    say(f"{drawn}.png, .svg and .json")
+    return 0
+
+
+def _experiment(options: argparse.Namespace) -> tuple[Config, Runtime]:
+    config = evaluated(options)
+    root = built(config, options.command, "an experiment")
+    options.log_file = log_file(config)
+    return config, cast("Runtime", root)
+
+
+def log_file(config: Config) -> Path | None:
+    """Where a run of this configuration writes its log, for the traceback of a failure."""
+    directory, name = config.data.get("directory", "experiments"), config.data.get("experiment_name")
+    return Path(directory) / name / "logs" / "run.log" if name else None
+
+
+COMMANDS = (
+    Command(
+        "run_iteration_loop",
+        run_experiment,
+        "train: sample, credit, train, sync, as often as the experiment says; resumes",
+        "Trains the experiment and measures it. The same command continues an interrupted run where it was."
+        " On several GPUs DeepSpeed's launcher starts it: deepspeed --no_local_rank --num_gpus=N"
+        " src/treetune/main.py …",
+        (
+            f"treetune {VINEPPO} run_iteration_loop",
+            f"treetune {VINEPPO} --override '{{trainer+: {{learning_rate: 3e-6}}}}' run_iteration_loop",
+        ),
+    ),
+    Command(
+        "run_evaluation",
+        run_experiment,
+        "evaluate every checkpoint of an experiment, finished or running",
+        "Measures all evaluation sets on every checkpoint, and follows a run that is still going on."
+        " Several of these commands, also on several machines, share the work.",
+        (f"treetune {VINEPPO} run_evaluation",),
+    ),
+    Command(
+        "run_evaluation_on_baseline",
+        run_experiment,
+        "evaluate the model that the experiment starts from",
+        "Measures all evaluation sets on the start weights, as checkpoint 0.",
+        (f"treetune {VINEPPO} run_evaluation_on_baseline",),
+    ),
+    Command(
+        "only_generate_episodes",
+        run_experiment,
+        "one iteration's episodes, without training",
+        "Samples and credits the next iteration's episodes and leaves them in the experiment's folder. The"
+        " next run_iteration_loop trains on them.",
+        (f"treetune {VINEPPO} only_generate_episodes",),
+    ),
+    Command(
+        "clean_up_checkpoints",
+        run_experiment,
+        "delete what only resuming needs; the policies stay",
+        "Deletes the checkpoints that `checkpoints` in the configuration doesn't keep, and says which.",
+        (f"treetune {VINEPPO} --override '{{checkpoints: {{keep_every: 5}}}}' clean_up_checkpoints",),
+    ),
+    Command(
+        "run_analyzers",
+        run_analyzers,
+        "numbers and figures about an experiment, by the analyzers on its right; resumes",
+        "Carries out the experiment's `analyzers` and writes numbers, a figure and the states that they are"
+        " of to analyses/ in its folder.",
+        (
+            "treetune --configs configs/quickstart/vineppo.jsonnet,configs/analyzers/value_accuracy.jsonnet"
+            " run_analyzers",
+        ),
+    ),
+    Command(
+        "report",
+        report,
+        "one self-contained HTML file about experiments",
+        "Curves, time by phase, and answers coloured by advantage, of one or several experiments side by"
+        " side. The page needs no network.",
+        ("treetune report experiments/quickstart/vineppo experiments/quickstart/grpo --output report.html",),
+        (
+            Argument("experiments", {"nargs": "+", "metavar": "EXPERIMENT_DIR"}),
+            Argument(
+                "--output",
+                {"type": Path, "metavar": "FILE", "help": "default: report.html in the first one"},
+            ),
+        ),
+    ),
+    Command(
+        "compare_analyses",
+        compare_analyses,
+        "one figure of an analysis of several experiments",
+        "Draws one analysis of several experiments in one figure. Experiments that have the same LABEL,"
+        " such as a method's seeds, are taken together.",
+        (
+            "treetune compare_analyses value_accuracy VinePPO=experiments/quickstart/vineppo"
+            " PPO=experiments/quickstart/ppo --output value_accuracy",
+        ),
+        (
+            Argument("analysis", {"metavar": "NAME", "help": "such as value_accuracy"}),
+            Argument("experiments", {"nargs": "+", "metavar": "[LABEL=]EXPERIMENT_DIR"}),
+            Argument(
+                "--output",
+                {"type": Path, "required": True, "metavar": "PATH", "help": "without an ending"},
+            ),
+        ),
+    ),
+)

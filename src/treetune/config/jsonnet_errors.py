@@ -1,0 +1,141 @@
+"""Jsonnet's own messages in words for users: which key was being computed, from which, and who set them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from treetune.config import lexer
+from treetune.config.errors import ConfigIssue, KeyPath, dotted
+
+if TYPE_CHECKING:
+    from treetune.config.jsonnet import Layer
+
+TOTAL = "--configs"
+"""The name, in Jsonnet's messages, of the text that adds the layers."""
+
+_RANGE = r"\(?(?P<line>\d+):(?P<column>\d+)\)?(?:-\(?(?:(?P<last_line>\d+):)?(?P<last_column>\d+)\)?)?"
+_LOCATION = rf"(?P<file>[^\t\n]+?):{_RANGE}"
+_STATIC = re.compile(rf"STATIC ERROR: {_LOCATION}: (?P<what>.*)", re.DOTALL)
+_FRAME = re.compile(rf"^\t{_LOCATION}(?:\t(?P<within>.*))?$", re.MULTILINE)
+_REFERENCE = re.compile(r"(?:\$|\bself|\bsuper)((?:\.[A-Za-z_]\w*)+)")
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Where Jsonnet was, in a user's text. `within` is what of: an object, a function, …"""
+
+    file: str
+    line: int
+    column: int
+    last_line: int
+    last_column: int
+    within: str
+
+    @property
+    def in_object(self) -> bool:
+        return self.within.startswith("object")
+
+    def text(self, whole: str) -> str:
+        """The expression that was evaluated there."""
+        lines = whole.splitlines()[self.line - 1 : self.last_line]
+        if not lines:
+            return ""
+        lines[-1] = lines[-1][: self.last_column]
+        lines[0] = lines[0][self.column - 1 :]
+        return "\n".join(lines)
+
+
+def frames(message: str) -> list[Frame]:
+    """Every place of Jsonnet's message that is in a user's text, innermost first."""
+    static = _STATIC.match(message)
+    found = []
+    for match in [static] if static else _FRAME.finditer(message):
+        line, column = int(match["line"]), int(match["column"])
+        last = int(match["last_line"] or line), int(match["last_column"] or column)
+        within = match.groupdict().get("within") or ""
+        found.append(Frame(match["file"], line, column, *last, within))
+    return [one for one in found if one.file not in (TOTAL, "<std>") and not one.file.startswith("std")]
+
+
+def issue(message: str, layers: Sequence[Layer], variables: Mapping[str, str]) -> ConfigIssue:
+    """What to tell about an evaluation that failed: place, text, the key at work, what it is made from."""
+    texts = {layer.import_name: layer.text for layer in layers}
+    places = frames(message)
+    static = _STATIC.match(message)
+    what = static["what"] if static else message.splitlines()[0].removeprefix("RUNTIME ERROR: ")
+    remedy = None
+    if "max stack frames" in what:
+        remedy = "something is defined by itself: look for files that import each other or keys that do so"
+    if not places:
+        return ConfigIssue(f"Jsonnet: {what.strip()}", remedy=remedy)
+    first = places[0]
+    where = None if static or remedy else _computed(places, texts, layers, variables)
+    return ConfigIssue(f"Jsonnet: {what.strip()}", shown_place(first), where, remedy, _excerpt(first, texts))
+
+
+def shown_place(frame: Frame) -> str:
+    from treetune.config.jsonnet import shown
+
+    return f"{shown(frame.file)}:{frame.line}:{frame.column}"
+
+
+def _computed(
+    places: Sequence[Frame], texts: Mapping[str, str], layers: Sequence[Layer], variables: Mapping[str, str]
+) -> str | None:
+    """The key whose value was being computed, the keys that it is made from, and who set those."""
+    depth = next((number for number, one in enumerate(places) if one.in_object), None)
+    if depth is None:
+        return None
+    frame = places[depth]
+    text = _text(frame.file, texts)
+    key = lexer.field_at(text, frame.line, frame.column)
+    if not key:
+        return None
+    said = f"in the value of {dotted(key)} ({shown_place(frame)})"
+    made_from = dict.fromkeys(
+        tuple(match[1].strip(".").split("."))
+        for one in places[: depth + 1]
+        if one.file == frame.file
+        for match in _REFERENCE.finditer(one.text(text))
+    )
+    setters = [_setter(path, layers, variables) for path in made_from]
+    return "; ".join([said, *filter(None, setters)])
+
+
+def _setter(key: KeyPath, layers: Sequence[Layer], variables: Mapping[str, str]) -> str | None:
+    """Who sets a key, or the object around it, as far as the files tell without the evaluated whole."""
+    from treetune.config.explain import COMPUTED, Explanation
+    from treetune.config.jsonnet import Config
+
+    explanation = Explanation(Config({}, tuple(layers), variables))
+    while key:
+        if settings := explanation.settings(key):
+            value: Any = settings[-1].value
+            text = "" if value is COMPUTED else f" ({_short(value)})"
+            return f"it is made from {dotted(key)}, which {settings[-1].place} sets{text}"
+        key = key[:-1]
+    return None
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 40 else f"{text[:39]}…"
+
+
+def _text(file: str, texts: Mapping[str, str]) -> str:
+    if file in texts:
+        return texts[file]
+    return Path(file).read_text(encoding="utf-8", errors="replace") if Path(file).is_file() else ""
+
+
+def _excerpt(frame: Frame, texts: Mapping[str, str]) -> str | None:
+    lines = _text(frame.file, texts).splitlines()
+    if not 0 < frame.line <= len(lines) or len(lines[frame.line - 1]) > 100:
+        return None
+    source = lines[frame.line - 1].replace("\t", " ")
+    return f"    {source}\n    {' ' * (frame.column - 1)}^"

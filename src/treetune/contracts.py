@@ -1,0 +1,405 @@
+"""What parts of a configuration promise each other, and what is wrong where a promise isn't met.
+
+A part says what it `gives` and what it `needs`, in types that all parts share, and `check`s what such a
+declaration can't say. Nobody lists which parts go together: `findings` goes through the parts of a
+configuration as they stand and collects what each of them says, whoever wrote it.
+
+A need is met by what stands beside the part that has it, or beside an object that holds the part: what
+`evaluation.rollout` gives is for the evaluation alone, what `rollout` gives is for everybody. An object
+that hands on what a part within it gives says so in its own `gives`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, ClassVar, NoReturn, Protocol
+
+KeyPath = tuple[str, ...]
+
+ROOT = "$"
+"""Begins the key of a finding that is about another part: as in Jsonnet, the whole configuration."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is wrong, and what would be right.
+
+    `key` is the key to change, from the part that found it on (``samples``, ``sets.0.name``; empty: the
+    part itself), or from the root on where it begins with ``$`` (``$.rollout.samples``).
+    """
+
+    what: str
+    key: str | KeyPath
+    remedy: str
+
+    @staticmethod
+    def of(error: ValueError, key: str | KeyPath, remedy: str = "") -> Finding:
+        """What an exception says, whose message ends in ": " and what would be right, as ours do."""
+        what, colon, words = str(error).rpartition(": ")
+        if remedy or not colon:
+            return Finding(str(error), key, remedy or "give it another value")
+        return Finding(what, key, words)
+
+    def path(self, part: KeyPath) -> KeyPath:
+        """The key from the root on, for a finding of the part that stands at `part`."""
+        steps = tuple(self.key.split(".")) if isinstance(self.key, str) else self.key
+        if steps[:1] == (ROOT,):
+            return steps[1:]
+        return part + tuple(step for step in steps if step)
+
+
+class Feature:
+    """Something that one part gives and another needs. Sub-classes are frozen dataclasses."""
+
+    remedy: ClassVar[str] = ""
+    """What to do where nothing gives it."""
+
+    @property
+    def words(self) -> str:
+        """What is given or needed, to be put behind "needs"."""
+        raise NotImplementedError
+
+    def meets(self, needed: Feature) -> bool:
+        """Whether this one, of the same type, is enough where `needed` is needed."""
+        return True
+
+
+@dataclass(frozen=True)
+class Need:
+    """A feature that a part can't do without. `because` says what the part does with it: "it compares
+    them". `remedy` says what to do where that is other than for most."""
+
+    feature: Feature
+    because: str
+    remedy: str = ""
+
+
+class Experiment(Protocol):
+    """What a part may look at when it checks itself: the root of an experiment's configuration."""
+
+    task: Any
+    model: Any
+    engine: Any
+    rollout: Any
+    credit: Any
+    selection: Any
+    trainer: Any
+    evaluation: Any
+    shaping: Sequence[Any]
+    analyzers: Sequence[Any]
+    iterations: int
+    problems_per_iteration: int | None
+    context_length: int
+    restart: str
+
+
+class Part:
+    """Whatever stands in a configuration and has something to say about the rest of it."""
+
+    @property
+    def gives(self) -> tuple[Feature, ...]:
+        return ()
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        return ()
+
+    def check(self, experiment: Any) -> Iterable[Finding]:
+        """All that is wrong with this part in `experiment`, which is the configuration's root. It reads
+        nothing that takes more than a moment and imports nothing heavy."""
+        return ()
+
+
+# Features
+
+
+@dataclass(frozen=True)
+class SampledAnswers(Feature):
+    """Answers that the policy samples, with the engine's log-probs."""
+
+    remedy = "choose a rollout that samples, such as 'single_turn'"
+
+    @property
+    def words(self) -> str:
+        return "answers that the policy samples"
+
+
+@dataclass(frozen=True)
+class Answers(Feature):
+    """So many answers to each problem."""
+
+    count: int
+
+    remedy = "set the rollout's samples to 2 or more"
+
+    @property
+    def words(self) -> str:
+        return f"{self.count} answer{'s' if self.count > 1 else ''} to each problem"
+
+    def meets(self, needed: Feature) -> bool:
+        return isinstance(needed, Answers) and self.count >= needed.count
+
+
+@dataclass(frozen=True)
+class OneLine(Feature):
+    """Answers whose tokens were each sampled after all before it, so without threads."""
+
+    remedy = "set the rollout's parallel to false, or choose a part that is made for threads"
+
+    @property
+    def words(self) -> str:
+        return "answers in one line (threads don't see their siblings)"
+
+
+@dataclass(frozen=True)
+class Forks(Feature):
+    """Answers that may fork into threads."""
+
+    remedy = "choose the rollout 'parallel_threads' (with parallel true)"
+
+    @property
+    def words(self) -> str:
+        return "answers that fork into threads"
+
+
+@dataclass(frozen=True)
+class Continuations(Feature):
+    """Answers that are begun again from their middle: what samples them costs most of an iteration."""
+
+    @property
+    def words(self) -> str:
+        return "continuations of answers"
+
+
+@dataclass(frozen=True)
+class Advantages(Feature):
+    """An advantage for each trained token; `before_training`, or from a critic while it trains."""
+
+    before_training: bool = False
+
+    remedy = "choose a credit that gives them, such as 'group'"
+
+    @property
+    def words(self) -> str:
+        return "advantages" + (" that are there before training begins" if self.before_training else "")
+
+    def meets(self, needed: Feature) -> bool:
+        return isinstance(needed, Advantages) and (self.before_training or not needed.before_training)
+
+
+@dataclass(frozen=True)
+class CriticValues(Feature):
+    """Values from a critic that is trained beside the policy."""
+
+    @property
+    def words(self) -> str:
+        return "values from a critic"
+
+
+@dataclass(frozen=True)
+class CreditForRewards(Feature):
+    """Credit for what whole answers earn, shaping included."""
+
+    remedy = "leave shaping empty, or choose a credit for whole answers, such as 'group'"
+
+    @property
+    def words(self) -> str:
+        return "a credit for what whole answers earn"
+
+
+@dataclass(frozen=True)
+class UseOfAdvantages(Feature):
+    """A loss that learns from advantages."""
+
+    remedy = "choose an objective that does, such as 'ppo'"
+
+    @property
+    def words(self) -> str:
+        return "an objective that learns from advantages"
+
+
+@dataclass(frozen=True)
+class Pairs(Feature):
+    """A better and a worse answer to the same problem, side by side."""
+
+    remedy = "choose the selection 'preference_pairs'"
+
+    @property
+    def words(self) -> str:
+        return "pairs of answers"
+
+
+@dataclass(frozen=True)
+class UseOfPairs(Feature):
+    """A loss that compares two answers."""
+
+    remedy = "choose the objective 'dpo' or 'dpo_positive', or the selection 'all'"
+
+    @property
+    def words(self) -> str:
+        return "an objective that compares pairs"
+
+
+@dataclass(frozen=True)
+class WholeBatch(Feature):
+    """All answers of an iteration, wrong ones among them."""
+
+    remedy = "choose the selection 'all'"
+
+    @property
+    def words(self) -> str:
+        return "all answers of the batch"
+
+
+# Going through a configuration
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A part and where it stands, with what stands around it, from the nearest outwards."""
+
+    part: Any
+    path: KeyPath
+    around: tuple[Any, ...] = ()
+
+
+class Incomplete(Exception):
+    """Somebody looked at a value that nobody knows, since it was written wrongly."""
+
+
+class _Unknown:
+    """Stands for what couldn't be built: whoever uses it gets Incomplete."""
+
+    def __repr__(self) -> str:
+        return "UNKNOWN"
+
+
+def _use(*arguments: Any, **named: Any) -> NoReturn:
+    raise Incomplete
+
+
+_USES = (
+    "getattr bool eq ne lt le gt ge iter len contains getitem call add radd sub rsub mul rmul truediv"
+    " rtruediv floordiv rfloordiv mod rmod neg int float index str format"
+)
+for _name in _USES.split():
+    setattr(_Unknown, f"__{_name}__", _use)
+
+UNKNOWN: Any = _Unknown()
+
+
+def placed_parts(root: Any) -> Iterator[Placed]:
+    """The root and every object within it, those around a part before the part."""
+    yield from _within(root, (), ())
+
+
+def _within(value: Any, path: KeyPath, around: tuple[Any, ...]) -> Iterator[Placed]:
+    if value is UNKNOWN or isinstance(value, type):
+        return
+    if is_dataclass(value):
+        yield Placed(value, path, around)
+        for name, inner in _children(value):
+            yield from _within(inner, (*path, name), (value, *around))
+    elif isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _within(inner, (*path, str(name)), around)
+    elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        for place, inner in enumerate(value):
+            yield from _within(inner, (*path, str(place)), around)
+
+
+def _children(part: Any) -> Iterator[tuple[str, Any]]:
+    for field in fields(part):
+        if field.init:
+            yield field.name, getattr(part, field.name)
+
+
+def findings(root: Any) -> list[tuple[KeyPath, Finding]]:
+    """Everything that the parts of a configuration find wrong with it, by the keys to change.
+
+    Parts may hold `UNKNOWN` in place of values that couldn't be read: what depends on them isn't said.
+    """
+    found: list[tuple[KeyPath, Finding]] = []
+    unmet: dict[Feature, list[tuple[Placed, Need]]] = {}
+    for placed in placed_parts(root):
+        if not isinstance(placed.part, Part):
+            continue
+        for need in _known(lambda part: part.needs, placed.part):
+            if not _is_met(need, placed):
+                unmet.setdefault(need.feature, []).append((placed, need))
+        for finding in _known(lambda part: part.check(root), placed.part):
+            if all(one != finding for _, one in found):
+                found.append((finding.path(placed.path), finding))
+    for feature, needing in unmet.items():
+        found.append(_lacking(feature, needing))
+    return found
+
+
+def _known(ask: Callable[[Part], Iterable[Any]], part: Part) -> list[Any]:
+    """What a part says, up to where it asks for something unknown."""
+    said: list[Any] = []
+    try:
+        for one in ask(part):
+            said.append(one)
+    except Incomplete:
+        pass
+    return said
+
+
+def _is_met(need: Need, placed: Placed) -> bool:
+    """Whether anything beside the part, or beside what holds it, gives enough; what is unknown might."""
+    for holder in (placed.part, *placed.around):
+        given = _given_by_children(holder)
+        same = [feature for feature in given if type(feature) is type(need.feature)]
+        if any(feature is UNKNOWN for feature in given):
+            return True
+        if same:
+            try:
+                return any(feature.meets(need.feature) for feature in same)
+            except Incomplete:
+                return True
+    return False
+
+
+def _given_by_children(holder: Any) -> list[Any]:
+    given: list[Any] = []
+    for _, child in _children(holder):
+        several = child if isinstance(child, tuple | list) else [child]
+        for part in several:
+            if part is UNKNOWN:
+                given.append(UNKNOWN)
+            elif isinstance(part, Part):
+                try:
+                    given += part.gives
+                except Incomplete:
+                    given.append(UNKNOWN)
+    return given
+
+
+def _lacking(feature: Feature, needing: Sequence[tuple[Placed, Need]]) -> tuple[KeyPath, Finding]:
+    """One thing that is lacking is one finding, however many parts need it."""
+    placed, need = needing[0]
+    who = " and ".join(f"{label(other)} ({theirs.because})" for other, theirs in needing)
+    given = [
+        one.words
+        for holder in (placed.part, *placed.around)
+        for one in _given_by_children(holder)
+        if type(one) is type(feature)
+    ]
+    there = f"what is given is {given[0]}" if given else "nothing here gives that"
+    what = f"{who} need{'s' if len(needing) == 1 else ''} {feature.words}, and {there}"
+    return placed.path, Finding(what, (ROOT, *placed.path), need.remedy or feature.remedy)
+
+
+def label(placed: Placed) -> str:
+    """What a part is called in messages: ``credit 'group'``, or the key where it stands."""
+    part, path = placed.part, placed.path
+    names = [name for name, cls in _registered(part).items() if cls is type(part)]
+    word = next((step for step in reversed(path) if not step.isdecimal()), "configuration")
+    return f"{word} {names[0]!r}" if names else ".".join(path)
+
+
+def _registered(part: Any) -> Mapping[str, type]:
+    registry = getattr(type(part), "registered", None)
+    return registry() if registry is not None else {}

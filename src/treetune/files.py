@@ -1,0 +1,86 @@
+"""Files and folders that a reader sees whole or not at all: written beside their place, synced, renamed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, Literal
+
+
+@contextmanager
+def whole_file(path: Path, mode: Literal["w", "wb"] = "w", *, durable: bool = True) -> Iterator[IO[Any]]:
+    """A file to write into that takes the name `path` at the end of the block; text is UTF-8.
+
+    An error in the block leaves what was there. With `durable`, what is there afterwards outlasts a power
+    cut; without, a killed process only.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = _beside(path)
+    try:
+        with beside.open(mode, encoding=None if mode == "wb" else "utf-8") as file:
+            yield file
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        beside.rename(path)
+    finally:
+        beside.unlink(missing_ok=True)
+    if durable:
+        sync(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    with whole_file(path) as file:
+        file.write(text)
+
+
+def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
+    with whole_file(path, durable=durable) as file:
+        file.write(json.dumps(value, indent=1) + "\n")
+
+
+@contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """A folder to write into that takes the place of `path` at the end of the block."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = _beside(path)
+    try:
+        beside.mkdir()
+        yield beside
+        replace_folder(beside, path)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def replace_folder(beside: Path, path: Path) -> None:
+    """Puts a finished folder in its place. What was there goes once the new one is there."""
+    # A rename may reach the disk before the content of what it renames.
+    for folder, _, names in os.walk(beside):
+        for name in names:
+            sync(Path(folder, name))
+        sync(Path(folder))
+    replaced = path.with_name(f".{path.name}.{os.getpid()}.old")
+    try:
+        if path.exists():
+            path.rename(replaced)
+        beside.rename(path)
+        sync(path.parent)
+    finally:
+        shutil.rmtree(replaced, ignore_errors=True)
+
+
+def sync(path: Path) -> None:
+    """Makes a file's content, or the names in a folder, last through a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.partial")

@@ -1,0 +1,69 @@
+"""What is known of an iteration's tokens before it is trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from treetune.trainers.objectives.kl import kl_estimate
+from treetune.trainers.tokens import flat_of_trained
+from treetune.vocabulary import Episode, Metrics
+
+
+@dataclass
+class IterationTensors:
+    """What is known of each of the iteration's N trained tokens before the first update: float32 on the CPU.
+
+    The first two come with the episodes; the stages of preparation fill in what the method needs of the rest.
+    """
+
+    behaviour_logprobs_N: Tensor | None
+    """The engine's, of the distribution that was sampled from."""
+    credit_advantages_N: Tensor | None = None
+    """As credit gave them, before penalties and normalisation; None where it leaves them to the critic."""
+    ref_logprobs_N: Tensor | None = None
+    old_logprobs_N: Tensor | None = None
+    """The policy's before the first update."""
+    old_logprobs_mask_N: Tensor | None = None
+    """Where `old_logprobs_N` are known, bool; None: everywhere."""
+    kl_penalties_N: Tensor | None = None
+    """What each token's reward is less by."""
+    values_N: Tensor | None = None
+    """The critic's, of the state before each token."""
+    returns_N: Tensor | None = None
+    """What the critic learns."""
+    advantages_N: Tensor | None = None
+    """As the objective gets them."""
+
+    @staticmethod
+    def of(episodes: Sequence[Episode]) -> IterationTensors:
+        return IterationTensors(
+            flat_of_trained(episodes, lambda e: e.behaviour_logprobs),
+            flat_of_trained(episodes, lambda e: e.advantages),
+        )
+
+    def token_metrics(self) -> Metrics:
+        """Of advantages and returns, where there are any."""
+        metrics: Metrics = {}
+        if self.advantages_N is not None:
+            metrics["train/advantage_mean"] = float(self.advantages_N.mean())
+            metrics["train/advantage_abs"] = float(self.advantages_N.abs().mean())
+        if self.returns_N is not None:
+            metrics["critic/return"] = float(self.returns_N.mean())
+        return metrics
+
+    def gap_metrics(self) -> Metrics:
+        """How far the trainer is from the engine that sampled, and from the reference."""
+        assert self.old_logprobs_N is not None
+        metrics: Metrics = {}
+        known = slice(None) if self.old_logprobs_mask_N is None else self.old_logprobs_mask_N
+        if self.behaviour_logprobs_N is not None:
+            gap_N = (self.old_logprobs_N - self.behaviour_logprobs_N).abs()[known]
+            metrics["engine/logprob_gap_mean"] = float(gap_N.mean())
+            metrics["engine/logprob_gap_max"] = float(gap_N.max())
+        if self.ref_logprobs_N is not None:
+            kl_N = kl_estimate(self.old_logprobs_N, self.ref_logprobs_N, "k3")
+            metrics["train/kl"] = float(kl_N[known].mean())
+        return metrics

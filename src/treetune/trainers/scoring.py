@@ -1,0 +1,99 @@
+"""Models run over sequences without a step: log-probs and values of an iteration, and of single answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from treetune.models.inputs import ModelInputs
+from treetune.trainers.base import DeepSpeedTrainer
+from treetune.trainers.batching import Unit
+from treetune.trainers.micro_batches import MicroBatch, micro_batches
+from treetune.trainers.ranks import Ranks
+from treetune.trainers.tokens import Sequences
+from treetune.vocabulary import TokenIds
+
+Forward = Callable[..., Any]
+"""A `PolicyModule` or `CriticModule`, or a `TrainableModel` of one."""
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """Runs models in the micro-batches that the settings ask for, shared out over the ranks.
+
+    `temperature` is the rollout's: log-probs are those of the distribution that was sampled.
+    """
+
+    settings: DeepSpeedTrainer
+    ranks: Ranks
+    temperature: float
+
+    def logprobs(self, policy: Forward, sequences: Sequences) -> Tensor:
+        """Of every trained token, float32 of shape [N], without gradient. Collective."""
+        return self._sweep(sequences, lambda batch: policy(batch.inputs, self.temperature)[0])
+
+    def values(self, critic: Forward, sequences: Sequences) -> Tensor:
+        """Of the state before every trained token, float32 of shape [N], without gradient. Collective."""
+        return self._sweep(sequences, lambda batch: critic(batch.inputs))
+
+    def _sweep(self, sequences: Sequences, forward: Callable[[MicroBatch], Tensor]) -> Tensor:
+        """On the CPU, computed by all ranks and known to all. Rows that are alike (an answer in several
+        pairs) are run once.
+        """
+        result_N = torch.zeros(sequences.n_tokens)
+        with torch.no_grad():
+            # Without a graph to keep, twice the tokens fit.
+            for batch in self.micro_batches(sequences, sequences.once(), scale=2):
+                found_N = forward(batch)
+                if self.reports(batch):
+                    result_N[batch.flat_N] = found_N.float().cpu()
+        return self.ranks.sum(result_N)[sequences.flat_index(sequences.first_alike())]
+
+    def micro_batches(
+        self, sequences: Sequences, units: Sequence[Unit], whole: bool = False, scale: int = 1
+    ) -> Iterator[MicroBatch]:
+        """This rank's; see `micro_batches`."""
+        return micro_batches(
+            sequences,
+            units,
+            self.settings,
+            self.ranks.device,
+            rank=self.ranks.rank,
+            ranks=self.ranks.world_size,
+            whole=whole,
+            scale=scale,
+        )
+
+    def reports(self, batch: MicroBatch) -> bool:
+        """Whether this rank hands its results on: of ranks that ran it together, one does."""
+        return batch.real and self.ranks.rank % self.settings.ranks_together == 0
+
+    def answer_logprobs(
+        self, policy: Forward, answers: Sequence[tuple[TokenIds, TokenIds]], temperature: float
+    ) -> list[list[float]]:
+        """Log-probs of the response tokens of some (prompt, response).
+
+        Local to this rank, except where it doesn't hold the model alone (ZeRO-3, ranks that run it
+        together): then every rank calls it, with what it has.
+        """
+        collective = self.settings.zero_stage == 3 or self.settings.ranks_together > 1
+        gathered = self.ranks.exchange("score", list(answers)) if collective else [answers]
+        results = []
+        for rank, of_rank in enumerate(gathered):
+            for prompt, response in of_rank:
+                ids_1T = torch.tensor([prompt + response], device=self.ranks.device)
+                inputs = ModelInputs(
+                    input_ids_BT=ids_1T,
+                    positions_N=torch.arange(len(prompt) - 1, ids_1T.shape[1] - 1, device=ids_1T.device),
+                    labels_N=torch.tensor(response, device=ids_1T.device),
+                    max_positions=len(response),
+                )
+                with torch.no_grad():
+                    logprobs_N, *_ = policy(inputs, temperature)
+                if len(gathered) == 1 or rank == self.ranks.rank:
+                    results.append(logprobs_N.tolist())
+        return results

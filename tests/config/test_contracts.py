@@ -1,0 +1,362 @@
+"""Parts that don't go together are all told, each with key and remedy, before anything heavy is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import pytest
+
+import treetune.parts  # noqa: F401  (registers them)
+from treetune.config.build import build, checked
+from treetune.config.errors import ConfigError, ConfigIssue
+from treetune.config.explain import Explanation
+from treetune.config.jsonnet import load
+from treetune.config.registrable import Registrable
+from treetune.contracts import UNKNOWN, Feature, Finding, Incomplete, Need, Part, findings
+from treetune.runtime.base import PolicyIteration, Runtime
+
+VINEPPO = "quickstart/vineppo.jsonnet"
+GRPO = "quickstart/grpo.jsonnet"
+PPO = "quickstart/ppo.jsonnet"
+SFT = "quickstart/sft.jsonnet"
+DAPO = "quickstart/dapo.jsonnet"
+DPO = "quickstart/dpo.jsonnet"
+SPO = "quickstart/spo_3_1.jsonnet"
+
+
+def issues_of(configs: str, *overrides: str) -> tuple[ConfigIssue, ...]:
+    config = load(configs.split(","), overrides, environ={})
+    with pytest.raises(ConfigError) as caught:
+        build(Runtime, config.data, Explanation(config))
+    return caught.value.issues
+
+
+def built(configs: str, *overrides: str) -> PolicyIteration:
+    config = load(configs.split(","), overrides, environ={})
+    root = build(Runtime, config.data, Explanation(config))
+    assert isinstance(root, PolicyIteration)
+    return root
+
+
+NONSENSE = {
+    "one answer for a group": (GRPO, "{rollout+: {samples: 1}}", "credit", "needs 2 answers"),
+    "one answer for the others' mean": (
+        "quickstart/rloo.jsonnet",
+        "{rollout+: {samples: 1}}",
+        "credit",
+        "2 answers",
+    ),
+    "no advantages": (GRPO, "{credit: {type: 'none'}}", "trainer.objective", "needs advantages"),
+    "a critic that nobody asks": (
+        PPO,
+        "{trainer+: {objective: {type: 'mle'}}}",
+        "credit",
+        "needs an objective that learns from advantages",
+    ),
+    "continuations that nobody asks for": (
+        VINEPPO,
+        "{trainer+: {objective: {type: 'mle'}}}",
+        "credit",
+        "its continuations cost most",
+    ),
+    "continuations that are all the same": (
+        VINEPPO,
+        "{credit+: {temperature: 0}}",
+        "credit.temperature",
+        "the same",
+    ),
+    "siblings of an only answer": (
+        VINEPPO,
+        "{credit+: {siblings_count_into_prompt_value: true}, rollout+: {samples: 1}}",
+        "credit",
+        "counts the others",
+    ),
+    "a policy gradient without a policy": (
+        SFT,
+        "{credit: {type: 'outcome'}, trainer+: {objective: {type: 'ppo'}}}",
+        "trainer.objective",
+        "needs answers that the policy samples",
+    ),
+    "pairs for nobody": (
+        GRPO,
+        "{selection: {type: 'preference_pairs'}}",
+        "selection",
+        "objective that compares pairs",
+    ),
+    "no pairs": (DPO, "{selection: {type: 'all'}}", "trainer.objective", "needs pairs of answers"),
+    "pairs of one answer": (DPO, "{rollout+: {samples: 1}}", "selection", "needs 2 answers"),
+    "a critic of what is thrown away": (PPO, "{restart: 'every_iteration'}", "restart", "goes on learning"),
+    "a batch that isn't whole": (
+        SPO,
+        "{selection: {type: 'correct_only'}}",
+        "trainer.objective",
+        "all answers of the",
+    ),
+    "a step that would never be left out": (
+        PPO,
+        "{trainer+: {skip_without_advantage: true}}",
+        "trainer",
+        "there before training begins",
+    ),
+    "importance of what nobody sampled": (
+        SFT,
+        "{trainer+: {objective: {type: 'spo', loss_on: 'all', normalise_by: 'batch', importance_cap: 2}}}",
+        "trainer.objective",
+        "importance_cap compares",
+    ),
+    "shaping beside continuations": (
+        VINEPPO,
+        "{shaping: [{type: 'wrong_answers'}]}",
+        "shaping.0",
+        "needs a credit for what whole answers earn",
+    ),
+    "shaping twice": (
+        GRPO,
+        "{shaping: [{type: 'wrong_answers'}, {type: 'wrong_answers', penalty: 2}]}",
+        "shaping",
+        "wrong_answers",
+    ),
+    "shaping of one answer": (
+        "quickstart/reinforce_pp.jsonnet",
+        "{shaping: [{type: 'length_penalty'}], rollout+: {samples: 1}}",
+        "shaping.0",
+        "needs 2 answers",
+    ),
+    "shaping that never sets in": (
+        GRPO,
+        "{shaping: [{type: 'length_penalty', from_iteration: 25}]}",
+        "shaping.0.from_iteration",
+        "there are only 25",
+    ),
+    "a cache beyond the budget": (
+        GRPO,
+        "{shaping: [{type: 'overlong_penalty', cache: 49}]}",
+        "shaping.0.cache",
+        "49 tokens",
+    ),
+    "further problems of none": (
+        DAPO,
+        "{problems_per_iteration: null, rollout+: {groups: 9}, selection: {type: 'all'}}",
+        "problems_per_iteration",
+        "none left",
+    ),
+    "more groups than rounds": (
+        DAPO,
+        "{rollout+: {groups: 641}, selection: {type: 'all'}}",
+        "rollout.groups",
+        "640",
+    ),
+    "groups that nobody trains on": (
+        DAPO,
+        "{selection+: {at_most: 2}}",
+        "rollout.groups",
+        "make the two equal",
+    ),
+    "rounds within rounds": (
+        DAPO,
+        "{rollout+: {local old = super.rollout, rollout: {type: 'until_mixed', rollout: old, groups: 3}}}",
+        "rollout.rollout",
+        "within another",
+    ),
+    "rounds of demonstrations": (
+        DAPO,
+        "{rollout+: {rollout: {type: 'demonstrations', samples: 2}}, shaping: []}",
+        "rollout",
+        "samples until answers differ",
+    ),
+    "a set of one answer four times": (
+        VINEPPO,
+        "{evaluation+: {sets: [{split: 'test', samples: 4, temperature: 0}]}}",
+        "evaluation.sets.0.temperature",
+        "same answer 4 times",
+    ),
+    "a set beyond the context": (
+        VINEPPO,
+        "{evaluation+: {sets: [{split: 'test', max_tokens: 5000}]}}",
+        "evaluation.sets.0.max_tokens",
+        "leaves no room",
+    ),
+    "sets of the same name": (
+        VINEPPO,
+        "{evaluation+: {sets: [{split: 'test'}, {split: 'test'}]}}",
+        "evaluation.sets",
+        "test",
+    ),
+    "sets that nobody answers": (
+        SFT,
+        "{evaluation+: {rollout: null}}",
+        "evaluation.rollout",
+        "rollout that samples",
+    ),
+    "a choice on no set": (
+        "quickstart/restem.jsonnet",
+        "{choose_checkpoint+: {set: 'held_out'}}",
+        "choose_checkpoint.set",
+        "only validation, test",
+    ),
+    "answers beyond the context": (VINEPPO, "{context_length: 40}", "rollout.max_tokens", "leaves no room"),
+    "prompts beyond the context": (
+        VINEPPO,
+        "{rollout+: {max_prompt_tokens: 5000}}",
+        "rollout.max_prompt_tokens",
+        "leaves nothing",
+    ),
+    "a name that leaves the folder": (
+        VINEPPO,
+        "{experiment_name: 'a/../../../x'}",
+        "experiment_name",
+        "no name for",
+    ),
+    "a name that begins at the root": (
+        VINEPPO,
+        "{experiment_name: '/tmp/x'}",
+        "experiment_name",
+        "no name for",
+    ),
+    "a name of 300 characters": (
+        VINEPPO,
+        "{experiment_name: std.repeat('x', 300)}",
+        "experiment_name",
+        "300 bytes",
+    ),
+    "a name of two lines": (VINEPPO, "{experiment_name: 'a\\nb'}", "experiment_name", "no name for"),
+    "a set that is two folders": (
+        VINEPPO,
+        "{evaluation+: {sets: [{split: 'test', name: 'a/b'}]}}",
+        "evaluation.sets.0.name",
+        "no name for",
+    ),
+}
+
+
+@pytest.mark.parametrize("nonsense", NONSENSE)
+def test_what_makes_no_sense_together_is_told_with_its_key_its_file_and_a_remedy(nonsense: str) -> None:
+    configs, override, key, message = NONSENSE[nonsense]
+    issues = issues_of(configs, override)
+    told = [issue for issue in issues if issue.key == key and message in issue.what + (issue.remedy or "")]
+    assert told, "\n\n".join(issue.render() for issue in issues)
+    assert all(issue.source and issue.remedy for issue in issues), [issue.render() for issue in issues]
+
+
+def test_mistakes_of_keys_types_and_combinations_are_told_together() -> None:
+    issues = issues_of(
+        VINEPPO,
+        "{iteratons: 3, trainer+: {learning_rate: 'fast', objective: {type: 'mle'}}, experiment_name: '../x',"
+        " evaluation+: {sets: [{split: 'test', samples: 4, temperature: 0}]}}",
+    )
+    assert {issue.key for issue in issues} == {
+        "iteratons",
+        "trainer.learning_rate",
+        "credit",
+        "experiment_name",
+        "evaluation.sets.0.temperature",
+    }
+
+
+def test_what_depends_on_a_value_that_could_not_be_read_is_not_guessed() -> None:
+    (issue,) = issues_of(VINEPPO, "{context_length: 'long'}")
+    assert issue.key == "context_length"
+    (issue,) = issues_of(GRPO, "{credit: {type: 'grup'}}")
+    assert issue.key == "credit.type"
+
+
+def test_one_lack_is_one_finding_whoever_needs_it() -> None:
+    issues = issues_of(VINEPPO, "{rollout: {type: 'demonstrations'}}")
+    assert len(issues) == 1
+    assert "'monte_carlo'" in issues[0].what
+    assert "'ppo'" in issues[0].what
+
+
+def test_an_experiment_that_was_made_in_a_program_is_checked_by_one_call() -> None:
+    right = built(GRPO)
+    assert checked(right) is right
+    with pytest.raises(ConfigError, match="needs 2 answers"):
+        checked(replace(right, rollout=replace(right.rollout, samples=1)))
+
+
+# A family, two features and a root that the package doesn't know
+
+
+@dataclass(frozen=True)
+class Warmth(Feature):
+    degrees: int
+    remedy = "light a fire"
+
+    @property
+    def words(self) -> str:
+        return f"{self.degrees} degrees"
+
+    def meets(self, needed: Feature) -> bool:
+        return isinstance(needed, Warmth) and self.degrees >= needed.degrees
+
+
+class Guest(Registrable):
+    pass
+
+
+@Guest.register("stove")
+@dataclass(frozen=True)
+class Stove(Guest):
+    degrees: int = 20
+
+    @property
+    def gives(self) -> tuple[Feature, ...]:
+        return (Warmth(self.degrees),)
+
+
+@Guest.register("cat")
+@dataclass(frozen=True)
+class Cat(Guest):
+    needs = (Need(Warmth(18), "it sleeps"),)
+
+    def check(self, experiment: House) -> Iterable[Finding]:
+        if experiment.dogs > 1:
+            yield Finding(f"{experiment.dogs} dogs are too many for a cat", "$.dogs", "give one away")
+
+
+@dataclass(frozen=True)
+class Room(Part):
+    guests: tuple[Guest, ...] = ()
+
+
+@dataclass(frozen=True)
+class House(Part):
+    guests: tuple[Guest, ...] = ()
+    inner: Room = Room()
+    dogs: int = 0
+
+
+def told(root: House) -> list[str]:
+    return [f"{'.'.join(key)}: {finding.what}" for key, finding in findings(root)]
+
+
+def test_a_need_is_met_by_what_stands_beside_the_part_or_beside_what_holds_it() -> None:
+    assert told(House(guests=(Cat(), Stove()))) == []
+    assert told(House(guests=(Stove(),), inner=Room((Cat(),)))) == []
+    lacking = "guests 'cat' (it sleeps) needs 18 degrees, and nothing here gives that"
+    assert told(House(guests=(Cat(),))) == [f"guests.0: {lacking}"]
+    assert told(House(guests=(Cat(),), inner=Room((Stove(),)))) != []
+
+
+def test_what_stands_nearest_decides() -> None:
+    cold = House(guests=(Stove(30),), inner=Room((Cat(), Stove(5))))
+    (only,) = told(cold)
+    assert only.endswith("needs 18 degrees, and what is given is 5 degrees")
+
+
+def test_a_part_says_what_a_declaration_can_not() -> None:
+    assert told(House(guests=(Cat(), Stove()), dogs=2)) == ["dogs: 2 dogs are too many for a cat"]
+
+
+def test_what_is_unknown_may_give_anything_and_is_asked_nothing() -> None:
+    assert told(House(guests=(Cat(), UNKNOWN))) == []
+    assert told(House(guests=(Cat(), Stove(UNKNOWN)), dogs=UNKNOWN)) == []
+    for use in (lambda: UNKNOWN > 3, lambda: UNKNOWN.label, lambda: list(UNKNOWN), lambda: f"{UNKNOWN}"):
+        with pytest.raises(Incomplete):
+            use()
+
+
+def test_a_message_of_an_exception_is_parted_into_what_and_remedy() -> None:
+    finding = Finding.of(ValueError("two: three: do this"), "a.b")
+    assert (finding.what, finding.remedy, finding.path(("x",))) == ("two: three", "do this", ("x", "a", "b"))

@@ -1,0 +1,137 @@
+"""What the command line says of itself: help with examples, slips of the pen, parts, completion."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from treetune.cli import completion
+from treetune.cli.arguments import COMMANDS, parse
+from treetune.main import main
+
+ROOT = Path(__file__).parents[2]
+MAIN = ROOT / "src" / "treetune" / "main.py"
+EXAMPLES = [example for command in COMMANDS.values() for example in command.examples]
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_every_example_of_the_help_is_a_command_of_files_that_are_there(example: str) -> None:
+    program, *words = shlex.split(example)
+    assert program == "treetune"
+    options = parse(words)
+    assert f" {options.command}" in example
+    files = [name for text in options.configs or () for name in text.split(",")]
+    assert [name for name in files if not (ROOT / name).is_file()] == []
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_of_its_own_with_an_example(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        parse([name, "--help"])
+    out = capsys.readouterr().out
+    assert end.value.code == 0
+    assert "examples:" in out
+    assert f"usage: treetune {name}" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--config", "a.jsonnet", "check_config"], "no option --config: did you mean --configs?"),
+        (["--configs=a", "check_config", "--overide={}"], "no option --overide: did you mean --override?"),
+        (["--configs", "a", "chek_config"], "no command 'chek_config': did you mean check_config?"),
+        (["report", "x", "--plan"], "no option --plan"),
+        ([], "COMMAND"),
+    ],
+)
+def test_a_slip_of_the_pen_is_told_what_was_meant(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        parse(words)
+    err = capsys.readouterr().err
+    assert end.value.code == 2
+    assert told in err
+    assert len(err.splitlines()) == 2
+
+
+def test_version_says_what_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        parse(["--version"])
+    assert end.value.code == 0
+    assert capsys.readouterr().out.startswith("treetune 0.")
+
+
+def test_list_parts_names_all_parts_or_those_of_a_family(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list_parts"]) == 0
+    out = capsys.readouterr().out
+    assert {"monte_carlo", "gsm8k", "deepspeed", "policy_iteration"} <= set(out.split())
+    assert main(["list_parts", "credit"]) == 0
+    out = capsys.readouterr().out
+    assert "monte_carlo" in out
+    assert "gsm8k" not in out
+
+
+def test_list_parts_knows_those_that_a_configuration_imports(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "listed_part.py").write_text(
+        "from dataclasses import dataclass\nfrom treetune.runtime.sinks import Sink\n"
+        "@Sink.register('nowhere')\n@dataclass(frozen=True)\nclass Nowhere(Sink):\n    'Keeps nothing.'\n"
+    )
+    (tmp_path / "mine.jsonnet").write_text("{ imports: ['listed_part'] }")
+    words = [sys.executable, str(MAIN), "--configs", str(tmp_path / "mine.jsonnet"), "list_parts", "sink"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+    assert "nowhere" in done.stdout
+    assert "(of listed_part) Keeps nothing." in done.stdout
+
+
+def test_describe_tells_keys_types_bounds_defaults_and_meaning(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["describe", "credit.monte_carlo"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "samples: a whole number greater than 0;" in out
+    assert "`samples` continuations from the prompt" in out
+
+
+def test_describe_knows_objects_without_type_and_offers_the_nearest(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["describe", "evaluation_set"]) == 0
+    assert "while_training" in capsys.readouterr().out
+    assert main(["describe", "monte_carl"]) == 2
+    assert "did you mean monte_carlo" in capsys.readouterr().err
+
+
+def test_the_last_of_several_configurations_is_completed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    found = completion.configs("configs/quickstart/sft.jsonnet,configs/presets/grp")
+    assert found == ["configs/quickstart/sft.jsonnet,configs/presets/grpo.jsonnet"]
+    assert "quickstart/vineppo.jsonnet" in completion.configs("quickstart/v")  # below configs/
+
+
+def test_key_paths_of_the_configuration_on_the_line_are_completed() -> None:
+    options = argparse.Namespace(configs=["quickstart/vineppo.jsonnet"], override=None)
+    assert "trainer.learning_rate" in completion.keys("trainer.l", options)
+    assert completion.keys("", argparse.Namespace(configs=["no.jsonnet"], override=None)) == []
+
+
+def test_a_shell_that_asks_is_answered_with_commands_and_parts(tmp_path: Path) -> None:
+    def completions(line: str) -> list[str]:
+        answer = tmp_path / "answer"
+        environ = os.environ | {
+            "_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_IFS": "\n",
+            "_ARGCOMPLETE_STDOUT_FILENAME": str(answer),
+        }  # fmt: skip
+        subprocess.run([sys.executable, "-m", "treetune.main"], env=environ, timeout=60, cwd=ROOT)
+        return [word.strip() for word in answer.read_text().split("\n")]
+
+    assert completions("treetune check") == ["check_config"]
+    assert "credit.monte_carlo" in completions("treetune describe credit.")
