@@ -95,9 +95,10 @@ class PolicyServer:
         self._wait()
         if number == self.engine.version:
             return
-        folder = self.folder.write_stored(number)
-        self.engine.load(folder, number, stored_canary(self._session, folder))
-        self.folder.keep_only(number)
+        with self._session.console.phase(f"weights after iteration {number} into the engine"):
+            folder = self.folder.write_stored(number)
+            self.engine.load(folder, number, stored_canary(self._session, folder))
+            self.folder.keep_only(number)
 
     def asleep(self) -> AbstractContextManager[None]:
         """Inside, the engine's memory belongs to the trainer, if so configured."""
@@ -115,9 +116,10 @@ class PolicyServer:
         if self.engine is None or self.folder is None or self._offer is None:
             return {}
         (trainer, version), self._offer = self._offer, None
-        folder = self.folder.write_trained(trainer, version)
-        report = self.engine.load(folder, version, trainers_canary(self._session, trainer))
-        self.folder.keep_only(version)
+        with self._session.console.phase(f"weights after iteration {version} into the engine"):
+            folder = self.folder.write_trained(trainer, version)
+            report = self.engine.load(folder, version, trainers_canary(self._session, trainer))
+            self.folder.keep_only(version)
         return {
             "engine/canary_gap": report.canary_gap,
             "engine/restarts": float(report.restarts),
