@@ -23,6 +23,7 @@ from typing import Any
 FAULTS = Path(sys.argv[-1])
 MODEL = Path(sys.argv[sys.argv.index("--model") + 1]) if __name__ == "__main__" else Path()
 PORT = int(sys.argv[sys.argv.index("--port") + 1]) if __name__ == "__main__" else 0
+CONTEXT = 64
 
 
 def sample(weights: str, prompt: list[int], seed: int, max_tokens: int) -> tuple[list[int], list[float]]:
@@ -87,6 +88,8 @@ class Handler(BaseHTTPRequestHandler):
             time.sleep(60)
         if take("refuses"):
             return self.answer(400, {"error": "no such thing"})
+        if len(body["prompt"]) + body["max_tokens"] > CONTEXT:
+            return self.answer(400, {"error": "longer than the context"})
         choices = []
         for index in range(body["n"]):
             ids, logprobs = sample(Handler.weights, body["prompt"], body["seed"] + index, body["max_tokens"])

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from treetune.inference.base import Completion, EngineError
+from treetune.vocabulary import TokenIds
 
 from . import stub_server
+from .stub_server import CONTEXT
 from .stubs import Stub, below, none_alive, request
 
 
@@ -80,6 +84,21 @@ def test_a_prompt_beyond_the_context_is_refused_before_anything_is_sent(stub: St
     with pytest.raises(ValueError, match="request 1: a prompt of 61 tokens and max_tokens = 4 need 65"):
         engine.generate([request(0), too_long])
     assert not (stub.faults / "asked.jsonl").exists()
+
+
+def test_the_canary_asks_for_what_its_prompts_leave_of_the_context(stub: Stub) -> None:
+    engine = stub.start()
+    lengths = (3, CONTEXT - 2, CONTEXT - 1, CONTEXT, 5 * CONTEXT)
+    canary = replace(stub.canary(1), prompts=[(7,) * length for length in lengths])
+    scored = []
+
+    def score(pairs: Sequence[tuple[TokenIds, TokenIds]]) -> list[list[float]]:
+        scored.extend((len(prompt), len(ids)) for prompt, ids in pairs)
+        return stub.canary(1).score(pairs)
+
+    assert engine.load(stub.weights(1), 1, replace(canary, score=score)).canary_gap == 0.0
+    longest = CONTEXT - 1
+    assert scored == [(3, 4), (CONTEXT - 2, 2), (longest, 1), (longest, 1), (longest, 1)]
 
 
 def test_new_weights_are_sampled_from_after_a_load(stub: Stub) -> None:

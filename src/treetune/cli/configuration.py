@@ -26,7 +26,7 @@ def check_config(options: argparse.Namespace) -> int:
     from treetune.tables.base import Table
 
     if isinstance(root, Table):
-        root.check()
+        root.check_experiments()
     say(f"fine: {config.data['type']} {config.data.get('experiment_name', '')}".rstrip())
     return 0
 

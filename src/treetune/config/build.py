@@ -126,9 +126,8 @@ class _Builder:
 
     def check(self, root: Any) -> None:
         """Notes what the parts of a whole configuration find."""
-        if root is UNKNOWN or not getattr(
-            root, "is_root", False
-        ):  # a part alone has nobody to be checked against
+        # A part alone has nobody to be checked against.
+        if root is UNKNOWN or not isinstance(root, Registrable) or root.root is None:
             return
         told = {key for key, _ in self._issues}
         for key, finding in contracts.findings(root):

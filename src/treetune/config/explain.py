@@ -136,7 +136,7 @@ class Explanation:
         """The file itself, or the library that it calls, where that one names the key and it doesn't."""
         if key and not lexer.mentions(layer.text, key[-1]):
             for library in self._libraries(layer):
-                if lexer.field_line(library.text, key):
+                if lexer.mentions(library.text, key[-1]):
                     return library
         return layer
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from treetune.inference.base import Completion, EngineError, Request
 from treetune.inference.launch import MODEL_NAME
+from treetune.vocabulary import logprob_array, token_array
 
 if TYPE_CHECKING:
     import aiohttp
@@ -29,7 +30,7 @@ class ServerFailure(Exception):
 
 
 @dataclass(frozen=True)
-class Piece:
+class RequestPart:
     """The samples ``[first, first + n)`` of the request number `index`."""
 
     index: int
@@ -38,27 +39,27 @@ class Piece:
     request: Request
 
 
-def pieces_of(index: int, request: Request, largest: int) -> list[Piece]:
+def parts_of(index: int, request: Request, largest: int) -> list[RequestPart]:
     """The request in parts of at most `largest` samples, which the server can hold at a time.
 
     Sample i has the seed ``seed + i`` in whichever part it is.
     """
     return [
-        Piece(index, first, min(largest, request.n - first), request)
+        RequestPart(index, first, min(largest, request.n - first), request)
         for first in range(0, request.n, largest)
     ]
 
 
-def payload(piece: Piece, version: int, end_ids: Sequence[int] = ()) -> dict[str, Any]:
-    """The body that asks for a piece. One prompt each: a server gives all prompts of one body the
+def payload(part: RequestPart, version: int, end_ids: Sequence[int] = ()) -> dict[str, Any]:
+    """The body that asks for a part. One prompt each: a server gives all prompts of one body the
     same seeds. Each of `end_ids` ends a sample, and stays in it.
     """
-    sampling = piece.request.sampling
+    sampling = part.request.sampling
     body: dict[str, Any] = {
         "model": MODEL_NAME,
-        "prompt": list(piece.request.prompt_ids),
-        "n": piece.n,
-        "seed": piece.request.seed + piece.first,
+        "prompt": part.request.prompt_ids.tolist(),
+        "n": part.n,
+        "seed": part.request.seed + part.first,
         "max_tokens": sampling.max_tokens,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -90,7 +91,7 @@ def completions_of(answer: Mapping[str, Any], n: int, version: int, seconds: flo
             raise ServerFailure(
                 f"a sample has {len(ids)} token ids, {len(logprobs)} log-probs, finish_reason {reason!r}"
             )
-        found.append(Completion(tuple(ids), tuple(logprobs), reason, version, seconds))
+        found.append(Completion(token_array(ids), logprob_array(logprobs), reason, version, seconds))
     return found
 
 
@@ -122,7 +123,7 @@ class Client:
         return self._run(self._post(url, path, body, timeout, answers), timeout + 10.0)
 
     def sampling(self, url: str, version: int, *, concurrency: int, timeout: float) -> Sampling:
-        """Pieces are sampled there, at most `concurrency` in flight, `timeout` s each."""
+        """Parts of requests are sampled there, at most `concurrency` in flight, `timeout` s each."""
         return Sampling(self, url, version, concurrency, timeout)
 
     def close(self) -> None:
@@ -190,7 +191,7 @@ class Client:
 
 
 class Sampling:
-    """Pieces on their way through a server. A context manager; iterate over it for the samples.
+    """Parts of requests on their way through a server. A context manager; iterate over it for the samples.
 
     More can be given while those before are sampled: they go before what still waits, so that little is
     begun and not ended.
@@ -201,9 +202,11 @@ class Sampling:
         self._concurrency, self._timeout = concurrency, timeout
         self._outstanding = 0
         # A SimpleQueue, so that the event loop never waits for the caller.
-        self._results: queue.SimpleQueue[tuple[Piece, list[Completion]] | BaseException] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[tuple[RequestPart, list[Completion]] | BaseException] = (
+            queue.SimpleQueue()
+        )
         # From here on only the event loop's.
-        self._waiting: deque[Piece] = deque()
+        self._waiting: deque[RequestPart] = deque()
         self._workers: set[asyncio.Task[None]] = set()
         self._working = 0
         self._over = False
@@ -215,14 +218,14 @@ class Sampling:
         with contextlib.suppress(RuntimeError):  # the client was closed meanwhile
             self._client._loop.call_soon_threadsafe(self._stop)
 
-    def add(self, pieces: Sequence[Piece]) -> None:
+    def add(self, parts: Sequence[RequestPart]) -> None:
         """Has them sampled as soon as there is room."""
-        if pieces:
-            self._outstanding += len(pieces)
-            self._client._loop.call_soon_threadsafe(self._accept, list(pieces))
+        if parts:
+            self._outstanding += len(parts)
+            self._client._loop.call_soon_threadsafe(self._accept, list(parts))
 
-    def __iter__(self) -> Iterator[tuple[Piece, list[Completion]]]:
-        """Pieces and their samples as they come, until all that were given are there.
+    def __iter__(self) -> Iterator[tuple[RequestPart, list[Completion]]]:
+        """Parts and their samples as they come, until all that were given are there.
 
         Raises ServerFailure at the first that fails, after those that had come before it.
         """
@@ -237,31 +240,31 @@ class Sampling:
             self._outstanding -= 1
             yield result
 
-    def _accept(self, pieces: list[Piece]) -> None:
-        self._waiting.extendleft(reversed(pieces))
+    def _accept(self, parts: list[RequestPart]) -> None:
+        self._waiting.extendleft(reversed(parts))
         while self._waiting and self._working < self._concurrency and not self._over:
             self._working += 1
             worker = self._client._loop.create_task(self._work(self._waiting.popleft()))
             self._workers.add(worker)
             worker.add_done_callback(self._workers.discard)
 
-    async def _work(self, piece: Piece) -> None:
-        """One piece after the other, as long as any waits."""
+    async def _work(self, part: RequestPart) -> None:
+        """One part after the other, as long as any waits."""
         try:
             while True:
                 begun = time.monotonic()
-                body = payload(piece, self._version, self._client._end_ids)
+                body = payload(part, self._version, self._client._end_ids)
                 answer = await self._client._post(self._url, "/v1/completions", body, self._timeout)
                 seconds = time.monotonic() - begun
-                self._results.put((piece, completions_of(answer, piece.n, self._version, seconds)))
+                self._results.put((part, completions_of(answer, part.n, self._version, seconds)))
                 if not self._waiting:
                     return
-                piece = self._waiting.popleft()
+                part = self._waiting.popleft()
         except Exception as failure:  # handed to the caller's thread, which raises it
             self._results.put(failure)
             self._stop()
         finally:
-            # Not when the task is done, which is later: a piece that came between would wait for ever.
+            # Not when the task is done, which is later: a part that came between would wait for ever.
             self._working -= 1
 
     def _stop(self) -> None:

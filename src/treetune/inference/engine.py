@@ -20,10 +20,10 @@ from treetune.inference.base import (
     Request,
     SyncReport,
 )
-from treetune.inference.client import Client, Piece, Sampling, ServerFailure, pieces_of
+from treetune.inference.client import Client, RequestPart, Sampling, ServerFailure, parts_of
 from treetune.inference.ranks import RankFiles
 from treetune.inference.server import Address, OwnServer, Server
-from treetune.inference.sync import largest_gap, reload_weights, sample_probes
+from treetune.inference.sync import largest_gap, probes_of, reload_weights, sample_probes
 from treetune.vocabulary import TokenIds
 
 if TYPE_CHECKING:
@@ -79,38 +79,38 @@ class VllmEngine(Engine):
         self, requests: Sequence[Request], on_result: OnResult | None = None
     ) -> list[list[Completion]]:
         results: list[list[Completion]] = []
-        parts: dict[int, dict[int, list[Completion]]] = {}
-        missing: dict[tuple[int, int], Piece] = {}
+        arrived: dict[int, dict[int, list[Completion]]] = {}
+        missing: dict[tuple[int, int], RequestPart] = {}
 
-        def asked(further: Sequence[Request]) -> list[Piece]:
-            pieces: list[Piece] = []
+        def asked(further: Sequence[Request]) -> list[RequestPart]:
+            parts: list[RequestPart] = []
             for request in further:
                 self._check(len(results), request)
-                pieces += pieces_of(len(results), request, self._settings.max_num_seqs)
+                parts += parts_of(len(results), request, self._settings.max_num_seqs)
                 results.append([])
-            missing.update(((piece.index, piece.first), piece) for piece in pieces)
-            return pieces
+            missing.update(((part.index, part.first), part) for part in parts)
+            return parts
 
         asked(requests)
         self._recent = [(time.monotonic(), 0)]
         while missing:
             address = self._awake()
             # What follows from other answers goes first, as it did before.
-            pieces = sorted(missing.values(), key=lambda piece: piece.index < len(requests))
+            parts = sorted(missing.values(), key=lambda part: part.index < len(requests))
             try:
                 with self._sampling(address) as sampling:
-                    sampling.add(pieces)
-                    for piece, completions in sampling:
-                        del missing[piece.index, piece.first]
-                        done = parts.setdefault(piece.index, {})
-                        done[piece.first] = completions
+                    sampling.add(parts)
+                    for part, completions in sampling:
+                        del missing[part.index, part.first]
+                        done = arrived.setdefault(part.index, {})
+                        done[part.first] = completions
                         self._count(completions)
-                        if sum(map(len, done.values())) < piece.request.n:
+                        if sum(map(len, done.values())) < part.request.n:
                             continue
-                        del parts[piece.index]
-                        results[piece.index] = [c for first in sorted(done) for c in done[first]]
+                        del arrived[part.index]
+                        results[part.index] = [c for first in sorted(done) for c in done[first]]
                         if on_result is not None:
-                            sampling.add(asked(on_result(piece.index, results[piece.index]) or ()))
+                            sampling.add(asked(on_result(part.index, results[part.index]) or ()))
             except ServerFailure as failure:
                 # Whoever is unfinished is sent again: the same seeds give the same tokens.
                 self._server.failed(address, str(failure))
@@ -193,7 +193,8 @@ class VllmEngine(Engine):
                     )
                 if canary is not None:
                     before = time.monotonic()
-                    probes = sample_probes(self._client, address.url, canary, version, timeout)
+                    requests = probes_of(canary, self._context_length)
+                    probes = sample_probes(self._client, address.url, requests, version, timeout)
                     parts["sample_canary"] = time.monotonic() - before
             except (ServerFailure, EngineError) as failure:
                 problem = str(failure)

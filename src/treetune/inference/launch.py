@@ -1,4 +1,4 @@
-"""The server's command line and environment: what vLLM is told, and why."""
+"""The server's command line and environment: what vLLM is given, and why."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ START_MODEL_NAME = "start-model"
 """What the model is called whose adapters are the policy."""
 
 _ADAPTER_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""The largest ranks that vLLM makes room for."""
+"""The largest ranks that vLLM can be set to hold."""
 
 _FROM_THE_LAUNCHER = (
     # What DeepSpeed's launcher tells a rank about itself; vLLM would take part in that group.
@@ -63,14 +63,14 @@ class Launch:
         if self.adapter_rank is None:
             command += ["--model", str(weights), "--served-model-name", MODEL_NAME]
         else:
-            room = next((rank for rank in _ADAPTER_RANKS if rank >= self.adapter_rank), None)
-            if room is None:
+            largest = next((rank for rank in _ADAPTER_RANKS if rank >= self.adapter_rank), None)
+            if largest is None:
                 raise ValueError(
                     f"vLLM adds adapters of rank {_ADAPTER_RANKS[-1]} at most, and trainer.lora.rank is"
                     f" {self.adapter_rank}: lower it, or set trainer.lora.send to 'merged'"
                 )
             command += ["--model", model_of_adapters(weights), "--served-model-name", START_MODEL_NAME]
-            command += ["--enable-lora", "--max-loras", "1", "--max-lora-rank", str(room)]
+            command += ["--enable-lora", "--max-loras", "1", "--max-lora-rank", str(largest)]
             command += ["--lora-modules", f"{MODEL_NAME}={weights}"]
         command += ["--dtype", settings.resolved_dtype(self.device), "--seed", str(self.seed % 2**32)]
         command += ["--max-model-len", str(self.context_length)]

@@ -22,7 +22,7 @@ from treetune.inference import guard
 from treetune.inference.base import EngineError
 from treetune.inference.client import Client, ServerFailure
 from treetune.inference.launch import MODEL_NAME, Launch
-from treetune.inference.server_log import last_lines, likely_cause
+from treetune.inference.server_log import diagnosis, last_lines
 
 if TYPE_CHECKING:
     from treetune.inference.settings import VllmSettings
@@ -260,7 +260,7 @@ class OwnServer:
                 if "address already in use" in text.lower() and attempt + 1 < PORT_TRIES:
                     continue
                 raise EngineError(
-                    f"the engine's server did not come up: {failure}.{likely_cause(text)}\n"
+                    f"the engine's server did not come up: {failure}.{diagnosis(text)}\n"
                     f"{last_lines(self._log)}"
                 ) from failure
             except BaseException:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, Le
 
 from treetune.config.registrable import Registrable
+from treetune.contracts import Experiment, Finding
 from treetune.inference.base import Engine
 
 Device = Literal["cpu", "cuda"]
@@ -115,6 +116,28 @@ class VllmSettings(EngineSettings):
                 f"devices lists {len(self.devices)} GPUs and the one server uses"
                 f" tensor_parallel_size = {self.tensor_parallel_size}: make them equal, or set servers to"
                 " 'per_rank'"
+            )
+
+    def check(self, experiment: Experiment) -> Iterable[Finding]:
+        own, longest = self.context_length, experiment.model.longest
+        if own is not None and own < experiment.context_length:
+            yield Finding(
+                f"the engine's context_length is {own}, and the run's is {experiment.context_length}",
+                "context_length",
+                "leave it out, so that the engine has the run's",
+            )
+        if own is not None and longest is not None and own > longest:
+            yield Finding(
+                f"the engine's context_length is {own}, and the model was made for {longest} tokens",
+                "context_length",
+                "leave it out, so that the engine has the run's",
+            )
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            yield Finding(
+                f"max_num_batched_tokens is {self.max_num_batched_tokens}, fewer than max_num_seqs ="
+                f" {self.max_num_seqs}: not every sequence could have one token in a step",
+                "max_num_batched_tokens",
+                "raise it, or lower max_num_seqs",
             )
 
     def tolerance(self, device: str) -> float:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from treetune.inference.base import Canary, Completion, Request, SamplingParams
-from treetune.inference.client import Client, Piece, ServerFailure
+from treetune.inference.client import Client, RequestPart, ServerFailure
 from treetune.inference.launch import ADAPTER_CONFIG, MODEL_NAME
 from treetune.vocabulary import TokenIds
 
@@ -53,30 +53,38 @@ def reload_weights(
     return {"reload": reloaded - started, "reset_cache": time.monotonic() - reloaded}
 
 
+def probes_of(canary: Canary, context_length: int) -> list[Request]:
+    """A request for each of the canary's prompts, of at most `max_tokens` and of what the prompt leaves of
+    the context. A prompt that leaves nothing loses its beginning: any text shows whose weights they are."""
+    requests = []
+    for prompt in canary.prompts:
+        fitting = prompt[-(context_length - 1) :]
+        tokens = min(canary.max_tokens, context_length - len(fitting))
+        sampling = SamplingParams(max_tokens=tokens, temperature=canary.temperature)
+        requests.append(Request(fitting, canary.seed, 1, sampling))
+    return requests
+
+
 def sample_probes(
     client: Client,
     url: str,
-    canary: Canary,
+    requests: Sequence[Request],
     version: int,
     timeout: float,
 ) -> list[tuple[TokenIds, Completion]]:
-    """The engine's own answers to the canary's prompts."""
-    sampling = SamplingParams(max_tokens=canary.max_tokens, temperature=canary.temperature)
-    pieces = [
-        Piece(index, 0, 1, Request(tuple(prompt), canary.seed, 1, sampling))
-        for index, prompt in enumerate(canary.prompts)
-    ]
+    """The prompts and the engine's own answers to them."""
+    parts = [RequestPart(index, 0, 1, request) for index, request in enumerate(requests)]
     with client.sampling(url, version, concurrency=PROBE_CONCURRENCY, timeout=timeout) as samples:
-        samples.add(pieces)
-        answers = {piece.index: completions[0] for piece, completions in samples}
-    return [(piece.request.prompt_ids, answers[piece.index]) for piece in pieces]
+        samples.add(parts)
+        answers = {part.index: completions[0] for part, completions in samples}
+    return [(part.request.prompt_ids, answers[part.index]) for part in parts]
 
 
 def largest_gap(probes: Sequence[tuple[TokenIds, Completion]], scores: Sequence[Sequence[float]]) -> float:
     """max |engine log-prob - trainer log-prob| over all sampled tokens; inf where one is no number."""
     gap = 0.0
     for (_, completion), trainer in zip(probes, scores, strict=True):
-        for ours, theirs in zip(completion.logprobs, trainer, strict=True):
+        for ours, theirs in zip(completion.logprobs.tolist(), trainer, strict=True):
             difference = abs(ours - theirs)
             # A comparison with NaN is false: `max` would drop it.
             gap = max(gap, difference) if difference == difference else float("inf")

@@ -8,5 +8,5 @@ from treetune.config.registrable import Registrable
 class Table(Registrable, root="a table"):
     """The root of a table's configuration."""
 
-    def check(self) -> None:
+    def check_experiments(self) -> None:
         """What can't be seen in the table alone. Raises ValueError that names all that is wrong."""

@@ -137,3 +137,7 @@ class Panel:
         if self.percent is not None:
             return self.percent
         return self.evaluation is not None and value_named(self.shown).share
+
+    @property
+    def title(self) -> str:
+        return f"{self.name} (%)" if self.in_percent else self.name

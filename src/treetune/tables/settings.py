@@ -150,8 +150,8 @@ class Reproduction(Table):
                 f"experiments need each other in a circle: {' → '.join(error.args[1])}"
             ) from error
 
-    def check(self) -> None:
-        from treetune.tables.runs import check
+    def check_experiments(self) -> None:
+        from treetune.tables.check import check
 
         check(self)
 

@@ -123,6 +123,12 @@ class WrittenArithmetic(Task):
             raise ValueError(f"no split {split!r}: choose one of {', '.join(get_args(Split))}")
         return _problems(self, split)
 
+    def size(self, split: Split) -> int:
+        return self._sizes()[split]
+
+    def examples(self, count: int) -> Sequence[Problem]:
+        return _made(self, "example", self._operands(min(count, self._space())))
+
     def demonstration(self, problem: Problem, seed: int) -> str:
         """The teacher's solution. Slips are drawn from `seed` and the problem."""
         generator = derived_random(seed, problem.id, "demonstration")
@@ -223,12 +229,16 @@ def _problems(task: WrittenArithmetic, split: Split) -> tuple[Problem, ...]:
     operands = task._operands(sum(sizes.values()))
     # The order of `_sizes` puts the held-out splits first: they stay when train_size changes.
     start = sum(size for name, size in sizes.items() if list(sizes).index(name) < list(sizes).index(split))
+    return _made(task, split, operands[start : start + sizes[split]])
+
+
+def _made(task: WrittenArithmetic, place: str, operands: Sequence[tuple[int, ...]]) -> tuple[Problem, ...]:
     return tuple(
         Problem(
-            id=f"{split}/{index}",
+            id=f"{place}/{index}",
             prompt=task._prompt(numbers),
             gold=str(task._answer(numbers)),
             data={"numbers": numbers},
         )
-        for index, numbers in enumerate(operands[start : start + sizes[split]])
+        for index, numbers in enumerate(operands)
     )

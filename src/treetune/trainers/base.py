@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt
 
-from treetune.config.registrable import Registrable
-from treetune.contracts import Advantages, Feature, Need, UseOfAdvantages
+from treetune.contracts import Advantages, Experiment, Feature, Finding, Need, Part, UseOfAdvantages
 from treetune.models.lora import Lora
 from treetune.trainers.batching import Layout
 from treetune.trainers.entropy import EntropyTarget
@@ -18,31 +19,8 @@ from treetune.trainers.schedule import Schedule, Warmup
 Precision = Literal["float32", "bfloat16"]
 
 
-class Trainer(Registrable):
-    """Configuration of what trains the policy."""
-
-    objective: Objective
-    skip_without_advantage: bool = False
-
-    @property
-    def gives(self) -> tuple[Feature, ...]:
-        return self.objective.gives
-
-    @property
-    def needs(self) -> tuple[Need, ...]:
-        if not self.skip_without_advantage:
-            return ()
-        because = "skip_without_advantage looks at the advantages that credit gives"
-        remedy = "set skip_without_advantage to false: a critic's advantages come later, and are never all 0"
-        return (
-            Need(Advantages(before_training=True), because, remedy),
-            Need(UseOfAdvantages(), because, "set skip_without_advantage to false"),
-        )
-
-
-@Trainer.register("deepspeed")
 @dataclass(frozen=True, kw_only=True)
-class DeepSpeedTrainer(Trainer):
+class Trainer(Part):
     """One trainer for every method: AdamW on a DeepSpeed engine.
 
     `minibatch_size` is the number of sequences of one optimiser step over all ranks (None: the
@@ -92,19 +70,56 @@ class DeepSpeedTrainer(Trainer):
     sequence_parallel_size: Annotated[int, Gt(0)] = 1
     tensor_parallel_size: Annotated[int, Gt(0)] = 1
 
+    def check(self, experiment: Experiment) -> Iterable[Finding]:
+        problems = experiment.problems_per_iteration or experiment.task.size("train")
+        if problems is None:
+            return
+        answers = experiment.rollout.most_answers(problems)
+        rows = experiment.selection.most_kept(answers, problems)
+        if self.minibatch_size is not None and self.minibatch_size > rows:
+            yield Finding(
+                f"minibatch_size is {self.minibatch_size}, and an iteration has {rows} sequences (or pairs)"
+                " at most",
+                "minibatch_size",
+                "lower it, or set it to null for one step an iteration",
+            )
+        iterations = 1 if experiment.restart == "every_iteration" else experiment.iterations
+        steps = iterations * self.epochs * math.ceil(rows / (self.minibatch_size or rows))
+        if self.schedule.warmup_steps > steps:
+            yield Finding(
+                f"the warm-up takes {self.schedule.warmup_steps} steps, and training has {steps}",
+                "schedule.steps",
+                "lower it, or train for more iterations",
+            )
+
+    @property
+    def gives(self) -> tuple[Feature, ...]:
+        return self.objective.gives
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        if not self.skip_without_advantage:
+            return ()
+        because = "skip_without_advantage looks at the advantages that credit gives"
+        remedy = "set skip_without_advantage to false: a critic's advantages come later, and are never all 0"
+        return (
+            Need(Advantages(before_training=True), because, remedy),
+            Need(UseOfAdvantages(), because, "set skip_without_advantage to false"),
+        )
+
     @property
     def keeps_reference(self) -> bool:
         """Whether the start model's log-probs are computed beside the policy's."""
         return self.objective.needs_reference or (self.measure_kl and self.objective.measures_kl)
 
     @property
-    def ranks_together(self) -> int:
+    def model_parallel_size(self) -> int:
         """How many neighbouring ranks are given the same micro-batches and run the model together."""
         return self.sequence_parallel_size * self.tensor_parallel_size
 
     @property
-    def together_by(self) -> str:
-        """The setting that says so."""
+    def model_parallel_setting(self) -> str:
+        """The setting that says so, for messages."""
         return "sequence_parallel_size" if self.sequence_parallel_size > 1 else "tensor_parallel_size"
 
     def __post_init__(self) -> None:

@@ -81,7 +81,7 @@ class Acceleration(Shaping):
             name: [] for name in ("without_reference", "reference_tokens", "unclipped", "at_clip")
         }
         for position, (of_answer, reference) in enumerate(zip(counts, references, strict=True)):
-            if not trajectories[position].grade.right:
+            if not trajectories[position].grade.correct:
                 continue
             bonuses[position] = self.opening * of_answer.with_parallel
             told["without_reference"].append(float(reference is None))

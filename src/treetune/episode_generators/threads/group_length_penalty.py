@@ -55,7 +55,7 @@ class GroupLengthPenalty(Shaping):
             group = [trajectories[position] for position in positions]
             penalties = group_penalties(
                 [counts_of(one, tags).num_tokens_in_the_longest_thread for one in group],
-                [one.grade.right for one in group],
+                [one.grade.correct for one in group],
                 threshold=self.threshold,
                 weight=self.weight,
                 window=self.window,

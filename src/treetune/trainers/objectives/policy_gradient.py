@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Ge, Gt
 
-from treetune.contracts import Advantages, Need, SampledAnswers, UseOfAdvantages
+from treetune.contracts import Advantages, Experiment, Finding, Need, SampledAnswers, UseOfAdvantages
 from treetune.trainers.objectives.base import Aggregation, Objective, TokenBatch, check_aggregation
 from treetune.trainers.objectives.kl import KlEstimator, kl_estimate
 
@@ -79,6 +80,15 @@ class PolicyGradient(Objective):
     @property
     def advantage_kl_coef(self) -> float:  # type: ignore[override]
         return self.kl_coef if self.kl_placement == "advantage" else 0.0
+
+    def check(self, experiment: Experiment) -> Iterable[Finding]:
+        if experiment.restart == "every_iteration":
+            yield Finding(
+                "a policy gradient is taken where answers were sampled, and restart 'every_iteration' goes"
+                " back to the start weights before each",
+                "$.restart",
+                "set restart to 'never', or choose an objective that imitates, such as 'mle'",
+            )
 
     def surrogate(self, batch: TokenBatch, logprobs_N: Tensor, log_ratio_N: Tensor) -> tuple[Tensor, Tensor]:
         """What each token adds to the loss before its weight, and whether clipping stopped its gradient."""

@@ -1,0 +1,92 @@
+"""The project's documents, taken apart: what they name, link to, run and show."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+from pathlib import Path
+
+import markdown
+
+ROOT = Path(__file__).resolve().parents[1]
+GENERATED = ("results", "reference")
+
+PAGES = [
+    *sorted(ROOT.glob("*.md")),
+    *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.parent.name not in GENERATED),
+]
+
+
+@dataclass
+class Document:
+    """`fences` are (info string, text); `links` and `names` are of the prose between them."""
+
+    path: Path
+    fences: list[tuple[str, str]] = field(default_factory=list)
+    links: list[str] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        prose: list[str] = []
+        fence: list[str] | None = None
+        info = ""
+        for line in self.path.read_text().splitlines():
+            if not line.lstrip().startswith("```"):
+                (prose if fence is None else fence).append(line)
+            elif fence is None:
+                info, fence = line.strip().removeprefix("```").strip(), []
+            else:
+                self.fences.append((info, "\n".join(fence) + "\n"))
+                fence = None
+        assert fence is None, f"{self.path}: a fence is left open"
+        reader = _Prose()
+        reader.feed(markdown.markdown("\n".join(prose), extensions=["tables"]))
+        self.links, self.names = reader.links, reader.names
+
+    @property
+    def commands(self) -> Iterator[tuple[dict[str, str], list[str]]]:
+        """Environment and words of every line that a reader would type."""
+        for info, text in self.fences:
+            if info == "bash":
+                for line in text.replace("\\\n", " ").splitlines():
+                    words = shlex.split(line, comments=True)
+                    environment: dict[str, str] = {}
+                    while words and "=" in words[0] and words[0].split("=")[0].isupper():
+                        name, _, value = words.pop(0).partition("=")
+                        environment[name] = value
+                    if words:
+                        yield environment, words
+
+    @property
+    def files(self) -> dict[str, str]:
+        """What the reader writes: Jsonnet that begins with a comment of its name, Python with a title."""
+        found = {}
+        for info, text in self.fences:
+            if info.startswith("jsonnet") and text.startswith("// "):
+                name = text.split("\n")[0].removeprefix("// ").replace(",", " ").replace(":", " ").split()[0]
+                if "/" not in name:
+                    found[name] = text
+            elif info.startswith("python title="):
+                found[info.removeprefix("python title=").strip('"')] = text
+        return found
+
+
+class _Prose(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.names: list[str] = []
+        self._in_code = False
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.links += [value for name, value in attributes if name in ("href", "src") and value]
+        self._in_code = tag == "code"
+
+    def handle_endtag(self, tag: str) -> None:
+        self._in_code = False
+
+    def handle_data(self, data: str) -> None:
+        if self._in_code:
+            self.names.append(data)

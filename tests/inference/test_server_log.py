@@ -1,0 +1,50 @@
+"""A failing server is diagnosed from the error that ended it. The logs are real ends of vLLM's, shortened."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from treetune.inference.server_log import ERROR_CHARACTERS, diagnosis, ending_error
+
+LOGS = Path(__file__).parent / "server_logs"
+
+
+@pytest.mark.parametrize(
+    ("log", "error", "remedy"),
+    [
+        ("context_too_long", "max_model_len (512) is greater than the derived", "lower context_length"),
+        ("torn_weights", "SafetensorError: Error while deserializing header", "the weights are not whole"),
+        ("no_weights", "Cannot find any model weights with `/weights`", "folder holds no weights"),
+        ("no_memory", "requested memory for kv (100000.0 GiB)", "out of memory: lower"),
+        ("unknown_argument", "unrecognized arguments: --no-such-flag", "engine.extra_arguments"),
+        ("small_batches", "max_num_batched_tokens (16) is smaller than", "engine.extra_arguments"),
+    ],
+)
+def test_the_error_that_ended_it_is_named_and_not_what_it_warned_of(
+    log: str, error: str, remedy: str
+) -> None:
+    text = (LOGS / f"{log}.log").read_text()
+    assert error in ending_error(text)
+    assert remedy in diagnosis(text)
+    assert "open files" not in diagnosis(text)
+
+
+def test_too_few_open_files_are_named_where_they_ended_it() -> None:
+    text = "Traceback (most recent call last):\nOSError: [Errno 24] Too many open files: '/weights'\n"
+    assert "raise `ulimit -n`" in diagnosis(text)
+
+
+def test_an_error_that_nobody_knows_is_shown_as_it_stands() -> None:
+    assert diagnosis("a.b.StrangeError: something\n  file.py line 3\n") == (
+        " It ended with 'a.b.StrangeError: something file.py line 3'."
+    )
+
+
+def test_a_log_without_an_error_gives_no_diagnosis() -> None:
+    assert diagnosis("INFO all is well\nWARNING OSError: [Errno 24] Too many open files\n") == ""
+
+
+def test_long_errors_are_cut() -> None:
+    assert len(ending_error(f"RuntimeError: {'x' * 5000}")) == ERROR_CHARACTERS + 1

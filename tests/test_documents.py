@@ -1,0 +1,189 @@
+"""What the documents promise: their commands run, their examples work, what they name is there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import product
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.documents import PAGES, ROOT, Document
+from treetune.cli.arguments import COMMANDS
+
+DOCUMENTS = {str(path.relative_to(ROOT)): Document(path) for path in PAGES}
+CONFIGS = ROOT / "configs"
+PLACES = ("configs/", "scripts/", "docs/", "src/", "tests/")
+MAIN = "src/treetune/main.py"
+RUN_AS_IT_IS = ("check_config", "print_config", "explain_config", "list_parts", "describe")
+
+RUN_ALL = """
+import contextlib, io, json, sys
+from treetune.cli.arguments import parse
+from treetune.main import main
+for line in sys.stdin:
+    typed, tried = json.loads(line)
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            if typed:
+                parse(typed)
+            code = main(tried) if tried else 0
+        except SystemExit as end:
+            code = end.code
+    print(json.dumps([code, out.getvalue()[-500:] + err.getvalue()]))
+"""
+
+
+def treetune_commands(document: Document) -> Iterator[tuple[list[str], list[str]]]:
+    """(what a reader types behind the program's name, what is tried of it without training)."""
+    for environment, words in document.commands:
+        if MAIN in words or words[0] == "treetune":
+            typed = words[words.index(MAIN) + 1 if MAIN in words else 1 :]
+        elif words[0] == "./run.sh" and "CONFIGSTR" in environment:
+            typed = ["--configs", environment["CONFIGSTR"], "run_iteration_loop"]
+        else:
+            continue
+        command = next(word for word in typed if word in COMMANDS)
+        shared = typed[: typed.index(command)]
+        # A task alone is no experiment that could be checked.
+        instead = "print_config" if command == "score_responses" else "check_config"
+        yield typed, typed if command in RUN_AS_IT_IS else [*shared, instead] if shared else []
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[str, int, str]]]:
+    """Per document: command, exit code and output, run in a folder with what the reader writes."""
+    folder = tmp_path_factory.mktemp("reader")
+    (folder / "configs").symlink_to(CONFIGS)
+    for document in DOCUMENTS.values():
+        for name, text in document.files.items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            assert not (folder / name).exists() or (folder / name).read_text() == text, f"two files {name}"
+            (folder / name).write_text(text)
+    asked = [(name, *pair) for name, document in DOCUMENTS.items() for pair in treetune_commands(document)]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("APP_")}
+    done = subprocess.run(
+        [sys.executable, "-c", RUN_ALL],
+        input="".join(json.dumps([typed, tried]) + "\n" for _, typed, tried in asked),
+        env=environment | {"PYTHONPATH": str(ROOT / "src")},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(answers) == len(asked), done.stderr
+    found: dict[str, list[tuple[str, int, str]]] = {name: [] for name in DOCUMENTS}
+    for (name, typed, _), (code, output) in zip(asked, answers, strict=True):
+        found[name].append((" ".join(typed), code, output))
+    return found
+
+
+@pytest.mark.parametrize("name", [name for name in DOCUMENTS if any(treetune_commands(DOCUMENTS[name]))])
+def test_every_command_is_one_and_its_configuration_is_right(
+    name: str, results: dict[str, list[tuple[str, int, str]]]
+) -> None:
+    for command, code, output in results[name]:
+        assert code == 0, f"{command}\n{output}"
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_every_script_that_is_run_is_there(name: str) -> None:
+    for _, words in DOCUMENTS[name].commands:
+        for word in words:
+            if word.startswith(("./", "scripts/")):
+                assert os.access(ROOT / word, os.X_OK if word.startswith("./") else os.R_OK), word
+
+
+@pytest.mark.parametrize("name", [name for name in DOCUMENTS if name != "CHANGELOG.md"])
+def test_every_file_that_is_named_is_there(name: str) -> None:
+    # An experiment has a folder of evaluations, too.
+    folders = tuple(
+        f"{path.name}/" for path in CONFIGS.iterdir() if path.is_dir() and path.name != "evaluations"
+    )
+    missing = []
+    for one in DOCUMENTS[name].names:
+        if " " not in one and one.startswith(PLACES):
+            missing += [path for path in spelled_out(one) if not list(ROOT.glob(path.rstrip("/")))]
+        elif not {" ", "<"} & set(one) and one.startswith(folders):
+            missing += [path for path in spelled_out(one) if not list(CONFIGS.glob(path.rstrip("/") + "*"))]
+    assert not missing
+
+
+def spelled_out(name: str) -> list[str]:
+    """``a/{b,c}_{d,e}`` without its braces."""
+    parts = [part.split("}") for part in name.split("{")]
+    choices = [parts[0]] + [[one + rest for one in inside.split(",")] for inside, rest in parts[1:]]
+    return ["".join(chosen) for chosen in product(*choices)]
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_every_link_leads_somewhere(name: str) -> None:
+    for link in DOCUMENTS[name].links:
+        if not link.startswith(("http", "#")):
+            assert (DOCUMENTS[name].path.parent / link.split("#")[0]).exists(), link
+
+
+def test_every_command_of_the_program_is_explained() -> None:
+    explained = {name.split()[0] for name in DOCUMENTS["docs/configuration.md"].names if name.strip()}
+    assert set(COMMANDS) <= explained
+
+
+def test_the_readme_is_one_page_and_says_every_method_of_the_presets() -> None:
+    readme = DOCUMENTS["README.md"]
+    assert len(readme.path.read_text().splitlines()) <= 150
+    for preset in CONFIGS.glob("presets/*.jsonnet"):
+        own = str(preset.relative_to(ROOT))
+        if preset.stem not in ("policy_gradient", "spo"):  # what the others are made of
+            assert own in readme.names
+
+
+def test_the_method_that_is_added_gives_the_credit_that_it_describes(tmp_path: Path) -> None:
+    (tmp_path / "median_credit.py").write_text(
+        DOCUMENTS["docs/add_a_method.md"].files["my_package/median.py"]
+    )
+    program = f"""
+import sys; sys.path.insert(0, {str(tmp_path)!r})
+from median_credit import Median
+from tests.episode_generators import tabular_mdp as mdp
+from treetune.episode_generators.rollout.single_turn import SingleTurn
+from statistics import median
+context = mdp.context()
+trajectories, _ = SingleTurn(samples=5, max_tokens=mdp.LONGEST).run(context, mdp.problems(4))
+episodes, _ = Median(scale=2.0).assign(context, trajectories)
+for start in range(0, 20, 5):
+    rewards = [t.reward for t in trajectories[start:start + 5]]
+    for episode, reward in zip(episodes[start:start + 5], rewards):
+        assert set(episode.advantages) == {{2.0 * (reward - median(rewards))}}
+assert len({{e.advantages[0] for e in episodes}}) > 1
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env={"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_page_is_in_the_sites_navigation() -> None:
+    def pages(entry: object) -> set[str]:
+        if isinstance(entry, str):
+            return {entry}
+        inside = entry.values() if isinstance(entry, dict) else entry
+        assert isinstance(inside, Iterable)
+        return set().union(*map(pages, inside))
+
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    docs = ROOT / "docs"
+    assert pages(site["nav"]) == {str(page.relative_to(docs)) for page in docs.rglob("*.md")}
