@@ -69,7 +69,7 @@ COMMANDS = (
         run_experiment,
         "train: sample, credit, train, sync, as often as the experiment says; resumes",
         "Trains the experiment and measures it. The same command continues an interrupted run where it was."
-        " On several GPUs DeepSpeed's launcher starts it: deepspeed --no_local_rank --num_gpus=N"
+        " On several GPUs DeepSpeed's launcher starts it: deepspeed --quiet --no_local_rank --num_gpus=N"
         " src/treetune/main.py …",
         (
             f"treetune {VINEPPO} run_iteration_loop",
