@@ -282,7 +282,7 @@ def test_mistakes_in_a_table_are_told() -> None:
         ({"baseline": "PPPO"}, "did you mean 'PPO'"),
         (
             {"rows": (MethodRow(name="a", experiment="pppo"),), "baseline": None},
-            "asks for the experiment 'pppo'",
+            "'pppo' is none of the table's experiments",
         ),
         ({"rows": (MethodRow(name="a", cells={"tset": Cell()}),), "baseline": None}, "column 'tset'"),
         ({"seeds": (1, 1)}, "two seeds"),

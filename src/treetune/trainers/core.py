@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from treetune.episode_generators.credit.gae import Gae
 from treetune.seeds import derived_random
-from treetune.trainers.base import DeepSpeedTrainer
+from treetune.trainers.base import Trainer
 from treetune.trainers.batching import Unit
 from treetune.trainers.critic import Critic
 from treetune.trainers.entropy import EntropyCoefficient
@@ -44,7 +44,7 @@ class PolicyTrainer:
 
     def __init__(
         self,
-        settings: DeepSpeedTrainer,
+        settings: Trainer,
         load_model: Callable[[], nn.Module],
         *,
         ranks: Ranks,

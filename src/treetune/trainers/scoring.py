@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from treetune.models.inputs import ModelInputs
-from treetune.trainers.base import DeepSpeedTrainer
+from treetune.trainers.base import Trainer
 from treetune.trainers.batching import Unit
 from treetune.trainers.micro_batches import MicroBatch, micro_batches
 from treetune.trainers.ranks import Ranks
@@ -28,7 +28,7 @@ class Scorer:
     `temperature` is the rollout's: log-probs are those of the distribution that was sampled.
     """
 
-    settings: DeepSpeedTrainer
+    settings: Trainer
     ranks: Ranks
     temperature: float
 
