@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[1:1] = [str(ROOT / "src"), str(ROOT / "scripts")]
+sys.path.insert(1, str(ROOT / "src"))
 
 GRADERS = ("math", "minerva", "numeric")
 SPARE_S = 2.0
@@ -40,11 +40,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _measure(name: str, options: argparse.Namespace) -> int:
     import psutil
-    from benchmarks.hostile import hostile_answers
 
     import treetune.parts  # noqa: F401
     from treetune.tasks.graders.base import Grader
     from treetune.tasks.graders.pool import GraderPool
+    from treetune.testing.hostile import hostile_answers
     from treetune.vocabulary import Problem
 
     pairs = [

@@ -2,7 +2,7 @@
 
     python scripts/thread_endurance.py [--answers 10000] [--output docs/results/thread_endurance.md]
 
-A model whose probabilities are known (tests/episode_generators/bigram_model.py) answers on the real
+A model whose probabilities are known (src/treetune/testing/bigram_model.py) answers on the real
 server, first undisturbed and then with its engine process killed by SIGKILL once half of the calls are
 in. Told are: whether both gave the same answers, how often each call was asked for, and how this
 process's memory grew. Some ten minutes on two cores.
@@ -25,25 +25,29 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "src")]
+sys.path.insert(0, str(ROOT / "src"))
 
-from tests.episode_generators.bigram_model import (  # noqa: E402
-    MANY_THREADS,
-    BigramModel,
-    bigram_model,
-)
-from tests.episode_generators.tabular_mdp import InlinePool, LetterTask  # noqa: E402
-from tests.inference.stubs import process_named  # noqa: E402
 from treetune.episode_generators.base import GenerationContext  # noqa: E402
 from treetune.episode_generators.threads.parallel_threads import ParallelThreads  # noqa: E402
 from treetune.inference.base import Completion, Engine, OnResult, Request  # noqa: E402
 from treetune.inference.engine import VllmEngine  # noqa: E402
 from treetune.inference.journal import request_key  # noqa: E402
 from treetune.inference.settings import VllmSettings  # noqa: E402
+from treetune.tasks.addition_chain import AdditionChain  # noqa: E402
+from treetune.tasks.graders.pool import GraderPool  # noqa: E402
+from treetune.testing.bigram_model import (  # noqa: E402
+    MANY_THREADS,
+    BigramModel,
+    bigram_model,
+)
+from treetune.testing.processes import process_named  # noqa: E402
 from treetune.vocabulary import Problem  # noqa: E402
 
-TABLE = MANY_THREADS | {"</Outline>": {"<Outline>": 1, "</Outlines>": 1}}
+TABLE = {**MANY_THREADS, "</Outline>": {"<Outline>": 1, "</Outlines>": 1}}
 """Every answer forks; threads write until they are cut."""
+
+TASK = AdditionChain()
+"""Its grader compares strings in this process: what an answer earns is not what is looked at."""
 
 CONTEXT = 512
 SAMPLES = 4
@@ -102,9 +106,9 @@ def passed(engine: VllmEngine, model: BigramModel, answers: int, kill_at: int | 
             memory.append(rss_mib())
 
     context = GenerationContext(
-        task=LetterTask(),
+        task=TASK,
         engine=watched,
-        grader=InlinePool(),  # type: ignore[arg-type]
+        grader=GraderPool(TASK.grader),
         codec=model.codec,
         seed=3,
         iteration=0,

@@ -19,9 +19,11 @@ from treetune.inference.base import (
     SamplingParams,
     SyncReport,
 )
-from treetune.vocabulary import FinishReason, TokenIds
+from treetune.vocabulary import FinishReason
 
-Probabilities = Callable[[TokenIds, int], Sequence[float]]
+Ids = tuple[int, ...]
+
+Probabilities = Callable[[Ids, int], Sequence[float]]
 """From the token ids so far and the policy version to the next token's probabilities, one per
 entry of the vocabulary."""
 
@@ -80,7 +82,7 @@ class FakeEngine(Engine):
                     raise ValueError(f"needs {needed} tokens of context, there are {self._context_length}")
                 self.asked.append(request)
                 results[index] = [
-                    self._sample(request.prompt_ids, request.seed + i, request.sampling)
+                    self._sample(tuple(request.prompt_ids.tolist()), request.seed + i, request.sampling)
                     for i in range(request.n)
                 ]
                 if on_result is not None:
@@ -93,7 +95,7 @@ class FakeEngine(Engine):
         gap = math.nan
         if canary is not None:
             sampling = SamplingParams(max_tokens=canary.max_tokens, temperature=canary.temperature)
-            prompts = [tuple(prompt) for prompt in canary.prompts]
+            prompts = [tuple(map(int, prompt)) for prompt in canary.prompts]
             samples = [self._sample(prompt, canary.seed, sampling) for prompt in prompts]
             scores = canary.score([(p, s.token_ids) for p, s in zip(prompts, samples)])
             gap = max(
@@ -110,7 +112,7 @@ class FakeEngine(Engine):
     def close(self) -> None:
         self.closed = True
 
-    def _sample(self, prompt: TokenIds, seed: int, sampling: SamplingParams) -> Completion:
+    def _sample(self, prompt: Ids, seed: int, sampling: SamplingParams) -> Completion:
         # A generator per sample: what else is asked for changes nothing.
         generator = random.Random(seed)
         ids: tuple[int, ...] = ()
@@ -125,7 +127,7 @@ class FakeEngine(Engine):
                 break
         return Completion(ids, logprobs, reason, self.version)
 
-    def _stops(self, ids: TokenIds, sampling: SamplingParams) -> bool:
+    def _stops(self, ids: Ids, sampling: SamplingParams) -> bool:
         if ids[-1] in sampling.stop_ids:
             return True
         if not sampling.stop:

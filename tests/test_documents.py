@@ -6,11 +6,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import product
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.documents import PAGES, ROOT, Document
 from treetune.cli.arguments import COMMANDS
@@ -103,7 +104,10 @@ def test_every_script_that_is_run_is_there(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in DOCUMENTS if name != "CHANGELOG.md"])
 def test_every_file_that_is_named_is_there(name: str) -> None:
-    folders = tuple(f"{path.name}/" for path in CONFIGS.iterdir() if path.is_dir())
+    # An experiment has a folder of evaluations, too.
+    folders = tuple(
+        f"{path.name}/" for path in CONFIGS.iterdir() if path.is_dir() and path.name != "evaluations"
+    )
     missing = []
     for one in DOCUMENTS[name].names:
         if " " not in one and one.startswith(PLACES):
@@ -170,3 +174,16 @@ assert len({{e.advantages[0] for e in episodes}}) > 1
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_every_page_is_in_the_sites_navigation() -> None:
+    def pages(entry: object) -> set[str]:
+        if isinstance(entry, str):
+            return {entry}
+        inside = entry.values() if isinstance(entry, dict) else entry
+        assert isinstance(inside, Iterable)
+        return set().union(*map(pages, inside))
+
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    docs = ROOT / "docs"
+    assert pages(site["nav"]) == {str(page.relative_to(docs)) for page in docs.rglob("*.md")}

@@ -2,6 +2,6 @@
 // where the correct one becomes less likely than it was.
 {
   credit: { type: 'none' },
-  selection: { type: 'preference_pairs', reward_threshold: 0.5 },
+  selection: { type: 'preference_pairs' },
   trainer+: { objective+: { type: 'dpo_positive' } },
 }

@@ -1,6 +1,7 @@
 // DAPO (Yu et al., arXiv:2503.14476): clip-higher, a mean over tokens, groups without spread replaced by
 // others, a soft penalty for answers that come near the limit, no KL.
-(import 'policy_gradient.jsonnet')
+(import 'preset.libsonnet')('dapo')
++ (import 'policy_gradient.libsonnet')
 + (import '../credit/group.jsonnet')
 + (import '../objectives/clip_higher.jsonnet')
 + (import '../objectives/token_mean.jsonnet')

@@ -1,2 +1,3 @@
 // SPO, section 4.2: as 3.2, and the policy gets surer as it learns.
-(import 'spo.jsonnet') + { trainer+: { objective+: { entropy_coef: -1.0 } } }
+(import 'preset.libsonnet')('spo_entropy_1.0')
++ (import 'spo.libsonnet') + { trainer+: { objective+: { entropy_coef: -1.0 } } }

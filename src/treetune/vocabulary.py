@@ -3,6 +3,10 @@
 Every room speaks in these types and in no others of its own for the same thing. The file imports
 nothing heavy, so that configuration, tasks and tests can use it without torch.
 
+What there is of every token (ids, log-probs, masks, advantages) is a NumPy array, from the engine's answer
+to the trainer and to disk, and often a view of a buffer that many share: never write into one. Types that
+hold such columns take any sequence for them, and are equal where their numbers are.
+
 A problem grows a tree of text: an answer (`Trajectory`) is a path of `Segment`s from the prompt to
 a graded leaf; a `Step` is the part of an answer between two boundaries; an `Episode` is a training
 row cut out of the tree.
@@ -11,19 +15,84 @@ row cut out of the tree.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-TokenIds = tuple[int, ...]
+if TYPE_CHECKING:
+    import numpy as np
+
+TokenIds: TypeAlias = "np.ndarray"
+"""Token ids: int32 of shape [T]."""
+Column: TypeAlias = "np.ndarray"
+"""Another number of each token, of shape [T]: log-probs (float32 where the engine's are, else float64),
+advantages (float64), masks (bool)."""
 
 FinishReason = Literal["stop", "length"]
 """Why sampling ended: an end token or stop string, or the budget of tokens."""
 
 GradeOutcome = Literal["ok", "no_answer", "timeout", "error"]
 
-FULL_REWARD = 1.0
-"""What earns this or more is right. A grader may give less to what is wrong, and more than it to
-what is right, as some published recipes do; shares of right answers don't change with that."""
+CORRECT_SCORE = 1.0
+"""An answer that scores this or more is correct, wherever correct answers are told from others: in shares,
+selections, pairs and reports. A grader may give less to what is wrong, and more than it to what is correct,
+as some published recipes do; shares of correct answers don't change with that."""
+
+
+def token_array(token_ids: Sequence[int] | TokenIds) -> TokenIds:
+    """As int32 of shape [T]; what is that already is not copied."""
+    import numpy as np
+
+    return np.asarray(token_ids, np.int32)
+
+
+def joined(parts: Sequence[TokenIds]) -> TokenIds:
+    """One after the other; a view where it is one alone."""
+    import numpy as np
+
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate(parts) if parts else np.empty(0, np.int32)
+
+
+def logprob_array(values: Sequence[float] | Column) -> Column:
+    """As an array of shape [T]: float32 where that loses nothing, as with what vLLM sends."""
+    import numpy as np
+
+    if isinstance(values, np.ndarray) and values.dtype == np.float32:
+        return values
+    wide = np.asarray(values, np.float64)
+    with np.errstate(over="ignore"):
+        narrow = wide.astype(np.float32)
+    return narrow if np.array_equal(narrow, wide, equal_nan=True) else wide
+
+
+class Columnar:
+    """Dataclasses with columns: equal where all that is compared is, columns by their numbers."""
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return all(
+            _alike(getattr(self, one.name), getattr(other, one.name))
+            for one in fields(self)  # type: ignore[arg-type]
+            if one.compare
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+
+def _alike(one: Any, other: Any) -> bool:
+    if hasattr(one, "dtype") or hasattr(other, "dtype"):
+        import numpy as np
+
+        # Not a number is alike only where it stands at the same places.
+        both = one is not None and other is not None
+        return both and np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
+    return bool(one == other)
 
 
 @dataclass(frozen=True)
@@ -38,12 +107,12 @@ class TextCodec:
     model; each of `end_ids`, which are `eos_id` alone where left out, ends an answer that it samples.
     """
 
-    encode: Callable[[str], TokenIds]
-    decode: Callable[[Sequence[int]], str]
+    encode: Callable[[str], Sequence[int]]
+    decode: Callable[[Sequence[int] | TokenIds], str]
     eos_id: int
-    end_ids: TokenIds = ()
+    end_ids: tuple[int, ...] = ()
     frame: Callable[[str], str] = str
-    begin: TokenIds = ()
+    begin: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.eos_id not in self.end_ids:
@@ -52,7 +121,7 @@ class TextCodec:
     def encode_prompt(self, prompt: str) -> TokenIds:
         """What the model is given when it is asked `prompt`. Every prompt becomes ids here."""
         framed = self.frame(prompt)
-        return self.begin + self.encode(framed) if framed else ()
+        return token_array((*self.begin, *self.encode(framed)) if framed else ())
 
     def encode_answer(self, prompt: str, answer: str) -> TokenIds:
         """The ids that would follow `prompt` for `answer`, without an end token.
@@ -61,8 +130,9 @@ class TextCodec:
         they are when a model samples: some tokenizers put a space before whatever begins a text.
         """
         framed = self.frame(prompt)
-        alone, together = self.encode(framed), self.encode(framed + answer)
-        return together[len(alone) :] if together[: len(alone)] == alone else self.encode(answer)
+        alone, together = tuple(self.encode(framed)), tuple(self.encode(framed + answer))
+        starts_alike = together[: len(alone)] == alone
+        return token_array(together[len(alone) :] if starts_alike else self.encode(answer))
 
 
 @dataclass(frozen=True)
@@ -90,8 +160,8 @@ class Grade:
     message: str | None = None
 
     @property
-    def right(self) -> bool:
-        return self.reward >= FULL_REWARD
+    def correct(self) -> bool:
+        return self.reward >= CORRECT_SCORE
 
 
 Branch = tuple[tuple[int, int], ...]
@@ -114,8 +184,8 @@ def sees(branch: Branch, earlier: Branch) -> bool:
     return True
 
 
-@dataclass(frozen=True)
-class Segment:
+@dataclass(frozen=True, eq=False)
+class Segment(Columnar):
     """Token ids that entered an answer together, either sampled by the policy or injected.
 
     `logprobs` (one per token, of the distribution that was really sampled from) and
@@ -126,10 +196,25 @@ class Segment:
 
     token_ids: TokenIds
     origin: Literal["sampled", "injected"] = "sampled"
-    logprobs: tuple[float, ...] | None = None
+    logprobs: Column | None = None
     policy_version: int | None = None
     branch: Branch = ()
     seconds: float | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        self._set("token_ids", token_array(self.token_ids))
+        if self.logprobs is not None:
+            self._set("logprobs", logprob_array(self.logprobs))
+
+
+def are_sampled(segments: Sequence[Segment]) -> Column:
+    """Whether each of their tokens was sampled: bool of shape [T]."""
+    import numpy as np
+
+    return np.repeat(
+        np.array([segment.origin == "sampled" for segment in segments], np.bool_),
+        np.array([len(segment.token_ids) for segment in segments], np.int64),
+    )
 
 
 @dataclass(frozen=True)
@@ -141,8 +226,8 @@ class Stretch:
     branch: Branch
 
 
-@dataclass(frozen=True)
-class Trajectory:
+@dataclass(frozen=True, eq=False)
+class Trajectory(Columnar):
     """One answer to one problem.
 
     `text` is the decoded response without special tokens: a view for graders and people. It holds
@@ -150,7 +235,7 @@ class Trajectory:
     `step_ends` are token offsets into the response, strictly rising, the last one equal to its
     length: step i covers tokens ``[step_ends[i-1], step_ends[i])`` (with 0 before the first).
 
-    `score` is the grader's verdict and says what was right; `reward`, which credit is about, adds the
+    `score` is the grader's verdict and says what was correct; `reward`, which credit is about, adds the
     `bonus` that shaping gave (negative for a penalty). `numbers` are what was counted and measured of it, by
     ``group/name`` (see `episode_generators.numbers`); seconds may be among them, so answers are compared
     without.
@@ -167,13 +252,16 @@ class Trajectory:
     bonus: float = 0.0
     numbers: Mapping[str, float] = field(default_factory=dict, compare=False)
 
+    def __post_init__(self) -> None:
+        self._set("prompt_ids", token_array(self.prompt_ids))
+
     @property
     def id(self) -> str:
         return f"{self.problem.id}#{self.sample}"
 
-    @property
+    @cached_property
     def response_ids(self) -> TokenIds:
-        return tuple(token for segment in self.segments for token in segment.token_ids)
+        return joined([segment.token_ids for segment in self.segments])
 
     @property
     def score(self) -> float:
@@ -188,12 +276,12 @@ class Trajectory:
         return self.finish_reason == "length"
 
 
-@dataclass(frozen=True)
-class Episode:
-    """One training row. All tuples but `prompt_ids` have one entry per response token.
+@dataclass(frozen=True, eq=False)
+class Episode(Columnar):
+    """One training row. All columns but `prompt_ids` have one entry per response token.
 
     `reward` is what credit was given for, shaping included; `score` (the reward where left out) is
-    the grader's verdict alone, by which selections tell right from wrong.
+    the grader's verdict alone, by which selections tell correct answers from others.
 
     `trained` marks the tokens that the loss may touch (sampled ones); `advantages` is None where
     the trainer computes them (`gae`) or none are needed (`mle`). `behaviour_logprobs` are the
@@ -207,14 +295,14 @@ class Episode:
 
     prompt_ids: TokenIds
     response_ids: TokenIds
-    trained: tuple[bool, ...]
+    trained: Column
     reward: float
     group: str
     trajectory: str
     policy_version: int
     finish_reason: FinishReason = "stop"
-    advantages: tuple[float, ...] | None = None
-    behaviour_logprobs: tuple[float, ...] | None = None
+    advantages: Column | None = None
+    behaviour_logprobs: Column | None = None
     step_ends: tuple[int, ...] = ()
     step_values: tuple[float, ...] | None = None
     text: str = ""
@@ -224,8 +312,21 @@ class Episode:
     stretches: tuple[Stretch, ...] = ()
 
     def __post_init__(self) -> None:
+        import numpy as np
+
         if self.score is None:
-            object.__setattr__(self, "score", self.reward)
+            self._set("score", self.reward)
+        self._set("prompt_ids", token_array(self.prompt_ids))
+        self._set("response_ids", token_array(self.response_ids))
+        self._set("trained", np.asarray(self.trained, np.bool_))
+        if self.advantages is not None:
+            self._set("advantages", np.asarray(self.advantages, np.float64))
+        if self.behaviour_logprobs is not None:
+            self._set("behaviour_logprobs", logprob_array(self.behaviour_logprobs))
+
+    @property
+    def correct(self) -> bool:
+        return self.score >= CORRECT_SCORE
 
     @property
     def length(self) -> int:

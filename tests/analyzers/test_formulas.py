@@ -23,7 +23,7 @@ from treetune.analyzers.statistics import Bootstrap, correlation, mean_of, right
 from treetune.analyzers.weight_distance import distances, group_of
 from treetune.models.inputs import ModelInputs
 from treetune.models.logprobs import CriticModule
-from treetune.vocabulary import Episode
+from treetune.vocabulary import Episode, token_array
 
 # Gradients
 
@@ -122,7 +122,9 @@ def test_a_states_value_is_read_at_its_last_token_whatever_it_is_padded_with() -
             for state in states
         ]
     assert len(set(alone)) == 4
-    assert state_values(critic, torch.device("cpu"), states) == pytest.approx(alone, abs=1e-6)
+    assert state_values(critic, torch.device("cpu"), list(map(token_array, states))) == pytest.approx(
+        alone, abs=1e-6
+    )
 
 
 # Advantages

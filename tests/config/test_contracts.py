@@ -228,6 +228,139 @@ NONSENSE = {
         "evaluation.sets.0.name",
         "no name for",
     ),
+    "a set beyond the split": (
+        VINEPPO,
+        "{evaluation+: {sets: [{split: 'test', problems: 1001}]}}",
+        "evaluation.sets.0.problems",
+        "has 1000",
+    ),
+    "more problems than there are": (
+        VINEPPO,
+        "{problems_per_iteration: 100001}",
+        "problems_per_iteration",
+        "100000",
+    ),
+    "a minibatch beyond the batch": (
+        VINEPPO,
+        "{trainer+: {minibatch_size: 513}}",
+        "trainer.minibatch_size",
+        "512",
+    ),
+    "a warm-up beyond training": (
+        VINEPPO,
+        "{trainer+: {schedule+: {steps: 26}}}",
+        "trainer.schedule.steps",
+        "training has 25",
+    ),
+    "a score beyond the best": (
+        "quickstart/restem.jsonnet",
+        "{selection+: {reward_threshold: 1.5}}",
+        "selection.reward_threshold",
+        "scores 1",
+    ),
+    "every answer imitated": (
+        "quickstart/restem.jsonnet",
+        "{selection: {type: 'all'}}",
+        "selection.type",
+        "wrong ones too",
+    ),
+    "a gradient of other weights": (
+        GRPO,
+        "{restart: 'every_iteration'}",
+        "restart",
+        "where answers were sampled",
+    ),
+    "a model that is too short": (
+        SFT,
+        "{model+: {context_length: 100}}",
+        "context_length",
+        "made for 100 tokens",
+    ),
+    "an engine that is too short": (
+        VINEPPO,
+        "{engine+: {context_length: 50}}",
+        "engine.context_length",
+        "is 50",
+    ),
+    "an engine beyond the model": (
+        SFT,
+        "{engine+: {context_length: 300}}",
+        "engine.context_length",
+        "for 128 tokens",
+    ),
+    "an alphabet without the task's characters": (
+        SFT,
+        "{model+: {alphabet: '0123456789'}}",
+        "model.alphabet",
+        "lacks '\\n', '#', '+', '='",
+    ),
+    "a prompt beyond the context": (
+        GRPO,
+        "{model: {type: 'tiny'}, context_length: 50}",
+        "rollout.max_tokens",
+        "a prompt of 13 tokens",
+    ),
+    "prompts that are all left out": (
+        GRPO,
+        "{model: {type: 'tiny'}, rollout+: {max_prompt_tokens: 5}}",
+        "rollout.max_prompt_tokens",
+        "no problem would be left",
+    ),
+    "a demonstration beyond the context": (
+        SFT,
+        "{context_length: 30}",
+        "context_length",
+        "prompt and demonstration",
+    ),
+    "threads without their tags": (
+        "threadweaver/tiny/rl_parallel_published.jsonnet",
+        "{model: {type: 'tiny', context_length: 2048}}",
+        "model.added_tokens",
+        "tags of threads as single tokens",
+    ),
+    "an analysis of advantages that nobody gives": (
+        SFT,
+        "{analyzers: [{type: 'advantage_distribution'}]}",
+        "analyzers.0",
+        "it shows them",
+    ),
+    "an analysis of answers that nobody sampled": (
+        SFT,
+        "{analyzers: [{type: 'diversity'}]}",
+        "analyzers.0",
+        "it looks at answers",
+    ),
+    "an analysis of a checkpoint after the end": (
+        VINEPPO,
+        "{analyzers: [{type: 'weight_distance', checkpoints: [26]}]}",
+        "analyzers.0.checkpoints",
+        "beyond the last, 25",
+    ),
+    "gradients of other weights": (
+        "quickstart/restem.jsonnet",
+        "{analyzers: [{type: 'gradient_variance'}]}",
+        "analyzers.0.type",
+        "trains the start weights anew",
+    ),
+    "a preset on a corpus": (
+        "quickstart/sft.jsonnet,presets/grpo.jsonnet",
+        "{}",
+        "presets.0.name",
+        "has demonstrations",
+    ),
+    "two presets": ("quickstart/dapo.jsonnet,presets/grpo.jsonnet", "{}", "presets.1.name", "dapo and grpo"),
+    "a preset on the left": (
+        "presets/grpo.jsonnet,quickstart/ppo.jsonnet",
+        "{}",
+        "presets.0.name",
+        "on the left",
+    ),
+    "a preset for a corpus": (
+        "quickstart/vineppo.jsonnet,presets/greedy_jsd.jsonnet",
+        "{}",
+        "presets.0.name",
+        "goes on experiments with demonstrations",
+    ),
 }
 
 
@@ -251,6 +384,7 @@ def test_mistakes_of_keys_types_and_combinations_are_told_together() -> None:
         "trainer.learning_rate",
         "credit",
         "experiment_name",
+        "selection.type",
         "evaluation.sets.0.temperature",
     }
 

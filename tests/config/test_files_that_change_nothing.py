@@ -67,7 +67,7 @@ def test_no_documented_stack_of_presets_and_hardware_is_told() -> None:
 
 
 def test_check_config_says_so_and_is_content(tmp_path: Path) -> None:
-    words = [sys.executable, str(MAIN), "--configs", "presets/grpo.jsonnet,quickstart/vineppo.jsonnet"]
+    words = [sys.executable, str(MAIN), "--configs", "credit/group.jsonnet,quickstart/vineppo.jsonnet"]
     done = subprocess.run([*words, "check_config"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0
     assert done.stderr.startswith("note: ")

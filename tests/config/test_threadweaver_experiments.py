@@ -32,7 +32,7 @@ from treetune.runtime.base import PolicyIteration, Runtime
 from treetune.tasks.multiplication import Multiplication
 from treetune.tasks.threads.grammar import has_threads
 from treetune.tasks.threads.tags import TAGS
-from treetune.trainers.base import DeepSpeedTrainer
+from treetune.trainers.base import Trainer
 from treetune.trainers.objectives.mle import MaximumLikelihood
 from treetune.trainers.objectives.ppo import ClippedPolicyGradient
 from treetune.trainers.schedule import Warmup
@@ -49,8 +49,7 @@ def built(name: str) -> PolicyIteration:
     return experiment
 
 
-def trainer_of(experiment: PolicyIteration) -> DeepSpeedTrainer:
-    assert isinstance(experiment.trainer, DeepSpeedTrainer)
+def trainer_of(experiment: PolicyIteration) -> Trainer:
     return experiment.trainer
 
 
@@ -176,7 +175,7 @@ def test_solutions_fit_are_right_and_have_the_threads_that_the_rollout_makes(for
     task = replace(experiment.task, train_size=40, validation_size=1, test_size=1)  # type: ignore[type-var]
     for problem in task.problems("train"):
         solution = task.demonstration(problem, 0)
-        assert task.grader.grade(solution, problem).right
+        assert task.grader.grade(solution, problem).correct
         assert has_threads(solution) == (form == "parallel")
         # A character is a token at most, and a tag is one.
         most = len(problem.prompt) + len(solution) - sum(solution.count(t) * (len(t) - 1) for t in TAGS)

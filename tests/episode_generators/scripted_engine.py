@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 from tests.episode_generators.threads import CODEC, decode, encode
 from treetune.inference.base import Completion, Engine, OnResult, Request
-from treetune.vocabulary import TokenIds
 
+Ids = tuple[int, ...]
 Script = Callable[[str, Request], str]
 """From the text before (prompt included) to what follows; a ``$`` is the end of text."""
 
@@ -20,7 +20,7 @@ class ScriptedEngine(Engine):
 
     def __init__(self, script: Script, order_seed: int = 0) -> None:
         self.script, self.requests = script, list[Request]()
-        self.answered: dict[tuple[TokenIds, int], TokenIds] = {}
+        self.answered: dict[tuple[Ids, int], Ids] = {}
         self._order = random.Random(order_seed)
 
     def generate(
@@ -32,7 +32,8 @@ class ScriptedEngine(Engine):
             index, request = waiting.pop(self._order.randrange(len(waiting)))
             self.requests.append(request)
             results[index] = [self._completion(request)]
-            self.answered[request.prompt_ids, request.seed] = results[index][0].token_ids
+            asked = tuple(request.prompt_ids.tolist()), request.seed
+            self.answered[asked] = tuple(results[index][0].token_ids.tolist())
             further = on_result(index, results[index]) if on_result is not None else None
             for one in further or ():
                 waiting.append((len(results), one))
@@ -41,7 +42,7 @@ class ScriptedEngine(Engine):
 
     def _completion(self, request: Request) -> Completion:
         said = self.script(decode(request.prompt_ids), request)
-        ids: TokenIds = ()
+        ids: Ids = ()
         for token in ids_of(said):
             ids = (*ids, token)
             if token in (*request.sampling.stop_ids, CODEC.eos_id):
@@ -51,11 +52,11 @@ class ScriptedEngine(Engine):
         raise AssertionError(f"the script ends before the request does: {said!r}")
 
 
-def ids_of(text: str) -> TokenIds:
+def ids_of(text: str) -> Ids:
     """``$`` is the end token."""
     first, *rest = text.split("$")
     return encode(first) + tuple(token for part in rest for token in (CODEC.eos_id, *encode(part)))
 
 
-def _logprobs(ids: TokenIds) -> tuple[float, ...]:
+def _logprobs(ids: Ids) -> tuple[float, ...]:
     return tuple(-0.01 * token for token in ids)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, TypeVar
 
+from tests.columns import plain
 from treetune.episode_generators.base import GenerationContext
 from treetune.inference.base import Completion, Engine, OnResult, Request, SamplingParams
 from treetune.tasks.base import Task
@@ -26,11 +27,13 @@ from treetune.vocabulary import (
     Problem,
     Segment,
     TextCodec,
-    TokenIds,
     Trajectory,
 )
 
 T = TypeVar("T")
+
+Ids = tuple[int, ...]
+"""Token ids that can be compared and looked up."""
 
 ALPHABET = "ab;?0123456789"
 EOS = len(ALPHABET)
@@ -40,7 +43,7 @@ EXACT_SAMPLES = 64
 """Every probability of an answer is a multiple of 1/64."""
 
 
-def encode(text: str) -> TokenIds:
+def encode(text: str) -> Ids:
     return tuple(ALPHABET.index(character) for character in text)
 
 
@@ -51,7 +54,7 @@ def decode(token_ids: Sequence[int]) -> str:
 CODEC = TextCodec(encode=encode, decode=decode, eos_id=EOS)
 
 
-def policy(response: TokenIds) -> dict[int, float]:
+def policy(response: Ids) -> dict[int, float]:
     """The probabilities of the next token."""
     letters = response[::2]
     if response and response[-1] != END_OF_STEP:
@@ -62,7 +65,7 @@ def policy(response: TokenIds) -> dict[int, float]:
 
 
 @cache
-def answers(prefix: TokenIds = (), max_tokens: int = LONGEST) -> dict[TokenIds, float]:
+def answers(prefix: Ids = (), max_tokens: int = LONGEST) -> dict[Ids, float]:
     """All answers that begin with `prefix`, cut at `max_tokens`, with their probabilities given it."""
     if prefix and (prefix[-1] == EOS or len(prefix) == max_tokens):
         return {prefix: 1.0}
@@ -73,21 +76,21 @@ def answers(prefix: TokenIds = (), max_tokens: int = LONGEST) -> dict[TokenIds, 
     }
 
 
-def finish_reason(answer: TokenIds) -> FinishReason:
+def finish_reason(answer: Ids) -> FinishReason:
     return "stop" if answer[-1] == EOS else "length"
 
 
-def reward(answer: TokenIds, unfinished_reward: float = 0.0) -> float:
+def reward(answer: Ids, unfinished_reward: float = 0.0) -> float:
     if finish_reason(answer) == "length":
         return unfinished_reward
     return float(answer.count(A) >= 2)
 
 
-def value(prefix: TokenIds = (), max_tokens: int = LONGEST) -> float:
+def value(prefix: Ids = (), max_tokens: int = LONGEST) -> float:
     return sum(p * reward(answer) for answer, p in answers(prefix, max_tokens).items())
 
 
-def step_ends(answer: TokenIds) -> tuple[int, ...]:
+def step_ends(answer: Ids) -> tuple[int, ...]:
     """A step ends behind its ``;``; the last one, with the end token, where the answer does."""
     return (*range(2, len(answer), 2), len(answer))
 
@@ -167,16 +170,17 @@ class ExactEngine(TabularEngine):
         return counted
 
 
-def response_part(prompt_ids: TokenIds) -> TokenIds:
+def response_part(prompt_ids: Any) -> Ids:
     """What stands behind the prompt, which ends with a question mark."""
-    return prompt_ids[prompt_ids.index(ALPHABET.index("?")) + 1 :]
+    ids = plain(prompt_ids)
+    return ids[ids.index(ALPHABET.index("?")) + 1 :]
 
 
 def budget(request: Request) -> int:
     return len(response_part(request.prompt_ids)) + request.sampling.max_tokens
 
 
-def completion(token_ids: TokenIds) -> Completion:
+def completion(token_ids: Ids) -> Completion:
     return Completion(token_ids, (-0.5,) * len(token_ids), finish_reason(token_ids), policy_version=3)
 
 
@@ -185,7 +189,7 @@ def problems(count: int) -> list[Problem]:
 
 
 def trajectory(
-    answer: TokenIds, problem: Problem | None = None, sample: int = 0, unfinished_reward: float = 0.0
+    answer: Ids, problem: Problem | None = None, sample: int = 0, unfinished_reward: float = 0.0
 ) -> Trajectory:
     problem = problem or problems(1)[0]
     return Trajectory(
@@ -250,7 +254,7 @@ def on_ranks(world_size: int, work: Callable[[GenerationContext], T], **given: A
         return [future.result(timeout=30) for future in futures]
 
 
-Gradient = dict[tuple[TokenIds, int], float]
+Gradient = dict[tuple[Ids, int], float]
 
 
 def exact_gradient() -> Gradient:
@@ -264,7 +268,7 @@ def exact_gradient() -> Gradient:
     return gradient
 
 
-def score_gradient(answer: TokenIds, advantages: Sequence[float]) -> Gradient:
+def score_gradient(answer: Ids, advantages: Sequence[float]) -> Gradient:
     """Σ_t A_t ∇ log π(token_t | what went before), the gradient that the trainer takes."""
     gradient = {}
     for t, (taken, advantage) in enumerate(zip(answer, advantages, strict=True)):

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import treetune.parts  # noqa: F401  (registers them)
+from tests.columns import plain
 from tests.episode_generators import tabular_mdp as mdp
 from tests.episode_generators import threads
 from tests.episode_generators.threads import EXAMPLE, USELESS_THREAD, answer, block, part
@@ -151,7 +152,7 @@ def test_only_threads_that_were_sampled_beside_each_other_shorten_the_path_unles
         part("\n"),
         "</Parallel>",
     )
-    assert written.response_ids == forked.response_ids
+    assert plain(written.response_ids) == plain(forked.response_ids)
     saved = 9 / len(written.response_ids)
     both = [written, forked]
     as_published = rewards(Total()).bonuses(threads.context(), both)

@@ -9,7 +9,7 @@ import pytest
 from tests.episode_generators import tabular_mdp as mdp
 from tests.fake_engine import FakeEngine
 from treetune.episode_generators.credit.monte_carlo import MonteCarlo
-from treetune.episode_generators.rollout.answers import said
+from treetune.episode_generators.rollout.answers import before_stop
 from treetune.episode_generators.rollout.single_turn import SingleTurn
 from treetune.vocabulary import Problem, TokenIds
 
@@ -45,7 +45,7 @@ def test_a_stop_string_ends_an_answer_with_what_was_sampled_and_nothing_else() -
 def test_a_stop_string_is_not_shown_to_graders_and_is_no_step_of_its_own() -> None:
     pool = mdp.InlinePool()
     trajectories, _ = ROLLOUT.run(mdp.context(engine=engine(), grader=pool), mdp.problems(2))
-    assert {text for _, text in pool.submitted} == {said(t.text, (STOP,)) for t in trajectories}
+    assert {text for _, text in pool.submitted} == {before_stop(t.text, (STOP,)) for t in trajectories}
     stopped = [t for t in trajectories if STOP in t.text]
     assert any(t.text == STOP for t in stopped), "an answer of nothing else"
     for t in stopped:
@@ -71,7 +71,7 @@ def test_continuations_are_graded_without_the_stop_string_that_ended_them() -> N
     [("a\n\n\nP: b", "a"), ("a", "a"), ("", ""), ("\n\n\nP: b", ""), ("1;2\n\n\nP:", "1")],
 )
 def test_what_an_answer_says_ends_before_the_first_stop_string(text: str, words: str) -> None:
-    assert said(text, ("\n\n\nP:", ";")) == words
+    assert before_stop(text, ("\n\n\nP:", ";")) == words
 
 
 def test_prompt_and_answer_never_exceed_the_context_where_long_prompts_are_allowed() -> None:

@@ -7,6 +7,7 @@ import math
 
 import pytest
 
+from tests.columns import plain
 from tests.episode_generators import tabular_mdp as mdp
 from treetune.episode_generators.base import Credit
 from treetune.episode_generators.credit.group import Group
@@ -24,7 +25,7 @@ def expected_gradient(credit: Credit, group_size: int, engine: mdp.TabularEngine
         episodes, _ = credit.assign(mdp.context(engine=engine), trajectories)
         for episode in episodes:
             assert episode.advantages is not None
-            term = mdp.score_gradient(episode.response_ids, episode.advantages)
+            term = mdp.score_gradient(plain(episode.response_ids), episode.advantages.tolist())
             mdp.add(total, term, probability / group_size)
     return total
 
@@ -69,7 +70,7 @@ def test_monte_carlo_gives_each_step_its_exact_advantage_when_sampling_has_no_no
     for episode in episodes:
         assert episode.advantages is not None
         assert episode.step_values is not None
-        answer, start = episode.response_ids, 0
+        answer, start = plain(episode.response_ids), 0
         for end, before in zip(episode.step_ends, episode.step_values, strict=True):
             exact = mdp.value(answer[:end]) - mdp.value(answer[:start])
             assert before == pytest.approx(mdp.value(answer[:start]), abs=1e-12)
@@ -91,7 +92,7 @@ def test_monte_carlo_mean_over_seeds_is_the_exact_advantage_within_its_standard_
                 sums[row, step] = sums.get((row, step), 0.0) + advantage
                 squares[row, step] = squares.get((row, step), 0.0) + advantage**2
     for (row, step), total in sums.items():
-        answer, ends = trajectories[row].response_ids, (0, *trajectories[row].step_ends)
+        answer, ends = plain(trajectories[row].response_ids), (0, *trajectories[row].step_ends)
         exact = mdp.value(answer[: ends[step + 1]]) - mdp.value(answer[: ends[step]])
         variance = squares[row, step] / seeds - (total / seeds) ** 2
         # 4.5 standard errors for some forty estimates: fixed seeds, so it passes or it doesn't.

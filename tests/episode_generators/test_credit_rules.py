@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.columns import plain
 from tests.episode_generators import tabular_mdp as mdp
 from treetune.episode_generators.base import Credit
 from treetune.episode_generators.credit.gae import Gae, gae
@@ -51,7 +52,7 @@ def test_rloo_with_one_answer_names_the_problem_and_the_remedy() -> None:
 def test_answers_are_compared_within_their_problem_only(credit: Credit) -> None:
     trajectories = group([RIGHT, RIGHT]) + group([RIGHT, WRONG], problem=1)
     episodes, metrics = credit.assign(mdp.context(), trajectories)
-    of_answers = [set(episode.advantages or ()) for episode in episodes]
+    of_answers = [set(plain(episode.advantages)) for episode in episodes]
     assert of_answers[:2] == [{0.0}, {0.0}]
     (better,), (worse,) = of_answers[2:]
     assert better == -worse > 0
@@ -63,10 +64,10 @@ def test_episodes_keep_what_the_trajectory_knew(credit: Credit) -> None:
     trajectories = group([RIGHT, WRONG])
     episodes, _ = credit.assign(mdp.context(), trajectories)
     for trajectory, episode in zip(trajectories, episodes, strict=True):
-        assert episode.response_ids == trajectory.response_ids
-        assert episode.prompt_ids == trajectory.prompt_ids
-        assert episode.trained == (True,) * len(episode.response_ids)
-        assert episode.behaviour_logprobs == (-0.5,) * len(episode.response_ids)
+        assert plain(episode.response_ids) == plain(trajectory.response_ids)
+        assert plain(episode.prompt_ids) == plain(trajectory.prompt_ids)
+        assert plain(episode.trained) == (True,) * len(episode.response_ids)
+        assert plain(episode.behaviour_logprobs) == (-0.5,) * len(episode.response_ids)
         assert (episode.reward, episode.group) == (trajectory.reward, "train/0")
         assert (episode.trajectory, episode.policy_version) == (trajectory.id, 3)
         assert (episode.step_ends, episode.text) == (trajectory.step_ends, trajectory.text)
@@ -75,14 +76,14 @@ def test_episodes_keep_what_the_trajectory_knew(credit: Credit) -> None:
 
 def test_outcome_gives_every_token_the_reward() -> None:
     (episode,), metrics = Outcome().assign(mdp.context(), group([RIGHT]))
-    assert episode.advantages == (1.0,) * 4
+    assert plain(episode.advantages) == (1.0,) * 4
     assert metrics["credit/advantage_mean"] == 1.0
 
 
 def test_credit_is_for_the_reward_and_the_score_stays_beside_it() -> None:
     answer = replace(group([RIGHT])[0], bonus=-0.25)
     (episode,), _ = Outcome().assign(mdp.context(), [answer])
-    assert (episode.score, episode.reward, set(episode.advantages or ())) == (1.0, 0.75, {0.75})
+    assert (episode.score, episode.reward, set(plain(episode.advantages))) == (1.0, 0.75, {0.75})
 
 
 def test_injected_tokens_are_not_trained_and_the_oldest_policy_signs() -> None:
@@ -101,8 +102,8 @@ def test_injected_tokens_are_not_trained_and_the_oldest_policy_signs() -> None:
         step_ends=(2, 5),
     )
     (episode,), _ = Outcome().assign(mdp.context(), [trajectory])
-    assert episode.trained == (True, True, False, True, True)
-    assert episode.behaviour_logprobs == (-1.0, -2.0, 0.0, -3.0, -4.0)
+    assert plain(episode.trained) == (True, True, False, True, True)
+    assert plain(episode.behaviour_logprobs) == (-1.0, -2.0, 0.0, -3.0, -4.0)
     assert episode.policy_version == 4
 
 

@@ -51,7 +51,7 @@ def test_means_are_over_the_answers_that_have_the_number_and_over_correct_ones()
     metrics = trajectory_metrics(mdp.context(), own)
     assert (metrics["turns/count"], metrics["turns/count_max"]) == (1.0, 2.0)
     assert metrics["turns/letters"] == sum(len(one.text) for one in own) / len(own)
-    correct = [place for place, one in enumerate(own[:3]) if one.grade.right]
+    correct = [place for place, one in enumerate(own[:3]) if one.grade.correct]
     assert 0 < len(correct) < 3
     assert metrics["turns/count_right"] == sum(correct) / len(correct)
     assert "turns/letters_max" not in metrics

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.columns import plain
 from tests.episode_generators.scripted_engine import Script, ScriptedEngine
 from tests.episode_generators.threads import CODEC, TAG_IDS, context, decode
 from treetune.episode_generators.base import GenerationContext
@@ -23,7 +23,7 @@ from treetune.inference.base import Engine, Request
 from treetune.inference.journal import JournaledEngine
 from treetune.tasks.threads.counting import count
 from treetune.tasks.threads.grammar import pieces
-from treetune.vocabulary import Problem, Trajectory, sees
+from treetune.vocabulary import Problem, Trajectory, joined, sees
 
 
 def faults(text: str) -> list[str]:
@@ -84,12 +84,12 @@ def test_a_thread_sees_everything_before_it_and_its_header_but_no_sibling() -> N
 
 def test_what_each_call_saw_follows_from_the_segments() -> None:
     trajectory, engine = grown(USUAL)
-    sampled = {prompt_ids: said for (prompt_ids, _), said in engine.answered.items()}
+    sampled = {prompt_ids: ids for (prompt_ids, _), ids in engine.answered.items()}
     for place, segment in enumerate(trajectory.segments):
         if segment.origin == "sampled":
             before = [s for s in trajectory.segments[:place] if sees(segment.branch, s.branch)]
-            prompt = trajectory.prompt_ids + tuple(itertools.chain(*(s.token_ids for s in before)))
-            assert sampled.pop(prompt) == segment.token_ids
+            prompt = plain(joined([trajectory.prompt_ids, *(s.token_ids for s in before)]))
+            assert sampled.pop(prompt) == plain(segment.token_ids)
             assert segment.logprobs is not None and segment.seconds == 1.0
     assert not sampled, "each call is in the answer once"
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.columns import plain
 from tests.episode_generators import tabular_mdp as mdp
 from tests.episode_generators import threads
 from treetune.episode_generators.base import GenerationContext
@@ -23,20 +24,20 @@ SINGLE_TURN = SingleTurn(samples=4, max_tokens=mdp.LONGEST)
 def test_trajectories_come_in_the_order_of_problem_and_sample() -> None:
     trajectories, _ = SINGLE_TURN.run(mdp.context(), mdp.problems(5))
     assert [t.id for t in trajectories] == [f"train/{p}#{s}" for p in range(5) for s in range(4)]
-    assert len({t.response_ids for t in trajectories}) > 4
+    assert len({plain(t.response_ids) for t in trajectories}) > 4
 
 
 def test_a_trajectory_holds_what_the_engine_sampled() -> None:
     trajectories, _ = SINGLE_TURN.run(mdp.context(), mdp.problems(3))
     for t in trajectories:
         (segment,) = t.segments
-        assert t.prompt_ids == mdp.encode(t.problem.prompt)
+        assert plain(t.prompt_ids) == mdp.encode(t.problem.prompt)
         assert t.text == mdp.decode(segment.token_ids)
         assert segment.origin == "sampled"
         assert segment.policy_version == 3
-        assert segment.logprobs == (-0.5,) * len(segment.token_ids)
-        assert t.step_ends == mdp.step_ends(segment.token_ids)
-        assert t.reward == mdp.reward(segment.token_ids)
+        assert plain(segment.logprobs) == (-0.5,) * len(segment.token_ids)
+        assert t.step_ends == mdp.step_ends(plain(segment.token_ids))
+        assert t.reward == mdp.reward(plain(segment.token_ids))
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
@@ -172,11 +173,11 @@ def test_demonstrations_need_no_engine_and_end_with_the_end_token() -> None:
     assert len(trajectories) == 40
     for t in trajectories:
         (segment,) = t.segments
-        assert t.response_ids == (*mdp.encode(t.text), mdp.EOS)
+        assert plain(t.response_ids) == (*mdp.encode(t.text), mdp.EOS)
         assert t.finish_reason == "stop"
         assert segment.origin == "sampled"
         assert segment.logprobs is None
-        assert t.step_ends == mdp.step_ends(t.response_ids)
+        assert t.step_ends == mdp.step_ends(plain(t.response_ids))
     assert metrics["episodes/reward"] == sum(t.text.count("a") >= 2 for t in trajectories) / 40
     assert len({t.text for t in trajectories}) == 3
 
@@ -215,7 +216,7 @@ def test_a_demonstration_with_threads_becomes_what_a_rollout_would_have_made_of_
         ("\n", "injected", ()),
         ("</Parallel>\nab", "sampled", ()),
     ]
-    assert trajectory.response_ids == (*threads.encode(WRITTEN), threads.CODEC.eos_id)
+    assert plain(trajectory.response_ids) == (*threads.encode(WRITTEN), threads.CODEC.eos_id)
     assert trajectory.step_ends[-1] == len(trajectory.response_ids)
     lengths = [b - a for a, b in itertools.pairwise((0, *trajectory.step_ends))]
     assert lengths == [len(segment.token_ids) for segment in trajectory.segments]

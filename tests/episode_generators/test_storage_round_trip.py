@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.columns import plain
 from tests.episode_generators import tabular_mdp as mdp
 from treetune.episode_generators.storage import (
     read_episodes,
@@ -116,15 +117,14 @@ def episode(number: int = 0) -> Episode:
     )
 
 
-def test_an_episodes_file_has_a_column_per_field_and_the_text_for_readers(tmp_path: Path) -> None:
+def test_an_episodes_file_has_a_column_per_field_and_the_prompts_text(tmp_path: Path) -> None:
     import pyarrow as pa
 
     write_episodes(tmp_path / "episodes.arrow", [episode()], mdp.CODEC)
     with pa.ipc.open_stream(tmp_path / "episodes.arrow") as reader:
         table = reader.read_all()
-    assert table.column_names == [field.name for field in fields(Episode)] + ["prompt", "tokens"]
+    assert table.column_names == [field.name for field in fields(Episode)] + ["prompt"]
     assert table.column("prompt").to_pylist() == ["7?"]
-    assert table.column("tokens").to_pylist() == [["a", ";", "b", ""]]
     assert read_episodes(tmp_path / "episodes.arrow") == [episode()]
 
 
@@ -178,6 +178,6 @@ def test_what_fails_while_writing_leaves_the_old_file_and_nothing_beside_it(tmp_
     for data in ({"handle": object()}, {"map": {1: 2}}, {"tuple()": 1}):
         problem = Problem(id="train/9", prompt="9?", gold="", data=data)
         with pytest.raises(ValueError, match="'train/9' has data that can't be stored"):
-            write_trajectories(path, [mdp.trajectory(kept.response_ids, problem)])
+            write_trajectories(path, [mdp.trajectory(plain(kept.response_ids), problem)])
     assert read_trajectories(path) == [kept]
     assert [file.name for file in tmp_path.iterdir()] == ["trajectories.arrow"]

@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.episode_generators.bigram_model import MANY_THREADS, THREADS, BigramModel, bigram_model
+from tests.columns import plain
 from tests.episode_generators.tabular_mdp import LetterTask
-from tests.inference.stubs import process_named
 from tests.runtime.in_process import directory_of
 from tests.runtime.shared_server import shared_server
 from treetune.episode_generators.base import Credit, GenerationContext
@@ -33,10 +32,12 @@ from treetune.runtime.commands import run_iteration_loop
 from treetune.tasks.base import Split
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.final_answer import FinalAnswer
-from treetune.trainers.base import DeepSpeedTrainer
+from treetune.testing.bigram_model import MANY_THREADS, THREADS, BigramModel, bigram_model
+from treetune.testing.processes import process_named
+from treetune.trainers.base import Trainer
 from treetune.trainers.batching import Layout
 from treetune.trainers.objectives.ppo import ClippedPolicyGradient
-from treetune.vocabulary import Grade, Problem, Trajectory, sees
+from treetune.vocabulary import Grade, Problem, Trajectory, joined, sees
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
@@ -119,8 +120,10 @@ def assert_sampled_after_what_it_saw(trajectory: Trajectory, model: BigramModel)
     for place, segment in enumerate(trajectory.segments):
         if segment.origin == "sampled":
             before = [s for s in trajectory.segments[:place] if sees(segment.branch, s.branch)]
-            context = trajectory.prompt_ids + tuple(itertools.chain(*(s.token_ids for s in before)))
-            assert segment.logprobs == pytest.approx(model.logprobs(context, segment.token_ids), abs=2e-3)
+            context = plain(joined([trajectory.prompt_ids, *(s.token_ids for s in before)]))
+            assert plain(segment.logprobs) == pytest.approx(
+                model.logprobs(context, plain(segment.token_ids)), abs=2e-3
+            )
             assert segment.seconds is not None and segment.seconds > 0
 
 
@@ -177,7 +180,9 @@ def test_a_server_killed_in_the_middle_of_joins_changes_no_answer_and_loses_none
     killed = Watched(engine, at=len(undisturbed.requests) // 2)
     assert answered(killed, models["threads"], problems=100) == expected
     assert engine.restarts == restarts + 1
-    calls = [sorted((one.seed, one.prompt_ids) for one in run.requests) for run in (killed, undisturbed)]
+    calls = [
+        sorted((one.seed, plain(one.prompt_ids)) for one in run.requests) for run in (killed, undisturbed)
+    ]
     assert calls[0] == calls[1], "each call once"
 
 
@@ -207,7 +212,7 @@ def test_a_run_trains_on_what_each_call_saw(
             rollout=ParallelThreads(samples=4, max_tokens=120, max_depth=2),
             credit=credit,
             selection=All(),
-            trainer=DeepSpeedTrainer(
+            trainer=Trainer(
                 objective=ClippedPolicyGradient(), learning_rate=1e-3, layout=layout, measure_kl=False
             ),
             iterations=2,

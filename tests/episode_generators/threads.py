@@ -9,12 +9,12 @@ from typing import Any
 from tests.episode_generators import tabular_mdp as mdp
 from treetune.episode_generators.base import GenerationContext
 from treetune.tasks.threads.tags import TAGS, TagIds
-from treetune.vocabulary import Branch, Grade, Problem, Segment, TextCodec, TokenIds, Trajectory
+from treetune.vocabulary import Branch, Grade, Problem, Segment, TextCodec, Trajectory
 
 TOKENS = (*TAGS, *"ab;?0123456789.:\n ")
 
 
-def encode(text: str) -> TokenIds:
+def encode(text: str) -> tuple[int, ...]:
     ids = []
     while text:
         token = next(token for token in TOKENS if text.startswith(token))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from treetune.inference.launch import Launch
 from treetune.inference.ranks import RankFiles
 from treetune.inference.server import OwnServer
 from treetune.inference.settings import VllmSettings
-from treetune.vocabulary import TokenIds
+from treetune.vocabulary import TokenIds, token_array
 
 from . import stub_server
 
@@ -89,9 +88,9 @@ class Stub:
 
         def score(pairs: list[tuple[TokenIds, TokenIds]]) -> list[list[float]]:
             weights = f"weights {version}"
-            return [stub_server.sample(weights, list(p), 0, len(ids))[1] for p, ids in pairs]
+            return [stub_server.sample(weights, p.tolist(), 0, len(ids))[1] for p, ids in pairs]
 
-        return Canary(prompts=[(1, 2), (3,)], score=score, max_tokens=4)  # type: ignore[arg-type]
+        return Canary(prompts=[token_array((1, 2)), token_array((3,))], score=score, max_tokens=4)  # type: ignore[arg-type]
 
 
 def request(seed: int, n: int = 2, prompt: TokenIds = (1, 2, 3), max_tokens: int = 5) -> Request:
@@ -118,14 +117,6 @@ def alive(pid: int) -> bool:
 
 def none_alive(pids: list[int]) -> bool:
     return not any(alive(pid) for pid in pids)
-
-
-def process_named(title: str) -> int:
-    """The process below this one whose command line begins with `title`."""
-    for pid in below(os.getpid()):
-        if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(title.encode()):
-            return pid
-    raise AssertionError(f"no {title} runs below this process")
 
 
 def below(pid: int) -> list[int]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.fake_engine import FakeEngine
 from treetune.inference.base import Completion, EngineError, Request, SamplingParams
 from treetune.inference.journal import JournaledEngine, journal_line, read_journal, request_key
-from treetune.vocabulary import TokenIds
+from treetune.vocabulary import FinishReason
 
 EOS = 3
 
@@ -81,15 +81,19 @@ def test_whatever_makes_an_answer_differ_makes_the_key_differ() -> None:
     assert len(set(keys)) == len(keys)
 
 
+def completion(tokens: list[tuple[int, float]], reason: FinishReason, version: int) -> Completion:
+    return Completion([i for i, _ in tokens], [logprob for _, logprob in tokens], reason, version)  # type: ignore[arg-type]
+
+
+single = st.floats(max_value=0, allow_nan=False, allow_infinity=False, width=32)
+double = st.floats(max_value=0, allow_nan=False, allow_infinity=False)
 completions = st.lists(
     st.builds(
-        Completion,
-        token_ids=st.lists(st.integers(0, 1 << 17), max_size=4).map(tuple),
-        logprobs=st.lists(st.floats(max_value=0, allow_nan=False, allow_infinity=False), max_size=4).map(
-            tuple
-        ),
-        finish_reason=st.sampled_from(["stop", "length"]),
-        policy_version=st.integers(0, 1000),
+        completion,
+        st.lists(st.tuples(st.integers(0, 1 << 17), single), max_size=4)
+        | st.lists(st.tuples(st.integers(0, 1 << 17), double), max_size=4),
+        st.sampled_from(["stop", "length"]),
+        st.integers(0, 1000),
     ),
     max_size=3,
 )
@@ -130,22 +134,42 @@ def test_lines_that_are_no_records_hide_no_others(
         assert read_journal(path) == written
 
 
+def test_a_journal_from_before_numbers_were_written_as_bytes_is_read(tmp_path: Path) -> None:
+    answer = Completion([5, 3], [-0.25, -1e-3], "stop", 2, 0.5)  # type: ignore[arg-type]
+    path = tmp_path / "journal.jsonl"
+    path.write_text('["old",[[[5,3],[-0.25,-0.001],"stop",2,0.5]]]\n' + journal_line("new", [answer]))
+    assert read_journal(path) == {"old": [answer], "new": [answer]}
+
+
+@given(entries)
+def test_numbers_come_back_in_the_width_that_they_had(written: dict[str, list[Completion]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "journal.jsonl"
+        path.write_text("".join(journal_line(key, answer) for key, answer in written.items()))
+        read = read_journal(path)
+    pairs = [(c, d) for key in written for c, d in zip(written[key], read[key], strict=True)]
+    assert all(c.logprobs.tobytes() == d.logprobs.tobytes() for c, d in pairs)
+    assert all(c.logprobs.dtype == d.logprobs.dtype for c, d in pairs)
+
+
 def test_what_follows_from_answers_is_kept_and_numbered_alike_whether_sampled_or_found(
     tmp_path: Path,
 ) -> None:
-    def grown(engine: JournaledEngine, depth: int = 2) -> tuple[list[list[Completion]], dict[TokenIds, int]]:
+    def grown(
+        engine: JournaledEngine, depth: int = 2
+    ) -> tuple[list[list[Completion]], dict[tuple[int, ...], int]]:
         """Two requests, from each of which two follow, from each of which two follow."""
         owners = [((i,), 0) for i in range(2)]
-        seen: dict[TokenIds, int] = {}
+        seen: dict[tuple[int, ...], int] = {}
 
         def on_result(index: int, completions: list[Completion]) -> list[Request]:
             path, level = owners[index]
-            seen[path] = completions[0].token_ids[0]
+            seen[path] = int(completions[0].token_ids[0])
             following = [((*path, i), level + 1) for i in range(2)] if level < depth else []
             owners.extend(following)
             return [request(path) for path, _ in following]
 
-        def request(path: TokenIds) -> Request:
+        def request(path: tuple[int, ...]) -> Request:
             return Request((0, *path), sum(path), 1, SamplingParams(6))
 
         results = engine.generate([request((i,)) for i in range(2)], on_result)

@@ -20,9 +20,10 @@ import pytest
 from treetune.inference.base import Canary, Completion, EngineError, Request, SamplingParams
 from treetune.inference.engine import VllmEngine
 from treetune.inference.settings import VllmSettings
+from treetune.testing.processes import process_named
 from treetune.vocabulary import TokenIds
 
-from .stubs import below, none_alive, process_named, until
+from .stubs import below, none_alive, until
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

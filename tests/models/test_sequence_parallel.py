@@ -43,7 +43,7 @@ def test_every_position_is_one_ranks_own(width: int) -> None:
     positions_N = torch.arange(3 * width)
     found = []
     for rank in range(2):
-        mine_M, places_M = parallel(2, rank).own(positions_N, width)
+        mine_M, places_M = parallel(2, rank).own_positions(positions_N, width)
         found += mine_M.tolist()
         part = (width + 1) // 2
         for at, place in zip(mine_M.tolist(), places_M.tolist(), strict=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from html.parser import HTMLParser
 from pathlib import Path
 
+CELLS = {"td", "th", "dt", "dd", "li", "p"}
 VOID = {"meta", "br", "hr", "img", "link"}
 
 
@@ -34,6 +35,7 @@ class Page(HTMLParser):
     def handle_endtag(self, tag: str) -> None:
         assert self.open[-1:] == [tag], f"</{tag}> closes {self.open[-1:]}"
         self.open.pop()
+        self.text += " " if tag in CELLS else ""
         self._inside.pop()
 
     def handle_data(self, data: str) -> None:
@@ -41,6 +43,11 @@ class Page(HTMLParser):
             self.text += data
         for number in self._inside:
             self._texts[number] += data
+
+    @property
+    def words(self) -> str:
+        """The visible text with one space for whatever white space there is."""
+        return " ".join(self.text.split())
 
     def count(self, tag: str, word: str) -> int:
         return sum(

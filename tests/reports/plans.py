@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import treetune.parts  # noqa: F401  (registers numbers of answers)
 from tests.reports import fabricated
 from treetune.tables.columns import Column
 from treetune.tables.runs import Plan, PlannedRun, refreshed
 from treetune.tables.settings import Cell, MethodRow, Reproduction, TableExperiment
 
 BY_NAME = {"SFT": "sft", "PPO": "ppo", "Vine_PPO": "vine"}
-ACCOUNT = {"command": "`the command`"}
+ACCOUNT = {"command": "the command"}
 
 
 def config(base: Path, seed: int, name: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from treetune.episode_generators.storage import write_episodes
+from treetune.episode_generators.storage import TOKENS, write_episodes, write_tokens
 from treetune.vocabulary import Episode, TextCodec
 
 CODEC = TextCodec(
@@ -122,7 +122,7 @@ def write_experiment(
         "rollout": {"type": "single_turn"},
         "credit": {"type": "monte_carlo", "samples": 3},
         "selection": {"type": "all"},
-        "trainer": {"type": "deepspeed", "objective": {"type": "ppo"}},
+        "trainer": {"objective": {"type": "ppo"}},
     }
     (path / "config.json").write_text(json.dumps(config))
     manifest = {
@@ -139,6 +139,7 @@ def write_experiment(
     (path / "metrics.jsonl").write_text("".join(rows))
     for iteration, value in ({iterations: 0.9} if passes is None else passes).items():
         write_summary(path, iteration, "test", summary(value))
+    write_tokens(path / TOKENS, CODEC, 256)
     if episodes:
         last = path / "iterations" / f"{max(0, iterations - 1):04d}" / "episodes.arrow"
         write_episodes(last, list(episodes), CODEC)

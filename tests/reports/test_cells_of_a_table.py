@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Mapping
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.reports import fabricated
+from tests.reports.page import Page
 from tests.reports.plans import ACCOUNT, BY_NAME, config, finish, plan_of
+from treetune.reports.tables.as_json import as_json
 from treetune.reports.tables.curves import curves
 from treetune.reports.tables.figures import draw_curves, draw_panels, draw_table
-from treetune.reports.tables.formats import as_json, as_markdown
 from treetune.reports.tables.latex import as_latex
+from treetune.reports.tables.markdown import as_markdown
 from treetune.reports.tables.measure import measure
 from treetune.reports.tables.page import as_html
 from treetune.reports.tables.panels import panel_curves, panel_notes, panels_json
@@ -142,28 +143,11 @@ def test_a_number_of_an_analysis_is_read_with_its_interval(tmp_path: Path) -> No
     assert "no 'numbers.error': at 'error' there is errors" in measure(plan).cells["PPO", "error"].absent[1]
 
 
-class _Balanced(HTMLParser):
-    """Fails where a tag is closed that is not the open one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: Any) -> None:
-        if tag != "meta":
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-
 def test_the_page_is_whole_and_names_are_escaped(tmp_path: Path) -> None:
     rows = (MethodRow(name="a <b> & c", experiment="ppo"), MethodRow(name="d", experiment="vine"))
     plan = finish(plan_of(tmp_path, rows=rows, baseline="d"), {"sft": 0.4, "ppo": 0.5})
     page = as_html(measure(plan), curves(plan), ACCOUNT)
-    parser = _Balanced()
-    parser.feed(page)
-    assert parser.open == []
+    assert Page(page).open == []
     assert "a &lt;b&gt; &amp; c" in page
     assert page.count("<figure>") == 3
 
@@ -175,6 +159,17 @@ def test_figures_are_drawn_with_cells_that_are_missing(tmp_path: Path) -> None:
     draw_curves(results, curves(plan), [tmp_path / "curves.png", tmp_path / "curves.svg"])
     assert (tmp_path / "table.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (tmp_path / "curves.svg").read_text()
+
+
+def test_curves_are_named_after_the_set_that_they_show(tmp_path: Path) -> None:
+    """Which is seldom the one that the column reports."""
+    columns = (Column(name="test pass@1", evaluation="test", curve="validation"),)
+    rows = (MethodRow(name="PPO", experiment="ppo"),)
+    plan = finish(plan_of(tmp_path, columns=columns, rows=rows), {"sft": 0.4, "ppo": 0.5})
+    page = Page(as_html(measure(plan), curves(plan), ACCOUNT))
+    assert "Over training: pass@1 on validation (%)" in page.words
+    figure = draw_curves(measure(plan), curves(plan), [])
+    assert [axes.get_title("left") for axes in figure.axes] == ["pass@1 on validation (%)", "", ""]
 
 
 PANELS = (
@@ -213,9 +208,7 @@ def test_panels_hold_any_metric_and_evaluation_along_training(tmp_path: Path) ->
     assert "| Vine_PPO | – | – | – |" in markdown
     assert "![Over training](some_panels.png)" in markdown
     page = as_html(results, [], ACCOUNT, curves_found)
-    parser = _Balanced()
-    parser.feed(page)
-    assert parser.open == [] and page.count("<figure>") == 3
+    assert Page(page).open == [] and page.count("<figure>") == 3
     written = next(one for one in panels_json(curves_found) if one["row"] == "PPO" and one["metric"])
     assert written["metric"] == "train/entropy" and written["points"][0]["by_seed"] == {"1": 1.0, "2": 2.0}
     draw_panels(results, curves_found, [tmp_path / "panels.png", tmp_path / "panels.svg"])

@@ -1,27 +1,84 @@
-"""Axes are round and cover what they show."""
+"""Axes say what they show, and curves that would hide each other are all seen."""
 
-from hypothesis import given
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from treetune.reports.charts import number, stacked_bars, ticks
+from treetune.reports.charts import Series, limits, line_chart, number, stacked_bars, tick_labels
 
 FINITE = st.floats(-1e9, 1e9).map(lambda x: round(x, 6))
 
 
-@given(low=FINITE, span=st.floats(1e-4, 1e9))
-def test_ticks_cover_the_range_and_are_few(low: float, span: float) -> None:
-    marks = ticks(low, low + span)
-    slack = 1e-6 * max(1.0, abs(low), span)
-    assert marks[0] <= low + slack
-    assert marks[-1] >= low + span - slack
-    assert 2 <= len(marks) <= 12
-    assert marks == sorted(marks)
+@given(low=FINITE, step=st.floats(1e-4, 1e8).map(lambda x: round(x, 6)))
+@example(low=36.01, step=0.01)
+@example(low=36_012.0, step=1.0)
+@example(low=1e-6, step=1e-7)
+def test_no_two_ticks_have_the_same_label(low: float, step: float) -> None:
+    assume(step > 1e-8 * abs(low))
+    labels = tick_labels([low + i * step for i in range(5)])
+    assert len(set(labels)) == 5, labels
 
 
-@given(value=FINITE)
-def test_a_single_value_gets_an_axis_around_it(value: float) -> None:
-    marks = ticks(value, value)
-    assert marks[0] < marks[-1]
+def test_tick_labels_are_as_short_as_they_can_be() -> None:
+    assert tick_labels([36.01, 36.02, 36.03]) == ["36.01", "36.02", "36.03"]
+    assert tick_labels([0, 20_000, 40_000]) == ["0", "20k", "40k"]
+    assert tick_labels([0.0, 0.25, 0.5]) == ["0", "0.25", "0.50"]
+    assert tick_labels([0.0, 1e-6, 2e-6]) == ["0", "1e-06", "2e-06"]
+
+
+@given(values=st.lists(FINITE, min_size=1))
+def test_an_axis_holds_its_values_and_does_not_cross_zero_for_nothing(values: list[float]) -> None:
+    low, high = limits(values)
+    assert low < high and low <= min(values) and high >= max(values)
+    assert low >= 0 or min(values) < 0
+    assert high <= 0 or max(values) > 0 or set(values) == {0.0}
+
+
+@pytest.mark.parametrize("value", [0.0, 0.5, -2.0])
+def test_what_is_always_the_same_is_shown_from_zero_on(value: float) -> None:
+    low, high = limits([value] * 5)
+    assert 0 in (low, high)
+    assert low <= value <= high <= max(1.0, 1.1 * value)
+
+
+def test_iterations_are_whole_numbers_and_so_are_the_ticks() -> None:
+    chart = line_chart("loss", [Series("loss", [(1, 0.5), (2, 0.7)], "own")])
+    ticks = re.findall(r"text-anchor:middle[^>]*>([^<]*)<", chart)
+    assert ticks == ["1", "2"]
+
+
+def strokes(figure: str) -> list[str]:
+    return re.findall(r"[^\"]*stroke:var\(--c\d\)[^\"]*", figure)
+
+
+def test_curves_in_the_same_place_take_turns_so_that_each_is_seen() -> None:
+    rows = [Series(f"row {i}", [(1, 0.2), (2, 0.2), (3, 0.5 if i == 2 else 0.2)], f"c{i}") for i in range(3)]
+    first, second, other = strokes(line_chart("accuracy", rows))
+    assert "dasharray:7.2,7.2" in first and "dasharray:7.2,7.2" in second and "dasharray" not in other
+    assert "dashoffset:7.2" in second and "dashoffset" not in first
+    radii = re.findall(r'r="([\d.]+)"', line_chart("accuracy", rows))
+    assert radii[0] > radii[3], "what is drawn below is larger"
+
+
+def test_levels_in_the_same_place_take_turns_as_well() -> None:
+    rows = [Series(f"row {i}", [(4, 0.2)], f"c{i}", is_level=True) for i in range(2)]
+    assert all("dasharray:7.2,10.8" in stroke for stroke in strokes(line_chart("accuracy", rows)))
+
+
+def test_points_say_what_they_are_when_the_pointer_rests_on_them() -> None:
+    chart = line_chart("accuracy", [Series("<a>", [(1, 0.25), (2, 0.5)], "c0", {2: (0.4, 0.6)})])
+    assert "<title>&lt;a&gt;, 1: 0.25</title>" in chart
+    assert "<title>&lt;a&gt;, 2: 0.5 [0.4, 0.6]</title>" in chart
+
+
+def test_a_chart_of_many_iterations_stays_small() -> None:
+    assert (
+        len(line_chart("loss", [Series("loss", [(i, (i * 37) % 11) for i in range(1000)], "own")])) < 20_000
+    )
 
 
 def test_numbers_have_three_digits_and_no_noise() -> None:
@@ -31,5 +88,5 @@ def test_numbers_have_three_digits_and_no_noise() -> None:
 
 def test_many_iterations_are_averaged_into_few_bars() -> None:
     bars = stacked_bars("time", [(str(i), {"generation": 1.0}) for i in range(1, 1001)], "s")
-    assert bars.count("<rect") <= 60
+    assert bars.count("var(--generation)") <= 60
     assert "iteration 1–17: generation 1 s" in bars

@@ -39,7 +39,7 @@ def test_the_report_shows_results_curves_times_and_coloured_steps(tmp_path: Path
         "clip fraction",
     ):
         assert any(title in (attrs.get("aria-label") or "") for _, attrs in page.elements), title
-    assert page.count("rect", "generation") == 25
+    assert page.text.count(": generation 1.9 s") == 25
     assert page.count("article", "episode") == len(EPISODES)
     assert "-0.90" in page.text, "the step that ruined an answer is shown with its advantage"
     assert "Not here (yet)" not in page.text
@@ -145,7 +145,7 @@ def test_every_figure_is_well_formed(tmp_path: Path) -> None:
     assert len(figures) > 20
     for figure in figures:
         ElementTree.fromstring(figure)
-        assert "nan" not in figure
+        assert "nan" not in figure and "#" not in figure, "all colours are the page's"
 
 
 def test_text_from_models_and_files_is_escaped(tmp_path: Path) -> None:
@@ -241,5 +241,14 @@ def test_a_wrong_directory_is_an_error_that_names_what_lies_below_it(tmp_path: P
     write_experiment(tmp_path / "all" / "sft")
     with pytest.raises(ValueError, match=r"no experiment.*below it lie .*sft"):
         write_report([tmp_path / "all"])
+    for name in ("evaluations", "iterations"):
+        (tmp_path / "empty" / name).mkdir(parents=True)
+    for name, text in {"config.json": "{}", "manifest.json": "{}", "metrics.jsonl": ""}.items():
+        (tmp_path / "empty" / name).write_text(text)
+    with pytest.raises(ValueError, match="no configuration, metrics or evaluations"):
+        write_report([tmp_path / "empty"])
+    assert not (tmp_path / "empty" / "report.html").exists()
+    with pytest.raises(ValueError, match=r"below it lie .*all/sft"):
+        write_report([tmp_path])
     with pytest.raises(ValueError, match="a report is about"):
         write_report([])

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import random
-from statistics import NormalDist
 
 import pytest
 
 from treetune.reports.tables.intervals import (
-    STUDENT_QUANTILES,
     over_seeds,
     over_seeds_and_problems,
-    student_quantile,
+    stretch,
 )
 
 
@@ -84,8 +82,8 @@ def test_seeds_on_different_problems_are_refused() -> None:
         over_seeds_and_problems([{"a": 1.0}, {"b": 1.0}])
 
 
-def test_quantiles_go_on_smoothly_beyond_the_table() -> None:
-    last = len(STUDENT_QUANTILES)
-    assert student_quantile(last) == pytest.approx(student_quantile(last + 1), abs=0.012)
-    assert student_quantile(30) == pytest.approx(2.042, abs=0.005)
-    assert student_quantile(10**6) == pytest.approx(NormalDist().inv_cdf(0.975), abs=1e-4)
+@pytest.mark.parametrize(("seeds", "quantile"), [(2, 12.706), (3, 4.303), (21, 2.086), (10**6, 1.960)])
+def test_few_seeds_are_stretched_by_students_quantiles(seeds: int, quantile: float) -> None:
+    """97.5 % quantiles, from any printed table."""
+    factor = stretch(seeds, "student") / stretch(seeds, "bootstrap")
+    assert factor * 1.959964 == pytest.approx(quantile, abs=6e-4)

@@ -38,7 +38,7 @@ def test_a_section_is_shown_where_it_applies_with_its_columns_of_the_results(tmp
     page = Page(write_report(paths))
     assert page.text.count("Turns & tools") == 1 and "3 iterations of turns" in page.text
     assert "no tool was called" in page.text, "what a section misses stands with what is missing"
-    assert "iterationturns" in page.text and page.text.count("4.25") == 1
+    assert "iteration turns" in page.words and page.words.count("4.25") == 1
 
 
 def test_a_section_with_nothing_to_show_has_no_title(tmp_path: Path) -> None:

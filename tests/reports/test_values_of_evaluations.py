@@ -12,9 +12,10 @@ import pytest
 
 from tests.reports import fabricated
 from tests.reports.plans import ACCOUNT, finish, plan_of
+from treetune.reports.tables.as_json import as_json
 from treetune.reports.tables.figures import draw_panels, draw_table
-from treetune.reports.tables.formats import as_json, as_markdown
 from treetune.reports.tables.latex import as_latex
+from treetune.reports.tables.markdown import as_markdown
 from treetune.reports.tables.measure import measure
 from treetune.reports.tables.page import as_html
 from treetune.reports.tables.panels import panel_curves, panel_notes, panels_json

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from treetune.episode_generators.storage import write_episodes, write_trajectories
+from treetune.episode_generators.storage import TOKENS, write_episodes, write_tokens, write_trajectories
 from treetune.tasks.threads.tags import TAGS
 from treetune.vocabulary import Branch, Episode, Grade, Problem, Segment, Stretch, TextCodec, Trajectory
 
@@ -116,6 +116,7 @@ def episode(
 def write_answers(folder: Path, answers: Sequence[Trajectory], episodes: Sequence[Episode]) -> None:
     write_trajectories(folder / "trajectories.arrow", answers)
     write_episodes(folder / "episodes.arrow", episodes, CODEC)
+    write_tokens(folder.parents[1] / TOKENS, CODEC, len(_KNOWN))
 
 
 def outlines(count: int) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.faults import Experiment
+from treetune.testing.faults import Experiment
 
 
 @pytest.fixture(scope="session")

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.faults import Experiment
 from tests.runtime.in_process import FakeSettings, directory_of, sampled_requests, small, train
 from treetune.runtime import commands
 from treetune.runtime.base import Checkpoints, Evaluation, EvaluationSet
+from treetune.testing.faults import Experiment
 from treetune.trainers.ranks import Ranks
 
 SETS = Evaluation(

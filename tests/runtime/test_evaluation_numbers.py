@@ -77,7 +77,7 @@ def test_scores_of_a_recipe_change_no_share_of_right_answers() -> None:
     """Some give a little for a wrong answer, and more than 1 for a right one."""
     plain = trajectories([[(RIGHT, False, 1), ("wrong", False, 1)], [(None, True, 2), ("wrong", False, 1)]])
     scored = [
-        replace(one, grade=replace(one.grade, reward=1.01 if one.grade.right else 0.02)) for one in plain
+        replace(one, grade=replace(one.grade, reward=1.01 if one.grade.correct else 0.02)) for one in plain
     ]
     assert summarise(scored, seed=0) == summarise(plain, seed=0)
     assert summarise(scored, seed=0)["pass_at_1"] == 0.25

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.faults import Experiment
+from treetune.testing.faults import Experiment
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 

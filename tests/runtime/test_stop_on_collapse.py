@@ -19,6 +19,7 @@ from treetune.runtime.diagnostics import Diagnostics
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.runtime.record import Record
 from treetune.runtime.watch import Collapsed, Watch
+from treetune.testing.faults import CONFIG
 from treetune.trainers.ranks import Ranks
 
 STOP = Diagnostics(
@@ -175,7 +176,7 @@ def test_the_command_line_ends_with_one_message_and_exit_code_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(lifeline, "exit_on_sigterm", lambda: None)  # the test's process keeps its own
-    file = Path(__file__).parent / "small.jsonnet"
+    file = CONFIG
     settings = f"{{directory: '{tmp_path}', diagnostics: {{on_collapse: 'stop'}}}}"
     words = ["--configs", str(file), "--override", settings]
     assert command_line.main([*words, "print_config"]) == 0

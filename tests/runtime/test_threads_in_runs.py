@@ -122,7 +122,7 @@ def test_what_shaping_remembers_is_kept_with_each_iteration(tmp_path: Path) -> N
     for iteration, memory in enumerate(memories(config)):
         plain: dict[str, list[int]] = {}
         for one in read_trajectories(directory.iteration(iteration) / "trajectories.arrow"):
-            if one.grade.right and "<Parallel>" not in one.text:
+            if one.grade.correct and "<Parallel>" not in one.text:
                 plain.setdefault(one.problem.id, []).append(len(one.response_ids))
         for problem, found in plain.items():
             moved += problem in lengths and lengths[problem] != mean(found)

@@ -15,7 +15,6 @@ import pytest
 
 from tests.models.chat_models import bpe_tokenizer, random_model, save_as_on_the_hub
 from tests.runtime import in_process
-from tests.runtime.faults import CONFIG, ROOT
 from tests.runtime.in_process import (
     FakeSettings,
     directory_of,
@@ -31,6 +30,7 @@ from treetune.models import export
 from treetune.models.sources import PretrainedModel
 from treetune.runtime import commands
 from treetune.runtime.base import Evaluation, EvaluationSet
+from treetune.testing.faults import CONFIG, ROOT
 from treetune.trainers.ranks import Ranks
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

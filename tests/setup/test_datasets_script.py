@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -12,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from scripts.prepare_datasets import main
 from treetune.tasks.math import CollegeMath, Math, OlympiadBench
 
 ROOT = Path(__file__).parents[2]
+main = runpy.run_path(str(ROOT / "scripts" / "prepare_datasets.py"))["main"]
 
 
 def write(path: Path, rows: list[dict[str, object]]) -> None:

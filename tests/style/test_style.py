@@ -1,5 +1,6 @@
 """The style checks, as pre-commit runs them, on the whole tree."""
 
+import ast
 import os
 import re
 import subprocess
@@ -84,3 +85,15 @@ def test_files_hold_one_idea_and_so_are_short() -> None:
         if path.suffix == ".py" and (lines := len(path.read_text().splitlines())) > 400
     }
     assert not long
+
+
+def test_scripts_and_tests_do_not_import_each_other() -> None:
+    """What both need is the package's: treetune.testing."""
+    wrong = []
+    for folder, others in (("scripts", {"tests"}), ("tests", {"scripts"}), ("src", {"scripts", "tests"})):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+                names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+                wrong += [f"{path}: {name}" for name in names if name.partition(".")[0] in others]
+    assert wrong == []

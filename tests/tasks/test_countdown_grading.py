@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scripts.benchmarks.hostile import hostile_answers
 from treetune.tasks.graders.countdown import CountdownGrader, CountdownScores, gold_of
 from treetune.tasks.graders.countdown_expression import (
     DEEPEST,
@@ -20,6 +19,7 @@ from treetune.tasks.graders.countdown_expression import (
     read_expression,
 )
 from treetune.tasks.graders.pool import GraderPool
+from treetune.testing.hostile import hostile_answers
 from treetune.vocabulary import Problem
 
 SCORES = CountdownScores(no_answer=0.0, malformed=0.1, wrong=0.2, right=1.0)
@@ -203,7 +203,7 @@ def test_scores_tell_right_from_wrong_for_everyone_else() -> None:
     answers = ["", "<answer>61</answer>", "<answer>62+71-70</answer>", "<answer>62+70-71</answer>"]
     grades = [grader.grade(answer, problem) for answer in answers]
     assert [grade.reward for grade in grades] == [0.01, 0.01, 0.02, 1.01]
-    assert [grade.right for grade in grades] == [False, False, False, True]
+    assert [grade.correct for grade in grades] == [False, False, False, True]
     with pytest.raises(ValueError, match=r"scores\.wrong is 1\.0.*less than 1"):
         CountdownScores(wrong=1.0)
 
@@ -320,4 +320,4 @@ def test_every_hostile_answer_gets_a_grade_in_the_pool() -> None:
     with GraderPool(CountdownGrader(), workers=1, deadline=60.0) as pool:
         grades = [future.result(timeout=300) for future in [pool.submit(one, problem) for one in responses]]
     assert {grade.outcome for grade in grades} <= {"ok", "no_answer"}
-    assert not any(grade.right for grade in grades)
+    assert not any(grade.correct for grade in grades)

@@ -104,7 +104,7 @@ def test_every_problem_has_a_solution_which_the_grader_takes(task: Countdown) ->
     for problem in task.problems("test")[:4]:
         solution = solved(task, problem)
         assert solution is not None
-        assert task.grader.grade(f"<answer>{solution}</answer>", problem).right
+        assert task.grader.grade(f"<answer>{solution}</answer>", problem).correct
 
 
 def test_problems_of_six_numbers_have_a_solution() -> None:
@@ -200,7 +200,7 @@ def test_a_teacher_without_noise_searches_until_it_hits() -> None:
         *tries, answer = task.demonstration(problem, 0).split("\n")
         target = str(problem.data["target"])
         assert [line.rpartition("=")[2] == target for line in tries] == [False] * (len(tries) - 1) + [True]
-        assert task.grader.grade("\n".join([*tries, answer]), problem).right
+        assert task.grader.grade("\n".join([*tries, answer]), problem).correct
         assert set(problem.prompt + "\n".join([*tries, answer])) <= set(task.alphabet())
 
 
@@ -211,7 +211,7 @@ def test_a_teacher_with_noise_passes_a_miss_off_for_the_answer() -> None:
         texts = [task.demonstration(problem, seed) for seed in range(10)]
         assert texts == [task.demonstration(problem, seed) for seed in range(10)]
         for text in texts:
-            hit = task.grader.grade(text, problem).right
+            hit = task.grader.grade(text, problem).correct
             tries = text.count("\n")
             right, misses, passed_off = right + hit, misses + tries - hit, passed_off + (not hit)
             assert text.rpartition("#")[2] in {
@@ -226,7 +226,7 @@ def test_a_teacher_uses_the_tasks_operators_alone() -> None:
     for problem in task.problems("train"):
         demonstration = task.demonstration(problem, 0)
         assert "-" not in demonstration
-        assert task.grader.grade(demonstration, problem).right
+        assert task.grader.grade(demonstration, problem).correct
 
 
 @pytest.mark.parametrize("operators", [("+", "-", "*", "/"), ("*",), ("-",)])
@@ -264,7 +264,7 @@ def test_rows_of_published_data_become_problems(tmp_path: Path) -> None:
     assert problem.data == {"numbers": (3, 5, 7), "target": 15}
     task = CountdownRows(test=(path,), prompt="{target} of {numbers}: <think>")
     assert task.problems("test")[0].prompt == "15 of 3, 5, 7: <think>"
-    assert task.grader.grade("<answer>3+5+7</answer>", task.problems("test")[0]).right
+    assert task.grader.grade("<answer>3+5+7</answer>", task.problems("test")[0]).correct
 
 
 def test_a_rows_prompt_may_be_a_text_and_its_fields_have_other_names(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def test_steps_over_token_ids_are_lossless(splitter: StepSplitter, text: str) ->
         encode=lambda t: tuple(map(ord, t)), decode=lambda ids: "".join(map(chr, ids)), eos_id=0
     )
     ids = codec.encode(text)
-    ends = step_ends(ids, splitter.boundaries(text), codec)
+    ends = step_ends(ids, splitter.boundaries(text), codec, text)
     parts = [codec.decode(ids[start:end]) for start, end in pairwise((0, *ends))]
     assert "".join(parts) == text
     assert parts == steps(splitter, text)

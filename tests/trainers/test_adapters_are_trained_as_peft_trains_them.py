@@ -7,7 +7,7 @@ import torch
 
 from tests.trainers.helpers import episodes, one_rank, tiny_model
 from treetune.models.lora import Lora
-from treetune.trainers.base import DeepSpeedTrainer
+from treetune.trainers.base import Trainer
 from treetune.trainers.core import PolicyTrainer
 from treetune.trainers.objectives.ppo import ClippedPolicyGradient
 from treetune.trainers.schedule import Warmup
@@ -17,7 +17,7 @@ LORA = Lora(rank=4, alpha=8.0)
 
 def trainer(**settings: object) -> PolicyTrainer:
     return PolicyTrainer(
-        DeepSpeedTrainer(
+        Trainer(
             objective=ClippedPolicyGradient(kl_coef=0.1, kl_reduction="token_mean"),
             **{"learning_rate": 1e-2, "adam_eps": 1e-4, "lora": LORA} | settings,  # type: ignore[arg-type]
         ),
@@ -54,15 +54,15 @@ def test_two_steps_equal_a_plain_loop_with_peft_and_a_reference_of_its_own() -> 
     for _ in range(2):
         loss = torch.zeros(())
         for row in rows:
-            ids = torch.tensor([row.prompt_ids + row.response_ids])
+            ids = torch.tensor([[*row.prompt_ids.tolist(), *row.response_ids.tolist()]])
             places = slice(len(row.prompt_ids) - 1, -1)
-            chosen = torch.tensor(row.response_ids)[:, None]
+            chosen = torch.tensor(row.response_ids.tolist())[:, None]
             new, old = (
                 (of(ids).logits[0, places] / 0.8).log_softmax(-1).gather(1, chosen)[:, 0]
                 for of in (model, reference)
             )
             gap = old.detach() - new
-            per_token = -torch.tensor(row.advantages) * (new - new.detach()).exp()
+            per_token = -torch.tensor(row.advantages.tolist()) * (new - new.detach()).exp()
             loss = loss + (torch.tensor(row.trained) * per_token).sum() / total
             loss = loss + (torch.tensor(row.trained) * 0.1 * (gap.exp() - gap - 1)).sum() / total
         optimiser.zero_grad()

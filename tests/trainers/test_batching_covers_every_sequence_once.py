@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treetune.trainers.batching import Unit, cut
+from treetune.trainers.batching import Unit, plan_micro_batches
 from treetune.trainers.schedule import Warmup
 
 LENGTHS = st.lists(st.integers(1, 300), min_size=1, max_size=60)
@@ -27,35 +27,41 @@ def test_every_sequence_runs_exactly_once_within_the_budget(
     lengths, together, ranks, tokens, sequences, layout
 ):
     work = units(lengths, together)
-    shares = cut(lengths, work, ranks=ranks, tokens=tokens, sequences=sequences, layout=layout)
-    pieces = [piece for share in shares for piece in share]
-    real = [index for piece in pieces if piece.real for index in piece.indices]
+    planned = plan_micro_batches(
+        lengths, work, ranks=ranks, max_tokens=tokens, max_rows=sequences, layout=layout
+    )
+    batches = [batch for of_rank in planned for batch in of_rank]
+    real = [index for batch in batches if not batch.is_dummy for index in batch.indices]
     assert sorted(real) == list(range(len(lengths)))
-    assert len({len(share) for share in shares}) == 1, "every rank runs equally often"
-    for piece in pieces:
-        own = [lengths[i] for i in piece.indices]
+    assert len({len(of_rank) for of_rank in planned}) == 1, "every rank runs equally often"
+    for batch in batches:
+        own = [lengths[i] for i in batch.indices]
         cost = max(own) * len(own) if layout == "padded" else sum(own)
-        assert cost <= tokens or piece.indices in work
-        assert sequences is None or len(own) <= sequences or piece.indices in work
+        assert cost <= tokens or batch.indices in work
+        assert sequences is None or len(own) <= sequences or batch.indices in work
 
 
 @given(LENGTHS, st.integers(1, 4))
 def test_no_pair_is_separated(lengths, ranks):
     work = units(lengths, 2)
-    for share in cut(lengths, work, ranks=ranks, tokens=300, sequences=3, layout="padded"):
-        for piece in share:
+    planned = plan_micro_batches(lengths, work, ranks=ranks, max_tokens=300, max_rows=3, layout="padded")
+    for of_rank in planned:
+        for batch in of_rank:
             start = 0
-            while start < len(piece.indices):
-                unit = next(unit for unit in work if unit[0] == piece.indices[start])
-                assert piece.indices[start : start + len(unit)] == unit
+            while start < len(batch.indices):
+                unit = next(unit for unit in work if unit[0] == batch.indices[start])
+                assert batch.indices[start : start + len(unit)] == unit
                 start += len(unit)
 
 
 @given(LENGTHS, st.integers(1, 2), st.integers(2, 4))
 def test_ranks_carry_about_the_same_number_of_tokens(lengths, together, ranks):
     work = units(lengths, together)
-    shares = cut(lengths, work, ranks=ranks, tokens=10**9, sequences=None, layout="packed")
-    load = [sum(lengths[i] for p in share if p.real for i in p.indices) for share in shares]
+    planned = plan_micro_batches(lengths, work, ranks=ranks, max_tokens=10**9, max_rows=None, layout="packed")
+    load = [
+        sum(lengths[i] for batch in of_rank if not batch.is_dummy for i in batch.indices)
+        for of_rank in planned
+    ]
     assert max(load) - min(load) <= max(sum(lengths[i] for i in unit) for unit in work)
 
 

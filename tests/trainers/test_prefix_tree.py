@@ -106,9 +106,7 @@ def test_a_joined_answer_and_its_threads():
         stretches=tuple(Stretch(end, branch) for end, (branch, _) in ends.items()),
     )
     sequences = Sequences.of([episode])
-    batch = micro_batch(
-        sequences, sequences.rows_of((0,)), "tree", True, torch.device("cpu"), ranks=1, max_positions=0
-    )
+    batch = micro_batch(sequences, sequences.rows_of((0,)), "tree", torch.device("cpu"))
     assert batch.inputs.input_ids_BT.shape == (1, 27)
     assert batch.computed_tokens == 27
     assert batch.inputs.input_ids_BT[0, :23].tolist() == ids

@@ -12,7 +12,7 @@ from tests.trainers.helpers import episodes, tiny_model
 from tests.trainers.test_update_in_one_process import assert_close, trained, weights_of
 from treetune.models.inputs import ModelInputs
 from treetune.models.logprobs import PolicyModule
-from treetune.trainers.base import DeepSpeedTrainer
+from treetune.trainers.base import Trainer
 from treetune.trainers.entropy import EntropyCoefficient, EntropyTarget
 from treetune.trainers.objectives.cispo import ClippedImportance
 from treetune.trainers.objectives.gspo import SequencePolicyGradient
@@ -29,7 +29,7 @@ def mean_entropy(rows: list[Episode], model: torch.nn.Module) -> torch.Tensor:
     """Over trained tokens alone, at the trainer's temperature."""
     found = []
     for row in rows:
-        logits = model(torch.tensor([row.prompt_ids + row.response_ids])).logits
+        logits = model(torch.tensor([[*row.prompt_ids.tolist(), *row.response_ids.tolist()]])).logits
         logprobs = (logits[0, len(row.prompt_ids) - 1 : -1] / 0.8).log_softmax(-1)
         found.append(-(logprobs.exp() * logprobs).sum(-1)[torch.tensor(row.trained)])
     return torch.cat(found).mean()
@@ -101,9 +101,9 @@ def test_kl_in_the_advantage_takes_each_tokens_own_estimate():
     penalised = []
     with torch.no_grad():
         for row in rows:
-            ids = torch.tensor([row.prompt_ids + row.response_ids])
+            ids = torch.tensor([[*row.prompt_ids.tolist(), *row.response_ids.tolist()]])
             positions = torch.arange(len(row.prompt_ids) - 1, ids.shape[1] - 1)
-            inputs = ModelInputs(ids, positions, torch.tensor(row.response_ids))
+            inputs = ModelInputs(ids, positions, torch.tensor(row.response_ids.tolist()))
             apart = policy(inputs, 0.8)[0] - reference(inputs, 0.8)[0]
             taken = [a - coefficient * d for a, d in zip(row.advantages, apart.tolist(), strict=True)]
             penalised.append(dataclasses.replace(row, advantages=tuple(taken)))
@@ -141,7 +141,7 @@ def test_the_cut_does_not_change_the_update(objective):
 )
 def test_an_entropy_target_that_can_not_be_held_is_refused(objective, message):
     with pytest.raises(ValueError, match=message):
-        DeepSpeedTrainer(objective=objective, learning_rate=1e-3, entropy_target=EntropyTarget(target=0.2))
+        Trainer(objective=objective, learning_rate=1e-3, entropy_target=EntropyTarget(target=0.2))
 
 
 def test_the_guard_sees_groups_without_spread_behind_whitening_and_penalties():

@@ -11,7 +11,7 @@ from tests.trainers.helpers import episodes, one_rank, paired_episodes, tiny_mod
 from treetune.episode_generators.credit.gae import Gae
 from treetune.models.inputs import ModelInputs
 from treetune.models.logprobs import PolicyModule
-from treetune.trainers.base import DeepSpeedTrainer
+from treetune.trainers.base import Trainer
 from treetune.trainers.core import PolicyTrainer
 from treetune.trainers.objectives.base import Objective
 from treetune.trainers.objectives.mle import MaximumLikelihood
@@ -31,7 +31,7 @@ def trained(
     **settings,
 ):
     trainer = PolicyTrainer(
-        DeepSpeedTrainer(objective=objective or ClippedPolicyGradient(), **BASE | settings),
+        Trainer(objective=objective or ClippedPolicyGradient(), **BASE | settings),
         tiny_model,
         ranks=one_rank(),
         seed=0,
@@ -93,9 +93,9 @@ def test_a_step_from_pairs_equals_a_plain_loop_over_them():
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-4, weight_decay=0.0)
 
     def logprob(of, row):
-        ids = torch.tensor([row.prompt_ids + row.response_ids])
+        ids = torch.tensor([[*row.prompt_ids.tolist(), *row.response_ids.tolist()]])
         logprobs = (of(ids).logits[0, len(row.prompt_ids) - 1 : -1] / 0.8).log_softmax(-1)
-        chosen = logprobs.gather(1, torch.tensor(row.response_ids)[:, None])[:, 0]
+        chosen = logprobs.gather(1, torch.tensor(row.response_ids.tolist())[:, None])[:, 0]
         return (chosen * torch.tensor(row.trained)).sum()
 
     def step():
@@ -156,13 +156,13 @@ def test_a_step_equals_a_plain_loop_over_sequences():
     total = sum(sum(row.trained) for row in rows)
     loss = torch.zeros(())
     for row in rows:
-        ids = torch.tensor([row.prompt_ids + row.response_ids])
+        ids = torch.tensor([[*row.prompt_ids.tolist(), *row.response_ids.tolist()]])
         logprobs = (model(ids).logits / 0.8).log_softmax(-1)
         for offset, (token, is_trained) in enumerate(zip(row.response_ids, row.trained, strict=True)):
             if is_trained:
                 at = len(row.prompt_ids) + offset - 1
                 logprob = logprobs[0, at, token]
-                loss = loss - row.advantages[offset] * (logprob - logprob.detach()).exp() / total
+                loss = loss - float(row.advantages[offset]) * (logprob - logprob.detach()).exp() / total
     loss.backward()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimiser.step()
@@ -212,9 +212,9 @@ def test_a_single_update_scores_the_tokens_that_it_trains_on_once_and_reports_th
     model = PolicyModule(tiny_model())
     gaps = []
     for row in episodes(16):
-        ids = torch.tensor([row.prompt_ids + row.response_ids])
+        ids = torch.tensor([[*row.prompt_ids.tolist(), *row.response_ids.tolist()]])
         positions = torch.arange(len(row.prompt_ids) - 1, ids.shape[1] - 1)
-        logprobs, _ = model(ModelInputs(ids, positions, torch.tensor(row.response_ids)), 0.8)
+        logprobs, _ = model(ModelInputs(ids, positions, torch.tensor(row.response_ids.tolist())), 0.8)
         gaps += [
             abs(float(p) - b)
             for p, b, t in zip(logprobs.detach(), row.behaviour_logprobs, row.trained, strict=True)
@@ -263,7 +263,7 @@ def test_dropout_is_off_in_training():
     results = []
     for load in (tiny_model, with_dropout):
         trainer = PolicyTrainer(
-            DeepSpeedTrainer(objective=ClippedPolicyGradient(), **BASE),
+            Trainer(objective=ClippedPolicyGradient(), **BASE),
             load,
             ranks=ranks,
             seed=0,

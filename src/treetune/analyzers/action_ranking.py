@@ -18,11 +18,11 @@ from treetune.analyzers.value_accuracy import CRITIC, CriticValues
 from treetune.analyzers.value_figure import order_of, words_of
 from treetune.contracts import Need, OneLine
 from treetune.episode_generators.base import GenerationContext
-from treetune.episode_generators.rollout.answers import room, steps_of
+from treetune.episode_generators.rollout.answers import steps_of, token_budget
 from treetune.inference.base import Request
 from treetune.runtime.analysis import Analyzer, Findings
 from treetune.seeds import derive_seed
-from treetune.vocabulary import TokenIds
+from treetune.vocabulary import joined, token_array
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,6 +33,8 @@ CLEAR_ERRORS = 2.0
 """A pair is clear where its truths differ by more than this many of their standard errors."""
 
 Row = Mapping[str, Any]
+Step = tuple[int, ...]
+"""An answer so far: the token ids up to the end of a step."""
 
 
 @Analyzer.register("action_ranking")
@@ -55,6 +57,7 @@ class ActionRanking(OfCheckpoints):
     states: Annotated[int, Gt(0)] = 48
     candidates: Annotated[int, Gt(0)] = 256
     problems: Annotated[int, Ge(1)] = 64
+    """Training problems whose answers give the candidate states."""
 
     needs_engine = True
     judges_critic = True
@@ -101,7 +104,8 @@ class ActionRanking(OfCheckpoints):
         nodes = [(state.trajectory, step) for state, steps in kept for step in steps]
         truths = iter(continued(context, nodes, self.rollouts, TRUTH))
         tried = iter(continued(context, nodes, sum(self.samples), ESTIMATE))
-        values = iter(critic([t.prompt_ids + step for t, step in nodes]) if critic else ())
+        reached = [joined([answer.prompt_ids, token_array(step)]) for answer, step in nodes]
+        values = iter(critic(reached) if critic else ())
         rows: list[Row] = []
         for state, steps in kept:
             of_state = [next(truths).rewards for _ in steps]
@@ -124,7 +128,7 @@ class ActionRanking(OfCheckpoints):
             )
         return rows
 
-    def _next_steps(self, context: GenerationContext, states: Sequence[ChosenState]) -> list[list[TokenIds]]:
+    def _next_steps(self, context: GenerationContext, states: Sequence[ChosenState]) -> list[list[Step]]:
         """For each state, the different answers so far that it may become with one more step."""
         assert context.engine is not None and context.sampling is not None
         sampling = context.sampling
@@ -137,17 +141,18 @@ class ActionRanking(OfCheckpoints):
                 n=self.alternatives,
                 sampling=replace(
                     sampling,
-                    max_tokens=room(context, state.trajectory.prompt_ids, sampling.max_tokens) - state.start,
+                    max_tokens=token_budget(context, state.trajectory.prompt_ids, sampling.max_tokens)
+                    - state.start,
                 ),
             )
             for state in states
         ]
         found = []
         for state, completions in zip(states, context.engine.generate(requests), strict=True):
-            answers = [state.prefix_ids + completion.token_ids for completion in completions]
-            steps: dict[TokenIds, None] = {}  # in their order, each once
+            answers = [state.prefix_ids + tuple(completion.token_ids.tolist()) for completion in completions]
+            steps: dict[Step, None] = {}  # in their order, each once
             for answer in answers:
-                ends = steps_of(context, answer, context.codec.decode(answer), sampling.stop)
+                ends = steps_of(context, token_array(answer), context.codec.decode(answer), sampling.stop)
                 end = next(end for end in ends if end > state.start)
                 if end < len(answer):
                     steps[answer[:end]] = None

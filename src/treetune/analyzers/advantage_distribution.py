@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 from annotated_types import Gt
 
 from treetune.analyzers.points import OfIterations, evenly
+from treetune.contracts import Advantages, Need
 from treetune.episode_generators.credit.monte_carlo import step_advantages
 from treetune.runtime.analysis import Analyzer, Findings
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.directory import ExperimentDirectory
-from treetune.vocabulary import Episode
+from treetune.vocabulary import Episode, joined
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -43,8 +44,13 @@ class AdvantageDistribution(OfIterations):
 
     bins: Annotated[int, Gt(0)] = 5
     histogram_bins: Annotated[int, Gt(1)] = 40
+    """Bars of the figure's histogram of advantages."""
 
     file = "episodes.arrow"
+
+    needs = (
+        Need(Advantages(), "it shows them", "leave the analysis out, or choose a credit such as 'group'"),
+    )
 
     def analyse(self, sampler: Sampler, points: Sequence[int], work: Path) -> Findings:
         from treetune.episode_generators.storage import read_episodes
@@ -86,7 +92,11 @@ class AdvantageDistribution(OfIterations):
         from treetune.analyzers.sources import critic_at
 
         starts = [(0, *episode.step_ends[:-1]) for episode in episodes]
-        states = [e.prompt_ids + e.response_ids[:start] for e, own in zip(episodes, starts) for start in own]
+        states = [
+            joined([e.prompt_ids, e.response_ids[:start]])
+            for e, own in zip(episodes, starts)
+            for start in own
+        ]
         values = iter(state_values(critic_at(session, point), session.ranks.device, states))
         return [tuple(itertools.islice(values, len(own))) for own in starts]
 
@@ -173,8 +183,8 @@ def steps_advantages(
         return None if critic_values is None else step_advantages(critic_values, episode.reward)
     advantages: list[float | None] = []
     for start, end in itertools.pairwise((0, *episode.step_ends)):
-        trained = [t for t in range(start, end) if episode.trained[t]]
-        advantages.append(episode.advantages[trained[-1]] if trained else None)
+        trained = episode.advantages[start:end][episode.trained[start:end]]
+        advantages.append(float(trained[-1]) if len(trained) else None)
     return advantages
 
 

@@ -13,12 +13,14 @@ from annotated_types import Gt
 
 from treetune.analyzers.points import OfIterations
 from treetune.runtime.analysis import Analyzer, Findings
-from treetune.vocabulary import TokenIds, Trajectory
+from treetune.vocabulary import Trajectory
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from treetune.runtime.sampler import Sampler
+
+Ids = tuple[int, ...]
 
 MEASURES = ("unique_answers", "distinct_results", "distinct_ngrams", "overlap")
 
@@ -49,7 +51,7 @@ class Diversity(OfIterations):
             for trajectory in read_trajectories(sampler.session.directory.iteration(point) / self.file):
                 groups.setdefault(trajectory.problem.id, []).append(trajectory)
             for problem, answers in groups.items():
-                ids = [answer.response_ids for answer in answers]
+                ids = [tuple(answer.response_ids.tolist()) for answer in answers]
                 rows.append(
                     {
                         "iteration": point,
@@ -107,15 +109,15 @@ class Diversity(OfIterations):
         return figure
 
 
-def ngrams(ids: TokenIds, n: int) -> Counter[TokenIds]:
+def ngrams(ids: Ids, n: int) -> Counter[Ids]:
     return Counter(ids[i : i + n] for i in range(len(ids) - n + 1))
 
 
-def distinct_ngrams(answers: Sequence[TokenIds], order: int) -> float | None:
+def distinct_ngrams(answers: Sequence[Ids], order: int) -> float | None:
     """Different n-grams over all n-grams, averaged over the n that any answer is long enough for."""
     shares = []
     for n in range(1, order + 1):
-        counts: Counter[TokenIds] = Counter()
+        counts: Counter[Ids] = Counter()
         for answer in answers:
             counts.update(ngrams(answer, n))
         if counts:
@@ -123,7 +125,7 @@ def distinct_ngrams(answers: Sequence[TokenIds], order: int) -> float | None:
     return sum(shares) / len(shares) if shares else None
 
 
-def overlap(answers: Sequence[TokenIds], order: int) -> float | None:
+def overlap(answers: Sequence[Ids], order: int) -> float | None:
     """Mean over pairs of their shared n-grams (Dice), averaged over the n that either is long enough
     for; None for fewer than two answers.
     """

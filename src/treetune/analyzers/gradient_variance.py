@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from annotated_types import Gt
 
 from treetune.analyzers.points import OfCheckpoints, choose, iterations_with, require_critic
+from treetune.contracts import Finding, Need, SampledAnswers
 from treetune.runtime.analysis import Analyzer, Findings
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.directory import ExperimentDirectory
@@ -34,6 +35,20 @@ class GradientVariance(OfCheckpoints):
 
     minibatch_size: Annotated[int, Gt(0)] = 16
     minibatches: Annotated[int, Gt(1)] = 32
+
+    needs = (
+        Need(SampledAnswers(), "it takes gradients of what the policy sampled", "leave the analysis out"),
+    )
+
+    def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
+        yield from super().check(experiment)
+        if experiment.restart == "every_iteration":
+            yield Finding(
+                "every iteration trains the start weights anew (restart), so no gradient is taken at the"
+                " weights that sampled its episodes",
+                "type",
+                "leave the analysis out, or set restart to 'never'",
+            )
 
     def points(self, config: PolicyIteration, directory: ExperimentDirectory) -> list[int]:
         if config.restart == "every_iteration":

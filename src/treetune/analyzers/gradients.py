@@ -12,9 +12,9 @@ from treetune.episode_generators.base import Credit
 from treetune.episode_generators.credit.gae import Gae
 from treetune.episode_generators.storage import read_episodes
 from treetune.seeds import derived_random
-from treetune.trainers.base import DeepSpeedTrainer
+from treetune.trainers.base import Trainer
 from treetune.trainers.batching import Unit
-from treetune.trainers.minibatch import Minibatch, loss_share
+from treetune.trainers.minibatch import Minibatch, micro_batch_loss
 from treetune.trainers.preparation.stages import preparation, prepare
 from treetune.trainers.preparation.tensors import IterationTensors
 from treetune.trainers.tokens import Sequences, units_of
@@ -37,7 +37,6 @@ def gradient_sums(
     Raises ValueError where the episodes were not sampled by the weights after `point` iterations.
     """
     settings = session.config.trainer
-    assert isinstance(settings, DeepSpeedTrainer)
     path = session.directory.iteration(point) / "episodes.arrow"
     episodes = read_episodes(path)
     versions = {episode.policy_version for episode in episodes}
@@ -51,12 +50,12 @@ def gradient_sums(
     loss = Loss(models, settings, session.config.credit, episodes, sequences)
     order = units_of(episodes, in_pairs=settings.objective.needs_pairs)
     derived_random(seed, point, "gradients").shuffle(order)
-    whole = [
+    chosen = [
         order[start : start + minibatch_size]
         for start in range(0, len(order) - minibatch_size + 1, minibatch_size)
     ][:minibatches]
     sums, rows = GradientSums(minibatch_size), []
-    for number, minibatch in enumerate(whole):
+    for number, minibatch in enumerate(chosen):
         models.policy.zero_grad(set_to_none=True)
         value = loss.backward(minibatch)
         gradients = [p.grad for p in models.policy.parameters() if p.grad is not None]
@@ -69,7 +68,7 @@ def gradient_sums(
                 "gradient_norm": sum(float(g.double().square().sum()) for g in gradients) ** 0.5,
             }
         )
-        progress(number + 1, len(whole))
+        progress(number + 1, len(chosen))
     return sums, rows
 
 
@@ -81,7 +80,7 @@ class Loss:
     def __init__(
         self,
         models: StoredModels,
-        settings: DeepSpeedTrainer,
+        settings: Trainer,
         credit: Credit,
         episodes: Sequence[Episode],
         sequences: Sequences,
@@ -99,8 +98,8 @@ class Loss:
         total = 0.0
         if not minibatch.units:
             return total
-        for batch in scorer.micro_batches(self.sequences, minibatch.units, minibatch.whole):
-            share = loss_share(
+        for batch in scorer.micro_batches(self.sequences, minibatch.units, keep_units=minibatch.keep_units):
+            part = micro_batch_loss(
                 self.models.policy,
                 objective,
                 minibatch,
@@ -110,6 +109,6 @@ class Loss:
                 entropy_coef=objective.entropy_coef,
                 device=scorer.ranks.device,
             )
-            share.loss.backward()
-            total += float(share.loss.detach())
+            part.loss.backward()
+            total += float(part.loss.detach())
         return total

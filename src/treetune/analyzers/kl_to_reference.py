@@ -15,7 +15,7 @@ from treetune.analyzers.points import Chosen, OfCheckpoints
 from treetune.runtime.analysis import Analyzer, Findings
 from treetune.tasks.base import Split
 from treetune.trainers.objectives.kl import KlEstimator, kl_estimate
-from treetune.vocabulary import FULL_REWARD
+from treetune.vocabulary import CORRECT_SCORE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -109,7 +109,7 @@ class KlToReference(OfCheckpoints):
             bootstrap = Bootstrap([row["problem"] for row in own], self.seed)
             numbers[str(point)] = {
                 "answers": len(own),
-                "accuracy": bootstrap(mean_of([float(row["reward"] >= FULL_REWARD) for row in own])),
+                "accuracy": bootstrap(mean_of([float(row["reward"] >= CORRECT_SCORE) for row in own])),
                 "reward": bootstrap(mean_of([row["reward"] for row in own])),
                 **{str(name): bootstrap(mean_of([row[name] for row in own])) for name in ESTIMATORS},
                 "k1_per_token": math.fsum(row["k1"] for row in own) / sum(row["tokens"] for row in own),
@@ -158,12 +158,12 @@ def answer_kl(policy_N: Tensor, start_N: Tensor, starts: Sequence[int]) -> dict[
 
 
 def _row_of(answer: Trajectory) -> Any:
-    from treetune.vocabulary import Episode
+    from treetune.vocabulary import Episode, are_sampled
 
     return Episode(
         prompt_ids=answer.prompt_ids,
         response_ids=answer.response_ids,
-        trained=tuple(s.origin == "sampled" for s in answer.segments for _ in s.token_ids),
+        trained=are_sampled(answer.segments),
         reward=answer.reward,
         group=answer.problem.id,
         trajectory=answer.id,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeVar
 
 from annotated_types import Ge, Gt
 
+from treetune.contracts import Finding, Need, SampledAnswers
 from treetune.runtime.analysis import Analyzer
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.directory import ExperimentDirectory
@@ -29,10 +30,16 @@ class OfCheckpoints(Analyzer):
 
     name: str | None = None
     checkpoints: Chosen = "last"
+    """Which ones: ``last``, ``all``, or a list of their numbers; 0 are the start weights."""
     at_most: Annotated[int, Gt(0)] = 10
     seed: Annotated[int, Ge(0)] = 0
 
     judges_critic = False
+
+    def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
+        if self.needs_engine:
+            yield from unanswered(experiment)
+        yield from never_there("checkpoints", self.checkpoints, experiment.iterations)
 
     def points(self, config: PolicyIteration, directory: ExperimentDirectory) -> list[int]:
         kept = directory.checkpoints()
@@ -61,9 +68,19 @@ class OfIterations(Analyzer):
 
     name: str | None = None
     iterations: Chosen = "all"
+    """Which ones: ``all``, ``last``, or a list of their numbers from 0 on."""
     at_most: Annotated[int, Gt(0)] = 10
 
     file = "trajectories.arrow"
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        if self.file != "trajectories.arrow":
+            return ()
+        return (Need(SampledAnswers(), "it looks at answers that iterations left", "leave the analysis out"),)
+
+    def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
+        yield from never_there("iterations", self.iterations, experiment.iterations - 1)
 
     def points(self, config: PolicyIteration, directory: ExperimentDirectory) -> list[int]:
         what = f"an iteration with {self.file} in {directory.path}"
@@ -79,6 +96,26 @@ class OfIterations(Analyzer):
                 " the rollout samples (supervised training doesn't)"
             )
         return kept
+
+
+def unanswered(experiment: PolicyIteration) -> Iterator[Finding]:
+    """What is wrong where nothing samples from the policy."""
+    rollouts = (experiment.rollout, experiment.evaluation.rollout)
+    if not any(rollout is not None and rollout.needs_engine for rollout in rollouts):
+        yield Finding(
+            "the analysis samples from the policy, and nothing in the experiment says how",
+            "$.evaluation.rollout",
+            "give it, e.g. {type: 'single_turn', max_tokens: 256}, or leave the analysis out",
+        )
+
+
+def never_there(key: str, wanted: Chosen, last: int) -> Iterator[Finding]:
+    """What is wrong with points that the experiment never comes to."""
+    beyond = [] if isinstance(wanted, str) else [number for number in wanted if number > last]
+    if beyond:
+        yield Finding(f"{_listed(beyond)} is beyond the last, {last}", key, f"take numbers up to {last}")
+    elif not wanted:
+        yield Finding("there is nothing to look at in an empty list", key, "name some, or 'last', or 'all'")
 
 
 def iterations_with(directory: ExperimentDirectory, file: str) -> list[int]:

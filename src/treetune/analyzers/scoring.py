@@ -13,7 +13,6 @@ from torch import Tensor
 from treetune.analyzers.sources import critic_at, policy_at
 from treetune.models.inputs import ModelInputs
 from treetune.models.logprobs import CriticModule, PolicyModule
-from treetune.trainers.base import DeepSpeedTrainer
 from treetune.trainers.scoring import Scorer
 from treetune.trainers.tokens import Sequences
 
@@ -33,7 +32,6 @@ class StoredModels:
 
     def __init__(self, session: Session, point: int, temperature: float) -> None:
         settings = session.config.trainer
-        assert isinstance(settings, DeepSpeedTrainer)
         self.session, self.point = session, point
         self.objective = settings.objective
         alone = replace(settings, layout="padded", sequence_parallel_size=1, tensor_parallel_size=1)
@@ -61,7 +59,7 @@ def state_values(critic: CriticModule, device: torch.device, states: Sequence[To
     with torch.no_grad():
         for start in range(0, len(order), SEQUENCES_AT_ONCE):
             own = order[start : start + SEQUENCES_AT_ONCE]
-            rows = [torch.tensor(states[i]) for i in own]
+            rows = [torch.from_numpy(states[i].astype("int64")) for i in own]
             # Padded on the right: under causal attention no state sees what stands behind it.
             input_ids_BT = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
             lengths_B = torch.tensor([len(row) for row in rows])

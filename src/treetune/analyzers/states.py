@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from treetune.episode_generators.base import GenerationContext
 from treetune.episode_generators.credit.states import Estimate, State, estimate_states
 from treetune.seeds import derived_random
-from treetune.vocabulary import TokenIds, Trajectory
+from treetune.vocabulary import TokenIds, Trajectory, joined
 
 TRUTH, ESTIMATE = "analysis: truth", "analysis: estimate"
 """Purposes of continuations. Seeds derive from them: what judges shares none with what is judged, nor
@@ -28,8 +28,8 @@ class ChosenState:
         return (0, *self.trajectory.step_ends)[self.step]
 
     @property
-    def prefix_ids(self) -> TokenIds:
-        return self.trajectory.response_ids[: self.start]
+    def prefix_ids(self) -> tuple[int, ...]:
+        return tuple(self.trajectory.response_ids[: self.start].tolist())
 
     @property
     def position(self) -> float:
@@ -42,7 +42,7 @@ class ChosenState:
 
     @property
     def token_ids(self) -> TokenIds:
-        return self.trajectory.prompt_ids + self.prefix_ids
+        return joined([self.trajectory.prompt_ids, self.trajectory.response_ids[: self.start]])
 
 
 def choose_states(
@@ -70,7 +70,7 @@ def choose_states(
 
 def continued(
     context: GenerationContext,
-    nodes: Sequence[tuple[Trajectory, TokenIds]],
+    nodes: Sequence[tuple[Trajectory, tuple[int, ...]]],
     samples: int,
     purpose: str,
 ) -> list[Estimate]:

@@ -23,11 +23,11 @@ OUTPUT = Argument(
 )
 
 
-def make_table(options: argparse.Namespace) -> int:
+def write_table(options: argparse.Namespace) -> int:
     root = built(evaluated(options), options.command, "a table")
-    from treetune.reports.tables import write
+    from treetune.reports.tables.write import make_table
 
-    return write.make_table(cast("Table", root), _command_line(), options.output)
+    return make_table(cast("Table", root), _command_line(), options.output)
 
 
 def reproduce_table(options: argparse.Namespace) -> int:
@@ -45,11 +45,11 @@ def reproduce_table(options: argparse.Namespace) -> int:
             remedy="make_table fills it from experiments that have been run",
         )
         raise ConfigError([issue])
-    from treetune.reports.tables import write
+    from treetune.reports.tables.write import copy, write_runs_table
     from treetune.sweeps.command import run
 
     def show(plan: Plan) -> None:
-        write.copy(write.write_runs_table(plan, _command_line()), options.output)
+        copy(write_runs_table(plan, _command_line()), options.output)
 
     return run(cast("Reproduction", root), options, show)
 
@@ -66,7 +66,7 @@ TABLE = "--configs configs/tables/quickstart_methods.jsonnet"
 COMMANDS = (
     Command(
         "make_table",
-        make_table,
+        write_table,
         "rows and columns of experiments, with intervals, from a table's configuration",
         "Writes a table from what lies on disk, as Markdown, LaTeX, HTML, JSON and pictures. It runs"
         " nothing.",

@@ -141,7 +141,14 @@ UNUSED_REMEDY = "choose an objective that learns from advantages, such as 'ppo',
 
 
 class Credit(Registrable):
-    """From trajectories to episodes with (or, for `gae`, without) advantages, one each."""
+    """From trajectories to episodes with (or, for `gae`, without) advantages, one each.
+
+    Credit turns the rewards of answers into advantages, unless its own `gives` says otherwise.
+    """
+
+    @property
+    def gives(self) -> tuple[contracts.Feature, ...]:
+        return contracts.Advantages(before_training=True), contracts.CreditForRewards()
 
     @property
     def needs_engine(self) -> bool:

@@ -42,7 +42,7 @@ def trajectory_metrics(context: GenerationContext, trajectories: Sequence[Trajec
     """
     answers = {
         "score": [t.score for t in trajectories],
-        "correct": [float(t.grade.right) for t in trajectories],
+        "correct": [float(t.grade.correct) for t in trajectories],
         "reward": [t.reward for t in trajectories],
         "unfinished": [float(t.unfinished) for t in trajectories],
         "prompt_tokens": [float(len(t.prompt_ids)) for t in trajectories],
@@ -57,7 +57,7 @@ def trajectory_metrics(context: GenerationContext, trajectories: Sequence[Trajec
     for trajectory in trajectories:
         groups.setdefault(trajectory.problem.id, []).append(trajectory)
     problems = {
-        "once_hit": [float(any(t.grade.right for t in g)) for g in groups.values()],
+        "once_hit": [float(any(t.grade.correct for t in g)) for g in groups.values()],
         "unique": [len({t.text for t in g}) / len(g) for g in groups.values()],
         "mixed": [float(len({t.score for t in g}) > 1) for g in groups.values()],
     }

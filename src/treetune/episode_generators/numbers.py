@@ -127,7 +127,7 @@ def columns(trajectories: Iterable[Trajectory]) -> dict[str, list[float]]:
     for trajectory in trajectories:
         for name, value in trajectory.numbers.items():
             found.setdefault(name, []).append(value)
-            if trajectory.grade.right:
+            if trajectory.grade.correct:
                 found.setdefault(name + OF_CORRECT, []).append(value)
     return found
 

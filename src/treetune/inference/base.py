@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from treetune.vocabulary import FinishReason, TokenIds
+from treetune.vocabulary import Column, Columnar, FinishReason, TokenIds, logprob_array, token_array
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,11 @@ class SamplingParams:
     top_p: float = 1.0
     top_k: int = -1
     stop: tuple[str, ...] = ()
-    stop_ids: TokenIds = ()
+    stop_ids: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class Request:
+@dataclass(frozen=True, eq=False)
+class Request(Columnar):
     """`n` samples from one prompt. Sample i is drawn with ``seed + i`` and depends on nothing else."""
 
     prompt_ids: TokenIds
@@ -34,17 +34,24 @@ class Request:
     n: int
     sampling: SamplingParams
 
+    def __post_init__(self) -> None:
+        self._set("prompt_ids", token_array(self.prompt_ids))
 
-@dataclass(frozen=True)
-class Completion:
+
+@dataclass(frozen=True, eq=False)
+class Completion(Columnar):
     """One sample: its ids (the end token included), their log-probs, who sampled them, and the seconds
     from asking to having it (with all other samples of its request), which no two runs share."""
 
     token_ids: TokenIds
-    logprobs: tuple[float, ...]
+    logprobs: Column
     finish_reason: FinishReason
     policy_version: int
     seconds: float = field(default=0.0, compare=False)
+
+    def __post_init__(self) -> None:
+        self._set("token_ids", token_array(self.token_ids))
+        self._set("logprobs", logprob_array(self.logprobs))
 
 
 OnResult = Callable[[int, list[Completion]], Sequence[Request] | None]
@@ -65,7 +72,7 @@ class Canary:
     """
 
     prompts: Sequence[TokenIds]
-    score: Callable[[Sequence[tuple[TokenIds, TokenIds]]], list[list[float]]]
+    score: Callable[[Sequence[tuple[TokenIds, TokenIds]]], Sequence[Sequence[float]]]
     tolerance: float | None = None
     max_tokens: int = 16
     seed: int = 0

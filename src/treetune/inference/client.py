@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from treetune.inference.base import Completion, EngineError, Request
 from treetune.inference.key import header
 from treetune.inference.launch import MODEL_NAME
+from treetune.vocabulary import logprob_array, token_array
 
 if TYPE_CHECKING:
     import aiohttp
@@ -67,7 +68,7 @@ def payload(part: RequestPart, version: int, end_ids: Sequence[int] = ()) -> dic
     sampling = part.request.sampling
     body: dict[str, Any] = {
         "model": MODEL_NAME,
-        "prompt": list(part.request.prompt_ids),
+        "prompt": part.request.prompt_ids.tolist(),
         "n": part.n,
         "seed": part.request.seed + part.first,
         "max_tokens": sampling.max_tokens,
@@ -101,7 +102,7 @@ def completions_of(answer: Mapping[str, Any], n: int, version: int, seconds: flo
             raise ServerFailure(
                 f"a sample has {len(ids)} token ids, {len(logprobs)} log-probs, finish_reason {reason!r}"
             )
-        found.append(Completion(tuple(ids), tuple(logprobs), reason, version, seconds))
+        found.append(Completion(token_array(ids), logprob_array(logprobs), reason, version, seconds))
     return found
 
 
@@ -133,7 +134,7 @@ class Client:
         return self._run(self._post(address, path, body, timeout, answers), timeout + 10.0)
 
     def sampling(self, address: Address, version: int, *, concurrency: int, timeout: float) -> Sampling:
-        """RequestParts are sampled there, at most `concurrency` in flight, `timeout` s each."""
+        """Parts of requests are sampled there, at most `concurrency` in flight, `timeout` s each."""
         return Sampling(self, address, version, concurrency, timeout)
 
     def close(self) -> None:
@@ -208,7 +209,7 @@ class Client:
 
 
 class Sampling:
-    """RequestParts on their way through a server. A context manager; iterate over it for the samples.
+    """Parts of requests on their way through a server. A context manager; iterate over it for the samples.
 
     More can be given while those before are sampled: they go before what still waits, so that little is
     begun and not ended.
@@ -244,7 +245,7 @@ class Sampling:
             self._client._loop.call_soon_threadsafe(self._accept, list(parts))
 
     def __iter__(self) -> Iterator[tuple[RequestPart, list[Completion]]]:
-        """RequestParts and their samples as they come, until all that were given are there.
+        """Parts and their samples as they come, until all that were given are there.
 
         Raises ServerFailure at the first that fails, after those that had come before it.
         """

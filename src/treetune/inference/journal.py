@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import hashlib
 import json
@@ -10,8 +11,10 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 from treetune.inference.base import Canary, Completion, Engine, OnResult, Request, SyncReport
+from treetune.vocabulary import Column
 
 FLUSH_S = 0.2
 """A killed process loses at most what it was given in this time."""
@@ -104,13 +107,18 @@ class JournaledEngine(Engine):
 
 def request_key(request: Request, version: int) -> str:
     """What makes two requests have the same answer."""
-    text = json.dumps([dataclasses.astuple(request), version], separators=(",", ":"))
+    asked = (request.prompt_ids.tolist(), request.seed, request.n, dataclasses.astuple(request.sampling))
+    text = json.dumps([asked, version], separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def journal_line(key: str, completions: Sequence[Completion]) -> str:
-    """One finished request. Python writes floats so that they are read back to the last bit."""
-    rows = [dataclasses.astuple(completion) for completion in completions]
+    """One finished request: of each sample the bytes of its ids (int32) and log-probs (float32, or float64
+    where they are twice as long), little-endian in base64, then the rest as JSON has it."""
+    rows = [
+        (_text(c.token_ids), _text(c.logprobs), c.finish_reason, c.policy_version, c.seconds)
+        for c in completions
+    ]
     return json.dumps([key, rows], separators=(",", ":")) + "\n"
 
 
@@ -120,22 +128,41 @@ def read_journal(path: Path, *, repair: bool = True) -> dict[str, list[Completio
     A last line that a crash cut short is cut off the file with `repair`, so that the next one starts
     clean; a line that is no record (a crash of the machine can leave such) counts as not written.
     """
+    known = {}
+    whole = 0
     try:
-        text = path.read_bytes()
+        with path.open("rb") as file:
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                whole += len(line)
+                try:
+                    key, rows = json.loads(line)
+                    known[key] = [_completion(*row) for row in rows]
+                except (ValueError, TypeError):
+                    continue
     except FileNotFoundError:
         return {}
-    whole = text.rfind(b"\n") + 1
-    if repair and whole < len(text):
+    if repair and whole < path.stat().st_size:
         with path.open("r+b") as file:
             file.truncate(whole)
-    known = {}
-    for line in text[:whole].splitlines():
-        try:
-            key, rows = json.loads(line)
-            known[key] = [Completion(tuple(ids), tuple(logprobs), *rest) for ids, logprobs, *rest in rows]
-        except (ValueError, TypeError):
-            continue
     return known
+
+
+def _text(column: Column) -> str:
+    kind = column.dtype.newbyteorder("<")
+    return base64.b64encode(column.astype(kind, copy=False).tobytes()).decode("ascii")
+
+
+def _completion(token_ids: Any, logprobs: Any, *rest: Any) -> Completion:
+    """Lists of numbers are those of a journal from before they were written as bytes."""
+    import numpy as np
+
+    if isinstance(token_ids, str):
+        ids, numbers = base64.b64decode(token_ids), base64.b64decode(logprobs)
+        kind = "<f8" if len(numbers) == 2 * len(ids) else "<f4"
+        token_ids, logprobs = np.frombuffer(ids, "<i4"), np.frombuffer(numbers, kind)
+    return Completion(token_ids, logprobs, *rest)
 
 
 class _Writer:

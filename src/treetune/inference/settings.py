@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, Le
 
 from treetune.config.registrable import Registrable
+from treetune.contracts import Experiment, Finding
 from treetune.inference.base import Engine
 
 Device = Literal["cpu", "cuda"]
@@ -80,14 +81,19 @@ class VllmSettings(EngineSettings):
     context_length: Annotated[int, Gt(1)] | None = None
     max_concurrency: Annotated[int, Gt(0)] = 512
     max_num_seqs: Annotated[int, Gt(0)] = 512
+    """Sequences that the server works on at once."""
     max_num_batched_tokens: Annotated[int, Gt(0)] = 16384
+    """Tokens of one step of the server."""
     servers: Literal["one", "per_rank"] = "one"
     devices: tuple[Annotated[int, Ge(0)], ...] | None = None
     tensor_parallel_size: Annotated[int, Gt(0)] = 1
     gpu_memory_utilization: Annotated[float, Gt(0), Le(1)] = 0.85
+    """Share of a GPU's memory that the server takes."""
     kv_cache_gib: Annotated[int, Gt(0)] = 1
+    """Memory for keys and values on a CPU."""
     prefix_caching: bool | None = None
     async_scheduling: bool = True
+    """Plans a step while the one before it runs."""
     enforce_eager: bool | None = None
     sleep: bool = False
     omp_threads: Annotated[int, Gt(0)] | None = None
@@ -115,6 +121,28 @@ class VllmSettings(EngineSettings):
                 f"devices lists {len(self.devices)} GPUs and the one server uses"
                 f" tensor_parallel_size = {self.tensor_parallel_size}: make them equal, or set servers to"
                 " 'per_rank'"
+            )
+
+    def check(self, experiment: Experiment) -> Iterable[Finding]:
+        own, longest = self.context_length, experiment.model.longest
+        if own is not None and own < experiment.context_length:
+            yield Finding(
+                f"the engine's context_length is {own}, and the run's is {experiment.context_length}",
+                "context_length",
+                "leave it out, so that the engine has the run's",
+            )
+        if own is not None and longest is not None and own > longest:
+            yield Finding(
+                f"the engine's context_length is {own}, and the model was made for {longest} tokens",
+                "context_length",
+                "leave it out, so that the engine has the run's",
+            )
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            yield Finding(
+                f"max_num_batched_tokens is {self.max_num_batched_tokens}, fewer than max_num_seqs ="
+                f" {self.max_num_seqs}: not every sequence could have one token in a step",
+                "max_num_batched_tokens",
+                "raise it, or lower max_num_seqs",
             )
 
     def tolerance(self, device: str) -> float:

@@ -58,7 +58,7 @@ def probes_of(canary: Canary, context_length: int) -> list[Request]:
     the context. A prompt that leaves nothing loses its beginning: any text shows whose weights they are."""
     requests = []
     for prompt in canary.prompts:
-        fitting = tuple(prompt)[-(context_length - 1) :]
+        fitting = prompt[-(context_length - 1) :]
         tokens = min(canary.max_tokens, context_length - len(fitting))
         sampling = SamplingParams(max_tokens=tokens, temperature=canary.temperature)
         requests.append(Request(fitting, canary.seed, 1, sampling))
@@ -84,7 +84,7 @@ def largest_gap(probes: Sequence[tuple[TokenIds, Completion]], scores: Sequence[
     """max |engine log-prob - trainer log-prob| over all sampled tokens; inf where one is no number."""
     gap = 0.0
     for (_, completion), trainer in zip(probes, scores, strict=True):
-        for ours, theirs in zip(completion.logprobs, trainer, strict=True):
+        for ours, theirs in zip(completion.logprobs.tolist(), trainer, strict=True):
             difference = abs(ours - theirs)
             # A comparison with NaN is false: `max` would drop it.
             gap = max(gap, difference) if difference == difference else float("inf")

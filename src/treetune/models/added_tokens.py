@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from treetune.vocabulary import TokenIds
-
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -56,7 +54,7 @@ def add_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) -> Non
     tokenizer.add_tokens([AddedToken(token, normalized=False, special=False) for token in tokens])
 
 
-def word_ids(tokenizer: PreTrainedTokenizerBase, token: str) -> TokenIds:
+def word_ids(tokenizer: PreTrainedTokenizerBase, token: str) -> tuple[int, ...]:
     """The tokens of the word in a tag: of ``Parallel`` for ``<Parallel>``, ``/Parallel`` for
     ``</Parallel>``. `tokenizer` doesn't have the tag yet. Raises ValueError where it can't write it."""
     word = token.removeprefix("<").removesuffix(">")
@@ -69,7 +67,7 @@ def word_ids(tokenizer: PreTrainedTokenizerBase, token: str) -> TokenIds:
     return ids
 
 
-def embed_tokens(model: PreTrainedModel, words: Mapping[int, TokenIds]) -> None:
+def embed_tokens(model: PreTrainedModel, words: Mapping[int, tuple[int, ...]]) -> None:
     """Gives the tokens that `words` is keyed by their embeddings and rows of the output head, in place:
     each the mean over the tokens of its word. All other tokens keep theirs.
 

@@ -72,7 +72,7 @@ class PolicyModule(nn.Module):
             return self._in_chunks(_hidden(backbone, inputs), inputs.labels_N, *settings)
         hidden_MD, mine_M = _own_hidden(backbone, parallel, inputs)
         own = torch.stack(self._in_chunks(hidden_MD, inputs.labels_N[mine_M], *settings))
-        return parallel.together(own, mine_M, len(inputs.labels_N)).unbind()
+        return parallel.gather(own, mine_M, len(inputs.labels_N)).unbind()
 
     def _in_chunks(
         self,
@@ -146,7 +146,7 @@ class CriticModule(nn.Module):
         if self.parallel is None:
             return self._value(_hidden(self.backbone, inputs))
         hidden_MD, mine_M = _own_hidden(self.backbone, self.parallel, inputs)
-        values_1N = self.parallel.together(self._value(hidden_MD)[None], mine_M, len(inputs.positions_N))
+        values_1N = self.parallel.gather(self._value(hidden_MD)[None], mine_M, len(inputs.positions_N))
         return values_1N.squeeze(0)
 
     def _value(self, hidden_ND: Tensor) -> Tensor:
@@ -171,7 +171,7 @@ def _own_hidden(
     and which of the N these are.
     """
     assert inputs.subtree_last_1T is None, "refused where the trainer is built"
-    mine_M, places_M = parallel.own(inputs.positions_N, inputs.input_ids_BT.shape[1])
+    mine_M, places_M = parallel.own_positions(inputs.positions_N, inputs.input_ids_BT.shape[1])
     hidden_BtD = parallel.hidden(backbone, inputs.input_ids_BT, inputs.position_ids_BT)
     return hidden_BtD.flatten(0, 1)[places_M], mine_M
 

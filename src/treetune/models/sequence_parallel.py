@@ -99,7 +99,7 @@ class SequenceParallel:
             input_ids=ids_BT[:, own], position_ids=positions_BT[:, own], use_cache=False, shared=shared
         ).last_hidden_state
 
-    def own(self, positions_N: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    def own_positions(self, positions_N: Tensor, width: int) -> tuple[Tensor, Tensor]:
         """Which of the positions (in flattened rows of `width` tokens) lie in this rank's stretch, as
         indices of `positions_N`, and where they are in its flattened hidden states.
         """
@@ -108,7 +108,7 @@ class SequenceParallel:
         mine_M = (column_N // part == self.rank).nonzero().squeeze(-1)
         return mine_M, (row_N * part + column_N % part)[mine_M]
 
-    def together(self, values_KM: Tensor, mine_M: Tensor, count: int) -> Tensor:
+    def gather(self, values_KM: Tensor, mine_M: Tensor, count: int) -> Tensor:
         """Everyone's values at their places among `count`, known to all; shape [K, count].
 
         A gradient goes back to the rank that made the value: the sum of what all ranks say of it.

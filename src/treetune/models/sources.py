@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Gt, MinLen
 
 from treetune.config.registrable import Registrable
+from treetune.contracts import Experiment, Finding
 from treetune.models.added_tokens import add_tokens, check_tokens, embed_tokens, missing_tokens, word_ids
 from treetune.models.chat import Chat
 from treetune.models.checkpoints import resolve_policy
 from treetune.models.kernels import require_kernels
 from treetune.seeds import derive_seed
-from treetune.vocabulary import TextCodec, TokenIds
+from treetune.vocabulary import TextCodec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -26,8 +30,40 @@ MIN_HEAD_DIM = 32
 """vLLM's attention on CPU starts with this head dimension; smaller ones kill the engine."""
 
 
+QUICKLY_READ = 1_000_000
+"""Bytes of a model's file that is read while a configuration is checked."""
+
+
+def character_tokens(texts: Sequence[str], single: Sequence[str]) -> list[int]:
+    """How many tokens texts have where each character is one, and so is each text of `single`."""
+    pattern = re.compile("|".join([*map(re.escape, sorted(single, key=len, reverse=True)), r"[\s\S]"]))
+    return [len(pattern.findall(text)) for text in texts]
+
+
 class ModelSource(Registrable):
     """The model and the tokenizer that an experiment starts from."""
+
+    @property
+    def longest(self) -> int | None:
+        """The tokens of prompt and response that the model was made for, where that is known at once."""
+        return None
+
+    def prompt_tokens(self, prompts: Sequence[str]) -> list[int] | None:
+        """How many tokens each of them has, where that is known without loading a tokenizer."""
+        return None
+
+    def single_tokens(self) -> frozenset[str] | None:
+        """The texts, such as tags, that are one token beside the vocabulary. None: nobody knows yet."""
+        return None
+
+    def check(self, experiment: Experiment) -> Iterable[Finding]:
+        longest = self.longest
+        if longest is not None and longest < experiment.context_length:
+            yield Finding(
+                f"the model was made for {longest} tokens, and context_length is {experiment.context_length}",
+                "$.context_length",
+                f"lower it to {longest} or less, or take a model with a longer context",
+            )
 
     def require(self) -> None:
         """Raises ValueError, without importing anything heavy, if the model can't be there."""
@@ -69,13 +105,19 @@ class TinyModel(ModelSource):
     """
 
     layers: Annotated[int, Gt(0)] = 4
+    """Transformer blocks."""
     hidden_size: Annotated[int, Gt(0)] = 128
+    """Width of the residual stream."""
     heads: Annotated[int, Gt(0)] = 4
+    """Attention heads, which divide `hidden_size`."""
     intermediate_size: Annotated[int, Gt(0)] = 384
+    """Width of the MLPs."""
     context_length: Annotated[int, Gt(0)] = 256
     alphabet: Annotated[str, MinLen(1)] | None = None
     tie_word_embeddings: bool = False
+    """Whether the head is the embeddings' transpose."""
     rope_theta: Annotated[float, Gt(0)] = 10_000.0
+    """Base of the rotary embeddings."""
     added_tokens: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -89,6 +131,36 @@ class TinyModel(ModelSource):
                 f"{MIN_HEAD_DIM}: with {self.heads} heads, "
                 f"a hidden_size of {MIN_HEAD_DIM * self.heads} or more"
             )
+
+    @property
+    def longest(self) -> int:
+        return self.context_length
+
+    def prompt_tokens(self, prompts: Sequence[str]) -> list[int]:
+        return character_tokens(prompts, self.added_tokens)
+
+    def single_tokens(self) -> frozenset[str]:
+        return frozenset(self.added_tokens)
+
+    def check(self, experiment: Experiment) -> Iterable[Finding]:
+        yield from super().check(experiment)
+        own_tasks = [one.task for one in experiment.evaluation.sets if one.task is not None]
+        known = self.alphabet
+        for task in [experiment.task, *own_tasks]:
+            try:
+                needed = task.alphabet()
+            except ValueError as error:
+                if known is None and task is experiment.task:
+                    yield Finding.of(error, "alphabet", "choose the model 'pretrained'")
+                continue
+            known = needed if known is None else known
+            if lacking := sorted(set(needed) - set(known)):
+                yield Finding(
+                    f"the model's alphabet lacks {', '.join(map(repr, lacking))}, which the task's problems"
+                    " or answers have",
+                    "alphabet",
+                    "add them to model.alphabet, or set it to null for the task's own",
+                )
 
     def load_tokenizer(self, alphabet: Alphabet) -> PreTrainedTokenizerBase:
         from treetune.models.characters import character_tokenizer
@@ -143,10 +215,13 @@ class PretrainedModel(ModelSource):
     """
 
     name_or_path: Annotated[str, MinLen(1)]
+    """A directory in Hugging Face format, or a name on the hub."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     attention: Literal["sdpa", "flash_attention_2", "flex_attention", "eager"] = "sdpa"
+    """The implementation in training; FlashAttention needs a GPU and bfloat16."""
     revision: str | None = None
     trust_remote_code: bool = False
+    """Whether code that comes with the model may run."""
     begin_of_text: bool | None = None
     chat: Chat | None = None
     liger: bool = False
@@ -156,6 +231,61 @@ class PretrainedModel(ModelSource):
         check_tokens(self.added_tokens)
         if self.attention == "flash_attention_2" and self.dtype == "float32":
             raise ValueError("attention 'flash_attention_2' has no float32 kernels: set dtype to 'bfloat16'")
+
+    @property
+    def longest(self) -> int | None:
+        described = self._local("config.json")
+        longest = described.get("max_position_embeddings") if described else None
+        return longest if isinstance(longest, int) else None
+
+    def prompt_tokens(self, prompts: Sequence[str]) -> list[int] | None:
+        vocabulary = self._characters()
+        if vocabulary is None or self.chat is not None:
+            return None
+        added = [token for token in vocabulary if len(token) > 1]
+        return character_tokens(prompts, [*added, *self.added_tokens])
+
+    def single_tokens(self) -> frozenset[str] | None:
+        vocabulary = self._characters()
+        return None if vocabulary is None else frozenset([*vocabulary, *self.added_tokens])
+
+    def check(self, experiment: Experiment) -> Iterable[Finding]:
+        yield from super().check(experiment)
+        vocabulary = self._characters()
+        if vocabulary is None:
+            return
+        try:
+            lacking = sorted(set(experiment.task.alphabet()) - set(vocabulary))
+        except ValueError:
+            return
+        if lacking:
+            yield Finding(
+                f"the tokenizer of {self.name_or_path} knows characters alone, and not"
+                f" {', '.join(map(repr, lacking))}, which the task's problems or answers have",
+                "name_or_path",
+                "take a model that was trained on this task, or one with a larger vocabulary",
+            )
+
+    def _local(self, name: str) -> dict[str, Any] | None:
+        """A file of the model as JSON, where the model is a folder that is there."""
+        try:
+            path = Path(resolve_policy(self.name_or_path)) / name
+            if not path.is_file() or path.stat().st_size > QUICKLY_READ:
+                return None
+            read = json.loads(path.read_text())
+        except (ValueError, OSError):
+            return None  # told when the model is asked for
+        return read if isinstance(read, dict) else None
+
+    def _characters(self) -> list[str] | None:
+        """The vocabulary of a tokenizer that makes one token of each character, as the tiny models' does;
+        None for any other, and where the model isn't there."""
+        described = self._local("tokenizer.json")
+        model = (described or {}).get("model", {})
+        if model.get("type") != "WordLevel":
+            return None
+        added = [token["content"] for token in (described or {}).get("added_tokens", ())]
+        return [*model.get("vocab", ()), *added]
 
     def require(self) -> None:
         resolve_policy(self.name_or_path)
@@ -218,7 +348,7 @@ class PretrainedModel(ModelSource):
             apply_liger(model)
         return model.train()
 
-    def _words(self) -> dict[int, TokenIds]:
+    def _words(self) -> dict[int, tuple[int, ...]]:
         """The added tokens that the model has no weights for, by id, with the tokens of their words."""
         tokenizer = self._own_tokenizer()
         words = {token: word_ids(tokenizer, token) for token in missing_tokens(tokenizer, self.added_tokens)}

@@ -44,20 +44,19 @@ def codec_of(
         raise ValueError(f"the tokenizer of {tokenizer.name_or_path!r} has no end token")
     backend = tokenizer.backend_tokenizer if tokenizer.is_fast else None
 
-    def encode(text: str) -> TokenIds:
+    def encode(text: str) -> tuple[int, ...]:
         try:
             return tuple(tokenizer.encode(text, add_special_tokens=False))
         except Exception as error:
             # The tokenizers library raises bare Exception, e.g. for a character outside a small alphabet.
             raise ValueError(f"the tokenizer cannot encode {text!r}: {error}") from error
 
-    def decode(token_ids: Sequence[int]) -> str:
+    def decode(token_ids: Sequence[int] | TokenIds) -> str:
+        ids = listed(token_ids)
         if backend is not None:
             # The same text as through the wrapper, without its tidying of spaces, 10 times quicker.
-            return str(backend.decode(list(token_ids), skip_special_tokens=True))
-        return str(
-            tokenizer.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        )
+            return str(backend.decode(ids, skip_special_tokens=True))
+        return str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     turn_id = None if chat is None else end_of_turn(tokenizer, chat)
     eos_id = tokenizer.eos_token_id if turn_id is None else turn_id
@@ -84,7 +83,9 @@ def _frame(
     return lambda prompt: frame(prompt).removeprefix(beginning)
 
 
-def _begin(tokenizer: PreTrainedTokenizerBase, begin_of_text: bool | None, chat: Chat | None) -> TokenIds:
+def _begin(
+    tokenizer: PreTrainedTokenizerBase, begin_of_text: bool | None, chat: Chat | None
+) -> tuple[int, ...]:
     bos_id = tokenizer.bos_token_id
     if begin_of_text and bos_id is None:
         raise ValueError(
@@ -96,26 +97,34 @@ def _begin(tokenizer: PreTrainedTokenizerBase, begin_of_text: bool | None, chat:
     return (int(bos_id),) if begin_of_text else ()
 
 
-def token_offsets(token_ids: Sequence[int], codec: TextCodec) -> list[int]:
-    """For each token, the offset in ``codec.decode(token_ids)`` of the character that it begins or
-    continues: how much of that text the tokens before it show already. Never falling.
+def listed(token_ids: Sequence[int] | TokenIds) -> list[int]:
+    """As Python's numbers, which tokenizers take."""
+    return token_ids.tolist() if hasattr(token_ids, "tolist") else list(token_ids)
+
+
+def token_offsets(token_ids: Sequence[int] | TokenIds, codec: TextCodec, text: str) -> Sequence[int]:
+    """For each token, the offset in `text` (``codec.decode(token_ids)``) of the character that it begins
+    or continues: how much of that text the tokens before it show already. Never falling.
 
     All tokens of a character that takes several (the bytes of an emoji) have that character's
     offset; special tokens, which have no text, have the offset of what follows. Exact for any
     tokenizer.
     """
-    text = codec.decode(token_ids)
-    pieces = [_piece(codec.decode, token_id) for token_id in token_ids]
-    if "".join(pieces) == text:
-        return [0, *itertools.accumulate(map(len, pieces))][:-1] if pieces else []
-    # Pieces don't add up: a character takes several tokens, or the decoder joins words or strips
+    ids = listed(token_ids)
+    words = _texts_of(codec.decode)
+    parts = [words[token_id] for token_id in ids]
+    if "".join(parts) == text:
+        return [0, *itertools.accumulate(map(len, parts))][:-1] if parts else []
+    # Single tokens don't add up: a character takes several tokens, or the decoder joins words or strips
     # the space of the first one. Decode every prefix from a token shortly before its end.
-    offsets = _offsets_by_window(token_ids, codec, text)
-    return _offsets_by_prefix(token_ids, codec, text) if offsets is None else offsets
+    offsets = _offsets_by_window(ids, codec, text)
+    return _offsets_by_prefix(ids, codec, text) if offsets is None else offsets
 
 
-def step_ends(token_ids: Sequence[int], boundaries: Sequence[int], codec: TextCodec) -> tuple[int, ...]:
-    """Token offsets at which steps end, from their character offsets in the decoded text.
+def step_ends(
+    token_ids: Sequence[int] | TokenIds, boundaries: Sequence[int], codec: TextCodec, text: str
+) -> tuple[int, ...]:
+    """Token offsets at which steps end, from their character offsets in the decoded `text`.
 
     `boundaries` rise from 0 to the length of the text (`Task.step_boundaries`). A token belongs to
     the step in which it begins, so one that runs over a boundary to the step before it; the end
@@ -124,17 +133,27 @@ def step_ends(token_ids: Sequence[int], boundaries: Sequence[int], codec: TextCo
 
     Raises ValueError for boundaries that don't cover the text.
     """
-    offsets = token_offsets(token_ids, codec)
-    length = len(codec.decode(token_ids))
-    if not boundaries or boundaries[0] != 0 or boundaries[-1] != length:
-        raise ValueError(f"step boundaries {list(boundaries)} don't cover a text of {length} characters")
+    if not boundaries or boundaries[0] != 0 or boundaries[-1] != len(text):
+        raise ValueError(f"step boundaries {list(boundaries)} don't cover a text of {len(text)} characters")
+    offsets = token_offsets(token_ids, codec, text)
     ends = {bisect_left(offsets, boundary) for boundary in boundaries[1:-1]}
     return tuple(sorted((ends | {len(token_ids)}) - {0}))
 
 
-@lru_cache(maxsize=1 << 18)
-def _piece(decode: Callable[[Sequence[int]], str], token_id: int) -> str:
-    return decode([token_id])
+class _Texts(dict[int, str]):
+    """The text of each token alone, made when it is first asked for."""
+
+    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
+        self._decode = decode
+
+    def __missing__(self, token_id: int) -> str:
+        text = self[token_id] = self._decode([token_id])
+        return text
+
+
+@lru_cache(maxsize=4)
+def _texts_of(decode: Callable[[Sequence[int]], str]) -> _Texts:
+    return _Texts(decode)
 
 
 def _offsets_by_window(token_ids: Sequence[int], codec: TextCodec, text: str) -> list[int] | None:

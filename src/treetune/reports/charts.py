@@ -1,28 +1,41 @@
-"""Curves and bars as SVG text, coloured by the page's style sheet so that they follow its theme.
-
-Colours are classes: ``c0`` … ``c5`` for experiments, and the names of phases for bars. Marks carry a
-<title>, which browsers show when the pointer rests on them: the page needs no script.
-"""
+"""Curves and bars of reports, drawn by matplotlib: as SVG for a page, or on axes of a figure in a file."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from treetune.reports.svg import PAGE, Marks, svg_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
 
 WIDTH, HEIGHT = 440, 230
-LEFT, RIGHT, TOP, BOTTOM = 58, 12, 12, 34
+RIGHT, TOP, BOTTOM = 12, 10, 36
+FONT, CHARACTER = 12.5, 7.6
+"""Size of the words at the axes, and about how wide a digit of them is."""
+
 MOST_MARKS = 80
 """With more points than this a curve is drawn without marks."""
 MOST_BARS = 60
+
+SAME = 2e-3
+"""Curves that differ by less than this share of the axis hide each other."""
+DASH, LEVEL_GAP = 4.0, 2.0
+"""Lengths of dashes, in widths of the line."""
 
 Point = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Series:
-    """One curve: points (x rising, y), where known an interval (low, high) by x, a colour class."""
+    """One curve: points (x rising, y), where known an interval (low, high) by x, the name of a colour."""
 
     name: str
     points: Sequence[Point]
@@ -30,6 +43,14 @@ class Series:
     interval: Mapping[float, tuple[float, float]] = field(default_factory=dict)
     is_level: bool = False
     """Its one point is drawn across the whole chart, beside the others' curves."""
+
+    def title(self, point: Point) -> str:
+        """What the point says when the pointer rests on it."""
+        x, y = point
+        at = "" if self.is_level else f", {number(x)}"
+        bounds = self.interval.get(x)
+        between = f" [{number(bounds[0])}, {number(bounds[1])}]" if bounds else ""
+        return f"{self.name}{at}: {number(y)}{between}"
 
 
 def number(value: float) -> str:
@@ -46,125 +67,166 @@ def number(value: float) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """About `count` round numbers that cover [low, high]."""
-    span = high - low
-    if not span > 0:
-        span = abs(high) or 1.0
-        low, high = low - span / 2, high + span / 2
-    raw = span / max(1, count - 1)
-    power = 10.0 ** math.floor(math.log10(raw))
-    step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw * 0.999)
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [i * step for i in range(first, last + 1)]
+def tick_labels(values: Sequence[float]) -> list[str]:
+    """As short as they can be while each is told from its neighbours: 36.01, 36.02; 12k, 14k; 2e-06."""
+    size = max(map(abs, values), default=0.0)
+    scale, letter = next(((s, x) for s, x in ((1e9, "G"), (1e6, "M"), (1e4, "k")) if size >= s), (1.0, ""))
+    scale = 1e3 if letter == "k" else scale
+    style = "e" if 0 < size < 1e-3 else "f"
+    step = min((abs(b - a) for a, b in pairwise(values)), default=size)
+    labels: list[str] = []
+    for digits in range(12):
+        labels = [f"{value / scale:.{digits}{style}}" for value in values]
+        if all(abs(float(label) * scale - value) <= 0.02 * step for label, value in zip(labels, values)):
+            break
+    return ["0" if float(label) == 0 else f"{label}{letter}" for label in labels]
+
+
+def limits(values: Sequence[float], *, from_zero: bool = False) -> tuple[float, float]:
+    """Of an axis: a little room around the values, but none on a side of 0 where there are none.
+
+    What is always the same is shown from 0 on.
+    """
+    low, high = min(values), max(values)
+    if from_zero or high - low <= 1e-9 * max(abs(low), abs(high)):
+        low, high = min(low, 0.0), max(high, 0.0)
+    if low == high:
+        return 0.0, 1.0
+    room = 0.06 * (high - low)
+    return (
+        max(0.0, low - room) if low >= 0 else low - room,
+        min(0.0, high + room) if high <= 0 else high + room,
+    )
+
+
+def draw_series(
+    axes: Axes,
+    series: Sequence[Series],
+    palette: Mapping[str, str],
+    *,
+    from_zero: bool = False,
+    scale: float = 1.0,
+) -> dict[str, str | Marks]:
+    """Levels, bands and curves over a shared x, with the axis' limits and ticks; titles by `gid`.
+
+    Curves that would hide each other take turns along the line, each with its own dashes. `scale` is what
+    sizes of lines and marks are multiplied with.
+    """
+    ys = [y for one in series for _, y in one.points]
+    ys += [bound for one in series for bounds in one.interval.values() for bound in bounds]
+    low, high = limits(ys, from_zero=from_zero)
+    axes.set_ylim(low, high)
+    _label_ticks(axes.yaxis)
+    _label_ticks(axes.xaxis)
+    titles: dict[str, str | Marks] = {}
+    for one in series:
+        _draw_band(axes, one, palette[one.colour])
+    for n, (one, (turn, turns)) in enumerate(zip(series, _turns(series, SAME * (high - low)))):
+        colour, gid = palette[one.colour], f"curve_{n}"
+        gap = (turns - 1) * DASH + (LEVEL_GAP if one.is_level else 0.0)
+        dashes = (turn * DASH, (DASH, gap)) if gap else "-"
+        style: dict[str, Any] = {"color": colour, "linewidth": 1.8 * scale, "linestyle": dashes}
+        style |= {"gid": gid, "label": one.name}
+        titles[gid] = one.title(one.points[-1])
+        xs, values = [x for x, _ in one.points], [y for _, y in one.points]
+        if one.is_level:
+            axes.axhline(values[0], **style)
+            continue
+        axes.plot(xs, values, **style)
+        if len(one.points) <= MOST_MARKS:
+            radius = (2.6 + min(1.3, 4.0 / turns) * (turns - 1 - turn)) * scale
+            axes.plot(
+                xs, values, "o", color=colour, markersize=2 * radius, markeredgewidth=0, gid=f"marks_{n}"
+            )
+            titles[f"marks_{n}"] = Marks(radius, [one.title(point) for point in one.points])
+    return titles
+
+
+def _turns(series: Sequence[Series], near: float) -> list[tuple[int, int]]:
+    """Of each curve, its place among those that it coincides with, and how many these are."""
+
+    def coincide(a: Series, b: Series) -> bool:
+        theirs = dict(b.points)
+        return (
+            a.is_level == b.is_level
+            and (a.is_level or theirs.keys() == {x for x, _ in a.points})
+            and all(abs(y - (b.points[0][1] if b.is_level else theirs[x])) <= near for x, y in a.points)
+        )
+
+    groups = [[other for other in series if coincide(one, other)] for one in series]
+    return [
+        (next(i for i, other in enumerate(group) if other is one), len(group))
+        for one, group in zip(series, groups)
+    ]
+
+
+def _draw_band(axes: Axes, one: Series, colour: str) -> None:
+    bounded = [(x, *one.interval[x]) for x, _ in one.points if x in one.interval]
+    if not bounded:
+        return
+    xs, lows, highs = (list(part) for part in zip(*bounded))
+    if one.is_level:
+        axes.axhspan(lows[0], highs[0], color=colour, alpha=0.12, linewidth=0)
+    elif len(bounded) == 1:
+        axes.plot([xs[0]] * 2, [lows[0], highs[0]], color=colour, linewidth=2.6, alpha=0.55)
+    else:
+        axes.fill(xs + xs[::-1], highs + lows[::-1], color=colour, alpha=0.16, linewidth=0)
+
+
+def _label_ticks(axis: Axis) -> None:
+    from matplotlib.ticker import Formatter
+
+    class Labels(Formatter):
+        def format_ticks(self, values: Sequence[float]) -> list[str]:
+            return tick_labels([float(value) for value in values])
+
+        def __call__(self, x: float, pos: int | None = None) -> str:
+            return number(x)
+
+    axis.set_major_formatter(Labels())
 
 
 def line_chart(
     title: str, series: Sequence[Series], *, from_zero: bool = False, x_name: str = "iteration"
 ) -> str:
     """Curves over a shared x. Series without points are skipped; at least one must have some."""
+    from matplotlib.ticker import MaxNLocator
+
     drawn = [one for one in series if one.points]
     assert drawn, f"nothing to draw in {title!r}"
+    figure, axes = _page_figure(WIDTH)
     xs = [x for one in drawn for x, _ in one.points if not one.is_level] or [0.0]
-    ys = [y for one in drawn for _, y in one.points]
-    ys += [bound for one in drawn for bounds in one.interval.values() for bound in bounds]
-    if from_zero:
-        ys.append(0.0)
-    y_ticks = ticks(min(ys), max(ys))
-    x_low, x_high = min(xs), max(xs)
-    if x_low == x_high:
-        x_low, x_high = x_low - 1, x_high + 1
-    x_of = _scale(x_low, x_high, LEFT, WIDTH - RIGHT)
-    y_of = _scale(y_ticks[0], y_ticks[-1], HEIGHT - BOTTOM, TOP)
-    parts = [_grid(y_ticks, y_of)]
-    for x in _whole_ticks(x_low, x_high):
-        parts.append(
-            f'<text class="tick" x="{x_of(x):.1f}" y="{HEIGHT - BOTTOM + 15}" text-anchor="middle">'
-            f"{number(x)}</text>"
-        )
-    parts.append(
-        f'<text class="axis" x="{WIDTH - RIGHT}" y="{HEIGHT - 4}" text-anchor="end">{escape(x_name)}</text>'
-    )
-    levels = [one for one in drawn if one.is_level]
-    curves = [one for one in drawn if not one.is_level]
-    parts += [_level(one, y_of) for one in levels]
-    parts += [_band(one, x_of, y_of) for one in curves]
-    parts += [_curve(one, x_of, y_of) for one in curves]
-    return _figure(title, "".join(parts), WIDTH, HEIGHT)
-
-
-def _level(one: Series, y_of: Callable[[float], float]) -> str:
-    (x, y), *_ = one.points
-    low, high = one.interval.get(x, (y, y))
-    top, bottom = y_of(high), y_of(low)
-    words = escape(f"{one.name}: {number(y)} [{number(low)}, {number(high)}]")
-    return (
-        f'<rect class="band {one.colour}" x="{LEFT}" y="{top:.1f}" width="{WIDTH - RIGHT - LEFT}"'
-        f' height="{bottom - top:.1f}"><title>{words}</title></rect>'
-        f'<path class="curve dashed {one.colour}" d="M{LEFT} {y_of(y):.1f}H{WIDTH - RIGHT}"/>'
-    )
-
-
-def _band(one: Series, x_of: Callable[[float], float], y_of: Callable[[float], float]) -> str:
-    bounded = [(x, *one.interval[x]) for x, _ in one.points if x in one.interval]
-    if len(bounded) == 1:
-        x, low, high = bounded[0]
-        return f'<path class="whisker {one.colour}" d="M{x_of(x):.1f} {y_of(low):.1f}V{y_of(high):.1f}"/>'
-    if not bounded:
-        return ""
-    upper = [f"{x_of(x):.1f},{y_of(high):.1f}" for x, _, high in bounded]
-    lower = [f"{x_of(x):.1f},{y_of(low):.1f}" for x, low, _ in reversed(bounded)]
-    return f'<polygon class="band {one.colour}" points="{" ".join(upper + lower)}"/>'
-
-
-def _curve(one: Series, x_of: Callable[[float], float], y_of: Callable[[float], float]) -> str:
-    line = " ".join(f"{x_of(x):.1f},{y_of(y):.1f}" for x, y in one.points)
-    parts = [f'<polyline class="curve {one.colour}" points="{line}"/>']
-    if len(one.points) <= MOST_MARKS:
-        for x, y in one.points:
-            bounds = one.interval.get(x)
-            between = f" [{number(bounds[0])}, {number(bounds[1])}]" if bounds else ""
-            words = escape(f"{one.name}, {number(x)}: {number(y)}{between}")
-            parts.append(
-                f'<circle class="mark {one.colour}" cx="{x_of(x):.1f}" cy="{y_of(y):.1f}" r="2.6">'
-                f"<title>{words}</title></circle>"
-            )
-    return "".join(parts)
+    low, high = min(xs), max(xs)
+    room = 0.02 * (high - low) or 1.0
+    axes.set_xlim(low - room, high + room)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=all(x == round(x) for x in xs), min_n_ticks=1))
+    axes.yaxis.set_major_locator(MaxNLocator(5, steps=(1, 2, 2.5, 5, 10)))
+    titles = draw_series(axes, drawn, PAGE, from_zero=from_zero)
+    return _chart(figure, axes, title, x_name, WIDTH, titles)
 
 
 def stacked_bars(title: str, rows: Sequence[tuple[str, Mapping[str, float]]], unit: str) -> str:
-    """One bar per row (label, amount by class name), stacked in the order of the mapping.
+    """One bar per row (label, amount by the name of a colour), stacked in the order of the mapping.
 
     More than MOST_BARS rows are averaged over neighbours.
     """
     rows = _thinned(rows)
-    highest = max(sum(amounts.values()) for _, amounts in rows)
-    y_ticks = ticks(0.0, highest or 1.0)
-    width = 2 * WIDTH
-    y_of = _scale(0.0, y_ticks[-1], HEIGHT - BOTTOM, TOP)
-    slot = (width - LEFT - RIGHT) / len(rows)
-    parts = [_grid(y_ticks, y_of, width)]
-    every = max(1, math.ceil(len(rows) / 16))
+    width, titles = 2 * WIDTH, {}
+    figure, axes = _page_figure(width)
     for i, (label, amounts) in enumerate(rows):
-        x, base = LEFT + i * slot, 0.0
+        base = 0.0
         for name, amount in amounts.items():
-            top, bottom = y_of(base + amount), y_of(base)
-            base += amount
-            if bottom - top > 0.05:
-                words = escape(f"iteration {label}: {name} {number(amount)} {unit}")
-                parts.append(
-                    f'<rect class="phase {name}" x="{x + slot * 0.1:.1f}" y="{top:.1f}"'
-                    f' width="{slot * 0.8:.1f}" height="{bottom - top:.1f}"><title>{words}</title></rect>'
-                )
-        if i % every == 0:
-            parts.append(
-                f'<text class="tick" x="{x + slot / 2:.1f}" y="{HEIGHT - BOTTOM + 15}"'
-                f' text-anchor="middle">{escape(label)}</text>'
-            )
-    parts.append(
-        f'<text class="axis" x="{width - RIGHT}" y="{HEIGHT - 4}" text-anchor="end">iteration</text>'
-    )
-    return _figure(title, "".join(parts), width, HEIGHT)
+            if amount > 0:
+                gid = f"bar_{i}_{name}"
+                axes.bar(i, amount, 0.8, base, color=PAGE[name], linewidth=0, gid=gid)
+                titles[gid] = f"iteration {label}: {name} {number(amount)} {unit}"
+                base += amount
+    every = max(1, math.ceil(len(rows) / 16))
+    axes.set_xticks(range(0, len(rows), every), [label for label, _ in rows[::every]])
+    axes.set_xlim(-0.6, len(rows) - 0.4)
+    axes.set_ylim(0, max(sum(amounts.values()) for _, amounts in rows) * 1.04 or 1.0)
+    _label_ticks(axes.yaxis)
+    return _chart(figure, axes, title, "iteration", width, titles)
 
 
 def _thinned(rows: Sequence[tuple[str, Mapping[str, float]]]) -> Sequence[tuple[str, Mapping[str, float]]]:
@@ -183,41 +245,27 @@ def _thinned(rows: Sequence[tuple[str, Mapping[str, float]]]) -> Sequence[tuple[
     return thinned
 
 
-def interval_mark(value: float, low: float, high: float, colour: str) -> str:
-    """A point and its interval on a scale from 0 to 1, to stand in a table's cell."""
-    x_of = _scale(0.0, 1.0, 4, 116)
-    words = escape(f"{value:.3f} [{low:.3f}, {high:.3f}]")
-    return (
-        f'<svg class="inline" viewBox="0 0 120 16" width="120" height="16" role="img" aria-label="{words}">'
-        f'<path class="gridline" d="M4 8H116M4 4V12M60 5V11M116 4V12"/>'
-        f'<path class="whisker {colour}" d="M{x_of(low):.1f} 8H{x_of(high):.1f}"/>'
-        f'<circle class="mark {colour}" cx="{x_of(value):.1f}" cy="8" r="2.8"><title>{words}</title></circle>'
-        "</svg>"
+def _page_figure(width: float) -> tuple[Figure, Axes]:
+    # Not pyplot: nothing global, no window, whatever the machine has. An inch is 72 of the page's units.
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width / 72, HEIGHT / 72))
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.spines[:].set_visible(False)
+    axes.grid(axis="y", color=PAGE["line"], linewidth=1)
+    axes.set_axisbelow(True)
+    axes.tick_params(length=0, labelsize=FONT, labelcolor=PAGE["soft"], pad=6)
+    return figure, axes
+
+
+def _chart(
+    figure: Figure, axes: Axes, title: str, x_name: str, width: float, titles: Mapping[str, str | Marks]
+) -> str:
+    low, high = axes.get_ylim()
+    labels = tick_labels([float(tick) for tick in axes.get_yticks() if low <= tick <= high])
+    left = 14 + CHARACTER * max(map(len, labels), default=1)
+    axes.set_position(
+        (left / width, BOTTOM / HEIGHT, (width - left - RIGHT) / width, 1 - (TOP + BOTTOM) / HEIGHT)
     )
-
-
-def _scale(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
-    return lambda value: start + (value - low) / (high - low) * (end - start)
-
-
-def _whole_ticks(low: float, high: float) -> list[float]:
-    """Iterations are whole numbers, and so are the ticks."""
-    step = max(1.0, *(b - a for a, b in zip(ticks(low, high), ticks(low, high)[1:])))
-    first = math.ceil(low / math.ceil(step)) * math.ceil(step)
-    return [float(x) for x in range(int(first), int(high) + 1, math.ceil(step))]
-
-
-def _grid(y_ticks: Sequence[float], y_of: Callable[[float], float], width: int = WIDTH) -> str:
-    return "".join(
-        f'<path class="gridline" d="M{LEFT} {y_of(y):.1f}H{width - RIGHT}"/>'
-        f'<text class="tick" x="{LEFT - 6}" y="{y_of(y) + 3.5:.1f}" text-anchor="end">{number(y)}</text>'
-        for y in y_ticks
-    )
-
-
-def _figure(title: str, inner: str, width: int, height: int) -> str:
-    label = escape(title, quote=True)
-    return (
-        f'<figure><figcaption>{escape(title)}</figcaption><svg viewBox="0 0 {width} {height}" role="img"'
-        f' aria-label="{label}">{inner}</svg></figure>'
-    )
+    figure.text(1 - RIGHT / width, 4 / HEIGHT, x_name, ha="right", color=PAGE["soft"], fontsize=FONT)
+    return f"<figure><figcaption>{escape(title)}</figcaption>{svg_of(figure, title, titles)}</figure>"

@@ -56,15 +56,6 @@ def read_experiment(path: Path) -> Experiment:
     if not path.is_dir():
         raise ValueError(f"{path} is no directory: give an experiment's, such as experiments/quickstart/sft")
     directory = ExperimentDirectory(path)
-    if not any(
-        (path / name).exists() for name in ("config.json", "manifest.json", "metrics.jsonl", "evaluations")
-    ):
-        below = sorted(str(config.parent) for config in path.glob("*/config.json"))
-        hint = f"; below it lie {', '.join(below)}" if below else ""
-        raise ValueError(
-            f"{path} is no experiment: it has no config.json, manifest.json, metrics.jsonl or evaluations"
-            f"{hint}"
-        )
     missing: list[str] = []
     config = _read_object(path / "config.json", missing)
     manifest = _read_object(path / "manifest.json", missing)
@@ -79,6 +70,10 @@ def read_experiment(path: Path) -> Experiment:
             evaluations[name] = read_summaries(path / "evaluations", name)
         except ValueError as error:
             missing.append(str(error))
+    if not config and not metrics and not evaluations:
+        raise ValueError(
+            f"{path} is no experiment: it has no configuration, metrics or evaluations{_below(path)}"
+        )
     if not evaluations:
         missing.append("no checkpoint has been evaluated yet: run_evaluation does")
     running = directory.is_running()
@@ -89,6 +84,12 @@ def read_experiment(path: Path) -> Experiment:
             state = "was stopped by a sign of collapse"
         missing.append(f"{len(metrics)} of {planned} iterations are finished: the run {state}")
     return Experiment(path, config, manifest, metrics, evaluations, running, missing)
+
+
+def _below(path: Path) -> str:
+    """The experiments that somebody may have meant."""
+    found = sorted(config.parent for depth in ("*", "*/*") for config in path.glob(f"{depth}/config.json"))
+    return f"; below it lie {', '.join(map(str, found))}" if found else ""
 
 
 def read_summaries(evaluations: Path, name: str) -> dict[int, dict[str, Any]]:

@@ -42,14 +42,20 @@ class EvaluationSet(Part):
     """
 
     split: Split
+    """The task's split that problems are taken from."""
     name: str | None = None
     task: Task | None = None
     problems: Annotated[int, Gt(0)] | None = None
     choose: Literal["first", "random"] = "first"
+    """Which of the split's problems, where `problems` takes a part."""
     samples: Annotated[int, Gt(0)] = 1
+    """Answers to each problem."""
     temperature: Annotated[float, Ge(0)] | None = None
+    """Of sampling; None: the rollout's."""
     top_p: Annotated[float, Gt(0), Le(1)] | None = None
+    """Of sampling; None: the rollout's."""
     max_tokens: Annotated[int, Gt(0)] | None = None
+    """Of an answer; None: the rollout's."""
     while_training: bool = False
 
     @property
@@ -74,6 +80,7 @@ class EvaluationSet(Part):
 
     def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
         yield from unfit_name(self.label, "name", "a plain folder name", nested=False)
+        yield from unfit_split(self.task or experiment.task, self.split, self.problems, "problems")
         try:
             rollout = self.rollout(experiment)
         except ValueError as error:
@@ -129,6 +136,7 @@ class ChooseCheckpoint(Part):
 
     set: str
     rule: ChoiceRule = "first_maximum"
+    """``first_maximum`` stops at the first epoch that is no better; ``best`` looks at all."""
 
     def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
         labels = [one.label for one in experiment.evaluation.sets]
@@ -152,6 +160,36 @@ class Checkpoints:
     keep_every: Annotated[int, Gt(0)] | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Preset(Part):
+    """A published method that was put on an experiment, as its file says of itself.
+
+    `on` is what it goes on: experiments whose rollout samples, or those that learn from
+    demonstrations. `after` are the experiment's parts that stood on its left.
+    """
+
+    name: str
+    """What messages call it."""
+    on: Literal["sampled answers", "demonstrations"] = "sampled answers"
+    after: tuple[str, ...] = ()
+
+    def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
+        here = "sampled answers" if experiment.rollout.needs_engine else "demonstrations"
+        if not {"rollout", "trainer"}.issubset(self.after):
+            yield Finding(
+                f"the preset {self.name!r} stands on the left of the experiment, which then sets again what"
+                " the preset sets",
+                "name",
+                "put its file on the right of the experiment's",
+            )
+        elif self.on != here:
+            yield Finding(
+                f"the preset {self.name!r} goes on experiments with {self.on}, and this one has {here}",
+                "name",
+                "leave it out, or put it on an experiment of that kind",
+            )
+
+
 @Runtime.register("policy_iteration")
 @dataclass(frozen=True, kw_only=True)
 class PolicyIteration(Runtime):
@@ -162,7 +200,8 @@ class PolicyIteration(Runtime):
     takes the whole split. `rank_deadline` (seconds) is how long a rank waits for the others before the
     run ends with an error. `restart` ``every_iteration`` trains the start weights anew each time, with a
     fresh optimiser and schedule, on what the latest policy sampled (RestEM). `choose_checkpoint` is about
-    which epoch's weights an iteration ends with; None: the last one's.
+    which epoch's weights an iteration ends with; None: the last one's. `presets` are the published
+    methods that were put on the experiment; their files say so.
     """
 
     task: Task
@@ -176,21 +215,30 @@ class PolicyIteration(Runtime):
     problems_per_iteration: Annotated[int, Gt(0)] | None
     context_length: Annotated[int, Gt(1)]
     experiment_name: str
+    """Folder of the run below `directory`."""
     shaping: tuple[Shaping, ...] = ()
     directory: str = "experiments"
+    """Where experiments are kept."""
     seed: Annotated[int, Ge(0)] = 0
+    """Of everything that is drawn: problems, samples, order of training."""
     problem_sampling: Replacement = "between_iterations"
+    """``between_iterations`` draws an iteration's problems anew from all; ``epochs`` takes every problem
+    once before any comes again."""
     evaluation: Evaluation = field(default_factory=Evaluation)
     analyzers: tuple[Analyzer, ...] = ()
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     on_empty_selection: Literal["stop", "skip"] = "stop"
+    """What to do where nothing is left to train on."""
     restart: Literal["never", "every_iteration"] = "never"
     choose_checkpoint: ChooseCheckpoint | None = None
     diagnostics: Diagnostics = field(default_factory=Diagnostics)
     grader_workers: Annotated[int, Gt(0)] = 2
+    """Processes that grade."""
     grader_deadline: Annotated[float, Gt(0)] = 10.0
+    """Seconds for one answer; then its outcome is ``timeout``."""
     rank_deadline: Annotated[float, Gt(0)] = 3600.0
     sinks: tuple[Sink, ...] = ()
+    presets: tuple[Preset, ...] = ()
 
     @property
     def needs_engine(self) -> bool:
@@ -198,8 +246,17 @@ class PolicyIteration(Runtime):
 
     def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
         yield from unfit_name(self.experiment_name, "experiment_name", "a relative folder name")
+        yield from unfit_split(self.task, "train", self.problems_per_iteration, "problems_per_iteration")
         # The same one twice, from two fragments that both want it, is one.
         yield from twice("analyzers", [one.label for one in dict.fromkeys(self.analyzers)])
+        names = list(dict.fromkeys(one.name for one in self.presets))
+        if len(names) > 1:
+            yield Finding(
+                f"two presets are put on each other: {' and '.join(names)}; some of the first is left under"
+                " the second, and it is neither",
+                ("presets", str(len(self.presets) - 1), "name"),
+                "take one of them, on an experiment without one",
+            )
         yield from twice("shaping", [one.label for one in self.shaping], "each kind can be there once")
 
 
@@ -219,6 +276,21 @@ def unfit_name(name: str, key: str, should: str, nested: bool = True) -> Iterato
             f"a name of {len(longest[0].encode())} bytes is longer than file systems allow",
             key,
             f"give one of at most {LONGEST_NAME}",
+        )
+
+
+def unfit_split(task: Task, split: Split, wanted: int | None, key: str) -> Iterator[Finding]:
+    """What is wrong where a split isn't there, or has fewer problems than are wanted, as far as is known."""
+    try:
+        there = task.size(split)
+    except ValueError as error:
+        yield Finding.of(error, key if split == "train" else "split")
+        return
+    if there is not None and wanted is not None and wanted > there:
+        yield Finding(
+            f"{wanted} problems are asked for, and the {split} split has {there}",
+            key,
+            f"take {there} or fewer, or make the split larger",
         )
 
 

@@ -129,6 +129,7 @@ def _sampled_token() -> Finding:
     from treetune.inference.settings import VllmSettings
     from treetune.models.export import write_for_engine
     from treetune.models.sources import TinyModel
+    from treetune.vocabulary import token_array
 
     what, start = "one sampled token", time.monotonic()
     source = TinyModel(layers=1)
@@ -145,14 +146,18 @@ def _sampled_token() -> Finding:
         )
         try:
             engine.wait_ready()
-            request = Request(prompt_ids=(3, 4), seed=0, n=1, sampling=SamplingParams(max_tokens=1))
+            request = Request(
+                prompt_ids=token_array((3, 4)), seed=0, n=1, sampling=SamplingParams(max_tokens=1)
+            )
             [[completion]] = engine.generate([request])
         except EngineError as error:
             return Finding(what, False, "failed", str(error))
         finally:
             engine.close()
     seconds = time.monotonic() - start
-    return Finding(what, len(completion.token_ids) == 1, f"{completion.token_ids} after {seconds:.0f} s")
+    return Finding(
+        what, len(completion.token_ids) == 1, f"{completion.token_ids.tolist()} after {seconds:.0f} s"
+    )
 
 
 def _alphabet() -> str:

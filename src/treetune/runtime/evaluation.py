@@ -19,7 +19,7 @@ from treetune.runtime.clock import Clock
 from treetune.runtime.due import due_sets, is_measured
 from treetune.runtime.sampler import Sampler
 from treetune.seeds import derived_random
-from treetune.vocabulary import Grade, Metrics, Problem, Trajectory
+from treetune.vocabulary import Grade, Metrics, Problem, Trajectory, token_array
 
 BOOTSTRAP_RESAMPLES = 2000
 INTERVAL = 0.95
@@ -164,7 +164,7 @@ def _unanswered(problem: Problem, sample: int, length: int, context_length: int)
     return Trajectory(
         problem=problem,
         sample=sample,
-        prompt_ids=(),
+        prompt_ids=token_array(()),
         segments=(),
         finish_reason="length",
         text="",
@@ -201,11 +201,11 @@ def summarise(trajectories: Sequence[Trajectory], seed: int) -> dict:
     groups: dict[str, list[Trajectory]] = {}
     for trajectory in trajectories:
         groups.setdefault(trajectory.problem.id, []).append(trajectory)
-    means = [sum(t.grade.right for t in group) / len(group) for group in groups.values()]
+    means = [sum(t.grade.correct for t in group) / len(group) for group in groups.values()]
     low, high = bootstrap_interval(means, seed)
     n = min(len(group) for group in groups.values())
     ks = [2**i for i in range(n.bit_length()) if 2**i <= n]
-    correct = [(len(group), sum(t.grade.right for t in group)) for group in groups.values()]
+    correct = [(len(group), sum(t.grade.correct for t in group)) for group in groups.values()]
     return {
         "n_problems": len(groups),
         "samples": n,
@@ -238,4 +238,4 @@ def _majority_is_right(group: Sequence[Trajectory]) -> bool:
     if not votes:
         return False
     winner = votes.most_common(1)[0][0]
-    return any(t.grade.extracted == winner and t.grade.right for t in group)
+    return any(t.grade.extracted == winner and t.grade.correct for t in group)

@@ -10,9 +10,11 @@ from typing import Any
 from treetune.episode_generators.rollout.answers import contiguous_share
 from treetune.episode_generators.shaping.applied import shaped
 from treetune.episode_generators.storage import (
+    TOKENS,
     read_episodes,
     read_trajectories,
     write_episodes,
+    write_tokens,
     write_trajectories,
 )
 from treetune.files import write_json
@@ -51,6 +53,7 @@ def generate(sampler: Sampler, iteration: int, clock: Clock) -> tuple[list[Episo
             _record(folder / "credit.json", metrics, clock, "credit")
             if _remembers(session):
                 write_json(folder / MEMORY, memory)
+            _write_tokens(session)
             # Last: from here on, both phases are done.
             write_episodes(folder / "episodes.arrow", episodes, session.model.codec)
         session.ranks.barrier("episodes written")
@@ -177,3 +180,10 @@ def _recorded(path: Path, clock: Clock, phase: str) -> Metrics:
     record = json.loads(path.read_text())
     clock.add_earlier(phase, record["seconds"])
     return record["metrics"]
+
+
+def _write_tokens(session: Session) -> None:
+    """What a reader of episodes looks the text of tokens up in; once in a run."""
+    path, model = session.directory.path / TOKENS, session.model
+    if not path.is_file():
+        write_tokens(path, model.codec, 1 + max(model.tokenizer.get_vocab().values()))

@@ -46,7 +46,7 @@ class PolicyServer:
             return
         config, ranks, directory = session.config, session.ranks, session.directory
         refuse_unreachable_server(config, ranks)
-        lora = getattr(config.trainer, "lora", None)
+        lora = config.trainer.lora
         with contextlib.ExitStack() as stack:
             sent = lora if trains and lora is not None and lora.send == "adapters" else None
             folder = WeightsFolder(session, sent)

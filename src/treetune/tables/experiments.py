@@ -19,6 +19,7 @@ class Row:
     """
 
     name: Annotated[str, MinLen(1)]
+    """Stands in the row's first cell."""
     experiment: Annotated[str, MinLen(1)]
     published: Annotated[float, Ge(0), Le(1)] | None = None
     source: str | None = None
@@ -39,6 +40,7 @@ class ExperimentsTable(Table):
     rows: Annotated[tuple[Row, ...], MinLen(1)]
     output: str = "table.json"
     title: str = ""
+    """Stands above the table."""
     directory: str = "experiments"
     evaluation: str = "test"
     checkpoint: Literal["last", "best"] = "last"

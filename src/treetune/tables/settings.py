@@ -26,7 +26,9 @@ class TableExperiment:
     """
 
     configs: Annotated[tuple[Name, ...], MinLen(1)]
+    """Files, as behind ``--configs``."""
     overrides: tuple[str, ...] = ()
+    """Objects, as behind ``--override``."""
     needs: tuple[Name, ...] = ()
     seconds_per_iteration: Annotated[float, Gt(0)] | None = None
     estimated_from: str | None = None
@@ -40,7 +42,9 @@ class Cell:
     """
 
     experiment: Name | None = None
+    """The experiment that fills it; None: the row's."""
     value: Name | None = None
+    """A key path in the analysis that the column shows, where it isn't the column's."""
     published: float | None = None
     source: str | None = None
 
@@ -50,6 +54,7 @@ class MethodRow:
     """One method. `experiment` fills every column that `cells` (by column name) doesn't say otherwise."""
 
     name: Name
+    """Stands in the row's first cell."""
     experiment: Name | None = None
     cells: Mapping[str, Cell] = field(default_factory=dict)
 
@@ -78,11 +83,14 @@ class Reproduction(Table):
 
     name: Name
     seeds: Annotated[tuple[Annotated[int, Ge(0)], ...], MinLen(1)]
+    """Every experiment is run once with each."""
     experiments: Annotated[Mapping[str, TableExperiment], MinLen(1)]
     rows: Annotated[tuple[MethodRow, ...], MinLen(1)]
     columns: Annotated[tuple[Column, ...], MinLen(1)]
     title: str = ""
+    """Stands above the table."""
     directory: Name = "experiments"
+    """Where runs and the table's files are kept."""
     panels: tuple[Panel, ...] = ()
     panels_over: PanelAxis = "iterations"
     baseline: Name | None = None
@@ -90,6 +98,7 @@ class Reproduction(Table):
     interval: Literal["bootstrap", "student"] = "student"
     deadline_hours: Annotated[float, Gt(0)] = 240.0
     notes: tuple[str, ...] = ()
+    """Stand below the table."""
 
     def __post_init__(self) -> None:
         rows, columns = [row.name for row in self.rows], [column.name for column in self.columns]
@@ -151,7 +160,7 @@ class Reproduction(Table):
             ) from error
 
     def check_experiments(self) -> None:
-        from treetune.tables.runs import check
+        from treetune.tables.check import check
 
         check(self)
 

@@ -16,7 +16,7 @@ from treetune.episode_generators.numbers import (
     declared_ratios,
     full_name,
 )
-from treetune.vocabulary import FULL_REWARD
+from treetune.vocabulary import CORRECT_SCORE
 
 PASS_AT_1 = "pass_at_1"
 
@@ -102,7 +102,7 @@ def by_problem(rows: Iterable[Mapping[str, Any]], name: str) -> dict[str, float]
 
 def _of_answer(row: Mapping[str, Any], name: str) -> float | None:
     if name == PASS_AT_1:
-        return float(row["reward"] >= FULL_REWARD)
+        return float(row["reward"] >= CORRECT_SCORE)
     if name == "unfinished":
         found: Any = row.get("finish_reason") and float(row["finish_reason"] == "length")
     elif name == "mean_tokens":

@@ -75,7 +75,9 @@ class WrittenArithmetic(Task):
     demonstration_noise: Annotated[float, Ge(0), Le(1)] = 0.0
     train_size: Annotated[int, Gt(0)] = 100_000
     validation_size: Annotated[int, Gt(0)] = 500
+    """Problems of the validation split."""
     test_size: Annotated[int, Gt(0)] = 1000
+    """Problems of the test split."""
     seed: int = 0
     grader: Grader = ANSWER_AFTER_MARKER
 
@@ -122,6 +124,12 @@ class WrittenArithmetic(Task):
         if split not in get_args(Split):
             raise ValueError(f"no split {split!r}: choose one of {', '.join(get_args(Split))}")
         return _problems(self, split)
+
+    def size(self, split: Split) -> int:
+        return self._sizes()[split]
+
+    def examples(self, count: int) -> Sequence[Problem]:
+        return _made(self, "example", self._operands(min(count, self._space())))
 
     def demonstration(self, problem: Problem, seed: int) -> str:
         """The teacher's solution. Slips are drawn from `seed` and the problem."""
@@ -223,12 +231,16 @@ def _problems(task: WrittenArithmetic, split: Split) -> tuple[Problem, ...]:
     operands = task._operands(sum(sizes.values()))
     # The order of `_sizes` puts the held-out splits first: they stay when train_size changes.
     start = sum(size for name, size in sizes.items() if list(sizes).index(name) < list(sizes).index(split))
+    return _made(task, split, operands[start : start + sizes[split]])
+
+
+def _made(task: WrittenArithmetic, place: str, operands: Sequence[tuple[int, ...]]) -> tuple[Problem, ...]:
     return tuple(
         Problem(
-            id=f"{split}/{index}",
+            id=f"{place}/{index}",
             prompt=task._prompt(numbers),
             gold=str(task._answer(numbers)),
             data={"numbers": numbers},
         )
-        for index, numbers in enumerate(operands[start : start + sizes[split]])
+        for index, numbers in enumerate(operands)
     )

@@ -21,6 +21,17 @@ class Task(Registrable):
         """All problems of a split, always in the same order; never empty (ValueError)."""
         raise NotImplementedError
 
+    def size(self, split: Split) -> int | None:
+        """How many problems a split has, where that is known at once; None where it takes reading.
+
+        Raises ValueError for a split that the configuration doesn't have.
+        """
+        return None
+
+    def examples(self, count: int) -> Sequence[Problem]:
+        """Up to so many problems of this kind, whichever are made or read at once; perhaps none."""
+        return ()
+
     def check_demonstrations(self) -> None:
         """Raises ValueError for a task that has none, as far as its configuration says."""
         if type(self).demonstration is Task.demonstration:

@@ -68,7 +68,9 @@ class Countdown(Task):
     demonstration_noise: Annotated[float, Ge(0), Le(1)] = 0.0
     train_size: Annotated[int, Gt(0)] = 20_000
     validation_size: Annotated[int, Gt(0)] = 500
+    """Problems of the validation split."""
     test_size: Annotated[int, Gt(0)] = 1000
+    """Problems of the test split."""
     seed: int = 0
     prompt: str = PROMPT
     grader: CountdownGrader = GRADER
@@ -86,6 +88,16 @@ class Countdown(Task):
         if split not in get_args(Split):
             raise ValueError(f"no split {split!r}: choose one of {', '.join(get_args(Split))}")
         return _problems(self, split)
+
+    def size(self, split: Split) -> int:
+        return self._sizes()[split]
+
+    def _sizes(self) -> dict[Split, int]:
+        """The held-out splits come first: they stay when train_size changes."""
+        return {"test": self.test_size, "validation": self.validation_size, "train": self.train_size}
+
+    def examples(self, count: int) -> Sequence[Problem]:
+        return _made(self, "example", 0, count)
 
     def check_demonstrations(self) -> None:
         # Without + some differences need brackets, which signed sums don't have.
@@ -148,17 +160,23 @@ def signed_sums(
 
 @lru_cache(maxsize=16)
 def _problems(task: Countdown, split: Split) -> tuple[Problem, ...]:
-    # The held-out splits come first: they stay when train_size changes.
-    sizes = {"test": task.test_size, "validation": task.validation_size, "train": task.train_size}
-    shape = Shape(task.numbers, task.operands, task.targets, task.operators, task.natural)
-    made = distinct_problems(shape, sum(sizes.values()), task.seed)
+    sizes = task._sizes()
     start = sum(size for name, size in sizes.items() if list(sizes).index(name) < list(sizes).index(split))
+    return _made(task, split, start, sizes[split], sum(sizes.values()))
+
+
+def _made(
+    task: Countdown, place: str, start: int, count: int, wanted: int | None = None
+) -> tuple[Problem, ...]:
+    """Problems ``[start, start + count)`` of `wanted` that are made, by default up to there."""
+    shape = Shape(task.numbers, task.operands, task.targets, task.operators, task.natural)
+    made = distinct_problems(shape, wanted or start + count, task.seed)
     return tuple(
         Problem(
-            id=f"{split}/{index}",
+            id=f"{place}/{index}",
             prompt=prompted(task.prompt, numbers, target),
             gold=gold_of(target, numbers),
             data={"numbers": numbers, "target": target},
         )
-        for index, (numbers, target) in enumerate(made[start : start + sizes[split]])
+        for index, (numbers, target) in enumerate(made[start : start + count])
     )

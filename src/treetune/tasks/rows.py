@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,9 @@ from treetune.seeds import derived_random
 from treetune.tasks.base import Split, Task
 from treetune.tasks.sources import Row, Source, json_lines
 from treetune.vocabulary import Problem
+
+QUICKLY_READ = 4_000_000
+"""Bytes of a file that is read while a configuration is checked."""
 
 log = logging.getLogger(__name__)
 
@@ -51,6 +55,29 @@ class RowsTask(Task):
                 "validation names files and validation_size holds problems out of the train files: "
                 "leave one of them out"
             )
+
+    def size(self, split: Split) -> int | None:
+        held_out = self.validation_size if split != "test" else None
+        if split == "validation" and held_out is not None:
+            return held_out
+        if self.source is not None:
+            self.source.name_of(split)
+            return None
+        files = [Path(name) for name in _files(self, split)]
+        if not all(file.is_file() and file.stat().st_size <= QUICKLY_READ for file in files):
+            return None
+        rows = sum(1 for file in files for line in file.read_bytes().splitlines() if line.strip())
+        return rows - (held_out or 0)
+
+    def examples(self, count: int) -> Sequence[Problem]:
+        for name in () if self.source else (*self.train, *self.validation, *self.test):
+            if (path := Path(name)).is_file() and path.stat().st_size <= QUICKLY_READ:
+                rows = itertools.islice(json_lines(path), count)
+                try:
+                    return [self.problem_of(row, f"example/{number}") for number, (_, row) in enumerate(rows)]
+                except ValueError:  # told with its place when the split is read
+                    return ()
+        return ()
 
     def problem_of(self, row: dict[str, Any], id: str) -> Problem:
         """Raises BadRow for a row that holds none."""
@@ -101,12 +128,16 @@ def _read(task: RowsTask, split: Split) -> list[Problem]:
 
 
 def _from_files(task: RowsTask, split: Split) -> Iterator[Row]:
+    for name in _files(task, split):
+        yield from json_lines(Path(name))
+
+
+def _files(task: RowsTask, split: Split) -> tuple[str, ...]:
     names: tuple[str, ...] = {"train": task.train, "validation": task.validation, "test": task.test}[split]
     if not names:
         remedy = " or set validation_size, to hold problems out of train" if split == "validation" else ""
         raise ValueError(f"the task has no {split} split: name its files under {split!r}{remedy}")
-    for name in names:
-        yield from json_lines(Path(name))
+    return names
 
 
 def _problem(task: RowsTask, row: dict[str, Any], id: str, place: str) -> Problem | None:

@@ -14,7 +14,7 @@ from treetune.tasks.base import Task
 from treetune.tasks.graders.pool import GraderPool
 from treetune.tasks.json_lines import JsonLines, as_text, missing
 from treetune.tasks.sources import json_lines
-from treetune.vocabulary import FULL_REWARD, Grade, Problem
+from treetune.vocabulary import CORRECT_SCORE, Grade, Problem
 
 FIELDS = ("problem", "gold", "response")
 
@@ -65,7 +65,7 @@ def score_responses(
 
     def count(row: dict[str, Any]) -> None:
         counts["rows"] += 1
-        counts["right"] += row["reward"] >= FULL_REWARD
+        counts["right"] += row["reward"] >= CORRECT_SCORE
         counts["no_answer"] += row["outcome"] == "no_answer"
         counts["failed"] += row["outcome"] in ("timeout", "error")
 

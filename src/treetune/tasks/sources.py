@@ -30,7 +30,8 @@ class Source(Registrable):
         """Raises ValueError for a data set or a split that is not there."""
         raise NotImplementedError
 
-    def _name_of(self, split: Split) -> str:
+    def name_of(self, split: Split) -> str:
+        """What the data set calls a split. Raises ValueError where it has none."""
         name = {"train": self.train, "validation": self.validation, "test": self.test}[split]
         if name is None:
             raise ValueError(f"the task has no {split} split: name it under {split!r} of its source")
@@ -48,7 +49,7 @@ class OnDisk(Source):
     path: Annotated[str, MinLen(1)]
 
     def rows(self, split: Split) -> Iterator[Row]:
-        name = self._name_of(split)
+        name = self.name_of(split)
         folder = Path(self.path)
         if not folder.is_dir():
             raise ValueError(f"there is no data set in {folder} (looked for in {Path.cwd()})")
@@ -77,7 +78,7 @@ class OnHub(Source):
     subset: str | None = None
 
     def rows(self, split: Split) -> Iterator[Row]:
-        name = self._name_of(split)
+        name = self.name_of(split)
         from datasets import load_dataset
 
         try:

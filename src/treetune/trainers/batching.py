@@ -1,6 +1,6 @@
-"""How a minibatch is cut over ranks and into micro-batches.
+"""How a minibatch is dealt out to ranks and to their micro-batches.
 
-The cut is a pure function of lengths, computed alike on every rank, and never changes the update:
+The plan is a pure function of lengths, computed alike on every rank, and never changes the update:
 only how fast it is computed.
 """
 
@@ -18,66 +18,66 @@ Unit = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Rows that run together; a dummy (`real` false) only keeps the ranks in step."""
+class PlannedBatch:
+    """Indices of what runs at once. A dummy only keeps the ranks in step."""
 
     indices: tuple[int, ...]
-    real: bool = True
+    is_dummy: bool = False
 
 
-def cut(
+def plan_micro_batches(
     lengths: Sequence[int],
     units: Sequence[Unit],
     *,
     ranks: int,
-    tokens: int,
-    sequences: int | None,
+    max_tokens: int,
+    max_rows: int | None,
     layout: Layout,
-) -> list[list[Piece]]:
+) -> list[list[PlannedBatch]]:
     """Micro-batches for each rank, as many on one as on another.
 
     `lengths` are of all rows, `units` those of this minibatch. Units go, longest first, to
     the rank with the fewest tokens so far; on a rank, neighbours in length share a micro-batch of
-    at most `tokens` tokens (padding included) and at most `sequences` rows. A unit beyond the
+    at most `max_tokens` tokens (padding included) and at most `max_rows` rows. A unit beyond the
     budget runs alone. Equal counts matter because with ZeRO 2 and 3 every backward pass is a
     collective.
     """
     widths = {unit: max(lengths[i] for i in unit) for unit in units}
     totals = {unit: sum(lengths[i] for i in unit) for unit in units}
-    shares: list[list[Unit]] = [[] for _ in range(ranks)]
+    units_by_rank: list[list[Unit]] = [[] for _ in range(ranks)]
     load = [(0, rank) for rank in range(ranks)]
     for unit in sorted(units, key=lambda u: (-widths[u], -totals[u], u)):
-        taken, rank = heapq.heappop(load)
-        shares[rank].append(unit)
-        heapq.heappush(load, (taken + totals[unit], rank))
-    pieces = [_pieces(widths, totals, share, tokens, sequences, layout) for share in shares]
-    most = max(len(own) for own in pieces)
+        tokens, rank = heapq.heappop(load)
+        units_by_rank[rank].append(unit)
+        heapq.heappush(load, (tokens + totals[unit], rank))
+    planned = [_of_rank(widths, totals, own, max_tokens, max_rows, layout) for own in units_by_rank]
+    most = max(len(own) for own in planned)
     shortest = min(units, key=lambda u: (totals[u], u))
-    return [own + [Piece(shortest, real=False)] * (most - len(own)) for own in pieces]
+    return [own + [PlannedBatch(shortest, is_dummy=True)] * (most - len(own)) for own in planned]
 
 
-def _pieces(
+def _of_rank(
     widths: dict[Unit, int],
     totals: dict[Unit, int],
-    share: Sequence[Unit],
-    tokens: int,
-    sequences: int | None,
+    units: Sequence[Unit],
+    max_tokens: int,
+    max_rows: int | None,
     layout: Layout,
-) -> list[Piece]:
-    """`share` comes longest first, so a padded piece is as wide as its first unit."""
-    pieces: list[Piece] = []
+) -> list[PlannedBatch]:
+    """`units` come longest first, so a padded micro-batch is as wide as its first unit."""
+    planned: list[PlannedBatch] = []
     current: list[int] = []
     width = total = 0
-    for unit in share:
-        count = len(current) + len(unit)
-        cost = width * count if layout == "padded" else total + totals[unit]
-        if current and (cost > tokens or (sequences is not None and count > sequences)):
-            pieces.append(Piece(tuple(current)))
+    for unit in units:
+        rows = len(current) + len(unit)
+        tokens = width * rows if layout == "padded" else total + totals[unit]
+        if current and (tokens > max_tokens or (max_rows is not None and rows > max_rows)):
+            planned.append(PlannedBatch(tuple(current)))
             current, total = [], 0
         if not current:
             width = widths[unit]
         current += unit
         total += totals[unit]
     if current:
-        pieces.append(Piece(tuple(current)))
-    return pieces
+        planned.append(PlannedBatch(tuple(current)))
+    return planned

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from treetune.episode_generators.credit.gae import Gae
 from treetune.seeds import derived_random
-from treetune.trainers.base import DeepSpeedTrainer
+from treetune.trainers.base import Trainer
 from treetune.trainers.batching import Unit
 from treetune.trainers.critic import Critic
 from treetune.trainers.entropy import EntropyCoefficient
-from treetune.trainers.minibatch import Minibatch, loss_share
+from treetune.trainers.minibatch import Minibatch, micro_batch_loss
 from treetune.trainers.models import Models, Reference
 from treetune.trainers.preparation.advantages import check_unthreaded
 from treetune.trainers.preparation.stages import preparation, prepare
@@ -44,7 +44,7 @@ class PolicyTrainer:
 
     def __init__(
         self,
-        settings: DeepSpeedTrainer,
+        settings: Trainer,
         load_model: Callable[[], nn.Module],
         *,
         ranks: Ranks,
@@ -126,12 +126,13 @@ class PolicyTrainer:
         number = skipped = 0
         for epoch in range(self.settings.epochs):
             for members in self._minibatches(iteration, epoch, units):
-                place = (0 if self.restarts else iteration) + number / steps
+                iterations_done = (0 if self.restarts else iteration) + number / steps
                 minibatch = Minibatch.of(sequences, members, self.settings.objective)
                 if not minibatch.units or self._without_advantage(minibatch, tensors):
                     skipped += 1
                 else:
-                    for name, value in self._step(sequences, minibatch, tensors, place, steps).items():
+                    step = self._step(sequences, minibatch, tensors, iterations_done, steps)
+                    for name, value in step.items():
                         sums[name] += value
                 number += 1
                 if progress is not None:
@@ -176,7 +177,7 @@ class PolicyTrainer:
         sequences: Sequences,
         minibatch: Minibatch,
         tensors: IterationTensors,
-        place: float,
+        iterations_done: float,
         steps_in_iteration: int,
     ) -> Metrics:
         """One optimiser step of the policy, and of the critic."""
@@ -189,8 +190,8 @@ class PolicyTrainer:
         scored_N = torch.zeros(sequences.n_tokens) if fill_old else None
         entropy_coef = self.entropy.value
         sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), device=self.ranks.device))
-        for batch in self.scorer.micro_batches(sequences, minibatch.units, minibatch.whole):
-            share = loss_share(
+        for batch in self.scorer.micro_batches(sequences, minibatch.units, keep_units=minibatch.keep_units):
+            part = micro_batch_loss(
                 self.policy,
                 objective,
                 minibatch,
@@ -200,17 +201,17 @@ class PolicyTrainer:
                 entropy_coef=entropy_coef,
                 device=self.ranks.device,
             )
-            self.policy.backward(share.loss)
-            for name, value in share.metrics.items():
+            self.policy.backward(part.loss)
+            for name, value in part.metrics.items():
                 sums[name] += value
-            sums[COMPUTED] += batch.computed_tokens * batch.share
+            sums[COMPUTED] += batch.computed_tokens * batch.loss_scale
             if scored_N is not None and self.scorer.reports(batch):
-                scored_N[batch.flat_N] = share.logprobs_N.detach().cpu()
+                scored_N[batch.flat_index_N] = part.logprobs_N.detach().cpu()
             if self.critic is not None:
-                weights_N = share.tokens.weights_N / minibatch.weight_sum
+                weights_N = part.tokens.weights_N / minibatch.weight_sum
                 for name, value in self.critic.backward(batch, tensors, weights_N).items():
                     sums[name] += value
-        rate = settings.learning_rate * self._rate_factor(place, steps_in_iteration)
+        rate = settings.learning_rate * self._rate_factor(iterations_done, steps_in_iteration)
         result = {"train/learning_rate": rate, "train/grad_norm": self.policy.step(rate)}
         if self.critic is not None:
             result["critic/grad_norm"] = self.critic.step(rate, settings.learning_rate)
@@ -225,13 +226,13 @@ class PolicyTrainer:
         self.entropy.observe(result["train/entropy"])
         return result
 
-    def _rate_factor(self, place: float, steps_in_iteration: int) -> float:
+    def _rate_factor(self, iterations_done: float, steps_in_iteration: int) -> float:
         """The schedule runs over the iterations' steps as if every iteration had as many as this one.
 
         Exact where nothing is left out by selection; where it is, warm-up and decay still end where
         they should instead of drifting with the number of episodes that were kept.
         """
-        step = round(place * steps_in_iteration)
+        step = round(iterations_done * steps_in_iteration)
         iterations = 1 if self.restarts else self.iterations
         return self.settings.schedule.factor(step, iterations * steps_in_iteration)
 

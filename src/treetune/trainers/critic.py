@@ -5,26 +5,26 @@ from __future__ import annotations
 from torch import Tensor
 
 from treetune.episode_generators.credit.gae import CriticSettings
+from treetune.trainers.deepspeed_model import DeepSpeedModel
 from treetune.trainers.micro_batches import MicroBatch
-from treetune.trainers.optimisation import Optimised
 from treetune.trainers.preparation.tensors import IterationTensors
 
 
 class Critic:
     """Learns the iteration's returns, in the same micro-batches and steps as the policy."""
 
-    def __init__(self, model: Optimised, settings: CriticSettings) -> None:
+    def __init__(self, model: DeepSpeedModel, settings: CriticSettings) -> None:
         self.model, self.settings = model, settings
 
     def backward(self, batch: MicroBatch, tensors: IterationTensors, weights_N: Tensor) -> dict[str, Tensor]:
-        """Accumulates the gradient of a micro-batch's share of the loss; its share of the metrics.
+        """Accumulates the gradient of a micro-batch's part of the loss; its part of the metrics.
 
         `weights_N` sum to 1 over the minibatch.
         """
         assert tensors.values_N is not None and tensors.returns_N is not None
         values_N = self.model(batch.inputs)
-        old_values_N = tensors.values_N[batch.flat_N].to(values_N.device)
-        returns_N = tensors.returns_N[batch.flat_N].to(values_N.device)
+        old_values_N = tensors.values_N[batch.flat_index_N].to(values_N.device)
+        returns_N = tensors.returns_N[batch.flat_index_N].to(values_N.device)
         loss, clipped = value_loss(values_N, old_values_N, returns_N, weights_N, self.settings.value_clip)
         self.model.backward(loss)
         values_N = values_N.detach()

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from treetune.models.inputs import ModelInputs
-from treetune.trainers.base import DeepSpeedTrainer
-from treetune.trainers.batching import Layout, Unit, cut
+from treetune.trainers.base import Trainer
+from treetune.trainers.batching import Layout, Unit, plan_micro_batches
 from treetune.trainers.prefix_tree import GrowingTree, PrefixTree
 from treetune.trainers.tokens import Row, Sequences
 
@@ -21,95 +21,104 @@ from treetune.trainers.tokens import Row, Sequences
 class MicroBatch:
     """What a model runs on at once.
 
-    `flat_N` are the places of its trained tokens in the iteration's flat tensors. A dummy
-    (`real` false) repeats rows of its rank's so that all ranks run equally often; its
-    results are dropped and its loss weighs nothing.
+    A dummy repeats rows of its rank's so that all ranks run equally often; its results are dropped and
+    its loss weighs nothing.
     """
 
     inputs: ModelInputs
-    flat_N: Tensor
+    flat_index_N: Tensor
+    """Where its trained tokens lie in the iteration's flat tensors, int64."""
     trained_tokens: tuple[int, ...]
     """How many each of its sequences has, of which it may hold a part."""
     computed_tokens: int
     """Tokens that a model runs over, padding left out."""
-    real: bool
-    share: float
+    is_dummy: bool
+    loss_scale: float
     """What this rank's loss on it counts: one over the ranks that run it together; 0 of a dummy's."""
 
 
 def micro_batches(
     sequences: Sequences,
     units: Sequence[Unit],
-    settings: DeepSpeedTrainer,
+    settings: Trainer,
     device: torch.device,
     *,
     rank: int = 0,
     ranks: int = 1,
-    whole: bool = False,
-    scale: int = 1,
+    keep_units: bool = False,
+    with_gradient: bool = True,
 ) -> Iterator[MicroBatch]:
     """This rank's micro-batches of the `units`, which are of rows: as many as every other rank's.
 
-    Where they need not be `whole`, any row may run apart from the others of its unit. `scale`
-    multiplies the limit of tokens.
+    Without `keep_units`, any row may run apart from the others of its unit.
     """
-    layout, together = settings.layout, settings.ranks_together
-    tokens = settings.tokens_per_micro_batch * scale * settings.sequence_parallel_size
+    layout, parallel = settings.layout, settings.model_parallel_size
+    max_tokens = settings.tokens_per_micro_batch * settings.sequence_parallel_size
+    if not with_gradient:
+        max_tokens *= 2  # there is no graph to keep
     groups: list[Unit]
     if layout == "tree":
-        groups, lengths = _trees(sequences, units, tokens, whole)
+        groups, lengths = _trees(sequences, units, max_tokens, keep_units)
         units = [(tree,) for tree in range(len(groups))]
     else:
         groups, lengths = [(row,) for row in range(len(sequences.rows))], sequences.lengths
-        units = units if whole else [(row,) for unit in units for row in unit]
-    shares = cut(
+        units = units if keep_units else [(row,) for unit in units for row in unit]
+    planned = plan_micro_batches(
         lengths,
         units,
-        ranks=ranks // together,
-        tokens=tokens,
-        sequences=settings.sequences_per_micro_batch,
+        ranks=ranks // parallel,
+        max_tokens=max_tokens,
+        max_rows=settings.sequences_per_micro_batch,
         layout=layout,
     )
-    by_rank = [[[row for i in piece.indices for row in groups[i]] for piece in share] for share in shares]
-    for turn, piece in enumerate(shares[rank // together]):
-        own = by_rank[rank // together][turn]
-        most = max(sum(len(sequences.rows[i].predicting) for i in rows[turn]) for rows in by_rank)
-        yield micro_batch(sequences, own, layout, piece.real, device, together, most)
+    rows_by_rank = [[[row for i in batch.indices for row in groups[i]] for batch in own] for own in planned]
+    for turn, batch in enumerate(planned[rank // parallel]):
+        own = rows_by_rank[rank // parallel][turn]
+        most = max(sum(len(sequences.rows[i].predicting) for i in rows[turn]) for rows in rows_by_rank)
+        yield micro_batch(
+            sequences,
+            own,
+            layout,
+            device,
+            max_positions=most,
+            is_dummy=batch.is_dummy,
+            model_parallel_size=parallel,
+        )
 
 
 def micro_batch(
     sequences: Sequences,
     indices: Sequence[int],
     layout: Layout,
-    real: bool,
     device: torch.device,
-    ranks: int,
-    max_positions: int,
+    *,
+    max_positions: int = 0,
+    is_dummy: bool = False,
+    model_parallel_size: int = 1,
 ) -> MicroBatch:
-    """The tensors of one micro-batch of these rows, which so many `ranks` run together, while others
-    have others."""
+    """The tensors of one micro-batch of these rows, which `model_parallel_size` ranks run together."""
     rows = [sequences.rows[i] for i in indices]
-    laid = _LAID[layout](rows)
+    laid_out = _LAYOUTS[layout](rows)
     of_sequences = itertools.groupby(rows, key=lambda row: row.sequence)
     return MicroBatch(
         inputs=ModelInputs(
-            input_ids_BT=laid.input_ids_BT.to(device),
-            positions_N=torch.cat(laid.positions).to(device),
+            input_ids_BT=laid_out.input_ids_BT.to(device),
+            positions_N=torch.cat(laid_out.positions).to(device),
             labels_N=torch.cat([row.token_ids[row.predicting + 1] for row in rows]).to(device),
-            position_ids_BT=None if laid.position_ids_BT is None else laid.position_ids_BT.to(device),
-            subtree_last_1T=None if laid.subtree_last_1T is None else laid.subtree_last_1T.to(device),
+            position_ids_BT=None if laid_out.position_ids_BT is None else laid_out.position_ids_BT.to(device),
+            subtree_last_1T=None if laid_out.subtree_last_1T is None else laid_out.subtree_last_1T.to(device),
             max_positions=max_positions,
         ),
-        flat_N=sequences.flat_index(indices),
+        flat_index_N=sequences.flat_index(indices),
         trained_tokens=tuple(sum(len(row.predicting) for row in own) for _, own in of_sequences),
-        computed_tokens=laid.tokens,
-        real=real,
-        share=real / ranks,
+        computed_tokens=laid_out.tokens,
+        is_dummy=is_dummy,
+        loss_scale=0.0 if is_dummy else 1 / model_parallel_size,
     )
 
 
 @dataclass(frozen=True)
-class _Laid:
+class _LaidOut:
     """Rows as a layout has them."""
 
     input_ids_BT: Tensor
@@ -121,20 +130,20 @@ class _Laid:
     subtree_last_1T: Tensor | None = None
 
 
-def _padded(rows: Sequence[Row]) -> _Laid:
+def _padded(rows: Sequence[Row]) -> _LaidOut:
     """Right padding and no attention mask. Under causal attention no real token sees a token to its right,
     so the padding never matters."""
     ids_BT = pad_sequence([row.token_ids for row in rows], batch_first=True)
     width = ids_BT.shape[1]
     positions = [row.predicting + number * width for number, row in enumerate(rows)]
-    return _Laid(ids_BT, None, positions, sum(len(row.token_ids) for row in rows))
+    return _LaidOut(ids_BT, None, positions, sum(len(row.token_ids) for row in rows))
 
 
-def _packed(rows: Sequence[Row]) -> _Laid:
+def _packed(rows: Sequence[Row]) -> _LaidOut:
     """One row, with position ids that start again at every one of ours, from which transformers keeps
     them apart."""
     starts = list(itertools.accumulate((len(row.token_ids) for row in rows), initial=0))
-    return _Laid(
+    return _LaidOut(
         torch.cat([row.token_ids for row in rows])[None],
         torch.cat([torch.arange(len(row.token_ids)) for row in rows])[None],
         [row.predicting + start for row, start in zip(rows, starts, strict=False)],
@@ -142,11 +151,11 @@ def _packed(rows: Sequence[Row]) -> _Laid:
     )
 
 
-def _tree(rows: Sequence[Row]) -> _Laid:
+def _tree(rows: Sequence[Row]) -> _LaidOut:
     """One row that is their prefix tree. A token's position is its depth, and it is predicted at its parent,
     which stands where the depth-first walk has put it."""
     tree = PrefixTree.of([row.token_ids.numpy() for row in rows])
-    return _Laid(
+    return _LaidOut(
         torch.from_numpy(tree.token_ids_T)[None],
         torch.from_numpy(tree.depths_T)[None],
         [torch.from_numpy(path)[row.predicting] for row, path in zip(rows, tree.paths, strict=True)],
@@ -155,16 +164,16 @@ def _tree(rows: Sequence[Row]) -> _Laid:
     )
 
 
-_LAID = {"padded": _padded, "packed": _packed, "tree": _tree}
+_LAYOUTS = {"padded": _padded, "packed": _packed, "tree": _tree}
 
 
 def _trees(
-    sequences: Sequences, units: Sequence[Unit], tokens: int, whole: bool
+    sequences: Sequences, units: Sequence[Unit], max_tokens: int, keep_units: bool
 ) -> tuple[list[Unit], list[int]]:
     """The rows of each tree, and its number of tokens.
 
-    The units of a problem grow one tree until it would exceed `tokens`; then the next one begins. A unit
-    that exceeds them alone is taken apart row by row, unless it has to be `whole`.
+    The units of a problem grow one tree until it would exceed `max_tokens`; then the next one begins. A unit
+    that exceeds them alone is taken apart row by row, unless it has to be kept (`keep_units`).
     """
     by_problem: dict[str, list[Unit]] = {}
     for unit in sorted(units):
@@ -175,9 +184,10 @@ def _trees(
         tree, size = GrowingTree(), 0
         rows: Unit = ()
         for unit in own:
-            for part in [unit] if whole or _fits(sequences, unit, tokens) else [(row,) for row in unit]:
+            kept = keep_units or _fits(sequences, unit, max_tokens)
+            for part in [unit] if kept else [(row,) for row in unit]:
                 _add(sequences, tree, part)
-                if rows and tree.size > tokens:
+                if rows and tree.size > max_tokens:
                     trees.append(rows)
                     sizes.append(size)
                     tree, rows = GrowingTree(), ()
@@ -188,13 +198,13 @@ def _trees(
     return trees, sizes
 
 
-def _fits(sequences: Sequences, unit: Unit, tokens: int) -> bool:
+def _fits(sequences: Sequences, unit: Unit, max_tokens: int) -> bool:
     """Whether the tree of its rows alone has no more than so many tokens."""
-    if sum(len(sequences.rows[row].token_ids) for row in unit) <= tokens:
+    if sum(len(sequences.rows[row].token_ids) for row in unit) <= max_tokens:
         return True
     tree = GrowingTree()
     _add(sequences, tree, unit)
-    return tree.size <= tokens
+    return tree.size <= max_tokens
 
 
 def _add(sequences: Sequences, tree: GrowingTree, rows: Unit) -> None:

@@ -1,4 +1,4 @@
-"""One minibatch: which of its sequences run, what each token weighs, a micro-batch's share of the loss."""
+"""One minibatch: which of its sequences run, what each token weighs, a micro-batch's part of the loss."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Minibatch:
     """What a step is taken on, the same on every rank. `weights_N` are over all of the iteration's tokens.
 
     `units` are the rows that are run, sequence by sequence or pair by pair: sequences without weight add
-    nothing to the loss. None are left where there is nothing to learn, and no step is taken then. `whole`
-    says whether a unit's rows have to run together.
+    nothing to the loss. None are left where there is nothing to learn, and no step is taken then.
+    `keep_units` says whether a unit's rows have to run together.
     """
 
     units: list[Unit]
-    whole: bool
+    keep_units: bool
     weights_N: Tensor
     weight_sum: float
     sequence_weight: float
@@ -45,7 +45,7 @@ class Minibatch:
         weighing = {index for index, weight in zip(indices, weights, strict=True) if weight != 0}
         return Minibatch(
             units=[sequences.rows_of(unit) for unit in units if weighing.intersection(unit)],
-            whole=objective.needs_whole_sequences,
+            keep_units=objective.needs_whole_sequences,
             weights_N=weights_N,
             weight_sum=float(weights_N.double().sum()),
             sequence_weight=1 / len(indices),
@@ -56,27 +56,27 @@ class Minibatch:
         self, batch: MicroBatch, tensors: IterationTensors, terms: Sequence[Tensor], device: torch.device
     ) -> TokenBatch:
         def at(tensor_N: Tensor) -> Tensor:
-            return tensor_N[batch.flat_N].to(device)
+            return tensor_N[batch.flat_index_N].to(device)
 
-        def known_at(tensor_N: Tensor | None) -> Tensor | None:
+        def maybe_at(tensor_N: Tensor | None) -> Tensor | None:
             return None if tensor_N is None else at(tensor_N)
 
         return TokenBatch(
-            weights_N=at(self.weights_N) * batch.share,
-            lengths=batch.trained_tokens if self.whole else (),
+            weights_N=at(self.weights_N) * batch.loss_scale,
+            lengths=batch.trained_tokens if self.keep_units else (),
             weight_sum=self.weight_sum,
-            sequence_weight=self.sequence_weight * batch.share,
-            pair_weight=self.pair_weight * batch.share,
-            advantages_N=known_at(tensors.advantages_N),
-            old_logprobs_N=known_at(tensors.old_logprobs_N),
-            ref_logprobs_N=known_at(tensors.ref_logprobs_N),
-            behaviour_logprobs_N=known_at(tensors.behaviour_logprobs_N),
+            sequence_weight=self.sequence_weight * batch.loss_scale,
+            pair_weight=self.pair_weight * batch.loss_scale,
+            advantages_N=maybe_at(tensors.advantages_N),
+            old_logprobs_N=maybe_at(tensors.old_logprobs_N),
+            ref_logprobs_N=maybe_at(tensors.ref_logprobs_N),
+            behaviour_logprobs_N=maybe_at(tensors.behaviour_logprobs_N),
             terms=tuple(terms),
         )
 
 
 @dataclass(frozen=True)
-class LossShare:
+class MicroBatchLoss:
     """What a micro-batch adds to the minibatch's loss and metrics, and its tokens' log-probs."""
 
     loss: Tensor
@@ -85,7 +85,7 @@ class LossShare:
     tokens: TokenBatch
 
 
-def loss_share(
+def micro_batch_loss(
     policy: Callable[..., Any],
     objective: Objective,
     minibatch: Minibatch,
@@ -95,7 +95,7 @@ def loss_share(
     temperature: float,
     entropy_coef: float,
     device: torch.device,
-) -> LossShare:
+) -> MicroBatchLoss:
     """Runs the policy on a micro-batch. The entropy's part of the loss is the same for every objective."""
     logprobs_N, entropy_N, *terms = policy(
         batch.inputs, temperature, entropy_gradient=entropy_coef != 0, with_terms=objective.has_terms
@@ -105,4 +105,4 @@ def loss_share(
     if entropy_coef:
         loss = loss - entropy_coef * (tokens.weights_N * entropy_N).sum()
     metrics = {"train/loss": loss.detach(), "train/entropy": tokens.mean(entropy_N), **metrics}
-    return LossShare(loss, metrics, logprobs_N, tokens)
+    return MicroBatchLoss(loss, metrics, logprobs_N, tokens)

@@ -14,8 +14,8 @@ from treetune.models.lora import adapters_off
 from treetune.models.sequence_parallel import SequenceParallel
 from treetune.models.tree_attention import attach_tree_attention
 from treetune.seeds import derive_seed
-from treetune.trainers.base import DeepSpeedTrainer
-from treetune.trainers.optimisation import Optimised
+from treetune.trainers.base import Trainer
+from treetune.trainers.deepspeed_model import DeepSpeedModel
 from treetune.trainers.ranks import Ranks
 
 Reference = Callable[[], AbstractContextManager[Callable[..., Any]]]
@@ -29,7 +29,7 @@ class Models:
     Raises ValueError where the run's ranks can't be grouped as the settings say.
     """
 
-    settings: DeepSpeedTrainer
+    settings: Trainer
     load_model: Callable[[], nn.Module]
     ranks: Ranks
     seed: int
@@ -37,30 +37,30 @@ class Models:
 
     def __post_init__(self) -> None:
         settings, ranks = self.settings, self.ranks
-        together = settings.ranks_together
-        if ranks.world_size % together:
+        parallel = settings.model_parallel_size
+        if ranks.world_size % parallel:
             raise ValueError(
-                f"trainer.{settings.together_by} is {together}, which doesn't divide the run's"
+                f"trainer.{settings.model_parallel_setting} is {parallel}, which doesn't divide the run's"
                 f" {ranks.world_size} ranks: start it with a multiple (--num_gpus), or set it to 1"
             )
         size = settings.sequence_parallel_size
         if size > 1:
             self.parallel = SequenceParallel(ranks.group(size), ranks.rank % size, size)
 
-    def policy(self) -> Optimised:
+    def policy(self) -> DeepSpeedModel:
         """The start model with an optimiser, of its adapters alone where there are any."""
         model = self._trained()
         if self.settings.lora is not None:
             self.settings.lora.apply(model, self.seed)
         objective = self.settings.objective
         terms = objective.terms if objective.has_terms else None
-        return Optimised(PolicyModule(model, self.parallel, terms), self.settings, self.ranks)
+        return DeepSpeedModel(PolicyModule(model, self.parallel, terms), self.settings, self.ranks)
 
-    def critic(self) -> Optimised:
+    def critic(self) -> DeepSpeedModel:
         critic = CriticModule(self._trained(), derive_seed(self.seed, "critic"), self.parallel)
-        return Optimised(critic, self.settings, self.ranks)
+        return DeepSpeedModel(critic, self.settings, self.ranks)
 
-    def reference(self, policy: Callable[[], Optimised]) -> Reference:
+    def reference(self, policy: Callable[[], DeepSpeedModel]) -> Reference:
         """The start model as it stays. Where adapters are trained, it is in `policy` (the present one)
         already; else it is a model of its own, on the CPU while it isn't needed if so set.
         """
@@ -76,14 +76,14 @@ class Models:
         model.to("cpu" if self.settings.offload_reference else self.ranks.device)
 
         @contextmanager
-        def at_hand() -> Iterator[Callable[..., Any]]:
+        def on_device() -> Iterator[Callable[..., Any]]:
             try:
                 yield model.to(self.ranks.device)
             finally:
                 if self.settings.offload_reference:
                     model.to("cpu")
 
-        return at_hand
+        return on_device
 
     def _trained(self) -> nn.Module:
         model = self._attached(self.load_model())

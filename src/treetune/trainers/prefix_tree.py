@@ -78,10 +78,10 @@ class GrowingTree:
                 run.children[int(row[done])] = _Run(row[done:])
                 self.size += len(row) - done
                 return
-            alike = _alike(child.token_ids, row[done:])
-            done += alike
-            if done < len(row) and alike < len(child.token_ids):
-                child.split(alike)
+            common = _common_prefix(child.token_ids, row[done:])
+            done += common
+            if done < len(row) and common < len(child.token_ids):
+                child.split(common)
             run = child
 
     def laid_out(self) -> PrefixTree:
@@ -128,7 +128,7 @@ class GrowingTree:
         return path_T
 
 
-def _alike(one: Ids, other: Ids) -> int:
+def _common_prefix(one: Ids, other: Ids) -> int:
     """How many tokens both begin with."""
     length = min(len(one), len(other))
     differs = one[:length] != other[:length]

@@ -14,6 +14,9 @@ from treetune.config.registrable import Registrable
 class Schedule(Registrable):
     """Learning rate as a factor of the configured one, for one step of the whole run."""
 
+    warmup_steps: int = 0
+    """How long it warms up, where that doesn't depend on the run's length."""
+
     def factor(self, step: int, total_steps: int) -> float:
         """For optimiser step `step` (0-based) of `total_steps`."""
         raise NotImplementedError
@@ -31,10 +34,15 @@ class Warmup(Schedule):
     steps: Annotated[int, Ge(0)] = 0
     ratio: Annotated[float, Ge(0), Le(1)] = 0.0
     decay: Literal["constant", "linear", "cosine"] = "constant"
+    """What follows the warm-up until the run's last step."""
 
     def __post_init__(self) -> None:
         if self.steps and self.ratio:
             raise ValueError("give the warm-up as steps or as ratio, not as both")
+
+    @property
+    def warmup_steps(self) -> int:  # type: ignore[override]
+        return self.steps
 
     def factor(self, step: int, total_steps: int) -> float:
         warmup = self.steps or math.ceil(self.ratio * total_steps)

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from treetune.models.inputs import ModelInputs
-from treetune.trainers.base import DeepSpeedTrainer
+from treetune.trainers.base import Trainer
 from treetune.trainers.batching import Unit
 from treetune.trainers.micro_batches import MicroBatch, micro_batches
 from treetune.trainers.ranks import Ranks
 from treetune.trainers.tokens import Sequences
-from treetune.vocabulary import TokenIds
+from treetune.vocabulary import TokenIds, joined
 
 Forward = Callable[..., Any]
 """A `PolicyModule` or `CriticModule`, or a `TrainableModel` of one."""
@@ -28,7 +28,7 @@ class Scorer:
     `temperature` is the rollout's: log-probs are those of the distribution that was sampled.
     """
 
-    settings: DeepSpeedTrainer
+    settings: Trainer
     ranks: Ranks
     temperature: float
 
@@ -46,15 +46,19 @@ class Scorer:
         """
         result_N = torch.zeros(sequences.n_tokens)
         with torch.no_grad():
-            # Without a graph to keep, twice the tokens fit.
-            for batch in self.micro_batches(sequences, sequences.once(), scale=2):
+            for batch in self.micro_batches(sequences, sequences.once(), with_gradient=False):
                 found_N = forward(batch)
                 if self.reports(batch):
-                    result_N[batch.flat_N] = found_N.float().cpu()
+                    result_N[batch.flat_index_N] = found_N.float().cpu()
         return self.ranks.sum(result_N)[sequences.flat_index(sequences.first_alike())]
 
     def micro_batches(
-        self, sequences: Sequences, units: Sequence[Unit], whole: bool = False, scale: int = 1
+        self,
+        sequences: Sequences,
+        units: Sequence[Unit],
+        *,
+        keep_units: bool = False,
+        with_gradient: bool = True,
     ) -> Iterator[MicroBatch]:
         """This rank's; see `micro_batches`."""
         return micro_batches(
@@ -64,13 +68,13 @@ class Scorer:
             self.ranks.device,
             rank=self.ranks.rank,
             ranks=self.ranks.world_size,
-            whole=whole,
-            scale=scale,
+            keep_units=keep_units,
+            with_gradient=with_gradient,
         )
 
     def reports(self, batch: MicroBatch) -> bool:
         """Whether this rank hands its results on: of ranks that ran it together, one does."""
-        return batch.real and self.ranks.rank % self.settings.ranks_together == 0
+        return not batch.is_dummy and self.ranks.rank % self.settings.model_parallel_size == 0
 
     def answer_logprobs(
         self, policy: Forward, answers: Sequence[tuple[TokenIds, TokenIds]], temperature: float
@@ -80,16 +84,16 @@ class Scorer:
         Local to this rank, except where it doesn't hold the model alone (ZeRO-3, ranks that run it
         together): then every rank calls it, with what it has.
         """
-        collective = self.settings.zero_stage == 3 or self.settings.ranks_together > 1
+        collective = self.settings.zero_stage == 3 or self.settings.model_parallel_size > 1
         gathered = self.ranks.exchange("score", list(answers)) if collective else [answers]
         results = []
         for rank, of_rank in enumerate(gathered):
             for prompt, response in of_rank:
-                ids_1T = torch.tensor([prompt + response], device=self.ranks.device)
+                ids_T = torch.from_numpy(joined([prompt, response]).astype("int64")).to(self.ranks.device)
                 inputs = ModelInputs(
-                    input_ids_BT=ids_1T,
-                    positions_N=torch.arange(len(prompt) - 1, ids_1T.shape[1] - 1, device=ids_1T.device),
-                    labels_N=torch.tensor(response, device=ids_1T.device),
+                    input_ids_BT=ids_T[None],
+                    positions_N=torch.arange(len(prompt) - 1, len(ids_T) - 1, device=ids_T.device),
+                    labels_N=ids_T[len(prompt) :],
                     max_positions=len(response),
                 )
                 with torch.no_grad():

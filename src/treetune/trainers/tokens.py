@@ -15,11 +15,12 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from treetune.trainers.batching import Unit
-from treetune.vocabulary import Episode, TokenIds, sees
+from treetune.vocabulary import Episode, TokenIds, joined, sees
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,8 @@ class Sequences:
         for number, episode in enumerate(episodes):
             start = starts[-1]
             for token_ids, predicting in _rows(episode):
-                rows.append(Row(torch.tensor(token_ids), torch.tensor(predicting), start, number))
+                ids = torch.from_numpy(token_ids.astype(np.int64))
+                rows.append(Row(ids, torch.from_numpy(predicting), start, number))
                 start = rows[-1].end
             if start == starts[-1]:
                 raise ValueError(f"episode {episode.trajectory} has no token to train on")
@@ -111,7 +113,7 @@ class Sequences:
         return [unit for unit in units if unit]
 
 
-def _rows(episode: Episode) -> Iterator[tuple[TokenIds, list[int]]]:
+def _rows(episode: Episode) -> Iterator[tuple[TokenIds, np.ndarray]]:
     """Token ids and predicting positions of each row of an episode.
 
     A stretch with trained tokens is a row: the prompt, the earlier stretches that its branch sees, and
@@ -128,19 +130,19 @@ def _rows(episode: Episode) -> Iterator[tuple[TokenIds, list[int]]]:
         )
     spans = list(itertools.pairwise([0, *ends]))
     for number, (stretch, (begin, end)) in enumerate(zip(episode.stretches, spans, strict=True)):
-        if not any(episode.trained[begin:end]):
+        if not episode.trained[begin:end].any():
             continue
-        context = list(episode.prompt_ids)
+        context = [episode.prompt_ids]
         for earlier, (first, last) in zip(episode.stretches[:number], spans, strict=False):
             if sees(stretch.branch, earlier.branch):
-                context += episode.response_ids[first:last]
-        yield _row(episode, tuple(context), begin, end)
+                context.append(episode.response_ids[first:last])
+        yield _row(episode, joined(context), begin, end)
 
 
-def _row(episode: Episode, context: TokenIds, begin: int, end: int) -> tuple[TokenIds, list[int]]:
+def _row(episode: Episode, context: TokenIds, begin: int, end: int) -> tuple[TokenIds, np.ndarray]:
     """Response tokens from `begin` to `end` behind their context."""
-    trained = itertools.compress(itertools.count(), episode.trained[begin:end])
-    return context + episode.response_ids[begin:end], [len(context) - 1 + offset for offset in trained]
+    predicting = np.flatnonzero(episode.trained[begin:end]) + (len(context) - 1)
+    return joined([context, episode.response_ids[begin:end]]), predicting
 
 
 def units_of(episodes: Sequence[Episode], in_pairs: bool) -> list[Unit]:
@@ -163,7 +165,7 @@ def units_of(episodes: Sequence[Episode], in_pairs: bool) -> list[Unit]:
 
 
 def flat_of_trained(
-    episodes: Sequence[Episode], values: Callable[[Episode], Sequence[float] | None]
+    episodes: Sequence[Episode], values: Callable[[Episode], np.ndarray | None]
 ) -> Tensor | None:
     """One float32 per trained token from one value per response token; None if any episode has none."""
     rows = []
@@ -171,5 +173,5 @@ def flat_of_trained(
         row = values(episode)
         if row is None:
             return None
-        rows.append(torch.tensor(row, dtype=torch.float32)[torch.tensor(episode.trained)])
-    return torch.cat(rows)
+        rows.append(row[episode.trained].astype(np.float32))
+    return torch.from_numpy(np.concatenate(rows))

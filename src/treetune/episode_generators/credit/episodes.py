@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from treetune.episode_generators.base import GenerationContext
 from treetune.episode_generators.metrics import mean, pooled
-from treetune.vocabulary import Episode, Metrics, Stretch, Trajectory
+from treetune.vocabulary import Column, Episode, Metrics, Stretch, Trajectory, are_sampled, joined
 
 
 def episode_of(
@@ -22,22 +22,19 @@ def episode_of(
     Injected tokens are not trained; their behaviour log-prob reads 0. The policy version is the
     oldest that sampled any of it, or the present one where nobody did (demonstrations).
     """
+    import numpy as np
+
     ends = trajectory.step_ends
     response_ids = trajectory.response_ids
     assert ends[-1:] == (len(response_ids),), f"{trajectory.id}: steps don't cover the response"
-    advantages = None
+    advantages: Column | None = None
     if step_advantages is not None:
-        lengths = [end - start for start, end in itertools.pairwise((0, *ends))]
-        advantages = tuple(
-            advantage
-            for advantage, length in zip(step_advantages, lengths, strict=True)
-            for _ in range(length)
-        )
+        advantages = np.repeat(np.array(step_advantages, np.float64), np.diff(ends, prepend=0))
     versions = [s.policy_version for s in trajectory.segments if s.policy_version is not None]
     return Episode(
         prompt_ids=trajectory.prompt_ids,
         response_ids=response_ids,
-        trained=tuple(s.origin == "sampled" for s in trajectory.segments for _ in s.token_ids),
+        trained=are_sampled(trajectory.segments),
         reward=trajectory.reward,
         score=trajectory.score,
         group=trajectory.problem.id,
@@ -61,17 +58,20 @@ def _stretches(trajectory: Trajectory) -> tuple[Stretch, ...]:
     return tuple(Stretch(end, segment.branch) for end, segment in zip(ends, segments, strict=True))
 
 
-def _behaviour_logprobs(trajectory: Trajectory) -> tuple[float, ...] | None:
-    logprobs: list[float] = []
+def _behaviour_logprobs(trajectory: Trajectory) -> Column | None:
+    import numpy as np
+
+    parts: list[Column] = []
     for segment in trajectory.segments:
         if segment.origin == "injected":
-            logprobs += [0.0] * len(segment.token_ids)
+            parts.append(np.zeros(len(segment.token_ids), np.float32))
         elif segment.logprobs is None:
             return None
         else:
-            logprobs += segment.logprobs
+            parts.append(segment.logprobs)
+    logprobs = joined(parts)
     assert len(logprobs) == len(trajectory.response_ids), f"{trajectory.id}: a log-prob per token"
-    return tuple(logprobs)
+    return logprobs
 
 
 def whole_answer(
@@ -90,15 +90,17 @@ def advantage_metrics(context: GenerationContext, episodes: Sequence[Episode]) -
 
     Collective.
     """
+    import numpy as np
+
     advantages: list[float] = []
     tokens: list[float] = []
     for episode in episodes:
         assert episode.advantages is not None
-        trained = itertools.compress(episode.advantages, episode.trained)
+        trained = episode.advantages[episode.trained]
         # Runs of one value, not tokens: what the ranks exchange stays small.
-        for advantage, run in itertools.groupby(trained):
-            advantages.append(advantage)
-            tokens.append(sum(1 for _ in run))
+        begins = np.flatnonzero(np.diff(trained, prepend=np.nan))
+        advantages += trained[begins].tolist()
+        tokens += np.diff(begins, append=len(trained)).tolist()
     columns = pooled(context, "credit-metrics", {"advantage": advantages, "tokens": tokens})
     advantages, tokens = columns["advantage"], columns["tokens"]
     if not advantages:

@@ -118,7 +118,7 @@ class MonteCarlo(Credit):
 
     def _states(self, trajectory: Trajectory) -> list[State]:
         """The states before each step, up to `max_states` of them."""
-        response_ids = trajectory.response_ids
+        response_ids = tuple(trajectory.response_ids.tolist())
         starts = (0, *trajectory.step_ends[:-1])[: self.max_states]
         return [State(trajectory.problem.id, response_ids[:start]) for start in starts]
 

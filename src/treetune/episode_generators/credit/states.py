@@ -9,17 +9,17 @@ from typing import NamedTuple
 
 from treetune.contracts import Finding
 from treetune.episode_generators.base import GenerationContext
-from treetune.episode_generators.rollout.answers import room, said
+from treetune.episode_generators.rollout.answers import before_stop, token_budget
 from treetune.inference.base import Completion, Request, SamplingParams
 from treetune.seeds import derive_seed
-from treetune.vocabulary import Grade, Problem, TokenIds, Trajectory
+from treetune.vocabulary import Grade, Problem, TokenIds, Trajectory, joined, token_array
 
 
 class State(NamedTuple):
     """A prefix of an answer, by token ids; equal ones are one node of the tree."""
 
     problem: str
-    prefix_ids: TokenIds
+    prefix_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class _Root(NamedTuple):
 
     problem: Problem
     prompt_ids: TokenIds
-    prefixes: set[TokenIds]
+    prefixes: set[tuple[int, ...]]
 
 
 def _continue(
@@ -100,12 +100,13 @@ def _continue(
     assert context.engine is not None, "Monte-Carlo values need an engine"
     requests = [
         Request(
-            prompt_ids=root.prompt_ids + state.prefix_ids,
+            prompt_ids=joined([root.prompt_ids, token_array(state.prefix_ids)]),
             seed=derive_seed(context.seed, context.iteration, state.problem, repr(state.prefix_ids), purpose),
             n=samples,
             sampling=replace(
                 sampling,
-                max_tokens=room(context, root.prompt_ids, sampling.max_tokens) - len(state.prefix_ids),
+                max_tokens=token_budget(context, root.prompt_ids, sampling.max_tokens)
+                - len(state.prefix_ids),
             ),
         )
         for state, root in hand
@@ -118,7 +119,10 @@ def _continue(
             None
             if completion.finish_reason == "length" and context.unfinished_reward is not None
             else context.grader.submit(
-                said(context.codec.decode(state.prefix_ids + completion.token_ids), sampling.stop),
+                before_stop(
+                    context.codec.decode(joined([token_array(state.prefix_ids), completion.token_ids])),
+                    sampling.stop,
+                ),
                 root.problem,
             )
             for completion in completions

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from treetune.contracts import Finding
+from treetune.contracts import Experiment, Finding
 from treetune.episode_generators.base import GenerationContext, Rollout
 from treetune.models.tokenizer import step_ends
 from treetune.vocabulary import FinishReason, Grade, Problem, TokenIds
@@ -45,11 +45,11 @@ def encoded_prompt(
 ) -> TokenIds:
     """The prompt's ids; ValueError naming the problem if they don't leave room for the response.
 
-    The room is all of `response_tokens`, or where `max_prompt_tokens` says how long prompts may be,
-    what such a prompt leaves of the context (`room`).
+    That is all of `response_tokens`, or where `max_prompt_tokens` says how long prompts may be, what such
+    a prompt leaves of the context (`token_budget`).
     """
     prompt_ids = context.codec.encode_prompt(problem.prompt)
-    if not problem.prompt or not prompt_ids:
+    if not problem.prompt or not len(prompt_ids):
         raise ValueError(f"problem {problem.id!r} has an empty prompt")
     if max_prompt_tokens is not None and len(prompt_ids) > max_prompt_tokens:
         raise ValueError(
@@ -67,7 +67,7 @@ def encoded_prompt(
     return prompt_ids
 
 
-def room(context: GenerationContext, prompt_ids: TokenIds, max_tokens: int) -> int:
+def token_budget(context: GenerationContext, prompt_ids: TokenIds, max_tokens: int) -> int:
     """How many tokens an answer may have: `max_tokens`, or what the prompt leaves of the context."""
     return min(max_tokens, context.context_length - len(prompt_ids))
 
@@ -101,6 +101,32 @@ def check_lengths(rollout: Rollout, context_length: int) -> Iterator[Finding]:
         )
 
 
+EXAMPLES = 4
+"""Problems whose prompts are looked at before anything starts."""
+
+
+def check_prompts(rollout: Rollout, experiment: Experiment) -> Iterator[Finding]:
+    """What is wrong where the first problems, as far as they are known at once, don't fit the context."""
+    lengths = experiment.model.prompt_tokens([one.prompt for one in experiment.task.examples(EXAMPLES)])
+    sampling, most, context = rollout.sampling, rollout.max_prompt_tokens, experiment.context_length
+    if not lengths or sampling is None or sampling.max_tokens >= context:
+        return
+    if most is not None and min(lengths) > most:
+        yield Finding(
+            f"prompts of this task have {min(lengths)} tokens and more, and max_prompt_tokens is {most}: no"
+            " problem would be left to train on",
+            "max_prompt_tokens",
+            f"raise it to {max(lengths)} or more",
+        )
+    elif most is None and max(lengths) + sampling.max_tokens > context:
+        yield Finding(
+            f"a prompt of {max(lengths)} tokens, as this task has, leaves {context - max(lengths)} of the"
+            f" context_length of {context} for an answer of up to {sampling.max_tokens}",
+            "max_tokens",
+            f"raise context_length to {max(lengths) + sampling.max_tokens} or more, or lower max_tokens",
+        )
+
+
 def with_unfinished(grade: Grade, finish_reason: FinishReason, unfinished_reward: float | None) -> Grade:
     """The grade of an answer; a cut one keeps what the grader found in it, but not its reward."""
     if finish_reason != "length" or unfinished_reward is None:
@@ -108,8 +134,8 @@ def with_unfinished(grade: Grade, finish_reason: FinishReason, unfinished_reward
     return replace(grade, reward=unfinished_reward, message="cut off by max_tokens")
 
 
-def said(text: str, stop: Sequence[str]) -> str:
-    """What an answer says: `text` up to a stop string, which belongs to what would have come next."""
+def before_stop(text: str, stop: Sequence[str]) -> str:
+    """What graders read: `text` up to a stop string, which belongs to what would have come next."""
     return text[: min((at for word in stop if (at := text.find(word)) >= 0), default=len(text))]
 
 
@@ -120,8 +146,8 @@ def steps_of(
 
     The tokens of a stop string are no step of their own: they belong to the last one.
     """
-    words = said(text, stop)
+    words = before_stop(text, stop)
     boundaries = context.task.step_boundaries(words)
     if len(words) < len(text):
         boundaries = [0, *boundaries[1:-1], len(text)]
-    return step_ends(response_ids, boundaries, context.codec)
+    return step_ends(response_ids, boundaries, context.codec, text)

@@ -13,11 +13,11 @@ from treetune.contracts import Answers, Experiment, Feature, Finding, OneLine
 from treetune.episode_generators.base import GenerationContext, Rollout
 from treetune.episode_generators.metrics import trajectory_metrics
 from treetune.episode_generators.numbers import measured
-from treetune.episode_generators.rollout.answers import encoded_prompt, rank_share, steps_of
+from treetune.episode_generators.rollout.answers import EXAMPLES, encoded_prompt, rank_share, steps_of
 from treetune.seeds import derive_seed
 from treetune.tasks.threads.grammar import has_threads, pieces
 from treetune.tasks.threads.tags import TAGS, TagIds
-from treetune.vocabulary import Metrics, Problem, Segment, TokenIds, Trajectory
+from treetune.vocabulary import Metrics, Problem, Segment, TokenIds, Trajectory, joined, token_array
 
 
 @Rollout.register("demonstrations")
@@ -47,6 +47,26 @@ class Demonstrations(Rollout):
             experiment.task.check_demonstrations()
         except ValueError as error:
             yield Finding.of(error, "type", "choose a rollout that samples, such as 'single_turn'")
+            return
+        problems = experiment.task.examples(EXAMPLES)
+        texts = [experiment.task.demonstration(problem, 0) for problem in problems]
+        single = experiment.model.single_tokens()
+        if any(map(has_threads, texts)) and single is not None and not single.issuperset(TAGS):
+            yield Finding(
+                "demonstrations of this task have threads, and the tokenizer takes several tokens for their"
+                " tags, or has none",
+                "$.model.added_tokens",
+                f"name them there: {', '.join(TAGS)}",
+            )
+        written = zip(problems, texts, strict=True)
+        lengths = experiment.model.prompt_tokens([problem.prompt + text for problem, text in written])
+        if lengths and max(lengths) >= experiment.context_length and self.too_long == "stop":
+            yield Finding(
+                f"prompt and demonstration have {max(lengths)} tokens and their end in this task, and"
+                f" context_length is {experiment.context_length}",
+                "$.context_length",
+                f"raise it to {max(lengths) + 1} or more, or set the rollout's too_long to 'leave_out'",
+            )
 
     def run(
         self, context: GenerationContext, problems: Sequence[Problem]
@@ -60,7 +80,7 @@ class Demonstrations(Rollout):
             for sample in range(self.samples):
                 seed = derive_seed(context.seed, context.iteration, problem.id, sample, "demonstration")
                 segments = _segments(context, problem, context.task.demonstration(problem, seed))
-                response_ids = tuple(chain.from_iterable(segment.token_ids for segment in segments))
+                response_ids = joined([segment.token_ids for segment in segments])
                 if self.too_long == "leave_out" and not _fits(context, problem, response_ids):
                     left_out += 1
                     continue
@@ -93,8 +113,9 @@ class Demonstrations(Rollout):
 def _segments(context: GenerationContext, problem: Problem, text: str) -> tuple[Segment, ...]:
     """A demonstration's segments, the last one with the end token; one, where it has no threads."""
     codec = context.codec
+    end = token_array([codec.eos_id])
     if not has_threads(text):
-        return (Segment(token_ids=(*codec.encode_answer(problem.prompt, text), codec.eos_id)),)
+        return (Segment(joined([codec.encode_answer(problem.prompt, text), end])),)
     if TagIds.of(codec.encode) is None:
         raise ValueError(
             f"the demonstration of problem {problem.id!r} has threads, and the tokenizer takes several "
@@ -105,8 +126,9 @@ def _segments(context: GenerationContext, problem: Problem, text: str) -> tuple[
         cut = pieces(text)
     except ValueError as error:
         raise ValueError(f"the demonstration of problem {problem.id!r} can't be cut: {error}") from error
-    encoded = [codec.encode_answer(problem.prompt, cut[0].text), *(codec.encode(p.text) for p in cut[1:])]
-    encoded[-1] = (*encoded[-1], codec.eos_id)
+    encoded = [codec.encode_answer(problem.prompt, cut[0].text)]
+    encoded += [token_array(codec.encode(piece.text)) for piece in cut[1:]]
+    encoded[-1] = joined([encoded[-1], end])
     return tuple(
         Segment(token_ids=ids, origin="injected" if piece.injected else "sampled", branch=piece.branch)
         for piece, ids in zip(cut, encoded, strict=True)

@@ -14,13 +14,14 @@ from treetune.episode_generators.base import GenerationContext, Rollout
 from treetune.episode_generators.metrics import trajectory_metrics
 from treetune.episode_generators.numbers import measured
 from treetune.episode_generators.rollout.answers import (
+    before_stop,
     check_lengths,
+    check_prompts,
     check_sampling,
     encoded_prompt,
     rank_share,
-    room,
-    said,
     steps_of,
+    token_budget,
     with_unfinished,
 )
 from treetune.inference.base import Completion, Request, SamplingParams
@@ -49,7 +50,9 @@ class SingleTurn(Rollout):
     samples: Annotated[int, Gt(0)] = 8
     max_tokens: Annotated[int, Gt(0)]
     temperature: Annotated[float, Ge(0)] = 1.0
+    """Of sampling, and of the log-probs in training; 0 takes the likeliest token."""
     top_p: Annotated[float, Gt(0), Le(1)] = 1.0
+    """Samples among the likeliest tokens that together have this probability."""
     top_k: Annotated[int, Ge(-1)] = -1
     stop: tuple[str, ...] = ()
     unfinished_reward: float | None = 0.0
@@ -65,7 +68,8 @@ class SingleTurn(Rollout):
         return SampledAnswers(), Answers(self.samples), OneLine()
 
     def check(self, experiment: Experiment) -> Iterable[Finding]:
-        return check_lengths(self, experiment.context_length)
+        yield from check_lengths(self, experiment.context_length)
+        yield from check_prompts(self, experiment)
 
     @property
     def sampling(self) -> SamplingParams:
@@ -118,7 +122,7 @@ def sample_answers(
             prompt_ids=prompt_ids,
             seed=derive_seed(context.seed, context.iteration, problem.id, purpose),
             n=samples,
-            sampling=replace(sampling, max_tokens=room(context, prompt_ids, sampling.max_tokens)),
+            sampling=replace(sampling, max_tokens=token_budget(context, prompt_ids, sampling.max_tokens)),
         )
         for problem in problems
         for prompt_ids in [encoded_prompt(context, problem, sampling.max_tokens, max_prompt_tokens)]
@@ -129,7 +133,7 @@ def sample_answers(
         graded = []
         for completion in completions:
             text = context.codec.decode(completion.token_ids)
-            grade = context.grader.submit(said(text, sampling.stop), problems[index])
+            grade = context.grader.submit(before_stop(text, sampling.stop), problems[index])
             graded.append((completion, text, grade))
         answers[index] = graded
         context.progress(len(answers) * samples, len(requests) * samples)

@@ -71,6 +71,12 @@ class UntilMixed(Rollout):
                 "$.problems_per_iteration",
                 "set it to a number below that of the training problems",
             )
+        elif first == experiment.task.size("train"):
+            yield Finding(
+                f"the rollout asks for further problems, and problems_per_iteration takes all {first}",
+                "$.problems_per_iteration",
+                "lower it",
+            )
         else:
             most = first + (self.max_rounds - 1) * (self.problems_per_round or first)
             if self.groups > most:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from treetune.contracts import WholeBatch
+from treetune.contracts import Experiment, Finding, WholeBatch
 from treetune.episode_generators.base import GenerationContext, Selection
 from treetune.vocabulary import Episode, Metrics
 
@@ -18,6 +18,17 @@ def selection_metrics(episodes: Sequence[Episode], kept: Sequence[Episode]) -> M
         "selection/groups": float(len({episode.group for episode in episodes})),
         "selection/groups_kept": float(len({episode.group for episode in kept})),
     }
+
+
+def unreachable(threshold: float, experiment: Experiment) -> Iterator[Finding]:
+    """What is wrong where no answer can earn what is asked for."""
+    best = experiment.task.grader.best
+    if threshold > best:
+        yield Finding(
+            f"reward_threshold is {threshold:g}, and the best answer scores {best:g}: nothing would be left",
+            "reward_threshold",
+            f"lower it to {best:g} or less",
+        )
 
 
 @Selection.register("all")

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 from annotated_types import Gt
 
+from treetune.contracts import Experiment, Finding
 from treetune.episode_generators.base import GenerationContext, Selection
-from treetune.episode_generators.selection.all import selection_metrics
-from treetune.vocabulary import Episode, Metrics
+from treetune.episode_generators.selection.all import selection_metrics, unreachable
+from treetune.vocabulary import CORRECT_SCORE, Episode, Metrics
 
 
 @Selection.register("correct_only")
@@ -23,8 +24,11 @@ class CorrectOnly(Selection):
     their experiments, so that easy problems don't crowd out hard ones.
     """
 
-    reward_threshold: float = 1.0
+    reward_threshold: float = CORRECT_SCORE
     max_per_problem: Annotated[int, Gt(0)] | None = None
+
+    def check(self, experiment: Experiment) -> Iterable[Finding]:
+        return unreachable(self.reward_threshold, experiment)
 
     def most_kept(self, answers: int, problems: int) -> int:
         return answers if self.max_per_problem is None else min(answers, self.max_per_problem * problems)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
 from annotated_types import Gt
 
-from treetune.contracts import Answers, Need, Pairs, UseOfPairs
+from treetune.contracts import Answers, Experiment, Finding, Need, Pairs, UseOfPairs
 from treetune.episode_generators.base import GenerationContext, Selection
-from treetune.episode_generators.selection.all import selection_metrics
+from treetune.episode_generators.selection.all import selection_metrics, unreachable
 from treetune.seeds import derived_random
-from treetune.vocabulary import Episode, Metrics
+from treetune.vocabulary import CORRECT_SCORE, Episode, Metrics
 
 
 @Selection.register("preference_pairs")
@@ -28,7 +28,7 @@ class PreferencePairs(Selection):
     with the pair's number. ``selection/kept`` counts answers that are in any pair.
     """
 
-    reward_threshold: float = 0.5
+    reward_threshold: float = CORRECT_SCORE
     max_pairs_per_problem: Annotated[int, Gt(0)] | None = 64
 
     gives = (Pairs(),)
@@ -36,6 +36,9 @@ class PreferencePairs(Selection):
         Need(UseOfPairs(), "it makes pairs of answers"),
         Need(Answers(2), "it pairs answers to the same problem"),
     )
+
+    def check(self, experiment: Experiment) -> Iterable[Finding]:
+        return unreachable(self.reward_threshold, experiment)
 
     def most_kept(self, answers: int, problems: int) -> int:
         each = answers // max(1, problems)

@@ -60,7 +60,7 @@ class LengthPenalty(Shaping):
         for positions in groups_of(trajectories).values():
             group = [trajectories[position] for position in positions]
             lengths = [len(trajectory.response_ids) for trajectory in group]
-            right = [trajectory.grade.right for trajectory in group]
+            right = [trajectory.grade.correct for trajectory in group]
             for position, bonus in zip(positions, length_bonuses(lengths, right), strict=True):
                 bonuses[position] = self.weight * bonus
         return bonuses

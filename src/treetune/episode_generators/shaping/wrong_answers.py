@@ -21,4 +21,4 @@ class WrongAnswers(Shaping):
     penalty: Annotated[float, Gt(0)] = 1.0
 
     def bonuses(self, context: GenerationContext, trajectories: Sequence[Trajectory]) -> list[float]:
-        return [0.0 if trajectory.grade.right else -self.penalty for trajectory in trajectories]
+        return [0.0 if trajectory.grade.correct else -self.penalty for trajectory in trajectories]

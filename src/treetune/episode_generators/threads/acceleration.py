@@ -53,6 +53,7 @@ class Acceleration(Shaping):
     weight: Annotated[float, Gt(0)]
     clip: Annotated[float, Gt(0)]
     form: Form
+    """``saved``: 1 - critical path / reference; ``ratio``: reference / critical path - 1."""
     reference: ReferenceLength
     floor: Annotated[float, Le(0)] = 0.0
     threads: Literal["forked", "written"] = "forked"
@@ -81,7 +82,7 @@ class Acceleration(Shaping):
             name: [] for name in ("without_reference", "reference_tokens", "unclipped", "at_clip")
         }
         for position, (of_answer, reference) in enumerate(zip(counts, references, strict=True)):
-            if not trajectories[position].grade.right:
+            if not trajectories[position].grade.correct:
                 continue
             bonuses[position] = self.opening * of_answer.with_parallel
             told["without_reference"].append(float(reference is None))

@@ -9,7 +9,6 @@ are those of ThreadWeaver's training format.)
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from typing import Literal
 from treetune.inference.base import Completion
 from treetune.tasks.threads.grammar import outline_numbers
 from treetune.tasks.threads.tags import TagIds
-from treetune.vocabulary import Branch, FinishReason, Segment, TextCodec, TokenIds
+from treetune.vocabulary import Branch, FinishReason, Segment, TextCodec, TokenIds, joined, token_array
 
 Stragglers = Literal["truncate", "drop", "go_on"]
 Malformed = Literal["end", "go_on"]
@@ -50,7 +49,7 @@ class Limits:
     conclusion: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Glue:
     """What is injected, as tokens, and what it is recognised by. Raises ValueError in `of`."""
 
@@ -59,8 +58,8 @@ class Glue:
     newline: TokenIds
     end_thread: TokenIds
     end_block: TokenIds
-    joined: TokenIds
-    headers: Callable[[str], TokenIds] = field(compare=False)
+    join: TokenIds
+    headers: Callable[[str], TokenIds]
 
     @staticmethod
     def of(codec: TextCodec, conclusion: bool) -> Glue:
@@ -72,28 +71,28 @@ class Glue:
                 " configs/models/thread_tokens.jsonnet on the right (model.added_tokens), or start from"
                 " weights that were trained with them"
             )
-        end_block, joined = "\n</Parallel>", "\n"
+        end_block, join = "\n</Parallel>", "\n"
         if conclusion:
-            end_block, joined = "\n<Conclusion>\n</Conclusion>\n</Parallel>", "\n<Conclusion>\n"
+            end_block, join = "\n<Conclusion>\n</Conclusion>\n</Parallel>", "\n<Conclusion>\n"
         headers: dict[str, TokenIds] = {}
 
         def header(number: str) -> TokenIds:
             if number not in headers:
-                headers[number] = codec.encode(f"<Thread>\n{number}:")
+                headers[number] = token_array(codec.encode(f"<Thread>\n{number}:"))
             return headers[number]
 
         return Glue(
             tags,
             codec,
-            newline=codec.encode("\n"),
-            end_thread=codec.encode("\n</Thread>"),
-            end_block=codec.encode(end_block),
-            joined=codec.encode(joined),
+            newline=token_array(codec.encode("\n")),
+            end_thread=token_array(codec.encode("\n</Thread>")),
+            end_block=token_array(codec.encode(end_block)),
+            join=token_array(codec.encode(join)),
             headers=header,
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Call:
     """A request that an answer needs now: its `turn`-th on the `branch`, after `context_ids` (the
     prompt's included)."""
@@ -102,10 +101,10 @@ class Call:
     turn: int
     context_ids: TokenIds
     max_tokens: int
-    stop_ids: TokenIds
+    stop_ids: tuple[int, ...]
 
 
-@dataclass
+@dataclass(eq=False)
 class _Line:
     """The main text, or a thread. `budget` bounds all tokens on it, those of its blocks included."""
 
@@ -129,7 +128,10 @@ class _Line:
                         yield from thread.segments()
 
     def token_ids(self) -> TokenIds:
-        return tuple(itertools.chain.from_iterable(segment.token_ids for segment in self.segments()))
+        return joined([segment.token_ids for segment in self.segments()])
+
+    def length(self) -> int:
+        return sum(len(segment.token_ids) for segment in self.segments())
 
     def inject(self, token_ids: TokenIds) -> None:
         self.parts.append(Segment(token_ids, origin="injected", branch=self.branch))
@@ -180,7 +182,7 @@ class ForkJoin:
                 seconds=completion.seconds,
             )
         )
-        last = completion.token_ids[-1]
+        last = int(completion.token_ids[-1])
         if completion.finish_reason == "length":
             return self._limit_reached(line)
         if last == self._glue.tags.end_outlines and len(line.branch) < self._limits.max_depth:
@@ -207,7 +209,7 @@ class ForkJoin:
         if self._limits.stragglers == "drop":
             line.dropped = True
             self.events["dropped"] += 1
-            self.events["dropped_tokens"] += len(line.token_ids())
+            self.events["dropped_tokens"] += line.length()
             return self._close(line)
         if self._limits.stragglers == "truncate":
             self.events["truncated"] += 1
@@ -236,13 +238,13 @@ class ForkJoin:
         self.events["duplicate_outlines"] += outlines.duplicates
         self.events["threads_over_cap"] += len(outlines.numbers) - len(numbers)
         headers = [glue.headers(number) for number in numbers]
-        glued = len(glue.newline) + max(len(glue.joined), len(glue.end_block)) + self._closing(line)
-        share = (line.budget - len(line.token_ids()) - glued) // len(headers)
+        glued = len(glue.newline) + max(len(glue.join), len(glue.end_block)) + self._closing(line)
+        share = (line.budget - line.length() - glued) // len(headers)
         if share - max(map(len, headers)) - len(glue.end_thread) < 1:
             self._end("length", "budget_spent")
             return self._stop(line)
         line.inject(glue.newline)
-        context_ids = line.context_ids + line.token_ids()
+        context_ids = joined([line.context_ids, line.token_ids()])
         threads = []
         for place, header in enumerate(headers):
             thread = _Line((*line.branch, (line.blocks, place)), context_ids, share, line)
@@ -268,12 +270,12 @@ class ForkJoin:
         assert isinstance(block, list)
         if all(thread.dropped for thread in block):
             self._end("length")
-        if self._finish is None and self._room(line) - len(self._glue.joined) < 1:
+        if self._finish is None and self._room(line) - len(self._glue.join) < 1:
             self._end("length", "budget_spent")
         if self._finish is not None:
             line.inject(self._glue.end_block)
             return self._stop(line)
-        line.inject(self._glue.joined)
+        line.inject(self._glue.join)
         return self._go_on(line)
 
     def _stop(self, line: _Line) -> list[Call]:
@@ -296,13 +298,13 @@ class ForkJoin:
             stop_ids += (self._glue.tags.end_thread,)
         if len(line.branch) < self._limits.max_depth:
             stop_ids += (self._glue.tags.end_outlines,)
-        call = Call(line.branch, line.turn, line.context_ids + line.token_ids(), room, stop_ids)
+        call = Call(line.branch, line.turn, joined([line.context_ids, line.token_ids()]), room, stop_ids)
         line.turn += 1
         self._out[line.branch, call.turn] = line
         return [call]
 
     def _room(self, line: _Line) -> int:
-        return line.budget - len(line.token_ids()) - self._closing(line)
+        return line.budget - line.length() - self._closing(line)
 
     def _closing(self, line: _Line) -> int:
         """What has to be left for closing the line if it is cut."""
@@ -310,6 +312,4 @@ class ForkJoin:
 
     def _sampled(self, line: _Line) -> int:
         """Tokens of the thread beside its header, those of blocks within it included."""
-        return (
-            len(line.token_ids()) - len(line.parts[0].token_ids) if isinstance(line.parts[0], Segment) else 0
-        )
+        return line.length() - len(line.parts[0].token_ids) if isinstance(line.parts[0], Segment) else 0

@@ -41,8 +41,11 @@ class GroupLengthPenalty(Shaping):
     reference has it with these settings, and off."""
 
     threshold: Annotated[float, Gt(0), Le(1)] = 0.8
+    """Share of correct answers in the group from which on length costs anything."""
     weight: Annotated[float, Gt(0)] = 0.2
+    """What the longest answers lose at most, where all are correct."""
     window: Annotated[int, Gt(0)] = 10_000
+    """Tokens beyond the shortest correct answer at which the penalty is whole."""
 
     @property
     def needs(self) -> tuple[Need, ...]:
@@ -55,7 +58,7 @@ class GroupLengthPenalty(Shaping):
             group = [trajectories[position] for position in positions]
             penalties = group_penalties(
                 [counts_of(one, tags).num_tokens_in_the_longest_thread for one in group],
-                [one.grade.right for one in group],
+                [one.grade.correct for one in group],
                 threshold=self.threshold,
                 weight=self.weight,
                 window=self.window,

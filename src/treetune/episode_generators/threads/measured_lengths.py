@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from statistics import fmean
 
-from treetune.vocabulary import FULL_REWARD, Problem
+from treetune.vocabulary import CORRECT_SCORE, Problem
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def measured_lengths(path: str) -> MeasuredLengths:
                 number += 1
                 row = json.loads(line)
                 prompts[row["problem"]] = row["prompt"]
-                if row["reward"] >= FULL_REWARD:
+                if row["reward"] >= CORRECT_SCORE:
                     lengths.setdefault(row["problem"], []).append(row["tokens"])
     except OSError as error:
         raise ValueError(

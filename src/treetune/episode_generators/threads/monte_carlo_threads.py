@@ -18,9 +18,9 @@ from treetune.episode_generators.credit.states import check_continuations
 from treetune.episode_generators.metrics import mean, pooled
 from treetune.episode_generators.threads.parallel_threads import Fixed, ParallelThreads, Start
 from treetune.seeds import derive_seed
-from treetune.vocabulary import Branch, Episode, Metrics, Segment, TokenIds, Trajectory
+from treetune.vocabulary import Branch, Episode, Metrics, Segment, Trajectory
 
-Known = tuple[tuple[Branch, TokenIds], ...]
+Known = tuple[tuple[Branch, tuple[int, ...]], ...]
 """The first samples of an answer, in its joined order."""
 
 
@@ -89,7 +89,7 @@ class MonteCarloThreads(Credit):
 
     def _states(self, trajectory: Trajectory) -> list[Known]:
         """What is known before each sample, up to `max_states` of them."""
-        known = [(segment.branch, segment.token_ids) for segment in _sampled(trajectory)]
+        known = [(segment.branch, tuple(segment.token_ids.tolist())) for segment in _sampled(trajectory)]
         return [tuple(known[:count]) for count in range(len(known))][: self.max_states]
 
 

@@ -15,7 +15,7 @@ from treetune.episode_generators.threads.fork_join import EVENTS
 from treetune.tasks.threads.counting import ThreadCounts, count
 from treetune.tasks.threads.faults import faults
 from treetune.tasks.threads.tags import TagIds
-from treetune.vocabulary import Segment, TextCodec, Trajectory
+from treetune.vocabulary import Segment, TextCodec, Trajectory, are_sampled
 
 TOTAL, LONGEST = "total_num_tokens", "num_tokens_in_the_longest_thread"
 
@@ -58,14 +58,12 @@ def counts_of(trajectory: Trajectory, tags: TagIds | None, *, only_forked: bool 
     Threads are what stands between tags, as in the reference, also where a model wrote the tags by itself
     and nothing was sampled in parallel. With `only_forked`, a ``<Thread>`` that was sampled is text.
     """
-    token_ids: Sequence[int] = trajectory.response_ids
+    token_ids = trajectory.response_ids
     if only_forked and tags is not None:
-        token_ids = [
-            NO_TOKEN if token == tags.thread and segment.origin == "sampled" else token
-            for segment in trajectory.segments
-            for token in segment.token_ids
-        ]
-    return count(token_ids, tags, _depth(trajectory))
+        token_ids = token_ids.copy()
+        sampled = are_sampled(trajectory.segments)
+        token_ids[sampled & (token_ids == tags.thread)] = NO_TOKEN
+    return count(token_ids.tolist(), tags, _depth(trajectory))
 
 
 @NumberGroup.register("threads", NUMBERS, ratios={"speed_up": (TOTAL, LONGEST)})

@@ -16,11 +16,12 @@ from treetune.episode_generators.metrics import trajectory_metrics
 from treetune.episode_generators.numbers import measured
 from treetune.episode_generators.rollout.answers import (
     check_lengths,
+    check_prompts,
     check_sampling,
     encoded_prompt,
     rank_share,
-    room,
     steps_of,
+    token_budget,
     with_unfinished,
 )
 from treetune.episode_generators.rollout.single_turn import sample_answers
@@ -45,10 +46,15 @@ from treetune.vocabulary import (
     TextCodec,
     TokenIds,
     Trajectory,
+    joined,
 )
 
 Fixed = Mapping[tuple[Branch, int], Segment]
 """Calls of an answer (branch, turn) that need not be sampled, since it is known what came of them."""
+
+
+SPOKEN_TAGS = ("<Parallel>", "</Parallel>", "<Outlines>", "</Outlines>", "<Thread>", "</Thread>")
+"""Those that a rollout injects or looks out for."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +92,13 @@ class ParallelThreads(Rollout):
     samples: Annotated[int, Gt(0)] = 8
     max_tokens: Annotated[int, Gt(0)]
     temperature: Annotated[float, Ge(0)] = 1.0
+    """Of sampling, and of the log-probs in training; 0 takes the likeliest token."""
     top_p: Annotated[float, Gt(0), Le(1)] = 1.0
+    """Samples among the likeliest tokens that together have this probability."""
     top_k: Annotated[int, Ge(-1)] = -1
+    """Samples among so many of the likeliest tokens; -1: among all."""
     unfinished_reward: float | None = 0.0
+    """What an answer earns that the budget cut off; None grades it like any other."""
     max_prompt_tokens: Annotated[int, Gt(0)] | None = None
     parallel: bool = True
     max_depth: Annotated[int, Gt(0)] = 1
@@ -96,6 +106,7 @@ class ParallelThreads(Rollout):
     max_blocks: Annotated[int, Gt(0)] = 16
     thread_tokens: Annotated[int, Gt(0)] | None = None
     stragglers: Stragglers = "truncate"
+    """What becomes of a thread that comes to `thread_tokens`: it ends there, is left out, or goes on."""
     malformed: Malformed = "end"
     conclusion: bool = False
 
@@ -104,7 +115,17 @@ class ParallelThreads(Rollout):
         return SampledAnswers(), Answers(self.samples), Forks() if self.parallel else OneLine()
 
     def check(self, experiment: Experiment) -> Iterable[Finding]:
-        return check_lengths(self, experiment.context_length)
+        yield from check_lengths(self, experiment.context_length)
+        yield from check_prompts(self, experiment)
+        single = experiment.model.single_tokens()
+        if self.parallel and single is not None and not single.issuperset(SPOKEN_TAGS):
+            yield Finding(
+                "the rollout needs the tags of threads as single tokens, and the model's tokenizer has none"
+                " such",
+                "$.model.added_tokens",
+                "put configs/models/thread_tokens.jsonnet on the right, or start from weights that were"
+                " trained with them",
+            )
 
     def __post_init__(self) -> None:
         check_sampling(self.temperature, self.top_k, self.samples)
@@ -210,7 +231,7 @@ class ParallelThreads(Rollout):
 
         requests = []
         for place, start in enumerate(starts):
-            budget = room(context, start.prompt_ids, self.max_tokens)
+            budget = token_budget(context, start.prompt_ids, self.max_tokens)
             growing[place] = ForkJoin(glue, limits, start.prompt_ids, budget)
             requests += sampled(place, growing[place].begin())
         if requests:
@@ -234,7 +255,7 @@ class ParallelThreads(Rollout):
 
     def _trajectory(self, context: GenerationContext, start: Start, answer: ForkJoin) -> Trajectory:
         segments = answer.segments
-        response_ids = tuple(itertools.chain.from_iterable(segment.token_ids for segment in segments))
+        response_ids = joined([segment.token_ids for segment in segments])
         text = context.codec.decode(response_ids)
         if len(segments) == 1:
             ends = steps_of(context, response_ids, text)
@@ -257,4 +278,5 @@ def _completion(known: Segment, call: Call, codec: TextCodec) -> Completion:
     """What the engine had said when the segment was sampled."""
     stopped = known.token_ids[-1] in (*call.stop_ids, *codec.end_ids)
     reason: FinishReason = "stop" if stopped else "length"
-    return Completion(known.token_ids, known.logprobs or (), reason, known.policy_version or 0)
+    assert known.logprobs is not None
+    return Completion(known.token_ids, known.logprobs, reason, known.policy_version or 0)

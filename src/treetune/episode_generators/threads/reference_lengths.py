@@ -80,7 +80,7 @@ class OfGroup(ReferenceLength):
     ) -> list[float | None]:
         lengths: list[float | None] = [None] * len(trajectories)
         for positions in groups_of(trajectories).values():
-            right = [position for position in positions if trajectories[position].grade.right]
+            right = [position for position in positions if trajectories[position].grade.correct]
             for position in positions:
                 others = [counts[p].num_tokens_in_the_longest_thread for p in right if p != position]
                 lengths[position] = float(median(others)) if others else None
@@ -122,6 +122,7 @@ class Running(ReferenceLength):
     """
 
     decay: Annotated[float, Ge(0), Lt(1)] = 0.8
+    """How much of the running mean an iteration leaves."""
 
     remembers = True
 
@@ -137,7 +138,7 @@ class Running(ReferenceLength):
             sequential = [
                 counts[position].total_num_tokens
                 for position in positions
-                if trajectories[position].grade.right and not counts[position].with_parallel
+                if trajectories[position].grade.correct and not counts[position].with_parallel
             ]
             if sequential:
                 now = fmean(sequential)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from html import escape
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from treetune.reports.experiment import Experiment
+from treetune.reports.pages import render
 from treetune.reports.sections.base import ReportSection
 from treetune.runtime.diagnostics import (
     METRICS,
@@ -36,9 +36,6 @@ WORDS: Mapping[Sign, str] = {
 }
 
 
-HEADS = ("sign", "seen", "iterations", "what was seen, and what may help", "last value, thresholds")
-
-
 class DiagnosticsSection(ReportSection):
     title = "Signs of collapse"
 
@@ -47,21 +44,17 @@ class DiagnosticsSection(ReportSection):
         return any(experiment.curve(f"{PREFIX}{sign}") for sign in SIGNS)
 
     def html(self, experiment: Experiment) -> str:
-        return _table(experiment)
+        """A row for each sign that was looked for."""
+        settings = _settings(experiment.config)
+        return render(
+            "diagnostics.html",
+            rows=[_row(experiment, settings, sign) for sign in SIGNS if experiment.curve(f"{PREFIX}{sign}")],
+            stopped=experiment.stopped,
+            good_weights=_good_weights(experiment, settings) if experiment.stopped else None,
+        )
 
 
-def _table(one: Experiment) -> str:
-    """A row for each sign that was looked for."""
-    settings = _settings(one.config)
-    rows = [_row(one, settings, sign) for sign in SIGNS if one.curve(f"{PREFIX}{sign}")]
-    head = "".join(f"<th>{name}</th>" for name in HEADS)
-    return (
-        f'{_end(one, settings)}<div class="scroll"><table class="results signs">'
-        f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
-    )
-
-
-def _row(one: Experiment, settings: Diagnostics | None, sign: Sign) -> str:
+def _row(one: Experiment, settings: Diagnostics | None, sign: Sign) -> dict[str, Any]:
     looked = one.curve(f"{PREFIX}{sign}")
     seen = [int(iteration) for iteration, counts in looked if counts]
     # What a sign said last, in the words of the log: where it isn't seen now, when it last was.
@@ -74,46 +67,33 @@ def _row(one: Experiment, settings: Diagnostics | None, sign: Sign) -> str:
     elif found.words and settings is not None:
         kind, verdict = "", f"for fewer than {settings.patience} iterations"
     else:
-        kind, verdict = "right", "no"
-    metrics = [_metric(one, sign, name) for name in METRICS[sign]]
+        kind, verdict = "correct", "no"
+    values = {name: _last(one, sign, name) for name in METRICS[sign] if one.curve(name)}
     thresholds = settings.thresholds(sign) if settings is not None else {}
-    cells = [
-        f"{escape(WORDS[sign])} <code>{sign}</code>",
-        f'<span class="verdict {kind}">{escape(verdict)}</span>',
-        escape(", ".join(_ranges(seen)) or "–"),
-        "<br>".join(escape(words) for words in (found.words, REMEDIES[sign] if seen else "") if words) or "–",
-        "<br>".join(
-            [
-                *(words for words in metrics if words),
-                *(f"<code>{key}</code>: {value:g}" for key, value in thresholds.items()),
-            ]
-        )
-        or "–",
-    ]
-    return "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
+    return {
+        "sign": sign,
+        "words": WORDS[sign],
+        "kind": kind,
+        "verdict": verdict,
+        "iterations": ", ".join(_ranges(seen)),
+        "found": [words for words in (found.words, REMEDIES[sign] if seen else "") if words],
+        "measured": values | {key: f"{value:g}" for key, value in thresholds.items()},
+    }
 
 
-def _metric(one: Experiment, sign: Sign, name: str) -> str:
-    points = one.curve(name)
-    if not points:
-        return ""
-    # The threshold of this sign is not about the metric's value, but about how much it varies.
-    value = "" if sign == "gradient_noise" else f": {points[-1][1]:.3g}"
-    return f"<code>{escape(name)}</code>{value}"
+def _last(one: Experiment, sign: Sign, name: str) -> str | None:
+    """The metric's last value; none where the threshold is about how much it varies."""
+    return None if sign == "gradient_noise" else f"{one.curve(name)[-1][1]:.3g}"
 
 
-def _end(one: Experiment, settings: Diagnostics | None) -> str:
-    """Where a sign ended the run: that it did, and which weights are from before."""
-    if not one.stopped:
-        return ""
-    words = "The run was stopped for it, as <code>diagnostics.on_collapse</code> says"
+def _good_weights(one: Experiment, settings: Diagnostics | None) -> str | None:
+    """Which weights are from before the sign that ended the run."""
     done = int(one.metrics[-1]["iteration"]) + 1
     good = None if settings is None else last_good(settings, _diagnosed(one, settings, done), done - 1)
-    if good is not None:
-        directory = ExperimentDirectory(one.path)
-        paths = {number: directory.checkpoint(number) for number in directory.checkpoints()}
-        words += f": {escape(good_weights(good, paths))}"
-    return f'<p class="missing">{words}.</p>'
+    if good is None:
+        return None
+    directory = ExperimentDirectory(one.path)
+    return good_weights(good, {number: directory.checkpoint(number) for number in directory.checkpoints()})
 
 
 def _settings(config: Mapping[str, Any]) -> Diagnostics | None:

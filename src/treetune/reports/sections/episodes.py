@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
 
+from treetune.episode_generators.storage import TOKENS, read_tokens
 from treetune.reports.charts import number
 from treetune.reports.experiment import Experiment
+from treetune.reports.pages import render
 from treetune.reports.sections.base import ReportSection, Sampled, drawing_of
 from treetune.reports.tokens import coloured
-from treetune.vocabulary import Segment
+from treetune.vocabulary import CORRECT_SCORE, Segment
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 SHOWN = 8
-COLUMNS = (
-    "prompt",
-    "tokens",
-    "advantages",
-    "step_ends",
-    "step_values",
-    "reward",
-    "score",
-    "finish_reason",
-    "group",
-    "trajectory",
-    "trained",
-    "stretches",
-)
+TO_CHOOSE_BY = (
+    "prompt", "reward", "score", "finish_reason", "group", "trajectory", "stretches", "step_values"
+)  # fmt: skip
+OF_TOKENS = ("advantages", "trained", "step_ends")
 COLOURED_FULLY = 0.95
 """The quantile of |advantage| among the shown tokens that has the full colour; larger ones are not darker."""
 
@@ -65,15 +60,18 @@ def sample_episodes(experiment: Path, missing: list[str]) -> EpisodeSample | Non
     """
     for path in sorted(experiment.glob("iterations/*/episodes.arrow"), reverse=True):
         try:
-            rows = _read(path)
+            table = _table(path)
+            texts = [] if "tokens" in table.column_names else read_tokens(experiment / TOKENS)
         except (OSError, ValueError) as error:
             missing.append(f"{path.relative_to(experiment)} can't be read: {error}")
             continue
-        rows = [row for row in rows if row["tokens"]]
-        credited = [row for row in rows if row.get("advantages")]
+        rows = [row for row in _rows(table) if row["length"]]
+        credited = [row for row in rows if row["spread"] is not None]
         valued = [row for row in credited if row.get("step_values")]
         if rows:
-            chosen = _chosen(valued or credited or rows)
+            chosen = [
+                row | _tokens(table, row["place"], texts) for row in _chosen(valued or credited or rows)
+            ]
             drawn = [row["trajectory"] for row in chosen if drawing_of(row)]
             sampled = _sampled(path.with_name("trajectories.arrow"), drawn, missing) if drawn else {}
             return EpisodeSample(int(path.parent.name), chosen, sampled)
@@ -81,17 +79,44 @@ def sample_episodes(experiment: Path, missing: list[str]) -> EpisodeSample | Non
     return None
 
 
-def _read(path: Path) -> list[dict[str, Any]]:
+def _table(path: Path) -> pa.Table:
     import pyarrow as pa
 
     with path.open("rb") as file:
         try:
-            table = pa.ipc.open_stream(file).read_all()
+            return pa.ipc.open_stream(file).read_all()
         except pa.ArrowInvalid as error:
             raise ValueError(str(error)) from error
-    if "tokens" not in table.column_names:
-        raise ValueError("it was written without a tokenizer, and has no column `tokens`")
-    return table.select([name for name in COLUMNS if name in table.column_names]).to_pylist()
+
+
+def _rows(table: pa.Table) -> list[dict[str, Any]]:
+    """What rows are chosen by, and nothing of their tokens: `place` in the table, `length` of the answer, and
+    the `spread` of its advantages, None where it has none."""
+    import numpy as np
+    import pyarrow.compute as pc
+
+    from treetune.episode_generators.columns import rows_of
+
+    rows = table.select([name for name in TO_CHOOSE_BY if name in table.column_names]).to_pylist()
+    lengths = pc.list_value_length(table["response_ids"]).to_pylist()
+    spreads = [
+        float(np.ptp(advantages)) if advantages is not None and len(advantages) else None
+        for chunk in table["advantages"].chunks
+        for advantages in rows_of(chunk)
+    ]
+    return [
+        row | {"place": place, "length": length, "spread": spread}
+        for place, (row, length, spread) in enumerate(zip(rows, lengths, spreads, strict=True))
+    ]
+
+
+def _tokens(table: pa.Table, place: int, texts: Sequence[str]) -> dict[str, Any]:
+    """What the row has of each token of its answer, its text too."""
+    [row] = table.slice(place, 1).to_pylist()
+    tokens = row.get("tokens")  # in a file of an older run
+    if tokens is None:
+        tokens = [texts[token] if token < len(texts) else "" for token in row["response_ids"]]
+    return {"tokens": tokens, **{name: row.get(name) for name in OF_TOKENS}}
 
 
 def _sampled(path: Path, wanted: Sequence[str], missing: list[str]) -> dict[str, Sampled]:
@@ -120,19 +145,19 @@ def _sampled(path: Path, wanted: Sequence[str], missing: list[str]) -> dict[str,
 
 def _segment(row: dict[str, Any]) -> Segment:
     branch = tuple((block, thread) for block, thread in row.get("branch") or ())
-    return Segment(tuple(row["token_ids"]), row["origin"], branch=branch, seconds=row.get("seconds"))
+    return Segment(row["token_ids"], row["origin"], branch=branch, seconds=row.get("seconds"))
 
 
 def _chosen(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     def spread(row: dict[str, Any]) -> float:
-        moving = row.get("step_values") or row.get("advantages") or (0.0,)
-        return max(moving) - min(moving)
+        values = row.get("step_values")
+        return max(values) - min(values) if values else row["spread"] or 0.0
 
     ordered = sorted(
         rows, key=lambda row: (drawing_of(row) is None, -spread(row), row.get("trajectory") or "")
     )
-    right = _different_problems([row for row in ordered if _score(row) > 0.5])
-    wrong = _different_problems([row for row in ordered if _score(row) <= 0.5])
+    right = _different_problems([row for row in ordered if _score(row) >= CORRECT_SCORE])
+    wrong = _different_problems([row for row in ordered if _score(row) < CORRECT_SCORE])
     n_right = min(len(right), max(SHOWN // 2, SHOWN - len(wrong)))
     return right[:n_right] + wrong[: SHOWN - n_right]
 
@@ -152,65 +177,52 @@ def _different_problems(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def episodes_html(sample: EpisodeSample) -> str:
-    """The sample as a section's inner HTML; all text is escaped."""
+    """The sample as a section's inner HTML."""
     sizes = sorted(abs(a) for row in sample.rows for a in row.get("advantages") or ())
     scale = (sizes[min(len(sizes) - 1, int(COLOURED_FULLY * len(sizes)))] if sizes else 0.0) or 1.0
-    note = f"Iteration {sample.iteration + 1}. "
-    if not sizes:
-        note += (
-            "These episodes carry no advantages: a critic gave them while training, or the loss needs none."
-        )
-    else:
-        valued = any(row.get("step_values") for row in sample.rows)
-        note += (
-            "One line per step: A is its mean advantage"
-            + (
-                ", V the value of the state before it. "
-                if valued
-                else " (this credit has no values of steps). "
+    drawings = [drawing_of(row) for row in sample.rows]
+    return render(
+        "episodes.html",
+        iteration=sample.iteration + 1,
+        scale=scale if sizes else None,
+        valued=any(row.get("step_values") for row in sample.rows),
+        notes=list(dict.fromkeys(drawing.note for drawing in drawings if drawing)),
+        episodes=[
+            _episode(
+                row, drawing.html(row, sample.sampled.get(row["trajectory"]), scale) if drawing else "", scale
             )
-            + '<span class="token" style="--s:1">Blue</span> text was made more likely, '
-            + '<span class="token down" style="--s:1">orange</span> text less; the colour is full from '
-            + f"|A| = {number(scale)} on."
-        )
-    drawings = filter(None, map(drawing_of, sample.rows))
-    note += "".join(f" {drawing_note}" for drawing_note in dict.fromkeys(one.note for one in drawings))
-    shown = "".join(_episode(row, scale, sample.sampled.get(row["trajectory"])) for row in sample.rows)
-    return f'<p class="note">{note}</p><div class="episodes">{shown}</div>'
+            for row, drawing in zip(sample.rows, drawings, strict=True)
+        ],
+    )
 
 
-def _episode(row: dict[str, Any], scale: float, sampled: Sampled | None) -> str:
-    verdict = "right" if _score(row) > 0.5 else "wrong"
+def _episode(row: dict[str, Any], drawing: str, scale: float) -> dict[str, Any]:
     earned = f"reward {number(row['reward'])}"
     if _score(row) != row["reward"]:  # it was shaped
         earned = f"score {number(_score(row))}, {earned}"
-    unfinished = ", unfinished" if row.get("finish_reason") == "length" else ""
-    drawing = drawing_of(row)
-    answer = _steps(row, scale) if drawing is None else drawing.html(row, sampled, scale)
-    return (
-        f'<article class="episode{" whole" if drawing else ""}"><header><span class="verdict'
-        f' {verdict}">{earned}{unfinished}</span><code>{escape(row.get("trajectory") or "")}</code></header>'
-        f'<pre class="prompt">{escape(row["prompt"])}</pre>{answer}</article>'
-    )
+    return {
+        "correct": _score(row) >= CORRECT_SCORE,
+        "earned": earned,
+        "unfinished": row.get("finish_reason") == "length",
+        "trajectory": row.get("trajectory") or "",
+        "prompt": row["prompt"],
+        "drawing": drawing,
+        "valued": bool(row.get("step_values")),
+        "steps": [] if drawing else list(_steps(row, scale)),
+    }
 
 
-def _steps(row: dict[str, Any], scale: float) -> str:
-    """A line for each step."""
+def _steps(row: dict[str, Any], scale: float) -> Iterator[tuple[str, str, str]]:
+    """A line for each step: the value before it, its mean advantage, its text as HTML."""
     tokens, advantages = row["tokens"], row.get("advantages")
     ends = [end for end in row.get("step_ends") or () if end < len(tokens)] + [len(tokens)]
-    values = row.get("step_values") or ()
-    lines, start = [], 0
+    values, start = row.get("step_values") or (), 0
     for step, end in enumerate(ends):
-        value = f"{values[step]:.2f}" if step < len(values) else ""
         own = advantages[start:end] if advantages else [0.0] * (end - start)
-        mean = f"{sum(own) / len(own):+.2f}" if advantages and own else ""
-        lines.append(
-            f'<tr><td class="value">{value}</td><td class="advantage">{mean}</td>'
-            f"<td>{coloured(tokens[start:end], own, scale)}</td></tr>"
+        mean = f"{fmean(own):+.2f}" if advantages and own else ""
+        yield (
+            f"{values[step]:.2f}" if step < len(values) else "",
+            mean,
+            coloured(tokens[start:end], own, scale),
         )
         start = end
-    return (
-        f'<table class="steps"><thead><tr><th>{"V" if values else ""}</th>'
-        f"<th>{'A' if advantages else ''}</th><th></th></tr></thead>"
-        f"<tbody>{''.join(lines)}</tbody></table>"
-    )

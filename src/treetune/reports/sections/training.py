@@ -54,7 +54,8 @@ class TrainingSection(ReportSection):
         return bool(experiment.metrics)
 
     def html(self, experiment: Experiment) -> str:
-        return f'<div class="charts">{"".join(_curves(experiment))}</div>'
+        charts = "".join(_curves(experiment))
+        return f'<div class="charts">{charts}</div>' if charts else ""
 
 
 def _curves(one: Experiment) -> list[str]:

@@ -7,18 +7,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from treetune.reports.charts import Series, draw_series
+from treetune.reports.pages import colour_of
 from treetune.reports.tables.curves import AXES, Curve
-from treetune.reports.tables.formats import MARKS, reason, shown_number
+from treetune.reports.tables.lines import curve_series, curve_title, drawn_columns, panel_series
 from treetune.reports.tables.measure import Results
 from treetune.reports.tables.panels import AXIS_WORDS, PanelCurve
+from treetune.reports.tables.words import MARKS, reason, shown_number
 from treetune.tables.columns import Column
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOURS = ("#2f6fde", "#d9730d", "#1f8a5b", "#a33fb5", "#b3381f", "#5b6b7d", "#0e8ea8", "#8a6d1f")
-"""Those of the page, by row."""
+_ROWS = ("#2f6fde", "#d9730d", "#1f8a5b", "#a33fb5", "#b3381f", "#5b6b7d", "#0e8ea8", "#8a6d1f")
+COLOURS = {f"c{number}": colour for number, colour in enumerate(_ROWS)}
+"""Those of the page on white paper, by their names."""
 
 DPI = 160
 CHARACTERS_PER_INCH = 12
@@ -65,7 +69,7 @@ def draw_table(results: Results, path: Path) -> None:
 def _draw_column(panel: Axes, results: Results, column: Column) -> None:
     scale = 100.0 if column.in_percent else 1.0
     for y, row in enumerate(results.plan.table.rows):
-        cell, colour = results.cells[row.name, column.name], COLOURS[y % len(COLOURS)]
+        cell, colour = results.cells[row.name, column.name], COLOURS[colour_of(y)]
         if cell.published is not None:
             panel.plot(
                 scale * cell.published, y, "D", color="#5d6673", fillstyle="none", markersize=6, zorder=2
@@ -94,44 +98,18 @@ def _draw_column(panel: Axes, results: Results, column: Column) -> None:
     panel.margins(x=0.12)
 
 
-def draw_curves(results: Results, curves: Sequence[Curve], paths: Sequence[Path]) -> None:
+def draw_curves(results: Results, curves: Sequence[Curve], paths: Sequence[Path]) -> Figure:
     """A row of panels for each column: accuracy over each cost, mean over seeds with their range."""
-    table = results.plan.table
-    drawn = [
-        column
-        for column in table.columns
-        if any(curve.column.name == column.name and len(curve.points) > 1 for curve in curves)
-    ]
+    drawn = drawn_columns(results, curves)
     assert drawn, "no curve has two points"
-    figure, panels = _new_figure(3.6 * len(AXES), 3.3 * len(drawn) + 0.5, len(drawn), len(AXES))
-    colours = {row.name: COLOURS[number % len(COLOURS)] for number, row in enumerate(table.rows)}
+    width = 3.6 * len(AXES)
+    figure, panels = _new_figure(width, 3.3 * len(drawn) + 0.5, len(drawn), len(AXES))
     for line, column in zip(panels, drawn, strict=True):
         for panel, (axis, words) in zip(line, AXES.items(), strict=True):
-            for curve in curves:
-                if curve.column.name != column.name:
-                    continue
-                colour, name = colours[curve.row.name], curve.row.name
-                means = [100 * point.mean for point in curve.points]
-                if len(curve.points) == 1:
-                    panel.axhline(means[0], color=colour, linestyle="--", linewidth=1.2, label=name)
-                    continue
-                xs = [point.costs[axis] for point in curve.points]
-                lows = [100 * point.low for point in curve.points]
-                highs = [100 * point.high for point in curve.points]
-                panel.fill_between(xs, lows, highs, color=colour, alpha=0.13, linewidth=0)
-                panel.plot(xs, means, "o-", color=colour, markersize=3, linewidth=1.6, label=name)
-            panel.set_xlabel(words, fontsize=8)
-            panel.set_xlim(left=0)
-            panel.ticklabel_format(axis="x", style="plain")
-            panel.xaxis.set_major_formatter(lambda x, _: _short(x))
-        line[0].set_ylabel(f"pass@1 on {column.curve} (%)", fontsize=8)
-        line[0].set_title(f"{column.name}: mean over seeds and their range", fontsize=9, loc="left")
-    handles, names = panels[0][0].get_legend_handles_labels()
-    figure.legend(
-        handles, names, loc="outside lower center", ncols=min(8, len(names)), fontsize=8, frameon=False
-    )
-    for path in paths:
-        figure.savefig(path)
+            _draw_lines(panel, curve_series(results, curves, column, axis), words)
+        line[0].set_title(curve_title(column, drawn), fontsize=9, loc="left")
+    _finish(figure, results, "means over seeds and their range, along training", width, panels, paths)
+    return figure
 
 
 def draw_panels(results: Results, found: Sequence[PanelCurve], paths: Sequence[Path]) -> None:
@@ -142,34 +120,38 @@ def draw_panels(results: Results, found: Sequence[PanelCurve], paths: Sequence[P
     width = 4.6 * across
     figure, grid = _new_figure(width, 3.0 * down + 1.0, down, across)
     places = [place for line in grid for place in line]
-    colours = {row.name: COLOURS[number % len(COLOURS)] for number, row in enumerate(table.rows)}
-    lines = {}
     for place, panel in zip(places, table.panels):
-        scale = 100.0 if panel.in_percent else 1.0
-        own = [curve for curve in found if curve.panel == panel]
-        for curve in own:
-            colour, name = colours[curve.row.name], curve.row.name
-            means = [scale * point.mean for point in curve.points]
-            if len(curve.points) == 1:
-                lines[name] = place.axhline(means[0], color=colour, linestyle="--", linewidth=1.2)
-                continue
-            xs = curve.xs(table.panels_over)
-            lows = [scale * point.low for point in curve.points]
-            highs = [scale * point.high for point in curve.points]
-            place.fill_between(xs, lows, highs, color=colour, alpha=0.13, linewidth=0)
-            (lines[name],) = place.plot(xs, means, "o-", color=colour, markersize=2.5, linewidth=1.6)
-        if not own:
+        place.set_title(panel.title, fontsize=9, loc="left")
+        if series := panel_series(results, found, panel):
+            _draw_lines(place, series, AXIS_WORDS[table.panels_over])
+        else:
             place.annotate(
                 "nothing recorded", (0.5, 0.5), xycoords="axes fraction", fontsize=8, ha="center", va="center"
             )
-        place.set_title(f"{panel.name}{' (%)' if panel.in_percent else ''}", fontsize=9, loc="left")
-        place.set_xlabel(AXIS_WORDS[table.panels_over], fontsize=8)
-        place.set_xlim(left=0)
-        place.xaxis.set_major_formatter(lambda x, _: _short(x))
     for place in places[len(table.panels) :]:
         place.set_visible(False)
-    title = f"{table.title or table.name}: means over seeds and their range"
-    figure.suptitle(_wrapped(title, width), fontsize=10)
+    _finish(figure, results, "means over seeds and their range", width, grid, paths)
+
+
+def _draw_lines(axes: Axes, series: Sequence[Series], words: str) -> None:
+    draw_series(axes, series, COLOURS, scale=0.8)
+    axes.set_xlabel(words, fontsize=8)
+    axes.set_xlim(left=0)
+
+
+def _finish(
+    figure: Figure,
+    results: Results,
+    words: str,
+    width: float,
+    panels: list[list[Axes]],
+    paths: Sequence[Path],
+) -> None:
+    """The title, one legend for all panels, and the files."""
+    table = results.plan.table
+    figure.suptitle(_wrapped(f"{table.title or table.name}: {words}", width), fontsize=10)
+    handles = [axes.get_legend_handles_labels() for line in panels for axes in line]
+    lines = {name: handle for some, names in handles for handle, name in zip(some, names)}
     names = [row.name for row in table.rows if row.name in lines]
     figure.legend(
         [lines[name] for name in names], names,
@@ -187,11 +169,3 @@ def _names_across(names: Sequence[str], inches: float) -> int:
 
 def _wrapped(title: str, inches: float) -> str:
     return "\n".join(textwrap.wrap(title, max(20, int(inches * CHARACTERS_PER_INCH))))
-
-
-def _short(value: float) -> str:
-    """12k, 3.4M: as long as a tick may be."""
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
-            return f"{value / size:.3g}{letter}"
-    return f"{value:.3g}"

@@ -5,20 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import Literal
 
 RESAMPLES = 4000
 LEVEL = 0.95
 
 Kind = Literal["bootstrap", "student"]
-
-STUDENT_QUANTILES = (
-    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
-    2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086,
-)  # fmt: skip
-"""97.5 % quantiles of Student's t with 1, 2, … degrees of freedom (any table of it)."""
-
 
 HELD = {2: 0.61, 3: 0.81, 4: 0.83, 5: 0.88}
 """How often a "bootstrap" interval of so few seeds holds the true mean of normal draws, instead of 0.95
@@ -93,13 +85,7 @@ def stretch(seeds: int, kind: Kind) -> float:
         return 1.0
     factor = math.sqrt(seeds / (seeds - 1))
     if kind == "student":
-        factor *= student_quantile(seeds - 1) / NormalDist().inv_cdf(0.5 + LEVEL / 2)
+        from scipy.special import ndtri, stdtrit
+
+        factor *= float(stdtrit(seeds - 1, 0.5 + LEVEL / 2) / ndtri(0.5 + LEVEL / 2))
     return factor
-
-
-def student_quantile(degrees: int) -> float:
-    """97.5 %, from the table; beyond it by its expansion in 1/degrees (Abramowitz & Stegun 26.7.5)."""
-    if degrees <= len(STUDENT_QUANTILES):
-        return STUDENT_QUANTILES[degrees - 1]
-    z = NormalDist().inv_cdf(0.5 + LEVEL / 2)
-    return z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)

@@ -21,9 +21,6 @@ from treetune.tables.columns import Panel
 from treetune.tables.runs import MEASURABLE, Plan, PlannedRun
 from treetune.tables.settings import MethodRow, PanelAxis
 
-DASH = "–"
-WHOLE_FROM = 999.5
-"""What has more than three digits before the point is shown whole."""
 AXIS_WORDS: dict[PanelAxis, str] = {"iterations": "iterations", **{axis: AXES[axis] for axis in AXES}}
 
 
@@ -111,36 +108,6 @@ def panel_notes(plan: Plan, found: Sequence[PanelCurve]) -> list[str]:
                 f" {did_you_mean(panel.metric, sorted(known))}"
             )
     return notes
-
-
-def shown_size(value: float, sign: str = "") -> str:
-    """Three digits, or all of those before the point."""
-    return f"{value:{sign},.0f}" if abs(value) >= WHOLE_FROM else f"{value:{sign}.3g}"
-
-
-def shown_value(value: float, panel: Panel) -> str:
-    text = f"{100 * value:.1f}" if panel.in_percent else shown_size(value)
-    return text.replace("-", "−")
-
-
-def panel_grid(plan: Plan, found: Sequence[PanelCurve]) -> tuple[list[str], list[list[str]]]:
-    """Heads and rows: where each method begins and ends in each panel, with the range over seeds."""
-    heads = ["", *(f"{panel.name}{' (%)' if panel.in_percent else ''}" for panel in plan.table.panels)]
-    by_place = {(curve.row.name, curve.panel.name): curve for curve in found}
-    rows = []
-    for row in plan.table.rows:
-        cells = [row.name]
-        for panel in plan.table.panels:
-            curve = by_place.get((row.name, panel.name))
-            if curve is None:
-                cells.append(DASH)
-                continue
-            first, last = curve.points[0], curve.points[-1]
-            low, high = shown_value(last.low, panel), shown_value(last.high, panel)
-            began = f"{shown_value(first.mean, panel)} → " if len(curve.points) > 1 else ""
-            cells.append(f"{began}{shown_value(last.mean, panel)} [{low}, {high}]")
-        rows.append(cells)
-    return heads, rows if found else []
 
 
 def panels_json(found: Sequence[PanelCurve]) -> list[dict[str, Any]]:

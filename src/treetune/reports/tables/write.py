@@ -10,11 +10,12 @@ import time
 from pathlib import Path
 
 from treetune.files import write_json, write_text
+from treetune.reports.tables.as_json import as_json
 from treetune.reports.tables.curves import curves, curves_json
 from treetune.reports.tables.experiments import write_experiments_table
 from treetune.reports.tables.figures import draw_curves, draw_panels, draw_table
-from treetune.reports.tables.formats import as_json, as_markdown
 from treetune.reports.tables.latex import as_latex
+from treetune.reports.tables.markdown import as_markdown
 from treetune.reports.tables.measure import measure
 from treetune.reports.tables.page import as_html
 from treetune.reports.tables.panels import panel_curves, panels_json
@@ -84,7 +85,7 @@ def account_of(plan: Plan, command: str) -> dict[str, str]:
     finished = sum(status.state == "finished" for status in plan.statuses.values())
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return {
-        "command": f"`{command}`",
+        "command": command,
         "runs": f"{finished} of {len(plan.runs)} finished",
         "time": f"{duration(seconds)} for all runs, start-up and evaluation included",
         "machine": f"{_processor()}, {len(os.sched_getaffinity(0))} cores, {memory:.0f} GiB memory",

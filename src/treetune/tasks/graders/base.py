@@ -18,6 +18,11 @@ class Grader(Registrable):
 
     isolated: ClassVar[bool] = True
 
+    @property
+    def best(self) -> float:
+        """The most that an answer can earn."""
+        return 1.0
+
     def prepare(self) -> None:
         """Called once in each worker process before its first answer. Imports that take seconds belong
         here: in `grade` they would be taken off the first answer's deadline."""

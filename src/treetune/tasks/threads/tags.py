@@ -6,10 +6,8 @@ thread, then the ``<Thread>``s, and perhaps a ``<Conclusion>``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-
-from treetune.vocabulary import TokenIds
 
 WORDS = ("Think", "Parallel", "Outlines", "Outline", "Thread", "Conclusion")
 TAGS = tuple(tag for word in WORDS for tag in (f"<{word}>", f"</{word}>"))
@@ -28,7 +26,7 @@ class TagIds:
     end_thread: int
 
     @staticmethod
-    def of(encode: Callable[[str], TokenIds]) -> TagIds | None:
+    def of(encode: Callable[[str], Sequence[int]]) -> TagIds | None:
         """None where the tokenizer takes several tokens for a tag, one for several, or can't write it."""
         ids = []
         for tag in ("<Parallel>", "</Parallel>", "<Outlines>", "</Outlines>", "<Thread>", "</Thread>"):

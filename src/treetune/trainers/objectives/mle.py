@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import Gt
 
+from treetune.contracts import Experiment, Finding, SampledAnswers, WholeBatch
 from treetune.trainers.objectives.base import Aggregation, Objective, TokenBatch, check_aggregation
 
 if TYPE_CHECKING:
@@ -25,10 +27,21 @@ class MaximumLikelihood(Objective):
     """
 
     aggregation: Aggregation = "token"
+    """Weighs every token alike (``token``), every sequence alike (``sequence``), or divides each sequence's
+    sum by `constant_length` (``constant``)."""
     constant_length: Annotated[int, Gt(0)] | None = None
 
     def __post_init__(self) -> None:
         check_aggregation(self.aggregation, self.constant_length)
+
+    def check(self, experiment: Experiment) -> Iterable[Finding]:
+        if SampledAnswers() in experiment.rollout.gives and WholeBatch() in experiment.selection.gives:
+            yield Finding(
+                "the objective imitates every answer that it is given, and all that the policy samples are"
+                " kept, wrong ones too",
+                "$.selection.type",
+                "choose the selection 'correct_only', or an objective that learns from advantages",
+            )
 
     def loss(self, batch: TokenBatch, logprobs_N: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         return -(batch.weights_N * logprobs_N).sum(), {}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Ge, Gt
 
-from treetune.contracts import Advantages, Need, SampledAnswers, UseOfAdvantages
+from treetune.contracts import Advantages, Experiment, Finding, Need, SampledAnswers, UseOfAdvantages
 from treetune.trainers.objectives.base import Aggregation, Objective, TokenBatch, check_aggregation
 from treetune.trainers.objectives.kl import KlEstimator, kl_estimate
 
@@ -38,12 +39,16 @@ class PolicyGradient(Objective):
     """
 
     kl_coef: Annotated[float, Ge(0)] = 0.0
+    """β, the weight of the KL to the start model; 0 needs no reference."""
     kl_estimator: KlEstimator = "k3"
+    """With d = log p - log p_ref: ``k1`` d, ``k2`` d²/2, ``k3`` exp(-d) - 1 + d."""
     kl_placement: Literal["loss", "reward", "advantage"] = "loss"
     kl_reduction: Literal["token_mean", "sequence_sum"] = "token_mean"
     kl_clamp: tuple[float, float] | None = None
     entropy_coef: float = 0.0
     aggregation: Aggregation = "token"
+    """Weighs every token alike (``token``), every sequence alike (``sequence``), or divides each sequence's
+    sum by `constant_length` (``constant``)."""
     constant_length: Annotated[int, Gt(0)] | None = None
     importance_cap: Annotated[float, Gt(0)] | None = None
 
@@ -79,6 +84,15 @@ class PolicyGradient(Objective):
     @property
     def advantage_kl_coef(self) -> float:  # type: ignore[override]
         return self.kl_coef if self.kl_placement == "advantage" else 0.0
+
+    def check(self, experiment: Experiment) -> Iterable[Finding]:
+        if experiment.restart == "every_iteration":
+            yield Finding(
+                "a policy gradient is taken where answers were sampled, and restart 'every_iteration' goes"
+                " back to the start weights before each",
+                "$.restart",
+                "set restart to 'never', or choose an objective that imitates, such as 'mle'",
+            )
 
     def surrogate(self, batch: TokenBatch, logprobs_N: Tensor, log_ratio_N: Tensor) -> tuple[Tensor, Tensor]:
         """What each token adds to the loss before its weight, and whether clipping stopped its gradient."""

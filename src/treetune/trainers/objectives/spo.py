@@ -11,7 +11,7 @@ from annotated_types import Ge, Gt, Le
 
 from treetune.contracts import Need, WholeBatch
 from treetune.trainers.objectives.base import Objective, TokenBatch
-from treetune.vocabulary import FULL_REWARD
+from treetune.vocabulary import CORRECT_SCORE
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,7 +53,7 @@ class CorrectPaths(Objective):
     importance_cap: Annotated[float, Gt(0)] | None = None
     cross_entropy: Annotated[float, Ge(0), Le(1)] = 0.0
     max_rank: Annotated[int, Gt(1)] = 64
-    score_threshold: float = FULL_REWARD
+    score_threshold: float = CORRECT_SCORE
 
     measures_kl = True
     has_terms = True

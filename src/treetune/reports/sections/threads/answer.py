@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 from treetune.episode_generators.threads.numbers import critical_seconds
 from treetune.tasks.threads.counting import ThreadCounts, count
 from treetune.tasks.threads.tags import TAGS, TagIds
-from treetune.vocabulary import Segment
+from treetune.vocabulary import Segment, token_array
 
 NUMBERS = {tag: position for position, tag in enumerate(TAGS, start=1)}
 TAG_IDS = TagIds.of(lambda tag: (NUMBERS[tag],))
@@ -86,7 +86,8 @@ class ThreadedAnswer:
         for position, stretch in enumerate(self.row["stretches"]):
             end = stretch["end"]
             branch = tuple((block, thread) for block, thread in stretch["branch"])
-            segment = Segment((), "sampled" if any(trained[start:end]) else "injected", branch=branch)
+            origin: Literal["sampled", "injected"] = "sampled" if any(trained[start:end]) else "injected"
+            segment = Segment(token_array(()), origin, branch=branch)
             if self.segments is not None:
                 segment = self.segments[position]
             pieces.append(Piece(start, end, segment))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from treetune.models.sources import TinyModel
 from treetune.tasks.threads.tags import TAGS
-from treetune.vocabulary import TextCodec, TokenIds
+from treetune.vocabulary import TextCodec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -43,7 +43,8 @@ THREADS: Table = {
     "</Parallel>": {"x": 1, "<Parallel>": 1},
     "x": {"x": 1, END: 2},
 }
-MANY_THREADS: Table = THREADS | {
+MANY_THREADS: Table = {
+    **THREADS,
     "?": {"<Parallel>": 1},
     "<Parallel>": {"<Outlines>": 1},
     "<Outlines>": {"<Outline>": 1},
@@ -71,7 +72,7 @@ class BigramModel:
         odds = self.table[_name(names[0], self.tokenizer)]
         return math.log(odds.get(_name(names[1], self.tokenizer), 0.0) / sum(odds.values()))
 
-    def logprobs(self, context_ids: TokenIds, response_ids: Sequence[int]) -> list[float]:
+    def logprobs(self, context_ids: Sequence[int], response_ids: Sequence[int]) -> list[float]:
         """Of what was sampled behind the context."""
         befores = [context_ids[-1], *response_ids[:-1]]
         return [self.logprob(*pair) for pair in zip(befores, response_ids, strict=True)]

@@ -28,7 +28,7 @@ from treetune.runtime.directory import ExperimentDirectory
 from treetune.runtime.lifeline import Process, process_fields
 from treetune.runtime.weights_folder import weights_folder
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 CONFIG = Path(__file__).with_name("small.jsonnet")
 ITERATIONS = 4
 CHECKPOINTS_EVERY = 2

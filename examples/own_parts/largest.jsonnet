@@ -1,0 +1,6 @@
+// Supervised training from random weights on a task of one's own.
+(import 'quickstart/sft.jsonnet') + {
+  imports: ['my_package.largest'],
+  experiment_name: 'largest/sft',
+  task: { type: 'largest', count: 4 },
+}

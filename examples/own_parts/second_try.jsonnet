@@ -1,0 +1,6 @@
+// GRPO on the quickstart's task with a rollout of one's own.
+(import 'quickstart/grpo.jsonnet') + {
+  imports: ['my_package.second_try'],
+  experiment_name: 'quickstart/own_second_try',
+  rollout+: { type: 'second_try', samples: 4 },
+}

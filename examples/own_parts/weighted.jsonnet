@@ -1,0 +1,6 @@
+// GRPO on the quickstart's task with an objective of one's own.
+(import 'quickstart/grpo.jsonnet') + {
+  imports: ['my_package.weighted'],
+  experiment_name: 'quickstart/own_weighted',
+  trainer+: { objective+: { type: 'weighted_ppo', positive_weight: 0.1 } },
+}

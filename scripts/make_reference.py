@@ -1,0 +1,31 @@
+"""Writes docs/reference/ anew from the code: every part with its keys, every command.
+
+python scripts/make_reference.py
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "docs" / "reference"
+sys.path.insert(1, str(ROOT / "src"))
+
+
+def main() -> int:
+    from treetune.cli.pages import pages
+
+    made = pages()
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for old in FOLDER.glob("*.md"):
+        if old.name not in made:
+            old.unlink()
+    for name, text in made.items():
+        (FOLDER / name).write_text(text, encoding="utf-8")
+    print(f"{len(made)} pages in {FOLDER.relative_to(ROOT)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

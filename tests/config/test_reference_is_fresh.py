@@ -1,0 +1,83 @@
+"""The generated reference says what the code says, and the words for keys are found where they stand."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from annotated_types import Gt
+
+from treetune.config import meanings, reference
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Base:
+    """What is built on. `width` is in metres (Muster et al. 2020, eq. 3). Its `colour` is red."""
+
+    width: Annotated[float, Gt(0)] = 1.0
+    colour: str = "red"
+
+
+@dataclass(frozen=True)
+class Part(Base):
+    """A part; ``depth`` in code is no mention of it.
+
+    With `colour` blue it is cold, e.g. `0` degrees.
+    """
+
+    depth: int = 2
+    """Steps below
+    the ground."""
+    unexplained: int = 0
+
+
+def test_the_reference_is_what_the_code_says() -> None:
+    """In a process of its own: other tests register parts."""
+    program = "import json, sys; from treetune.cli.pages import pages; json.dump(pages(), sys.stdout)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True,
+        env={"PYTHONPATH": str(ROOT / "src")},
+    )  # fmt: skip
+    written = {path.name: path.read_text() for path in (ROOT / "docs" / "reference").glob("*.md")}
+    assert written == json.loads(done.stdout), "run scripts/make_reference.py"
+
+
+def test_a_key_means_what_stands_below_its_field() -> None:
+    assert meanings.meaning(Part, "depth") == "Steps below the ground."
+
+
+def test_a_key_means_the_sentences_that_name_it_of_the_nearest_class() -> None:
+    assert meanings.meaning(Part, "colour") == "With `colour` blue it is cold, e.g. `0` degrees."
+    assert meanings.meaning(Base, "colour") == "Its `colour` is red."
+    assert meanings.meaning(Part, "width") == "`width` is in metres (Muster et al. 2020, eq. 3)."
+
+
+def test_a_key_that_nothing_explains_means_nothing() -> None:
+    assert meanings.meaning(Part, "unexplained") == ""
+
+
+def test_an_entry_has_types_bounds_and_defaults() -> None:
+    keys = {key.name: key for key in reference.entry(Part).keys}
+    assert (keys["width"].type, keys["width"].default) == ("a number greater than 0", "1.0")
+    assert keys["colour"].default == '"red"'
+
+
+def test_every_key_of_the_package_is_explained() -> None:
+    """A new key says what it means: a sentence of the docstring that names it, or a text below the field."""
+    program = (
+        "import treetune.parts\n"
+        "from treetune.config import reference\n"
+        "found = [one for entries in reference.describable().values() for one in entries]\n"
+        "print(*sorted({f'{one.place}.{key.name}' for one in found for key in one.keys if not key.meaning}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True,
+        env={"PYTHONPATH": str(ROOT / "src")},
+    )  # fmt: skip
+    assert done.stdout.split() == []
