@@ -35,8 +35,7 @@ RATE_WINDOW_S = 5.0
 class VllmEngine(Engine):
     """See `Engine`. `version` is 0 for the weights that it was started on.
 
-    `tokens` counts the tokens that this rank has been given so far; `tokens_per_second` is their
-    rate over the last seconds of sampling.
+    `tokens_per_second` is the rate of `tokens` over the last seconds of sampling.
     """
 
     def __init__(

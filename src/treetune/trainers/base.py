@@ -101,7 +101,8 @@ class Trainer(Part):
             yield Finding(
                 f"the warm-up takes {self.schedule.warmup_steps} steps, and training has {steps}",
                 "schedule.steps",
-                "lower it, or train for more iterations",
+                "lower it, train for more iterations, or set schedule.may_outlast_training to true for"
+                " a short try",
             )
 
     @property
