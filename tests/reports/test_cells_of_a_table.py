@@ -269,7 +269,7 @@ def test_a_slurm_script_submits_one_wave_after_the_other(tmp_path: Path) -> None
     assert first == f"--parsable --array=0-1 --partition=gpu {script}"
     assert second == f"--parsable --dependency=afterany:100 --array=2-5 --partition=gpu {script}"
     (task,) = run(SLURM_ARRAY_TASK_ID="3")
-    assert task.startswith("1 --no_local_rank --num_gpus=2 --master_port=")
+    assert task.startswith("1 --quiet --no_local_rank --num_gpus=2 --master_port=")
     assert task.endswith("--configs vine --override { it: 'is' } run_iteration_loop")
     assert "#SBATCH --cpus-per-task=6" in text
 
@@ -280,7 +280,7 @@ def test_mistakes_in_a_table_are_told() -> None:
         ({"baseline": "PPPO"}, "did you mean 'PPO'"),
         (
             {"rows": (MethodRow(name="a", experiment="pppo"),), "baseline": None},
-            "asks for the experiment 'pppo'",
+            "'pppo' is none of the table's experiments",
         ),
         ({"rows": (MethodRow(name="a", cells={"tset": Cell()}),), "baseline": None}, "column 'tset'"),
         ({"seeds": (1, 1)}, "two seeds"),

@@ -38,7 +38,9 @@ class WandbSink(Sink):
     """Weights & Biases: offline unless someone is logged in; `WANDB_RUN_ID` continues that run."""
 
     project: str = "treetune"
+    """The project's name there."""
     entity: str | None = None
+    """User or team; null: the default of whoever is logged in."""
 
     def open(self, directory: Path, name: str, config: Mapping[str, Any]) -> Any:
         import wandb

@@ -46,12 +46,18 @@ class Trainer(Part):
 
     objective: Objective
     learning_rate: Annotated[float, Gt(0)]
+    """AdamW's, before the `schedule`."""
     schedule: Schedule = field(default_factory=Warmup)
     adam_betas: tuple[float, float] = (0.9, 0.999)
+    """Decay of the running means of the gradient and of its square."""
     adam_eps: Annotated[float, Gt(0)] = 1e-8
+    """Added to the root of the mean square that a step is divided by."""
     weight_decay: Annotated[float, Ge(0)] = 0.0
+    """AdamW's, of all weights."""
     max_grad_norm: Annotated[float, Gt(0)] | None = 1.0
+    """Longer gradients are scaled down to this norm; None: none is."""
     epochs: Annotated[int, Gt(0)] = 1
+    """How often an iteration's episodes are gone through."""
     minibatch_size: Annotated[int, Gt(0)] | None = None
     tokens_per_micro_batch: Annotated[int, Gt(0)] = 16384
     sequences_per_micro_batch: Annotated[int, Gt(0)] | None = None
@@ -61,11 +67,17 @@ class Trainer(Part):
     entropy_target: EntropyTarget | None = None
     skip_without_advantage: bool = False
     offload_reference: bool = False
+    """Keeps the reference on the CPU while it isn't needed."""
     precision: Precision = "float32"
+    """Of the forward and backward passes."""
     zero_stage: Literal[0, 1, 2, 3] = 0
+    """What ranks share: nothing (0), optimiser states (1), gradients (2), weights (3)."""
     offload_optimizer: bool = False
+    """Keeps optimiser states on the CPU (ZeRO)."""
     offload_parameters: bool = False
+    """Keeps weights on the CPU (ZeRO-3)."""
     gradient_checkpointing: bool = False
+    """Computes activations again in the backward pass: less memory, more time."""
     lora: Lora | None = None
     sequence_parallel_size: Annotated[int, Gt(0)] = 1
     tensor_parallel_size: Annotated[int, Gt(0)] = 1
@@ -89,7 +101,8 @@ class Trainer(Part):
             yield Finding(
                 f"the warm-up takes {self.schedule.warmup_steps} steps, and training has {steps}",
                 "schedule.steps",
-                "lower it, or train for more iterations",
+                "lower it, train for more iterations, or set schedule.may_outlast_training to true for"
+                " a short try",
             )
 
     @property

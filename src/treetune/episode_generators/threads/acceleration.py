@@ -53,6 +53,7 @@ class Acceleration(Shaping):
     weight: Annotated[float, Gt(0)]
     clip: Annotated[float, Gt(0)]
     form: Form
+    """``saved``: 1 - critical path / reference; ``ratio``: reference / critical path - 1."""
     reference: ReferenceLength
     floor: Annotated[float, Le(0)] = 0.0
     threads: Literal["forked", "written"] = "forked"

@@ -28,6 +28,7 @@ class FunctionGrader(Grader):
     """
 
     path: str
+    """``package.module:function``."""
     arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:

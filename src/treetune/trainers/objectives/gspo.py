@@ -27,7 +27,9 @@ class SequencePolicyGradient(PolicyGradient):
     """
 
     clip_low: Annotated[float, Gt(0), Lt(1)] = 3e-4
+    """The ratio's gradient ends below 1 - this."""
     clip_high: Annotated[float, Gt(0)] = 4e-4
+    """The ratio's gradient ends above 1 + this."""
     aggregation: Aggregation = "sequence"
 
     needs_whole_sequences = True

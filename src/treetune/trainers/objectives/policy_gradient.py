@@ -39,12 +39,16 @@ class PolicyGradient(Objective):
     """
 
     kl_coef: Annotated[float, Ge(0)] = 0.0
+    """β, the weight of the KL to the start model; 0 needs no reference."""
     kl_estimator: KlEstimator = "k3"
+    """With d = log p - log p_ref: ``k1`` d, ``k2`` d²/2, ``k3`` exp(-d) - 1 + d."""
     kl_placement: Literal["loss", "reward", "advantage"] = "loss"
     kl_reduction: Literal["token_mean", "sequence_sum"] = "token_mean"
     kl_clamp: tuple[float, float] | None = None
     entropy_coef: float = 0.0
     aggregation: Aggregation = "token"
+    """Weighs every token alike (``token``), every sequence alike (``sequence``), or divides each sequence's
+    sum by `constant_length` (``constant``)."""
     constant_length: Annotated[int, Gt(0)] | None = None
     importance_cap: Annotated[float, Gt(0)] | None = None
 

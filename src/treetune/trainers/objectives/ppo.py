@@ -25,7 +25,9 @@ class ClippedPolicyGradient(PolicyGradient):
     """
 
     clip_low: Annotated[float, Gt(0), Lt(1)] = 0.2
+    """For negative advantages the gradient ends where the ratio is below 1 - this."""
     clip_high: Annotated[float, Gt(0)] = 0.2
+    """For positive advantages the gradient ends where the ratio is above 1 + this."""
     dual_clip: Annotated[float, Gt(1)] | None = None
 
     def surrogate(self, batch: TokenBatch, logprobs_N: Tensor, log_ratio_N: Tensor) -> tuple[Tensor, Tensor]:
