@@ -271,7 +271,7 @@ def test_a_slurm_script_submits_one_wave_after_the_other(tmp_path: Path) -> None
     assert first == f"--parsable --array=0-1 --partition=gpu {script}"
     assert second == f"--parsable --dependency=afterany:100 --array=2-5 --partition=gpu {script}"
     (task,) = run(SLURM_ARRAY_TASK_ID="3")
-    assert task.startswith("1 --no_local_rank --num_gpus=2 --master_port=")
+    assert task.startswith("1 --quiet --no_local_rank --num_gpus=2 --master_port=")
     assert task.endswith("--configs vine --override { it: 'is' } run_iteration_loop")
     assert "#SBATCH --cpus-per-task=6" in text
 

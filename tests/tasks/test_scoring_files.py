@@ -67,3 +67,11 @@ def test_a_row_without_a_gold_answer_is_an_error_and_the_others_go_on(tmp_path: 
     assert [row["outcome"] for row in rows] == ["ok", "error", "error", "ok"]
     assert "'gold' is empty" in rows[1]["message"]
     assert scored.failed == 2
+
+
+def test_progress_is_told_row_by_row_and_counts_what_was_there(tmp_path: Path) -> None:
+    source, output = write(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
+    score_responses(Gsm8k(), write(tmp_path / "first.jsonl", ROWS[:1]), output, workers=1)
+    told: list[tuple[int, int]] = []
+    score_responses(Gsm8k(), source, output, workers=1, progress=lambda *at: told.append(at))
+    assert told == [(done, len(ROWS)) for done in range(2, len(ROWS) + 1)]

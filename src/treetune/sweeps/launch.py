@@ -66,6 +66,7 @@ class Launcher:
     def command(self, run: PlannedRun, command: str, port: str) -> list[str]:
         program = self.program or (
             "deepspeed",
+            "--quiet",
             "--no_local_rank",
             f"--num_gpus={1 if command in ONE_RANK else self.ranks}",
             f"--master_port={port}",
