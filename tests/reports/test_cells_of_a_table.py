@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -148,6 +149,7 @@ def test_the_page_is_whole_and_names_are_escaped(tmp_path: Path) -> None:
     plan = finish(plan_of(tmp_path, rows=rows, baseline="d"), {"sft": 0.4, "ppo": 0.5})
     page = as_html(measure(plan), curves(plan), ACCOUNT)
     assert Page(page).open == []
+    assert not re.search(r"https?://|src=|<link|@import|url\(|<script", page), "it needs nothing else"
     assert "a &lt;b&gt; &amp; c" in page
     assert page.count("<figure>") == 3
 
