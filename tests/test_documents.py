@@ -103,8 +103,13 @@ def test_every_file_that_is_named_is_there(name: str) -> None:
         if " " not in one and one.startswith(PLACES):
             missing += [path for path in spelled_out(one) if not list(ROOT.glob(path.rstrip("/")))]
         elif not {" ", "<"} & set(one) and one.startswith(folders):
-            missing += [path for path in spelled_out(one) if not list(CONFIGS.glob(path.rstrip("/") + "*"))]
+            missing += [path for path in spelled_out(one) if not fragments_or_code(path)]
     assert not missing
+
+
+def fragments_or_code(name: str) -> list[Path]:
+    """What a name without the folder's means: ``credit/group`` or ``runtime/loop.py``."""
+    return [*CONFIGS.glob(name.rstrip("/") + "*"), *(ROOT / "src" / "treetune").glob(name)]
 
 
 def spelled_out(name: str) -> list[str]:
