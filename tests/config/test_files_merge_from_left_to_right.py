@@ -163,3 +163,10 @@ def test_an_error_of_syntax_has_line_column_and_text() -> None:
     shown = message("wrong.jsonnet")
     assert "wrong.jsonnet:3:5" in shown
     assert "      b 2,\n        ^" in shown
+
+
+def test_of_a_long_line_the_place_of_the_error_is_shown() -> None:
+    Path("wrong.jsonnet").write_text("{ a: [" + "1, " * 100 + "], b 2, c: [" + "1, " * 100 + "] }")
+    text, mark = message("wrong.jsonnet").splitlines()[-2:]
+    assert len(text) <= 104
+    assert text[mark.index("^")] == "2"

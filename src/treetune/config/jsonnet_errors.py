@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 TOTAL = "--configs"
 """The name, in Jsonnet's messages, of the text that adds the layers."""
 
+SHOWN_COLUMNS = 100
+
 _RANGE = r"\(?(?P<line>\d+):(?P<column>\d+)\)?(?:-\(?(?:(?P<last_line>\d+):)?(?P<last_column>\d+)\)?)?"
 _LOCATION = rf"(?P<file>[^\t\n]+?):{_RANGE}"
 _STATIC = re.compile(rf"STATIC ERROR: {_LOCATION}: (?P<what>.*)", re.DOTALL)
@@ -134,8 +136,11 @@ def _text(file: str, texts: Mapping[str, str]) -> str:
 
 
 def _excerpt(frame: Frame, texts: Mapping[str, str]) -> str | None:
+    """The line with a mark below the place; of a long line what stands around it."""
     lines = _text(frame.file, texts).splitlines()
-    if not 0 < frame.line <= len(lines) or len(lines[frame.line - 1]) > 100:
+    if not 0 < frame.line <= len(lines):
         return None
-    source = lines[frame.line - 1].replace("\t", " ")
-    return f"    {source}\n    {' ' * (frame.column - 1)}^"
+    line, at = lines[frame.line - 1].replace("\t", " "), frame.column - 1
+    start = max(0, min(at - SHOWN_COLUMNS // 2, len(line) - SHOWN_COLUMNS))
+    shown = line[start : start + SHOWN_COLUMNS]
+    return f"    {shown}\n    {' ' * (at - start)}^"
