@@ -76,7 +76,7 @@ def issue(message: str, layers: Sequence[Layer], variables: Mapping[str, str]) -
     if not places:
         return ConfigIssue(f"Jsonnet: {what.strip()}", remedy=remedy)
     first = places[0]
-    where = None if static or remedy else _computed(places, texts, layers, variables)
+    where = None if static or remedy else _where(places, texts, layers, variables)
     return ConfigIssue(f"Jsonnet: {what.strip()}", shown_place(first), where, remedy, _excerpt(first, texts))
 
 
@@ -84,6 +84,17 @@ def shown_place(frame: Frame) -> str:
     from treetune.config.jsonnet import shown
 
     return f"{shown(frame.file)}:{frame.line}:{frame.column}"
+
+
+def _where(
+    places: Sequence[Frame], texts: Mapping[str, str], layers: Sequence[Layer], variables: Mapping[str, str]
+) -> str | None:
+    """The key at work, and the user's file that led there if the error is in another one."""
+    named = _computed(places, texts, layers, variables)
+    called = next((shown_place(one) for one in places if one.file in texts), None)
+    if called and places[0].file not in texts and called not in (named or ""):
+        return "; ".join(filter(None, [named, f"called from {called}"]))
+    return named
 
 
 def _computed(
