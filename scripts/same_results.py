@@ -71,6 +71,9 @@ SMALL_THREADS = """{
 }"""
 
 
+SHORT_TRY = "{ trainer+: { schedule+: { may_outlast_training: true } } }"
+
+
 @dataclass(frozen=True)
 class Run:
     """One experiment: its configurations, what makes it small, and how many ranks it has."""
@@ -156,7 +159,7 @@ def start(run: Run, work: Path) -> None:
     tools = Path(sys.executable).parent
     line = [str(tools / "deepspeed"), "--no_local_rank", f"--num_gpus={run.ranks}", f"--master_port={port}"]
     line += [str(ROOT / "src/treetune/main.py"), "--configs", run.configs]
-    for small in run.small:
+    for small in (*run.small, SHORT_TRY):
         line += ["--override", small % {"work": work}]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("APP_")} | {
         "OMP_NUM_THREADS": "1",

@@ -24,7 +24,6 @@
   credit: { type: 'group', std: true, eps: 1.1920929e-07 },
   selection: { type: 'all' },
   trainer+: {
-    type: 'deepspeed',
     objective: { type: 'ppo', clip_low: 0.2, clip_high: 0.2, aggregation: 'sequence', entropy_coef: 0.001 },
     learning_rate: 1e-6,
     weight_decay: 0.01,

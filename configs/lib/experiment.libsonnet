@@ -18,7 +18,6 @@ local sampling = {
 // AdamW, 64 sequences a step, 3 % warm-up from 0, then linear decay to 0 at the run's last step.
 // (compat/warmup_deepspeed.jsonnet has the warm-up that the paper's code really ran.)
 local optimiser = {
-  type: 'deepspeed',
   learning_rate: 1e-6,
   schedule: { type: 'warmup', ratio: 0.03, decay: 'linear' },
   adam_betas: [0.9, 0.999],

@@ -42,7 +42,6 @@ local named(name) = { experiment_name: 'quickstart/' + name };
     problems_per_iteration: 200,
     selection+: { max_pairs_per_problem: 16 },
     trainer+: {
-      type: 'deepspeed',
       objective+: { beta: 0.3 },
       learning_rate: 2e-4,
       schedule: { type: 'warmup', steps: 10 },
@@ -58,7 +57,6 @@ local named(name) = { experiment_name: 'quickstart/' + name };
     iterations: 5,
     problems_per_iteration: 320,
     trainer+: {
-      type: 'deepspeed',
       learning_rate: 1e-3,
       schedule: { type: 'warmup', steps: 10, decay: 'linear' },
       minibatch_size: 64,

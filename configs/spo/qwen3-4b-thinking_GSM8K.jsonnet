@@ -12,7 +12,6 @@
   task+: { validation_size: null },  // all 7473 are trained on
   rollout: { type: 'single_turn', temperature: 1.0, max_tokens: 8192 },
   trainer+: {
-    type: 'deepspeed',
     learning_rate: 1e-6,
     schedule: { type: 'warmup', steps: 0 },
     weight_decay: 1e-2,

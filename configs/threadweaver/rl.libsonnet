@@ -21,7 +21,6 @@
   iterations: 400,
   selection: { type: 'all' },
   trainer+: {
-    type: 'deepspeed',
     objective+: { type: 'ppo', entropy_coef: 0.0 },
     learning_rate: 1e-6,
     schedule: { type: 'warmup', steps: 0 },

@@ -15,7 +15,6 @@
   problem_sampling: 'epochs',
   iterations: 5,
   trainer+: {
-    type: 'deepspeed',
     objective: { type: 'mle' },
     learning_rate: 1e-5,
     schedule: { type: 'warmup', ratio: 0.05, decay: 'cosine' },

@@ -1,7 +1,6 @@
 // What tiny models learn from their own answers with: one step an iteration over all its sequences.
 {
   trainer+: {
-    type: 'deepspeed',
     learning_rate: 4e-4,
     schedule: { type: 'warmup', steps: 10 },
     advantage_normalisation: 'whiten',

@@ -2,7 +2,6 @@
 // under it bear the noise of the first policy-gradient steps, which those of a decayed rate don't (0.65 instead of 0.34).
 {
   trainer+: {
-    type: 'deepspeed',
     learning_rate: 2e-3,
     schedule: { type: 'warmup', steps: 50 },
     minibatch_size: 64,

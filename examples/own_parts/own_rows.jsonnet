@@ -1,9 +1,9 @@
-// For the right of an experiment: rows of one's own, with fields of one's own, and no code.
-{
+// GRPO on rows of one's own, with fields of one's own, and no code.
+(import 'polIter_rho1bSft2_grpo_GSM8K.jsonnet') + {
   experiment_name: 'own_rows',
   task: {
     type: 'gsm8k',
-    train: ['examples/own_parts/questions.jsonl'],
+    train: ['examples/own_parts/questions.jsonl'],  // from the working directory on
     test: ['examples/own_parts/questions.jsonl'],
     validation_size: 1,
     problem_field: 'text',
@@ -11,4 +11,8 @@
     keep: ['level'],
     prompt: 'Question: {problem}\nAnswer:',
   },
+  evaluation+: { sets: [{ split: 'test', samples: 4 }] },
+  // Four rows are few: an iteration takes all that are not held out, and one step.
+  problems_per_iteration: null,
+  trainer+: { minibatch_size: null },
 }

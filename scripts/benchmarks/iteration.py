@@ -29,7 +29,6 @@ from treetune.runtime.sampler import Sampler
 from treetune.runtime.session import Session
 from treetune.runtime.training import make_trainer
 from treetune.tasks.sampling import sample_problems
-from treetune.trainers.base import DeepSpeedTrainer
 from treetune.trainers.core import PolicyTrainer
 
 START_S = 600.0
@@ -133,7 +132,7 @@ def _trl(session: Session, turns: int) -> Child:
     """TRL on the same start model, prompts, samples, reward, optimiser and number of threads."""
     config = session.config
     trainer, sampling = config.trainer, config.rollout.sampling
-    assert isinstance(trainer, DeepSpeedTrainer) and sampling is not None
+    assert sampling is not None
     rows = [
         {"prompt": problem.prompt, "gold": problem.gold}
         for turn in range(turns)

@@ -13,7 +13,7 @@ from torch import nn
 
 from treetune.episode_generators.storage import read_episodes
 from treetune.seeds import derived_random
-from treetune.trainers.base import DeepSpeedTrainer
+from treetune.trainers.base import Trainer
 from treetune.trainers.batching import Layout
 from treetune.trainers.core import PolicyTrainer
 from treetune.trainers.objectives.mle import MaximumLikelihood
@@ -43,7 +43,7 @@ def measure(setting: Setting) -> dict[str, Measurement]:
 
     def trainer(layout: Layout) -> PolicyTrainer:
         return PolicyTrainer(
-            DeepSpeedTrainer(objective=objective, learning_rate=1e-6, measure_kl=False, layout=layout),
+            Trainer(objective=objective, learning_rate=1e-6, measure_kl=False, layout=layout),
             lambda: _model(setting, episodes),
             ranks=ranks,
             seed=0,

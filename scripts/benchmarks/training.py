@@ -18,7 +18,7 @@ from treetune.runtime.sampler import Sampler
 from treetune.runtime.session import Session
 from treetune.seeds import derived_random
 from treetune.tasks.sampling import sample_problems
-from treetune.trainers.base import DeepSpeedTrainer
+from treetune.trainers.base import Trainer
 from treetune.trainers.core import PolicyTrainer
 from treetune.trainers.schedule import Warmup
 from treetune.tree import answers_of
@@ -42,7 +42,6 @@ def measure(setting: Setting) -> dict[str, Measurement]:
 
 
 def _against_bare(sampler: Sampler, setting: Setting, config: PolicyIteration, count: int) -> Measurement:
-    assert isinstance(config.trainer, DeepSpeedTrainer)
     # A constant rate, which both sides know without a schedule.
     settings = replace(config.trainer, schedule=Warmup(), measure_kl=False)
     episodes = _episodes(sampler, count)
@@ -86,7 +85,7 @@ def _against_bare(sampler: Sampler, setting: Setting, config: PolicyIteration, c
     )
 
 
-def _trainer(session: Session, settings: DeepSpeedTrainer) -> PolicyTrainer:
+def _trainer(session: Session, settings: Trainer) -> PolicyTrainer:
     return PolicyTrainer(
         settings,
         session.model.load,
@@ -133,7 +132,7 @@ class Row:
 class BareLoop:
     """What one writes without a library: sort by length, pad, forward, backward, clip, step."""
 
-    def __init__(self, model: nn.Module, settings: DeepSpeedTrainer, rows: Sequence[Row]) -> None:
+    def __init__(self, model: nn.Module, settings: Trainer, rows: Sequence[Row]) -> None:
         self.model, self.settings, self.rows = model.train(), settings, rows
         self.by_policy_gradient = settings.objective.needs_advantages
         self.optimiser = torch.optim.AdamW(

@@ -20,7 +20,7 @@ from treetune.runtime.base import PolicyIteration, Runtime
 from treetune.tasks.countdown import Countdown
 from treetune.tasks.countdown_rows import CountdownRows
 from treetune.tasks.graders.countdown import CountdownScores
-from treetune.trainers.base import DeepSpeedTrainer
+from treetune.trainers.base import Trainer
 from treetune.trainers.objectives.ppo import ClippedPolicyGradient
 from treetune.trainers.schedule import Warmup
 
@@ -29,7 +29,7 @@ SINGLE_FILE = {
     "countdown/qwen2.5-3b-instruct_grpo": "Qwen/Qwen2.5-3B-Instruct",
 }
 RL2 = "countdown/qwen2.5-3b-instruct_rl2"
-COHLEM = CountdownScores(no_answer=0.01, malformed=0.01, wrong=0.02, right=1.01)
+COHLEM = CountdownScores(no_answer=0.01, malformed=0.01, wrong=0.02, correct=1.01)
 
 
 def built(*names: str) -> PolicyIteration:
@@ -39,9 +39,9 @@ def built(*names: str) -> PolicyIteration:
     return root
 
 
-def parts(config: PolicyIteration) -> tuple[SingleTurn, DeepSpeedTrainer, ClippedPolicyGradient]:
+def parts(config: PolicyIteration) -> tuple[SingleTurn, Trainer, ClippedPolicyGradient]:
     rollout, trainer = config.rollout, config.trainer
-    assert isinstance(rollout, SingleTurn) and isinstance(trainer, DeepSpeedTrainer)
+    assert isinstance(rollout, SingleTurn)
     assert isinstance(trainer.objective, ClippedPolicyGradient)
     return rollout, trainer, trainer.objective
 
@@ -91,7 +91,7 @@ def test_rl2s_example_has_its_settings() -> None:
     assert isinstance(task, Countdown)
     # The rollout's stop string ends the answer, and the grader doesn't see it.
     assert (task.grader.unclosed, task.grader.equation) == (True, "refused")
-    assert task.grader.scores == CountdownScores(no_answer=0.0, malformed=0.1, wrong=0.1, right=1.0)
+    assert task.grader.scores == CountdownScores(no_answer=0.0, malformed=0.1, wrong=0.1, correct=1.0)
 
 
 @pytest.mark.parametrize("name", [*SINGLE_FILE, RL2])

@@ -66,3 +66,18 @@ def test_an_entry_has_types_bounds_and_defaults() -> None:
     keys = {key.name: key for key in reference.entry(Part).keys}
     assert (keys["width"].type, keys["width"].default) == ("a number greater than 0", "1.0")
     assert keys["colour"].default == '"red"'
+
+
+def test_every_key_of_the_package_is_explained() -> None:
+    """A new key says what it means: a sentence of the docstring that names it, or a text below the field."""
+    program = (
+        "import treetune.parts\n"
+        "from treetune.config import reference\n"
+        "found = [one for entries in reference.describable().values() for one in entries]\n"
+        "print(*sorted({f'{one.place}.{key.name}' for one in found for key in one.keys if not key.meaning}))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True,
+        env={"PYTHONPATH": str(ROOT / "src")},
+    )  # fmt: skip
+    assert done.stdout.split() == []

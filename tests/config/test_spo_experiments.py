@@ -12,7 +12,6 @@ from treetune.episode_generators.credit.group import Group
 from treetune.episode_generators.rollout.single_turn import SingleTurn
 from treetune.episode_generators.selection.mixed_groups import MixedGroups
 from treetune.runtime.base import PolicyIteration, Runtime
-from treetune.trainers.base import DeepSpeedTrainer
 from treetune.trainers.objectives.ppo import ClippedPolicyGradient
 from treetune.trainers.objectives.spo import CorrectPaths
 
@@ -32,7 +31,7 @@ def built(*files: str) -> PolicyIteration:
 def test_each_has_the_published_settings(name: str) -> None:
     experiment = built(f"spo/{name}")
     rollout, trainer = experiment.rollout, experiment.trainer
-    assert isinstance(rollout, SingleTurn) and isinstance(trainer, DeepSpeedTrainer)
+    assert isinstance(rollout, SingleTurn)
     assert rollout.samples * experiment.problems_per_iteration == 512
     assert (rollout.temperature, rollout.max_tokens, rollout.top_p) == (1.0, 8192, 1.0)
     assert (trainer.learning_rate, trainer.weight_decay, trainer.max_grad_norm) == (1e-6, 1e-2, 1.0)

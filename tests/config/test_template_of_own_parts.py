@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 TEMPLATE = ROOT / "examples" / "own_parts"
 MAIN = ROOT / "src" / "treetune" / "main.py"
-WHOLE = sorted({path.name for path in TEMPLATE.glob("*.jsonnet")} - {"own_rows.jsonnet"})
+CONFIGURATIONS = sorted(path.name for path in TEMPLATE.glob("*.jsonnet"))
 
 
 def treetune(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -30,9 +30,14 @@ def in_template(program: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_each_of_its_configurations_is_right_from_any_folder(name: str, tmp_path: Path) -> None:
-    done = treetune("--configs", str(TEMPLATE / name), "check_config", cwd=tmp_path)
+    done = treetune(
+        "--configs",
+        str(TEMPLATE / name),
+        "check_config",
+        cwd=ROOT if name == "own_rows.jsonnet" else tmp_path,
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -51,8 +56,6 @@ def test_its_parts_are_checked_like_ours(tmp_path: Path) -> None:
 
 
 def test_rows_of_ones_own_are_read_and_a_bad_one_is_told_with_its_place(tmp_path: Path) -> None:
-    words = ["--configs", f"quickstart/grpo.jsonnet,{TEMPLATE / 'own_rows.jsonnet'}"]
-    assert treetune(*words, "check_config", cwd=ROOT).returncode == 0
     (tmp_path / "bad.jsonl").write_text(
         '{"text": "1 + 1?", "solution": "2"}\n{"text": "2 + 2?", "answer": "4"}\n'
     )

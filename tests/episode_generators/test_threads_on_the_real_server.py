@@ -35,7 +35,7 @@ from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.final_answer import FinalAnswer
 from treetune.testing.bigram_model import MANY_THREADS, THREADS, BigramModel, bigram_model
 from treetune.testing.processes import process_named
-from treetune.trainers.base import DeepSpeedTrainer
+from treetune.trainers.base import Trainer
 from treetune.trainers.batching import Layout
 from treetune.trainers.objectives.ppo import ClippedPolicyGradient
 from treetune.tree import answers_of
@@ -216,7 +216,7 @@ def test_a_run_trains_on_what_each_call_saw(
             rollout=ParallelThreads(samples=4, max_tokens=120, max_depth=2),
             credit=credit,
             selection=All(),
-            trainer=DeepSpeedTrainer(
+            trainer=Trainer(
                 objective=ClippedPolicyGradient(), learning_rate=1e-3, layout=layout, measure_kl=False
             ),
             iterations=2,

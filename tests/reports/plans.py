@@ -8,6 +8,7 @@ from typing import Any
 
 import treetune.parts  # noqa: F401  (registers numbers of answers)
 from tests.reports import fabricated
+from treetune.config.build import checked
 from treetune.tables.columns import Column
 from treetune.tables.runs import Plan, PlannedRun, refreshed
 from treetune.tables.settings import Cell, MethodRow, Reproduction, TableExperiment
@@ -51,7 +52,7 @@ def plan_of(base: Path, *, seeds: tuple[int, ...] = (1, 2), **more: Any) -> Plan
         "columns": (Column(name="test", evaluation="test", curve="validation"),),
         "baseline": "PPO",
     }
-    table = Reproduction(**(settings | more))
+    table = checked(Reproduction(**(settings | more)))
     runs = [
         PlannedRun(name, seed, table.experiments[name], base, config(base, seed, name), sets=("test",))
         for seed in seeds

@@ -122,7 +122,7 @@ def write_experiment(
         "rollout": {"type": "single_turn"},
         "credit": {"type": "monte_carlo", "samples": 3},
         "selection": {"type": "all"},
-        "trainer": {"type": "deepspeed", "objective": {"type": "ppo"}},
+        "trainer": {"objective": {"type": "ppo"}},
     }
     (path / "config.json").write_text(json.dumps(config))
     manifest = {

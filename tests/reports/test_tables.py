@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.reports.synthetic import summary, write_experiment, write_summary
+from treetune.config.build import checked
 from treetune.reports.tables.experiments import as_markdown, fill
 from treetune.reports.tables.write import make_table
 from treetune.tables.experiments import ExperimentsTable, Row
@@ -50,7 +51,7 @@ def test_the_best_checkpoint_is_chosen_on_the_other_set(tmp_path: Path) -> None:
 
 def test_choosing_on_the_reported_set_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="best_on"):
-        table(tmp_path, Row(name="a", experiment="a"), checkpoint="best", best_on="test")
+        checked(table(tmp_path, Row(name="a", experiment="a"), checkpoint="best", best_on="test"))
 
 
 def test_an_optional_row_is_left_out_until_it_is_measured(tmp_path: Path) -> None:
@@ -92,4 +93,4 @@ def test_published_numbers_stand_beside_the_measured_ones(tmp_path: Path) -> Non
 
 def test_two_rows_of_one_name_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="two rows are called a"):
-        table(tmp_path, Row(name="a", experiment="x"), Row(name="a", experiment="y"))
+        checked(table(tmp_path, Row(name="a", experiment="x"), Row(name="a", experiment="y")))

@@ -19,7 +19,7 @@ from treetune.runtime.base import Checkpoints, PolicyIteration
 from treetune.runtime.commands import run_iteration_loop
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.tasks.addition_chain import AdditionChain
-from treetune.trainers.base import DeepSpeedTrainer
+from treetune.trainers.base import Trainer
 from treetune.trainers.objectives.ppo import ClippedPolicyGradient
 
 TASK = AdditionChain(count=3, digits=2, train_size=60, validation_size=10, test_size=10)
@@ -53,7 +53,7 @@ def small(base: Path, **changes: Any) -> PolicyIteration:
         rollout=SingleTurn(samples=2, max_tokens=12, unfinished_reward=1.0),
         credit=Group(std=False),
         selection=All(),
-        trainer=DeepSpeedTrainer(objective=ClippedPolicyGradient(), learning_rate=1e-3),
+        trainer=Trainer(objective=ClippedPolicyGradient(), learning_rate=1e-3),
         iterations=2,
         problems_per_iteration=4,
         context_length=64,

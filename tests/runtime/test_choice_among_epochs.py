@@ -32,7 +32,7 @@ from treetune.runtime.base import ChooseCheckpoint, Evaluation, EvaluationSet, P
 from treetune.runtime.sampler import Sampler
 from treetune.runtime.training import choose
 from treetune.testing.faults import Experiment
-from treetune.trainers.base import DeepSpeedTrainer
+from treetune.trainers.base import Trainer
 from treetune.trainers.objectives.mle import MaximumLikelihood
 from treetune.trainers.objectives.ppo import ClippedPolicyGradient
 from treetune.trainers.objectives.preference import DpoPositive
@@ -54,7 +54,7 @@ def restem(base: Path, epochs: int = 3, rule: Any = None, **changes: Any) -> Pol
         **{
             "credit": NoCredit(),
             "selection": CorrectOnly(),
-            "trainer": DeepSpeedTrainer(
+            "trainer": Trainer(
                 objective=MaximumLikelihood(aggregation="sequence"),
                 learning_rate=1e-2,
                 epochs=epochs,
@@ -198,7 +198,7 @@ def test_pairs_are_trained_on_and_the_best_epoch_is_chosen(
         rollout=SingleTurn(samples=6, max_tokens=12, unfinished_reward=1.0),
         credit=NoCredit(),
         selection=PreferencePairs(max_pairs_per_problem=4),
-        trainer=DeepSpeedTrainer(objective=DpoPositive(), learning_rate=1e-2, epochs=2, minibatch_size=4),
+        trainer=Trainer(objective=DpoPositive(), learning_rate=1e-2, epochs=2, minibatch_size=4),
         iterations=1,
         evaluation=SETS,
         choose_checkpoint=ChooseCheckpoint(set="validation"),
@@ -217,9 +217,9 @@ def test_where_an_evaluation_chooses_it_belongs_to_what_a_run_computes(tmp_path:
         train(config, evaluation={"seed": 1}, **plain)
 
 
-MLE = DeepSpeedTrainer(objective=MaximumLikelihood(), learning_rate=1e-3)
-PPO = DeepSpeedTrainer(objective=ClippedPolicyGradient(), learning_rate=1e-3)
-DPO = DeepSpeedTrainer(objective=DpoPositive(), learning_rate=1e-3)
+MLE = Trainer(objective=MaximumLikelihood(), learning_rate=1e-3)
+PPO = Trainer(objective=ClippedPolicyGradient(), learning_rate=1e-3)
+DPO = Trainer(objective=DpoPositive(), learning_rate=1e-3)
 
 
 @pytest.mark.parametrize(

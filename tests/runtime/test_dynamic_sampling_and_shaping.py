@@ -28,7 +28,7 @@ from treetune.episode_generators.storage import read_episodes, read_trajectories
 from treetune.inference.base import EngineError
 from treetune.runtime import generation
 from treetune.runtime.base import Evaluation, EvaluationSet, PolicyIteration
-from treetune.trainers.base import DeepSpeedTrainer
+from treetune.trainers.base import Trainer
 from treetune.trainers.objectives.mle import MaximumLikelihood
 from treetune.trainers.objectives.ppo import ClippedPolicyGradient
 from treetune.trainers.objectives.spo import CorrectPaths
@@ -36,7 +36,7 @@ from treetune.trainers.ranks import Ranks
 from treetune.vocabulary import Episode, Trajectory
 
 GROUPS = 5
-GUARDED = DeepSpeedTrainer(objective=ClippedPolicyGradient(), learning_rate=1e-3, skip_without_advantage=True)
+GUARDED = Trainer(objective=ClippedPolicyGradient(), learning_rate=1e-3, skip_without_advantage=True)
 ANSWERS = SingleTurn(samples=2, max_tokens=12, unfinished_reward=1.0)
 SETS = Evaluation(sets=(EvaluationSet(split="test", problems=3),))
 
@@ -199,7 +199,7 @@ def test_shaping_reaches_episodes_and_metrics_and_leaves_stored_trajectories_as_
         (
             {
                 "credit": NoCredit(),
-                "trainer": DeepSpeedTrainer(objective=MaximumLikelihood(), learning_rate=1e-3),
+                "trainer": Trainer(objective=MaximumLikelihood(), learning_rate=1e-3),
             },
             "needs? an objective that learns from advantages",
         ),
@@ -218,7 +218,7 @@ def test_shaping_that_can_not_be_meant_is_refused(
     [
         ({"selection": MixedGroups(at_most=2)}, "make the two equal"),
         (
-            {"trainer": DeepSpeedTrainer(objective=MaximumLikelihood(), learning_rate=1e-3)},
+            {"trainer": Trainer(objective=MaximumLikelihood(), learning_rate=1e-3)},
             "needs an objective that learns from advantages",
         ),
     ],
@@ -239,6 +239,6 @@ def test_a_guard_that_would_never_be_at_work_is_refused(tmp_path: Path, changes:
 
 
 def test_a_loss_that_counts_wrong_answers_refuses_a_selection_that_drops_them(tmp_path: Path) -> None:
-    trainer = DeepSpeedTrainer(objective=CorrectPaths(normalise_by="batch"), learning_rate=1e-3)
+    trainer = Trainer(objective=CorrectPaths(normalise_by="batch"), learning_rate=1e-3)
     checked(small(tmp_path, trainer=trainer, credit=NoCredit()))
     refused(small(tmp_path, trainer=trainer, selection=CorrectOnly()), "choose the selection 'all'")

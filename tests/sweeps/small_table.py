@@ -19,7 +19,7 @@ from treetune.tables.runs import Plan
 from treetune.tables.settings import MethodRow, Reproduction, TableExperiment
 
 ROOT = Path(__file__).resolve().parents[2]
-SHORT = "{ iterations: 2 }"
+SHORT = "{ iterations: 2, trainer+: { schedule+: { may_outlast_training: true } } }"
 FAKE = Launcher(ranks=1, threads=1, program=(sys.executable, str(Path(fabricated.__file__))))
 
 

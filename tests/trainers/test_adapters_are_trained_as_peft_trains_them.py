@@ -7,7 +7,7 @@ import torch
 
 from tests.trainers.helpers import episodes, one_rank, tiny_model
 from treetune.models.lora import Lora
-from treetune.trainers.base import DeepSpeedTrainer
+from treetune.trainers.base import Trainer
 from treetune.trainers.core import PolicyTrainer
 from treetune.trainers.objectives.ppo import ClippedPolicyGradient
 from treetune.trainers.schedule import Warmup
@@ -17,7 +17,7 @@ LORA = Lora(rank=4, alpha=8.0)
 
 def trainer(**settings: object) -> PolicyTrainer:
     return PolicyTrainer(
-        DeepSpeedTrainer(
+        Trainer(
             objective=ClippedPolicyGradient(kl_coef=0.1, kl_reduction="token_mean"),
             **{"learning_rate": 1e-2, "adam_eps": 1e-4, "lora": LORA} | settings,  # type: ignore[arg-type]
         ),

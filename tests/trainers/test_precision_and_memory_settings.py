@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from tests.trainers.helpers import episodes, one_rank, tiny_model
-from treetune.trainers.base import DeepSpeedTrainer
+from treetune.trainers.base import Trainer
 from treetune.trainers.core import PolicyTrainer
 from treetune.trainers.objectives.ppo import ClippedPolicyGradient
 from treetune.vocabulary import Episode
@@ -22,7 +22,7 @@ def trained(rows: list[Episode] | None = None, **settings: object) -> tuple[Poli
 
     dtype = torch_dtype(str(settings.get("precision", "float32")))
     trainer = PolicyTrainer(
-        DeepSpeedTrainer(objective=ClippedPolicyGradient(), **BASE | settings),
+        Trainer(objective=ClippedPolicyGradient(), **BASE | settings),
         lambda: tiny_model().to(dtype),
         ranks=one_rank(),
         seed=0,
@@ -63,7 +63,7 @@ def test_many_micro_batches_in_bfloat16_add_up_to_the_gradient_of_one(zero_stage
 
 def test_bfloat16_without_sharding_is_refused_with_the_remedy():
     with pytest.raises(ValueError, match="set zero_stage to 1 or more"):
-        DeepSpeedTrainer(objective=ClippedPolicyGradient(), learning_rate=1e-3, precision="bfloat16")
+        Trainer(objective=ClippedPolicyGradient(), learning_rate=1e-3, precision="bfloat16")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 import treetune.parts  # noqa: F401  (registers them)
 from treetune.episode_generators.credit.gae import Gae
-from treetune.trainers.base import DeepSpeedTrainer
+from treetune.trainers.base import Trainer
 from treetune.trainers.objectives.base import Objective
 from treetune.trainers.objectives.mle import MaximumLikelihood
 from treetune.trainers.objectives.ppo import ClippedPolicyGradient
@@ -22,8 +22,8 @@ PENALISED = [
 OBJECTIVES = [part() for part in Objective.registered().values()] + PENALISED
 
 
-def trainer(objective: Objective, **settings: object) -> DeepSpeedTrainer:
-    return DeepSpeedTrainer(objective=objective, learning_rate=1e-3, **settings)
+def trainer(objective: Objective, **settings: object) -> Trainer:
+    return Trainer(objective=objective, learning_rate=1e-3, **settings)
 
 
 @pytest.mark.parametrize(

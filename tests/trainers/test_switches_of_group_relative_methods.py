@@ -12,7 +12,7 @@ from tests.trainers.helpers import episodes, tiny_model
 from tests.trainers.test_update_in_one_process import assert_close, trained, weights_of
 from treetune.models.inputs import ModelInputs
 from treetune.models.logprobs import PolicyModule
-from treetune.trainers.base import DeepSpeedTrainer
+from treetune.trainers.base import Trainer
 from treetune.trainers.entropy import EntropyCoefficient, EntropyTarget
 from treetune.trainers.objectives.cispo import ClippedImportance
 from treetune.trainers.objectives.gspo import SequencePolicyGradient
@@ -141,7 +141,7 @@ def test_the_cut_does_not_change_the_update(objective):
 )
 def test_an_entropy_target_that_can_not_be_held_is_refused(objective, message):
     with pytest.raises(ValueError, match=message):
-        DeepSpeedTrainer(objective=objective, learning_rate=1e-3, entropy_target=EntropyTarget(target=0.2))
+        Trainer(objective=objective, learning_rate=1e-3, entropy_target=EntropyTarget(target=0.2))
 
 
 def test_the_guard_sees_groups_without_spread_behind_whitening_and_penalties():

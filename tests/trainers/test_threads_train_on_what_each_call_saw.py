@@ -11,7 +11,7 @@ from tests.trainers.helpers import Call, one_rank, paired_episodes, threaded_epi
 from tests.trainers.test_update_does_not_depend_on_the_cut import OBJECTIVES
 from tests.trainers.update_program import made
 from treetune.episode_generators.credit.gae import Gae
-from treetune.trainers.base import DeepSpeedTrainer
+from treetune.trainers.base import Trainer
 from treetune.trainers.core import PolicyTrainer
 from treetune.trainers.micro_batches import micro_batches
 from treetune.trainers.tokens import Sequences
@@ -30,7 +30,7 @@ DIFFERENT = {"train/computed_tokens", "preference/accuracy"}
 
 def trained(objective: dict, rows: list[Episode], gae: Gae | None = None, **settings):
     trainer = PolicyTrainer(
-        DeepSpeedTrainer(objective=made(**objective), learning_rate=1e-3, adam_eps=1e-4, **settings),
+        Trainer(objective=made(**objective), learning_rate=1e-3, adam_eps=1e-4, **settings),
         tiny_model,
         ranks=one_rank(),
         seed=0,
@@ -163,7 +163,7 @@ def test_a_tree_runs_what_rows_begin_with_alike_once():
 @pytest.mark.parametrize(("keep_units", "budget"), [(True, 300), (False, 300), (False, 10_000)])
 def test_trees_stay_within_the_budget_but_for_what_must_not_be_cut(keep_units, budget):
     sequences = Sequences.of([episode for episode, _ in threaded_episodes()])
-    settings = DeepSpeedTrainer(
+    settings = Trainer(
         objective=made("ppo"), learning_rate=1e-3, layout="tree", tokens_per_micro_batch=budget
     )
     units = [sequences.rows_of((i,)) for i in range(len(sequences))]
@@ -181,4 +181,4 @@ def test_trees_stay_within_the_budget_but_for_what_must_not_be_cut(keep_units, b
 
 def test_ranks_that_share_a_sequence_take_no_trees():
     with pytest.raises(ValueError, match="sequence_parallel_size is 2 and layout is 'tree'"):
-        DeepSpeedTrainer(objective=made("ppo"), learning_rate=1e-3, layout="tree", sequence_parallel_size=2)
+        Trainer(objective=made("ppo"), learning_rate=1e-3, layout="tree", sequence_parallel_size=2)

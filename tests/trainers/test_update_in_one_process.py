@@ -11,7 +11,7 @@ from tests.trainers.helpers import episodes, one_rank, paired_episodes, tiny_mod
 from treetune.episode_generators.credit.gae import Gae
 from treetune.models.inputs import ModelInputs
 from treetune.models.logprobs import PolicyModule
-from treetune.trainers.base import DeepSpeedTrainer
+from treetune.trainers.base import Trainer
 from treetune.trainers.core import PolicyTrainer
 from treetune.trainers.objectives.base import Objective
 from treetune.trainers.objectives.mle import MaximumLikelihood
@@ -31,7 +31,7 @@ def trained(
     **settings,
 ):
     trainer = PolicyTrainer(
-        DeepSpeedTrainer(objective=objective or ClippedPolicyGradient(), **BASE | settings),
+        Trainer(objective=objective or ClippedPolicyGradient(), **BASE | settings),
         tiny_model,
         ranks=one_rank(),
         seed=0,
@@ -263,7 +263,7 @@ def test_dropout_is_off_in_training():
     results = []
     for load in (tiny_model, with_dropout):
         trainer = PolicyTrainer(
-            DeepSpeedTrainer(objective=ClippedPolicyGradient(), **BASE),
+            Trainer(objective=ClippedPolicyGradient(), **BASE),
             load,
             ranks=ranks,
             seed=0,

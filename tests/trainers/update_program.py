@@ -30,7 +30,7 @@ def update(settings: dict[str, Any], out: Path, ranks: Any) -> None:
     from treetune.episode_generators.credit.gae import Gae
     from treetune.models import logprobs
     from treetune.models.lora import Lora
-    from treetune.trainers.base import DeepSpeedTrainer
+    from treetune.trainers.base import Trainer
     from treetune.trainers.core import PolicyTrainer
 
     logprobs.LOGITS_PER_CHUNK = settings.pop("logits_per_chunk", 2**24)
@@ -49,7 +49,7 @@ def update(settings: dict[str, Any], out: Path, ranks: Any) -> None:
 
     def trainer() -> PolicyTrainer:
         return PolicyTrainer(
-            DeepSpeedTrainer(objective=objective, **settings),
+            Trainer(objective=objective, **settings),
             lambda: tiny_model(**model),
             ranks=ranks,
             seed=0,

@@ -57,6 +57,7 @@ class ActionRanking(OfCheckpoints):
     states: Annotated[int, Gt(0)] = 48
     candidates: Annotated[int, Gt(0)] = 256
     problems: Annotated[int, Ge(1)] = 64
+    """Training problems whose answers give the candidate states."""
 
     needs_engine = True
     judges_critic = True

@@ -44,6 +44,7 @@ class AdvantageDistribution(OfIterations):
 
     bins: Annotated[int, Gt(0)] = 5
     histogram_bins: Annotated[int, Gt(1)] = 40
+    """Bars of the figure's histogram of advantages."""
 
     file = "episodes.arrow"
 

@@ -12,7 +12,7 @@ from treetune.episode_generators.base import Credit
 from treetune.episode_generators.credit.gae import Gae
 from treetune.episode_generators.storage import read_episodes
 from treetune.seeds import derived_random
-from treetune.trainers.base import DeepSpeedTrainer
+from treetune.trainers.base import Trainer
 from treetune.trainers.batching import Unit
 from treetune.trainers.minibatch import Minibatch, micro_batch_loss
 from treetune.trainers.preparation.stages import preparation, prepare
@@ -37,7 +37,6 @@ def gradient_sums(
     Raises ValueError where the episodes were not sampled by the weights after `point` iterations.
     """
     settings = session.config.trainer
-    assert isinstance(settings, DeepSpeedTrainer)
     path = session.directory.iteration(point) / "episodes.arrow"
     episodes = read_episodes(path)
     versions = {episode.policy_version for episode in episodes}
@@ -81,7 +80,7 @@ class Loss:
     def __init__(
         self,
         models: StoredModels,
-        settings: DeepSpeedTrainer,
+        settings: Trainer,
         credit: Credit,
         episodes: Sequence[Episode],
         sequences: Sequences,

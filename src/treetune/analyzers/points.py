@@ -30,6 +30,7 @@ class OfCheckpoints(Analyzer):
 
     name: str | None = None
     checkpoints: Chosen = "last"
+    """Which ones: ``last``, ``all``, or a list of their numbers; 0 are the start weights."""
     at_most: Annotated[int, Gt(0)] = 10
     seed: Annotated[int, Ge(0)] = 0
 
@@ -67,6 +68,7 @@ class OfIterations(Analyzer):
 
     name: str | None = None
     iterations: Chosen = "all"
+    """Which ones: ``all``, ``last``, or a list of their numbers from 0 on."""
     at_most: Annotated[int, Gt(0)] = 10
 
     file = "trajectories.arrow"

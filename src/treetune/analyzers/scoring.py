@@ -13,7 +13,6 @@ from torch import Tensor
 from treetune.analyzers.sources import critic_at, policy_at
 from treetune.models.inputs import ModelInputs
 from treetune.models.logprobs import CriticModule, PolicyModule
-from treetune.trainers.base import DeepSpeedTrainer
 from treetune.trainers.scoring import Scorer
 from treetune.trainers.tokens import Sequences
 
@@ -33,7 +32,6 @@ class StoredModels:
 
     def __init__(self, session: Session, point: int, temperature: float) -> None:
         settings = session.config.trainer
-        assert isinstance(settings, DeepSpeedTrainer)
         self.session, self.point = session, point
         self.objective = settings.objective
         alone = replace(settings, layout="padded", sequence_parallel_size=1, tensor_parallel_size=1)

@@ -45,6 +45,8 @@ def unknown_key(
             f"it is a key of {' and '.join(siblings)}: choose that type or drop the key; where the type "
             f"was changed over another file's object, write `{dotted(key[-2:-1])}: {{…}}` there, without `+`"
         )
+    elif name == "type" and owner.family is None:
+        remedy = f"there is only one kind of {owner.label}: leave it out"
     elif elsewhere and not meant_key(key, owner):
         remedy = f"it belongs elsewhere: --override '{nested((*elsewhere[0], name))}'"
     else:

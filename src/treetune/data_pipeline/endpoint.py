@@ -50,6 +50,7 @@ class EndpointSettings:
 
     base_url: Annotated[str, MinLen(1)]
     model: Annotated[str, MinLen(1)]
+    """The model's name there."""
     api: Literal["chat", "completions"] = "chat"
     api_key_variable: Annotated[str, MinLen(1)] | None = None
     concurrency: Annotated[int, Gt(0)] = 16

@@ -23,7 +23,9 @@ class Prices:
     """Dollars per million tokens that go in and that come out."""
 
     input: Annotated[float, Ge(0)]
+    """Dollars per million tokens of requests."""
     output: Annotated[float, Ge(0)]
+    """Dollars per million tokens of answers."""
 
     def dollars(self, input_tokens: int, output_tokens: int) -> float:
         return (input_tokens * self.input + output_tokens * self.output) / PER

@@ -81,14 +81,19 @@ class VllmSettings(EngineSettings):
     context_length: Annotated[int, Gt(1)] | None = None
     max_concurrency: Annotated[int, Gt(0)] = 512
     max_num_seqs: Annotated[int, Gt(0)] = 512
+    """Sequences that the server works on at once."""
     max_num_batched_tokens: Annotated[int, Gt(0)] = 16384
+    """Tokens of one step of the server."""
     servers: Literal["one", "per_rank"] = "one"
     devices: tuple[Annotated[int, Ge(0)], ...] | None = None
     tensor_parallel_size: Annotated[int, Gt(0)] = 1
     gpu_memory_utilization: Annotated[float, Gt(0), Le(1)] = 0.85
+    """Share of a GPU's memory that the server takes."""
     kv_cache_gib: Annotated[int, Gt(0)] = 1
+    """Memory for keys and values on a CPU."""
     prefix_caching: bool | None = None
     async_scheduling: bool = True
+    """Plans a step while the one before it runs."""
     enforce_eager: bool | None = None
     sleep: bool = False
     omp_threads: Annotated[int, Gt(0)] | None = None

@@ -105,13 +105,19 @@ class TinyModel(ModelSource):
     """
 
     layers: Annotated[int, Gt(0)] = 4
+    """Transformer blocks."""
     hidden_size: Annotated[int, Gt(0)] = 128
+    """Width of the residual stream."""
     heads: Annotated[int, Gt(0)] = 4
+    """Attention heads, which divide `hidden_size`."""
     intermediate_size: Annotated[int, Gt(0)] = 384
+    """Width of the MLPs."""
     context_length: Annotated[int, Gt(0)] = 256
     alphabet: Annotated[str, MinLen(1)] | None = None
     tie_word_embeddings: bool = False
+    """Whether the head is the embeddings' transpose."""
     rope_theta: Annotated[float, Gt(0)] = 10_000.0
+    """Base of the rotary embeddings."""
     added_tokens: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -209,10 +215,13 @@ class PretrainedModel(ModelSource):
     """
 
     name_or_path: Annotated[str, MinLen(1)]
+    """A directory in Hugging Face format, or a name on the hub."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     attention: Literal["sdpa", "flash_attention_2", "flex_attention", "eager"] = "sdpa"
+    """The implementation in training; FlashAttention needs a GPU and bfloat16."""
     revision: str | None = None
     trust_remote_code: bool = False
+    """Whether code that comes with the model may run."""
     begin_of_text: bool | None = None
     chat: Chat | None = None
     liger: bool = False

@@ -42,14 +42,20 @@ class EvaluationSet(Part):
     """
 
     split: Split
+    """The task's split that problems are taken from."""
     name: str | None = None
     task: Task | None = None
     problems: Annotated[int, Gt(0)] | None = None
     choose: Literal["first", "random"] = "first"
+    """Which of the split's problems, where `problems` takes a part."""
     samples: Annotated[int, Gt(0)] = 1
+    """Answers to each problem."""
     temperature: Annotated[float, Ge(0)] | None = None
+    """Of sampling; None: the rollout's."""
     top_p: Annotated[float, Gt(0), Le(1)] | None = None
+    """Of sampling; None: the rollout's."""
     max_tokens: Annotated[int, Gt(0)] | None = None
+    """Of an answer; None: the rollout's."""
     while_training: bool = False
 
     @property
@@ -130,6 +136,7 @@ class ChooseCheckpoint(Part):
 
     set: str
     rule: ChoiceRule = "first_maximum"
+    """``first_maximum`` stops at the first epoch that is no better; ``best`` looks at all."""
 
     def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
         labels = [one.label for one in experiment.evaluation.sets]
@@ -162,6 +169,7 @@ class Preset(Part):
     """
 
     name: str
+    """What messages call it."""
     on: Literal["sampled answers", "demonstrations"] = "sampled answers"
     after: tuple[str, ...] = ()
 
@@ -207,19 +215,27 @@ class PolicyIteration(Runtime):
     problems_per_iteration: Annotated[int, Gt(0)] | None
     context_length: Annotated[int, Gt(1)]
     experiment_name: str
+    """Folder of the run below `directory`."""
     shaping: tuple[Shaping, ...] = ()
     directory: str = "experiments"
+    """Where experiments are kept."""
     seed: Annotated[int, Ge(0)] = 0
+    """Of everything that is drawn: problems, samples, order of training."""
     problem_sampling: Replacement = "between_iterations"
+    """``between_iterations`` draws an iteration's problems anew from all; ``epochs`` takes every problem
+    once before any comes again."""
     evaluation: Evaluation = field(default_factory=Evaluation)
     analyzers: tuple[Analyzer, ...] = ()
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     on_empty_selection: Literal["stop", "skip"] = "stop"
+    """What to do where nothing is left to train on."""
     restart: Literal["never", "every_iteration"] = "never"
     choose_checkpoint: ChooseCheckpoint | None = None
     diagnostics: Diagnostics = field(default_factory=Diagnostics)
     grader_workers: Annotated[int, Gt(0)] = 2
+    """Processes that grade."""
     grader_deadline: Annotated[float, Gt(0)] = 10.0
+    """Seconds for one answer; then its outcome is ``timeout``."""
     rank_deadline: Annotated[float, Gt(0)] = 3600.0
     sinks: tuple[Sink, ...] = ()
     presets: tuple[Preset, ...] = ()

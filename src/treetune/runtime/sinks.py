@@ -38,7 +38,9 @@ class WandbSink(Sink):
     """Weights & Biases: offline unless someone is logged in; `WANDB_RUN_ID` continues that run."""
 
     project: str = "treetune"
+    """The project's name there."""
     entity: str | None = None
+    """User or team; null: the default of whoever is logged in."""
 
     def open(self, directory: Path, name: str, config: Mapping[str, Any]) -> Any:
         import wandb
@@ -69,8 +71,7 @@ class TensorboardSink(Sink):
     """Event files under ``tensorboard/`` in the experiment.
 
     `further_names` are names under which metrics are written as well, each with the metric's own name: for
-    dashboards of another program (``configs/threadweaver/tensorboard.jsonnet``). What a run doesn't
-    record is left out.
+    dashboards of another program. What a run doesn't record is left out.
     """
 
     further_names: Mapping[str, str] = field(default_factory=dict)

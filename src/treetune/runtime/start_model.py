@@ -39,7 +39,7 @@ class StartModel:
                 f"the tokenizer has {len(self.tokenizer)} tokens, and the model embeds only {rows}: they do"
                 " not belong together, or tokens were added and the model's embeddings not resized"
             )
-        precision = getattr(config.trainer, "precision", "float32")
+        precision = config.trainer.precision
         return model.to(device=self._device, dtype=torch_dtype(precision))
 
     def weights(self) -> tuple[dict[str, Tensor], PretrainedConfig]:
@@ -48,7 +48,7 @@ class StartModel:
         return dict(model.named_parameters()), model.config
 
     def _refuse_unlearned_tokens(self) -> None:
-        if getattr(self._config.trainer, "lora", None) is None:
+        if self._config.trainer.lora is None:
             return
         if unlearned := self.source.unlearned_tokens():
             raise ValueError(

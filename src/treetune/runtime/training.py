@@ -15,7 +15,6 @@ from treetune.runtime.clock import Clock
 from treetune.runtime.evaluation import measure
 from treetune.runtime.sampler import Sampler
 from treetune.runtime.session import Session
-from treetune.trainers.base import DeepSpeedTrainer
 from treetune.vocabulary import Episode, Metrics
 
 if TYPE_CHECKING:
@@ -27,7 +26,6 @@ def make_trainer(session: Session) -> PolicyTrainer:
     from treetune.trainers.core import PolicyTrainer
 
     config = session.config
-    assert isinstance(config.trainer, DeepSpeedTrainer)
     return PolicyTrainer(
         config.trainer,
         session.model.load,

@@ -13,6 +13,7 @@ from treetune.runtime import lifeline
 from treetune.sweeps.batch import launch_lines, slurm_script
 from treetune.sweeps.launch import Launcher, carry_out
 from treetune.sweeps.overview import plan_text
+from treetune.tables.check import refuse_unwritten
 from treetune.tables.runs import Plan, make_plan, refreshed
 from treetune.tables.settings import Reproduction
 
@@ -36,9 +37,10 @@ def run(table: Reproduction, options: Any, write: Write) -> int:
 
 def reproduce(table: Reproduction, write: Write, launcher: Launcher | None = None) -> int:
     """Runs what is missing and writes the table; 1 if a run could not be finished."""
-    lifeline.exit_on_sigterm()
+    lifeline.exit_on_signals()
     with _alone(Path(table.directory)):
         plan = make_plan(table)
+        refuse_unwritten(plan)
         unfinished = carry_out(plan, launcher or Launcher.of_this_machine(), say)
         write(refreshed(plan))
     return 1 if unfinished else 0

@@ -43,6 +43,7 @@ class Column:
     """
 
     name: Name
+    """Stands above the column."""
     evaluation: Name | None = None
     analysis: Name | None = None
     value: Name | None = None
@@ -107,6 +108,7 @@ class Panel:
     """
 
     name: Name
+    """Stands above the panel."""
     metric: Name | None = None
     evaluation: Name | None = None
     value: Name | None = None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Le, MinLen
 
+from treetune.contracts import Finding
 from treetune.tables.base import Table
 
 
@@ -19,6 +21,7 @@ class Row:
     """
 
     name: Annotated[str, MinLen(1)]
+    """Stands in the row's first cell."""
     experiment: Annotated[str, MinLen(1)]
     published: Annotated[float, Ge(0), Le(1)] | None = None
     source: str | None = None
@@ -39,19 +42,25 @@ class ExperimentsTable(Table):
     rows: Annotated[tuple[Row, ...], MinLen(1)]
     output: str = "table.json"
     title: str = ""
+    """Stands above the table."""
     directory: str = "experiments"
     evaluation: str = "test"
     checkpoint: Literal["last", "best"] = "last"
     best_on: str = "validation"
 
-    def __post_init__(self) -> None:
+    def check(self, table: ExperimentsTable) -> Iterable[Finding]:
         names = [row.name for row in self.rows]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ValueError(f"two rows are called {', '.join(twice)}: give each row its own name")
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            yield Finding(f"two rows are called {', '.join(twice)}", "rows", "give each row its own name")
         if not self.output.endswith(".json"):
-            raise ValueError(f"output {self.output!r} must end in .json; the Markdown file is named after it")
+            yield Finding(
+                f"output {self.output!r} must end in .json; the Markdown file is named after it",
+                "output",
+                "write e.g. 'table.json'",
+            )
         if self.checkpoint == "best" and self.best_on == self.evaluation:
-            raise ValueError(
-                f"best_on is {self.best_on!r}, the set that is reported: choose the checkpoint on another one"
+            yield Finding(
+                f"best_on is {self.best_on!r}, the set that is reported",
+                "best_on",
+                "choose the checkpoint on another one",
             )

@@ -14,7 +14,7 @@ from treetune.config.build import build
 from treetune.config.errors import ConfigError
 from treetune.config.explain import Explanation
 from treetune.config.jsonnet import load
-from treetune.runtime.base import Runtime
+from treetune.runtime.base import PolicyIteration, Runtime
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.runtime.manifest import different_keys
 from treetune.tables.settings import Reproduction, TableExperiment
@@ -52,6 +52,8 @@ class PlannedRun:
     sets: tuple[str, ...] = ()
     along: tuple[str, ...] = ()
     analyses: tuple[str, ...] = ()
+    root: PolicyIteration | None = None
+    """What the template builds."""
 
     @property
     def key(self) -> Key:
@@ -159,21 +161,24 @@ def make_plan(table: Reproduction) -> Plan:
 
 def _runs(table: Reproduction) -> Iterator[PlannedRun]:
     """Seed by seed, so that a table of fewer seeds is complete as early as possible."""
-    base, configurations = Path(table.directory), _configurations(table)
-    readings = {name: _read_by(table, name) for name in configurations}
+    base, found = Path(table.directory), _configurations(table)
     for seed in table.seeds:
-        for name, (config, wrong) in configurations.items():
-            yield PlannedRun(name, seed, table.experiments[name], base, config, wrong, *readings[name])
+        for name, (config, root, wrong) in found.items():
+            recipe, readings = table.experiments[name], _read_by(table, name)
+            yield PlannedRun(name, seed, recipe, base, config, wrong, *readings, root=root)
 
 
-def _configurations(table: Reproduction) -> dict[str, tuple[dict[str, Any] | None, str | None]]:
-    """Of each experiment, in the order in which they can be run: its configuration with the first seed, or
-    None and what is wrong with it."""
+Checked = tuple[dict[str, Any] | None, PolicyIteration | None, str | None]
+"""A configuration and what it builds, or what is wrong with it."""
+
+
+def _configurations(table: Reproduction) -> dict[str, Checked]:
+    """Of each experiment with the first seed, in the order in which they can be run."""
     environment = seed_environment(Path(table.directory), table.seeds[0])
     found = {
         name: _checked(table.experiments[name], environment, *_read_by(table, name)) for name in table.order()
     }
-    names = {name: config["experiment_name"] for name, (config, _) in found.items() if config}
+    names = {name: config["experiment_name"] for name, (config, *_) in found.items() if config}
     for name, experiment_name in names.items():
         same = [other for other, theirs in names.items() if theirs == experiment_name and other != name]
         if same:
@@ -182,7 +187,7 @@ def _configurations(table: Reproduction) -> dict[str, tuple[dict[str, Any] | Non
                 " give it a name of its own, such as overrides:"
                 f" [\"{{experiment_name+: '_{name}'}}\"]"
             )
-            found[name] = None, clash
+            found[name] = None, None, clash
     return found
 
 
@@ -207,15 +212,15 @@ def _checked(
     sets: Sequence[str],
     along: Sequence[str],
     analyses: Sequence[str],
-) -> tuple[dict[str, Any] | None, str | None]:
-    """The configuration, or None and what is wrong with it."""
+) -> Checked:
     try:
         config = load(recipe.configs, recipe.overrides, _environ(environment))
-        build(Runtime, config.data, Explanation(config))
+        root = build(Runtime, config.data, Explanation(config))
     except ConfigError as error:
-        return None, str(error)
+        return None, None, str(error)
+    assert isinstance(root, PolicyIteration)
     lacking = _lacking(config.data, [*sets, *along], analyses)
-    return (None, lacking) if lacking else (config.data, None)
+    return (None, None, lacking) if lacking else (config.data, root, None)
 
 
 def _loaded(recipe: TableExperiment, environment: Mapping[str, str]) -> dict[str, Any]:
@@ -243,14 +248,6 @@ def _lacking(config: Mapping[str, Any], sets: Sequence[str], analyses: Sequence[
             " reports: put its file below configs/analyzers/ on the right of the experiment's configs"
         )
     return None
-
-
-def check(table: Reproduction) -> None:
-    """Raises ValueError that names every experiment whose configuration is wrong."""
-    wrong = {name: why for name, (config, why) in _configurations(table).items() if config is None}
-    if wrong:
-        told = "\n\n".join(f"experiment {name!r}: {why}" for name, why in wrong.items())
-        raise ValueError(f"{len(wrong)} of the table's experiments can't be run\n\n{told}")
 
 
 def inspect(run: PlannedRun) -> Status:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from typing import Annotated, Literal
@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, MinLen
 
 from treetune.config.errors import did_you_mean
+from treetune.contracts import Finding
 from treetune.tables.base import Table
 from treetune.tables.columns import Column, Name, Panel
 
@@ -26,7 +27,9 @@ class TableExperiment:
     """
 
     configs: Annotated[tuple[Name, ...], MinLen(1)]
+    """Files, as behind ``--configs``."""
     overrides: tuple[str, ...] = ()
+    """Objects, as behind ``--override``."""
     needs: tuple[Name, ...] = ()
     seconds_per_iteration: Annotated[float, Gt(0)] | None = None
     estimated_from: str | None = None
@@ -40,7 +43,9 @@ class Cell:
     """
 
     experiment: Name | None = None
+    """The experiment that fills it; None: the row's."""
     value: Name | None = None
+    """A key path in the analysis that the column shows, where it isn't the column's."""
     published: float | None = None
     source: str | None = None
 
@@ -50,6 +55,7 @@ class MethodRow:
     """One method. `experiment` fills every column that `cells` (by column name) doesn't say otherwise."""
 
     name: Name
+    """Stands in the row's first cell."""
     experiment: Name | None = None
     cells: Mapping[str, Cell] = field(default_factory=dict)
 
@@ -78,11 +84,14 @@ class Reproduction(Table):
 
     name: Name
     seeds: Annotated[tuple[Annotated[int, Ge(0)], ...], MinLen(1)]
+    """Every experiment is run once with each."""
     experiments: Annotated[Mapping[str, TableExperiment], MinLen(1)]
     rows: Annotated[tuple[MethodRow, ...], MinLen(1)]
     columns: Annotated[tuple[Column, ...], MinLen(1)]
     title: str = ""
+    """Stands above the table."""
     directory: Name = "experiments"
+    """Where runs and the table's files are kept."""
     panels: tuple[Panel, ...] = ()
     panels_over: PanelAxis = "iterations"
     baseline: Name | None = None
@@ -90,88 +99,107 @@ class Reproduction(Table):
     interval: Literal["bootstrap", "student"] = "student"
     deadline_hours: Annotated[float, Gt(0)] = 240.0
     notes: tuple[str, ...] = ()
+    """Stand below the table."""
 
-    def __post_init__(self) -> None:
+    def check(self, table: Reproduction) -> Iterable[Finding]:
         rows, columns = [row.name for row in self.rows], [column.name for column in self.columns]
         named = {"rows": rows, "columns": columns, "seeds": list(map(str, self.seeds))}
         named["panels"] = [panel.name for panel in self.panels]
         for what, names in named.items():
-            twice = sorted({name for name in names if names.count(name) > 1})
-            if twice:
-                raise ValueError(f"two {what} are called {', '.join(twice)}: each stands for itself")
-        if "/" in self.name or self.name.startswith("."):
-            raise ValueError(
-                f"name {self.name!r} must be a plain file name: the table's files are called after it"
+            if twice := sorted({name for name in names if names.count(name) > 1}):
+                yield Finding(
+                    f"two {what} are called {', '.join(twice)}",
+                    what,
+                    "name each once: each stands for itself",
+                )
+        if "/" in self.name or self.name.startswith(".") or not self.name.isprintable():
+            yield Finding(
+                f"name {self.name!r} is no plain file name, and the table's files are called after it",
+                "name",
+                "take letters, digits, '-' and '_'",
             )
         if self.baseline is not None and self.baseline not in rows:
-            raise ValueError(
-                f"there is no row {self.baseline!r} to be the baseline; {did_you_mean(self.baseline, rows)}"
-            )
-        for one in self.columns:
+            yield _no_row(self.baseline, "baseline", rows)
+        for place, one in enumerate(self.columns):
             if one.speedup is not None and one.speedup.of not in rows:
-                raise ValueError(
-                    f"column {one.name!r} compares with the row {one.speedup.of!r}, which is none;"
-                    f" {did_you_mean(one.speedup.of, rows)}"
+                yield _no_row(one.speedup.of, f"columns.{place}.speedup.of", rows)
+            if one.over is None:
+                continue
+            if one.over not in rows:
+                yield _no_row(one.over, f"columns.{place}.over", rows)
+            elif self.rows[rows.index(one.over)].cell(one.name).experiment is None:
+                yield Finding(
+                    f"column {one.name!r} is over the row {one.over!r}, which has no experiment there",
+                    f"columns.{place}.over",
+                    "name a row with one",
                 )
-            if one.over is not None:
-                if one.over not in rows:
-                    raise ValueError(
-                        f"column {one.name!r} is over the row {one.over!r}, which is none;"
-                        f" {did_you_mean(one.over, rows)}"
-                    )
-                if self.rows[rows.index(one.over)].cell(one.name).experiment is None:
-                    raise ValueError(
-                        f"column {one.name!r} is over the row {one.over!r}, which has no experiment there"
-                    )
-        for row in self.rows:
-            for column in row.cells:
-                if column not in columns:
-                    raise ValueError(
-                        f"row {row.name!r} has a cell in column {column!r}, which is none;"
-                        f" {did_you_mean(column, columns)}"
-                    )
-                if (
-                    row.cells[column].value is not None
-                    and self.columns[columns.index(column)].analysis is None
-                ):
-                    raise ValueError(
-                        f"row {row.name!r}: a cell's value is a key path in an analysis, and column"
-                        f" {column!r} has none"
-                    )
-            for name in columns:
-                self._require_experiment(row.cell(name).experiment, f"row {row.name!r}")
+        for place, row in enumerate(self.rows):
+            yield from self._check_row(place, row)
         for name, experiment in self.experiments.items():
-            for needed in experiment.needs:
-                self._require_experiment(needed, f"experiment {name!r}")
+            for number, needed in enumerate(experiment.needs):
+                yield from self._check_name(needed, ("experiments", name, "needs", str(number)))
         try:
-            self.order()
+            if all(needed in self.experiments for one in self.experiments.values() for needed in one.needs):
+                self._sorter(list(self.experiments))
         except CycleError as error:
-            raise ValueError(
-                f"experiments need each other in a circle: {' → '.join(error.args[1])}"
-            ) from error
+            yield Finding(
+                f"experiments need each other in a circle: {' → '.join(error.args[1])}",
+                ("experiments", error.args[1][0], "needs"),
+                "leave one of the needs out",
+            )
+
+    def _check_row(self, place: int, row: MethodRow) -> Iterator[Finding]:
+        columns = {column.name: column for column in self.columns}
+        yield from self._check_name(row.experiment, ("rows", str(place), "experiment"))
+        for name, cell in row.cells.items():
+            key = ("rows", str(place), "cells", name)
+            if name not in columns:
+                yield Finding(
+                    f"row {row.name!r} has a cell in column {name!r}, which is none",
+                    key,
+                    did_you_mean(name, list(columns)),
+                )
+                continue
+            if cell.value is not None and columns[name].analysis is None:
+                yield Finding(
+                    f"a cell's value is a key path in an analysis, and column {name!r} has none",
+                    (*key, "value"),
+                    "leave it out, or give the column an analysis",
+                )
+            yield from self._check_name(cell.experiment, (*key, "experiment"))
+
+    def _check_name(self, name: str | None, key: tuple[str, ...]) -> Iterator[Finding]:
+        if name is not None and name not in self.experiments:
+            yield Finding(
+                f"{name!r} is none of the table's experiments",
+                key,
+                did_you_mean(name, list(self.experiments)),
+            )
 
     def check_experiments(self) -> None:
-        from treetune.tables.runs import check
+        from treetune.tables.check import check
 
         check(self)
-
-    def _require_experiment(self, name: str | None, where: str) -> None:
-        if name is not None and name not in self.experiments:
-            raise ValueError(
-                f"{where} asks for the experiment {name!r}, which is none of the table's experiments;"
-                f" {did_you_mean(name, list(self.experiments))}"
-            )
 
     def order(self) -> list[str]:
         """The experiments' names, each after those that it needs, else in the order of the rows."""
         used = [row.cell(column.name).experiment for row in self.rows for column in self.columns]
         used += [row.experiment for row in self.rows if self.panels]
         names = list(dict.fromkeys([*(name for name in used if name is not None), *self.experiments]))
-        sorter = TopologicalSorter({name: self.experiments[name].needs for name in names})
-        sorter.prepare()
+        sorter = self._sorter(names)
         ordered: list[str] = []
         while sorter.is_active():
             ready = sorted(sorter.get_ready(), key=names.index)
             ordered += ready
             sorter.done(*ready)
         return ordered
+
+    def _sorter(self, names: Sequence[str]) -> TopologicalSorter[str]:
+        """Raises CycleError."""
+        sorter = TopologicalSorter({name: self.experiments[name].needs for name in names})
+        sorter.prepare()
+        return sorter
+
+
+def _no_row(name: str, key: str, rows: Sequence[str]) -> Finding:
+    return Finding(f"there is no row {name!r}", key, did_you_mean(name, rows))

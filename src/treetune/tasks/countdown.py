@@ -68,7 +68,9 @@ class Countdown(Task):
     demonstration_noise: Annotated[float, Ge(0), Le(1)] = 0.0
     train_size: Annotated[int, Gt(0)] = 20_000
     validation_size: Annotated[int, Gt(0)] = 500
+    """Problems of the validation split."""
     test_size: Annotated[int, Gt(0)] = 1000
+    """Problems of the test split."""
     seed: int = 0
     prompt: str = PROMPT
     grader: CountdownGrader = GRADER

@@ -19,7 +19,6 @@
   credit: { type: 'monte_carlo', samples: 1 },
   selection: { type: 'all' },
   trainer: {
-    type: 'deepspeed',
     objective: { type: 'ppo', kl_coef: 0.01 },
     learning_rate: 1e-3,
     adam_eps: 1e-4,  // Adam divides by it where a gradient is 0 up to rounding

@@ -9,8 +9,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt
 
-from treetune.config.registrable import Registrable
-from treetune.contracts import Advantages, Experiment, Feature, Finding, Need, UseOfAdvantages
+from treetune.contracts import Advantages, Experiment, Feature, Finding, Need, Part, UseOfAdvantages
 from treetune.models.lora import Lora
 from treetune.trainers.batching import Layout
 from treetune.trainers.entropy import EntropyTarget
@@ -20,31 +19,8 @@ from treetune.trainers.schedule import Schedule, Warmup
 Precision = Literal["float32", "bfloat16"]
 
 
-class Trainer(Registrable):
-    """Configuration of what trains the policy."""
-
-    objective: Objective
-    skip_without_advantage: bool = False
-
-    @property
-    def gives(self) -> tuple[Feature, ...]:
-        return self.objective.gives
-
-    @property
-    def needs(self) -> tuple[Need, ...]:
-        if not self.skip_without_advantage:
-            return ()
-        because = "skip_without_advantage looks at the advantages that credit gives"
-        remedy = "set skip_without_advantage to false: a critic's advantages come later, and are never all 0"
-        return (
-            Need(Advantages(before_training=True), because, remedy),
-            Need(UseOfAdvantages(), because, "set skip_without_advantage to false"),
-        )
-
-
-@Trainer.register("deepspeed")
 @dataclass(frozen=True, kw_only=True)
-class DeepSpeedTrainer(Trainer):
+class Trainer(Part):
     """One trainer for every method: AdamW on a DeepSpeed engine.
 
     `minibatch_size` is the number of sequences of one optimiser step over all ranks (None: the
@@ -70,12 +46,18 @@ class DeepSpeedTrainer(Trainer):
 
     objective: Objective
     learning_rate: Annotated[float, Gt(0)]
+    """AdamW's, before the `schedule`."""
     schedule: Schedule = field(default_factory=Warmup)
     adam_betas: tuple[float, float] = (0.9, 0.999)
+    """Decay of the running means of the gradient and of its square."""
     adam_eps: Annotated[float, Gt(0)] = 1e-8
+    """Added to the root of the mean square that a step is divided by."""
     weight_decay: Annotated[float, Ge(0)] = 0.0
+    """AdamW's, of all weights."""
     max_grad_norm: Annotated[float, Gt(0)] | None = 1.0
+    """Longer gradients are scaled down to this norm; None: none is."""
     epochs: Annotated[int, Gt(0)] = 1
+    """How often an iteration's episodes are gone through."""
     minibatch_size: Annotated[int, Gt(0)] | None = None
     tokens_per_micro_batch: Annotated[int, Gt(0)] = 16384
     sequences_per_micro_batch: Annotated[int, Gt(0)] | None = None
@@ -85,11 +67,17 @@ class DeepSpeedTrainer(Trainer):
     entropy_target: EntropyTarget | None = None
     skip_without_advantage: bool = False
     offload_reference: bool = False
+    """Keeps the reference on the CPU while it isn't needed."""
     precision: Precision = "float32"
+    """Of the forward and backward passes."""
     zero_stage: Literal[0, 1, 2, 3] = 0
+    """What ranks share: nothing (0), optimiser states (1), gradients (2), weights (3)."""
     offload_optimizer: bool = False
+    """Keeps optimiser states on the CPU (ZeRO)."""
     offload_parameters: bool = False
+    """Keeps weights on the CPU (ZeRO-3)."""
     gradient_checkpointing: bool = False
+    """Computes activations again in the backward pass: less memory, more time."""
     lora: Lora | None = None
     sequence_parallel_size: Annotated[int, Gt(0)] = 1
     tensor_parallel_size: Annotated[int, Gt(0)] = 1
@@ -113,8 +101,24 @@ class DeepSpeedTrainer(Trainer):
             yield Finding(
                 f"the warm-up takes {self.schedule.warmup_steps} steps, and training has {steps}",
                 "schedule.steps",
-                "lower it, or train for more iterations",
+                "lower it, train for more iterations, or set schedule.may_outlast_training to true for"
+                " a short try",
             )
+
+    @property
+    def gives(self) -> tuple[Feature, ...]:
+        return self.objective.gives
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        if not self.skip_without_advantage:
+            return ()
+        because = "skip_without_advantage looks at the advantages that credit gives"
+        remedy = "set skip_without_advantage to false: a critic's advantages come later, and are never all 0"
+        return (
+            Need(Advantages(before_training=True), because, remedy),
+            Need(UseOfAdvantages(), because, "set skip_without_advantage to false"),
+        )
 
     @property
     def keeps_reference(self) -> bool:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from treetune.models.inputs import ModelInputs
-from treetune.trainers.base import DeepSpeedTrainer
+from treetune.trainers.base import Trainer
 from treetune.trainers.ranks import Ranks
 
 CHECKPOINT_TAG = "state"
@@ -26,7 +26,7 @@ class DeepSpeedModel:
     knows where one ends.
     """
 
-    def __init__(self, module: nn.Module, settings: DeepSpeedTrainer, ranks: Ranks) -> None:
+    def __init__(self, module: nn.Module, settings: Trainer, ranks: Ranks) -> None:
         import deepspeed
 
         self.ranks = ranks
@@ -133,7 +133,7 @@ def without_dropout(module: nn.Module) -> None:
             part.attention_dropout = 0.0
 
 
-def _groups(module: nn.Module, settings: DeepSpeedTrainer) -> list[dict[str, Any]]:
+def _groups(module: nn.Module, settings: Trainer) -> list[dict[str, Any]]:
     """Biases and norms (vectors) are not decayed."""
     matrices = [p for p in module.parameters() if p.requires_grad and p.ndim > 1]
     vectors = [p for p in module.parameters() if p.requires_grad and p.ndim <= 1]
@@ -142,7 +142,7 @@ def _groups(module: nn.Module, settings: DeepSpeedTrainer) -> list[dict[str, Any
     return [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
 
 
-def _config(settings: DeepSpeedTrainer, ranks: Ranks) -> dict[str, Any]:
+def _config(settings: Trainer, ranks: Ranks) -> dict[str, Any]:
     offload = {"device": "cpu", "pin_memory": ranks.device.type == "cuda"}
     zero: dict[str, Any] = {"stage": settings.zero_stage, "overlap_comm": False, "contiguous_gradients": True}
     if settings.offload_optimizer:

@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from treetune.models.inputs import ModelInputs
 from treetune.prefix_tree import GrowingTree, PrefixTree
-from treetune.trainers.base import DeepSpeedTrainer
+from treetune.trainers.base import Trainer
 from treetune.trainers.batching import Layout, Unit, plan_micro_batches
 from treetune.trainers.tokens import Row, Sequences
 
@@ -40,7 +40,7 @@ class MicroBatch:
 def micro_batches(
     sequences: Sequences,
     units: Sequence[Unit],
-    settings: DeepSpeedTrainer,
+    settings: Trainer,
     device: torch.device,
     *,
     rank: int = 0,

@@ -23,6 +23,7 @@ class DeepSpeedWarmupDecay(Schedule):
     """
 
     ratio: Annotated[float, Gt(0), Le(1)] = 0.03
+    """The warm-up's share of the run's steps."""
 
     def factor(self, step: int, total_steps: int) -> float:
         if step == 0:

@@ -15,7 +15,7 @@ class Schedule(Registrable):
     """Learning rate as a factor of the configured one, for one step of the whole run."""
 
     warmup_steps: int = 0
-    """How long it warms up, where that doesn't depend on the run's length."""
+    """The steps that training must have at least, for the warm-up to come to its end."""
 
     def factor(self, step: int, total_steps: int) -> float:
         """For optimiser step `step` (0-based) of `total_steps`."""
@@ -28,12 +28,15 @@ class Warmup(Schedule):
     """Linear warm-up from one part of the rate to all of it, then constant or decaying to 0.
 
     The length of the warm-up is `steps`, or, where that is 0, `ratio` of the run's steps, rounded
-    up. No step has rate 0: a step that can't move anything is wasted.
+    up. No step has rate 0: a step that can't move anything is wasted. `steps` beyond the run's are
+    refused, unless `may_outlast_training`: for a short try of a long experiment.
     """
 
     steps: Annotated[int, Ge(0)] = 0
     ratio: Annotated[float, Ge(0), Le(1)] = 0.0
     decay: Literal["constant", "linear", "cosine"] = "constant"
+    """What follows the warm-up until the run's last step."""
+    may_outlast_training: bool = False
 
     def __post_init__(self) -> None:
         if self.steps and self.ratio:
@@ -41,7 +44,7 @@ class Warmup(Schedule):
 
     @property
     def warmup_steps(self) -> int:  # type: ignore[override]
-        return self.steps
+        return 0 if self.may_outlast_training else self.steps
 
     def factor(self, step: int, total_steps: int) -> float:
         warmup = self.steps or math.ceil(self.ratio * total_steps)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from treetune.models.inputs import ModelInputs
-from treetune.trainers.base import DeepSpeedTrainer
+from treetune.trainers.base import Trainer
 from treetune.trainers.batching import Unit
 from treetune.trainers.micro_batches import MicroBatch, micro_batches
 from treetune.trainers.ranks import Ranks
@@ -28,19 +28,19 @@ class Scorer:
     `temperature` is the rollout's: log-probs are those of the distribution that was sampled.
     """
 
-    settings: DeepSpeedTrainer
+    settings: Trainer
     ranks: Ranks
     temperature: float
 
     def logprobs(self, policy: Forward, sequences: Sequences) -> Tensor:
         """Of every trained token, float32 of shape [N], without gradient. Collective."""
-        return self._sweep(sequences, lambda batch: policy(batch.inputs, self.temperature)[0])
+        return self._score(sequences, lambda batch: policy(batch.inputs, self.temperature)[0])
 
     def values(self, critic: Forward, sequences: Sequences) -> Tensor:
         """Of the state before every trained token, float32 of shape [N], without gradient. Collective."""
-        return self._sweep(sequences, lambda batch: critic(batch.inputs))
+        return self._score(sequences, lambda batch: critic(batch.inputs))
 
-    def _sweep(self, sequences: Sequences, forward: Callable[[MicroBatch], Tensor]) -> Tensor:
+    def _score(self, sequences: Sequences, forward: Callable[[MicroBatch], Tensor]) -> Tensor:
         """On the CPU, computed by all ranks and known to all. Rows that are alike (an answer in several
         pairs) are run once.
         """

@@ -81,7 +81,9 @@ class Gae(Credit):
     """
 
     gamma: Annotated[float, Ge(0), Le(1)] = 1.0
+    """Discount of what is earned a token later."""
     lam: Annotated[float, Ge(0), Le(1)] = 1.0
+    """Weight of later values: 1 trusts the rewards, 0 the next token's value alone."""
     critic: CriticSettings = field(default_factory=CriticSettings)
 
     gives = (Advantages(), CriticValues(), CreditForRewards())

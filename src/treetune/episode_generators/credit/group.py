@@ -36,6 +36,7 @@ class Group(GroupCredit):
 
     std: bool = True
     eps: Annotated[float, Gt(0)] = 1e-6
+    """Added to the standard deviation, which may be 0."""
 
     gives = (Advantages(before_training=True), CreditForRewards())
     needs = (Need(Answers(2), "it compares each answer with the others to its problem"),)

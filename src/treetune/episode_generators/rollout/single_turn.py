@@ -51,7 +51,9 @@ class SingleTurn(Rollout):
     samples: Annotated[int, Gt(0)] = 8
     max_tokens: Annotated[int, Gt(0)]
     temperature: Annotated[float, Ge(0)] = 1.0
+    """Of sampling, and of the log-probs in training; 0 takes the likeliest token."""
     top_p: Annotated[float, Gt(0), Le(1)] = 1.0
+    """Samples among the likeliest tokens that together have this probability."""
     top_k: Annotated[int, Ge(-1)] = -1
     stop: tuple[str, ...] = ()
     unfinished_reward: float | None = 0.0

@@ -41,8 +41,11 @@ class GroupLengthPenalty(Shaping):
     reference has it with these settings, and off."""
 
     threshold: Annotated[float, Gt(0), Le(1)] = 0.8
+    """Share of correct answers in the group from which on length costs anything."""
     weight: Annotated[float, Gt(0)] = 0.2
+    """What the longest answers lose at most, where all are correct."""
     window: Annotated[int, Gt(0)] = 10_000
+    """Tokens beyond the shortest correct answer at which the penalty is whole."""
 
     @property
     def needs(self) -> tuple[Need, ...]:

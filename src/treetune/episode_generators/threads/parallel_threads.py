@@ -94,9 +94,13 @@ class ParallelThreads(Rollout):
     samples: Annotated[int, Gt(0)] = 8
     max_tokens: Annotated[int, Gt(0)]
     temperature: Annotated[float, Ge(0)] = 1.0
+    """Of sampling, and of the log-probs in training; 0 takes the likeliest token."""
     top_p: Annotated[float, Gt(0), Le(1)] = 1.0
+    """Samples among the likeliest tokens that together have this probability."""
     top_k: Annotated[int, Ge(-1)] = -1
+    """Samples among so many of the likeliest tokens; -1: among all."""
     unfinished_reward: float | None = 0.0
+    """What an answer earns that the budget cut off; None grades it like any other."""
     max_prompt_tokens: Annotated[int, Gt(0)] | None = None
     parallel: bool = True
     max_depth: Annotated[int, Gt(0)] = 1
@@ -104,6 +108,7 @@ class ParallelThreads(Rollout):
     max_blocks: Annotated[int, Gt(0)] = 16
     thread_tokens: Annotated[int, Gt(0)] | None = None
     stragglers: Stragglers = "truncate"
+    """What becomes of a thread that comes to `thread_tokens`: it ends there, is left out, or goes on."""
     malformed: Malformed = "end"
     conclusion: bool = False
 
@@ -196,7 +201,7 @@ class ParallelThreads(Rollout):
         asked: list[tuple[int, Call] | None] = []
 
         def sampled(place: int, calls: list[Call]) -> list[Request]:
-            """The requests for these calls, with what is known of them already told."""
+            """The requests for these calls, with what is known of them already received."""
             answer, start, unknown = growing[place], starts[place], list[Call]()
             while calls:
                 call = calls.pop()
@@ -270,7 +275,7 @@ class ParallelThreads(Rollout):
 
 
 def _completion(known: Segment, call: Call, codec: TextCodec) -> Completion:
-    """What the engine had said when the segment was sampled."""
+    """What the engine had answered when the segment was sampled."""
     stopped = known.token_ids[-1] in (*call.stop_ids, *codec.end_ids)
     reason: FinishReason = "stop" if stopped else "length"
     # Where it is only gone on from, nobody asks how likely it was.

@@ -122,6 +122,7 @@ class Running(ReferenceLength):
     """
 
     decay: Annotated[float, Ge(0), Lt(1)] = 0.8
+    """How much of the running mean an iteration leaves."""
 
     remembers = True
 

@@ -25,6 +25,7 @@ class ClippedImportance(PolicyGradient):
 
     clip_low: Annotated[float, Gt(0), Le(1)] = 1.0
     clip_high: Annotated[float, Gt(0)] = 0.28
+    """The weight is at most 1 + this."""
 
     def surrogate(self, batch: TokenBatch, logprobs_N: Tensor, log_ratio_N: Tensor) -> tuple[Tensor, Tensor]:
         ratio_N = log_ratio_N.detach().exp()

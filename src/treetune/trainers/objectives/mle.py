@@ -27,6 +27,8 @@ class MaximumLikelihood(Objective):
     """
 
     aggregation: Aggregation = "token"
+    """Weighs every token alike (``token``), every sequence alike (``sequence``), or divides each sequence's
+    sum by `constant_length` (``constant``)."""
     constant_length: Annotated[int, Gt(0)] | None = None
 
     def __post_init__(self) -> None:

@@ -149,9 +149,11 @@ class DpoPositive(Preference):
     """
 
     beta: Annotated[float, Gt(0)] = 0.1
+    """Scale of the margin within the sigmoid."""
     positive_penalty: Annotated[float, Ge(0)] = 50.0
     penalty_band: Annotated[float, Ge(0)] = 0.01
     label_smoothing: Annotated[float, Ge(0), Lt(0.5)] = 0.0
+    """Probability that a pair is the wrong way round."""
 
     def pair_loss(self, pairs: PairLogprobs) -> tuple[Tensor, dict[str, Tensor]]:
         shortfall_P = hinge(pairs.reference_chosen_P - pairs.chosen_P, self.penalty_band)

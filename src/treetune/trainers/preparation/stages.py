@@ -13,7 +13,7 @@ from typing import ClassVar, Literal, Protocol
 from torch import Tensor
 
 from treetune.episode_generators.credit.gae import Gae
-from treetune.trainers.base import DeepSpeedTrainer
+from treetune.trainers.base import Trainer
 from treetune.trainers.objectives.kl import KlEstimator, kl_estimate
 from treetune.trainers.preparation.advantages import (
     critic_advantages,
@@ -129,7 +129,7 @@ class CreditAdvantages(Stage):
 
 @dataclass(frozen=True)
 class Normalisation(Stage):
-    """Over all trained tokens of the iteration; see `DeepSpeedTrainer.advantage_normalisation`."""
+    """Over all trained tokens of the iteration; see `Trainer.advantage_normalisation`."""
 
     how: Literal["whiten", "scale"]
 
@@ -161,7 +161,7 @@ def _kl(tensors: IterationTensors, estimator: KlEstimator) -> Tensor:
     return kl_estimate(tensors.old_logprobs_N, tensors.ref_logprobs_N, estimator)
 
 
-def preparation(settings: DeepSpeedTrainer, gae: Gae | None, *, several_steps: bool) -> list[Stage]:
+def preparation(settings: Trainer, gae: Gae | None, *, several_steps: bool) -> list[Stage]:
     """The stages that an objective with this credit needs, in their order.
 
     Where an iteration takes one step alone, that step's own log-probs are the old ones, and they are

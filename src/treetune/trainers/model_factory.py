@@ -14,7 +14,7 @@ from treetune.models.lora import adapters_off
 from treetune.models.sequence_parallel import SequenceParallel
 from treetune.models.tree_attention import attach_tree_attention
 from treetune.seeds import derive_seed
-from treetune.trainers.base import DeepSpeedTrainer
+from treetune.trainers.base import Trainer
 from treetune.trainers.deepspeed_model import DeepSpeedModel
 from treetune.trainers.ranks import Ranks
 
@@ -23,13 +23,13 @@ Reference = Callable[[], AbstractContextManager[Callable[..., Any]]]
 
 
 @dataclass
-class Models:
+class ModelFactory:
     """Makes policy, reference and critic. `load_model` gives a fresh copy of the start model.
 
     Raises ValueError where the run's ranks can't be grouped as the settings say.
     """
 
-    settings: DeepSpeedTrainer
+    settings: Trainer
     load_model: Callable[[], nn.Module]
     ranks: Ranks
     seed: int
