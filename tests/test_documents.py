@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
@@ -184,3 +185,17 @@ def test_every_page_is_in_the_sites_navigation() -> None:
     written = {str(page.relative_to(docs)) for page in docs.rglob("*.md")}
     # The reference's index leads to its pages.
     assert {page for page in written if not page.startswith("reference/")} <= pages(site["nav"]) <= written
+
+
+def test_messages_that_troubleshooting_quotes_are_the_codes() -> None:
+    said = [
+        node.value
+        for path in (ROOT / "src").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    quoted = [entry for entry in DOCUMENTS["docs/troubleshooting.md"].entries if " " in entry]
+    assert len(quoted) > 10
+    for message in quoted:
+        for piece in filter(None, map(str.strip, message.split("…"))):
+            assert any(piece in one for one in said), message

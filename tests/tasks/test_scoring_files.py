@@ -48,7 +48,7 @@ def test_a_second_run_drops_a_torn_line_and_goes_on(tmp_path: Path) -> None:
     kept = b"".join(whole.splitlines(keepends=True)[:2]).replace(b'"seconds": 0', b'"seconds": 7')
     output.write_bytes(kept + b'{"problem": "2 + ')
     scored = score_responses(Gsm8k(), source, output, workers=1)
-    assert (scored.rows, scored.resumed, scored.right) == (6, 2, 3)
+    assert (scored.rows, scored.resumed, scored.correct) == (6, 2, 3)
     assert output.read_bytes().startswith(kept)
     assert [row["reward"] for row in read(output)] == [1.0, 0.0, 1.0, 0.0, 1.0, 0.0]
 

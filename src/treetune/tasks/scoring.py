@@ -29,14 +29,14 @@ class Scored:
 
     rows: int
     resumed: int
-    right: int
+    correct: int
     no_answer: int
     failed: int
 
     def __str__(self) -> str:
-        share = self.right / self.rows if self.rows else 0.0
+        share = self.correct / self.rows if self.rows else 0.0
         return (
-            f"{self.rows} responses ({self.resumed} were there already): {self.right} right "
+            f"{self.rows} responses ({self.resumed} were there already): {self.correct} correct "
             f"({share:.2%}), {self.no_answer} without an answer, {self.failed} timeouts and errors"
         )
 
@@ -63,12 +63,12 @@ def score_responses(
     """
     if source.resolve() == output.resolve():
         raise ValueError(f"--input and --output are the same file, {source}")
-    counts = {"rows": 0, "resumed": 0, "right": 0, "no_answer": 0, "failed": 0}
+    counts = {"rows": 0, "resumed": 0, "correct": 0, "no_answer": 0, "failed": 0}
     waiting: deque[tuple[dict[str, Any], Future[Grade]]] = deque()
 
     def count(row: dict[str, Any]) -> None:
         counts["rows"] += 1
-        counts["right"] += row["reward"] >= CORRECT_SCORE
+        counts["correct"] += row["reward"] >= CORRECT_SCORE
         counts["no_answer"] += row["outcome"] == "no_answer"
         counts["failed"] += row["outcome"] in ("timeout", "error")
 
