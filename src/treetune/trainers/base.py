@@ -117,7 +117,7 @@ class Trainer(Part):
                 "lower it, or set it to null for one step an iteration",
             )
         iterations = 1 if experiment.restart == "every_iteration" else experiment.iterations
-        steps = iterations * self.epochs * math.ceil(rows / (self.minibatch_size or rows))
+        steps = iterations * self.epochs * math.ceil(rows / (self.minibatch_size or max(rows, 1)))
         if self.schedule.warmup_steps > steps:
             yield Finding(
                 f"the warm-up takes {self.schedule.warmup_steps} steps, and training has {steps}",
