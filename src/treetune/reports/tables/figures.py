@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from treetune.reports.charts import Series, draw_series
 from treetune.reports.pages import colour_of
 from treetune.reports.tables.curves import AXES, Curve, column_panel
-from treetune.reports.tables.lines import curve_title, drawn_columns, series_of
+from treetune.reports.tables.lines import curve_title, drawn_columns, row_colours, series_of
 from treetune.reports.tables.measure import Results
 from treetune.reports.tables.panels import AXIS_WORDS
 from treetune.reports.tables.words import MARKS, reason, shown_number
@@ -148,17 +148,22 @@ def _finish(
     paths: Sequence[Path],
 ) -> None:
     """The title, one legend for all panels, and the files."""
+    import matplotlib
+    from matplotlib.lines import Line2D
+
     table = results.plan.table
     figure.suptitle(_wrapped(f"{table.title or table.name}: {words}", width), fontsize=10)
-    handles = [axes.get_legend_handles_labels() for line in panels for axes in line]
-    lines = {name: handle for some, names in handles for handle, name in zip(some, names)}
-    names = [row.name for row in table.rows if row.name in lines]
+    drawn = {name for line in panels for axes in line for name in axes.get_legend_handles_labels()[1]}
+    colours = {name: COLOURS[colour] for name, colour in row_colours(table).items() if name in drawn}
+    names = list(colours)
     figure.legend(
-        [lines[name] for name in names], names,
+        [Line2D([], [], color=colour, linewidth=1.6) for colour in colours.values()], names,
         loc="outside lower center", ncols=_names_across(names, width), fontsize=8, frameon=False,
     )  # fmt: skip
     for path in paths:
-        figure.savefig(path)
+        # Text stays text, which is smaller, and the same numbers give the same bytes.
+        with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "treetune"}):
+            figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
 def _names_across(names: Sequence[str], inches: float) -> int:
