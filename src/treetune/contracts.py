@@ -110,6 +110,12 @@ class Part:
         nothing that takes more than a moment and imports nothing heavy."""
         return ()
 
+    @classmethod
+    def changeable(cls, settings: Mapping[str, Any]) -> frozenset[str]:
+        """The part's keys, given as they are set, with which a run that has begun may go on otherwise: how
+        work is carried out, where it is written, how it is measured; never what is trained."""
+        return frozenset()
+
 
 # Features
 

@@ -23,7 +23,7 @@ from treetune.episode_generators.threads.parallel_threads import ParallelThreads
 from treetune.inference.base import Engine, Request
 from treetune.inference.journal import JournaledEngine
 from treetune.tasks.threads.counting import count
-from treetune.tasks.threads.grammar import pieces
+from treetune.tasks.threads.grammar import text_segments
 from treetune.vocabulary import Problem, Trajectory, joined, sees
 
 
@@ -97,7 +97,7 @@ def test_what_each_call_saw_follows_from_the_segments() -> None:
 
 def test_an_answer_has_the_pieces_that_a_demonstration_of_its_text_has() -> None:
     trajectory, _ = grown(USUAL)
-    written = [(p.text, p.injected, p.branch) for p in pieces(JOINED)]
+    written = [(p.text, p.injected, p.branch) for p in text_segments(JOINED)]
     assert written == [(decode(s.token_ids), s.origin == "injected", s.branch) for s in trajectory.segments]
 
 

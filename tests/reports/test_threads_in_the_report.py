@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,6 +46,15 @@ def words(count: int) -> str:
 def thread(tokens: int, seconds: float | None = 1.0) -> Thread:
     """So many words, and its closing tag."""
     return Thread(words(tokens) + "</Thread>", seconds)
+
+
+OWN_NUMBERS = """
+from treetune.episode_generators.numbers import Number, NumberGroup
+
+@NumberGroup.register("turns", {"count": Number("turns of an answer")})
+def measure(trajectories, codec):
+    return [{} for _ in trajectories]
+"""
 
 
 def test_threads_have_their_tokens_and_seconds_and_the_longest_is_the_critical_path(tmp_path: Path) -> None:
@@ -236,6 +247,22 @@ def test_metrics_of_threads_are_a_group_of_charts(tmp_path: Path) -> None:
     )
     assert not any("max" in (title or "") or "correct" in (title or "") for title in titles)
     assert "Always 0: tokens of threads that were left out." in page.text
+
+
+def test_the_command_knows_the_numbers_of_the_packages_parts_and_of_the_users(tmp_path: Path) -> None:
+    path = write_experiment(tmp_path / "run", iterations=1)
+    (tmp_path / "own_numbers.py").write_text(OWN_NUMBERS)
+    rows = [metrics_row(0, **{"threads/parallel_ratio": 0.5, "turns/count": 2.0})]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = json.loads((path / "config.json").read_text())
+    for imports, shown in (["own_numbers"], True), (["no_such_module"], False):
+        (path / "config.json").write_text(json.dumps(config | {"imports": imports}))
+        command = [sys.executable, "-m", "treetune.main", "report", str(path)]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+        page = (path / "report.html").read_text()
+        assert "share of tokens within blocks" in page
+        assert ("turns of an answer" in page) == shown
+        assert ("no_such_module" in done.stdout) != shown
 
 
 def test_results_tell_of_threads_where_an_evaluation_counted_them(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from treetune.episode_generators.metrics import trajectory_metrics
 from treetune.episode_generators.numbers import measured
 from treetune.episode_generators.rollout.answers import EXAMPLES, encoded_prompt, rank_share, steps_of
 from treetune.seeds import derive_seed
-from treetune.tasks.threads.grammar import has_threads, pieces
+from treetune.tasks.threads.grammar import has_threads, text_segments
 from treetune.tasks.threads.tags import TAGS, TagIds
 from treetune.tree import Tree, answers_of, trees_of
 from treetune.vocabulary import Metrics, Problem, Segment, TokenIds, Trajectory, joined, token_array
@@ -122,7 +122,7 @@ def _segments(context: GenerationContext, problem: Problem, text: str) -> tuple[
             f"({', '.join(TAGS)})"
         )
     try:
-        cut = pieces(text)
+        cut = text_segments(text)
     except ValueError as error:
         raise ValueError(f"the demonstration of problem {problem.id!r} can't be cut: {error}") from error
     encoded = [codec.encode_answer(problem.prompt, cut[0].text)]
