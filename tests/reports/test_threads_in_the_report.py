@@ -18,6 +18,7 @@ from tests.episode_generators.threads import context as generation_context
 from tests.reports.page import Page
 from tests.reports.synthetic import metrics_row, summary, write_experiment, write_summary
 from tests.reports.threaded import CODEC, Fork, Thread, episode, outlines, trajectory, write_answers
+from tests.trees import answered
 from treetune.episode_generators.credit.episodes import whole_answer
 from treetune.episode_generators.storage import TOKENS, write_episodes, write_tokens, write_trajectories
 from treetune.episode_generators.threads.numbers import counts_of
@@ -175,7 +176,7 @@ def test_what_the_rollout_and_credit_leave_is_drawn_as_they_left_it(tmp_path: Pa
 
     context = generation_context(engine=ScriptedEngine(script), context_length=4096)
     rollout = ParallelThreads(samples=1, max_tokens=200, max_depth=2)
-    trajectories, _ = rollout.run(context, [Problem("train/0", "?", "")])
+    trajectories, _ = answered(rollout.run(context, [Problem("train/0", "?", "")]))
     (one,), _ = whole_answer(context, trajectories, [0.5])
     path = write_experiment(tmp_path / "run", iterations=1, episodes=())
     write_trajectories(path / "iterations/0000/trajectories.arrow", trajectories)
