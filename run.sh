@@ -28,7 +28,7 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((threads > 0 ? threads : 1))}
 treetune() {
     local port
     port=$(python -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
-    deepspeed --no_local_rank --num_gpus="$NUM_GPUS" --master_port="$port" \
+    deepspeed --quiet --no_local_rank --num_gpus="$NUM_GPUS" --master_port="$port" \
         src/treetune/main.py --configs "$1" "$2"
 }
 

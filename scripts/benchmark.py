@@ -52,9 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.show:
         print(table(json.loads(options.show.read_text())))
         return 0
-    from treetune.runtime.lifeline import exit_on_sigterm
+    from treetune.runtime.lifeline import exit_on_signals
 
-    exit_on_sigterm()
+    exit_on_signals()
     if options.part:
         return _measure_part(options)
     parts = [options.only] if options.only else [p for p in PARTS if options.peers or p not in NEED_PEERS]

@@ -15,18 +15,21 @@ GENERATED = ("results", "reference")
 
 PAGES = [
     *sorted(ROOT.glob("*.md")),
+    *sorted(ROOT.glob("examples/*/*.md")),
     *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.parent.name not in GENERATED),
 ]
 
 
 @dataclass
 class Document:
-    """`fences` are (info string, text); `links` and `names` are of the prose between them."""
+    """`fences` are (info string, text); `links` and `names` (what is set as code) are of the prose between
+    them, `entries` the names in the first columns of its tables."""
 
     path: Path
     fences: list[tuple[str, str]] = field(default_factory=list)
     links: list[str] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
+    entries: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         prose: list[str] = []
@@ -43,7 +46,7 @@ class Document:
         assert fence is None, f"{self.path}: a fence is left open"
         reader = _Prose()
         reader.feed(markdown.markdown("\n".join(prose), extensions=["tables"]))
-        self.links, self.names = reader.links, reader.names
+        self.links, self.names, self.entries = reader.links, reader.names, reader.entries
 
     @property
     def commands(self) -> Iterator[tuple[dict[str, str], list[str]]]:
@@ -78,11 +81,14 @@ class _Prose(HTMLParser):
         super().__init__()
         self.links: list[str] = []
         self.names: list[str] = []
+        self.entries: list[str] = []
         self._in_code = False
+        self._column = 0
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         self.links += [value for name, value in attributes if name in ("href", "src") and value]
         self._in_code = tag == "code"
+        self._column = 0 if tag == "tr" else self._column + (tag == "td")
 
     def handle_endtag(self, tag: str) -> None:
         self._in_code = False
@@ -90,3 +96,5 @@ class _Prose(HTMLParser):
     def handle_data(self, data: str) -> None:
         if self._in_code:
             self.names.append(data)
+            if self._column == 1:
+                self.entries.append(data)

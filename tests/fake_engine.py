@@ -47,6 +47,7 @@ class FakeEngine(Engine):
         order: Callable[[int], Sequence[int]] = range,
     ) -> None:
         self.version = 0
+        self.tokens = 0
         self.asked: list[Request] = []
         self.loaded: list[tuple[Path, int]] = []
         self.naps = 0
@@ -85,6 +86,7 @@ class FakeEngine(Engine):
                     self._sample(tuple(request.prompt_ids.tolist()), request.seed + i, request.sampling)
                     for i in range(request.n)
                 ]
+                self.tokens += sum(len(completion.token_ids) for completion in results[index])
                 if on_result is not None:
                     requests += on_result(index, results[index]) or ()
         return results

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
@@ -17,8 +18,11 @@ from tests.documents import PAGES, ROOT, Document
 from treetune.cli.arguments import COMMANDS
 
 DOCUMENTS = {str(path.relative_to(ROOT)): Document(path) for path in PAGES}
+WRITTEN = {name: text for document in DOCUMENTS.values() for name, text in document.files.items()}
+"""What a reader writes, on whichever page: one page goes on from another's files."""
+
 CONFIGS = ROOT / "configs"
-PLACES = ("configs/", "scripts/", "docs/", "src/", "tests/")
+PLACES = ("configs/", "examples/", "scripts/", "docs/", "src/", "tests/")
 MAIN = "src/treetune/main.py"
 RUN_AS_IT_IS = ("check_config", "print_config", "explain_config", "list_parts", "describe")
 
@@ -56,42 +60,29 @@ def treetune_commands(document: Document) -> Iterator[tuple[list[str], list[str]
         yield typed, typed if command in RUN_AS_IT_IS else [*shared, instead] if shared else []
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[str, int, str]]]:
-    """Per document: command, exit code and output, run in a folder with what the reader writes."""
-    folder = tmp_path_factory.mktemp("reader")
-    (folder / "configs").symlink_to(CONFIGS)
-    for document in DOCUMENTS.values():
-        for name, text in document.files.items():
-            (folder / name).parent.mkdir(exist_ok=True)
-            assert not (folder / name).exists() or (folder / name).read_text() == text, f"two files {name}"
-            (folder / name).write_text(text)
-    asked = [(name, *pair) for name, document in DOCUMENTS.items() for pair in treetune_commands(document)]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("APP_")}
+@pytest.mark.parametrize("name", [name for name in DOCUMENTS if any(treetune_commands(DOCUMENTS[name]))])
+def test_every_command_is_one_and_its_configuration_is_right(name: str, tmp_path: Path) -> None:
+    for shipped in ("configs", "examples"):
+        (tmp_path / shipped).symlink_to(ROOT / shipped)
+    for file, text in ({} if name.startswith("examples/") else WRITTEN).items():
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(text)
+    asked = list(treetune_commands(DOCUMENTS[name]))
     done = subprocess.run(
         [sys.executable, "-c", RUN_ALL],
-        input="".join(json.dumps([typed, tried]) + "\n" for _, typed, tried in asked),
-        env=environment | {"PYTHONPATH": str(ROOT / "src")},
-        cwd=folder,
+        input="".join(json.dumps(pair) + "\n" for pair in asked),
+        env={variable: value for variable, value in os.environ.items() if not variable.startswith("APP_")}
+        | {"PYTHONPATH": str(ROOT / "src")},
+        cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=120,
         check=False,
     )
     answers = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(answers) == len(asked), done.stderr
-    found: dict[str, list[tuple[str, int, str]]] = {name: [] for name in DOCUMENTS}
-    for (name, typed, _), (code, output) in zip(asked, answers, strict=True):
-        found[name].append((" ".join(typed), code, output))
-    return found
-
-
-@pytest.mark.parametrize("name", [name for name in DOCUMENTS if any(treetune_commands(DOCUMENTS[name]))])
-def test_every_command_is_one_and_its_configuration_is_right(
-    name: str, results: dict[str, list[tuple[str, int, str]]]
-) -> None:
-    for command, code, output in results[name]:
-        assert code == 0, f"{command}\n{output}"
+    for (typed, _), (code, output) in zip(asked, answers, strict=True):
+        assert code == 0, f"{' '.join(typed)}\n{output}"
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
@@ -113,8 +104,13 @@ def test_every_file_that_is_named_is_there(name: str) -> None:
         if " " not in one and one.startswith(PLACES):
             missing += [path for path in spelled_out(one) if not list(ROOT.glob(path.rstrip("/")))]
         elif not {" ", "<"} & set(one) and one.startswith(folders):
-            missing += [path for path in spelled_out(one) if not list(CONFIGS.glob(path.rstrip("/") + "*"))]
+            missing += [path for path in spelled_out(one) if not fragments_or_code(path)]
     assert not missing
+
+
+def fragments_or_code(name: str) -> list[Path]:
+    """What a name without the folder's means: ``credit/group`` or ``runtime/loop.py``."""
+    return [*CONFIGS.glob(name.rstrip("/") + "*"), *(ROOT / "src" / "treetune").glob(name)]
 
 
 def spelled_out(name: str) -> list[str]:
@@ -186,4 +182,20 @@ def test_every_page_is_in_the_sites_navigation() -> None:
 
     site = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
     docs = ROOT / "docs"
-    assert pages(site["nav"]) == {str(page.relative_to(docs)) for page in docs.rglob("*.md")}
+    written = {str(page.relative_to(docs)) for page in docs.rglob("*.md")}
+    # The reference's index leads to its pages.
+    assert {page for page in written if not page.startswith("reference/")} <= pages(site["nav"]) <= written
+
+
+def test_messages_that_troubleshooting_quotes_are_the_codes() -> None:
+    said = [
+        node.value
+        for path in (ROOT / "src").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    quoted = [entry for entry in DOCUMENTS["docs/troubleshooting.md"].entries if " " in entry]
+    assert len(quoted) > 10
+    for message in quoted:
+        for piece in filter(None, map(str.strip, message.split("…"))):
+            assert any(piece in one for one in said), message

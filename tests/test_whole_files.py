@@ -36,6 +36,11 @@ def test_a_reader_sees_the_old_bytes_until_the_new_ones_are_whole(tmp_path: Path
     assert path.read_bytes() == b"new"
 
 
+def test_a_private_file_is_its_owners_alone(tmp_path: Path) -> None:
+    write_json(tmp_path / "key", "secret", private=True)
+    assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
+
+
 def folder_of(place: Path, names: tuple[str, ...], text: str) -> Path:
     place.mkdir()
     for name in names:

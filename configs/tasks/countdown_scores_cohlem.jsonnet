@@ -8,7 +8,7 @@ local as_graded(rollout) =
 local has(object, key) = std.objectHas(object, key) && object[key] != null;
 
 {
-  task+: { grader+: { scores: { no_answer: 0.01, malformed: 0.01, wrong: 0.02, right: 1.01 } } },
+  task+: { grader+: { scores: { no_answer: 0.01, malformed: 0.01, wrong: 0.02, correct: 1.01 } } },
   rollout+: as_graded(if 'rollout' in super then super.rollout else {}),
   evaluation+:
     local whole = if 'evaluation' in super then super.evaluation else {};

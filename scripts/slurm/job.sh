@@ -25,7 +25,7 @@ if [ -z "${RUN_IN:-}" ]; then
 fi
 
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
-launch=(--no_local_rank --master_addr="${nodes[0]}" --master_port="$port")
+launch=(--quiet --no_local_rank --master_addr="${nodes[0]}" --master_port="$port")
 if [ ${#nodes[@]} -gt 1 ]; then
     hostfile=$PWD/${TREETUNE_LOGS:-.}/hostfile-$SLURM_JOB_ID
     case ${TREETUNE_LOGS:-} in /*) hostfile=$TREETUNE_LOGS/hostfile-$SLURM_JOB_ID ;; esac

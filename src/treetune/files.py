@@ -12,16 +12,24 @@ from typing import IO, Any, Literal
 
 
 @contextmanager
-def whole_file(path: Path, mode: Literal["w", "wb"] = "w", *, durable: bool = True) -> Iterator[IO[Any]]:
+def whole_file(
+    path: Path, mode: Literal["w", "wb"] = "w", *, durable: bool = True, private: bool = False
+) -> Iterator[IO[Any]]:
     """A file to write into that takes the name `path` at the end of the block; text is UTF-8.
 
     An error in the block leaves what was there. With `durable`, what is there afterwards outlasts a power
-    cut; without, a killed process only.
+    cut; without, a killed process only. Nobody else can read a `private` one.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = _beside(path)
     try:
-        with beside.open(mode, encoding=None if mode == "wb" else "utf-8") as file:
+        mask = 0o600 if private else 0o666
+        with open(
+            beside,
+            mode,
+            encoding=None if mode == "wb" else "utf-8",
+            opener=lambda name, flags: os.open(name, flags, mask),
+        ) as file:
             yield file
             file.flush()
             if durable:
@@ -38,8 +46,8 @@ def write_text(path: Path, text: str) -> None:
         file.write(text)
 
 
-def write_json(path: Path, value: Any, *, durable: bool = True) -> None:
-    with whole_file(path, durable=durable) as file:
+def write_json(path: Path, value: Any, *, durable: bool = True, private: bool = False) -> None:
+    with whole_file(path, durable=durable, private=private) as file:
         file.write(json.dumps(value, indent=1) + "\n")
 
 

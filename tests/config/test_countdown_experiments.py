@@ -29,7 +29,7 @@ SINGLE_FILE = {
     "countdown/qwen2.5-3b-instruct_grpo": "Qwen/Qwen2.5-3B-Instruct",
 }
 RL2 = "countdown/qwen2.5-3b-instruct_rl2"
-COHLEM = CountdownScores(no_answer=0.01, malformed=0.01, wrong=0.02, right=1.01)
+COHLEM = CountdownScores(no_answer=0.01, malformed=0.01, wrong=0.02, correct=1.01)
 
 
 def built(*names: str) -> PolicyIteration:
@@ -91,7 +91,7 @@ def test_rl2s_example_has_its_settings() -> None:
     assert isinstance(task, Countdown)
     # The rollout's stop string ends the answer, and the grader doesn't see it.
     assert (task.grader.unclosed, task.grader.equation) == (True, "refused")
-    assert task.grader.scores == CountdownScores(no_answer=0.0, malformed=0.1, wrong=0.1, right=1.0)
+    assert task.grader.scores == CountdownScores(no_answer=0.0, malformed=0.1, wrong=0.1, correct=1.0)
 
 
 @pytest.mark.parametrize("name", [*SINGLE_FILE, RL2])

@@ -79,14 +79,21 @@ def test_files_that_a_library_puts_together_are_named_in_the_order_of_merging() 
         "local near = import 'near.jsonnet';\nlocal far = import 'far.jsonnet';\n"
         "function(name) far + near + { t+: { x: 3 }, name: name }"
     )
-    assert explained("t.x", "mine") == [("far.jsonnet:1", 1), ("near.jsonnet:1", 2), ("lib.libsonnet:3", 3)]
-    assert explained("name", "mine") == [("lib.libsonnet:3", "three")]
+    assert explained("t.x", "mine") == [
+        ("far.jsonnet:1", 1),
+        ("near.jsonnet:1", 2),
+        ("lib.libsonnet:3, called by mine.jsonnet", 3),
+    ]
+    assert explained("name", "mine") == [("lib.libsonnet:3, called by mine.jsonnet", "three")]
 
 
 def test_a_file_that_a_library_puts_on_the_right_comes_last() -> None:
     write(late="{ x: 1 }", mine="(import 'lib.libsonnet')()")
     Path("lib.libsonnet").write_text("function() { x: 2 } + (import 'late.jsonnet')")
-    assert [place for place, _ in explained("x", "mine")] == ["lib.libsonnet:1", "late.jsonnet:1"]
+    assert [place for place, _ in explained("x", "mine")] == [
+        "lib.libsonnet:1, called by mine.jsonnet",
+        "late.jsonnet:1",
+    ]
 
 
 def test_a_value_that_leans_on_other_files_is_called_computed() -> None:

@@ -53,7 +53,10 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     assert isinstance(engine, VllmEngine)
     try:
         engine.wait_ready()
-        yield engine._server.ready().url + "/v1"
+        address = engine._server.ready()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("SERVER_KEY", address.key)
+            yield address.url + "/v1"
     finally:
         engine.close()
 
@@ -68,6 +71,7 @@ def test_rubbish_ends_in_rejected_solutions_with_reasons_and_costs(
     # Random tokens end no answer: one in sixteen does.
     ends = {"seed": 1, "stop_token_ids": list(range(2, 258, 16))}
     endpoint = {"base_url": url, "model": MODEL_NAME, "api": api, "max_tokens": 64, "extra": ends}
+    endpoint["api_key_variable"] = "SERVER_KEY"
     prices = {"input": 1.0, "output": 2.0}
     settings = {"type": "make_threads", "endpoint": endpoint, "prices": prices, "repairs": 3}
     config.write_text(json.dumps(settings))

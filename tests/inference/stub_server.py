@@ -59,6 +59,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"{}")
+        if self.headers.get("Authorization") != f"Bearer {os.environ['TREETUNE_SERVER_KEY']}":
+            return self.answer(401, {"error": "no key"})
         with (FAULTS / "paths").open("a") as file:
             file.write(self.path + "\n")
         if self.path == "/v1/completions":

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import importlib
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from treetune.inference import key
 from treetune.inference.launch import Launch
 from treetune.inference.settings import VllmSettings
 
@@ -26,6 +31,32 @@ def test_a_server_listens_to_this_machine_alone() -> None:
     command = launch().command(Path("/weights"), 1234)
     assert command[command.index("--host") + 1] == "127.0.0.1"
     assert command[command.index("--port") + 1] == "1234"
+
+
+def answers_of(headers: list[tuple[bytes, bytes]], monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The statuses that a request with these headers gets, where the app behind the key answers 200."""
+    monkeypatch.setenv(key.VARIABLE, "secret")
+    sent: list[int] = []
+
+    async def send(message: Mapping[str, Any]) -> None:
+        sent.extend([message["status"]] if "status" in message else [])
+
+    async def app(scope: Mapping[str, Any], receive: Any, send: key.Send) -> None:
+        await send({"type": "http.response.start", "status": 200})
+
+    scope = {"type": "http", "path": "/collective_rpc", "headers": headers}
+    asyncio.run(key.KeyRequired(app)(scope, None, send))
+    return sent
+
+
+def test_a_server_answers_those_alone_who_know_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = [(name.lower().encode(), value.encode()) for name, value in key.header("secret").items()]
+    assert answers_of(known, monkeypatch) == [200]
+    assert answers_of([], monkeypatch) == [401]
+    assert answers_of([(b"authorization", b"Bearer other")], monkeypatch) == [401]
+    command = launch().command(Path("/weights"), 1)
+    module, name = command[command.index("--middleware") + 1].rsplit(".", 1)
+    assert getattr(importlib.import_module(module), name) is key.KeyRequired
 
 
 def test_precision_follows_the_device_unless_set() -> None:

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
 
@@ -89,6 +91,12 @@ def engine(policies: list[Policy], tmp_path_factory: pytest.TempPathFactory) -> 
     found.wait_ready()
     yield found
     found.close()
+
+
+@pytest.mark.parametrize("path", ["/collective_rpc", "/v1/completions", "/reset_prefix_cache", "/health"])
+def test_nobody_is_answered_without_the_key(engine: VllmEngine, path: str) -> None:
+    with pytest.raises(HTTPError, match="401"):
+        urlopen(engine._server.ready().url + path, data=b"{}", timeout=10)
 
 
 def requests(count: int, *, n: int = 3, length: int = 12, max_tokens: int = 40) -> list[Request]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -148,6 +149,7 @@ def test_the_page_is_whole_and_names_are_escaped(tmp_path: Path) -> None:
     plan = finish(plan_of(tmp_path, rows=rows, baseline="d"), {"sft": 0.4, "ppo": 0.5})
     page = as_html(measure(plan), curves(plan), ACCOUNT)
     assert Page(page).open == []
+    assert not re.search(r"https?://|src=|<link|@import|url\(|<script", page), "it needs nothing else"
     assert "a &lt;b&gt; &amp; c" in page
     assert page.count("<figure>") == 3
 
@@ -269,7 +271,7 @@ def test_a_slurm_script_submits_one_wave_after_the_other(tmp_path: Path) -> None
     assert first == f"--parsable --array=0-1 --partition=gpu {script}"
     assert second == f"--parsable --dependency=afterany:100 --array=2-5 --partition=gpu {script}"
     (task,) = run(SLURM_ARRAY_TASK_ID="3")
-    assert task.startswith("1 --no_local_rank --num_gpus=2 --master_port=")
+    assert task.startswith("1 --quiet --no_local_rank --num_gpus=2 --master_port=")
     assert task.endswith("--configs vine --override { it: 'is' } run_iteration_loop")
     assert "#SBATCH --cpus-per-task=6" in text
 

@@ -18,6 +18,7 @@ from tests.reports.synthetic import (
     write_experiment,
     write_summary,
 )
+from treetune import main as command_line
 from treetune.episode_generators.storage import write_episodes
 from treetune.reports.html import write_report
 
@@ -247,6 +248,7 @@ def test_a_wrong_directory_is_an_error_that_names_what_lies_below_it(tmp_path: P
         (tmp_path / "empty" / name).write_text(text)
     with pytest.raises(ValueError, match="no configuration, metrics or evaluations"):
         write_report([tmp_path / "empty"])
+    assert command_line.main(["report", str(tmp_path / "empty")]) == 2
     assert not (tmp_path / "empty" / "report.html").exists()
     with pytest.raises(ValueError, match=r"below it lie .*all/sft"):
         write_report([tmp_path])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,9 @@ class Halting(Engine):
 
     def load(self, *arguments: Any) -> Any:
         return self._engine.load(*arguments)
+
+    def asleep(self) -> AbstractContextManager[None]:
+        return self._engine.asleep()
 
     def wait_ready(self) -> None: ...
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ import pytest
 
 from treetune.config.jsonnet import load
 from treetune.runtime import clock as clock_module
+from treetune.runtime import console as console_module
 from treetune.runtime.clock import PHASES, Clock
-from treetune.runtime.console import Console
+from treetune.runtime.console import Console, duration
 from treetune.runtime.sinks import Mirrors, Sink, TensorboardSink, WandbSink
 from treetune.runtime.summary import summary_line
 
@@ -80,6 +82,41 @@ def test_without_a_terminal_there_are_plain_lines_and_no_control_codes(
     assert "INFO iteration 1 is done" in (tmp_path / "logs" / "run.log").read_text()
 
 
+def test_without_a_terminal_a_long_phase_says_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A batch job's output is all that there is to see, and a phase can take an hour."""
+    monkeypatch.setattr(console_module, "SAID_EVERY_S", 0.01)
+    heard = threading.Event()
+    console = Console(None, visible=True)
+    console.log.addFilter(lambda record: heard.set() or True)
+    with console.phase("iteration 3: sampling", "answers", lambda: "90 tokens/s") as show:
+        show(128, 512)
+        assert heard.wait(60)
+    console.close()
+    console.log.filters.clear()
+    assert "iteration 3: sampling  128 of 512 answers  90 tokens/s  for 0 s  " in capsys.readouterr().err
+
+
+def test_a_phase_that_is_over_says_nothing_more(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    console = Console(None, visible=True)
+    with console.phase("waiting for the engine"):
+        pass
+    assert not [thread for thread in threading.enumerate() if thread.name == "console"]
+    console.close()
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.2, "0 s"), (99, "99 s"), (150, "2 min"), (3600, "60 min"), (6100, "1.7 h"), (200_000, "55.6 h")],
+)
+def test_a_duration_is_in_the_unit_that_says_it_best(seconds: float, words: str) -> None:
+    assert duration(seconds) == words
+
+
 def test_another_rank_is_silent(capsys: pytest.CaptureFixture[str]) -> None:
     console = Console(None, visible=False)
     console.say("from rank 1")
@@ -115,6 +152,8 @@ def test_a_summary_names_what_matters_and_where_the_time_went() -> None:
     for part in ("iteration 3/10", "reward 0.500", "KL 0.0100", "test 0.750", "30.0 s", "training 10.0"):
         assert part in line
     assert "\n" not in line
+    assert line.endswith("4 min left")
+    assert "left" not in summary_line(row, iterations=3), "it is over"
     assert "threads" not in line
     row |= {"threads/with_parallel": 0.43, "threads/num_tokens_in_the_longest_thread": 61.4}
     assert "  with threads 43%  longest thread 61.4  " in summary_line(row, iterations=10)

@@ -17,7 +17,7 @@ RANK = """
 import sys, time
 from pathlib import Path
 from treetune.runtime import lifeline
-lifeline.exit_on_sigterm()
+lifeline.exit_on_signals()
 lifeline.end_with_launcher()
 out = Path(sys.argv[1])
 try:

@@ -43,6 +43,12 @@ def test_a_signal_ends_a_run_whole_and_the_same_command_continues_it(
         running.signal_ranks(signal.SIGCONT)
         code = running.wait()
         assert code != 0, f"{signal.Signals(number).name} {send.__name__}: exit code 0"
+        if number == signal.SIGINT:
+            said = running.tail()
+            assert "; the same command continues" in said
+            assert "aiohttp" not in said and "Unclosed" not in said
+        if (number, send) == (signal.SIGINT, to_the_rank):
+            assert code == 130 and "Traceback" not in said
         running.assert_all_gone()
         if send is not to_the_rank:
             # A launcher's death is noticed within half a second, in which this run may train to its end.

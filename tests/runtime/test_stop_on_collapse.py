@@ -175,7 +175,7 @@ def test_a_sign_that_counts_in_the_last_iteration_stops_nothing(tmp_path: Path) 
 def test_the_command_line_ends_with_one_message_and_exit_code_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(lifeline, "exit_on_sigterm", lambda: None)  # the test's process keeps its own
+    monkeypatch.setattr(lifeline, "exit_on_signals", lambda: None)  # the test's process keeps its own
     file = CONFIG
     settings = f"{{directory: '{tmp_path}', diagnostics: {{on_collapse: 'stop'}}}}"
     words = ["--configs", str(file), "--override", settings]

@@ -185,7 +185,7 @@ def test_the_quickstart_trains_both_and_ends_with_table_and_report(checkout: Che
     done = checkout.run("run.sh", APP_DIRECTORY="elsewhere", APP_SEED="3")
     assert done.returncode == 0, done.stderr
     sft, vineppo, table, report = commands(checkout.asked())
-    assert "--no_local_rank --num_gpus=1 --master_port=40000 src/treetune/main.py" in sft
+    assert "--quiet --no_local_rank --num_gpus=1 --master_port=40000 src/treetune/main.py" in sft
     assert "configs/quickstart/sft.jsonnet run_iteration_loop" in sft
     assert "configs/quickstart/vineppo.jsonnet run_iteration_loop" in vineppo
     assert "APP_SEED=3" in vineppo

@@ -156,9 +156,8 @@ def test_a_job_starts_the_launcher_once_on_each_of_its_nodes(cluster: Cluster) -
     hosts = ["  n7 slots=8", "  n8 slots=8", "  n9 slots=8"]
     assert train[2:5] == train[6:9] == train[10:13] == hosts, "all launchers know all hosts"
     for number, line in enumerate(train[1::4]):
-        assert line.startswith(
-            f"deepspeed --node_rank={number} --no_local_rank --master_addr=n7 --master_port=20123 --hostfile="
-        )
+        launch = f"deepspeed --node_rank={number} --quiet --no_local_rank --master_addr=n7"
+        assert line.startswith(f"{launch} --master_port=20123 --hostfile=")
         asked_of_main = "--configs a.jsonnet,b.jsonnet run_iteration_loop"
         assert line.endswith(f" --no_ssh src/treetune/main.py {asked_of_main} OMP_NUM_THREADS=12")
     assert [line.replace("run_evaluation", "run_iteration_loop") for line in evaluate] == train
@@ -167,7 +166,7 @@ def test_a_job_starts_the_launcher_once_on_each_of_its_nodes(cluster: Cluster) -
 
 def test_a_job_on_one_node_takes_the_gpus_that_it_was_given(cluster: Cluster) -> None:
     one = {"SLURM_JOB_NODELIST": "n7", "MASTER_PORT": "4000", "OMP_NUM_THREADS": "3"}
-    expected = "deepspeed --node_rank=0 --no_local_rank --master_addr=n7 --master_port=4000 "
+    expected = "deepspeed --node_rank=0 --quiet --no_local_rank --master_addr=n7 --master_port=4000 "
     cluster.job("a.jsonnet", "run_iteration_loop", **one, CUDA_VISIBLE_DEVICES="4,5")
     (launch,) = cluster.asked("deepspeed")
     assert launch.startswith(f"{expected}src/treetune/main.py") and launch.endswith("OMP_NUM_THREADS=3")

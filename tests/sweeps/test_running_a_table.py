@@ -37,7 +37,7 @@ def _environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempP
         "treetune.reports.tables.write.draw_curves", lambda *given: [path.touch() for path in given[-1]]
     )
     # This process must not keep the handler that `reproduce` puts in its own.
-    monkeypatch.setattr("treetune.runtime.lifeline.exit_on_sigterm", lambda: None)
+    monkeypatch.setattr("treetune.runtime.lifeline.exit_on_signals", lambda: None)
 
 
 def calls(directory: Path) -> list[str]:

@@ -22,7 +22,7 @@ from treetune.tasks.graders.pool import GraderPool
 from treetune.testing.hostile import hostile_answers
 from treetune.vocabulary import Problem
 
-SCORES = CountdownScores(no_answer=0.0, malformed=0.1, wrong=0.2, right=1.0)
+SCORES = CountdownScores(no_answer=0.0, malformed=0.1, wrong=0.2, correct=1.0)
 VERDICTS = {0.0: "no answer", 0.1: "malformed", 0.2: "wrong", 1.0: "right"}
 
 NUMBERS = [62, 70, 71]
@@ -198,7 +198,7 @@ def test_a_malformed_answer_is_told_what_is_wrong_with_it_in_few_words() -> None
 
 def test_scores_tell_right_from_wrong_for_everyone_else() -> None:
     problem = Problem(id="x", prompt="", gold=gold_of(61, NUMBERS))
-    scores = CountdownScores(no_answer=0.01, malformed=0.01, wrong=0.02, right=1.01)
+    scores = CountdownScores(no_answer=0.01, malformed=0.01, wrong=0.02, correct=1.01)
     grader = CountdownGrader(scores=scores)
     answers = ["", "<answer>61</answer>", "<answer>62+71-70</answer>", "<answer>62+70-71</answer>"]
     grades = [grader.grade(answer, problem) for answer in answers]

@@ -316,4 +316,4 @@ def test_answers_from_anywhere_are_graded_by_golds_that_say_the_numbers(tmp_path
     answers = ["<answer>3+5+7</answer>", "<answer>3*5</answer>", "15"]
     source = file_of(tmp_path / "a.jsonl", *({**row, "response": answer} for answer in answers))
     scored = score_responses(Countdown(), Path(source), tmp_path / "graded.jsonl", workers=1)
-    assert (scored.rows, scored.right, scored.no_answer, scored.failed) == (3, 1, 1, 0)
+    assert (scored.rows, scored.correct, scored.no_answer, scored.failed) == (3, 1, 1, 0)

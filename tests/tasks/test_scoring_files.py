@@ -48,7 +48,7 @@ def test_a_second_run_drops_a_torn_line_and_goes_on(tmp_path: Path) -> None:
     kept = b"".join(whole.splitlines(keepends=True)[:2]).replace(b'"seconds": 0', b'"seconds": 7')
     output.write_bytes(kept + b'{"problem": "2 + ')
     scored = score_responses(Gsm8k(), source, output, workers=1)
-    assert (scored.rows, scored.resumed, scored.right) == (6, 2, 3)
+    assert (scored.rows, scored.resumed, scored.correct) == (6, 2, 3)
     assert output.read_bytes().startswith(kept)
     assert [row["reward"] for row in read(output)] == [1.0, 0.0, 1.0, 0.0, 1.0, 0.0]
 
@@ -67,3 +67,11 @@ def test_a_row_without_a_gold_answer_is_an_error_and_the_others_go_on(tmp_path: 
     assert [row["outcome"] for row in rows] == ["ok", "error", "error", "ok"]
     assert "'gold' is empty" in rows[1]["message"]
     assert scored.failed == 2
+
+
+def test_progress_is_told_row_by_row_and_counts_what_was_there(tmp_path: Path) -> None:
+    source, output = write(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
+    score_responses(Gsm8k(), write(tmp_path / "first.jsonl", ROWS[:1]), output, workers=1)
+    told: list[tuple[int, int]] = []
+    score_responses(Gsm8k(), source, output, workers=1, progress=lambda *at: told.append(at))
+    assert told == [(done, len(ROWS)) for done in range(2, len(ROWS) + 1)]

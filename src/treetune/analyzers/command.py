@@ -36,7 +36,7 @@ def run_analyzers(root: Runtime, plain: Plain) -> int:
     """
     assert isinstance(root, PolicyIteration)
     config = root
-    lifeline.exit_on_sigterm()
+    lifeline.exit_on_signals()
     lifeline.end_with_launcher()
     directory = ExperimentDirectory(Path(config.directory) / config.experiment_name)
     _require(config, directory, plain)

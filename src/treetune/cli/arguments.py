@@ -73,7 +73,7 @@ def grammar() -> argparse.ArgumentParser:
         prog="treetune",
         description="Reinforcement learning for language models, one Jsonnet configuration per experiment.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_layout,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="version, commit, Python")
@@ -85,7 +85,7 @@ def grammar() -> argparse.ArgumentParser:
             help=command.words,
             description=textwrap.fill(command.more, WIDTH),
             epilog="\n".join(["examples:", *(f"  {example}" for example in command.examples)]),
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=_layout,
             allow_abbrev=False,
         )
         _add_shared(sub, default=argparse.SUPPRESS)
@@ -94,6 +94,10 @@ def grammar() -> argparse.ArgumentParser:
             if argument.completes:
                 added.completes = argument.completes  # type: ignore[attr-defined]
     return parser
+
+
+def _layout(prog: str) -> argparse.HelpFormatter:
+    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=30, width=WIDTH)
 
 
 def _add_shared(parser: argparse.ArgumentParser, **settings: Any) -> None:

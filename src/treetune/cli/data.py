@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -18,6 +19,7 @@ def score_responses(options: argparse.Namespace) -> int:
     from treetune.config.build import build
     from treetune.config.explain import Explanation
     from treetune.config.imports import import_parts
+    from treetune.runtime.console import Console
     from treetune.tasks.base import Task
     from treetune.tasks.scoring import score_responses
 
@@ -25,10 +27,12 @@ def score_responses(options: argparse.Namespace) -> int:
     explanation = Explanation(config)
     import_parts(config.data, explanation)
     task = build(Task, config.data.get("task"), explanation, key=("task",))
-    scored = score_responses(
-        task, options.input, options.output,
-        steps=options.steps, workers=options.workers, deadline=options.deadline,
-    )  # fmt: skip
+    console = Console(None, visible=True)
+    with contextlib.closing(console), console.phase("grading", "responses") as show:
+        scored = score_responses(
+            task, options.input, options.output,
+            steps=options.steps, workers=options.workers, deadline=options.deadline, progress=show,
+        )  # fmt: skip
     say(str(scored))
     return 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -39,7 +40,11 @@ def report(options: argparse.Namespace) -> int:
 def compare_analyses(options: argparse.Namespace) -> int:
     import treetune.parts  # noqa: F401  (registers them)
     from treetune.analyzers.compare import compare_analyses
+    from treetune.config.imports import import_parts
 
+    for text in options.experiments:  # an analyzer may be one of the user's own, found from here
+        stored = Path(text.rpartition("=")[2]) / "config.json"
+        import_parts(json.loads(stored.read_text()) if stored.is_file() else {})
     drawn = compare_analyses(options.analysis, options.experiments, options.output)
     say(f"{drawn}.png, .svg and .json")
     return 0
@@ -64,7 +69,7 @@ COMMANDS = (
         run_experiment,
         "train: sample, credit, train, sync, as often as the experiment says; resumes",
         "Trains the experiment and measures it. The same command continues an interrupted run where it was."
-        " On several GPUs DeepSpeed's launcher starts it: deepspeed --no_local_rank --num_gpus=N"
+        " On several GPUs DeepSpeed's launcher starts it: deepspeed --quiet --no_local_rank --num_gpus=N"
         " src/treetune/main.py …",
         (
             f"treetune {VINEPPO} run_iteration_loop",

@@ -54,15 +54,18 @@ MISSING = object()
 
 @dataclass(frozen=True)
 class Setting:
-    """One place that sets a key: file (or variable, or override), line if known, its value alone."""
+    """One place that sets a key: file (or variable, or override), line if known, its value alone; for a
+    library, the file that calls it."""
 
     source: str
     line: int | None
     value: Any
+    caller: str | None = None
 
     @property
     def place(self) -> str:
-        return f"{self.source}:{self.line}" if self.line else self.source
+        place = f"{self.source}:{self.line}" if self.line else self.source
+        return f"{place}, called by {self.caller}" if self.caller else place
 
 
 class Explanation:
@@ -117,12 +120,13 @@ class Explanation:
     def _own(self, layer: Layer, key: KeyPath) -> list[Setting]:
         """What the file sets itself, without its imports."""
         text = self._text_that_sets(layer, key)
+        caller = None if text is layer else layer.name
         line = lexer.field_line(text.text, key) if key and text.path else None
         if key:
             names = self._names(layer, key[:-1])
             if names is None:
                 known = lexer.mentions(text.text, key[-1])
-                return [Setting(text.name, line, COMPUTED)] if known else []
+                return [Setting(text.name, line, COMPUTED, caller)] if known else []
             if key[-1] not in names:
                 return []
         value = self._value(layer, key)
@@ -130,7 +134,7 @@ class Explanation:
             value = {name: item for name, item in value.items() if not name.startswith(_MARK)}
             if not value:
                 return []
-        return [Setting(text.name, line, _without_marks(value))]
+        return [Setting(text.name, line, _without_marks(value), caller)]
 
     def _text_that_sets(self, layer: Layer, key: KeyPath) -> Layer:
         """The file itself, or the library that it calls, where that one names the key and it doesn't."""

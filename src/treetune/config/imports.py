@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.metadata
-import importlib.util
 import linecache
 import pkgutil
 import re
@@ -56,11 +55,11 @@ def import_package(package: ModuleType) -> None:
 
     Modules that register none are passed over, unread by Python: they may import anything.
     """
-    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-        spec = importlib.util.find_spec(module.name)
-        origin = spec.origin if spec else None
-        if origin and origin.endswith(".py") and _REGISTERS.search(Path(origin).read_text(encoding="utf-8")):
-            importlib.import_module(module.name)
+    for folder in map(Path, package.__path__):
+        for file in sorted(folder.rglob("*.py")):
+            if file.name != "__init__.py" and _REGISTERS.search(file.read_text(encoding="utf-8")):
+                steps = file.relative_to(folder).with_suffix("").parts
+                importlib.import_module(".".join([package.__name__, *steps]))
 
 
 def function_at(path: str) -> Callable[..., Any]:

@@ -133,10 +133,9 @@ class Questions:
             except Unreadable as error:
                 if left == 0:
                     raise
-                said: list[Message] = [("assistant", text)] if text and answer.complete else []
                 again = AGAIN.format(reason=error)
-                if said:
-                    conversation = [*conversation, *said, ("user", again)]
+                if text and answer.complete:
+                    conversation = [*conversation, ("assistant", text), ("user", again)]
                 else:
                     role, last = conversation[-1]
                     conversation = [*conversation[:-1], (role, f"{last}\n\n{again}")]

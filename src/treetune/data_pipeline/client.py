@@ -130,14 +130,14 @@ class Client:
         try:
             answer = json.loads(text)
             choice = answer["choices"][0]
-            said = choice["message"]["content"] if self.settings.api == "chat" else choice["text"]
+            content = choice["message"]["content"] if self.settings.api == "chat" else choice["text"]
         except (ValueError, RecursionError, LookupError, TypeError) as error:
             raise _Again(f"HTTP 200 with what is no answer: {text[:SHOWN]}") from error
         usage = answer.get("usage")
         usage = usage if isinstance(usage, dict) else {}
         return Reply(
             # A refusal and an answer that is all thought have no content.
-            text=said if isinstance(said, str) else "",
+            text=content if isinstance(content, str) else "",
             complete=choice.get("finish_reason") != "length",
             input_tokens=_count(usage.get("prompt_tokens")),
             output_tokens=_count(usage.get("completion_tokens")),

@@ -60,7 +60,8 @@ def cost(ledger: Ledger) -> str:
     return f"{ledger.dollars:.4f} $" if ledger.prices else f"{ledger.total.output_tokens} tokens"
 
 
-def told(summary: dict[str, Any], output: Path) -> list[str]:
+def in_words(summary: dict[str, Any], output: Path) -> list[str]:
+    """The summary for a person, a line each."""
     usage = summary["usage"]
     lines = [
         f"{summary['accepted']} of {summary['solutions']} solutions have threads now, in"

@@ -17,7 +17,7 @@ from treetune.data_pipeline.ledger import Ledger, OutOfBudget
 from treetune.data_pipeline.make_threads import MakeThreads
 from treetune.data_pipeline.rows import Sidecars, Solution, content_hash, solutions
 from treetune.data_pipeline.solutions import make_parallel
-from treetune.data_pipeline.summary import cost, told, write_rows
+from treetune.data_pipeline.summary import cost, in_words, write_rows
 from treetune.files import write_json
 from treetune.runtime.console import Console
 
@@ -62,7 +62,7 @@ def work(pipeline: MakeThreads, source: Path, output: Path, config: dict[str, An
         summary = write_rows(pipeline, source, output, sidecars, ledger)
         summary["failed_attempts"] = failed_attempts
         write_json(output / "summary.json", summary)
-        for line in told(summary, output):
+        for line in in_words(summary, output):
             console.say(line)
         if failure is not None:
             raise RuntimeError(f"{failure}. What was answered is kept: the same command goes on from there")

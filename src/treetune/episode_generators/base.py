@@ -96,6 +96,8 @@ class Shaping(Registrable):
 
     remembers: bool = False
     """Whether it uses the context's `memory`."""
+    measures: tuple[str, ...] = ()
+    """The names of the numbers that `assess` gives."""
 
     @property
     def label(self) -> str:
@@ -130,8 +132,8 @@ class Shaping(Registrable):
     def assess(
         self, context: GenerationContext, trajectories: Sequence[Trajectory]
     ) -> tuple[list[float], Mapping[str, Sequence[float]]]:
-        """`bonuses`, and numbers whose means over all ranks become the metrics ``<label>/<name>``: as many
-        on a rank as it has, under the same names on all of them. Collective, and once an iteration.
+        """`bonuses`, and the numbers that it `measures`, whose means over all ranks become the metrics
+        ``<label>/<name>``: as many on a rank as it has. Collective, and once an iteration.
         """
         return self.bonuses(context, trajectories), {}
 

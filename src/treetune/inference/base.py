@@ -96,6 +96,8 @@ class Engine:
     """
 
     version: int
+    tokens: int
+    """Sampled tokens that this rank has been given so far, those of the canary left out."""
 
     @property
     def tokens_per_second(self) -> float:

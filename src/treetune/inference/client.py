@@ -10,10 +10,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from treetune.inference.base import Completion, EngineError, Request
+from treetune.inference.key import header
 from treetune.inference.launch import MODEL_NAME
 from treetune.vocabulary import logprob_array, token_array
 
@@ -27,6 +28,16 @@ POLL_S = 1.0
 
 class ServerFailure(Exception):
     """The server did not do what it was asked; another one may."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a server answers, and to whom: those who know its key. `epoch` counts the starts: another epoch
+    is another process."""
+
+    url: str
+    epoch: int
+    key: str = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -110,7 +121,7 @@ class Client:
 
     def post(
         self,
-        url: str,
+        address: Address,
         path: str,
         body: Mapping[str, Any] | None = None,
         *,
@@ -120,11 +131,11 @@ class Client:
         """One request; an answer that isn't a JSON object comes under ``answer``.
 
         Raises ServerFailure on anything but a good answer within `timeout` s."""
-        return self._run(self._post(url, path, body, timeout, answers), timeout + 10.0)
+        return self._run(self._post(address, path, body, timeout, answers), timeout + 10.0)
 
-    def sampling(self, url: str, version: int, *, concurrency: int, timeout: float) -> Sampling:
+    def sampling(self, address: Address, version: int, *, concurrency: int, timeout: float) -> Sampling:
         """Parts of requests are sampled there, at most `concurrency` in flight, `timeout` s each."""
-        return Sampling(self, url, version, concurrency, timeout)
+        return Sampling(self, address, version, concurrency, timeout)
 
     def close(self) -> None:
         """Ends the thread. Safe to call twice."""
@@ -160,13 +171,20 @@ class Client:
             await self._session.close()
 
     async def _post(
-        self, url: str, path: str, body: Mapping[str, Any] | None, timeout: float, answers: str = "JSON"
+        self,
+        address: Address,
+        path: str,
+        body: Mapping[str, Any] | None,
+        timeout: float,
+        answers: str = "JSON",
     ) -> dict[str, Any]:
         import aiohttp
 
         limit = aiohttp.ClientTimeout(total=timeout)
         try:
-            async with self._client_session().post(url + path, json=body, timeout=limit) as response:
+            async with self._client_session().post(
+                address.url + path, json=body, timeout=limit, headers=header(address.key)
+            ) as response:
                 text = await response.read()
                 status = response.status
         except TimeoutError as error:
@@ -197,8 +215,10 @@ class Sampling:
     begun and not ended.
     """
 
-    def __init__(self, client: Client, url: str, version: int, concurrency: int, timeout: float) -> None:
-        self._client, self._url, self._version = client, url, version
+    def __init__(
+        self, client: Client, address: Address, version: int, concurrency: int, timeout: float
+    ) -> None:
+        self._client, self._address, self._version = client, address, version
         self._concurrency, self._timeout = concurrency, timeout
         self._outstanding = 0
         # A SimpleQueue, so that the event loop never waits for the caller.
@@ -254,7 +274,7 @@ class Sampling:
             while True:
                 begun = time.monotonic()
                 body = payload(part, self._version, self._client._end_ids)
-                answer = await self._client._post(self._url, "/v1/completions", body, self._timeout)
+                answer = await self._client._post(self._address, "/v1/completions", body, self._timeout)
                 seconds = time.monotonic() - begun
                 self._results.put((part, completions_of(answer, part.n, self._version, seconds)))
                 if not self._waiting:

@@ -20,9 +20,9 @@ from treetune.inference.base import (
     Request,
     SyncReport,
 )
-from treetune.inference.client import Client, RequestPart, Sampling, ServerFailure, parts_of
+from treetune.inference.client import Address, Client, RequestPart, Sampling, ServerFailure, parts_of
 from treetune.inference.ranks import RankFiles
-from treetune.inference.server import Address, OwnServer, Server
+from treetune.inference.server import OwnServer, Server
 from treetune.inference.sync import largest_gap, probes_of, reload_weights, sample_probes
 from treetune.vocabulary import TokenIds
 
@@ -35,8 +35,7 @@ RATE_WINDOW_S = 5.0
 class VllmEngine(Engine):
     """See `Engine`. `version` is 0 for the weights that it was started on.
 
-    `tokens` counts the tokens that this rank has been given so far; `tokens_per_second` is their
-    rate over the last seconds of sampling.
+    `tokens_per_second` is the rate of `tokens` over the last seconds of sampling.
     """
 
     def __init__(
@@ -120,7 +119,7 @@ class VllmEngine(Engine):
 
     def _sampling(self, address: Address) -> Sampling:
         return self._client.sampling(
-            address.url,
+            address,
             self.version,
             concurrency=self._settings.max_concurrency,
             timeout=self._settings.request_timeout,
@@ -190,12 +189,12 @@ class VllmEngine(Engine):
                 address = self._server.ready()
                 if not afresh:
                     parts |= reload_weights(
-                        self._client, address.url, directory, timeout, between=self._wake_cache
+                        self._client, address, directory, timeout, between=self._wake_cache
                     )
                 if canary is not None:
                     before = time.monotonic()
                     requests = probes_of(canary, self._context_length)
-                    probes = sample_probes(self._client, address.url, requests, version, timeout)
+                    probes = sample_probes(self._client, address, requests, version, timeout)
                     parts["sample_canary"] = time.monotonic() - before
             except (ServerFailure, EngineError) as failure:
                 problem = str(failure)
@@ -226,7 +225,7 @@ class VllmEngine(Engine):
             address = self._server.ready()
             if address.epoch != self._asleep_epoch:  # else nobody has needed it since it went to sleep
                 with self._or_restart(address):
-                    self._client.post(address.url, "/sleep?level=1", timeout=self._settings.sync_timeout)
+                    self._client.post(address, "/sleep?level=1", timeout=self._settings.sync_timeout)
                     self._asleep_epoch = address.epoch
         self._ranks.gather(None)
         # It wakes when it is next needed: weights first, the cache after the new weights are in, so
@@ -252,7 +251,7 @@ class VllmEngine(Engine):
         address = self._server.ready()
         if address.epoch == self._asleep_epoch:  # a new server never slept
             with self._or_restart(address):
-                self._client.post(address.url, f"/wake_up?tags={tag}", timeout=self._settings.sync_timeout)
+                self._client.post(address, f"/wake_up?tags={tag}", timeout=self._settings.sync_timeout)
 
     @contextmanager
     def _or_restart(self, address: Address) -> Iterator[None]:

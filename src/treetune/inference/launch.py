@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import treetune
+from treetune.inference import key
+
 if TYPE_CHECKING:
     from treetune.inference.settings import VllmSettings
 
@@ -22,6 +25,8 @@ START_MODEL_NAME = "start-model"
 
 _ADAPTER_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """The largest ranks that vLLM can be set to hold."""
+
+_SOURCES = Path(treetune.__file__).parents[1]
 
 _FROM_THE_LAUNCHER = (
     # What DeepSpeed's launcher tells a rank about itself; vLLM would take part in that group.
@@ -88,6 +93,7 @@ class Launch:
         # Log-probs of the distribution that was really sampled from, after temperature and top-p.
         command += ["--logprobs-mode", "processed_logprobs"]
         command += ["--no-enable-log-requests", "--disable-uvicorn-access-log"]
+        command += ["--middleware", f"{key.__name__}.{key.KeyRequired.__name__}"]
         command += [_flag("enable-prefix-caching", _or(settings.prefix_caching, cuda))]
         command += [_flag("async-scheduling", settings.async_scheduling)]
         if not cuda:
@@ -121,6 +127,8 @@ class Launch:
             "HF_HUB_OFFLINE": "1",
             "VLLM_RPC_BASE_PATH": str(scratch),  # sockets: gone with the server, whatever ends it
             "OMP_NUM_THREADS": str(settings.omp_threads or self._default_threads()),
+            # The server imports what asks for its key.
+            "PYTHONPATH": os.pathsep.join(filter(None, [inherited.get("PYTHONPATH"), str(_SOURCES)])),
         }
         if self.adapter_rank is not None:
             environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"  # opens the route that exchanges adapters

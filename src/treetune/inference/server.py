@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -13,14 +14,13 @@ import sys
 import tempfile
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from treetune.files import write_json
-from treetune.inference import guard
+from treetune.inference import guard, key
 from treetune.inference.base import EngineError
-from treetune.inference.client import Client, ServerFailure
+from treetune.inference.client import Address, Client, ServerFailure
 from treetune.inference.launch import MODEL_NAME, Launch
 from treetune.inference.server_log import diagnosis, last_lines
 
@@ -30,14 +30,6 @@ if TYPE_CHECKING:
 POLL_S = 0.1
 PORT_TRIES = 4
 END_S = 30.0
-
-
-@dataclass(frozen=True)
-class Address:
-    """Where a server answers. `epoch` counts the starts: another epoch is another process."""
-
-    url: str
-    epoch: int
 
 
 class Server(Protocol):
@@ -67,6 +59,7 @@ class Process:
         self.log = log
         self.port = _free_port()
         self.url = f"http://127.0.0.1:{self.port}"
+        self.key = secrets.token_urlsafe(32)
         scratch = Path(tempfile.mkdtemp(prefix="treetune-engine-"))
         command = launch.command(weights, self.port)
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -81,11 +74,14 @@ class Process:
                 stdin=subprocess.PIPE,
                 stdout=file,
                 stderr=file,
-                env=launch.environment(scratch),
+                env=launch.environment(scratch) | {key.VARIABLE: self.key},
                 start_new_session=True,
                 bufsize=0,
             )
         self._scratch = scratch
+
+    def address(self, epoch: int = 0) -> Address:
+        return Address(self.url, epoch, self.key)
 
     def exit_code(self) -> int | None:
         """None while it runs."""
@@ -210,7 +206,7 @@ class OwnServer:
             with self._changed:
                 self._epoch += 1
                 if not self._start_wanted:
-                    self._address = Address(process.url, self._epoch)
+                    self._address = process.address(self._epoch)
                 self._publish()
                 self._changed.notify_all()
             reason = self._watch(process)
@@ -288,7 +284,7 @@ class OwnServer:
             with contextlib.suppress(ServerFailure):
                 # Two sizes of batch: what is compiled at the first use is compiled for one and for many.
                 for n in (1, 3):
-                    self._client.post(process.url, "/v1/completions", warm_up(n), timeout=left)
+                    self._client.post(process.address(), "/v1/completions", warm_up(n), timeout=left)
                 return
             time.sleep(POLL_S)
 
@@ -298,11 +294,12 @@ class OwnServer:
         address = self._address
         state = {
             "url": address.url if address else None,
+            "key": address.key if address else None,
             "epoch": self._epoch,
             "error": self._error or ("the engine was closed" if self._closed else None),
             "restarts": self.restarts,
         }
-        write_json(self._address_file, state, durable=False)
+        write_json(self._address_file, state, durable=False, private=True)
 
     def _poison_file(self, epoch: int) -> Path | None:
         return poison_file(self._address_file, epoch) if self._address_file else None
@@ -334,7 +331,7 @@ class RemoteServer:
                 raise EngineError(state["error"])
             if state.get("url") and state["epoch"] > self._bad_epoch:
                 self._restarts = state["restarts"]
-                return Address(state["url"], state["epoch"])
+                return Address(state["url"], state["epoch"], state["key"])
             time.sleep(POLL_S)
         raise EngineError(f"the first rank's server was not there in time; its log is {self._log}")
 

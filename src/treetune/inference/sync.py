@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from treetune.inference.base import Canary, Completion, Request, SamplingParams
-from treetune.inference.client import Client, RequestPart, ServerFailure
+from treetune.inference.client import Address, Client, RequestPart, ServerFailure
 from treetune.inference.launch import ADAPTER_CONFIG, MODEL_NAME
 from treetune.vocabulary import TokenIds
 
@@ -21,7 +21,7 @@ PROBE_CONCURRENCY = 64
 
 def reload_weights(
     client: Client,
-    url: str,
+    address: Address,
     directory: Path,
     timeout: float,
     *,
@@ -36,17 +36,17 @@ def reload_weights(
     started = time.monotonic()
     if (directory / ADAPTER_CONFIG).is_file():
         named = {"lora_name": MODEL_NAME, "lora_path": str(directory), "load_inplace": True}
-        client.post(url, "/v1/load_lora_adapter", named, timeout=timeout, answers="text")
+        client.post(address, "/v1/load_lora_adapter", named, timeout=timeout, answers="text")
     else:
         body = {
             "method": "reload_weights",
             "kwargs": {"weights_path": str(directory)},
             "timeout": timeout,
         }
-        client.post(url, "/collective_rpc", body, timeout=timeout)
+        client.post(address, "/collective_rpc", body, timeout=timeout)
     reloaded = time.monotonic()
     between()
-    answer = client.post(url, "/reset_prefix_cache", timeout=timeout)
+    answer = client.post(address, "/reset_prefix_cache", timeout=timeout)
     # Refused while blocks are held; vLLM before 0.30 answers nothing.
     if answer.get("success", True) is not True:
         raise ServerFailure("the prefix cache was not dropped: a request still holds blocks")
@@ -67,14 +67,14 @@ def probes_of(canary: Canary, context_length: int) -> list[Request]:
 
 def sample_probes(
     client: Client,
-    url: str,
+    address: Address,
     requests: Sequence[Request],
     version: int,
     timeout: float,
 ) -> list[tuple[TokenIds, Completion]]:
     """The prompts and the engine's own answers to them."""
     parts = [RequestPart(index, 0, 1, request) for index, request in enumerate(requests)]
-    with client.sampling(url, version, concurrency=PROBE_CONCURRENCY, timeout=timeout) as samples:
+    with client.sampling(address, version, concurrency=PROBE_CONCURRENCY, timeout=timeout) as samples:
         samples.add(parts)
         answers = {part.index: completions[0] for part, completions in samples}
     return [(part.request.prompt_ids, answers[part.index]) for part in parts]

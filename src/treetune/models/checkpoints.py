@@ -77,5 +77,6 @@ def _how_to_make(path: Path) -> str:
     config = str(likely) if likely.is_file() else "CONFIG.jsonnet"
     return (
         f"Run the experiment {experiment.name!r} to its end first: "
-        f"deepspeed --no_local_rank --num_gpus=1 src/treetune/main.py --configs {config} run_iteration_loop"
+        f"deepspeed --quiet --no_local_rank --num_gpus=1 src/treetune/main.py --configs {config}"
+        " run_iteration_loop"
     )

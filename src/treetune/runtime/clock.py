@@ -20,6 +20,8 @@ class Clock:
         self._start = time.perf_counter()
         self._earlier = 0.0
         self.seconds: dict[str, float] = defaultdict(float)
+        self.tokens: dict[str, int] = {}
+        """Sampled tokens of phases, on all ranks."""
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

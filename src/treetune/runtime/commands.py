@@ -29,7 +29,7 @@ from treetune.runtime.watch import kept_for_good, refuse_collapsed
 def run(command: str, root: Runtime, plain_config: Mapping[str, Any], options: Any = None) -> int:
     """Carries out one command on a checked experiment; the exit code."""
     assert isinstance(root, PolicyIteration)
-    lifeline.exit_on_sigterm()
+    lifeline.exit_on_signals()
     lifeline.end_with_launcher()
     if command != clean_up_checkpoints.__name__:
         root.model.require()  # before anything heavy is imported

@@ -1,30 +1,36 @@
-"""What a person sees of a run: one live line per phase on a terminal, plain lines in the log."""
+"""What a person sees of a run: one live line on a terminal, plain lines elsewhere and in the log."""
 
 from __future__ import annotations
 
 import logging
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 LOGGER = "treetune"
 SHOWN_EVERY_S = 0.2
+SAID_EVERY_S = 60.0
+"""Without a terminal, a phase that goes on says how far it is as often as this."""
+
+Progress = Callable[[int, int], None]
+"""Called with (done, total)."""
 
 
 class Console:
     """Live lines on a terminal (first rank only); everything finished goes to the log as well.
 
-    Where standard error is no terminal, each finished phase is a plain line there.
+    Where standard error is no terminal, each finished phase is a plain line there, and so is one that goes
+    on for long, every `SAID_EVERY_S`.
     """
 
     def __init__(self, log_file: Path | None, visible: bool) -> None:
-        self._live = visible and sys.stderr.isatty()
-        self._progress: Any = None
+        self._visible, self._live = visible, visible and sys.stderr.isatty()
         self.log = logging.getLogger(LOGGER)
         self.log.setLevel(logging.INFO)
         self.log.propagate = False
@@ -46,45 +52,40 @@ class Console:
         self.log.info(message)
 
     @contextmanager
-    def phase(
-        self, what: str, unit: str = "", words: Callable[[], str] = lambda: ""
-    ) -> Iterator[Callable[[int, int], None]]:
-        """A live line while inside; call what it gives with (done, total). `words` says what else
+    def phase(self, what: str, unit: str = "", words: Callable[[], str] = lambda: "") -> Iterator[Progress]:
+        """Shows how far it is while inside; call what it gives with (done, total). `words` says what else
         is worth knowing just then.
         """
-        if not self._live:
+        if self._live:
+            with _live_line(what, unit, words) as show:
+                yield show
+        elif self._visible:
+            with self._said_now_and_then(Status(what, unit, words)) as show:
+                yield show
+        else:
             yield lambda done, total: None
-            return
-        from rich.console import Console as RichConsole
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        last = 0.0
-        with Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TextColumn(unit),
-            TextColumn("{task.fields[words]}"),
-            TimeRemainingColumn(compact=True),
-            console=RichConsole(stderr=True),
-            transient=True,
-        ) as progress:
-            bar = progress.add_task(what, total=None, words=words())
+    @contextmanager
+    def _said_now_and_then(self, status: Status) -> Iterator[Progress]:
+        over = threading.Event()
 
-            def show(done: int, total: int) -> None:
-                nonlocal last
-                now = time.monotonic()
-                if done == total or now - last >= SHOWN_EVERY_S:
-                    last = now
-                    progress.update(bar, completed=done, total=total, words=words())
+        def speak() -> None:
+            while not over.wait(SAID_EVERY_S):
+                self.say(str(status))
 
-            yield show
+        speaker = threading.Thread(target=speak, name="console", daemon=True)
+        speaker.start()
+        try:
+            yield status.set
+        finally:
+            over.set()
+            speaker.join()
 
     def record_failure(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """An exit callback: the traceback goes to the log file; a person gets one message elsewhere."""
-        if error is None or isinstance(error, SystemExit) or self._file is None:
+        if error is None or isinstance(error, SystemExit | KeyboardInterrupt) or self._file is None:
             return
         text = "".join(traceback.format_exception(kind, error, trace))
         record = self.log.makeRecord(self.log.name, logging.ERROR, "", 0, text, (), None)
@@ -95,3 +96,70 @@ class Console:
             self.log.removeHandler(handler)
             handler.close()
         self._handlers = []
+
+
+@dataclass
+class Status:
+    """How far a phase is, in one line."""
+
+    what: str
+    unit: str
+    words: Callable[[], str]
+    done: int = 0
+    total: int = 0
+
+    def __post_init__(self) -> None:
+        self._started = time.monotonic()
+
+    def set(self, done: int, total: int) -> None:
+        self.done, self.total = done, total
+
+    def __str__(self) -> str:
+        passed = time.monotonic() - self._started
+        parts = [self.what]
+        if self.total:
+            parts.append(f"{self.done} of {self.total} {self.unit}".rstrip())
+        if more := self.words():
+            parts.append(more)
+        parts.append(f"for {duration(passed)}")
+        if 0 < self.done < self.total:
+            parts.append(f"{duration(passed * (self.total - self.done) / self.done)} left")
+        return "  ".join(parts)
+
+
+@contextmanager
+def _live_line(what: str, unit: str, words: Callable[[], str]) -> Iterator[Progress]:
+    from rich.console import Console as RichConsole
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as RichProgress
+
+    last = 0.0
+    with RichProgress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        MofNCompleteColumn(),
+        TextColumn(unit),
+        TextColumn("{task.fields[words]}"),
+        TimeRemainingColumn(compact=True),
+        console=RichConsole(stderr=True),
+        transient=True,
+    ) as progress:
+        bar = progress.add_task(what, total=None, words=words())
+
+        def show(done: int, total: int) -> None:
+            nonlocal last
+            now = time.monotonic()
+            if done == total or now - last >= SHOWN_EVERY_S:
+                last = now
+                progress.update(bar, completed=done, total=total, words=words())
+
+        yield show
+
+
+def duration(seconds: float) -> str:
+    """In the unit that says it best: ``40 s``, ``12 min``, ``3.5 h``."""
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    if seconds < 99.5 * 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -57,19 +59,26 @@ def generate(sampler: Sampler, iteration: int, clock: Clock) -> tuple[list[Episo
             # Last: from here on, both phases are done.
             write_episodes(folder / "episodes.arrow", episodes, session.model.codec)
         session.ranks.barrier("episodes written")
-    return episodes, metrics | _throughput(session, metrics, clock)
+    return episodes, metrics | _throughput(session, clock)
 
 
-def _throughput(session: Session, metrics: Metrics, clock: Clock) -> Metrics:
+def _throughput(session: Session, clock: Clock) -> Metrics:
     """Tokens that the engine sampled for rollout and credit, per second of these two phases."""
     if not session.config.rollout.needs_engine:
         return {}
-    tokens = metrics["episodes/response_tokens"] * metrics["episodes/count"]
-    tokens += metrics.get("credit/value_tokens", 0.0)
-    seconds = clock.seconds["generation"]
-    if "credit/value_tokens" in metrics:
-        seconds += clock.seconds["credit"]
-    return {"engine/tokens_per_second": tokens / seconds if seconds else 0.0}
+    seconds = sum(clock.seconds[phase] for phase, tokens in clock.tokens.items() if tokens)
+    return {"engine/tokens_per_second": sum(clock.tokens.values()) / seconds if seconds else 0.0}
+
+
+@contextmanager
+def _counted(sampler: Sampler, phase: str, clock: Clock) -> Iterator[None]:
+    """Keeps the clock of a phase, and counts what is sampled in it: not what a journal has. Collective."""
+    engine = sampler.server.engine
+    before = 0 if engine is None else engine.tokens
+    with clock.phase(phase):
+        yield
+        own = 0 if engine is None else engine.tokens - before
+        clock.tokens[phase] = sum(sampler.session.ranks.exchange("sampled tokens", own))
 
 
 def _rollout(sampler: Sampler, iteration: int, clock: Clock) -> tuple[list[Trajectory], Metrics]:
@@ -87,7 +96,7 @@ def _rollout(sampler: Sampler, iteration: int, clock: Clock) -> tuple[list[Traje
         config.problem_sampling,
     )
     with (
-        clock.phase("generation"),
+        _counted(sampler, "generation", clock),
         sampler.phase(f"iteration {iteration + 1}: sampling", "answers") as show,
     ):
         context = sampler.context(
@@ -125,7 +134,7 @@ def _credit(
     session, config = sampler.session, sampler.session.config
     folder = session.directory.iteration(iteration)
     with (
-        clock.phase("credit"),
+        _counted(sampler, "credit", clock),
         sampler.phase(f"iteration {iteration + 1}: credit", "continuations") as show,
     ):
         context = sampler.context(
@@ -173,12 +182,14 @@ def _journal(sampler: Sampler, folder: Path, phase: str) -> Path | None:
 
 
 def _record(path: Path, metrics: Metrics, clock: Clock, phase: str) -> None:
-    write_json(path, {"seconds": clock.seconds[phase], "metrics": metrics})
+    counted = {"seconds": clock.seconds[phase], "tokens": clock.tokens.get(phase, 0)}
+    write_json(path, counted | {"metrics": metrics})
 
 
 def _recorded(path: Path, clock: Clock, phase: str) -> Metrics:
     record = json.loads(path.read_text())
     clock.add_earlier(phase, record["seconds"])
+    clock.tokens[phase] = record.get("tokens", 0)  # runs of earlier versions didn't count
     return record["metrics"]
 
 

@@ -82,15 +82,30 @@ def end_with_launcher() -> None:
     threading.Thread(target=watch, name="lifeline", daemon=True).start()
 
 
-class Terminated(SystemExit):
-    """SIGTERM as an exception, so that every `finally` on the way out runs."""
+TERMINATED = 128 + signal.SIGTERM
+"""The exit code of a process that SIGTERM ended."""
 
 
-def exit_on_sigterm() -> None:
-    """SIGTERM unwinds the stack once; a second one meets the default action and ends at once."""
+class Stopped(SystemExit):
+    """SIGTERM or Ctrl-C as an exception, so that every `finally` on the way out runs."""
 
-    def handler(signum: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        raise Terminated(128 + signum)
 
-    signal.signal(signal.SIGTERM, handler)
+def exit_on_signals() -> None:
+    """SIGTERM and Ctrl-C unwind the stack, once; a second signal of the same kind ends at once.
+
+    The other kind is then ignored: DeepSpeed's launcher answers Ctrl-C, which the terminal sends to all,
+    with a SIGTERM to ranks that are on their way out already.
+    """
+    stopped_by: int | None = None
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        nonlocal stopped_by
+        if stopped_by is None:
+            stopped_by = number
+            raise Stopped(128 + number)
+        if number == stopped_by:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, handler)

@@ -21,7 +21,7 @@ def run_iterations(session: Session, server: PolicyServer, sampler: Sampler, tra
     """Every iteration that the experiment still lacks. Collective."""
     start = resume(session, server, trainer)
     with Record.open(session, trainer, start) as record:
-        for iteration in range(start, session.config.iterations):
+        for iteration in session.remaining_iterations(start):
             clock = Clock()
             episodes, metrics = generate(sampler, iteration, clock)
             metrics |= train(sampler, trainer, iteration, episodes, clock)

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
 
-from treetune.inference.base import Canary, Engine
+from treetune.inference.base import Engine
 from treetune.runtime.base import PolicyIteration
+from treetune.runtime.canary import stored_canary, trainers_canary
 from treetune.runtime.clock import Clock
 from treetune.runtime.due import samples_after
 from treetune.runtime.session import Session
@@ -18,8 +19,6 @@ from treetune.vocabulary import Metrics
 
 if TYPE_CHECKING:
     from treetune.trainers.core import PolicyTrainer
-
-CANARY_PROMPTS = 4
 
 
 class PolicyServer:
@@ -89,15 +88,17 @@ class PolicyServer:
             return self._sync()
 
     def load_checkpoint(self, number: int) -> None:
-        """A checkpoint's weights (0: the start weights), where no trainer holds them. Raises CheckpointGone.
-        Collective.
+        """A checkpoint's weights (0: the start weights), where no trainer holds them, verified. Raises
+        CheckpointGone. Collective.
         """
         assert self.engine is not None and self.folder is not None
         self._wait()
         if number == self.engine.version:
             return
-        self.engine.load(self.folder.write_stored(number), number)
-        self.folder.keep_only(number)
+        with self._session.console.phase(f"weights after iteration {number} into the engine"):
+            folder = self.folder.write_stored(number)
+            self.engine.load(folder, number, stored_canary(self._session, folder))
+            self.folder.keep_only(number)
 
     def asleep(self) -> AbstractContextManager[None]:
         """Inside, the engine's memory belongs to the trainer, if so configured."""
@@ -115,24 +116,15 @@ class PolicyServer:
         if self.engine is None or self.folder is None or self._offer is None:
             return {}
         (trainer, version), self._offer = self._offer, None
-        folder = self.folder.write_trained(trainer, version)
-        report = self.engine.load(folder, version, self._canary(trainer))
-        self.folder.keep_only(version)
+        with self._session.console.phase(f"weights after iteration {version} into the engine"):
+            folder = self.folder.write_trained(trainer, version)
+            report = self.engine.load(folder, version, trainers_canary(self._session, trainer))
+            self.folder.keep_only(version)
         return {
             "engine/canary_gap": report.canary_gap,
             "engine/restarts": float(report.restarts),
             **{f"engine/sync_{part}": seconds for part, seconds in report.parts.items()},
         }
-
-    def _canary(self, trainer: PolicyTrainer) -> Canary:
-        session = self._session
-        codec, temperature = session.model.codec, session.temperature
-        return Canary(
-            prompts=[codec.encode_prompt(p.prompt) for p in session.train_problems[:CANARY_PROMPTS]],
-            score=lambda pairs: trainer.score(pairs, temperature),
-            tolerance=session.config.engine.tolerance(session.ranks.device.type),
-            temperature=temperature,
-        )
 
 
 def refuse_unreachable_server(config: PolicyIteration, ranks: Ranks) -> None:

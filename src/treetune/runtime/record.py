@@ -79,7 +79,8 @@ class Record:
             self._keep_line(iteration, metrics | clock.metrics())
             last = done == config.iterations or watch.stopping
             if last or done % config.checkpoints.every == 0:
-                self._checkpoint(done)
+                with session.console.phase(f"iteration {done}: checkpoint"):
+                    self._checkpoint(done)
         row = self._keep_line(iteration, metrics | clock.metrics())
         if session.ranks.is_first:
             session.directory.append_metrics(row)

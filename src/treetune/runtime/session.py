@@ -14,6 +14,7 @@ from typing import Any
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.console import Console
 from treetune.runtime.directory import ExperimentDirectory, Lock
+from treetune.runtime.lifeline import TERMINATED, Stopped
 from treetune.runtime.manifest import begin, changed_modules
 from treetune.runtime.start_model import StartModel
 from treetune.trainers.ranks import Ranks
@@ -25,8 +26,8 @@ class Session:
     """Who this process is among the ranks, the experiment's directory, the console, the start model.
 
     `purpose` names what the process is here for, apart from all others that are here at the same time:
-    ``run``, ``analysis``, or ``evaluation-`` and a number. `last_row` is the line of the last finished
-    iteration.
+    ``run``, ``analysis``, or ``evaluation-`` and a number. `iteration` is the one at work, where the loop
+    is, and `last_row` the line of the last finished one.
     """
 
     config: PolicyIteration
@@ -36,6 +37,7 @@ class Session:
     console: Console
     model: StartModel
     purpose: str
+    iteration: int | None = None
     last_row: Mapping[str, Any] = field(default_factory=dict)
 
     @staticmethod
@@ -68,7 +70,22 @@ class Session:
                 )
             quiet_libraries()
             model = StartModel(config, ranks.device)
-            yield Session(config, plain_config, directory, ranks, console, model, purpose)
+            session = Session(config, plain_config, directory, ranks, console, model, purpose)
+            try:
+                yield session
+            except (Stopped, KeyboardInterrupt) as stop:
+                where = "" if session.iteration is None else f" in iteration {session.iteration + 1}"
+                if isinstance(stop, Stopped) and stop.code == TERMINATED:
+                    console.say(f"ended by SIGTERM{where}")  # also the launcher's, where another rank failed
+                else:
+                    console.say(f"stopped{where}; the same command continues")
+                raise
+
+    def remaining_iterations(self, start: int) -> Iterator[int]:
+        """Those that the experiment still lacks, after `start`."""
+        for iteration in range(start, self.config.iterations):
+            self.iteration = iteration
+            yield iteration
 
     @cached_property
     def train_problems(self) -> list[Problem]:

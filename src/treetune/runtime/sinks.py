@@ -71,8 +71,7 @@ class TensorboardSink(Sink):
     """Event files under ``tensorboard/`` in the experiment.
 
     `further_names` are names under which metrics are written as well, each with the metric's own name: for
-    dashboards of another program (``configs/threadweaver/tensorboard.jsonnet``). What a run doesn't
-    record is left out.
+    dashboards of another program. What a run doesn't record is left out.
     """
 
     further_names: Mapping[str, str] = field(default_factory=dict)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from treetune.episode_generators.numbers import in_words
+from treetune.runtime.console import duration
 
 SHOWN_SECONDS = 0.05
 """Phases shorter than this are left out."""
@@ -31,6 +32,7 @@ def summary_line(row: Mapping[str, Any], iterations: int) -> str:
     phases = {key.removeprefix("seconds/"): row[key] for key in row if key.startswith("seconds/")}
     total = phases.pop("total")
     times = [f"{name} {seconds:.1f}" for name, seconds in phases.items() if seconds >= SHOWN_SECONDS]
-    left = (iterations - row["iteration"] - 1) * total
-    parts += [*scores, f"{total:.1f} s ({', '.join(times)})", f"{left / 60:.0f} min left"]
+    parts += [*scores, f"{total:.1f} s ({', '.join(times)})"]
+    if left := (iterations - row["iteration"] - 1) * total:
+        parts.append(f"{duration(left)} left")
     return "  ".join(parts)

@@ -37,7 +37,7 @@ def run(table: Reproduction, options: Any, write: Write) -> int:
 
 def reproduce(table: Reproduction, write: Write, launcher: Launcher | None = None) -> int:
     """Runs what is missing and writes the table; 1 if a run could not be finished."""
-    lifeline.exit_on_sigterm()
+    lifeline.exit_on_signals()
     with _alone(Path(table.directory)):
         plan = make_plan(table)
         refuse_unwritten(plan)

@@ -21,23 +21,23 @@ from typing import Any
 from treetune.config.jsonnet import shown
 from treetune.files import write_json
 from treetune.runtime.lifeline import PR_SET_PDEATHSIG, process_fields
-from treetune.tables.runs import MEASURABLE, TO_DO, Plan, PlannedRun, Status, inspect
+from treetune.tables.runs import MEASURABLE, TO_DO, Plan, PlannedRun, Status, duration, inspect
 
 MAIN = Path(__file__).resolve().parents[1] / "main.py"
 POLL_S, END_POLL_S = 0.5, 0.1
-NEWS_EVERY_S = 60.0
+PROGRESS_EVERY_S = 60.0
 GRACE_S = 30.0
-"""How long a run may take to end once it was told to, before it is ended the hard way."""
+"""How long a run may take to end after the signal, before it is ended the hard way."""
 
 TAIL_BYTES, MESSAGE_CHARACTERS = 64 * 1024, 400
 
-_TOLD = re.compile(r" failed: |^wrong configuration")
+_FAILURE = re.compile(r" failed: |^wrong configuration")
 _RAISED = re.compile(r"[\w.]+(Error|Exception|Interrupt)\b")
 
 ONE_RANK = ("run_analyzers",)
 """Commands that work in one process, however many ranks train."""
 
-Say = Callable[[str], None]
+Announce = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,7 @@ class Launcher:
     def command(self, run: PlannedRun, command: str, port: str) -> list[str]:
         program = self.program or (
             "deepspeed",
+            "--quiet",
             "--no_local_rank",
             f"--num_gpus={1 if command in ONE_RANK else self.ranks}",
             f"--master_port={port}",
@@ -106,7 +107,7 @@ def commands_of(status: Status) -> list[str]:
     return ["run_iteration_loop"] if status.state in TO_DO else []
 
 
-def carry_out(plan: Plan, launcher: Launcher, say: Say) -> int:
+def carry_out(plan: Plan, launcher: Launcher, announce: Announce) -> int:
     """Runs or resumes what is missing, needed runs first; how many runs could not be finished."""
     table, statuses = plan.table, dict(plan.statuses)
     total, unfinished = len(plan.runs), 0
@@ -114,30 +115,30 @@ def carry_out(plan: Plan, launcher: Launcher, say: Say) -> int:
         place = f"[{number}/{total}] {run.words}"
         status = statuses[run.key] = inspect(run)
         if status.state == "finished":
-            say(f"{place}: finished before")
+            announce(f"{place}: finished before")
             continue
         lacking = [name for name, seed in run.needs if statuses[name, seed].state not in MEASURABLE]
         if lacking:
-            say(f"{place}: skipped, for it needs {', '.join(lacking)}")
+            announce(f"{place}: skipped, for it needs {', '.join(lacking)}")
             unfinished += 1
             continue
         if status.state not in TO_DO:
-            say(f"{place}: {status.state}, {status.why}")
+            announce(f"{place}: {status.state}, {status.why}")
             unfinished += 1
         else:
-            status = statuses[run.key] = _finish(run, status, launcher, place, say, table.deadline_hours)
+            status = statuses[run.key] = _finish(run, status, launcher, place, announce, table.deadline_hours)
             if status.state == "finished":
                 continue
-            say(f"{place}: {status.state}: {status.why}")
+            announce(f"{place}: {status.state}: {status.why}")
             unfinished += 1
         if table.on_failure == "stop":
-            say("stopped there, as on_failure says; the same command goes on")
+            announce("stopped there, as on_failure says; the same command goes on")
             return unfinished
     return unfinished
 
 
 def _finish(
-    run: PlannedRun, status: Status, launcher: Launcher, place: str, say: Say, deadline_hours: float
+    run: PlannedRun, status: Status, launcher: Launcher, place: str, announce: Announce, deadline_hours: float
 ) -> Status:
     """Trains, then evaluates and analyses what the table reads and training left out."""
     tried: set[str] = set()
@@ -145,12 +146,12 @@ def _finish(
         command = commands[0]
         tried.add(command)
         what = "continues" if status.state in ("interrupted", "failed") and status.done else "starts"
-        say(f"{place}: {command} {what} (log {run.log})")
-        seconds, code = _attempt(run, command, launcher, place, say, deadline_hours * 3600)
+        announce(f"{place}: {command} {what} (log {run.log})")
+        seconds, code = _attempt(run, command, launcher, place, announce, deadline_hours * 3600)
         status = inspect(run)
         if code:
             return status
-        say(f"{place}: {command} took {seconds:.0f} s")
+        announce(f"{place}: {command} took {seconds:.0f} s")
     if commands:
         return Status(
             "failed", status.done, f"{commands[0]} ended well and left it as it was (log {run.log})"
@@ -159,7 +160,7 @@ def _finish(
 
 
 def _attempt(
-    run: PlannedRun, command: str, launcher: Launcher, place: str, say: Say, deadline_s: float
+    run: PlannedRun, command: str, launcher: Launcher, place: str, announce: Announce, deadline_s: float
 ) -> tuple[float, int]:
     """One process to its end: seconds and exit code. It is kept in the run's record."""
     words = launcher.command(run, command, str(_free_port()))
@@ -169,8 +170,8 @@ def _attempt(
     attempt: dict[str, Any] = {"command": command, "started": time.time(), "seconds": 0.0, "exit_code": None}
     start = time.monotonic()
 
-    def keep(**news: Any) -> None:
-        attempt.update(news, seconds=round(time.monotonic() - start, 1))
+    def keep(**changes: Any) -> None:
+        attempt.update(changes, seconds=round(time.monotonic() - start, 1))
         write_json(run.record, {"attempts": [*attempts, attempt]})
 
     keep()
@@ -181,7 +182,7 @@ def _attempt(
         log.flush()
         began = log.tell()
         with _process(words, launcher.environment(run), log) as process:
-            last_news = start
+            last_progress = start
             while (code := _poll(process)) is None:
                 now = time.monotonic()
                 if now - start > deadline_s:
@@ -189,10 +190,10 @@ def _attempt(
                     code = process.returncode or 1
                     keep(exit_code=code, message=f"it took longer than {deadline_s / 3600:g} h and was ended")
                     return now - start, code
-                if now - last_news > NEWS_EVERY_S:
-                    last_news = now
+                if now - last_progress > PROGRESS_EVERY_S:
+                    last_progress = now
                     keep()
-                    say(f"{place}: {_progress(run)}, {now - start:.0f} s")
+                    announce(f"{place}: {_progress(run)}, {now - start:.0f} s")
     keep(exit_code=code, message=_message(run.log, began) if code else "")
     return time.monotonic() - start, code
 
@@ -274,7 +275,7 @@ def _progress(run: PlannedRun) -> str:
         return f"iteration 1 of {run.iterations}"
     mean = sum(row.get("seconds/total", 0.0) for row in rows) / len(rows)
     left = (run.iterations - len(rows)) * mean
-    return f"{len(rows)} of {run.iterations} iterations, {mean:.1f} s each, about {left / 60:.0f} min left"
+    return f"{len(rows)} of {run.iterations} iterations, {mean:.1f} s each, about {duration(left)} left"
 
 
 def _message(log: Path, began: int) -> str:
@@ -282,7 +283,7 @@ def _message(log: Path, began: int) -> str:
     with log.open("rb") as file:
         file.seek(max(began, log.stat().st_size - TAIL_BYTES))
         lines = [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
-    told = [line for line in lines if _TOLD.search(line)][:1]
+    failures = [line for line in lines if _FAILURE.search(line)][:1]
     raised = [line for line in lines if _RAISED.match(line)]
     own = [line for line in lines if "] [launch.py:" not in line]
-    return (told or raised or own or lines or ["it said nothing"])[-1][:MESSAGE_CHARACTERS]
+    return (failures or raised or own or lines or ["it said nothing"])[-1][:MESSAGE_CHARACTERS]

@@ -38,8 +38,10 @@ def plan_text(plan: Plan) -> str:
     )
     left_over = [f"still about {duration(seconds)} of iterations"] if seconds else []
     left_over += [f"{unknown} runs whose cost nobody knows yet"] if unknown else []
-    told = [f"{'; '.join(runs)}:\n  " + "\n  ".join(why.splitlines()) for why, runs in notes.items()]
-    return "\n".join([*_aligned(rows), "", "; ".join([total, *left_over]), *([""] if told else []), *told])
+    reasons = [f"{'; '.join(runs)}:\n  " + "\n  ".join(why.splitlines()) for why, runs in notes.items()]
+    return "\n".join(
+        [*_aligned(rows), "", "; ".join([total, *left_over]), *([""] if reasons else []), *reasons]
+    )
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:

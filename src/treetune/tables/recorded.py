@@ -22,8 +22,8 @@ METRICS: Mapping[str, tuple[str, ...]] = {
         " value_states value_std value_tokens value_unfinished",
         "critic": "clip_fraction grad_norm loss mse return value",
         "engine": "canary_gap logprob_gap_max logprob_gap_mean restarts tokens_per_second",
-        "episodes": "count error left_out mixed no_answer once_hit problems prompt_tokens response_tokens"
-        " response_tokens_max reward score steps timeout unfinished unique",
+        "episodes": "correct count error left_out mixed no_answer once_hit problems prompt_tokens"
+        " response_tokens response_tokens_max reward score steps timeout unfinished unique",
         "preference": "accuracy chosen_reward margin ranking reference_ranking rejected_reward shortfall",
         "rollout": "groups_dropped groups_lacking rounds",
         "selection": "episodes groups groups_capped groups_dropped groups_kept groups_surplus kept pairs"
@@ -53,6 +53,7 @@ def known_metrics(root: PolicyIteration) -> set[str]:
     names |= {f"seconds/{name}" for name in (*PHASES, "other", "total")} | {"iteration", "wall_time"}
     names |= {f"diagnostics/{sign}" for sign in (*SIGNS, "stop")}
     names |= {f"shaping/{one.label}" for one in root.shaping}
+    names |= {f"{one.label}/{name}" for one in root.shaping for name in one.measures}
     numbers = {
         f"{group.name}/{name}{ending}"
         for group in registered().values()

@@ -45,8 +45,8 @@ class Task(Registrable):
         raise ValueError(f"task {type(self).__name__} has no demonstrations to learn from")
 
     def sequential_demonstration(self, problem: Problem, seed: int) -> str:
-        """A response without threads, whatever form demonstrations have: what a threaded answer's
-        latency is measured against.
+        """A response written in one line, whatever form demonstrations have: what the latency of answers
+        that fork is measured against.
 
         Raises ValueError for a task that has no demonstrations.
         """

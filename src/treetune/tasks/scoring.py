@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,14 +29,14 @@ class Scored:
 
     rows: int
     resumed: int
-    right: int
+    correct: int
     no_answer: int
     failed: int
 
     def __str__(self) -> str:
-        share = self.right / self.rows if self.rows else 0.0
+        share = self.correct / self.rows if self.rows else 0.0
         return (
-            f"{self.rows} responses ({self.resumed} were there already): {self.right} right "
+            f"{self.rows} responses ({self.resumed} were there already): {self.correct} correct "
             f"({share:.2%}), {self.no_answer} without an answer, {self.failed} timeouts and errors"
         )
 
@@ -48,6 +49,7 @@ def score_responses(
     steps: bool = False,
     workers: int | None = None,
     deadline: float = 10.0,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Scored:
     """Grades the rows of `source` with the task's grader and writes them to `output` in their order.
 
@@ -56,16 +58,17 @@ def score_responses(
     `steps` also `step_boundaries`. A row that lacks one of the three gets the outcome ``error``.
 
     An output that exists is gone on with: a torn last line is dropped, what stands there is kept.
+    `progress` is told rows that are in the output and rows in all.
     Raises ValueError if it belongs to another input, and for an input line that is no JSON object.
     """
     if source.resolve() == output.resolve():
         raise ValueError(f"--input and --output are the same file, {source}")
-    counts = {"rows": 0, "resumed": 0, "right": 0, "no_answer": 0, "failed": 0}
+    counts = {"rows": 0, "resumed": 0, "correct": 0, "no_answer": 0, "failed": 0}
     waiting: deque[tuple[dict[str, Any], Future[Grade]]] = deque()
 
     def count(row: dict[str, Any]) -> None:
         counts["rows"] += 1
-        counts["right"] += row["reward"] >= CORRECT_SCORE
+        counts["correct"] += row["reward"] >= CORRECT_SCORE
         counts["no_answer"] += row["outcome"] == "no_answer"
         counts["failed"] += row["outcome"] in ("timeout", "error")
 
@@ -75,8 +78,10 @@ def score_responses(
         file.write(json.dumps(row).encode() + b"\n")
         file.flush()
         count(row)
+        progress(counts["rows"], total)
 
     todo = json_lines(source)
+    total = _lines(source)
     done, length = _written(output)
     for row in done:
         _check_same(output, row, next(todo, None), counts["rows"], steps)
@@ -97,6 +102,14 @@ def score_responses(
             write(file)
         os.fsync(file.fileno())
     return Scored(**counts)
+
+
+def _lines(source: Path) -> int:
+    """How many rows there are, without reading them: a wrong one is told of when its turn comes."""
+    if not source.is_file():
+        return 0
+    with source.open("rb") as file:
+        return sum(1 for line in file if line.strip())
 
 
 def _submit(task: Task, pool: GraderPool, row: dict[str, Any], number: int) -> Future[Grade]:

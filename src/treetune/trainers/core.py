@@ -18,7 +18,7 @@ from treetune.trainers.batching import Unit
 from treetune.trainers.critic import Critic
 from treetune.trainers.entropy import EntropyCoefficient
 from treetune.trainers.minibatch import Minibatch, micro_batch_loss
-from treetune.trainers.models import Models, Reference
+from treetune.trainers.model_factory import ModelFactory, Reference
 from treetune.trainers.preparation.advantages import check_unthreaded
 from treetune.trainers.preparation.stages import preparation, prepare
 from treetune.trainers.preparation.tensors import IterationTensors
@@ -59,13 +59,13 @@ class PolicyTrainer:
         self.temperature, self.iterations, self.gae = temperature, iterations, gae
         self.scorer = Scorer(settings, ranks, temperature)
         objective = settings.objective
-        self.models = Models(settings, load_model, ranks, seed)
-        self.policy = self.models.policy()
+        self.factory = ModelFactory(settings, load_model, ranks, seed)
+        self.policy = self.factory.policy()
         self.reference: Reference | None = None
         if settings.keeps_reference:
-            self.reference = self.models.reference(lambda: self.policy)
+            self.reference = self.factory.reference(lambda: self.policy)
         self.entropy = EntropyCoefficient(objective.entropy_coef, settings.entropy_target)
-        self.critic = None if gae is None else Critic(self.models.critic(), gae.critic)
+        self.critic = None if gae is None else Critic(self.factory.critic(), gae.critic)
 
     @property
     def model(self) -> PreTrainedModel:
@@ -89,7 +89,7 @@ class PolicyTrainer:
         gc.collect()
         if self.ranks.device.type == "cuda":
             torch.cuda.empty_cache()
-        self.policy = self.models.policy()
+        self.policy = self.factory.policy()
         self.entropy.reset()
         if measured is None:
             return {}

@@ -32,6 +32,8 @@ class Ranks:
     @staticmethod
     def join(deadline_s: float) -> Ranks:
         """Joins the processes that the launcher started; alone if there is no launcher."""
+        if not torch.cuda.is_available():
+            os.environ.setdefault("DS_ACCELERATOR", "cpu")  # or it warns that it found no other
         import deepspeed
         import deepspeed.ops
 

@@ -34,13 +34,13 @@ class Scorer:
 
     def logprobs(self, policy: Forward, sequences: Sequences) -> Tensor:
         """Of every trained token, float32 of shape [N], without gradient. Collective."""
-        return self._sweep(sequences, lambda batch: policy(batch.inputs, self.temperature)[0])
+        return self._score(sequences, lambda batch: policy(batch.inputs, self.temperature)[0])
 
     def values(self, critic: Forward, sequences: Sequences) -> Tensor:
         """Of the state before every trained token, float32 of shape [N], without gradient. Collective."""
-        return self._sweep(sequences, lambda batch: critic(batch.inputs))
+        return self._score(sequences, lambda batch: critic(batch.inputs))
 
-    def _sweep(self, sequences: Sequences, forward: Callable[[MicroBatch], Tensor]) -> Tensor:
+    def _score(self, sequences: Sequences, forward: Callable[[MicroBatch], Tensor]) -> Tensor:
         """On the CPU, computed by all ranks and known to all. Rows that are alike (an answer in several
         pairs) are run once.
         """

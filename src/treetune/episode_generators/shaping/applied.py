@@ -28,8 +28,8 @@ def shaped(
         for trajectory, *of_trajectory in zip(trajectories, *bonuses.values(), strict=True)
     ]
     columns: dict[str, Sequence[float]] = {f"shaping/{label}": bonuses[label] for label in bonuses}
-    for label, (_, told) in assessed.items():
-        columns |= {f"{label}/{name}": values for name, values in told.items()}
+    for label, (_, measured) in assessed.items():
+        columns |= {f"{label}/{name}": values for name, values in measured.items()}
     columns["episodes/reward"] = [trajectory.reward for trajectory in earned]
     everyones = pooled(context, "shaping-metrics", columns)
     return earned, {name: mean(values) for name, values in everyones.items() if values}

@@ -59,6 +59,8 @@ class Acceleration(Shaping):
     threads: Literal["forked", "written"] = "forked"
     opening: Annotated[float, Ge(0)] = 0.0
 
+    measures = ("without_reference", "reference_tokens", "unclipped", "at_clip")
+
     @property
     def remembers(self) -> bool:  # type: ignore[override]
         return self.reference.remembers
@@ -78,19 +80,17 @@ class Acceleration(Shaping):
         memory = context.memory.setdefault(self.label, {}) if self.remembers else {}
         references = self.reference.lengths(context, trajectories, counts, memory)
         bonuses = [0.0] * len(trajectories)
-        told: dict[str, list[float]] = {
-            name: [] for name in ("without_reference", "reference_tokens", "unclipped", "at_clip")
-        }
+        measured: dict[str, list[float]] = {name: [] for name in self.measures}
         for position, (of_answer, reference) in enumerate(zip(counts, references, strict=True)):
             if not trajectories[position].grade.correct:
                 continue
             bonuses[position] = self.opening * of_answer.with_parallel
-            told["without_reference"].append(float(reference is None))
+            measured["without_reference"].append(float(reference is None))
             if reference is None:
                 continue
             value = acceleration(of_answer.num_tokens_in_the_longest_thread, reference, self.form)
             bonuses[position] += self.weight * max(self.floor, min(value, self.clip))
-            told["reference_tokens"].append(reference)
-            told["unclipped"].append(value)
-            told["at_clip"].append(float(value >= self.clip))
-        return bonuses, told
+            measured["reference_tokens"].append(reference)
+            measured["unclipped"].append(value)
+            measured["at_clip"].append(float(value >= self.clip))
+        return bonuses, measured

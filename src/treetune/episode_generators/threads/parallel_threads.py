@@ -201,7 +201,7 @@ class ParallelThreads(Rollout):
         asked: list[tuple[int, Call] | None] = []
 
         def sampled(place: int, calls: list[Call]) -> list[Request]:
-            """The requests for these calls, with what is known of them already told."""
+            """The requests for these calls, with what is known of them already received."""
             answer, start, unknown = growing[place], starts[place], list[Call]()
             while calls:
                 call = calls.pop()
@@ -275,7 +275,7 @@ class ParallelThreads(Rollout):
 
 
 def _completion(known: Segment, call: Call, codec: TextCodec) -> Completion:
-    """What the engine had said when the segment was sampled."""
+    """What the engine had answered when the segment was sampled."""
     stopped = known.token_ids[-1] in (*call.stop_ids, *codec.end_ids)
     reason: FinishReason = "stop" if stopped else "length"
     assert known.logprobs is not None

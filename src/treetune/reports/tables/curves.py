@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from statistics import fmean
@@ -11,9 +12,9 @@ from typing import Any
 
 from treetune.reports.experiment import read_summaries
 from treetune.reports.tables.costs import seconds_of, tokens_of
-from treetune.tables.columns import Axis, Column
+from treetune.tables.columns import Axis, Column, Panel
 from treetune.tables.runs import MEASURABLE, Plan, PlannedRun
-from treetune.tables.settings import MethodRow
+from treetune.tables.settings import MethodRow, PanelAxis
 from treetune.tables.values import PASS_AT_1, number_in
 
 Measured = dict[int, tuple[dict[Axis, float], float]]
@@ -40,25 +41,59 @@ class CurvePoint:
 
 @dataclass(frozen=True)
 class Curve:
-    """One row in one column. A row with a single point is a level to compare with."""
+    """One row in one panel: what its finished runs recorded, over seeds. One with a single point is a level
+    to compare with."""
 
     row: MethodRow
-    column: Column
+    panel: Panel
     points: tuple[CurvePoint, ...]
     seeds: tuple[int, ...]
+
+    def xs(self, axis: PanelAxis) -> list[float]:
+        return [
+            float(point.iteration) if axis == "iterations" else point.costs[axis] for point in self.points
+        ]
+
+
+def column_panel(column: Column) -> Panel:
+    """What a column that names a set to draw has along training."""
+    return Panel(name=column.name, evaluation=column.curve)
 
 
 def curves(plan: Plan) -> list[Curve]:
     """Of every column that names a set to draw, and every row with a finished run."""
-    found = []
-    for column in plan.table.columns:
-        if column.curve is None:
-            continue
-        for row in plan.table.rows:
-            name = row.cell(column.name).experiment
-            if name is not None and (curve := _curve(plan, row, column, name)) is not None:
-                found.append(curve)
-    return found
+    table = plan.table
+    places = [(column, row) for column in table.columns if column.curve is not None for row in table.rows]
+    found = [
+        curve_of(plan, row, column_panel(column), row.cell(column.name).experiment) for column, row in places
+    ]
+    return [curve for curve in found if curve is not None]
+
+
+def curve_of(plan: Plan, row: MethodRow, panel: Panel, name: str | None) -> Curve | None:
+    """From the experiment called `name`; None where no finished run of it has what the panel shows."""
+    by_seed = {run.seed: _along(plan, run, panel) for run in finished(plan, name)}
+    by_seed = {seed: measured for seed, measured in by_seed.items() if measured}
+    return Curve(row, panel, over_seeds(by_seed), tuple(by_seed)) if by_seed else None
+
+
+def finished(plan: Plan, name: str | None) -> list[PlannedRun]:
+    runs = [run for run in plan.runs if run.name == name]
+    return [run for run in runs if plan.statuses[run.key].state in MEASURABLE]
+
+
+def _along(plan: Plan, run: PlannedRun, panel: Panel) -> Measured:
+    """What an iteration recorded stands where the iteration was finished, as in the report."""
+    if panel.evaluation is not None:
+        return measured_along(plan, run, panel.evaluation, panel.shown)
+    assert panel.metric is not None
+    rows, costs = costs_along(run)
+    values = {done: row.get(panel.metric) for done, row in enumerate(rows, start=1)}
+    return {
+        done: (costs[done], float(value))
+        for done, value in values.items()
+        if isinstance(value, int | float) and math.isfinite(value)
+    }
 
 
 def speedup(plan: Plan, run: PlannedRun, of: PlannedRun, label: str, axis: Axis) -> float:
@@ -77,18 +112,6 @@ def speedup(plan: Plan, run: PlannedRun, of: PlannedRun, label: str, axis: Axis)
     if not needed[0] or not spent:
         raise ValueError(f"{of.name} was at its best before training on {label!r} began")
     return spent / needed[0]
-
-
-def _curve(plan: Plan, row: MethodRow, column: Column, name: str) -> Curve | None:
-    assert column.curve is not None
-    by_seed: dict[int, Measured] = {}
-    for seed in plan.table.seeds:
-        run = plan.run(name, seed)
-        if plan.statuses[run.key].state in MEASURABLE:
-            measured = measured_along(plan, run, column.curve)
-            if measured:
-                by_seed[seed] = measured
-    return Curve(row, column, over_seeds(by_seed), tuple(by_seed)) if by_seed else None
 
 
 def over_seeds(by_seed: Mapping[int, Measured]) -> tuple[CurvePoint, ...]:
@@ -148,28 +171,31 @@ def _start_summary(plan: Plan, run: PlannedRun, label: str) -> dict[str, Any] | 
     return None
 
 
-def curves_json(found: list[Curve]) -> list[dict[str, Any]]:
+def as_json(found: Sequence[Curve], **what: Callable[[Curve], Any]) -> list[dict[str, Any]]:
+    """Curves for programs; `what` else to say of each, by its key."""
     return [
         {
+            **{key: say(curve) for key, say in what.items()},
             "row": curve.row.name,
-            "column": curve.column.name,
-            "evaluation": curve.column.curve,
             "seeds": list(curve.seeds),
-            "points": points_json(curve.points),
+            "points": [_point_json(point) for point in curve.points],
         }
         for curve in found
     ]
 
 
-def points_json(points: Sequence[CurvePoint]) -> list[dict[str, Any]]:
-    return [
-        {
-            "iteration": point.iteration,
-            **{str(axis): cost for axis, cost in point.costs.items()},
-            "mean": point.mean,
-            "low": point.low,
-            "high": point.high,
-            "by_seed": {str(seed): value for seed, value in point.by_seed.items()},
-        }
-        for point in points
-    ]
+def _point_json(point: CurvePoint) -> dict[str, Any]:
+    return {
+        "iteration": point.iteration,
+        **{str(axis): cost for axis, cost in point.costs.items()},
+        "mean": point.mean,
+        "low": point.low,
+        "high": point.high,
+        "by_seed": {str(seed): value for seed, value in point.by_seed.items()},
+    }
+
+
+def curves_json(found: Sequence[Curve]) -> list[dict[str, Any]]:
+    return as_json(
+        found, column=lambda curve: curve.panel.name, evaluation=lambda curve: curve.panel.evaluation
+    )

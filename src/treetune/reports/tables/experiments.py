@@ -9,6 +9,8 @@ from typing import Any
 
 from treetune.files import write_json, write_text
 from treetune.reports.experiment import read_summaries
+from treetune.reports.tables import grids
+from treetune.reports.tables.words import DASH
 from treetune.tables.experiments import ExperimentsTable, Row
 
 REPORTED = (
@@ -48,8 +50,9 @@ def write_experiments_table(table: ExperimentsTable) -> list[Path]:
     results = fill(table)
     output = Path(table.directory) / table.output
     write_json(output, {result.row.name: result.as_json() for result in results})
-    write_text(output.with_suffix(".md"), as_markdown(table, results))
-    _print(table, results)
+    markdown = as_markdown(table, results)
+    write_text(output.with_suffix(".md"), markdown)
+    print(markdown.strip())
     return [output, output.with_suffix(".md")]
 
 
@@ -98,60 +101,35 @@ def _why_missing(folder: Path, table: ExperimentsTable) -> str:
     return f"has no evaluation {table.evaluation!r}"
 
 
-# The same table for readers
-
-
-def _columns(table: ExperimentsTable, results: list[Result]) -> list[str]:
-    published = any(result.row.published is not None for result in results)
-    columns = ["", "pass@1", "95 % interval", "problems", "unfinished", "tokens", "iteration"]
-    return [*columns, "published"] if published else columns
-
-
-def _cells(result: Result, columns: list[str]) -> list[str]:
-    values = result.values
-
-    def share(key: str) -> str:
-        return f"{100 * values[key]:.1f}" if values.get(key) is not None else "–"
-
-    cells = [
-        result.row.name,
-        share("pass_at_1"),
-        f"{share('ci_low')} – {share('ci_high')}",
-        f"{values.get('n_problems', '–')} × {values.get('samples', '–')}",
-        share("unfinished"),
-        f"{values['mean_tokens']:.1f}" if values.get("mean_tokens") is not None else "–",
-        str(values["iteration"]),
-    ]
-    if "published" in columns:
-        published = result.row.published
-        source = f" ({result.row.source})" if result.row.source else ""
-        cells.append("–" if published is None else f"{100 * published:.1f}{source}")
-    return cells
-
-
 def as_markdown(table: ExperimentsTable, results: list[Result]) -> str:
-    """Shares in percent; a pipe in a name is escaped."""
-    columns = _columns(table, results)
-    rows = [[cell.replace("|", "\\|") for cell in _cells(result, columns)] for result in results]
-    lines = [f"## {table.title}", ""] if table.title else []
-    lines += ["| " + " | ".join(columns) + " |", "|---" + "|---:" * (len(columns) - 1) + "|"]
-    lines += ["| " + " | ".join(row) + " |" for row in rows]
+    """The same table for readers, with shares in percent."""
+    published = any(result.row.published is not None for result in results)
+    heads = ["", "pass@1", "95 % interval", "problems", "unfinished", "tokens", "iteration"]
+    rows = [_cells(result, published) for result in results]
     note = f"`{table.evaluation}` of the {table.checkpoint} checkpoint"
     if table.checkpoint == "best":
         note += f" by `{table.best_on}`"
-    return "\n".join([*lines, "", f"Shares in percent; {note}.", ""])
+    parts = [f"## {table.title}"] if table.title else []
+    parts.append(grids.as_markdown(grids.frame([*heads, "published"] if published else heads, rows)))
+    return "\n\n".join([*parts, f"Shares in percent; {note}."]) + "\n"
 
 
-def _print(table: ExperimentsTable, results: list[Result]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table as RichTable
+def _cells(result: Result, with_published: bool) -> list[str]:
+    values, published = result.values, result.row.published
 
-    columns = _columns(table, results)
-    shown = RichTable(title=escape(table.title) or None, box=SIMPLE_HEAD)
-    for number, column in enumerate(columns):
-        shown.add_column(column, justify="right" if number else "left")
-    for result in results:
-        shown.add_row(*(escape(cell) for cell in _cells(result, columns)))
-    Console().print(shown)
+    def shown(key: str, scale: float = 1.0) -> str:
+        return f"{scale * values[key]:.1f}" if values.get(key) is not None else DASH
+
+    cells = [
+        result.row.name,
+        shown("pass_at_1", 100),
+        f"{shown('ci_low', 100)} – {shown('ci_high', 100)}",
+        f"{values.get('n_problems', DASH)} × {values.get('samples', DASH)}",
+        shown("unfinished", 100),
+        shown("mean_tokens"),
+        str(values["iteration"]),
+    ]
+    if with_published:
+        source = f" ({result.row.source})" if result.row.source else ""
+        cells.append(DASH if published is None else f"{100 * published:.1f}{source}")
+    return cells

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from treetune.reports.charts import Series, draw_series
 from treetune.reports.pages import colour_of
-from treetune.reports.tables.curves import AXES, Curve
-from treetune.reports.tables.lines import curve_series, curve_title, drawn_columns, panel_series
+from treetune.reports.tables.curves import AXES, Curve, column_panel
+from treetune.reports.tables.lines import curve_title, drawn_columns, series_of
 from treetune.reports.tables.measure import Results
-from treetune.reports.tables.panels import AXIS_WORDS, PanelCurve
+from treetune.reports.tables.panels import AXIS_WORDS
 from treetune.reports.tables.words import MARKS, reason, shown_number
 from treetune.tables.columns import Column
 
@@ -106,13 +106,13 @@ def draw_curves(results: Results, curves: Sequence[Curve], paths: Sequence[Path]
     figure, panels = _new_figure(width, 3.3 * len(drawn) + 0.5, len(drawn), len(AXES))
     for line, column in zip(panels, drawn, strict=True):
         for panel, (axis, words) in zip(line, AXES.items(), strict=True):
-            _draw_lines(panel, curve_series(results, curves, column, axis), words)
+            _draw_lines(panel, series_of(results, curves, column_panel(column), axis), words)
         line[0].set_title(curve_title(column, drawn), fontsize=9, loc="left")
     _finish(figure, results, "means over seeds and their range, along training", width, panels, paths)
     return figure
 
 
-def draw_panels(results: Results, found: Sequence[PanelCurve], paths: Sequence[Path]) -> None:
+def draw_panels(results: Results, found: Sequence[Curve], paths: Sequence[Path]) -> None:
     """All panels in one figure: mean over seeds with their range, one legend for all."""
     table = results.plan.table
     across = min(len(table.panels), PANELS_ACROSS if len(table.panels) <= PANELS_ACROSS**2 else 3)
@@ -122,7 +122,7 @@ def draw_panels(results: Results, found: Sequence[PanelCurve], paths: Sequence[P
     places = [place for line in grid for place in line]
     for place, panel in zip(places, table.panels):
         place.set_title(panel.title, fontsize=9, loc="left")
-        if series := panel_series(results, found, panel):
+        if series := series_of(results, found, panel, table.panels_over):
             _draw_lines(place, series, AXIS_WORDS[table.panels_over])
         else:
             place.annotate(

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from treetune.reports.tables.curves import Curve
 from treetune.reports.tables.measure import CellResult, Results
-from treetune.reports.tables.panels import PanelCurve
 from treetune.reports.tables.words import DASH, MARKS, cell_words, shown_interval, shown_number, shown_value
 from treetune.tables.columns import Column
 
@@ -34,7 +34,7 @@ def main_grid(
             cells.append(shown(cell))
             if published:
                 cells.append(text(shown_number(cell.published, column)))
-    return _frame(heads, rows)
+    return frame(heads, rows)
 
 
 def has_published(results: Results, column: Column) -> bool:
@@ -43,7 +43,7 @@ def has_published(results: Results, column: Column) -> bool:
 
 def difference_grid(results: Results) -> DataFrame:
     """Every measured difference to the baseline, called or not."""
-    return _frame(
+    return frame(
         ["", "column", "difference", "95 % interval", "called"],
         [
             [
@@ -69,7 +69,7 @@ def cost_grid(results: Results) -> DataFrame:
                 for quantity in ("answers", "sampled_tokens", "gradient_steps", "seconds")
             ]
             rows.append([name, str(len(costs)), *(f"{mean:,.0f}" for mean in means)])
-    return _frame(
+    return frame(
         ["experiment", "seeds", "sampled answers", "sampled tokens", "gradient steps", "seconds"], rows
     )
 
@@ -85,10 +85,10 @@ def seeds_grid(results: Results) -> DataFrame:
             rows.append([*begin, str(one.seed), value, measured, one.directory, one.config_hash])
         for seed, why in cell.absent.items():
             rows.append([*begin, str(seed), DASH, DASH, why.splitlines()[0], DASH])
-    return _frame(["", "column", "seed", "value", "problems × samples", "experiment", "configuration"], rows)
+    return frame(["", "column", "seed", "value", "problems × samples", "experiment", "configuration"], rows)
 
 
-def panel_grid(results: Results, found: Sequence[PanelCurve]) -> DataFrame:
+def panel_grid(results: Results, found: Sequence[Curve]) -> DataFrame:
     """Where each method begins and ends in each panel, with the range over seeds."""
     table = results.plan.table
     by_place = {(curve.row.name, curve.panel.name): curve for curve in found}
@@ -105,24 +105,22 @@ def panel_grid(results: Results, found: Sequence[PanelCurve]) -> DataFrame:
             began = f"{shown_value(first.mean, panel)} → " if len(curve.points) > 1 else ""
             cells.append(f"{began}{shown_value(last.mean, panel)} [{low}, {high}]")
         rows.append(cells)
-    return _frame(["", *(panel.title for panel in table.panels)], rows)
+    return frame(["", *(panel.title for panel in table.panels)], rows)
 
 
-def _frame(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> DataFrame:
+def frame(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> DataFrame:
     from pandas import DataFrame
 
     return DataFrame(rows, columns=list(heads), dtype=str)
 
 
-def as_html(frame: DataFrame) -> str:
-    return frame.to_html(index=False, border=0, classes="results texts", justify="unset")
+def as_html(grid: DataFrame) -> str:
+    return grid.to_html(index=False, border=0, classes="results texts", justify="unset")
 
 
-def as_markdown(frame: DataFrame, code: Sequence[str] = ()) -> str:
+def as_markdown(grid: DataFrame, code: Sequence[str] = ()) -> str:
     """`code` are the columns that are set as such."""
-    shown = frame.apply(
-        lambda column: column.map(lambda cell: f"`{cell}`") if column.name in code else column
-    )
+    shown = grid.apply(lambda column: column.map(lambda cell: f"`{cell}`") if column.name in code else column)
     lines = [list(shown.columns), *shown.to_numpy().tolist()]
     rows = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
     return "\n".join([rows[0], "|---" + "|---:" * (len(shown.columns) - 1) + "|", *rows[1:]])

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from treetune.reports.tables import grids
+from treetune.reports.tables.curves import Curve
 from treetune.reports.tables.measure import Results
-from treetune.reports.tables.panels import PanelCurve, panel_notes
+from treetune.reports.tables.panels import panel_notes
 from treetune.reports.tables.words import COST_WORDS, legend
 
 
 def as_markdown(
-    results: Results, account: Mapping[str, str], panels: Sequence[PanelCurve] = (), figure: str | None = None
+    results: Results, account: Mapping[str, str], panels: Sequence[Curve] = (), figure: str | None = None
 ) -> str:
     """Table, panels, differences, costs, origins and the account of how it was made. `figure` is the
     panels' file beside it."""

@@ -9,16 +9,15 @@ from typing import Any
 from treetune.reports.charts import line_chart
 from treetune.reports.pages import page
 from treetune.reports.tables import grids
-from treetune.reports.tables.curves import AXES, Curve
+from treetune.reports.tables.curves import AXES, Curve, column_panel
 from treetune.reports.tables.lines import (
-    curve_series,
     curve_title,
     drawn_columns,
-    panel_series,
     row_colours,
+    series_of,
 )
 from treetune.reports.tables.measure import CellResult, Results
-from treetune.reports.tables.panels import AXIS_WORDS, PanelCurve, panel_notes
+from treetune.reports.tables.panels import AXIS_WORDS, panel_notes
 from treetune.reports.tables.words import (
     COST_WORDS,
     DASH,
@@ -34,7 +33,7 @@ def as_html(
     results: Results,
     curves: Sequence[Curve],
     account: Mapping[str, str],
-    panels: Sequence[PanelCurve] = (),
+    panels: Sequence[Curve] = (),
 ) -> str:
     table, colours = results.plan.table, row_colours(results.plan.table)
     published = [grids.has_published(results, column) for column in table.columns]
@@ -92,7 +91,7 @@ def _curves(results: Results, curves: Sequence[Curve]) -> list[dict[str, Any]]:
     found = []
     for column in drawn:
         title = curve_title(column, drawn)
-        by_axis = {axis: curve_series(results, curves, column, axis) for axis in AXES}
+        by_axis = {axis: series_of(results, curves, column_panel(column), axis) for axis in AXES}
         found.append(
             {
                 "title": title,
@@ -106,13 +105,13 @@ def _curves(results: Results, curves: Sequence[Curve]) -> list[dict[str, Any]]:
     return found
 
 
-def _panels(results: Results, panels: Sequence[PanelCurve]) -> dict[str, Any] | None:
+def _panels(results: Results, panels: Sequence[Curve]) -> dict[str, Any] | None:
     """A chart for each panel, a legend for all, and where every method begins and ends."""
     table, notes = results.plan.table, panel_notes(results.plan, panels)
     if not notes:
         return None
     colours = row_colours(table)
-    drawn = ((panel, panel_series(results, panels, panel)) for panel in table.panels)
+    drawn = ((panel, series_of(results, panels, panel, table.panels_over)) for panel in table.panels)
     return {
         "notes": notes,
         "rows": {name: colours[name] for name in dict.fromkeys(curve.row.name for curve in panels)},

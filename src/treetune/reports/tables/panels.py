@@ -2,85 +2,34 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from treetune.config.errors import did_you_mean
-from treetune.reports.tables.curves import (
-    AXES,
-    CurvePoint,
-    Measured,
-    costs_along,
-    measured_along,
-    over_seeds,
-    points_json,
-)
-from treetune.tables.columns import Panel
-from treetune.tables.runs import MEASURABLE, Plan, PlannedRun
-from treetune.tables.settings import MethodRow, PanelAxis
+from treetune.reports.tables.curves import AXES, Curve, as_json, curve_of, finished
+from treetune.tables.runs import Plan
+from treetune.tables.settings import PanelAxis
 
 AXIS_WORDS: dict[PanelAxis, str] = {"iterations": "iterations", **{axis: AXES[axis] for axis in AXES}}
 
 
-@dataclass(frozen=True)
-class PanelCurve:
-    """One row in one panel: what its finished runs recorded, over seeds."""
-
-    panel: Panel
-    row: MethodRow
-    points: tuple[CurvePoint, ...]
-    seeds: tuple[int, ...]
-
-    def xs(self, axis: PanelAxis) -> list[float]:
-        return [
-            float(point.iteration) if axis == "iterations" else point.costs[axis] for point in self.points
-        ]
-
-
-def panel_curves(plan: Plan) -> list[PanelCurve]:
+def panel_curves(plan: Plan) -> list[Curve]:
     """Panel after panel, of every row with an experiment of its own and a finished run that has it.
 
     What an experiment that others start from recorded while it was trained is not beside theirs: it
     came before. What is measured of its weights is where they begin.
     """
-    found = []
     before = {name for experiment in plan.table.experiments.values() for name in experiment.needs}
-    for panel in plan.table.panels:
-        for row in plan.table.rows:
-            if row.experiment is None or (panel.metric is not None and row.experiment in before):
-                continue
-            by_seed = {
-                run.seed: measured
-                for run in _finished(plan, row.experiment)
-                if (measured := _along(plan, run, panel))
-            }
-            if by_seed:
-                found.append(PanelCurve(panel, row, over_seeds(by_seed), tuple(by_seed)))
-    return found
+    found = [
+        curve_of(plan, row, panel, row.experiment)
+        for panel in plan.table.panels
+        for row in plan.table.rows
+        if panel.metric is None or row.experiment not in before
+    ]
+    return [curve for curve in found if curve is not None]
 
 
-def _finished(plan: Plan, name: str) -> list[PlannedRun]:
-    runs = [plan.run(name, seed) for seed in plan.table.seeds]
-    return [run for run in runs if plan.statuses[run.key].state in MEASURABLE]
-
-
-def _along(plan: Plan, run: PlannedRun, panel: Panel) -> Measured:
-    """What an iteration recorded stands where the iteration was finished, as in the report."""
-    if panel.evaluation is not None:
-        return measured_along(plan, run, panel.evaluation, panel.shown)
-    assert panel.metric is not None
-    rows, costs = costs_along(run)
-    values = {done: row.get(panel.metric) for done, row in enumerate(rows, start=1)}
-    return {
-        done: (costs[done], float(value))
-        for done, value in values.items()
-        if isinstance(value, int | float) and math.isfinite(value)
-    }
-
-
-def panel_notes(plan: Plan, found: Sequence[PanelCurve]) -> list[str]:
+def panel_notes(plan: Plan, found: Sequence[Curve]) -> list[str]:
     """What is drawn, and which metrics no finished run has recorded."""
     if not plan.table.panels:
         return []
@@ -97,8 +46,7 @@ def panel_notes(plan: Plan, found: Sequence[PanelCurve]) -> list[str]:
         known = {
             key
             for row in plan.table.rows
-            if row.experiment is not None
-            for run in _finished(plan, row.experiment)
+            for run in finished(plan, row.experiment)
             for line in run.directory.read_metrics()[:1]
             for key in line
         }
@@ -110,16 +58,11 @@ def panel_notes(plan: Plan, found: Sequence[PanelCurve]) -> list[str]:
     return notes
 
 
-def panels_json(found: Sequence[PanelCurve]) -> list[dict[str, Any]]:
-    return [
-        {
-            "panel": curve.panel.name,
-            "metric": curve.panel.metric,
-            "evaluation": curve.panel.evaluation,
-            "value": curve.panel.value,
-            "row": curve.row.name,
-            "seeds": list(curve.seeds),
-            "points": points_json(curve.points),
-        }
-        for curve in found
-    ]
+def panels_json(found: Sequence[Curve]) -> list[dict[str, Any]]:
+    return as_json(
+        found,
+        panel=lambda curve: curve.panel.name,
+        metric=lambda curve: curve.panel.metric,
+        evaluation=lambda curve: curve.panel.evaluation,
+        value=lambda curve: curve.panel.value,
+    )

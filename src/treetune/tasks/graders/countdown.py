@@ -25,8 +25,8 @@ _GOLD = re.compile(rf"(-?{_NUMBER}) from ({_NUMBER}(?: {_NUMBER})*)")
 
 @dataclass(frozen=True, kw_only=True)
 class CountdownScores:
-    """What an answer earns. `right` is at least 1 and the others are less: that is how everything
-    else, pass@1 above all, tells right from wrong.
+    """What an answer earns. `correct` is at least 1 and the others are less: that is how everything
+    else, pass@1 above all, tells correct from wrong.
 
     `no_answer`: there is none; `malformed`: it is no expression of the given numbers;
     `wrong`: it is one, of another value.
@@ -35,13 +35,13 @@ class CountdownScores:
     no_answer: float = 0.0
     malformed: float = 0.0
     wrong: float = 0.0
-    right: Annotated[float, Ge(1)] = 1.0
+    correct: Annotated[float, Ge(1)] = 1.0
 
     def __post_init__(self) -> None:
         for name in ("no_answer", "malformed", "wrong"):
             if getattr(self, name) >= 1:
                 raise ValueError(
-                    f"scores.{name} is {getattr(self, name)}, and what earns 1 or more counts as right: "
+                    f"scores.{name} is {getattr(self, name)}, and what earns 1 or more counts as correct: "
                     "choose less than 1"
                 )
 
@@ -62,7 +62,7 @@ class CountdownGrader(Grader):
     `closing` if there is one: for answers that a stop string ends, which graders don't see.
 
     Of an answer with ``=``, what stands left of the first is the expression, and where `equation` is
-    ``refused`` it is malformed. The right side is not looked at.
+    ``refused`` it is malformed. The right-hand side is not looked at.
 
     `scores` are what the four verdicts earn. The outcome is ``no_answer`` or ``ok``; the message says
     what was wrong with a malformed answer, and `extracted` is the answer.
@@ -88,7 +88,7 @@ class CountdownGrader(Grader):
         except NotAnExpression as error:
             shown = answer if len(answer) <= LONGEST_SHOWN else answer[:LONGEST_SHOWN] + "…"
             return Grade(reward=self.scores.malformed, outcome="ok", extracted=shown, message=str(error))
-        reward = self.scores.right if value == target else self.scores.wrong
+        reward = self.scores.correct if value == target else self.scores.wrong
         return Grade(reward=reward, outcome="ok", extracted=expression.strip())
 
     def _answer(self, response: str) -> str | None:

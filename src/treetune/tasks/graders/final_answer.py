@@ -34,8 +34,8 @@ class FinalAnswer(Grader):
         answer = answer.strip()
         if not marker or not answer:
             return Grade(reward=0.0, outcome="no_answer")
-        right = _canonical(answer) == _canonical(problem.gold.strip())
-        return Grade(reward=float(right), outcome="ok", extracted=answer)
+        correct = _canonical(answer) == _canonical(problem.gold.strip())
+        return Grade(reward=float(correct), outcome="ok", extracted=answer)
 
 
 def _canonical(answer: str) -> str:

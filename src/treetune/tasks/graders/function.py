@@ -20,7 +20,7 @@ class FunctionGrader(Grader):
 
     It is called as ``score(response, gold)`` with two texts; where its second parameter is called `problem`,
     it gets the whole `Problem` instead. `arguments` are given to it by their names as well. It returns a
-    number, a `Grade`, or None where the response holds no answer. What earns 1 or more counts as right.
+    number, a `Grade`, or None where the response holds no answer. What earns 1 or more counts as correct.
 
     The module is looked for like those of `imports`: among what is installed, in the working directory, in
     the folders of the configuration files. The function runs in the grader processes: one that hangs or

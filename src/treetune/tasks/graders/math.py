@@ -54,12 +54,12 @@ class MathGrader(Grader):
             return _refused(given[:100] + "…", f"an answer of {len(given)} characters")
         try:
             plain = undressed(given)
-            right = _bare(plain) == _bare(undressed(gold_text)) or equal_answers(
+            correct = _bare(plain) == _bare(undressed(gold_text)) or equal_answers(
                 read_answer(plain), gold, problem.prompt
             )
         except Absurd as error:
             return _refused(given, str(error))
-        return Grade(reward=float(right), outcome="ok", extracted=given)
+        return Grade(reward=float(correct), outcome="ok", extracted=given)
 
 
 def _refused(extracted: str | None, why: str) -> Grade:

@@ -48,8 +48,8 @@ class Minerva(Grader):
         gold = extract(_worked(problem), problem.prompt)
         if not given:
             return Grade(reward=0.0, outcome="no_answer")
-        right = lists_agree(given, gold)
-        return Grade(reward=float(right), outcome="ok", extracted=", ".join(given))
+        correct = lists_agree(given, gold)
+        return Grade(reward=float(correct), outcome="ok", extracted=", ".join(given))
 
 
 def _worked(problem: Problem) -> str:
@@ -102,10 +102,10 @@ def _math_equal(given: str, gold: str, depth: int = 0) -> bool:
         return False
     numbers = _number(given), _number(gold)
     if numbers[0] is not None and numbers[1] is not None:
-        said, meant = numbers
-        assert said is not None and meant is not None
+        value, meant = numbers
+        assert value is not None and meant is not None
         return any(
-            math.isclose(said, one, rel_tol=1e-9, abs_tol=CLOSE) for one in (meant / 100, meant, meant * 100)
+            math.isclose(value, one, rel_tol=1e-9, abs_tol=CLOSE) for one in (meant / 100, meant, meant * 100)
         )
     if _bracketed(given) and _bracketed(gold):
         parts, others = given[1:-1].split(","), gold[1:-1].split(",")

@@ -52,11 +52,11 @@ class Numeric(Grader):
             return Grade(reward=0.0, outcome="no_answer")
         gold = after_marker(problem.gold, self.marker)
         gold = problem.gold.strip() if gold is None else gold
-        said, meant = read_number(answer), read_number(gold)
-        if said is None or meant is None:
+        given, meant = read_number(answer), read_number(gold)
+        if given is None or meant is None:
             same = " ".join(answer.lower().split()) == " ".join(gold.lower().split())
             return Grade(reward=float(same), outcome="ok", extracted=answer)
-        return Grade(reward=float(said.equals(meant)), outcome="ok", extracted=str(said))
+        return Grade(reward=float(given.equals(meant)), outcome="ok", extracted=str(given))
 
     def _said_aloud(self, response: str) -> str | None:
         if self.think_end is None:
@@ -97,8 +97,8 @@ class Gsm8kExact(Grader):
         if answer is None:
             return Grade(reward=0.0, outcome="no_answer")
         gold = problem.gold.rpartition("####")[2].strip().lower()
-        right = answer.replace(",", "").lower() == gold
-        return Grade(reward=float(right), outcome="ok", extracted=answer)
+        correct = answer.replace(",", "").lower() == gold
+        return Grade(reward=float(correct), outcome="ok", extracted=answer)
 
 
 @Grader.register("gsm8k_lenient_substring")

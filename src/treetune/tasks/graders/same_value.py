@@ -51,11 +51,11 @@ def _agree(one: Any, other: Any, tolerance: float) -> bool | None:
     """Of two numbers; None where one of them has no value, or none that can be computed."""
     if one.is_Rational and other.is_Rational:
         return bool(one == other or abs(one - other) < tolerance)
-    said, meant = _value(one), _value(other)
-    if said is None or meant is None:
+    given, meant = _value(one), _value(other)
+    if given is None or meant is None:
         return None
-    distance = abs(said - meant)
-    return bool(distance < tolerance or distance <= _SAME_TO * max(abs(said), abs(meant)))
+    distance = abs(given - meant)
+    return bool(distance < tolerance or distance <= _SAME_TO * max(abs(given), abs(meant)))
 
 
 def _value(expression: Any) -> Any:

@@ -44,7 +44,7 @@ class TokenBatch:
     terms: tuple[Tensor, ...] = ()
 
     def mean(self, values_N: Tensor) -> Tensor:
-        """A share of a metric: the mean over the minibatch's tokens, weighted as the loss is."""
+        """A part of a metric: the mean over the minibatch's tokens, weighted as the loss is."""
         return (self.weights_N * values_N.detach()).sum() / self.weight_sum
 
     def sums(self, values_N: Tensor) -> Tensor:
@@ -123,10 +123,11 @@ class Objective(Registrable):
         raise NotImplementedError
 
     def loss(self, batch: TokenBatch, logprobs_N: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """This micro-batch's share of the minibatch's loss, and of its metrics.
+        """This micro-batch's part of the minibatch's loss, and of its metrics: scalars.
 
-        Both are weighted sums: shares of all micro-batches and ranks add up to the minibatch's
-        loss and means. Metrics carry no gradient.
+        `logprobs_N` are the policy's, float32 of shape [N], with gradient. Both results are weighted sums:
+        parts of all micro-batches and ranks add up to the minibatch's loss and means. Metrics carry no
+        gradient.
         """
         raise NotImplementedError
 

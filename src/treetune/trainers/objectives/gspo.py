@@ -38,6 +38,6 @@ class SequencePolicyGradient(PolicyGradient):
         advantages_N = given_advantages(batch)
         mean_N = batch.sequence_means(log_ratio_N.detach())
         ratio_N = (mean_N + logprobs_N - logprobs_N.detach()).exp()
-        free_N = -advantages_N * ratio_N
-        bounded_N = -advantages_N * ratio_N.clamp(1 - self.clip_low, 1 + self.clip_high)
-        return free_N.maximum(bounded_N), bounded_N > free_N
+        unclipped_N = -advantages_N * ratio_N
+        clipped_N = -advantages_N * ratio_N.clamp(1 - self.clip_low, 1 + self.clip_high)
+        return unclipped_N.maximum(clipped_N), clipped_N > unclipped_N

@@ -95,7 +95,9 @@ class PolicyGradient(Objective):
             )
 
     def surrogate(self, batch: TokenBatch, logprobs_N: Tensor, log_ratio_N: Tensor) -> tuple[Tensor, Tensor]:
-        """What each token adds to the loss before its weight, and whether clipping stopped its gradient."""
+        """What each token adds to the loss before its weight, float32 [N], and whether clipping stopped its
+        gradient, bool [N]; `log_ratio_N` is ``log p - log p_old``.
+        """
         raise NotImplementedError
 
     def loss(self, batch: TokenBatch, logprobs_N: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -103,14 +105,14 @@ class PolicyGradient(Objective):
         # value and carries the policy gradient.
         old_N = logprobs_N.detach() if batch.old_logprobs_N is None else batch.old_logprobs_N
         log_ratio_N = logprobs_N - old_N
-        policy_N, clipped_N = self.surrogate(batch, logprobs_N, log_ratio_N)
+        policy_N, is_clipped_N = self.surrogate(batch, logprobs_N, log_ratio_N)
         if self.importance_cap is not None:
             assert batch.behaviour_logprobs_N is not None, "sampled tokens carry the engine's log-probs"
             policy_N = policy_N * (old_N - batch.behaviour_logprobs_N).exp().clamp(max=self.importance_cap)
         loss = (batch.weights_N * policy_N).sum()
         metrics = {
             "train/policy_loss": loss.detach(),
-            "train/clip_fraction": batch.mean(clipped_N),
+            "train/clip_fraction": batch.mean(is_clipped_N),
             "train/approx_kl": batch.mean(0.5 * log_ratio_N.detach().square()),
             "train/ratio": batch.mean(log_ratio_N.detach().exp()),
         }

@@ -33,11 +33,11 @@ class ClippedPolicyGradient(PolicyGradient):
     def surrogate(self, batch: TokenBatch, logprobs_N: Tensor, log_ratio_N: Tensor) -> tuple[Tensor, Tensor]:
         advantages_N = given_advantages(batch)
         ratio_N = log_ratio_N.exp()
-        free_N = -advantages_N * ratio_N
-        bounded_N = -advantages_N * ratio_N.clamp(1 - self.clip_low, 1 + self.clip_high)
-        policy_N, clipped_N = free_N.maximum(bounded_N), bounded_N > free_N
+        unclipped_N = -advantages_N * ratio_N
+        clipped_N = -advantages_N * ratio_N.clamp(1 - self.clip_low, 1 + self.clip_high)
+        policy_N, is_clipped_N = unclipped_N.maximum(clipped_N), clipped_N > unclipped_N
         if self.dual_clip is not None:
             most_N = (-self.dual_clip * advantages_N).where(advantages_N < 0, policy_N)
-            clipped_N = clipped_N | (policy_N > most_N)
+            is_clipped_N = is_clipped_N | (policy_N > most_N)
             policy_N = policy_N.minimum(most_N)
-        return policy_N, clipped_N
+        return policy_N, is_clipped_N

@@ -23,7 +23,7 @@ Reference = Callable[[], AbstractContextManager[Callable[..., Any]]]
 
 
 @dataclass
-class Models:
+class ModelFactory:
     """Makes policy, reference and critic. `load_model` gives a fresh copy of the start model.
 
     Raises ValueError where the run's ranks can't be grouped as the settings say.
