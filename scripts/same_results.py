@@ -97,7 +97,7 @@ SEVERAL_STEPS = "{ trainer+: { minibatch_size: 16, epochs: 2 } }"
 FEW_PAIRS = "{ iterations: 1, trainer+: { minibatch_size: 8, epochs: 2 } }"
 THREAD_VALUES = """{
   shaping: [],
-  credit: { type: 'monte_carlo_threads', samples: 2 },
+  credit: { type: 'monte_carlo', states: { type: 'threads' }, samples: 2 },
   trainer+: { layout: 'packed' },
 }"""
 

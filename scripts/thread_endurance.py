@@ -41,6 +41,7 @@ from treetune.testing.bigram_model import (  # noqa: E402
     bigram_model,
 )
 from treetune.testing.processes import process_named  # noqa: E402
+from treetune.tree import answers_of  # noqa: E402
 from treetune.vocabulary import Problem  # noqa: E402
 
 TABLE = {**MANY_THREADS, "</Outline>": {"<Outline>": 1, "</Outlines>": 1}}
@@ -117,7 +118,8 @@ def passed(engine: VllmEngine, model: BigramModel, answers: int, kill_at: int | 
     )
     problems = [Problem(id=f"train/{i}", prompt="?", gold="") for i in range(answers // SAMPLES)]
     restarts, started = engine.restarts, time.monotonic()
-    trajectories, _ = ParallelThreads(samples=SAMPLES, max_tokens=300, thread_tokens=8).run(context, problems)
+    trees, _ = ParallelThreads(samples=SAMPLES, max_tokens=300, thread_tokens=8).run(context, problems)
+    trajectories = answers_of(trees)
     seconds = time.monotonic() - started
     written = [
         (t.id, [(s.token_ids, s.logprobs, s.branch) for s in t.segments], t.finish_reason)

@@ -152,8 +152,9 @@ from tests.episode_generators import tabular_mdp as mdp
 from treetune.episode_generators.rollout.single_turn import SingleTurn
 from statistics import median
 context = mdp.context()
-trajectories, _ = SingleTurn(samples=5, max_tokens=mdp.LONGEST).run(context, mdp.problems(4))
-episodes, _ = Median(scale=2.0).assign(context, trajectories)
+trees, _ = SingleTurn(samples=5, max_tokens=mdp.LONGEST).run(context, mdp.problems(4))
+episodes, _ = Median(scale=2.0).assign(context, trees)
+trajectories = [answer for tree in trees for answer in tree.leaves]
 for start in range(0, 20, 5):
     rewards = [t.reward for t in trajectories[start:start + 5]]
     for episode, reward in zip(episodes[start:start + 5], rewards):

@@ -1,4 +1,4 @@
-// Up to 0.1 for what a right answer's critical path saves of the median one among the other right answers to the
+// Up to 0.1 for what a correct answer's critical path saves of the median one among the other correct answers to the
 // problem. A thread that adds nothing saves nothing. Slower than the median is worth no less than the median (floor: 0).
 { shaping+: [{
   type: 'acceleration',

@@ -1,4 +1,4 @@
-// Up to 0.1 for what a right answer's critical path saves of a sequential experiment's right answers to the same
+// Up to 0.1 for what a correct answer's critical path saves of a sequential experiment's correct answers to the same
 // problem: APP_SEQUENTIAL_ANSWERS is the answers.jsonl of its evaluation on the problems that are trained on here.
 { shaping+: [{
   type: 'acceleration',

@@ -1,5 +1,5 @@
-// Up to 0.1 for what a right answer's critical path saves of the policy's own sequential answers: the running mean
-// per problem over right answers that opened no block. Problems that were never answered so give nothing
+// Up to 0.1 for what a correct answer's critical path saves of the policy's own sequential answers: the running mean
+// per problem over correct answers that opened no block. Problems that were never answered so give nothing
 // (acceleration/without_reference).
 { shaping+: [{
   type: 'acceleration',

@@ -1,9 +1,1 @@
-// 512 problems, one answer to each; 150 passes of some 14 steps over the training problems.
-(import 'qwen3-4b-thinking_GSM8K.jsonnet')
-+ (import '../presets/spo_3_2.jsonnet')
-+ {
-  experiment_name: 'spo/qwen3-4b-thinking_GSM8K_spo_3_2',
-  rollout+: { samples: 1 },
-  problems_per_iteration: 512,
-  iterations: 2100,
-}
+(import 'correct_paths.libsonnet')('spo_3_2', import '../presets/spo_3_2.jsonnet')

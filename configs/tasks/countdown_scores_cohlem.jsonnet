@@ -1,5 +1,5 @@
 // What answers earn in the single-file GRPO (CohleM/RL-GRPO): 0.01 for anything, 0.01 more for an expression of
-// the given numbers, and 1 more where its value is right. An answer that was cut off is graded like any other.
+// the given numbers, and 1 more where its value is correct. An answer that was cut off is graded like any other.
 local as_graded(rollout) =
   local type = std.get(rollout, 'type', 'single_turn');
   if type == 'single_turn' then { unfinished_reward: null }

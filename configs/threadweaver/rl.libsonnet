@@ -2,7 +2,7 @@
 // answer's advantage is its reward less the group's mean, and every token that was sampled for it has it. No KL, no
 // entropy, a constant rate. Measured and kept every 10 of 400 steps.
 //
-// The reward is the code's, where the README says something else: a wrong answer earns -1 (and not 0), a right one up
+// The reward is the code's, where the README says something else: a wrong answer earns -1 (and not 0), a correct one up
 // to 0.1 more for 1 - critical path / all tokens (and not all tokens / critical path - 1). Since a useless thread raises
 // that, too, other references go in its place: `parallel_readme.jsonnet` and `parallel_sequential_reference.jsonnet`.
 //

@@ -1,5 +1,5 @@
 // ThreadWeaver's baseline: the same from the weights that sft_sequential.jsonnet makes, each answer one completion.
-// The reward is the same, too; without threads there is nothing to gain but the right answer.
+// The reward is the same, too; without threads there is nothing to gain but the correct answer.
 (import 'rl.libsonnet')
 + {
   experiment_name: 'threadweaver/sequential',

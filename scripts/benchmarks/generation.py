@@ -70,13 +70,13 @@ def measure(setting: Setting) -> dict[str, Measurement]:
             offline.wait_ready(deadline=START_S)
             rollout_context = lambda: _context(sampler, setting)  # noqa: E731
             problems = sample_problems(session.train_problems, setting.problems, config.seed, 0)
-            trajectories, _ = config.rollout.run(rollout_context(), problems)
+            trees, _ = config.rollout.run(rollout_context(), problems)
             return {
                 "generation/rollout": _against_offline(
                     sampler, offline, setting, lambda: config.rollout.run(rollout_context(), problems)
                 ),
                 "generation/credit": _against_offline(
-                    sampler, offline, setting, lambda: config.credit.assign(rollout_context(), trajectories)
+                    sampler, offline, setting, lambda: config.credit.assign(rollout_context(), trees)
                 ),
             }
 

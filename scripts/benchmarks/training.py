@@ -21,6 +21,7 @@ from treetune.tasks.sampling import sample_problems
 from treetune.trainers.base import Trainer
 from treetune.trainers.core import PolicyTrainer
 from treetune.trainers.schedule import Warmup
+from treetune.tree import answers_of
 from treetune.vocabulary import Episode
 
 SFT_MINIBATCHES = 20
@@ -103,10 +104,10 @@ def _episodes(sampler: Sampler, count: int) -> list[Episode]:
     session, rollout = sampler.session, Demonstrations()
     problems = sample_problems(session.train_problems, count, session.config.seed, 0)
     context = sampler.context(rollout, seed=session.config.seed, iteration=0, journal=None)
-    trajectories, _ = rollout.run(context, problems)
+    trees, _ = rollout.run(context, problems)
     generator = derived_random(session.config.seed, "benchmark advantages")
     episodes = []
-    for trajectory in trajectories:
+    for trajectory in answers_of(trees):
         episode = episode_of(context, trajectory, [generator.gauss(0, 1)] * len(trajectory.step_ends))
         made_up = (-1.0,) * len(episode.response_ids)
         episodes.append(replace(episode, behaviour_logprobs=made_up))

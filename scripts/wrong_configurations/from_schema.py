@@ -153,11 +153,11 @@ def _beyond(annotation: Any) -> Iterator[float]:
     for member in schema.members(annotation):
         for constraint in schema.bare(member)[1]:
             if isinstance(constraint, annotated_types.Gt):
-                yield constraint.gt
+                yield float(constraint.gt)  # type: ignore[arg-type]
             elif isinstance(constraint, annotated_types.Ge):
                 yield constraint.ge - 1  # type: ignore[operator]
             elif isinstance(constraint, annotated_types.Lt):
-                yield constraint.lt
+                yield float(constraint.lt)  # type: ignore[arg-type]
             elif isinstance(constraint, annotated_types.Le):
                 yield constraint.le + 1  # type: ignore[operator]
 

@@ -111,6 +111,12 @@ class Part:
         nothing that takes more than a moment and imports nothing heavy."""
         return ()
 
+    @classmethod
+    def changeable(cls, settings: Mapping[str, Any]) -> frozenset[str]:
+        """The part's keys, given as they are set, with which a run that has begun may go on otherwise: how
+        work is carried out, where it is written, how it is measured; never what is trained."""
+        return frozenset()
+
 
 # Features
 
@@ -272,9 +278,6 @@ class Incomplete(Exception):
 class _Unknown:
     """Stands for what couldn't be built: whoever uses it gets Incomplete."""
 
-    def __repr__(self) -> str:
-        return "UNKNOWN"
-
 
 def _use(*arguments: Any, **named: Any) -> NoReturn:
     raise Incomplete
@@ -292,7 +295,7 @@ UNKNOWN: Any = _Unknown()
 
 def placed_parts(root: Any) -> Iterator[Placed]:
     """The root and every object within it, those around a part before the part."""
-    yield from _within(root, (), ())
+    return _within(root, (), ())
 
 
 def _within(value: Any, path: KeyPath, around: tuple[Any, ...]) -> Iterator[Placed]:

@@ -13,6 +13,7 @@ from treetune.analyzers.action_ranking import ActionRanking, best, pairwise
 from treetune.analyzers.states import ESTIMATE, TRUTH, choose_states, continued
 from treetune.analyzers.value_accuracy import ValueAccuracy
 from treetune.episode_generators.credit.monte_carlo import MonteCarlo
+from treetune.tree import trees_of
 from treetune.vocabulary import TokenIds, Trajectory
 
 EVERY = 1000
@@ -84,7 +85,7 @@ def test_truth_shares_no_rollout_with_what_it_judges_nor_with_the_runs_own_credi
         continued(context, nodes, 256, purpose)
         drawn.append({request.seed + i for request in engine.requests for i in range(request.n)})
         engine.requests.clear()
-    MonteCarlo(samples=256).assign(context, mdp.all_trajectories())
+    MonteCarlo(samples=256).assign(context, trees_of(mdp.all_trajectories()))
     drawn.append({request.seed + i for request in engine.requests for i in range(request.n)})
     for one, other in itertools.combinations(drawn, 2):
         assert not one & other

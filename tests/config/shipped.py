@@ -8,6 +8,7 @@ from treetune.config import lexer
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "configs"
+NAMING = ("lib/experiment.libsonnet", "lib/quickstart.libsonnet", "correct_paths.libsonnet")
 
 
 def whole_configurations() -> list[str]:
@@ -15,7 +16,7 @@ def whole_configurations() -> list[str]:
     of which some (``experiment_name+:``) add to a name."""
 
     def whole(path: Path) -> bool:
-        called = any("lib/" in file for file in lexer.imports(path.read_text()))
+        called = any(file.endswith(NAMING) for file in lexer.imports(path.read_text()))
         return called or "experiment_name:" in path.read_text() or "tables" in path.parts
 
     return [str(path.relative_to(ROOT)) for path in sorted(CONFIGS.rglob("*.jsonnet")) if whole(path)]

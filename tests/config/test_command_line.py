@@ -92,6 +92,11 @@ def test_explain_config_says_type_bounds_default_and_meaning(capsys: pytest.Capt
     assert 'one of "red", "green"; by default "red"' in capsys.readouterr().out
 
 
+def test_explain_config_says_what_a_type_can_be(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main("explain_config", "shape.type") == 0
+    assert "a shape: circle, square" in capsys.readouterr().out
+
+
 def test_explain_config_lists_the_keys_of_a_part(capsys: pytest.CaptureFixture[str]) -> None:
     assert main("explain_config", "shape") == 0
     rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}

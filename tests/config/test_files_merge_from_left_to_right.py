@@ -153,6 +153,14 @@ def test_an_error_in_a_library_names_the_key_and_the_file_that_set_it() -> None:
     assert "it is made from context, which wrong.jsonnet:2 sets (null)" in shown
 
 
+def test_an_error_of_a_library_that_is_called_names_the_file_that_calls_it() -> None:
+    Path("method.libsonnet").write_text("function(name)\n  error 'no method ' + name\n")
+    Path("user.jsonnet").write_text("{} +\n(import 'method.libsonnet')('vinepo')")
+    shown = message("base.jsonnet", "user.jsonnet")
+    assert "method.libsonnet:2:3: Jsonnet: no method vinepo" in shown
+    assert "called from user.jsonnet:2:1" in shown
+
+
 def test_an_error_of_the_standard_library_names_the_key() -> None:
     Path("user.jsonnet").write_text("{ a: { b: std.parseInt('x') } }")
     assert "in the value of a.b (user.jsonnet:1:11)" in message("user.jsonnet")
@@ -163,3 +171,12 @@ def test_an_error_of_syntax_has_line_column_and_text() -> None:
     shown = message("wrong.jsonnet")
     assert "wrong.jsonnet:3:5" in shown
     assert "      b 2,\n        ^" in shown
+
+
+def test_of_a_long_line_the_place_of_the_error_is_shown() -> None:
+    Path("wrong.jsonnet").write_text("{ a: [" + "1, " * 100 + "], b 2, c: [" + "1, " * 100 + "] }")
+    lines = message("wrong.jsonnet").splitlines()
+    place = next(number for number, line in enumerate(lines) if line.strip() == "^")
+    text, mark = lines[place - 1 : place + 1]
+    assert len(text) <= 104
+    assert text[mark.index("^")] == "2"

@@ -84,8 +84,8 @@ assert Rank().advantages([0.0, 1.0, 1.0]) == [-1.0, 0.5, 0.5]
 assert Rank().advantages([0.5, 0.5]) == [0.0, 0.0]
 assert Rank(only_winners=True).advantages([0.0, 2.0]) == [0.0, 1.0]
 context = mdp.context()
-answers, _ = SingleTurn(samples=4, max_tokens=mdp.LONGEST).run(context, mdp.problems(3))
-episodes, metrics = Rank().assign(context, answers)
+trees, _ = SingleTurn(samples=4, max_tokens=mdp.LONGEST).run(context, mdp.problems(3))
+episodes, metrics = Rank().assign(context, trees)
 assert len(episodes) == 12 and abs(sum(float(one.advantages[0]) for one in episodes)) < 1e-9
 """)
 
@@ -94,7 +94,8 @@ def test_the_rollout_asks_unsolved_problems_again() -> None:
     in_template("""
 from my_package.second_try import SecondTry
 from tests.episode_generators import tabular_mdp as mdp
-answers, _ = SecondTry(samples=2, max_tokens=mdp.LONGEST).run(mdp.context(), mdp.problems(12))
+trees, _ = SecondTry(samples=2, max_tokens=mdp.LONGEST).run(mdp.context(), mdp.problems(12))
+answers = [one for tree in trees for one in tree.leaves]
 groups = {}
 for one in answers:
     groups.setdefault(one.problem.id, []).append(one)

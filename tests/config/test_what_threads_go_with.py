@@ -15,7 +15,7 @@ from treetune.contracts import Forks
 from treetune.runtime.base import PolicyIteration, Runtime
 
 TINY = "threadweaver/tiny/rl_parallel_published.jsonnet"
-MONTE_CARLO = "{shaping: [], credit: {type: 'monte_carlo_threads', samples: 3}}"
+MONTE_CARLO = "{shaping: [], credit: {type: 'monte_carlo', states: {type: 'threads'}, samples: 3}}"
 
 
 def built(*changes: str, right: tuple[str, ...] = ()) -> PolicyIteration:
@@ -31,7 +31,7 @@ def built(*changes: str, right: tuple[str, ...] = ()) -> PolicyIteration:
         (
             ["{shaping: [], credit: {type: 'monte_carlo'}}"],
             (),
-            "don't see their siblings.*monte_carlo_threads",
+            "don't see their siblings.*monte_carlo' with states",
         ),
         (["{credit: {type: 'gae'}}"], (), "don't see their siblings"),
         (

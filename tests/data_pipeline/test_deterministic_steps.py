@@ -23,7 +23,7 @@ from treetune.data_pipeline.parallel_text import Parts, Threaded, parallel_text
 from treetune.data_pipeline.reading import json_list, ranges
 from treetune.data_pipeline.references import _apply
 from treetune.tasks.threads.faults import faults
-from treetune.tasks.threads.grammar import pieces, without_threads
+from treetune.tasks.threads.grammar import text_segments, without_threads
 
 PIECES = st.sampled_from(
     [
@@ -100,7 +100,7 @@ def test_a_parallel_text_says_what_the_solution_said_in_the_form_of_rollouts(
         Threaded(block.first, block.last, tuple("x" * len(block.threads)), block.threads) for block in kept
     ]
     text = parallel_text(parts, parts.body.split("\n"), blocks)
-    assert "".join(piece.text for piece in pieces(text)) == text
+    assert "".join(piece.text for piece in text_segments(text)) == text
     assert faults(text, conclusions="refused", adjacent=True) == []
     assert text.count("<Parallel>") == len(kept)
     assert "".join(without_threads(text).split()) == "".join(solution.split())

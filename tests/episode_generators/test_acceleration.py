@@ -18,6 +18,7 @@ from tests.columns import plain
 from tests.episode_generators import tabular_mdp as mdp
 from tests.episode_generators import threads
 from tests.episode_generators.threads import EXAMPLE, USELESS_THREAD, answer, block, part
+from tests.trees import answered
 from treetune.config.build import build
 from treetune.config.explain import Explanation
 from treetune.config.jsonnet import load
@@ -39,6 +40,7 @@ from treetune.episode_generators.threads.reference_lengths import (
     Running,
     Total,
 )
+from treetune.tree import trees_of
 from treetune.vocabulary import Metrics, Trajectory
 
 SEQUENTIAL = 60
@@ -116,7 +118,7 @@ def test_a_group_compares_with_the_median_of_the_others() -> None:
 
 def test_an_answer_that_is_right_alone_has_nothing_to_be_compared_with_and_that_is_told() -> None:
     alone = [answer(EXAMPLE), answer("a", sample=1, right=False), answer("a", problem="train/1")]
-    earned, metrics = shaped(threads.context(), [rewards(OfGroup(), opening=0.25)], alone)
+    earned, metrics = answered(shaped(threads.context(), [rewards(OfGroup(), opening=0.25)], trees_of(alone)))
     assert [one.bonus for one in earned] == [0.25, 0.0, 0.0]
     assert metrics["acceleration/without_reference"] == 1.0
     assert "acceleration/unclipped" not in metrics
@@ -124,7 +126,7 @@ def test_an_answer_that_is_right_alone_has_nothing_to_be_compared_with_and_that_
 
 def test_what_is_told_of_the_comparison() -> None:
     group = [answer(EXAMPLE), answer("a" * 72, sample=1), answer("a", sample=2, right=False)]
-    _, metrics = shaped(threads.context(), [rewards(Total(), clip=0.2)], group)
+    _, metrics = answered(shaped(threads.context(), [rewards(Total(), clip=0.2)], trees_of(group)))
     assert metrics["shaping/acceleration"] == pytest.approx(0.5 * 0.2 / 3)
     assert metrics["acceleration/without_reference"] == 0.0
     assert metrics["acceleration/reference_tokens"] == 72
@@ -244,7 +246,9 @@ ANSWERS = [
 def run_share(context: GenerationContext) -> tuple[list[float], Metrics, dict[str, Any]]:
     first, last = (5 * (context.rank + more) // context.world_size for more in (0, 1))
     context.memory["acceleration"] = {"train/1": 40.0}
-    earned, metrics = shaped(context, [rewards(Running(), floor=-0.9)], ANSWERS[2 * first : 2 * last])
+    earned, metrics = answered(
+        shaped(context, [rewards(Running(), floor=-0.9)], trees_of(ANSWERS[2 * first : 2 * last]))
+    )
     return [one.bonus for one in earned], metrics, context.memory
 
 
@@ -326,7 +330,9 @@ def test_the_published_rewards_are_presets() -> None:
         "code": [1 + 0.5 * 0.2, 1 + 0.5 * 3 / threaded, -1.0],
     }
     for name, earned in expected.items():
-        trajectories, _ = shaped(threads.context(), fragment(f"acceleration_published_{name}"), group)
+        trajectories, _ = answered(
+            shaped(threads.context(), fragment(f"acceleration_published_{name}"), trees_of(group))
+        )
         assert [one.reward for one in trajectories] == pytest.approx(earned)
 
 

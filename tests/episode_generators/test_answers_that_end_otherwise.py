@@ -8,9 +8,11 @@ import pytest
 
 from tests.episode_generators import tabular_mdp as mdp
 from tests.fake_engine import FakeEngine
+from tests.trees import answered
 from treetune.episode_generators.credit.monte_carlo import MonteCarlo
 from treetune.episode_generators.rollout.answers import before_stop
 from treetune.episode_generators.rollout.single_turn import SingleTurn
+from treetune.tree import trees_of
 from treetune.vocabulary import Problem, TokenIds
 
 STOP = "b;"
@@ -31,7 +33,7 @@ ROLLOUT = SingleTurn(samples=32, max_tokens=12, stop=(STOP,))
 
 
 def test_a_stop_string_ends_an_answer_with_what_was_sampled_and_nothing_else() -> None:
-    trajectories, _ = ROLLOUT.run(mdp.context(engine=engine()), mdp.problems(2))
+    trajectories, _ = answered(ROLLOUT.run(mdp.context(engine=engine()), mdp.problems(2)))
     stopped = [t for t in trajectories if STOP in t.text]
     assert stopped
     for t in stopped:
@@ -44,7 +46,7 @@ def test_a_stop_string_ends_an_answer_with_what_was_sampled_and_nothing_else() -
 
 def test_a_stop_string_is_not_shown_to_graders_and_is_no_step_of_its_own() -> None:
     pool = mdp.InlinePool()
-    trajectories, _ = ROLLOUT.run(mdp.context(engine=engine(), grader=pool), mdp.problems(2))
+    trajectories, _ = answered(ROLLOUT.run(mdp.context(engine=engine(), grader=pool), mdp.problems(2)))
     assert {text for _, text in pool.submitted} == {before_stop(t.text, (STOP,)) for t in trajectories}
     stopped = [t for t in trajectories if STOP in t.text]
     assert any(t.text == STOP for t in stopped), "an answer of nothing else"
@@ -57,10 +59,10 @@ def test_continuations_are_graded_without_the_stop_string_that_ended_them() -> N
     pool = mdp.InlinePool()
     sampler = engine()
     context = mdp.context(engine=sampler, grader=pool, sampling=ROLLOUT.sampling)
-    trajectories, _ = ROLLOUT.run(context, mdp.problems(2))
+    trajectories, _ = answered(ROLLOUT.run(context, mdp.problems(2)))
     pool.submitted.clear()
     sampler.asked.clear()
-    MonteCarlo(samples=8).assign(context, trajectories)
+    MonteCarlo(samples=8).assign(context, trees_of(trajectories))
     assert all(request.sampling.stop == (STOP,) for request in sampler.asked)
     assert len(pool.submitted) > 50
     assert not any(STOP in text for _, text in pool.submitted)
@@ -79,13 +81,13 @@ def test_prompt_and_answer_never_exceed_the_context_where_long_prompts_are_allow
     sampler = engine()
     context = mdp.context(engine=sampler, context_length=10, sampling=rollout.sampling)
     problems = [Problem(id=f"train/{n}", prompt="1" * n + "?", gold="") for n in (1, 4, 7)]
-    trajectories, _ = rollout.run(context, problems)
+    trajectories, _ = answered(rollout.run(context, problems))
     assert {len(r.prompt_ids): r.sampling.max_tokens for r in sampler.asked} == {2: 8, 5: 5, 8: 2}
     for t in trajectories:
         assert len(t.prompt_ids) + len(t.response_ids) <= 10
         assert t.unfinished == (t.response_ids[-1] != mdp.EOS)
     sampler.asked.clear()
-    MonteCarlo(samples=2).assign(context, trajectories)
+    MonteCarlo(samples=2).assign(context, trees_of(trajectories))
     assert sampler.asked
     assert all(len(r.prompt_ids) + r.sampling.max_tokens == 10 for r in sampler.asked)
 
@@ -95,4 +97,4 @@ def test_without_a_limit_for_prompts_every_one_must_leave_room_for_a_whole_answe
     with pytest.raises(
         ValueError, match="for a response of up to 6; make context_length longer, or say with"
     ):
-        rollout.run(mdp.context(context_length=7), mdp.problems(1))
+        answered(rollout.run(mdp.context(context_length=7), mdp.problems(1)))

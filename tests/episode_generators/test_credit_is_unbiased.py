@@ -14,6 +14,7 @@ from treetune.episode_generators.credit.group import Group
 from treetune.episode_generators.credit.monte_carlo import MonteCarlo
 from treetune.episode_generators.credit.outcome import Outcome
 from treetune.episode_generators.credit.rloo import Rloo
+from treetune.tree import trees_of
 
 
 def expected_gradient(credit: Credit, group_size: int, engine: mdp.TabularEngine) -> mdp.Gradient:
@@ -22,7 +23,7 @@ def expected_gradient(credit: Credit, group_size: int, engine: mdp.TabularEngine
     for group in itertools.product(mdp.answers().items(), repeat=group_size):
         probability = math.prod(p for _, p in group)
         trajectories = [mdp.trajectory(answer, sample=i) for i, (answer, _) in enumerate(group)]
-        episodes, _ = credit.assign(mdp.context(engine=engine), trajectories)
+        episodes, _ = credit.assign(mdp.context(engine=engine), trees_of(trajectories))
         for episode in episodes:
             assert episode.advantages is not None
             term = mdp.score_gradient(plain(episode.response_ids), episode.advantages.tolist())
@@ -66,7 +67,7 @@ def test_the_cap_on_states_leaves_the_gradient_before_it_exact_and_none_behind_i
 def test_monte_carlo_gives_each_step_its_exact_advantage_when_sampling_has_no_noise() -> None:
     credit = MonteCarlo(samples=mdp.EXACT_SAMPLES)
     trajectories = mdp.all_trajectories()
-    episodes, _ = credit.assign(mdp.context(engine=mdp.ExactEngine()), trajectories)
+    episodes, _ = credit.assign(mdp.context(engine=mdp.ExactEngine()), trees_of(trajectories))
     for episode in episodes:
         assert episode.advantages is not None
         assert episode.step_values is not None
@@ -84,7 +85,7 @@ def test_monte_carlo_mean_over_seeds_is_the_exact_advantage_within_its_standard_
     sums: dict[tuple[int, int], float] = {}
     squares: dict[tuple[int, int], float] = {}
     for seed in range(seeds):
-        episodes, _ = MonteCarlo(samples=samples).assign(mdp.context(seed=seed), trajectories)
+        episodes, _ = MonteCarlo(samples=samples).assign(mdp.context(seed=seed), trees_of(trajectories))
         for row, episode in enumerate(episodes):
             assert episode.advantages is not None
             for step, end in enumerate(episode.step_ends):

@@ -14,6 +14,7 @@ from treetune.episode_generators.credit.gae import Gae, gae
 from treetune.episode_generators.credit.group import Group, group_advantages
 from treetune.episode_generators.credit.outcome import NoCredit, Outcome
 from treetune.episode_generators.credit.rloo import Rloo, leave_one_out_advantages
+from treetune.tree import trees_of
 from treetune.vocabulary import Grade, Segment, Trajectory
 
 RIGHT, WRONG = mdp.encode("a;a") + (mdp.EOS,), mdp.encode("b;a;b") + (mdp.EOS,)
@@ -44,14 +45,14 @@ def test_leave_one_out_compares_with_the_mean_of_the_others() -> None:
 
 
 def test_rloo_with_one_answer_names_the_problem_and_the_remedy() -> None:
-    with pytest.raises(ValueError, match=r"'train/1' has one answer.*`samples` to 2"):
-        Rloo().assign(mdp.context(), group([RIGHT, WRONG]) + group([RIGHT], problem=1))
+    with pytest.raises(ValueError, match=r"'train/1'.*one answer.*`samples` to 2"):
+        Rloo().assign(mdp.context(), trees_of(group([RIGHT, WRONG]) + group([RIGHT], problem=1)))
 
 
 @pytest.mark.parametrize("credit", [Group(std=False), Rloo()])
 def test_answers_are_compared_within_their_problem_only(credit: Credit) -> None:
     trajectories = group([RIGHT, RIGHT]) + group([RIGHT, WRONG], problem=1)
-    episodes, metrics = credit.assign(mdp.context(), trajectories)
+    episodes, metrics = credit.assign(mdp.context(), trees_of(trajectories))
     of_answers = [set(plain(episode.advantages)) for episode in episodes]
     assert of_answers[:2] == [{0.0}, {0.0}]
     (better,), (worse,) = of_answers[2:]
@@ -62,7 +63,7 @@ def test_answers_are_compared_within_their_problem_only(credit: Credit) -> None:
 @pytest.mark.parametrize("credit", [Outcome(), Group(), Gae(), NoCredit()])
 def test_episodes_keep_what_the_trajectory_knew(credit: Credit) -> None:
     trajectories = group([RIGHT, WRONG])
-    episodes, _ = credit.assign(mdp.context(), trajectories)
+    episodes, _ = credit.assign(mdp.context(), trees_of(trajectories))
     for trajectory, episode in zip(trajectories, episodes, strict=True):
         assert plain(episode.response_ids) == plain(trajectory.response_ids)
         assert plain(episode.prompt_ids) == plain(trajectory.prompt_ids)
@@ -75,14 +76,14 @@ def test_episodes_keep_what_the_trajectory_knew(credit: Credit) -> None:
 
 
 def test_outcome_gives_every_token_the_reward() -> None:
-    (episode,), metrics = Outcome().assign(mdp.context(), group([RIGHT]))
+    (episode,), metrics = Outcome().assign(mdp.context(), trees_of(group([RIGHT])))
     assert plain(episode.advantages) == (1.0,) * 4
     assert metrics["credit/advantage_mean"] == 1.0
 
 
 def test_credit_is_for_the_reward_and_the_score_stays_beside_it() -> None:
     answer = replace(group([RIGHT])[0], bonus=-0.25)
-    (episode,), _ = Outcome().assign(mdp.context(), [answer])
+    (episode,), _ = Outcome().assign(mdp.context(), trees_of([answer]))
     assert (episode.score, episode.reward, set(plain(episode.advantages))) == (1.0, 0.75, {0.75})
 
 
@@ -101,7 +102,7 @@ def test_injected_tokens_are_not_trained_and_the_oldest_policy_signs() -> None:
         grade=Grade(1.0, "ok"),
         step_ends=(2, 5),
     )
-    (episode,), _ = Outcome().assign(mdp.context(), [trajectory])
+    (episode,), _ = Outcome().assign(mdp.context(), trees_of([trajectory]))
     assert plain(episode.trained) == (True, True, False, True, True)
     assert plain(episode.behaviour_logprobs) == (-1.0, -2.0, 0.0, -3.0, -4.0)
     assert episode.policy_version == 4

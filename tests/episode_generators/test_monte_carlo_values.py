@@ -9,25 +9,27 @@ import pytest
 
 from tests.columns import plain
 from tests.episode_generators import tabular_mdp as mdp
+from tests.trees import answered
 from treetune.config.build import build
 from treetune.config.errors import ConfigError
 from treetune.episode_generators.base import Credit, GenerationContext
 from treetune.episode_generators.credit.monte_carlo import MonteCarlo, step_advantages
 from treetune.episode_generators.rollout.single_turn import SingleTurn
 from treetune.inference.base import SamplingParams
+from treetune.tree import trees_of
 from treetune.vocabulary import Episode, Metrics
 
 
 def rollout_then_credit(context: GenerationContext) -> tuple[list[Episode], Metrics, Metrics]:
     rollout = SingleTurn(samples=4, max_tokens=mdp.LONGEST)
-    trajectories, rollout_metrics = rollout.run(context, mdp.problems(5))
-    episodes, credit_metrics = MonteCarlo(samples=3).assign(context, trajectories)
+    trajectories, rollout_metrics = answered(rollout.run(context, mdp.problems(5)))
+    episodes, credit_metrics = MonteCarlo(samples=3).assign(context, trees_of(trajectories))
     return episodes, rollout_metrics, credit_metrics
 
 
 def test_advantages_of_an_answer_sum_to_its_reward_minus_the_value_of_the_prompt() -> None:
     assert step_advantages([0.5, 0.25, 0.75], 1.0) == [-0.25, 0.5, 0.25]
-    episodes, _ = MonteCarlo(samples=3).assign(mdp.context(), mdp.all_trajectories())
+    episodes, _ = MonteCarlo(samples=3).assign(mdp.context(), trees_of(mdp.all_trajectories()))
     for episode in episodes:
         assert episode.advantages is not None
         assert episode.step_values is not None
@@ -86,7 +88,7 @@ def test_equal_prefixes_of_two_problems_are_two_states() -> None:
     answer = next(iter(mdp.answers()))
     engine = mdp.TabularEngine()
     MonteCarlo(samples=2).assign(
-        mdp.context(engine=engine), [mdp.trajectory(answer, problem) for problem in mdp.problems(2)]
+        mdp.context(engine=engine), trees_of([mdp.trajectory(answer, problem) for problem in mdp.problems(2)])
     )
     assert len(engine.requests) == 2 * len(mdp.step_ends(answer))
     assert len({request.seed for request in engine.requests}) == len(engine.requests)
@@ -96,7 +98,7 @@ def test_seeds_of_continuations_differ_by_iteration_and_run() -> None:
     seeds = set()
     for place in ({}, {"iteration": 4}, {"seed": 2}):
         engine = mdp.TabularEngine()
-        MonteCarlo(samples=2).assign(mdp.context(engine=engine, **place), mdp.all_trajectories())
+        MonteCarlo(samples=2).assign(mdp.context(engine=engine, **place), trees_of(mdp.all_trajectories()))
         seeds |= {request.seed for request in engine.requests}
     assert len(seeds) == 3 * len(engine.requests)
 
@@ -105,7 +107,7 @@ def test_continuations_are_sampled_as_the_rollout_within_the_tokens_that_the_pre
     sampling = SamplingParams(max_tokens=9, temperature=0.6, top_p=0.9, top_k=5, stop=("!",))
     engine = mdp.TabularEngine()
     credit = MonteCarlo(samples=2)
-    credit.assign(mdp.context(engine=engine, sampling=sampling), mdp.all_trajectories())
+    credit.assign(mdp.context(engine=engine, sampling=sampling), trees_of(mdp.all_trajectories()))
     for request in engine.requests:
         left = 9 - len(mdp.response_part(request.prompt_ids))
         assert request.sampling == replace(sampling, max_tokens=left)
@@ -116,7 +118,7 @@ def test_given_sampling_parameters_replace_those_of_the_rollout() -> None:
     engine = mdp.TabularEngine()
     credit = MonteCarlo(samples=2, temperature=0.35, top_k=-1)
     sampling = SamplingParams(max_tokens=mdp.LONGEST, temperature=0.6, top_p=0.9, top_k=5)
-    credit.assign(mdp.context(engine=engine, sampling=sampling), mdp.all_trajectories())
+    credit.assign(mdp.context(engine=engine, sampling=sampling), trees_of(mdp.all_trajectories()))
     assert {(r.sampling.temperature, r.sampling.top_p, r.sampling.top_k) for r in engine.requests} == {
         (0.35, 0.9, -1)
     }
@@ -124,7 +126,7 @@ def test_given_sampling_parameters_replace_those_of_the_rollout() -> None:
 
 def test_the_grader_sees_prefix_and_continuation_as_one_answer() -> None:
     pool = mdp.InlinePool()
-    MonteCarlo(samples=4).assign(mdp.context(grader=pool), mdp.all_trajectories())
+    MonteCarlo(samples=4).assign(mdp.context(grader=pool), trees_of(mdp.all_trajectories()))
     whole = {mdp.decode(answer) for answer in mdp.answers()}
     assert {response for _, response in pool.submitted} <= whole
     assert len(pool.submitted) == 4 * 7
@@ -144,7 +146,7 @@ def test_a_cut_continuation_earns_the_unfinished_reward_even_when_it_is_right(
         mdp.trajectory(answer, sample=i, unfinished_reward=unfinished_reward)
         for i, answer in enumerate(mdp.answers((), cut))
     ]
-    episodes, metrics = MonteCarlo(samples=mdp.EXACT_SAMPLES).assign(context, trajectories)
+    episodes, metrics = MonteCarlo(samples=mdp.EXACT_SAMPLES).assign(context, trees_of(trajectories))
     exact = sum(p * mdp.reward(a, unfinished_reward) for a, p in mdp.answers((), cut).items())
     for episode in episodes:
         assert episode.step_values is not None
@@ -155,7 +157,7 @@ def test_a_cut_continuation_earns_the_unfinished_reward_even_when_it_is_right(
 def test_states_behind_the_cap_are_worth_what_was_observed() -> None:
     engine = mdp.TabularEngine()
     credit = MonteCarlo(samples=3, max_states=2)
-    episodes, _ = credit.assign(mdp.context(engine=engine), mdp.all_trajectories())
+    episodes, _ = credit.assign(mdp.context(engine=engine), trees_of(mdp.all_trajectories()))
     assert {len(mdp.response_part(request.prompt_ids)) for request in engine.requests} == {0, 2}
     for episode in episodes:
         assert episode.step_values is not None
@@ -167,9 +169,9 @@ def test_states_behind_the_cap_are_worth_what_was_observed() -> None:
 def test_siblings_count_into_the_prompt_value_of_the_others_only() -> None:
     right, wrong = mdp.encode("a;a") + (mdp.EOS,), mdp.encode("b") + (mdp.EOS,)
     trajectories = [mdp.trajectory(right, sample=0), mdp.trajectory(wrong, sample=1)]
-    plain, _ = MonteCarlo(samples=3).assign(mdp.context(), trajectories)
+    plain, _ = MonteCarlo(samples=3).assign(mdp.context(), trees_of(trajectories))
     pooled, _ = MonteCarlo(samples=3, siblings_count_into_prompt_value=True).assign(
-        mdp.context(), trajectories
+        mdp.context(), trees_of(trajectories)
     )
     assert plain[0].step_values is not None
     prompt_value, *later = plain[0].step_values
@@ -184,12 +186,12 @@ def test_siblings_sampled_otherwise_are_refused() -> None:
 
 def test_a_rollout_that_samples_nothing_has_nothing_to_continue() -> None:
     with pytest.raises(ValueError, match="this rollout samples nothing"):
-        MonteCarlo().assign(mdp.context(sampling=None), mdp.all_trajectories())
+        MonteCarlo().assign(mdp.context(sampling=None), trees_of(mdp.all_trajectories()))
 
 
 def test_metrics_count_the_states_and_what_they_cost() -> None:
     engine = mdp.TabularEngine()
-    _, metrics = MonteCarlo(samples=3).assign(mdp.context(engine=engine), mdp.all_trajectories())
+    _, metrics = MonteCarlo(samples=3).assign(mdp.context(engine=engine), trees_of(mdp.all_trajectories()))
     assert metrics["credit/value_states"] == len(engine.requests) == 7
     assert metrics["credit/value_samples"] == 21
     assert 0 < metrics["credit/value_mean"] < 1

@@ -13,6 +13,7 @@ from treetune.episode_generators.metrics import trajectory_metrics
 from treetune.episode_generators.numbers import Number, NumberGroup
 from treetune.tables.columns import Column, Panel
 from treetune.tables.values import number_in
+from treetune.tree import answers_of, trees_of
 from treetune.vocabulary import TextCodec, Trajectory
 
 
@@ -43,7 +44,7 @@ def answers() -> list[Trajectory]:
     """The first three with a number of turns, as a rollout counts it."""
     found = mdp.all_trajectories()
     turns = [replace(one, numbers={"turns/count": float(place)}) for place, one in enumerate(found[:3])]
-    return numbers.measured([*turns, *found[3:]], mdp.CODEC)
+    return answers_of(numbers.measured(trees_of([*turns, *found[3:]]), mdp.CODEC))
 
 
 def test_means_are_over_the_answers_that_have_the_number_and_over_correct_ones() -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.columns import plain
 from tests.episode_generators.scripted_engine import Script, ScriptedEngine
 from tests.episode_generators.threads import CODEC, TAG_IDS, context, decode
+from tests.trees import answered
 from treetune.episode_generators.base import GenerationContext
 from treetune.episode_generators.rollout.single_turn import SingleTurn
 from treetune.episode_generators.storage import read_trajectories, write_trajectories
@@ -22,7 +23,7 @@ from treetune.episode_generators.threads.parallel_threads import ParallelThreads
 from treetune.inference.base import Engine, Request
 from treetune.inference.journal import JournaledEngine
 from treetune.tasks.threads.counting import count
-from treetune.tasks.threads.grammar import pieces
+from treetune.tasks.threads.grammar import text_segments
 from treetune.vocabulary import Problem, Trajectory, joined, sees
 
 
@@ -45,7 +46,7 @@ def lent(engine: Engine) -> GenerationContext:
 
 def grown(script: Script, order: int = 0, **given: Any) -> tuple[Trajectory, ScriptedEngine]:
     engine = ScriptedEngine(script, order)
-    (trajectory,), _ = rollout(**given).run(lent(engine), [PROBLEM])
+    (trajectory,), _ = answered(rollout(**given).run(lent(engine), [PROBLEM]))
     return trajectory, engine
 
 
@@ -96,7 +97,7 @@ def test_what_each_call_saw_follows_from_the_segments() -> None:
 
 def test_an_answer_has_the_pieces_that_a_demonstration_of_its_text_has() -> None:
     trajectory, _ = grown(USUAL)
-    written = [(p.text, p.injected, p.branch) for p in pieces(JOINED)]
+    written = [(p.text, p.injected, p.branch) for p in text_segments(JOINED)]
     assert written == [(decode(s.token_ids), s.origin == "injected", s.branch) for s in trajectory.segments]
 
 
@@ -276,7 +277,7 @@ def test_without_the_switch_it_is_the_sequential_baseline() -> None:
     trajectory, engine = grown(script, parallel=False)
     assert len(engine.requests) == 1 and trajectory.text == JOINED
     other = ScriptedEngine(script)
-    (sequential,), _ = SingleTurn(samples=1, max_tokens=200).run(lent(other), [PROBLEM])
+    (sequential,), _ = answered(SingleTurn(samples=1, max_tokens=200).run(lent(other), [PROBLEM]))
     assert trajectory == sequential and engine.requests == other.requests
 
 
@@ -303,14 +304,14 @@ def test_an_interrupted_rollout_goes_on_where_it_was_and_samples_no_call_twice(t
 
     def run(engine: ScriptedEngine) -> list[Trajectory]:
         journaled = JournaledEngine(engine, tmp_path / "journal.jsonl")
-        return rollout(samples=3).run(lent(journaled), problems)[0]
+        return answered(rollout(samples=3).run(lent(journaled), problems))[0]
 
     broken = Broken(USUAL, 1)
     with pytest.raises(RuntimeError, match="killed"):
         run(broken)
     again = ScriptedEngine(USUAL, 2)
     trajectories = run(again)
-    undisturbed, _ = rollout(samples=3).run(lent(ScriptedEngine(USUAL)), problems)
+    undisturbed, _ = answered(rollout(samples=3).run(lent(ScriptedEngine(USUAL)), problems))
     assert trajectories == undisturbed
     assert len(again.requests) == 15 * 4 - 20
 

@@ -12,6 +12,7 @@ import pytest
 from tests.columns import plain
 from tests.episode_generators import tabular_mdp as mdp
 from tests.episode_generators import threads
+from tests.trees import answered
 from treetune.episode_generators.base import GenerationContext
 from treetune.episode_generators.rollout.demonstrations import Demonstrations
 from treetune.episode_generators.rollout.single_turn import SingleTurn, sample_answers
@@ -22,13 +23,13 @@ SINGLE_TURN = SingleTurn(samples=4, max_tokens=mdp.LONGEST)
 
 
 def test_trajectories_come_in_the_order_of_problem_and_sample() -> None:
-    trajectories, _ = SINGLE_TURN.run(mdp.context(), mdp.problems(5))
+    trajectories, _ = answered(SINGLE_TURN.run(mdp.context(), mdp.problems(5)))
     assert [t.id for t in trajectories] == [f"train/{p}#{s}" for p in range(5) for s in range(4)]
     assert len({plain(t.response_ids) for t in trajectories}) > 4
 
 
 def test_a_trajectory_holds_what_the_engine_sampled() -> None:
-    trajectories, _ = SINGLE_TURN.run(mdp.context(), mdp.problems(3))
+    trajectories, _ = answered(SINGLE_TURN.run(mdp.context(), mdp.problems(3)))
     for t in trajectories:
         (segment,) = t.segments
         assert plain(t.prompt_ids) == mdp.encode(t.problem.prompt)
@@ -43,7 +44,7 @@ def test_a_trajectory_holds_what_the_engine_sampled() -> None:
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_ranks_sample_contiguous_shares_that_together_are_what_one_rank_samples(world_size: int) -> None:
     def run(context: GenerationContext) -> tuple[list[Trajectory], Metrics]:
-        return SINGLE_TURN.run(context, mdp.problems(3))
+        return answered(SINGLE_TURN.run(context, mdp.problems(3)))
 
     ((alone, metrics),) = mdp.on_ranks(1, run, engine=mdp.TabularEngine)
     by_rank = mdp.on_ranks(world_size, run, engine=mdp.TabularEngine)
@@ -65,7 +66,7 @@ def test_answers_change_with_run_iteration_and_purpose_and_with_nothing_else() -
 
 def test_a_cut_answer_earns_the_unfinished_reward_even_when_it_is_right() -> None:
     rollout = SingleTurn(samples=40, max_tokens=3, unfinished_reward=-0.5)
-    trajectories, metrics = rollout.run(mdp.context(), mdp.problems(1))
+    trajectories, metrics = answered(rollout.run(mdp.context(), mdp.problems(1)))
     cut = [t for t in trajectories if t.text == "a;a"]
     assert cut
     assert all(t.unfinished and t.reward == -0.5 for t in cut)
@@ -89,12 +90,12 @@ def test_a_grade_is_asked_for_before_the_last_request_is_sampled() -> None:
                 on_result(index, results[-1])
             return results
 
-    SINGLE_TURN.run(mdp.context(engine=OneByOne(), grader=pool), mdp.problems(3))
+    answered(SINGLE_TURN.run(mdp.context(engine=OneByOne(), grader=pool), mdp.problems(3)))
     assert graded_when_sampled == sorted(set(graded_when_sampled))
 
 
 def test_metrics_say_what_the_answers_were_like() -> None:
-    trajectories, metrics = SINGLE_TURN.run(mdp.context(), mdp.problems(8))
+    trajectories, metrics = answered(SINGLE_TURN.run(mdp.context(), mdp.problems(8)))
     groups = [trajectories[i : i + 4] for i in range(0, 32, 4)]
     assert metrics["episodes/count"] == 32
     assert metrics["episodes/problems"] == 8
@@ -108,7 +109,7 @@ def test_metrics_say_what_the_answers_were_like() -> None:
 
 def test_progress_reaches_the_number_of_answers() -> None:
     seen: list[tuple[int, int]] = []
-    SINGLE_TURN.run(mdp.context(progress=lambda *done: seen.append(done)), mdp.problems(3))
+    answered(SINGLE_TURN.run(mdp.context(progress=lambda *done: seen.append(done)), mdp.problems(3)))
     assert seen == [(4, 12), (8, 12), (12, 12)]
 
 
@@ -116,7 +117,7 @@ def test_a_prompt_that_leaves_no_room_is_named_before_anything_is_sampled() -> N
     engine = mdp.TabularEngine()
     long = Problem(id="train/long", prompt="1" * 59 + "?", gold="")
     with pytest.raises(ValueError, match="'train/long' has a prompt of 60 tokens, which leaves 4 of"):
-        SINGLE_TURN.run(mdp.context(engine=engine), [*mdp.problems(2), long])
+        answered(SINGLE_TURN.run(mdp.context(engine=engine), [*mdp.problems(2), long]))
     assert engine.requests == []
 
 
@@ -125,7 +126,7 @@ def test_a_prompt_that_leaves_no_room_is_an_error_on_every_rank() -> None:
 
     def run(context: GenerationContext) -> str:
         with pytest.raises(ValueError, match="'train/long'") as error:
-            SINGLE_TURN.run(context, [*mdp.problems(2), long])
+            answered(SINGLE_TURN.run(context, [*mdp.problems(2), long]))
         return str(error.value)
 
     assert len(set(mdp.on_ranks(3, run))) == 1
@@ -134,7 +135,7 @@ def test_a_prompt_that_leaves_no_room_is_an_error_on_every_rank() -> None:
 def test_a_prompt_over_the_given_limit_is_named() -> None:
     rollout = SingleTurn(samples=1, max_tokens=mdp.LONGEST, max_prompt_tokens=1)
     with pytest.raises(ValueError, match="'train/0' has a prompt of 2 tokens; max_prompt_tokens allows 1"):
-        rollout.run(mdp.context(), mdp.problems(1))
+        answered(rollout.run(mdp.context(), mdp.problems(1)))
 
 
 @pytest.mark.parametrize(
@@ -147,7 +148,7 @@ def test_a_prompt_over_the_given_limit_is_named() -> None:
 )
 def test_wrong_problems_are_refused(problems: list[Problem], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        SINGLE_TURN.run(mdp.context(), problems)
+        answered(SINGLE_TURN.run(mdp.context(), problems))
 
 
 @pytest.mark.parametrize(
@@ -169,7 +170,7 @@ def test_demonstrations_need_no_engine_and_end_with_the_end_token() -> None:
     rollout = Demonstrations(samples=2)
     assert not rollout.needs_engine
     assert rollout.sampling is None
-    trajectories, metrics = rollout.run(mdp.context(engine=None), mdp.problems(20))
+    trajectories, metrics = answered(rollout.run(mdp.context(engine=None), mdp.problems(20)))
     assert len(trajectories) == 40
     for t in trajectories:
         (segment,) = t.segments
@@ -198,7 +199,7 @@ class ThreadedTask(mdp.LetterTask):
 
 def demonstrated(written: str = WRITTEN, **given: Any) -> Trajectory:
     context = threads.context(task=ThreadedTask(written=written), **given)
-    (trajectory,), _ = Demonstrations().run(context, [Problem(id="train/0", prompt="ab?", gold="")])
+    (trajectory,), _ = answered(Demonstrations().run(context, [Problem(id="train/0", prompt="ab?", gold="")]))
     return trajectory
 
 
@@ -238,7 +239,7 @@ def test_threads_that_no_rollout_writes_and_tags_that_are_no_tokens_are_refused(
 
 def test_demonstrations_are_drawn_anew_in_each_iteration_and_alike_on_any_rank() -> None:
     def texts(context: GenerationContext) -> list[str]:
-        return [t.text for t in Demonstrations(samples=2).run(context, mdp.problems(9))[0]]
+        return [t.text for t in answered(Demonstrations(samples=2).run(context, mdp.problems(9)))[0]]
 
     alone = texts(mdp.context())
     assert [text for texts_of_rank in mdp.on_ranks(2, texts) for text in texts_of_rank] == alone
@@ -247,7 +248,7 @@ def test_demonstrations_are_drawn_anew_in_each_iteration_and_alike_on_any_rank()
 
 def test_a_demonstration_that_does_not_fit_is_named() -> None:
     with pytest.raises(ValueError, match="'train/0' has a prompt of 2 tokens, which leaves 1 of"):
-        Demonstrations().run(mdp.context(context_length=3), mdp.problems(1))
+        answered(Demonstrations().run(mdp.context(context_length=3), mdp.problems(1)))
 
 
 def test_demonstrations_that_do_not_fit_can_be_left_out_and_are_counted() -> None:
@@ -255,7 +256,7 @@ def test_demonstrations_that_do_not_fit_can_be_left_out_and_are_counted() -> Non
     rollout = Demonstrations(samples=4, too_long="leave_out")
 
     def run(context: GenerationContext) -> tuple[list[Trajectory], Metrics]:
-        return rollout.run(context, mdp.problems(9))
+        return answered(rollout.run(context, mdp.problems(9)))
 
     ((alone, metrics),) = mdp.on_ranks(1, run, context_length=lambda: 7)
     assert 0 < len(alone) < 36

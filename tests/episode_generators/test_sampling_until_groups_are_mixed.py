@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.episode_generators import tabular_mdp as mdp
+from tests.trees import answered
 from treetune.episode_generators.base import GenerationContext
 from treetune.episode_generators.rollout.single_turn import SingleTurn
 from treetune.episode_generators.rollout.until_mixed import UntilMixed
@@ -41,7 +42,7 @@ class Split:
         )
 
     def run(self, rollout: UntilMixed, **given: object) -> tuple[list[Trajectory], Metrics]:
-        return rollout.run(self.context(**given), SPLIT[: self.first])
+        return answered(rollout.run(self.context(**given), SPLIT[: self.first]))
 
 
 def by_problem(trajectories: Sequence[Trajectory]) -> dict[str, list[Trajectory]]:
@@ -73,7 +74,7 @@ def test_it_goes_on_until_there_are_enough_and_keeps_all_that_was_sampled() -> N
 
 def test_what_is_sampled_is_what_one_call_with_all_problems_samples() -> None:
     trajectories, _ = Split(first=6).run(UntilMixed(rollout=INNER, groups=12, max_rounds=99))
-    at_once, metrics = INNER.run(mdp.context(), SPLIT[: len(trajectories) // 2])
+    at_once, metrics = answered(INNER.run(mdp.context(), SPLIT[: len(trajectories) // 2]))
     assert trajectories == at_once
     assert metrics["episodes/mixed"] == n_mixed(trajectories) / (len(trajectories) // 2)
 
@@ -83,8 +84,8 @@ def test_enough_at_once_is_one_round_that_asks_for_no_further_problem() -> None:
         raise AssertionError("nothing further is needed")
 
     rollout = UntilMixed(rollout=INNER, groups=1)
-    trajectories, metrics = rollout.run(mdp.context(further_problems=never), SPLIT[:8])
-    assert trajectories == INNER.run(mdp.context(), SPLIT[:8])[0]
+    trajectories, metrics = answered(rollout.run(mdp.context(further_problems=never), SPLIT[:8]))
+    assert trajectories == answered(INNER.run(mdp.context(), SPLIT[:8]))[0]
     assert metrics["rollout/rounds"] == 1
 
 
@@ -115,7 +116,7 @@ def test_later_rounds_may_be_smaller_and_progress_goes_on_counting() -> None:
     seen: list[tuple[int, int]] = []
     rollout = UntilMixed(rollout=INNER, groups=3, max_rounds=3, problems_per_round=2)
     context = Split(first=4).context(engine=Sure(), progress=lambda *done: seen.append(done))
-    trajectories, _ = rollout.run(context, SPLIT[:4])
+    trajectories, _ = answered(rollout.run(context, SPLIT[:4]))
     assert len(trajectories) == 2 * (4 + 2 + 2)
     assert [done for done, _ in seen] == list(range(2, 17, 2))
     assert {total for _, total in seen} == {8, 12, 16}
@@ -137,7 +138,7 @@ def test_any_number_of_ranks_samples_the_same_and_every_stop_has_its_reason(
     rollout = UntilMixed(rollout=INNER, groups=groups, max_rounds=max_rounds, problems_per_round=per_round)
 
     def run(context: GenerationContext) -> tuple[list[Trajectory], Metrics]:
-        return rollout.run(context, SPLIT[:first])
+        return answered(rollout.run(context, SPLIT[:first]))
 
     given_to_all = {
         "engine": mdp.TabularEngine,

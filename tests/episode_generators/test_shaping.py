@@ -9,11 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.episode_generators import tabular_mdp as mdp
+from tests.trees import answered
 from treetune.episode_generators.base import GenerationContext
 from treetune.episode_generators.rollout.single_turn import SingleTurn
 from treetune.episode_generators.shaping.applied import shaped
 from treetune.episode_generators.shaping.length_penalty import LengthPenalty, length_bonuses
 from treetune.episode_generators.shaping.overlong_penalty import OverlongPenalty, overlong_bonus
+from treetune.tree import trees_of
 from treetune.vocabulary import Metrics, Trajectory
 
 SINGLE_TURN = SingleTurn(samples=4, max_tokens=mdp.LONGEST)
@@ -57,13 +59,13 @@ def test_a_length_penalty_never_rewards_what_is_wrong_nor_prefers_longer_answers
 
 
 def rolled_out(context: GenerationContext) -> tuple[list[Trajectory], Metrics]:
-    trajectories, metrics = SINGLE_TURN.run(context, mdp.problems(5))
-    earned, changed = shaped(context, BOTH, trajectories)
+    trajectories, metrics = answered(SINGLE_TURN.run(context, mdp.problems(5)))
+    earned, changed = answered(shaped(context, BOTH, trees_of(trajectories)))
     return earned, metrics | changed
 
 
 def test_bonuses_add_up_and_the_score_stays() -> None:
-    trajectories, _ = SINGLE_TURN.run(mdp.context(), mdp.problems(5))
+    trajectories, _ = answered(SINGLE_TURN.run(mdp.context(), mdp.problems(5)))
     earned, metrics = rolled_out(mdp.context())
     parts = [shaping.bonuses(mdp.context(), trajectories) for shaping in BOTH]
     for before, after, overlong, length in zip(trajectories, earned, *parts, strict=True):
@@ -86,7 +88,7 @@ def test_shaping_is_the_same_for_any_number_of_ranks(world_size: int) -> None:
 
 
 def test_a_length_penalty_can_set_in_later() -> None:
-    trajectories, _ = SINGLE_TURN.run(mdp.context(), mdp.problems(5))
+    trajectories, _ = answered(SINGLE_TURN.run(mdp.context(), mdp.problems(5)))
     later = LengthPenalty(from_iteration=4)
     assert set(later.bonuses(mdp.context(iteration=3), trajectories)) == {0.0}
     assert set(later.bonuses(mdp.context(iteration=4), trajectories)) != {0.0}
@@ -96,5 +98,5 @@ def test_without_shaping_nothing_is_touched_and_no_rank_waits() -> None:
     def never(name: str, own: list[object]) -> list[list[object]]:
         raise AssertionError("nothing is exchanged")
 
-    trajectories, _ = SINGLE_TURN.run(mdp.context(), mdp.problems(2))
-    assert shaped(mdp.context(exchange=never), (), trajectories) == (trajectories, {})
+    trajectories, _ = answered(SINGLE_TURN.run(mdp.context(), mdp.problems(2)))
+    assert answered(shaped(mdp.context(exchange=never), (), trees_of(trajectories))) == (trajectories, {})

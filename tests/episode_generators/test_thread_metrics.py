@@ -10,6 +10,7 @@ import pytest
 from tests.episode_generators import tabular_mdp as mdp
 from tests.episode_generators import threads
 from tests.episode_generators.threads import answer, block, part
+from tests.trees import answered
 from treetune.episode_generators.base import GenerationContext
 from treetune.episode_generators.metrics import trajectory_metrics
 from treetune.episode_generators.numbers import measured
@@ -22,6 +23,7 @@ from treetune.episode_generators.threads.numbers import (
     critical_seconds,
     measure,
 )
+from treetune.tree import Tree, answers_of, trees_of
 from treetune.vocabulary import Metrics, Problem, Segment, Trajectory
 
 FORKED = (
@@ -111,21 +113,25 @@ def test_the_form_is_told_and_blocks_within_threads_are_well_formed_only_where_t
 
 
 def test_without_tags_nothing_is_told() -> None:
-    trajectories = measured(mdp.all_trajectories(), mdp.CODEC)
+    trajectories = answers_of(measured(trees_of(mdp.all_trajectories()), mdp.CODEC))
     assert not any(trajectory.numbers for trajectory in trajectories)
     metrics = trajectory_metrics(mdp.context(), trajectories)
     assert not [name for name in metrics if name.startswith("threads/")]
 
 
-ANSWERS = measured(
-    [
-        answer(block(2, 4), problem="train/0", sample=0),
-        answer("aaaa", problem="train/0", sample=1, right=False),
-        answer(block(9), block(1, 1, 1, 1), problem="train/1", sample=0, right=False),
-        answer("aa", problem="train/2", sample=0),
-        answer(*FORKED, problem="train/3", sample=0),
-    ],
-    threads.CODEC,
+ANSWERS = answers_of(
+    measured(
+        trees_of(
+            [
+                answer(block(2, 4), problem="train/0", sample=0),
+                answer("aaaa", problem="train/0", sample=1, right=False),
+                answer(block(9), block(1, 1, 1, 1), problem="train/1", sample=0, right=False),
+                answer("aa", problem="train/2", sample=0),
+                answer(*FORKED, problem="train/3", sample=0),
+            ]
+        ),
+        threads.CODEC,
+    )
 )
 
 
@@ -153,7 +159,9 @@ def test_means_are_over_the_answers_of_all_ranks_however_many_calls_they_took(wo
 
 
 def test_where_nothing_was_right_there_is_no_mean_of_it() -> None:
-    metrics = trajectory_metrics(threads.context(), measured([answer("a", right=False)], threads.CODEC))
+    metrics = trajectory_metrics(
+        threads.context(), answers_of(measured(trees_of([answer("a", right=False)]), threads.CODEC))
+    )
     assert metrics["episodes/correct"] == 0.0
     assert not [name for name in metrics if name.endswith("_right")]
 
@@ -161,25 +169,23 @@ def test_where_nothing_was_right_there_is_no_mean_of_it() -> None:
 class Written(SingleTurn):
     """Two answers to each problem, of which the first is wrong to those with an even number."""
 
-    def run(
-        self, context: GenerationContext, problems: Sequence[Problem]
-    ) -> tuple[list[Trajectory], Metrics]:
+    def run(self, context: GenerationContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
         numbers = [int(problem.id.removeprefix("train/")) for problem in problems]
         written = [
             answer(block(number, 3), problem=f"train/{number}", sample=sample, right=number % 2 + sample > 0)
             for number in numbers
             for sample in range(2)
         ]
-        written = measured(written, context.codec)
-        metrics = trajectory_metrics(context, written)
-        return written, metrics | {"rollout/own": float(len(written))}
+        trees = measured(trees_of(written), context.codec)
+        metrics = trajectory_metrics(context, answers_of(trees))
+        return trees, metrics | {"rollout/own": float(len(written))}
 
 
 def test_rounds_until_groups_are_mixed_are_measured_as_one() -> None:
     problems = mdp.problems(10)
     context = threads.context(further_problems=lambda: problems[2:])
     rollout = UntilMixed(rollout=Written(samples=2, max_tokens=9), groups=3, problems_per_round=4)
-    written, metrics = rollout.run(context, problems[:2])
+    written, metrics = answered(rollout.run(context, problems[:2]))
     assert metrics["rollout/rounds"] == 2
     expected = trajectory_metrics(context, written)
     assert {name: metrics[name] for name in expected} == expected

@@ -19,10 +19,11 @@ from tests.runtime.in_process import directory_of
 from tests.runtime.shared_server import shared_server
 from treetune.episode_generators.base import Credit, GenerationContext
 from treetune.episode_generators.credit.group import Group
+from treetune.episode_generators.credit.monte_carlo import MonteCarlo
 from treetune.episode_generators.selection.all import All
 from treetune.episode_generators.threads.fork_join import EVENTS
-from treetune.episode_generators.threads.monte_carlo_threads import MonteCarloThreads
 from treetune.episode_generators.threads.parallel_threads import ParallelThreads
+from treetune.episode_generators.threads.states import ThreadStates
 from treetune.inference.base import Completion, Engine, OnResult, Request
 from treetune.inference.engine import VllmEngine
 from treetune.inference.settings import VllmSettings
@@ -37,6 +38,7 @@ from treetune.testing.processes import process_named
 from treetune.trainers.base import Trainer
 from treetune.trainers.batching import Layout
 from treetune.trainers.objectives.ppo import ClippedPolicyGradient
+from treetune.tree import answers_of
 from treetune.vocabulary import Grade, Problem, Trajectory, joined, sees
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
@@ -113,7 +115,7 @@ def answered(
     )
     asked = [Problem(id=f"train/{i}", prompt="?", gold="") for i in range(problems)]
     rollout = ParallelThreads(**{"samples": 2, "max_tokens": 300, **given})
-    return rollout.run(context, asked)[0]
+    return answers_of(rollout.run(context, asked)[0])
 
 
 def assert_sampled_after_what_it_saw(trajectory: Trajectory, model: BigramModel) -> None:
@@ -197,7 +199,9 @@ class QuestionMarks(LetterTask):
 
 
 @pytest.mark.parametrize(
-    ("credit", "layout"), [(Group(std=False), "tree"), (MonteCarloThreads(samples=2), "packed")], ids=str
+    ("credit", "layout"),
+    [(Group(std=False), "tree"), (MonteCarlo(samples=2, states=ThreadStates()), "packed")],
+    ids=str,
 )
 def test_a_run_trains_on_what_each_call_saw(
     credit: Credit, layout: Layout, engine: VllmEngine, models: dict[str, BigramModel], tmp_path: Path

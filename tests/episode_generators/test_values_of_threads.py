@@ -12,9 +12,12 @@ import pytest
 from tests.columns import plain
 from tests.episode_generators.scripted_engine import ScriptedEngine
 from tests.episode_generators.threads import context, decode
-from treetune.episode_generators.threads.monte_carlo_threads import MonteCarloThreads
+from tests.trees import answered
+from treetune.episode_generators.credit.monte_carlo import MonteCarlo
 from treetune.episode_generators.threads.parallel_threads import ParallelThreads
+from treetune.episode_generators.threads.states import ThreadStates
 from treetune.inference.base import Request
+from treetune.tree import trees_of
 from treetune.vocabulary import Episode, Grade, Problem, Trajectory
 
 FORK = "<Parallel><Outlines><Outline>1:;</Outline><Outline>2:;</Outline></Outlines>"
@@ -61,9 +64,11 @@ def credited(samples: int, answers: int = 4) -> tuple[list[Trajectory], list[Epi
     engine = ScriptedEngine(script)
     lent = context(engine=engine, context_length=4096, grader=Pool())
     lent = replace(lent, rollout=rollout, sampling=rollout.sampling)
-    trajectories, _ = rollout.run(lent, [Problem(id="train/0", prompt=";", gold="")])
+    trajectories, _ = answered(rollout.run(lent, [Problem(id="train/0", prompt=";", gold="")]))
     engine.requests.clear()
-    episodes, metrics = MonteCarloThreads(samples=samples).assign(lent, trajectories)
+    episodes, metrics = MonteCarlo(samples=samples, states=ThreadStates()).assign(
+        lent, trees_of(trajectories)
+    )
     assert metrics["credit/value_samples"] == samples * metrics["credit/value_states"]
     return trajectories, episodes, engine
 

@@ -36,6 +36,25 @@ def test_too_few_open_files_are_named_where_they_ended_it() -> None:
     assert "raise `ulimit -n`" in diagnosis(text)
 
 
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", "lower gpu_memory"),
+        (
+            "ValueError: Free memory on device cuda:0 (3.1/79.2 GiB) on startup is less",
+            "lower gpu_memory",
+        ),
+        ("ValueError: No available memory for the cache blocks.", "raise gpu_memory_utilization"),
+        (
+            "ValueError: 8 GiB KV cache, which is larger than the available KV cache memory",
+            "raise gpu_memory",
+        ),
+    ],
+)
+def test_memory_that_lacks_for_the_cache_is_told_from_memory_that_is_taken(error: str, remedy: str) -> None:
+    assert remedy in diagnosis(f"(EngineCore pid=7) ERROR 11-22 08:02:38 [core.py:1510] {error}\n")
+
+
 def test_an_error_that_nobody_knows_is_shown_as_it_stands() -> None:
     assert diagnosis("a.b.StrangeError: something\n  file.py line 3\n") == (
         " It ended with 'a.b.StrangeError: something file.py line 3'."

@@ -12,7 +12,7 @@ from treetune.models.inputs import ModelInputs
 from treetune.models.logprobs import CriticModule, PolicyModule
 from treetune.models.sources import PretrainedModel
 from treetune.models.tree_attention import BLOCK, attach_tree_attention, block_mask, query_blocks
-from treetune.trainers.prefix_tree import PrefixTree
+from treetune.prefix_tree import PrefixTree
 
 
 def lasts(width: int, seed: int) -> torch.Tensor:

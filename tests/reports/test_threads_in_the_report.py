@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from tests.episode_generators.threads import context as generation_context
 from tests.reports.page import Page
 from tests.reports.synthetic import metrics_row, summary, write_experiment, write_summary
 from tests.reports.threaded import CODEC, Fork, Thread, episode, outlines, trajectory, write_answers
+from tests.trees import answered
 from treetune.episode_generators.credit.episodes import whole_answer
 from treetune.episode_generators.storage import TOKENS, write_episodes, write_tokens, write_trajectories
 from treetune.episode_generators.threads.numbers import counts_of
@@ -43,6 +46,15 @@ def words(count: int) -> str:
 def thread(tokens: int, seconds: float | None = 1.0) -> Thread:
     """So many words, and its closing tag."""
     return Thread(words(tokens) + "</Thread>", seconds)
+
+
+OWN_NUMBERS = """
+from treetune.episode_generators.numbers import Number, NumberGroup
+
+@NumberGroup.register("turns", {"count": Number("turns of an answer")})
+def measure(trajectories, codec):
+    return [{} for _ in trajectories]
+"""
 
 
 def test_threads_have_their_tokens_and_seconds_and_the_longest_is_the_critical_path(tmp_path: Path) -> None:
@@ -164,7 +176,7 @@ def test_what_the_rollout_and_credit_leave_is_drawn_as_they_left_it(tmp_path: Pa
 
     context = generation_context(engine=ScriptedEngine(script), context_length=4096)
     rollout = ParallelThreads(samples=1, max_tokens=200, max_depth=2)
-    trajectories, _ = rollout.run(context, [Problem("train/0", "?", "")])
+    trajectories, _ = answered(rollout.run(context, [Problem("train/0", "?", "")]))
     (one,), _ = whole_answer(context, trajectories, [0.5])
     path = write_experiment(tmp_path / "run", iterations=1, episodes=())
     write_trajectories(path / "iterations/0000/trajectories.arrow", trajectories)
@@ -235,6 +247,22 @@ def test_metrics_of_threads_are_a_group_of_charts(tmp_path: Path) -> None:
     )
     assert not any("max" in (title or "") or "correct" in (title or "") for title in titles)
     assert "Always 0: tokens of threads that were left out." in page.text
+
+
+def test_the_command_knows_the_numbers_of_the_packages_parts_and_of_the_users(tmp_path: Path) -> None:
+    path = write_experiment(tmp_path / "run", iterations=1)
+    (tmp_path / "own_numbers.py").write_text(OWN_NUMBERS)
+    rows = [metrics_row(0, **{"threads/parallel_ratio": 0.5, "turns/count": 2.0})]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = json.loads((path / "config.json").read_text())
+    for imports, shown in (["own_numbers"], True), (["no_such_module"], False):
+        (path / "config.json").write_text(json.dumps(config | {"imports": imports}))
+        command = [sys.executable, "-m", "treetune.main", "report", str(path)]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+        page = (path / "report.html").read_text()
+        assert "share of tokens within blocks" in page
+        assert ("turns of an answer" in page) == shown
+        assert ("no_such_module" in done.stdout) != shown
 
 
 def test_results_tell_of_threads_where_an_evaluation_counted_them(tmp_path: Path) -> None:

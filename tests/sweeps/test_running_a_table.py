@@ -131,7 +131,7 @@ def test_a_run_of_another_configuration_is_neither_mixed_in_nor_overwritten(tmp_
     assert not (tmp_path / "calls.txt").exists()
     ppo = cells(tmp_path)["PPO"]
     assert ppo["measured"] is None
-    assert ppo["absent"]["1"].startswith("different: other trainer in ")
+    assert ppo["absent"]["1"].startswith("different: other trainer.learning_rate in ")
     assert cells(tmp_path)["GRPO"]["measured"] is not None
 
 

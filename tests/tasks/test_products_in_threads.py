@@ -14,7 +14,7 @@ from treetune.tasks.arithmetic import SLIPS
 from treetune.tasks.graders.numeric import Numeric
 from treetune.tasks.multiplication import Multiplication
 from treetune.tasks.threads.faults import faults
-from treetune.tasks.threads.grammar import pieces, without_threads
+from treetune.tasks.threads.grammar import text_segments, without_threads
 
 WRITTEN_IN_THREADS = """\
 <Parallel><Outlines><Outline>1:40</Outline><Outline>2:7</Outline></Outlines>
@@ -112,7 +112,7 @@ def test_solutions_in_threads_are_well_formed_and_their_lines_go_on_from_each_ot
 ) -> None:
     for problem in task.problems("train"):
         text = task.demonstration(problem, seed)
-        assert "".join(piece.text for piece in pieces(text)) == text
+        assert "".join(piece.text for piece in text_segments(text)) == text
         assert faults(text, adjacent=True, conclusions="refused") == []
         assert ("<Parallel>" in text) <= (task.parallelise > 0)
         lines = without_threads(text).split("\n")
@@ -122,7 +122,7 @@ def test_solutions_in_threads_are_well_formed_and_their_lines_go_on_from_each_ot
         assert lines[-1] == f"#{written}"
         if not task.demonstration_noise:
             assert task.grader.grade(text, problem).reward == 1.0
-        for piece in pieces(text):
+        for piece in text_segments(text):
             assert set(re.sub("</?[A-Z][a-z]+>", "", piece.text)) <= set(task.alphabet())
 
 

@@ -11,7 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treetune.tasks.threads.faults import faults
-from treetune.tasks.threads.grammar import Numbers, Piece, outline_numbers, pieces, without_threads
+from treetune.tasks.threads.grammar import (
+    Numbers,
+    TextSegment,
+    outline_numbers,
+    text_segments,
+    without_threads,
+)
 from treetune.tasks.threads.tags import TAGS
 from treetune.vocabulary import Branch
 
@@ -24,14 +30,14 @@ CONCLUDED = BLOCK.replace("\n</Parallel>", "\n<Conclusion>\nboth</Conclusion>\n<
 
 @dataclass
 class Written:
-    """Text with threads, and beside it the pieces and the lines that it was made of."""
+    """Text with threads, and beside it the segments and the lines that it was made of."""
 
-    pieces: list[Piece]
+    segments: list[TextSegment]
     lines: list[str]
 
     @property
     def text(self) -> str:
-        return "".join(piece.text for piece in self.pieces)
+        return "".join(segment.text for segment in self.segments)
 
 
 plain = st.text("ab<T> 1:=\n", max_size=6).filter(lambda text: not any(tag in text for tag in TAGS))
@@ -41,25 +47,25 @@ line = st.text("ab1:= ", min_size=1, max_size=6).filter(lambda text: text.strip(
 @st.composite
 def answers(draw: st.DrawFn, branch: Branch = (), depth: int = 2) -> Written:
     """Lines and blocks, as a rollout would have sampled and injected them."""
-    made: list[Piece] = []
+    made: list[TextSegment] = []
     lines = draw(st.lists(line, max_size=2))
     sampled = "".join(f"{text}\n" for text in lines)
     for block in range(draw(st.integers(0, 2)) if depth else 0):
         numbers = draw(st.lists(st.sampled_from(["1", "2", "3", "7", "1.2", "10"]), min_size=1, unique=True))
         space = draw(st.sampled_from(["", "\n", " \n"]))
         outlines = "".join(f"<Outline>{number}:{draw(line)}</Outline>{space}" for number in numbers)
-        made.append(Piece(f"{sampled}<Parallel>{space}<Outlines>{outlines}</Outlines>", False, branch))
-        made.append(Piece("\n", True, branch))
+        made.append(TextSegment(f"{sampled}<Parallel>{space}<Outlines>{outlines}</Outlines>", False, branch))
+        made.append(TextSegment("\n", True, branch))
         for thread, number in enumerate(numbers):
             inside = (*branch, (block, thread))
             within = draw(answers(branch=inside, depth=depth - 1))
-            made.append(Piece(f"<Thread>\n{number}:", True, inside))
-            *rest, last = within.pieces or [Piece("", False, inside)]
+            made.append(TextSegment(f"<Thread>\n{number}:", True, inside))
+            *rest, last = within.segments or [TextSegment("", False, inside)]
             closing = "</Thread>" if last.text.endswith("\n") else "\n</Thread>"
-            made += [*rest, Piece(last.text + closing, False, inside)]
+            made += [*rest, TextSegment(last.text + closing, False, inside)]
             lines += within.lines
         concluded = draw(st.booleans())
-        made.append(Piece("\n<Conclusion>\n" if concluded else "\n", True, branch))
+        made.append(TextSegment("\n<Conclusion>\n" if concluded else "\n", True, branch))
         conclusion = draw(line) if concluded else ""
         lines += [conclusion] if concluded else []
         sampled = f"{conclusion}</Conclusion>\n</Parallel>\n" if concluded else "</Parallel>\n"
@@ -67,13 +73,13 @@ def answers(draw: st.DrawFn, branch: Branch = (), depth: int = 2) -> Written:
         lines += behind
         sampled += "".join(f"{text}\n" for text in behind)
     if sampled:
-        made.append(Piece(sampled, False, branch))
+        made.append(TextSegment(sampled, False, branch))
     return Written(made, lines)
 
 
 @given(answers())
 def test_a_text_is_cut_into_what_was_sampled_and_what_was_injected(written: Written) -> None:
-    assert pieces(written.text) == written.pieces
+    assert text_segments(written.text) == written.segments
 
 
 @given(answers())
@@ -85,7 +91,7 @@ def test_without_threads_all_lines_are_left_and_nothing_else(written: Written) -
 
 @given(plain)
 def test_text_without_blocks_is_one_piece_and_stays_as_it_is(text: str) -> None:
-    assert pieces(text) == ([Piece(text, False, ())] if text else [])
+    assert text_segments(text) == ([TextSegment(text, False, ())] if text else [])
     assert without_threads(text) == text
     assert faults(text) == []
 
@@ -94,7 +100,7 @@ def test_text_without_blocks_is_one_piece_and_stays_as_it_is(text: str) -> None:
 def test_any_text_at_all_is_cut_without_loss_or_refused(text: str) -> None:
     without_threads(text)
     with contextlib.suppress(ValueError):
-        assert "".join(piece.text for piece in pieces(text)) == text
+        assert "".join(segment.text for segment in text_segments(text)) == text
 
 
 @pytest.mark.parametrize(
@@ -119,9 +125,9 @@ def test_any_text_at_all_is_cut_without_loss_or_refused(text: str) -> None:
 )
 def test_what_a_rollout_would_not_have_made_is_refused(right: str, wrong: str, message: str) -> None:
     assert right in BLOCK
-    assert pieces(BLOCK)
+    assert text_segments(BLOCK)
     with pytest.raises(ValueError, match=message):
-        pieces(BLOCK.replace(right, wrong, 1))
+        text_segments(BLOCK.replace(right, wrong, 1))
 
 
 @pytest.mark.parametrize(
@@ -198,8 +204,8 @@ def test_what_a_rollout_makes_breaks_no_rule_but_those_of_numbers(written: Writt
     found = [fault for fault in faults(written.text, adjacent=True) if "numbers its" not in fault]
     assert all("without a number" in fault for fault in found)
     numbered = all(
-        piece.text[len("<Thread>\n") : -1] == str(piece.branch[-1][1] + 1)
-        for piece in itertools.chain(written.pieces)
-        if piece.injected and piece.text.startswith("<Thread>")
+        segment.text[len("<Thread>\n") : -1] == str(segment.branch[-1][1] + 1)
+        for segment in itertools.chain(written.segments)
+        if segment.injected and segment.text.startswith("<Thread>")
     )
     assert (faults(written.text) == []) == numbered

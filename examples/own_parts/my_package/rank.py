@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from treetune.contracts import Advantages, Answers, CreditForRewards, Need
-from treetune.episode_generators.base import Credit, GenerationContext
-from treetune.episode_generators.credit.episodes import groups_of, whole_answer
-from treetune.vocabulary import Episode, Metrics, Trajectory
+from treetune.episode_generators.base import Credit, GroupCredit
 
 
 @Credit.register("rank")
 @dataclass(frozen=True, kw_only=True)
-class Rank(Credit):
+class Rank(GroupCredit):
     """How many answers of its group an answer beats, less how many beat it, divided by how many others
     there are: -1 to 1, whatever the rewards' scale. Every token of the answer gets it.
 
@@ -25,16 +23,6 @@ class Rank(Credit):
     # What it promises other parts and expects of them: `check_config` holds an experiment to it.
     gives = (Advantages(before_training=True), CreditForRewards())
     needs = (Need(Answers(2), "it compares each answer with the others to its problem"),)
-
-    def assign(
-        self, context: GenerationContext, trajectories: Sequence[Trajectory]
-    ) -> tuple[list[Episode], Metrics]:
-        advantages = [0.0] * len(trajectories)
-        for positions in groups_of(trajectories).values():
-            rewards = [trajectories[position].reward for position in positions]
-            for position, advantage in zip(positions, self.advantages(rewards), strict=True):
-                advantages[position] = advantage
-        return whole_answer(context, trajectories, advantages)
 
     def advantages(self, rewards: Sequence[float]) -> list[float]:
         """One advantage for each answer to a problem."""

@@ -135,9 +135,7 @@ class ActionRanking(OfCheckpoints):
         requests = [
             Request(
                 prompt_ids=state.token_ids,
-                seed=derive_seed(
-                    context.seed, context.iteration, state.node.problem, repr(state.prefix_ids), "steps"
-                ),
+                seed=_seed(context, state),
                 n=self.alternatives,
                 sampling=replace(
                     sampling,
@@ -233,6 +231,11 @@ class ActionRanking(OfCheckpoints):
             panel.set_ylim(0, 1.02)
         legend_below(figure, axes[0])
         return figure
+
+
+def _seed(context: GenerationContext, state: ChosenState) -> int:
+    place = (context.iteration, state.trajectory.problem.id, repr(state.prefix_ids))
+    return derive_seed(context.seed, *place, "steps")
 
 
 def pairwise(

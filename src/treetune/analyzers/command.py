@@ -76,7 +76,7 @@ def _require(config: PolicyIteration, directory: ExperimentDirectory, plain: Pla
     stored = directory.path / "config.json"
     if not stored.is_file():
         raise ValueError(f"{directory.path} holds no experiment: run_iteration_loop makes it")
-    refuse_another(directory.path, json.loads(stored.read_text()), plain)
+    refuse_another(directory.path, plain, config)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from treetune.analyzers.points import Chosen, OfCheckpoints
 from treetune.runtime.analysis import Analyzer, Findings
 from treetune.tasks.base import Split
 from treetune.trainers.objectives.kl import KlEstimator, kl_estimate
+from treetune.tree import answers_of
 from treetune.vocabulary import CORRECT_SCORE
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class KlToReference(OfCheckpoints):
             sampler.server.load_checkpoint(point)
             with sampler.phase(f"answers after iteration {point}", "answers") as show:
                 context = context_at(sampler, point, work, self.seed, "kl", show)
-                answers = sample_answers(
+                trees = sample_answers(
                     context,
                     problems,
                     samples=self.samples,
@@ -70,7 +71,7 @@ class KlToReference(OfCheckpoints):
                     unfinished_reward=rollout.unfinished_reward,
                     purpose="analysis: kl",
                 )
-            rows += self._rows(session, point, answers)
+            rows += self._rows(session, point, answers_of(trees))
         sampling = rollout.sampling
         exact = sampling.top_p == 1.0 and sampling.top_k < 1
         return Findings({"whole_distribution_sampled": exact, **self.summarise(rows)}, rows)

@@ -15,6 +15,7 @@ from treetune.runtime.sampler import Sampler
 from treetune.runtime.session import Session
 from treetune.seeds import derive_seed
 from treetune.tasks.sampling import sample_problems
+from treetune.tree import answers_of
 from treetune.vocabulary import TokenIds, Trajectory
 
 if TYPE_CHECKING:
@@ -119,8 +120,8 @@ def answers_at(
         chosen = sample_problems(
             session.train_problems, min(problems, len(session.train_problems)), seed, point
         )
-        trajectories, _ = rollout.run(context, chosen)
-    return trajectories, "sampled"
+        trees, _ = rollout.run(context, chosen)
+    return answers_of(trees), "sampled"
 
 
 def judged_at(

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from treetune.episode_generators.base import GenerationContext
-from treetune.episode_generators.credit.states import Estimate, State, estimate_states
+from treetune.episode_generators.values.base import Estimate, FixedContinuations
+from treetune.episode_generators.values.estimation import Wanted, estimates
+from treetune.episode_generators.values.step_boundaries import StepBoundaries
 from treetune.seeds import derived_random
-from treetune.vocabulary import TokenIds, Trajectory, joined
+from treetune.vocabulary import Segment, TokenIds, Trajectory, joined, token_array
 
 TRUTH, ESTIMATE = "analysis: truth", "analysis: estimate"
 """Purposes of continuations. Seeds derive from them: what judges shares none with what is judged, nor
@@ -37,10 +39,6 @@ class ChosenState:
         return self.start / self.trajectory.step_ends[-1]
 
     @property
-    def node(self) -> State:
-        return State(self.trajectory.problem.id, self.prefix_ids)
-
-    @property
     def token_ids(self) -> TokenIds:
         return joined([self.trajectory.prompt_ids, self.trajectory.response_ids[: self.start]])
 
@@ -59,12 +57,12 @@ def choose_states(
         for step in ([0] if prompts else range(1, len(trajectory.step_ends)))
     ]
     derived_random(seed, point, "prompts" if prompts else "states").shuffle(places)
-    chosen: dict[State, ChosenState] = {}
+    chosen: dict[tuple[str, tuple[int, ...]], ChosenState] = {}
     for i, step in places:
         if len(chosen) == count:
             break
         state = ChosenState(trajectories[i], step)
-        chosen.setdefault(state.node, state)
+        chosen.setdefault((state.trajectory.problem.id, state.prefix_ids), state)
     return list(chosen.values())
 
 
@@ -80,13 +78,10 @@ def continued(
     assert context.sampling is not None, "the context is that of a rollout that samples"
     if not nodes:
         return []
-    states = [State(trajectory.problem.id, prefix) for trajectory, prefix in nodes]
-    found = estimate_states(
-        context,
-        [trajectory for trajectory, _ in nodes],
-        [[state] for state in states],
-        samples,
-        context.sampling,
-        purpose,
-    )
-    return [found[state] for state in states]
+    wanted = [
+        Wanted(one.problem, one.prompt_ids, [[Segment(token_array(prefix))]], [(0, len(prefix))])
+        for one, prefix in nodes
+    ]
+    estimator = FixedContinuations(samples)
+    found, _ = estimates(context, wanted, StepBoundaries(), estimator, context.sampling, purpose)
+    return [estimate for [estimate] in found]

@@ -66,7 +66,11 @@ def explain_config(options: argparse.Namespace) -> int:
         say(f"{name} is not set, and has no default")
     else:
         raise _no_such_key(config, name)
-    for line in [*_about(owner, key), *_keys_below(config, path, value), *_places(explanation, settings)]:
+    for line in [
+        *_about(path[-1], owner, key),
+        *_keys_below(config, path, value),
+        *_places(explanation, settings),
+    ]:
         say(line)
     return 0
 
@@ -80,12 +84,18 @@ def _declared(config: Config, path: tuple[str, ...]) -> tuple[type | None, Key |
     return owner, keys_of(owner).get(path[-1]) if owner else None
 
 
-def _about(owner: type | None, key: Key | None) -> Iterator[str]:
-    """Type, bounds, default and meaning of a key."""
-    if owner is None or key is None:
+def _about(name: str, owner: type | None, key: Key | None) -> Iterator[str]:
+    """Type, bounds, default and meaning of a key; of `type`, what it can be."""
+    if owner is None:
         return
     from treetune.config.errors import wrapped
     from treetune.config.reference import key_entry
+    from treetune.config.schema import family_of, family_word, names
+
+    if name == "type" and (family := family_of(owner)):
+        yield wrapped("  type      ", f"a {family_word(family)}: {names(family.registered())}")
+    if key is None:
+        return
 
     entry = key_entry(owner, key)
     default = "it must be given" if entry.default is None else f"by default {entry.default}"

@@ -31,8 +31,15 @@ def run_analyzers(options: argparse.Namespace) -> int:
 
 
 def report(options: argparse.Namespace) -> int:
+    import treetune.parts  # noqa: F401  (registers them: numbers of answers are known by their parts)
+    from treetune.config.errors import ConfigError
     from treetune.reports.html import write_report
 
+    for directory in options.experiments:
+        try:
+            _import_own_parts(Path(directory))
+        except ConfigError as error:  # what an experiment recorded can be read without its parts
+            say(f"{directory}: {error}; numbers that only these parts know are left out")
     say(str(write_report([Path(directory) for directory in options.experiments], options.output)))
     return 0
 
@@ -40,14 +47,20 @@ def report(options: argparse.Namespace) -> int:
 def compare_analyses(options: argparse.Namespace) -> int:
     import treetune.parts  # noqa: F401  (registers them)
     from treetune.analyzers.compare import compare_analyses
-    from treetune.config.imports import import_parts
 
-    for text in options.experiments:  # an analyzer may be one of the user's own, found from here
-        stored = Path(text.rpartition("=")[2]) / "config.json"
-        import_parts(json.loads(stored.read_text()) if stored.is_file() else {})
+    for text in options.experiments:
+        _import_own_parts(Path(text.rpartition("=")[2]))
     drawn = compare_analyses(options.analysis, options.experiments, options.output)
     say(f"{drawn}.png, .svg and .json")
     return 0
+
+
+def _import_own_parts(experiment: Path) -> None:
+    """Those of the user that its configuration imports, found from here."""
+    from treetune.config.imports import import_parts
+
+    stored = experiment / "config.json"
+    import_parts(json.loads(stored.read_text()) if stored.is_file() else {})
 
 
 def _experiment(options: argparse.Namespace) -> tuple[Config, Runtime]:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 TOTAL = "--configs"
 """The name, in Jsonnet's messages, of the text that adds the layers."""
 
+SHOWN_COLUMNS = 100
+
 _RANGE = r"\(?(?P<line>\d+):(?P<column>\d+)\)?(?:-\(?(?:(?P<last_line>\d+):)?(?P<last_column>\d+)\)?)?"
 _LOCATION = rf"(?P<file>[^\t\n]+?):{_RANGE}"
 _STATIC = re.compile(rf"STATIC ERROR: {_LOCATION}: (?P<what>.*)", re.DOTALL)
@@ -73,7 +75,7 @@ def issue(message: str, layers: Sequence[Layer], variables: Mapping[str, str]) -
     if not places:
         return ConfigIssue(f"Jsonnet: {what.strip()}", remedy=remedy)
     first = places[0]
-    where = None if static or itself else _computed(places, texts, layers, variables)
+    where = None if static or itself else _where(places, texts, layers, variables)
     return ConfigIssue(f"Jsonnet: {what.strip()}", shown_place(first), where, remedy, _excerpt(first, texts))
 
 
@@ -111,6 +113,17 @@ def shown_place(frame: Frame) -> str:
     from treetune.config.jsonnet import shown
 
     return f"{shown(frame.file)}:{frame.line}:{frame.column}"
+
+
+def _where(
+    places: Sequence[Frame], texts: Mapping[str, str], layers: Sequence[Layer], variables: Mapping[str, str]
+) -> str | None:
+    """The key at work, and the user's file that led there if the error is in another one."""
+    named = _computed(places, texts, layers, variables)
+    called = next((shown_place(one) for one in places if one.file in texts), None)
+    if called and places[0].file not in texts and called not in (named or ""):
+        return "; ".join(filter(None, [named, f"called from {called}"]))
+    return named
 
 
 def _computed(
@@ -163,8 +176,11 @@ def _text(file: str, texts: Mapping[str, str]) -> str:
 
 
 def _excerpt(frame: Frame, texts: Mapping[str, str]) -> str | None:
+    """The line with a mark below the place; of a long line what stands around it."""
     lines = _text(frame.file, texts).splitlines()
-    if not 0 < frame.line <= len(lines) or len(lines[frame.line - 1]) > 100:
+    if not 0 < frame.line <= len(lines):
         return None
-    source = lines[frame.line - 1].replace("\t", " ")
-    return f"    {source}\n    {' ' * (frame.column - 1)}^"
+    line, at = lines[frame.line - 1].replace("\t", " "), frame.column - 1
+    start = max(0, min(at - SHOWN_COLUMNS // 2, len(line) - SHOWN_COLUMNS))
+    shown = line[start : start + SHOWN_COLUMNS]
+    return f"    {shown}\n    {' ' * (at - start)}^"

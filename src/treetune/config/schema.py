@@ -118,10 +118,16 @@ def names(registered: Mapping[str, type]) -> str:
     return ", ".join(words) or "none"
 
 
+def family_of(part: type) -> type[Registrable] | None:
+    """The family of a registered part; None for a plain one."""
+    return next((one for one in part.__mro__ if Registrable in one.__bases__), None)
+
+
 def is_from_outside(part: type) -> bool:
     """Whether a part comes from another package than its family."""
-    packages = {one.__module__.partition(".")[0] for one in part.__mro__ if Registrable in one.__bases__}
-    return part.__module__.partition(".")[0] not in packages
+    family = family_of(part)
+    assert family is not None, f"{part.__name__} is of no family"
+    return part.__module__.partition(".")[0] != family.__module__.partition(".")[0]
 
 
 def family_word(family: type) -> str:

@@ -14,7 +14,7 @@ from treetune.data_pipeline.outlines import outlines
 from treetune.data_pipeline.parallel_text import Parts, Threaded, parallel_text
 from treetune.data_pipeline.references import Edit, rewritten
 from treetune.tasks.threads.faults import faults
-from treetune.tasks.threads.grammar import pieces
+from treetune.tasks.threads.grammar import text_segments
 from treetune.tasks.threads.tags import TAGS
 
 _TAG = re.compile("|".join(map(re.escape, TAGS)))
@@ -141,7 +141,7 @@ def _broken_rules(text: str) -> str:
     """What the filter of the training data finds, and what a rollout would space in another way."""
     wrong = faults(text, conclusions="refused", adjacent=True)
     try:
-        pieces(text)
+        text_segments(text)
     except ValueError as error:
         wrong.append(str(error))
     return "; ".join(wrong)

@@ -11,6 +11,7 @@ from treetune.config.registrable import Registrable
 from treetune.contracts import Need
 from treetune.inference.base import Engine, SamplingParams
 from treetune.tasks.base import Task
+from treetune.tree import Tree, answers_of
 from treetune.vocabulary import Episode, Metrics, Problem, TextCodec, Trajectory
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class GenerationContext:
 
 
 class Rollout(Registrable):
-    """From problems to graded trajectories."""
+    """From problems to trees of graded answers."""
 
     samples: int = 1
     """Answers to a problem."""
@@ -81,12 +82,9 @@ class Rollout(Registrable):
         """How many answers there may be at most to an iteration of so many problems."""
         return problems * self.samples
 
-    def run(
-        self, context: GenerationContext, problems: Sequence[Problem]
-    ) -> tuple[list[Trajectory], Metrics]:
-        """Given all problems of the iteration, the trajectories of this rank's contiguous share of
-        them (and of what else was rolled out), in the order (problem, sample), and the metrics of all
-        ranks. Collective.
+    def run(self, context: GenerationContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
+        """Given all problems of the iteration, the trees of this rank's contiguous share of them (and of
+        what else was rolled out), in their order, and the metrics of all ranks. Collective.
         """
         raise NotImplementedError
 
@@ -138,12 +136,15 @@ class Shaping(Registrable):
         return self.bonuses(context, trajectories), {}
 
 
-THREADS_REMEDY = "choose the credit 'monte_carlo_threads' or 'group', or set the rollout's parallel to false"
+THREADS_REMEDY = (
+    "choose the credit 'group', or 'monte_carlo' with states {type: 'threads'}, or set the rollout's parallel"
+    " to false"
+)
 UNUSED_REMEDY = "choose an objective that learns from advantages, such as 'ppo', or the credit 'none'"
 
 
 class Credit(Registrable):
-    """From trajectories to episodes with (or, for `gae`, without) advantages, one each.
+    """From trees to episodes with (or, for `gae`, without) advantages, one for each answer.
 
     Credit turns the rewards of answers into advantages, unless its own `gives` says otherwise.
     """
@@ -160,13 +161,33 @@ class Credit(Registrable):
     def needs_critic(self) -> bool:
         return contracts.CriticValues() in self.gives
 
-    def assign(
-        self, context: GenerationContext, trajectories: Sequence[Trajectory]
-    ) -> tuple[list[Episode], Metrics]:
-        """One episode for each of this rank's trajectories, in their order, and the metrics of
-        all ranks. All answers to one problem are on one rank. Collective.
+    def assign(self, context: GenerationContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
+        """One episode for each answer of this rank's trees, in their order, and the metrics of all ranks.
+        All answers to one problem are in one tree. Collective.
         """
         raise NotImplementedError
+
+
+class GroupCredit(Credit):
+    """Credit from the rewards of a problem's answers alone: all tokens of an answer share its advantage.
+
+    The short way to a credit of your own: `advantages` is all that there is to write.
+    """
+
+    def advantages(self, rewards: Sequence[float]) -> Sequence[float]:
+        """One for each answer to a problem, from what they earned."""
+        raise NotImplementedError
+
+    def assign(self, context: GenerationContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
+        from treetune.episode_generators.credit.episodes import whole_answer
+
+        advantages: list[float] = []
+        for tree in trees:
+            try:
+                advantages += self.advantages([leaf.reward for leaf in tree.leaves])
+            except ValueError as error:
+                raise ValueError(f"problem {tree.problem.id!r}: {error}") from error
+        return whole_answer(context, answers_of(trees), advantages)
 
 
 class Selection(Registrable):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from treetune.tree import Tree, answers_of, with_answers
 from treetune.vocabulary import Metrics, TextCodec, Trajectory
 
 Better = Literal["higher", "lower", "neither"]
@@ -111,14 +112,18 @@ def declared_ratios() -> dict[str, tuple[str, str]]:
     }
 
 
-def measured(trajectories: Sequence[Trajectory], codec: TextCodec) -> list[Trajectory]:
-    """The trajectories with what each registered group can measure, beside what the rollout had counted."""
+def measured(trees: Sequence[Tree], codec: TextCodec) -> list[Tree]:
+    """The trees with what each registered group can measure of their answers, beside what the rollout had
+    counted."""
+    trajectories = answers_of(trees)
     numbers = [dict(trajectory.numbers) for trajectory in trajectories]
     for group in _groups.values():
         if group.measure is not None:
             for own, found in zip(numbers, group.measure(trajectories, codec), strict=True):
                 own |= {f"{group.name}/{name}": value for name, value in found.items()}
-    return [replace(trajectory, numbers=own) for trajectory, own in zip(trajectories, numbers, strict=True)]
+    return with_answers(
+        trees, [replace(one, numbers=own) for one, own in zip(trajectories, numbers, strict=True)]
+    )
 
 
 def columns(trajectories: Iterable[Trajectory]) -> dict[str, list[float]]:

@@ -7,7 +7,16 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from treetune.vocabulary import Column, Columnar, FinishReason, TokenIds, logprob_array, token_array
+from treetune.vocabulary import (
+    Branch,
+    Column,
+    Columnar,
+    FinishReason,
+    Segment,
+    TokenIds,
+    logprob_array,
+    token_array,
+)
 
 
 @dataclass(frozen=True)
@@ -52,6 +61,16 @@ class Completion(Columnar):
     def __post_init__(self) -> None:
         self._set("token_ids", token_array(self.token_ids))
         self._set("logprobs", logprob_array(self.logprobs))
+
+    def segment(self, branch: Branch = ()) -> Segment:
+        """What it adds to an answer."""
+        return Segment(
+            self.token_ids,
+            logprobs=self.logprobs,
+            policy_version=self.policy_version,
+            branch=branch,
+            seconds=self.seconds,
+        )
 
 
 OnResult = Callable[[int, list[Completion]], Sequence[Request] | None]

@@ -126,7 +126,7 @@ class Launch:
             "DO_NOT_TRACK": "1",
             "HF_HUB_OFFLINE": "1",
             "VLLM_RPC_BASE_PATH": str(scratch),  # sockets: gone with the server, whatever ends it
-            "OMP_NUM_THREADS": str(settings.omp_threads or self._default_threads()),
+            "OMP_NUM_THREADS": str(settings.threads(self.world_size)),
             # The server imports what asks for its key.
             "PYTHONPATH": os.pathsep.join(filter(None, [inherited.get("PYTHONPATH"), str(_SOURCES)])),
         }
@@ -161,14 +161,6 @@ class Launch:
     @property
     def _extra(self) -> tuple[str, ...]:
         return self.settings.extra_arguments
-
-    def _default_threads(self) -> int:
-        """This server's share of the cores but one, which its HTTP side and its clients need: more
-        threads than free cores wait for each other, spinning.
-        """
-        cores = len(os.sched_getaffinity(0))
-        share = cores // (self.world_size if self.settings.servers == "per_rank" else 1)
-        return max(1, share - 1)
 
     def _visible_devices(self, inherited: Mapping[str, str]) -> list[str]:
         """The server's GPUs: of those that the settings name, or else the trainer's own."""

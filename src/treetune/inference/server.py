@@ -221,7 +221,8 @@ class OwnServer:
                 if self._in_a_row > self._settings.max_restarts:
                     self._error = (
                         f"the engine's server failed {self._in_a_row} times in a row (max_restarts is"
-                        f" {self._settings.max_restarts}), the last time: {reason}\n{last_lines(self._log)}"
+                        f" {self._settings.max_restarts}), the last time: {reason}."
+                        f"{diagnosis(process.log_text())}\n{last_lines(self._log)}"
                     )
                     self._publish()
                 else:

@@ -52,13 +52,19 @@ def ending_error(log_text: str) -> str:
     return ""
 
 
-_NO_MEMORY = ("out of memory", "cannot allocate memory", "available memory", "available kv cache memory")
+_NO_MEMORY = ("out of memory", "cannot allocate memory", "available memory on node", "free memory on device")
+_NO_CACHE = ("no available memory for the cache blocks", "available kv cache memory")
 
 _REMEDIES: list[tuple[Callable[[str], bool], str]] = [
     (
         lambda error: "greater than the derived max_model_len" in error,
         "the model's context is shorter than the engine's: lower context_length, or take a model with a"
         " longer context",
+    ),
+    (
+        lambda error: any(words in error for words in _NO_CACHE),
+        "too little memory is left for keys and values: raise gpu_memory_utilization (on a CPU kv_cache_gib),"
+        " or lower context_length",
     ),
     (
         lambda error: any(words in error for words in _NO_MEMORY),

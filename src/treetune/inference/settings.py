@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,10 @@ class EngineSettings(Registrable):
     def tolerance(self, device: str) -> float:
         """The largest log-prob gap that the canary accepts on `device`."""
         raise NotImplementedError
+
+    def threads(self, ranks: int) -> int | None:
+        """Of one server on a CPU; None where there is no such thing."""
+        return None
 
     def start(
         self,
@@ -150,6 +155,13 @@ class VllmSettings(EngineSettings):
         if self.canary_tolerance is not None:
             return self.canary_tolerance
         return 1e-4 if self.resolved_dtype(device) == "float32" else 5e-2
+
+    def threads(self, ranks: int) -> int:
+        """`omp_threads`, or this server's share of the cores but one, which its HTTP side and its clients
+        need: more threads than free cores wait for each other, spinning.
+        """
+        share = len(os.sched_getaffinity(0)) // (ranks if self.servers == "per_rank" else 1)
+        return self.omp_threads or max(1, share - 1)
 
     def resolved_dtype(self, device: str) -> Dtype:
         """The precision that the server computes in on `device`."""

@@ -25,8 +25,8 @@ MOST_MARKS = 80
 """With more points than this a curve is drawn without marks."""
 MOST_BARS = 60
 
-SAME = 2e-3
-"""Curves that differ by less than this share of the axis hide each other."""
+SAME = 0.01
+"""Curves that differ by less than this share of the axis, about the width of a line, hide each other."""
 DASH, LEVEL_GAP = 4.0, 2.0
 """Lengths of dashes, in widths of the line."""
 
@@ -83,7 +83,7 @@ def tick_labels(values: Sequence[float]) -> list[str]:
 
 
 def limits(values: Sequence[float], *, from_zero: bool = False) -> tuple[float, float]:
-    """Of an axis: a little room around the values, but none on a side of 0 where there are none.
+    """Of an axis: a little room around the values, and a hair of it beyond 0 where there are none.
 
     What is always the same is shown from 0 on.
     """
@@ -91,11 +91,11 @@ def limits(values: Sequence[float], *, from_zero: bool = False) -> tuple[float, 
     if from_zero or high - low <= 1e-9 * max(abs(low), abs(high)):
         low, high = min(low, 0.0), max(high, 0.0)
     if low == high:
-        return 0.0, 1.0
-    room = 0.06 * (high - low)
+        high = 1.0
+    room, hair = 0.06 * (high - low), 0.015 * (high - low)
     return (
-        max(0.0, low - room) if low >= 0 else low - room,
-        min(0.0, high + room) if high <= 0 else high + room,
+        max(-hair, low - room) if low >= 0 else low - room,
+        min(hair, high + room) if high <= 0 else high + room,
     )
 
 
@@ -109,8 +109,8 @@ def draw_series(
 ) -> dict[str, str | Marks]:
     """Levels, bands and curves over a shared x, with the axis' limits and ticks; titles by `gid`.
 
-    Curves that would hide each other take turns along the line, each with its own dashes. `scale` is what
-    sizes of lines and marks are multiplied with.
+    Curves that would hide each other take turns along the line, each with its own dashes, and levels lie
+    above them. `scale` is what sizes of lines and marks are multiplied with.
     """
     ys = [y for one in series for _, y in one.points]
     ys += [bound for one in series for bounds in one.interval.values() for bound in bounds]
@@ -125,18 +125,23 @@ def draw_series(
         colour, gid = palette[one.colour], f"curve_{n}"
         gap = (turns - 1) * DASH + (LEVEL_GAP if one.is_level else 0.0)
         dashes = (turn * DASH, (DASH, gap)) if gap else "-"
-        style: dict[str, Any] = {"color": colour, "linewidth": 1.8 * scale, "linestyle": dashes}
+        style: dict[str, Any] = {
+            "color": colour,
+            "linewidth": 1.8 * scale,
+            "linestyle": dashes,
+            "clip_on": False,
+        }
         style |= {"gid": gid, "label": one.name}
         titles[gid] = one.title(one.points[-1])
         xs, values = [x for x, _ in one.points], [y for _, y in one.points]
         if one.is_level:
-            axes.axhline(values[0], **style)
+            axes.axhline(values[0], zorder=2.5, **style)
             continue
         axes.plot(xs, values, **style)
         if len(one.points) <= MOST_MARKS:
-            radius = (2.6 + min(1.3, 4.0 / turns) * (turns - 1 - turn)) * scale
+            radius = (2.6 + min(1.2, 2.4 / turns) * (turns - 1 - turn)) * scale
             axes.plot(
-                xs, values, "o", color=colour, markersize=2 * radius, markeredgewidth=0, gid=f"marks_{n}"
+                xs, values, "o", color=colour, markersize=2 * radius, mew=0, gid=f"marks_{n}", clip_on=False
             )
             titles[f"marks_{n}"] = Marks(radius, [one.title(point) for point in one.points])
     return titles

@@ -110,6 +110,7 @@ def _about(one: Experiment, colour: str) -> dict[str, Any]:
 
 def _facts(one: Experiment) -> Mapping[str, Any]:
     manifest, config = one.manifest, one.config
+    bits = manifest.get("bits_rest_on") or manifest  # runs of earlier versions have it there
     planned = one.planned_iterations
     state = "running" if one.running else "finished" if planned == len(one.metrics) else "not finished"
     if one.stopped:
@@ -122,8 +123,12 @@ def _facts(one: Experiment) -> Mapping[str, Any]:
         "configuration": manifest.get("config"),
         "seed": manifest.get("seed", config.get("seed")),
         "code": manifest.get("commit"),
-        "versions": _listed(manifest.get("packages") or {}),
-        "machine": ", ".join(str(manifest[key]) for key in ("machine", "python") if manifest.get(key)),
+        "versions": _listed(bits.get("packages") or {}),
+        "machine": ", ".join(
+            str(there[key])
+            for there, key in ((bits, "processor"), (manifest, "system"), (bits, "machine"), (bits, "python"))
+            if there.get(key)
+        ),
         "data": _listed(manifest.get("data") or {}),
         "directory": str(one.path),
     }

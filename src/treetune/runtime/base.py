@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le
 
@@ -243,6 +243,29 @@ class PolicyIteration(Runtime):
     @property
     def needs_engine(self) -> bool:
         return self.rollout.needs_engine or bool(self.evaluation.sets)
+
+    @classmethod
+    def changeable(cls, settings: Mapping[str, Any]) -> frozenset[str]:
+        keys = {
+            "analyzers",
+            "checkpoints",
+            "diagnostics",
+            "directory",
+            "engine",
+            "grader_deadline",
+            "grader_workers",
+            "imports",
+            "iterations",
+            "rank_deadline",
+            "sinks",
+        }
+        # An evaluation that chooses the weights to go on with is a part of training.
+        return frozenset(keys if settings.get("choose_checkpoint") else keys | {"evaluation"})
+
+    @property
+    def length_matters(self) -> str | None:
+        """Why another number of iterations would have trained those so far otherwise; None where not."""
+        return None if self.restart == "every_iteration" else self.trainer.length_matters
 
     def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
         yield from unfit_name(self.experiment_name, "experiment_name", "a relative folder name")

@@ -17,7 +17,7 @@ from treetune.runtime.evaluation import set_problems
 from treetune.runtime.evaluators import follow, measure_claimed, unmeasured
 from treetune.runtime.generation import generate
 from treetune.runtime.loop import run_iterations
-from treetune.runtime.manifest import begin
+from treetune.runtime.manifest import refuse_another
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.record import tidy_checkpoints
 from treetune.runtime.sampler import Sampler
@@ -45,12 +45,13 @@ def run(command: str, root: Runtime, plain_config: Mapping[str, Any], options: A
 
 def run_iteration_loop(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
     directory = _directory(config)
-    if directory.resumable() == config.iterations:
-        begin(directory, config, plain)
-        _say_once(f"{directory.path} is finished: all {config.iterations} iterations are done")
+    done = directory.resumable() or 0
+    if done >= config.iterations:
+        refuse_another(directory.path, plain, config)
+        _say_once(f"{directory.path} is finished: all {done} iterations are done")
         return
-    if directory.resumable() and not directory.is_running():
-        begin(directory, config, plain)
+    if done and not directory.is_running():
+        refuse_another(directory.path, plain, config)
         refuse_collapsed(config, directory)
     with (
         Session.open(config, plain) as session,

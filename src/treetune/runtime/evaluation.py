@@ -6,7 +6,6 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,11 @@ from treetune.files import whole_file, write_json
 from treetune.runtime.base import EvaluationSet, PolicyIteration
 from treetune.runtime.claims import Claim
 from treetune.runtime.clock import Clock
+from treetune.runtime.columns_of_ranks import trajectories_on_first
 from treetune.runtime.due import due_sets, is_measured
 from treetune.runtime.sampler import Sampler
 from treetune.seeds import derived_random
+from treetune.tree import answers_of
 from treetune.vocabulary import Grade, Metrics, Problem, Trajectory, token_array
 
 BOOTSTRAP_RESAMPLES = 2000
@@ -102,8 +103,8 @@ def measure(
         )
         # Every rank has seen the journals before one of them writes.
         session.ranks.barrier("evaluation begins")
-        own = rollout.run(context, answerable)[0] if answerable else []
-    trajectories = list(chain.from_iterable(session.ranks.exchange("evaluation", own)))
+        own = answers_of(rollout.run(context, answerable)[0]) if answerable else []
+    trajectories = trajectories_on_first(session.ranks, "evaluation", own)
     if session.ranks.is_first:
         trajectories += [
             _unanswered(problem, sample, lengths[problem.id], config.context_length)

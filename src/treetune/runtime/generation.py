@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,12 @@ from treetune.episode_generators.storage import (
 )
 from treetune.files import write_json
 from treetune.runtime.clock import Clock
+from treetune.runtime.columns_of_ranks import episodes_everywhere, trajectories_on_first
 from treetune.runtime.due import is_generated, samples_in
 from treetune.runtime.sampler import Sampler
 from treetune.runtime.session import Session
 from treetune.tasks.sampling import further_problems, sample_problems
+from treetune.tree import Tree, answers_of, trees_of
 from treetune.vocabulary import Episode, Metrics, Trajectory
 
 MEMORY = "memory.json"
@@ -47,9 +48,9 @@ def generate(sampler: Sampler, iteration: int, clock: Clock) -> tuple[list[Episo
         metrics |= _recorded(folder / "credit.json", clock, "credit")
         episodes = read_episodes(folder / "episodes.arrow")
     else:
-        trajectories, rollout_metrics = _rollout(sampler, iteration, clock)
+        trees, rollout_metrics = _rollout(sampler, iteration, clock)
         memory = _remembered(session, iteration)
-        episodes, metrics = _credit(sampler, iteration, trajectories, clock, memory)
+        episodes, metrics = _credit(sampler, iteration, trees, clock, memory)
         metrics = rollout_metrics | metrics
         if session.ranks.is_first:
             _record(folder / "credit.json", metrics, clock, "credit")
@@ -81,8 +82,8 @@ def _counted(sampler: Sampler, phase: str, clock: Clock) -> Iterator[None]:
         clock.tokens[phase] = sum(sampler.session.ranks.exchange("sampled tokens", own))
 
 
-def _rollout(sampler: Sampler, iteration: int, clock: Clock) -> tuple[list[Trajectory], Metrics]:
-    """This rank's trajectories and all ranks' metrics."""
+def _rollout(sampler: Sampler, iteration: int, clock: Clock) -> tuple[list[Tree], Metrics]:
+    """This rank's trees and all ranks' metrics."""
     session, config = sampler.session, sampler.session.config
     folder = session.directory.iteration(iteration)
     if (folder / "trajectories.arrow").is_file():
@@ -107,28 +108,30 @@ def _rollout(sampler: Sampler, iteration: int, clock: Clock) -> tuple[list[Traje
             progress=show,
             further=lambda: further_problems(session.train_problems, problems, config.seed, iteration),
         )
-        trajectories, metrics = config.rollout.run(context, problems)
-        everyone = session.ranks.exchange("trajectories", trajectories)
+        trees, metrics = config.rollout.run(context, problems)
+    everyones: list[Trajectory] = []
+    if config.rollout.needs_engine:  # demonstrations cost less to make again than to keep
+        everyones = trajectories_on_first(session.ranks, "trajectories", answers_of(trees))
     if session.ranks.is_first:
         _record(folder / "rollout.json", metrics, clock, "generation")
-        if config.rollout.needs_engine:  # demonstrations cost less to make again than to keep
-            write_trajectories(folder / "trajectories.arrow", list(chain.from_iterable(everyone)))
+        if config.rollout.needs_engine:
+            write_trajectories(folder / "trajectories.arrow", everyones)
     session.ranks.barrier("trajectories written")
-    return trajectories, metrics
+    return trees, metrics
 
 
-def _share(session: Session, trajectories: list[Trajectory]) -> list[Trajectory]:
-    """The part of stored trajectories that is this rank's, however many ranks had sampled them.
+def _share(session: Session, trajectories: list[Trajectory]) -> list[Tree]:
+    """The part of stored answers that is this rank's, however many ranks had sampled them.
 
     They tell the problems themselves: a rollout may have asked more than the iteration began with.
     """
     problems = list(dict.fromkeys(trajectory.problem.id for trajectory in trajectories))
     own = set(contiguous_share(problems, session.ranks.rank, session.ranks.world_size))
-    return [trajectory for trajectory in trajectories if trajectory.problem.id in own]
+    return trees_of(one for one in trajectories if one.problem.id in own)
 
 
 def _credit(
-    sampler: Sampler, iteration: int, trajectories: list[Trajectory], clock: Clock, memory: dict[str, Any]
+    sampler: Sampler, iteration: int, trees: list[Tree], clock: Clock, memory: dict[str, Any]
 ) -> tuple[list[Episode], Metrics]:
     """`memory` is brought up to this iteration."""
     session, config = sampler.session, sampler.session.config
@@ -145,10 +148,10 @@ def _credit(
             progress=show,
             memory=memory,
         )
-        trajectories, shaping_metrics = shaped(context, config.shaping, trajectories)
-        episodes, credit_metrics = config.credit.assign(context, trajectories)
-        everyone = list(chain.from_iterable(session.ranks.exchange("episodes", episodes)))
-        selected, selection_metrics = config.selection.select(context, everyone)
+        trees, shaping_metrics = shaped(context, config.shaping, trees)
+        episodes, credit_metrics = config.credit.assign(context, trees)
+        everyones = episodes_everywhere(session.ranks, "episodes", episodes)
+        selected, selection_metrics = config.selection.select(context, everyones)
     return selected, shaping_metrics | credit_metrics | selection_metrics
 
 

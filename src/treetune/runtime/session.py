@@ -15,7 +15,7 @@ from treetune.runtime.base import PolicyIteration
 from treetune.runtime.console import Console
 from treetune.runtime.directory import ExperimentDirectory, Lock
 from treetune.runtime.lifeline import TERMINATED, Stopped
-from treetune.runtime.manifest import begin, changed_modules
+from treetune.runtime.manifest import begin
 from treetune.runtime.start_model import StartModel
 from treetune.trainers.ranks import Ranks
 from treetune.vocabulary import Problem
@@ -53,21 +53,19 @@ class Session:
             stack.callback(ranks.leave)
             directory = ExperimentDirectory(Path(config.directory) / config.experiment_name)
             purpose: str = lock
+            remarks: list[str] = []
             if ranks.is_first and lock == "evaluation":
                 purpose = f"evaluation-{stack.enter_context(directory.evaluator())}"
             elif ranks.is_first:
                 stack.enter_context(directory.locked(lock))
                 if lock == "run":
-                    begin(directory, config, plain_config)
+                    remarks = begin(directory, config, plain_config, ranks.world_size)
             purpose = ranks.from_first("the experiment directory is ours", purpose)
             console = Console(directory.logs / "run.log" if ranks.is_first else None, ranks.is_first)
             stack.callback(console.close)
             stack.push(console.record_failure)
-            if ranks.is_first and lock == "run" and (changed := changed_modules(directory)):
-                console.say(
-                    f"your own code has changed since this experiment began ({', '.join(changed)}): from here"
-                    " on it is as it is now"
-                )
+            for remark in remarks:
+                console.say(remark)
             quiet_libraries()
             model = StartModel(config, ranks.device)
             session = Session(config, plain_config, directory, ranks, console, model, purpose)

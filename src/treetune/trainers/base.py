@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt
 
@@ -82,6 +82,27 @@ class Trainer(Part):
     sequence_parallel_size: Annotated[int, Gt(0)] = 1
     tensor_parallel_size: Annotated[int, Gt(0)] = 1
 
+    @classmethod
+    def changeable(cls, settings: Mapping[str, Any]) -> frozenset[str]:
+        """Speed and memory. ZeRO's stage and its offloading are not among them: the optimiser's state lies
+        in a checkpoint as the stage cuts it."""
+        return frozenset(
+            {
+                "tokens_per_micro_batch",
+                "sequences_per_micro_batch",
+                "layout",
+                "offload_reference",
+                "gradient_checkpointing",
+                "sequence_parallel_size",
+            }
+        )
+
+    @property
+    def length_matters(self) -> str | None:
+        """What in training depends on how long it is, in words; None where nothing does."""
+        matters = self.schedule.length_matters
+        return None if matters is None else f"trainer.schedule depends on the length of training: {matters}"
+
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         problems = experiment.problems_per_iteration or experiment.task.size("train")
         if problems is None:
@@ -96,7 +117,7 @@ class Trainer(Part):
                 "lower it, or set it to null for one step an iteration",
             )
         iterations = 1 if experiment.restart == "every_iteration" else experiment.iterations
-        steps = iterations * self.epochs * math.ceil(rows / (self.minibatch_size or rows))
+        steps = iterations * self.epochs * math.ceil(rows / (self.minibatch_size or max(rows, 1)))
         if self.schedule.warmup_steps > steps:
             yield Finding(
                 f"the warm-up takes {self.schedule.warmup_steps} steps, and training has {steps}",

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from treetune.models.inputs import ModelInputs
+from treetune.prefix_tree import GrowingTree, PrefixTree
 from treetune.trainers.base import Trainer
 from treetune.trainers.batching import Layout, Unit, plan_micro_batches
-from treetune.trainers.prefix_tree import GrowingTree, PrefixTree
 from treetune.trainers.tokens import Row, Sequences
 
 

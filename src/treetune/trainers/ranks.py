@@ -101,6 +101,15 @@ class Ranks:
         dist.broadcast_object_list(box, src=0, group=self.objects)
         return box[0]
 
+    def to_first(self, name: str, own: Any) -> list[Any]:
+        """Everyone's object, in rank order, on the first rank; nothing on the others."""
+        if self.world_size == 1:
+            return [own]
+        self.barrier(name)
+        gathered: list[Any] | None = [None] * self.world_size if self.is_first else None
+        dist.gather_object(own, gathered, dst=0, group=self.objects)
+        return gathered or []
+
     def machines(self) -> list[str]:
         """The name of everyone's machine, in rank order."""
         return self.exchange("machines", platform.node())

@@ -17,6 +17,9 @@ class Schedule(Registrable):
     warmup_steps: int = 0
     """The steps that training must have at least, for the warm-up to come to its end."""
 
+    length_matters: str | None = None
+    """What in it depends on how long training is, in words; None where nothing does."""
+
     def factor(self, step: int, total_steps: int) -> float:
         """For optimiser step `step` (0-based) of `total_steps`."""
         raise NotImplementedError
@@ -45,6 +48,12 @@ class Warmup(Schedule):
     @property
     def warmup_steps(self) -> int:  # type: ignore[override]
         return 0 if self.may_outlast_training else self.steps
+
+    @property
+    def length_matters(self) -> str | None:  # type: ignore[override]
+        if self.decay != "constant":
+            return f"its {self.decay} decay spans the whole of it"
+        return "its warm-up is a part of the whole of it (ratio)" if self.ratio and not self.steps else None
 
     def factor(self, step: int, total_steps: int) -> float:
         warmup = self.steps or math.ceil(self.ratio * total_steps)

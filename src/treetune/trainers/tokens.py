@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from treetune.trainers.batching import Unit
-from treetune.vocabulary import Episode, TokenIds, joined, sees
+from treetune.tree import training_rows
+from treetune.vocabulary import Episode, Stretch, TokenIds
 
 
 @dataclass(frozen=True)
@@ -114,35 +115,23 @@ class Sequences:
 
 
 def _rows(episode: Episode) -> Iterator[tuple[TokenIds, np.ndarray]]:
-    """Token ids and predicting positions of each row of an episode.
+    """Token ids and predicting positions of each row of an episode; see `training_rows`.
 
-    A stretch with trained tokens is a row: the prompt, the earlier stretches that its branch sees, and
-    its own tokens. Raises ValueError where the stretches don't make up the response.
+    Raises ValueError where the stretches don't make up the response.
     """
-    if not episode.stretches:
-        yield _row(episode, episode.prompt_ids, 0, len(episode.response_ids))
-        return
-    ends = [stretch.end for stretch in episode.stretches]
-    if ends[-1] != len(episode.response_ids) or any(a > b for a, b in itertools.pairwise([0, *ends])):
+    stretches = episode.stretches or (Stretch(len(episode.response_ids), ()),)
+    ends = [0, *(stretch.end for stretch in stretches)]
+    if ends[-1] != len(episode.response_ids) or any(a > b for a, b in itertools.pairwise(ends)):
         raise ValueError(
-            f"episode {episode.trajectory} has stretches that end at {ends}, and {len(episode.response_ids)}"
-            " response tokens: each has to end behind the one before, and the last at the response's end"
+            f"episode {episode.trajectory} has stretches that end at {ends[1:]}, and"
+            f" {len(episode.response_ids)} response tokens: each has to end behind the one before, and the"
+            " last at the response's end"
         )
-    spans = list(itertools.pairwise([0, *ends]))
-    for number, (stretch, (begin, end)) in enumerate(zip(episode.stretches, spans, strict=True)):
-        if not episode.trained[begin:end].any():
-            continue
-        context = [episode.prompt_ids]
-        for earlier, (first, last) in zip(episode.stretches[:number], spans, strict=False):
-            if sees(stretch.branch, earlier.branch):
-                context.append(episode.response_ids[first:last])
-        yield _row(episode, joined(context), begin, end)
-
-
-def _row(episode: Episode, context: TokenIds, begin: int, end: int) -> tuple[TokenIds, np.ndarray]:
-    """Response tokens from `begin` to `end` behind their context."""
-    predicting = np.flatnonzero(episode.trained[begin:end]) + (len(context) - 1)
-    return joined([context, episode.response_ids[begin:end]]), predicting
+    parts = [
+        (stretch.branch, episode.response_ids[begin:end], episode.trained[begin:end])
+        for stretch, (begin, end) in zip(stretches, itertools.pairwise(ends), strict=True)
+    ]
+    yield from training_rows(episode.prompt_ids, parts)
 
 
 def units_of(episodes: Sequence[Episode], in_pairs: bool) -> list[Unit]:

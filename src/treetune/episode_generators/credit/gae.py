@@ -24,7 +24,8 @@ from treetune.contracts import (
 )
 from treetune.episode_generators.base import THREADS_REMEDY, UNUSED_REMEDY, Credit, GenerationContext
 from treetune.episode_generators.credit.episodes import episode_of
-from treetune.vocabulary import Episode, Metrics, Trajectory
+from treetune.tree import Tree, answers_of
+from treetune.vocabulary import Episode, Metrics
 
 Number = TypeVar("Number", bound=Any)
 
@@ -100,7 +101,5 @@ class Gae(Credit):
                 "set restart to 'never', or choose a credit without a critic, such as 'none'",
             )
 
-    def assign(
-        self, context: GenerationContext, trajectories: Sequence[Trajectory]
-    ) -> tuple[list[Episode], Metrics]:
-        return [episode_of(context, trajectory) for trajectory in trajectories], {}
+    def assign(self, context: GenerationContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
+        return [episode_of(context, answer) for answer in answers_of(trees)], {}

@@ -10,9 +10,7 @@ from typing import Annotated
 from annotated_types import Gt
 
 from treetune.contracts import Advantages, Answers, CreditForRewards, Need
-from treetune.episode_generators.base import Credit, GenerationContext
-from treetune.episode_generators.credit.episodes import groups_of, whole_answer
-from treetune.vocabulary import Episode, Metrics, Trajectory
+from treetune.episode_generators.base import Credit, GroupCredit
 
 
 def group_advantages(rewards: Sequence[float], std: bool, eps: float) -> list[float]:
@@ -33,7 +31,7 @@ def group_advantages(rewards: Sequence[float], std: bool, eps: float) -> list[fl
 
 @Credit.register("group")
 @dataclass(frozen=True, kw_only=True)
-class Group(Credit):
+class Group(GroupCredit):
     """GRPO's credit (`std` true) or Dr. GRPO's (false): see `group_advantages`."""
 
     std: bool = True
@@ -43,14 +41,5 @@ class Group(Credit):
     gives = (Advantages(before_training=True), CreditForRewards())
     needs = (Need(Answers(2), "it compares each answer with the others to its problem"),)
 
-    def assign(
-        self, context: GenerationContext, trajectories: Sequence[Trajectory]
-    ) -> tuple[list[Episode], Metrics]:
-        advantages = [0.0] * len(trajectories)
-        for positions in groups_of(trajectories).values():
-            rewards = [trajectories[position].reward for position in positions]
-            for position, advantage in zip(
-                positions, group_advantages(rewards, self.std, self.eps), strict=True
-            ):
-                advantages[position] = advantage
-        return whole_answer(context, trajectories, advantages)
+    def advantages(self, rewards: Sequence[float]) -> Sequence[float]:
+        return group_advantages(rewards, self.std, self.eps)

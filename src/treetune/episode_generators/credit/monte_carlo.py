@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import pstdev
 from typing import Annotated
 
@@ -16,16 +16,18 @@ from treetune.contracts import (
     Experiment,
     Finding,
     Need,
-    OneLine,
     SampledAnswers,
     UseOfAdvantages,
 )
-from treetune.episode_generators.base import THREADS_REMEDY, UNUSED_REMEDY, Credit, GenerationContext
-from treetune.episode_generators.credit.episodes import advantage_metrics, episode_of, groups_of
-from treetune.episode_generators.credit.states import Estimate, State, check_continuations, estimate_states
+from treetune.episode_generators.base import UNUSED_REMEDY, Credit, GenerationContext
+from treetune.episode_generators.credit.episodes import advantage_metrics, episode_of
 from treetune.episode_generators.metrics import mean
+from treetune.episode_generators.values.base import Estimate, FixedContinuations, StateRule
+from treetune.episode_generators.values.estimation import Wanted, check_continuations, estimates
+from treetune.episode_generators.values.step_boundaries import StepBoundaries
 from treetune.inference.base import SamplingParams
-from treetune.vocabulary import Episode, Metrics, Trajectory
+from treetune.tree import State, Tree
+from treetune.vocabulary import Episode, Metrics
 
 
 def step_advantages(values: Sequence[float], reward: float) -> list[float]:
@@ -41,7 +43,8 @@ def step_advantages(values: Sequence[float], reward: float) -> list[float]:
 @Credit.register("monte_carlo")
 @dataclass(frozen=True, kw_only=True)
 class MonteCarlo(Credit):
-    """`samples` continuations from the prompt and from every step boundary but the last.
+    """`samples` continuations from the prompt and from the beginning of every other step; what steps are,
+    `states` says.
 
     Continuations are sampled from token ids and graded together with the prefix that they
     continue, as in the rollout; `temperature`, `top_p` and `top_k` are the rollout's unless given.
@@ -58,6 +61,7 @@ class MonteCarlo(Credit):
     """
 
     samples: Annotated[int, Gt(0)] = 9
+    states: StateRule = field(default_factory=StepBoundaries)
     max_states: Annotated[int, Gt(0)] | None = None
     siblings_count_into_prompt_value: bool = False
     temperature: Annotated[float, Ge(0)] | None = None
@@ -70,7 +74,6 @@ class MonteCarlo(Credit):
     def needs(self) -> tuple[Need, ...]:
         needs = (
             Need(SampledAnswers(), "it goes on from them as the policy sampled them"),
-            Need(OneLine(), "it continues answers from their beginnings", THREADS_REMEDY),
             Need(UseOfAdvantages(), "its continuations cost most of an iteration", UNUSED_REMEDY),
         )
         siblings = Need(
@@ -100,27 +103,42 @@ class MonteCarlo(Credit):
         given = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
         return {name: value for name, value in given.items() if value is not None}
 
-    def assign(
-        self, context: GenerationContext, trajectories: Sequence[Trajectory]
-    ) -> tuple[list[Episode], Metrics]:
-        states = [self._states(trajectory) for trajectory in trajectories]
-        estimates = estimate_states(context, trajectories, states, self.samples, self._sampling(context))
-        siblings = self._sibling_rewards(trajectories)
+    def assign(self, context: GenerationContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
+        of_leaves = [[self._states(tree, leaf) for leaf in range(len(tree.leaves))] for tree in trees]
+        wanted, distinct = [], []
+        for tree, ways in zip(trees, of_leaves, strict=True):
+            first: dict[State, tuple[int, int]] = {}
+            for leaf, way in enumerate(ways):
+                for state, length in way:
+                    first.setdefault(state, (leaf, length))
+            distinct.append(list(first))
+            paths = [leaf.segments for leaf in tree.leaves]
+            wanted.append(Wanted(tree.problem, tree.prompt_ids, paths, list(first.values())))
+        own, everyones = estimates(
+            context, wanted, self.states, FixedContinuations(self.samples), self._sampling(context)
+        )
         episodes = []
-        for position, trajectory in enumerate(trajectories):
-            rewards = [estimates[state].rewards for state in states[position]]
-            rewards[0] = (*rewards[0], *siblings[position])
-            values = [mean(rewards_of_state) for rewards_of_state in rewards]
-            values += [trajectory.reward] * (len(trajectory.step_ends) - len(values))
-            advantages = step_advantages(values, trajectory.reward)
-            episodes.append(episode_of(context, trajectory, advantages, values))
-        return episodes, _value_metrics(estimates) | advantage_metrics(context, episodes)
+        for tree, ways, states, found in zip(trees, of_leaves, distinct, own, strict=True):
+            tree.values.update({state: estimate.value for state, estimate in zip(states, found, strict=True)})
+            at_prompt = found[0].rewards if found else ()
+            for leaf, way in enumerate(ways):
+                values = [tree.values[state] for state, _ in way]
+                if self.siblings_count_into_prompt_value:
+                    others = [other.reward for place, other in enumerate(tree.leaves) if place != leaf]
+                    values[0] = mean([*at_prompt, *others])
+                episodes.append(self._episode(context, tree, leaf, values))
+        return episodes, _value_metrics(everyones) | advantage_metrics(context, episodes)
 
-    def _states(self, trajectory: Trajectory) -> list[State]:
-        """The states before each step, up to `max_states` of them."""
-        response_ids = tuple(trajectory.response_ids.tolist())
-        starts = (0, *trajectory.step_ends[:-1])[: self.max_states]
-        return [State(trajectory.problem.id, response_ids[:start]) for start in starts]
+    def _states(self, tree: Tree, leaf: int) -> list[tuple[State, int]]:
+        """The states before each step, up to `max_states` of them, and how many tokens stand before it."""
+        starts = self.states.step_starts(tree.leaves[leaf])[: self.max_states]
+        return [(tree.state(leaf, start), start) for start in starts]
+
+    def _episode(self, context: GenerationContext, tree: Tree, leaf: int, values: list[float]) -> Episode:
+        answer = tree.leaves[leaf]
+        values += [answer.reward] * (len(self.states.step_starts(answer)) - len(values))
+        advantages = step_advantages(values, answer.reward)
+        return episode_of(context, answer, *self.states.laid_out(answer, advantages, values))
 
     def _sampling(self, context: GenerationContext) -> SamplingParams:
         if context.sampling is None:
@@ -130,25 +148,15 @@ class MonteCarlo(Credit):
             )
         return replace(context.sampling, **self._overrides())  # type: ignore[arg-type]
 
-    def _sibling_rewards(self, trajectories: Sequence[Trajectory]) -> list[tuple[float, ...]]:
-        """For each answer, the rewards of the others to its problem, if they are to count."""
-        siblings: list[tuple[float, ...]] = [()] * len(trajectories)
-        if self.siblings_count_into_prompt_value:
-            for group in groups_of(trajectories).values():
-                for position in group:
-                    siblings[position] = tuple(trajectories[p].reward for p in group if p != position)
-        return siblings
 
-
-def _value_metrics(estimates: dict[State, Estimate]) -> Metrics:
+def _value_metrics(of_state: Sequence[Estimate]) -> Metrics:
     """Of the distinct states: how many, what they are worth, how sure, at which cost.
 
     ``credit/value_std`` is the mean over states of the standard deviation of their K rewards;
     ``credit/value_decided`` the share of states whose continuations all earned the same.
     """
-    if not estimates:
+    if not of_state:
         return {}
-    of_state = list(estimates.values())
     samples = sum(len(e.rewards) for e in of_state)
     return {
         "credit/value_states": float(len(of_state)),

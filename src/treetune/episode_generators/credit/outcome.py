@@ -6,22 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from treetune.contracts import Advantages, CreditForRewards
-from treetune.episode_generators.base import Credit, GenerationContext
-from treetune.episode_generators.credit.episodes import episode_of, whole_answer
-from treetune.vocabulary import Episode, Metrics, Trajectory
+from treetune.episode_generators.base import Credit, GenerationContext, GroupCredit
+from treetune.episode_generators.credit.episodes import episode_of
+from treetune.tree import Tree, answers_of
+from treetune.vocabulary import Episode, Metrics
 
 
 @Credit.register("outcome")
 @dataclass(frozen=True, kw_only=True)
-class Outcome(Credit):
+class Outcome(GroupCredit):
     """REINFORCE (Williams 1992) with a zero baseline: A_i = r_i."""
 
     gives = (Advantages(before_training=True), CreditForRewards())
 
-    def assign(
-        self, context: GenerationContext, trajectories: Sequence[Trajectory]
-    ) -> tuple[list[Episode], Metrics]:
-        return whole_answer(context, trajectories, (t.reward for t in trajectories))
+    def advantages(self, rewards: Sequence[float]) -> Sequence[float]:
+        return rewards
 
 
 @Credit.register("none")
@@ -31,7 +30,5 @@ class NoCredit(Credit):
 
     gives = (CreditForRewards(),)
 
-    def assign(
-        self, context: GenerationContext, trajectories: Sequence[Trajectory]
-    ) -> tuple[list[Episode], Metrics]:
-        return [episode_of(context, trajectory) for trajectory in trajectories], {}
+    def assign(self, context: GenerationContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
+        return [episode_of(context, answer) for answer in answers_of(trees)], {}

@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from treetune.contracts import Advantages, Answers, CreditForRewards, Need
-from treetune.episode_generators.base import Credit, GenerationContext
-from treetune.episode_generators.credit.episodes import groups_of, whole_answer
-from treetune.vocabulary import Episode, Metrics, Trajectory
+from treetune.episode_generators.base import Credit, GroupCredit
 
 
 def leave_one_out_advantages(rewards: Sequence[float]) -> list[float]:
@@ -19,7 +17,10 @@ def leave_one_out_advantages(rewards: Sequence[float]) -> list[float]:
     by Ahmadian et al. (arXiv:2402.14740). Raises ValueError for fewer than two rewards.
     """
     if len(rewards) < 2:
-        raise ValueError("rloo compares each answer with the others to its problem: take samples >= 2")
+        raise ValueError(
+            "rloo compares each answer with the others, and there is one answer: set the rollout's"
+            " `samples` to 2 or more"
+        )
     if len(set(rewards)) == 1:
         return [0.0] * len(rewards)
     total = math.fsum(rewards)
@@ -28,23 +29,11 @@ def leave_one_out_advantages(rewards: Sequence[float]) -> list[float]:
 
 @Credit.register("rloo")
 @dataclass(frozen=True, kw_only=True)
-class Rloo(Credit):
+class Rloo(GroupCredit):
     """RLOO's credit: see `leave_one_out_advantages`."""
 
     gives = (Advantages(before_training=True), CreditForRewards())
     needs = (Need(Answers(2), "it compares each answer with the others to its problem"),)
 
-    def assign(
-        self, context: GenerationContext, trajectories: Sequence[Trajectory]
-    ) -> tuple[list[Episode], Metrics]:
-        advantages = [0.0] * len(trajectories)
-        for problem, positions in groups_of(trajectories).items():
-            if len(positions) < 2:
-                raise ValueError(
-                    f"rloo: problem {problem!r} has one answer and nothing to compare it with; "
-                    "set the rollout's `samples` to 2 or more"
-                )
-            rewards = [trajectories[position].reward for position in positions]
-            for position, advantage in zip(positions, leave_one_out_advantages(rewards), strict=True):
-                advantages[position] = advantage
-        return whole_answer(context, trajectories, advantages)
+    def advantages(self, rewards: Sequence[float]) -> Sequence[float]:
+        return leave_one_out_advantages(rewards)

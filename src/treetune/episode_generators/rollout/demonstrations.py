@@ -15,8 +15,9 @@ from treetune.episode_generators.metrics import trajectory_metrics
 from treetune.episode_generators.numbers import measured
 from treetune.episode_generators.rollout.answers import EXAMPLES, encoded_prompt, rank_share, steps_of
 from treetune.seeds import derive_seed
-from treetune.tasks.threads.grammar import has_threads, pieces
+from treetune.tasks.threads.grammar import has_threads, text_segments
 from treetune.tasks.threads.tags import TAGS, TagIds
+from treetune.tree import Tree, answers_of, trees_of
 from treetune.vocabulary import Metrics, Problem, Segment, TokenIds, Trajectory, joined, token_array
 
 
@@ -68,9 +69,7 @@ class Demonstrations(Rollout):
                 f"raise it to {max(lengths) + 1} or more, or set the rollout's too_long to 'leave_out'",
             )
 
-    def run(
-        self, context: GenerationContext, problems: Sequence[Problem]
-    ) -> tuple[list[Trajectory], Metrics]:
+    def run(self, context: GenerationContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
         """Raises ValueError for a demonstration that does not fit into the context, or whose threads
         a rollout couldn't make."""
         share = rank_share(context, problems)
@@ -89,7 +88,7 @@ class Demonstrations(Rollout):
                 grade = context.grader.submit(text, problem)
                 written.append((problem, sample, text, prompt_ids, segments, grade))
                 context.progress(len(written), len(share) * self.samples)
-        trajectories = [
+        trees = trees_of(
             Trajectory(
                 problem=problem,
                 sample=sample,
@@ -101,13 +100,13 @@ class Demonstrations(Rollout):
                 step_ends=_step_ends(context, segments, text),
             )
             for problem, sample, text, prompt_ids, segments, grade in written
-        ]
-        trajectories = measured(trajectories, context.codec)
-        metrics = trajectory_metrics(context, trajectories)
+        )
+        trees = measured(trees, context.codec)
+        metrics = trajectory_metrics(context, answers_of(trees))
         if self.too_long == "leave_out":
             everyones = context.exchange("left-out", [left_out])
             metrics["episodes/left_out"] = float(sum(chain.from_iterable(everyones)))
-        return trajectories, metrics
+        return trees, metrics
 
 
 def _segments(context: GenerationContext, problem: Problem, text: str) -> tuple[Segment, ...]:
@@ -123,7 +122,7 @@ def _segments(context: GenerationContext, problem: Problem, text: str) -> tuple[
             f"({', '.join(TAGS)})"
         )
     try:
-        cut = pieces(text)
+        cut = text_segments(text)
     except ValueError as error:
         raise ValueError(f"the demonstration of problem {problem.id!r} can't be cut: {error}") from error
     encoded = [codec.encode_answer(problem.prompt, cut[0].text)]

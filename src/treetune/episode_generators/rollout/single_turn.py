@@ -26,7 +26,8 @@ from treetune.episode_generators.rollout.answers import (
 )
 from treetune.inference.base import Completion, Request, SamplingParams
 from treetune.seeds import derive_seed
-from treetune.vocabulary import Grade, Metrics, Problem, Segment, Trajectory
+from treetune.tree import Tree, answers_of
+from treetune.vocabulary import Grade, Metrics, Problem
 
 
 @Rollout.register("single_turn")
@@ -81,13 +82,11 @@ class SingleTurn(Rollout):
             stop=self.stop,
         )
 
-    def run(
-        self, context: GenerationContext, problems: Sequence[Problem]
-    ) -> tuple[list[Trajectory], Metrics]:
+    def run(self, context: GenerationContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
         # All prompts, not this rank's only: if one does not fit, no rank is left waiting for another.
         for problem in problems:
             encoded_prompt(context, problem, self.max_tokens, self.max_prompt_tokens)
-        trajectories = sample_answers(
+        trees = sample_answers(
             context,
             rank_share(context, problems),
             samples=self.samples,
@@ -95,8 +94,8 @@ class SingleTurn(Rollout):
             unfinished_reward=self.unfinished_reward,
             max_prompt_tokens=self.max_prompt_tokens,
         )
-        trajectories = measured(trajectories, context.codec)
-        return trajectories, trajectory_metrics(context, trajectories)
+        trees = measured(trees, context.codec)
+        return trees, trajectory_metrics(context, answers_of(trees))
 
 
 def sample_answers(
@@ -108,8 +107,8 @@ def sample_answers(
     unfinished_reward: float | None = 0.0,
     max_prompt_tokens: int | None = None,
     purpose: str = "rollout",
-) -> list[Trajectory]:
-    """`samples` graded answers to each of `problems`, in the order (problem, sample).
+) -> list[Tree]:
+    """The trees of `problems`, in their order, with `samples` graded answers each.
 
     The seed is derived from the run's, the iteration, the problem and `purpose`, so that an answer
     does not depend on what else is sampled. Answers are graded while others are still sampling.
@@ -140,24 +139,14 @@ def sample_answers(
 
     context.engine.generate(requests, on_result)
     assert len(answers) == len(requests), "the engine reports every request"
-    return [
-        Trajectory(
-            problem=problem,
-            sample=sample,
-            prompt_ids=requests[index].prompt_ids,
-            segments=(
-                Segment(
-                    token_ids=completion.token_ids,
-                    logprobs=completion.logprobs,
-                    policy_version=completion.policy_version,
-                    seconds=completion.seconds,
-                ),
-            ),
-            finish_reason=completion.finish_reason,
-            text=text,
-            grade=with_unfinished(grade.result(), completion.finish_reason, unfinished_reward),
-            step_ends=steps_of(context, completion.token_ids, text, sampling.stop),
-        )
-        for index, problem in enumerate(problems)
-        for sample, (completion, text, grade) in enumerate(answers[index])
-    ]
+    trees = [Tree(problem, request.prompt_ids) for problem, request in zip(problems, requests, strict=True)]
+    for index, tree in enumerate(trees):
+        for completion, text, grade in answers[index]:
+            tree.end(
+                tree.add(completion.segment()),
+                finish_reason=completion.finish_reason,
+                text=text,
+                grade=with_unfinished(grade.result(), completion.finish_reason, unfinished_reward),
+                step_ends=steps_of(context, completion.token_ids, text, sampling.stop),
+            )
+    return trees

@@ -12,8 +12,10 @@ from treetune.contracts import Answers, Experiment, Feature, Finding, Need, Samp
 from treetune.episode_generators.base import GenerationContext, Rollout
 from treetune.episode_generators.metrics import mean, trajectory_metrics
 from treetune.episode_generators.rollout.answers import rank_share
+from treetune.episode_generators.storage import trajectories_from_bytes, trajectories_to_bytes
 from treetune.inference.base import SamplingParams
-from treetune.vocabulary import Metrics, Problem, Trajectory
+from treetune.tree import Tree, answers_of, trees_of
+from treetune.vocabulary import Metrics, Problem
 
 
 @Rollout.register("until_mixed")
@@ -118,10 +120,8 @@ class UntilMixed(Rollout):
     def sampler(self) -> Rollout:
         return self.rollout.sampler
 
-    def run(
-        self, context: GenerationContext, problems: Sequence[Problem]
-    ) -> tuple[list[Trajectory], Metrics]:
-        own: list[Trajectory] = []
+    def run(self, context: GenerationContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
+        own: list[Tree] = []
         asked: list[Problem] = []
         reports: list[tuple[int, Metrics]] = []
         further: list[Problem] | None = None
@@ -129,8 +129,8 @@ class UntilMixed(Rollout):
         mixed = 0
         # A round's metrics are of all ranks, so all of them decide alike.
         while True:
-            trajectories, report = self.rollout.run(_after(context, len(own)), upcoming)
-            own += trajectories
+            trees, report = self.rollout.run(_after(context, len(answers_of(own))), upcoming)
+            own += trees
             asked += upcoming
             reports.append((len(upcoming), report))
             mixed += round(report["episodes/mixed"] * report["episodes/problems"])
@@ -153,8 +153,8 @@ class UntilMixed(Rollout):
                 f" were asked for; went on with {mixed} of {len(asked)} after {len(reports)} rounds, since"
                 f" {reason}"
             )
-        trajectories = _shared_out(context, asked, own) if len(reports) > 1 else own
-        return trajectories, _averaged(reports) | trajectory_metrics(context, trajectories) | {
+        trees = _shared_out(context, asked, own) if len(reports) > 1 else own
+        return trees, _averaged(reports) | trajectory_metrics(context, answers_of(trees)) | {
             "rollout/rounds": float(len(reports)),
             "rollout/groups_dropped": 1.0 - mixed / len(asked),
             "rollout/groups_lacking": float(max(0, self.groups - mixed)),
@@ -166,18 +166,16 @@ def _after(context: GenerationContext, done: int) -> GenerationContext:
     return replace(context, progress=lambda of_round, total: context.progress(done + of_round, done + total))
 
 
-def _shared_out(
-    context: GenerationContext, asked: Sequence[Problem], own: Sequence[Trajectory]
-) -> list[Trajectory]:
-    """This rank's share of all rounds' trajectories, so that all ranks' are in the order of `asked`.
+def _shared_out(context: GenerationContext, asked: Sequence[Problem], own: Sequence[Tree]) -> list[Tree]:
+    """This rank's share of all rounds' trees, so that all ranks' are in the order of `asked`.
 
     As they were sampled, a rank would hold a share of each round. Collective.
     """
-    by_problem: dict[str, list[Trajectory]] = {}
-    for of_rank in context.exchange("rounds", list(own)):
-        for trajectory in of_rank:
-            by_problem.setdefault(trajectory.problem.id, []).append(trajectory)
-    return [t for problem in rank_share(context, asked) for t in by_problem.get(problem.id, [])]
+    if context.world_size > 1:
+        everyones = context.exchange("rounds", [trajectories_to_bytes(answers_of(own))])
+        own = trees_of(answer for (data,) in everyones for answer in trajectories_from_bytes(data))
+    by_problem = {tree.problem.id: tree for tree in own}
+    return [by_problem[problem.id] for problem in rank_share(context, asked) if problem.id in by_problem]
 
 
 def _averaged(reports: Sequence[tuple[int, Metrics]]) -> Metrics:

@@ -8,19 +8,21 @@ from dataclasses import replace
 
 from treetune.episode_generators.base import GenerationContext, Shaping
 from treetune.episode_generators.metrics import mean, pooled
-from treetune.vocabulary import Metrics, Trajectory
+from treetune.tree import Tree, answers_of, with_answers
+from treetune.vocabulary import Metrics
 
 
 def shaped(
-    context: GenerationContext, shapings: Sequence[Shaping], trajectories: Sequence[Trajectory]
-) -> tuple[list[Trajectory], Metrics]:
-    """This rank's trajectories with the sum of all bonuses, and the metrics of all ranks.
+    context: GenerationContext, shapings: Sequence[Shaping], trees: Sequence[Tree]
+) -> tuple[list[Tree], Metrics]:
+    """This rank's trees, each answer with the sum of all bonuses, and the metrics of all ranks.
 
     ``shaping/<label>`` is a part's mean bonus, ``<label>/…`` what else it tells; ``episodes/reward`` becomes
     the mean of what credit is given for, while ``episodes/score`` stays what graders said. Collective.
     """
     if not shapings:
-        return list(trajectories), {}
+        return list(trees), {}
+    trajectories = answers_of(trees)
     assessed = {shaping.label: shaping.assess(context, trajectories) for shaping in shapings}
     bonuses = {label: of_label for label, (of_label, _) in assessed.items()}
     earned = [
@@ -32,4 +34,4 @@ def shaped(
         columns |= {f"{label}/{name}": values for name, values in measured.items()}
     columns["episodes/reward"] = [trajectory.reward for trajectory in earned]
     everyones = pooled(context, "shaping-metrics", columns)
-    return earned, {name: mean(values) for name, values in everyones.items() if values}
+    return with_answers(trees, earned), {name: mean(values) for name, values in everyones.items() if values}

@@ -1,4 +1,4 @@
-"""Right answers earn more the shorter their critical path is."""
+"""Correct answers earn more the shorter their critical path is."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def acceleration(critical_path: float, reference: float, form: Form) -> float:
 @Shaping.register("acceleration")
 @dataclass(frozen=True, kw_only=True)
 class Acceleration(Shaping):
-    """`weight` times the `acceleration` of a right answer against the `reference`, at most `clip` and at
+    """`weight` times the `acceleration` of a correct answer against the `reference`, at most `clip` and at
     least `floor`; wrong answers get nothing.
 
     Critical paths are counted as `tasks.threads.counting` says, on responses only. `threads` that were
@@ -37,15 +37,15 @@ class Acceleration(Shaping):
     nothing), `group`, and three of a sequential answer's length: `sequential_demonstration`,
     `sequential_running`, `sequential_measured`.
 
-    With a `floor` of 0, being right is never worth less for being slow: threads that don't pay yet cost
+    With a `floor` of 0, a correct answer never earns less for being slow: threads that don't pay yet cost
     nothing, and a policy isn't taught to give them up before it can write them well. Below 0, up to
     ``-floor`` can be lost too, so that there is something to learn between slow and slower. Against `total`
     nothing is ever below 0.
 
-    A right answer that there is nothing to compare with gets nothing. `opening` is for opening any block
-    at all in a right answer.
+    A correct answer that there is nothing to compare with gets nothing. `opening` is for opening any block
+    at all in a correct answer.
 
-    ``acceleration/without_reference`` is the share of right answers without one; of the others
+    ``acceleration/without_reference`` is the share of correct answers without one; of the others
     ``acceleration/reference_tokens`` and ``acceleration/unclipped`` are the mean reference and the mean
     acceleration before `clip` and `floor`, ``acceleration/at_clip`` the share that reached `clip`.
     """

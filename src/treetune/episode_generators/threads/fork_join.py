@@ -173,15 +173,7 @@ class ForkJoin:
 
     def receive(self, call: Call, completion: Completion) -> list[Call]:
         line = self._out.pop((call.branch, call.turn))
-        line.parts.append(
-            Segment(
-                token_ids=completion.token_ids,
-                logprobs=completion.logprobs,
-                policy_version=completion.policy_version,
-                branch=line.branch,
-                seconds=completion.seconds,
-            )
-        )
+        line.parts.append(completion.segment(line.branch))
         last = int(completion.token_ids[-1])
         if completion.finish_reason == "length":
             return self._limit_reached(line)

@@ -1,4 +1,4 @@
-"""Where most answers to a problem are right, long critical paths cost something."""
+"""Where most answers to a problem are correct, long critical paths cost something."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ EPSILON = 1e-6
 
 
 def group_penalties(
-    lengths: Sequence[int], right: Sequence[bool], *, threshold: float, weight: float, window: int
+    lengths: Sequence[int], correct: Sequence[bool], *, threshold: float, weight: float, window: int
 ) -> list[float]:
-    """α O_i for each answer of a group, with O_i = clip((L_i − L_shortest right) / window, 0, 1).
+    """α O_i for each answer of a group, with O_i = clip((L_i − L_shortest correct) / window, 0, 1).
 
-    α is 0 where the share of right answers is below the threshold τ, and β (share − τ + ε) / (1 − τ + ε)
-    from there on, β being the weight: all of it where all are right (ThreadWeaver's group length penalty).
+    α is 0 where the share of correct answers is below the threshold τ, and β (share − τ + ε) / (1 − τ + ε)
+    from there on, β being the weight: all of it where all are correct (ThreadWeaver's group length penalty).
     """
-    share = sum(right) / len(right)
+    share = sum(correct) / len(correct)
     if share < threshold:
         return [0.0] * len(lengths)
     alpha = weight * (share - threshold + EPSILON) / (1.0 - threshold + EPSILON)
-    shortest = min(length for length, ok in zip(lengths, right, strict=True) if ok)
+    shortest = min(length for length, ok in zip(lengths, correct, strict=True) if ok)
     return [alpha * min(1.0, max(0.0, (length - shortest) / window)) for length in lengths]
 
 

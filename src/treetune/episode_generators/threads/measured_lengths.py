@@ -1,4 +1,4 @@
-"""How long right answers were in an evaluation that was made before."""
+"""How long correct answers were in an evaluation that was made before."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from treetune.vocabulary import CORRECT_SCORE, Problem
 
 @dataclass(frozen=True)
 class MeasuredLengths:
-    """By problem: `prompts` of all that were asked, mean tokens of their right answers."""
+    """By problem: `prompts` of all that were asked, mean tokens of their correct answers."""
 
     path: str
     prompts: dict[str, str]
     tokens: dict[str, float]
 
     def of(self, problem: Problem) -> float | None:
-        """None where it has no right answer. ValueError for a problem that reads otherwise there."""
+        """None where it has no correct answer. ValueError for a problem that reads otherwise there."""
         prompt = self.prompts.get(problem.id, problem.prompt)
         if prompt != problem.prompt:
             raise ValueError(
@@ -35,7 +35,7 @@ class MeasuredLengths:
         lengths = [self.of(problem) for problem in problems]
         if all(length is None for length in lengths):
             raise ValueError(
-                f"{self.path} has right answers to {len(self.tokens)} problems, to none of the"
+                f"{self.path} has correct answers to {len(self.tokens)} problems, to none of the"
                 f" {len(problems)} that are trained on: evaluate the sequential experiment on the split"
                 " 'train' (evaluation.sets) and name that set's answers.jsonl"
             )

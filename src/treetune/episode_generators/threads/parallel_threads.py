@@ -36,6 +36,7 @@ from treetune.episode_generators.threads.fork_join import (
 )
 from treetune.inference.base import Completion, Request, SamplingParams
 from treetune.seeds import derive_seed
+from treetune.tree import Tree, answers_of, trees_of
 from treetune.vocabulary import (
     Branch,
     FinishReason,
@@ -47,6 +48,7 @@ from treetune.vocabulary import (
     TokenIds,
     Trajectory,
     joined,
+    logprob_array,
 )
 
 Fixed = Mapping[tuple[Branch, int], Segment]
@@ -153,9 +155,7 @@ class ParallelThreads(Rollout):
             conclusion=self.conclusion,
         )
 
-    def run(
-        self, context: GenerationContext, problems: Sequence[Problem]
-    ) -> tuple[list[Trajectory], Metrics]:
+    def run(self, context: GenerationContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
         # All prompts, not this rank's only: if one does not fit, no rank is left waiting for another.
         for problem in problems:
             encoded_prompt(context, problem, self.max_tokens, self.max_prompt_tokens)
@@ -171,12 +171,12 @@ class ParallelThreads(Rollout):
                 for problem in share
                 for sample in range(self.samples)
             ]
-            trajectories = [
-                replace(trajectory, sample=place % self.samples)
-                for place, trajectory in enumerate(self.answers(context, starts))
-            ]
+            trees = trees_of(
+                replace(answer, sample=place % self.samples)
+                for place, answer in enumerate(self.answers(context, starts))
+            )
         else:
-            trajectories = sample_answers(
+            trees = sample_answers(
                 context,
                 share,
                 samples=self.samples,
@@ -184,8 +184,8 @@ class ParallelThreads(Rollout):
                 unfinished_reward=self.unfinished_reward,
                 max_prompt_tokens=self.max_prompt_tokens,
             )
-        trajectories = measured(trajectories, context.codec)
-        return trajectories, trajectory_metrics(context, trajectories)
+        trees = measured(trees, context.codec)
+        return trees, trajectory_metrics(context, answers_of(trees))
 
     def answers(self, context: GenerationContext, starts: Sequence[Start]) -> list[Trajectory]:
         """One graded answer from each start, in their order; `sample` is 0 in all of them.
@@ -278,5 +278,6 @@ def _completion(known: Segment, call: Call, codec: TextCodec) -> Completion:
     """What the engine had answered when the segment was sampled."""
     stopped = known.token_ids[-1] in (*call.stop_ids, *codec.end_ids)
     reason: FinishReason = "stop" if stopped else "length"
-    assert known.logprobs is not None
-    return Completion(known.token_ids, known.logprobs, reason, known.policy_version or 0)
+    # Where it is only gone on from, nobody asks how likely it was.
+    logprobs = [0.0] * len(known.token_ids) if known.logprobs is None else known.logprobs
+    return Completion(known.token_ids, logprob_array(logprobs), reason, known.policy_version or 0)

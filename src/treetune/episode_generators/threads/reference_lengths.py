@@ -20,7 +20,7 @@ from treetune.vocabulary import Problem, Trajectory
 
 
 class ReferenceLength(Registrable):
-    """How long right answers are to be compared with. `prepare` is shaping's."""
+    """How long correct answers are to be compared with. `prepare` is shaping's."""
 
     remembers: bool = False
 
@@ -63,9 +63,9 @@ class Total(ReferenceLength):
 @ReferenceLength.register("group")
 @dataclass(frozen=True, kw_only=True)
 class OfGroup(ReferenceLength):
-    """The median critical path of the other right answers to the problem.
+    """The median critical path of the other correct answers to the problem.
 
-    Without its own, an answer can do nothing about what it is compared with. One that is right alone has
+    Without its own, an answer can do nothing about what it is compared with. One that is correct alone has
     nothing to be compared with.
     """
 
@@ -80,9 +80,9 @@ class OfGroup(ReferenceLength):
     ) -> list[float | None]:
         lengths: list[float | None] = [None] * len(trajectories)
         for positions in groups_of(trajectories).values():
-            right = [position for position in positions if trajectories[position].grade.correct]
+            correct = [position for position in positions if trajectories[position].grade.correct]
             for position in positions:
-                others = [counts[p].num_tokens_in_the_longest_thread for p in right if p != position]
+                others = [counts[p].num_tokens_in_the_longest_thread for p in correct if p != position]
                 lengths[position] = float(median(others)) if others else None
         return lengths
 
@@ -114,7 +114,7 @@ class OfDemonstration(ReferenceLength):
 @ReferenceLength.register("sequential_running")
 @dataclass(frozen=True, kw_only=True)
 class Running(ReferenceLength):
-    """A running mean of the lengths of right answers to the problem that opened no block.
+    """A running mean of the lengths of correct answers to the problem that opened no block.
 
     An iteration that has such answers moves it by ``1 - decay`` of the way to their mean, before anything
     is compared. A problem that was never answered so has no reference: a policy that always opens
@@ -153,10 +153,10 @@ class Running(ReferenceLength):
 @ReferenceLength.register("sequential_measured")
 @dataclass(frozen=True, kw_only=True)
 class Measured(ReferenceLength):
-    """The mean tokens of another experiment's right answers to the problem, read from its `answers`
+    """The mean tokens of another experiment's correct answers to the problem, read from its `answers`
     (``…/evaluations/0400/train/answers.jsonl``), which are to be of the problems that are trained on.
 
-    A problem without right answers there has no reference.
+    A problem without correct answers there has no reference.
     """
 
     answers: Annotated[str, MinLen(1)]

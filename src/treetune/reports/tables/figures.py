@@ -1,4 +1,4 @@
-"""A reproduction's figures: the table as dots with intervals, and the curves along training."""
+"""A table's figures: the table as dots with intervals, and the curves along training."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from treetune.reports.charts import Series, draw_series
+from treetune.reports.charts import draw_series
 from treetune.reports.pages import colour_of
-from treetune.reports.tables.curves import AXES, Curve, column_panel
-from treetune.reports.tables.lines import curve_title, drawn_columns, series_of
+from treetune.reports.tables.curves import AXES, Curve
+from treetune.reports.tables.lines import Chart, curve_charts, panel_charts, row_colours
 from treetune.reports.tables.measure import Results
-from treetune.reports.tables.panels import AXIS_WORDS
 from treetune.reports.tables.words import MARKS, reason, shown_number
 from treetune.tables.columns import Column
 
@@ -31,6 +30,7 @@ LEGEND_CHARACTERS_PER_INCH = 14
 LEGEND_LINE = 8
 """Characters that a line and the space around a name take in a legend."""
 
+CHART_INCHES = (4.2, 3.0)
 PANELS_ACROSS = 2
 """Three where that would be more than a square."""
 
@@ -100,65 +100,49 @@ def _draw_column(panel: Axes, results: Results, column: Column) -> None:
 
 def draw_curves(results: Results, curves: Sequence[Curve], paths: Sequence[Path]) -> Figure:
     """A row of panels for each column: accuracy over each cost, mean over seeds with their range."""
-    drawn = drawn_columns(results, curves)
-    assert drawn, "no curve has two points"
-    width = 3.6 * len(AXES)
-    figure, panels = _new_figure(width, 3.3 * len(drawn) + 0.5, len(drawn), len(AXES))
-    for line, column in zip(panels, drawn, strict=True):
-        for panel, (axis, words) in zip(line, AXES.items(), strict=True):
-            _draw_lines(panel, series_of(results, curves, column_panel(column), axis), words)
-        line[0].set_title(curve_title(column, drawn), fontsize=9, loc="left")
-    _finish(figure, results, "means over seeds and their range, along training", width, panels, paths)
-    return figure
+    return _draw_charts(results, curve_charts(results, curves), len(AXES), paths)
 
 
-def draw_panels(results: Results, found: Sequence[Curve], paths: Sequence[Path]) -> None:
-    """All panels in one figure: mean over seeds with their range, one legend for all."""
-    table = results.plan.table
-    across = min(len(table.panels), PANELS_ACROSS if len(table.panels) <= PANELS_ACROSS**2 else 3)
-    down = -(-len(table.panels) // across)
-    width = 4.6 * across
-    figure, grid = _new_figure(width, 3.0 * down + 1.0, down, across)
+def draw_panels(results: Results, found: Sequence[Curve], paths: Sequence[Path]) -> Figure:
+    """All panels in one figure: mean over seeds with their range."""
+    charts = panel_charts(results, found)
+    across = min(len(charts), PANELS_ACROSS if len(charts) <= PANELS_ACROSS**2 else PANELS_ACROSS + 1)
+    return _draw_charts(results, charts, across, paths)
+
+
+def _draw_charts(results: Results, charts: Sequence[Chart], across: int, paths: Sequence[Path]) -> Figure:
+    """So many beside each other, with one legend for all."""
+    import matplotlib
+    from matplotlib.lines import Line2D
+
+    table, down, width = results.plan.table, -(-len(charts) // across), CHART_INCHES[0] * across
+    figure, grid = _new_figure(width, CHART_INCHES[1] * down + 1.0, down, across)
     places = [place for line in grid for place in line]
-    for place, panel in zip(places, table.panels):
-        place.set_title(panel.title, fontsize=9, loc="left")
-        if series := series_of(results, found, panel, table.panels_over):
-            _draw_lines(place, series, AXIS_WORDS[table.panels_over])
+    for place, chart in zip(places, charts):
+        place.set_title(chart.title, fontsize=9, loc="left")
+        if chart.series:
+            draw_series(place, chart.series, COLOURS, scale=0.8)
+            place.set_xlabel(chart.x_name, fontsize=8)
+            place.set_xlim(left=0)
         else:
             place.annotate(
                 "nothing recorded", (0.5, 0.5), xycoords="axes fraction", fontsize=8, ha="center", va="center"
             )
-    for place in places[len(table.panels) :]:
+    for place in places[len(charts) :]:
         place.set_visible(False)
-    _finish(figure, results, "means over seeds and their range", width, grid, paths)
-
-
-def _draw_lines(axes: Axes, series: Sequence[Series], words: str) -> None:
-    draw_series(axes, series, COLOURS, scale=0.8)
-    axes.set_xlabel(words, fontsize=8)
-    axes.set_xlim(left=0)
-
-
-def _finish(
-    figure: Figure,
-    results: Results,
-    words: str,
-    width: float,
-    panels: list[list[Axes]],
-    paths: Sequence[Path],
-) -> None:
-    """The title, one legend for all panels, and the files."""
-    table = results.plan.table
-    figure.suptitle(_wrapped(f"{table.title or table.name}: {words}", width), fontsize=10)
-    handles = [axes.get_legend_handles_labels() for line in panels for axes in line]
-    lines = {name: handle for some, names in handles for handle, name in zip(some, names)}
-    names = [row.name for row in table.rows if row.name in lines]
+    title = f"{table.title or table.name}: means over seeds and their range, along training"
+    figure.suptitle(_wrapped(title, width), fontsize=10)
+    drawn = {one.name for chart in charts for one in chart.series}
+    names = {name: COLOURS[colour] for name, colour in row_colours(table).items() if name in drawn}
     figure.legend(
-        [lines[name] for name in names], names,
-        loc="outside lower center", ncols=_names_across(names, width), fontsize=8, frameon=False,
+        [Line2D([], [], color=colour, linewidth=1.6) for colour in names.values()], list(names),
+        loc="outside lower center", ncols=_names_across(list(names), width), fontsize=8, frameon=False,
     )  # fmt: skip
     for path in paths:
-        figure.savefig(path)
+        # Text stays text, which is smaller, and the same numbers give the same bytes.
+        with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "treetune"}):
+            figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    return figure
 
 
 def _names_across(names: Sequence[str], inches: float) -> int:

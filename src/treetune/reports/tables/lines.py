@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from treetune.reports.charts import Series
 from treetune.reports.pages import colour_of
-from treetune.reports.tables.curves import Curve
+from treetune.reports.tables.curves import AXES, Curve, column_panel
 from treetune.reports.tables.measure import Results
-from treetune.tables.columns import Column, Panel
+from treetune.reports.tables.panels import AXIS_WORDS
+from treetune.tables.columns import Panel
 from treetune.tables.settings import PanelAxis, Reproduction
 
 
@@ -16,19 +18,43 @@ def row_colours(table: Reproduction) -> dict[str, str]:
     return {row.name: colour_of(number) for number, row in enumerate(table.rows)}
 
 
-def drawn_columns(results: Results, curves: Sequence[Curve]) -> list[Column]:
-    """Those with a curve of more than one point: else there is nothing along training to see."""
+@dataclass(frozen=True)
+class Chart:
+    """Lines under one title over `x_name`; without series where no finished run has recorded any."""
+
+    title: str
+    series: list[Series]
+    x_name: str
+
+
+def curve_charts(results: Results, curves: Sequence[Curve]) -> list[Chart]:
+    """Of every column with a curve of more than one point, one over each cost.
+
+    They are named after the set that is drawn, which is seldom the one that the column reports.
+    """
     drawn = {curve.panel.name for curve in curves if len(curve.points) > 1}
-    return [column for column in results.plan.table.columns if column.name in drawn]
+    columns = [column for column in results.plan.table.columns if column.name in drawn]
+    return [
+        Chart(
+            f"pass@1 on {column.curve} (%)" + (f", {column.name}" if len(columns) > 1 else ""),
+            _series(results, curves, column_panel(column), axis),
+            words,
+        )
+        for column in columns
+        for axis, words in AXES.items()
+    ]
 
 
-def curve_title(column: Column, drawn: Sequence[Column]) -> str:
-    """Named after the set that is drawn, which is seldom the one that the column reports."""
-    title = f"pass@1 on {column.curve} (%)"
-    return f"{title}, {column.name}" if len(drawn) > 1 else title
+def panel_charts(results: Results, found: Sequence[Curve]) -> list[Chart]:
+    """One for each panel of the table."""
+    table = results.plan.table
+    words = AXIS_WORDS[table.panels_over]
+    return [
+        Chart(panel.title, _series(results, found, panel, table.panels_over), words) for panel in table.panels
+    ]
 
 
-def series_of(results: Results, found: Sequence[Curve], panel: Panel, axis: PanelAxis) -> list[Series]:
+def _series(results: Results, found: Sequence[Curve], panel: Panel, axis: PanelAxis) -> list[Series]:
     """Means over seeds with their range, a series for each row; one that is measured once is a level."""
     colours, scale = row_colours(results.plan.table), 100.0 if panel.in_percent else 1.0
     return [

@@ -9,15 +9,10 @@ from typing import Any
 from treetune.reports.charts import line_chart
 from treetune.reports.pages import page
 from treetune.reports.tables import grids
-from treetune.reports.tables.curves import AXES, Curve, column_panel
-from treetune.reports.tables.lines import (
-    curve_title,
-    drawn_columns,
-    row_colours,
-    series_of,
-)
+from treetune.reports.tables.curves import Curve
+from treetune.reports.tables.lines import curve_charts, panel_charts, row_colours
 from treetune.reports.tables.measure import CellResult, Results
-from treetune.reports.tables.panels import AXIS_WORDS, panel_notes
+from treetune.reports.tables.panels import panel_notes
 from treetune.reports.tables.words import (
     COST_WORDS,
     DASH,
@@ -50,8 +45,7 @@ def as_html(
             for row in table.rows
         ],
         legend=legend(results),
-        panels=_panels(results, panels),
-        along=_curves(results, curves),
+        along=_along(results, curves, panels),
         baseline=table.baseline,
         differences=_html(grids.difference_grid(results)),
         costs=_html(grids.cost_grid(results)),
@@ -85,41 +79,17 @@ def _cell(cell: CellResult) -> dict[str, Any]:
     }
 
 
-def _curves(results: Results, curves: Sequence[Curve]) -> list[dict[str, Any]]:
-    """For each column a chart over each cost."""
-    drawn, colours = drawn_columns(results, curves), row_colours(results.plan.table)
-    found = []
-    for column in drawn:
-        title = curve_title(column, drawn)
-        by_axis = {axis: series_of(results, curves, column_panel(column), axis) for axis in AXES}
-        found.append(
-            {
-                "title": title,
-                "rows": {one.name: colours[one.name] for series in by_axis.values() for one in series},
-                "charts": [
-                    line_chart(f"over {AXES[axis]}", series, x_name=AXES[axis])
-                    for axis, series in by_axis.items()
-                ],
-            }
-        )
-    return found
-
-
-def _panels(results: Results, panels: Sequence[Curve]) -> dict[str, Any] | None:
-    """A chart for each panel, a legend for all, and where every method begins and ends."""
-    table, notes = results.plan.table, panel_notes(results.plan, panels)
-    if not notes:
+def _along(results: Results, curves: Sequence[Curve], panels: Sequence[Curve]) -> dict[str, Any] | None:
+    """Panels and curves with one legend, and where every method begins and ends in the panels."""
+    charts = [*panel_charts(results, panels), *curve_charts(results, curves)]
+    drawn = {one.name for chart in charts for one in chart.series}
+    notes = panel_notes(results.plan, panels)
+    if not drawn and not notes:
         return None
-    colours = row_colours(table)
-    drawn = ((panel, series_of(results, panels, panel, table.panels_over)) for panel in table.panels)
     return {
-        "notes": notes,
-        "rows": {name: colours[name] for name in dict.fromkeys(curve.row.name for curve in panels)},
-        "charts": [
-            line_chart(panel.title, series, x_name=AXIS_WORDS[table.panels_over])
-            for panel, series in drawn
-            if series
-        ],
+        "notes": notes or ["Means over seeds; bands are their range."],
+        "rows": {name: c for name, c in row_colours(results.plan.table).items() if name in drawn},
+        "charts": [line_chart(one.title, one.series, x_name=one.x_name) for one in charts if one.series],
         "ends": _html(grids.panel_grid(results, panels)),
     }
 

@@ -39,7 +39,7 @@ def faults(
     empty; nothing but white space between them (nothing at all between threads with `adjacent`), and no
     tags in them. Outlines and threads begin with their numbers and a colon, which are 1, 2, 3, … in both.
 
-    Laxer than `pieces` in white space, stricter in numbers.
+    Laxer than `text_segments` in white space, stricter in numbers.
     """
     rules = _Rules(nesting, conclusions, adjacent, most_threads)
     found = []

@@ -26,7 +26,7 @@ _EXCERPT = 30
 
 
 @dataclass(frozen=True)
-class Piece:
+class TextSegment:
     """A part of a written answer that enters it at once: one sample of the model's, or what is injected
     between two (the same words as of a `Segment`)."""
 
@@ -44,12 +44,12 @@ class Numbers:
     duplicates: int
 
 
-def pieces(text: str) -> list[Piece]:
-    """A written answer cut as a rollout would have made it; the pieces one after the other are the text.
+def text_segments(text: str) -> list[TextSegment]:
+    """A written answer cut as a rollout would have made it; the segments one after the other are the text.
 
     Sampled are: what goes up to ``</Outlines>``, each thread's text up to its ``</Thread>``, and what
     goes on with ``</Parallel>``. Injected are the newlines and thread headers between them, and with a
-    conclusion its opening. Blocks within threads are cut alike. A text without blocks is one piece, no
+    conclusion its opening. Blocks within threads are cut alike. A text without blocks is one segment, no
     text is none.
 
     Raises ValueError, saying where and what would be right, for a text of another form or other white
@@ -103,14 +103,14 @@ class _Reader:
         self._text = text
         self._at = 0  # up to here it is read
         self._cut_at = 0  # up to here it is cut
-        self._pieces: list[Piece] = []
+        self._segments: list[TextSegment] = []
 
-    def read(self) -> list[Piece]:
+    def read(self) -> list[TextSegment]:
         self._line(())
         if self._at < len(self._text):
             raise self._wrong("no thread is open", "a <Thread> for every </Thread>")
         self._cut(())
-        return self._pieces
+        return self._segments
 
     def _line(self, branch: Branch) -> None:
         """Text and blocks, up to the tag that ends the line: ``</Thread>``, or the end of the text."""
@@ -203,9 +203,9 @@ class _Reader:
         self._at += len(expected)
 
     def _cut(self, branch: Branch, *, injected: bool = False) -> None:
-        """What has been read since the last cut becomes a piece."""
+        """What has been read since the last cut becomes a segment."""
         if self._at > self._cut_at:
-            self._pieces.append(Piece(self._text[self._cut_at : self._at], injected, branch))
+            self._segments.append(TextSegment(self._text[self._cut_at : self._at], injected, branch))
         self._cut_at = self._at
 
     def _wrong(self, what: str, right: str) -> ValueError:

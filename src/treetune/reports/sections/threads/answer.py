@@ -23,7 +23,7 @@ OUTLINE_NUMBER = re.compile(r"<Thread>\s*(\d+(?:\.\d+)*)\s*:")
 
 
 @dataclass(frozen=True)
-class Piece:
+class PlacedSegment:
     """Tokens ``[start, end)`` that entered the answer together, as `segment` says (its ids are left out)."""
 
     start: int
@@ -49,8 +49,8 @@ class Run:
     end: int
 
 
-Line = tuple[Piece, ...]
-"""The pieces of the answer, or those of a thread with all that is in it, in order."""
+Line = tuple[PlacedSegment, ...]
+"""The segments of the answer, or those of a thread with all that is in it, in order."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class ThreadedAnswer:
     @cached_property
     def line(self) -> Line:
         """Stretch by stretch: from the trajectory, else as far as the episode alone knows."""
-        pieces, start, trained = [], 0, self.row["trained"]
+        placed, start, trained = [], 0, self.row["trained"]
         for position, stretch in enumerate(self.row["stretches"]):
             end = stretch["end"]
             branch = tuple((block, thread) for block, thread in stretch["branch"])
@@ -90,9 +90,9 @@ class ThreadedAnswer:
             segment = Segment(token_array(()), origin, branch=branch)
             if self.segments is not None:
                 segment = self.segments[position]
-            pieces.append(Piece(start, end, segment))
+            placed.append(PlacedSegment(start, end, segment))
             start = end
-        return tuple(pieces)
+        return tuple(placed)
 
     @cached_property
     def is_told_apart(self) -> bool:
@@ -123,13 +123,13 @@ class ThreadedAnswer:
 def parted(answer: ThreadedAnswer, line: Line, depth: int) -> Iterator[Run | Block]:
     """Text and blocks in turn. A block has the text that belongs to it."""
 
-    def block_of(piece: Piece) -> int | None:
-        return piece.segment.branch[depth][0] if len(piece.segment.branch) > depth else None
+    def block_of(one: PlacedSegment) -> int | None:
+        return one.segment.branch[depth][0] if len(one.segment.branch) > depth else None
 
-    groups = [(block, tuple(pieces)) for block, pieces in groupby(line, key=block_of)]
+    groups = [(block, tuple(placed)) for block, placed in groupby(line, key=block_of)]
     texts, behind = answer.texts, line[0].start if line else 0
-    for position, (block, pieces) in enumerate(groups):
-        start, end = max(behind, pieces[0].start), pieces[-1].end
+    for position, (block, placed) in enumerate(groups):
+        start, end = max(behind, placed[0].start), placed[-1].end
         following = groups[position + 1] if position + 1 < len(groups) else None
         if block is None:
             if following is not None:
@@ -143,21 +143,21 @@ def parted(answer: ThreadedAnswer, line: Line, depth: int) -> Iterator[Run | Blo
             upto = following[1][-1].end
             closes = next((i + 1 for i in range(end, upto) if texts[i] in ("<Parallel>", "</Parallel>")), end)
             tail = (end, closes) if texts[closes - 1] == "</Parallel>" else (end, end)
-        threads: dict[int, list[Piece]] = {}
-        for piece in pieces:
-            threads.setdefault(piece.segment.branch[depth][1], []).append(piece)
-        yield Block((behind, pieces[0].start), tuple(tuple(threads[i]) for i in sorted(threads)), tail)
+        threads: dict[int, list[PlacedSegment]] = {}
+        for one in placed:
+            threads.setdefault(one.segment.branch[depth][1], []).append(one)
+        yield Block((behind, placed[0].start), tuple(tuple(threads[i]) for i in sorted(threads)), tail)
         behind = tail[1]
 
 
-def sampled(line: Line) -> list[Piece]:
+def sampled(line: Line) -> list[PlacedSegment]:
     """All that the policy wrote, in the line's blocks too."""
-    return [piece for piece in line if piece.segment.origin == "sampled"]
+    return [one for one in line if one.segment.origin == "sampled"]
 
 
 def seconds_of(line: Line, depth: int) -> float | None:
     """Measured, on the slowest way through a line that lies in `depth` blocks; None where a part wasn't."""
-    segments = [piece.segment for piece in sampled(line)]
+    segments = [one.segment for one in sampled(line)]
     if not segments or any(segment.seconds is None for segment in segments):
         return None
     return critical_seconds(segments, depth)

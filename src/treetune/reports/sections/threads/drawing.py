@@ -52,7 +52,7 @@ def _statistics(answer: ThreadedAnswer) -> str:
     ]
     seconds = seconds_of(answer.line, 0)
     if seconds is not None:
-        sampling = sum(piece.segment.seconds or 0.0 for piece in sampled(answer.line))
+        sampling = sum(one.segment.seconds or 0.0 for one in sampled(answer.line))
         parts.append(f"{number(seconds)} s on the slowest way, {number(sampling)} s in all requests")
     mean = answer.mean_advantage(0, len(answer.texts))
     if mean is not None and not answer.is_told_apart:
@@ -80,11 +80,11 @@ def _run_html(answer: ThreadedAnswer, line: Line, start: int, end: int, *, is_cr
     """Text of one line; what was injected is told from what was sampled."""
     tokens, advantages = answer.row["tokens"], answer.row.get("advantages")
     parts = []
-    for piece in line:
-        low, high = max(start, piece.start), min(end, piece.end)
+    for one in line:
+        low, high = max(start, one.start), min(end, one.end)
         if low >= high:
             continue
-        if piece.segment.origin == "injected":
+        if one.segment.origin == "injected":
             parts.append(f'<span class="injected" title="injected">{plain(tokens[low:high])}</span>')
             continue
         cuts = sorted({low, high, *(state for state in answer.states if low < state < high)})

@@ -48,6 +48,8 @@ class _Run:
     """Tokens that follow each other without a fork."""
 
     token_ids: Ids
+    row: int
+    """The first that came through."""
     children: dict[int, _Run] = field(default_factory=dict)
     """By their first token, in the order in which they came."""
     start: int = 0
@@ -57,7 +59,7 @@ class _Run:
 
     def split(self, length: int) -> None:
         """Keeps its first `length` tokens; the others become its child."""
-        rest = _Run(self.token_ids[length:], self.children)
+        rest = _Run(self.token_ids[length:], self.row, self.children)
         self.token_ids, self.children = self.token_ids[:length], {int(rest.token_ids[0]): rest}
 
 
@@ -65,9 +67,22 @@ class GrowingTree:
     """A tree that rows are added to; `size` is the number of its nodes."""
 
     def __init__(self) -> None:
-        self._root = _Run(np.empty(0, np.int64))
+        self._root = _Run(np.empty(0, np.int64), 0)
         self._rows: list[Ids] = []
         self.size = 0
+
+    @property
+    def count(self) -> int:
+        """How many rows were added."""
+        return len(self._rows)
+
+    def first(self, number: int, length: int) -> int:
+        """The number of the first row that begins with the same `length` tokens as this one."""
+        row, run, done = self._rows[number], self._root, 0
+        while done < length:
+            run = run.children[int(row[done])]
+            done += len(run.token_ids)
+        return run.row
 
     def add(self, row: Ids) -> None:
         self._rows.append(row)
@@ -75,7 +90,7 @@ class GrowingTree:
         while done < len(row):
             child = run.children.get(int(row[done]))
             if child is None:
-                run.children[int(row[done])] = _Run(row[done:])
+                run.children[int(row[done])] = _Run(row[done:], self.count - 1)
                 self.size += len(row) - done
                 return
             common = _common_prefix(child.token_ids, row[done:])

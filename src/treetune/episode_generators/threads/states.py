@@ -1,0 +1,121 @@
+"""What each thread was worth: the values of half-written answers, by writing the rest anew."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate
+
+from treetune.contracts import Forks, Need
+from treetune.episode_generators.base import GenerationContext
+from treetune.episode_generators.threads.parallel_threads import Fixed, ParallelThreads, Start
+from treetune.episode_generators.values.base import Beginning, Estimate, StateRule, ValueEstimator
+from treetune.inference.base import SamplingParams
+from treetune.seeds import derive_seed
+from treetune.vocabulary import Branch, Segment, Trajectory
+
+
+@StateRule.register("threads")
+@dataclass(frozen=True, kw_only=True)
+class ThreadStates(StateRule):
+    """An answer's samples are its steps: the main text up to a fork, each thread, the text from the join on.
+
+    A state is the first i samples of an answer in its joined order. Gone on from there, an answer has them as
+    they are and everything else written anew: behind a thread's end, the threads after it and what follows
+    the join. Threads don't see their siblings, so what a thread adds, V(with it) − V(without), compares it
+    with what else would have been written in its place; and since no state before it depends on its text, the
+    gradient stays unbiased. A thread that was dropped is written anew with the rest: it is no part of the
+    answer.
+    """
+
+    needs = (
+        Need(
+            Forks(),
+            "it values the threads of answers",
+            "choose the rollout 'parallel_threads' (with parallel true), or the states 'step_boundaries'",
+        ),
+    )
+
+    def step_starts(self, trajectory: Trajectory) -> Sequence[int]:
+        ends = accumulate(len(segment.token_ids) for segment in trajectory.segments)
+        of_samples = [end for end, one in zip(ends, trajectory.segments) if one.origin == "sampled"]
+        return (0, *of_samples[:-1])
+
+    def laid_out(
+        self, trajectory: Trajectory, advantages: Sequence[float], values: Sequence[float]
+    ) -> tuple[Sequence[float], Sequence[float]]:
+        """Segments are steps where there are threads; an injected one has the value of the sample behind."""
+        if len(trajectory.segments) == 1:
+            steps = len(trajectory.step_ends)
+            return list(advantages) * steps, list(values) * steps
+        of_segments, value_of = [], []
+        place = 0
+        for segment in trajectory.segments:
+            sampled = segment.origin == "sampled"
+            of_segments.append(advantages[place] if sampled else 0.0)
+            value_of.append(values[place] if place < len(values) else trajectory.reward)
+            place += sampled
+        return of_segments, value_of
+
+    def estimate(
+        self,
+        context: GenerationContext,
+        beginnings: Sequence[Beginning],
+        estimator: ValueEstimator,
+        sampling: SamplingParams,
+        purpose: str,
+    ) -> list[Estimate]:
+        rollout = context.rollout
+        assert isinstance(rollout, ParallelThreads), "checked with the configuration"
+        rollout = replace(
+            rollout, temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k
+        )
+        answers: list[list[Trajectory]] = [[] for _ in beginnings]
+        waiting, turn = list(range(len(beginnings))), 0
+        while waiting:
+            counts = {place: estimator.ask(turn, partial(_rewards, answers[place])) for place in waiting}
+            owners = [place for place, count in counts.items() for _ in range(count)]
+            starts = [
+                _start(context, beginnings[place], len(answers[place]) + again, purpose)
+                for place, count in counts.items()
+                for again in range(count)
+            ]
+            for place, answer in zip(owners, rollout.answers(context, starts), strict=True):
+                answers[place].append(answer)
+            waiting, turn = [place for place in waiting if counts[place]], turn + 1
+        return [_estimate(*of_state) for of_state in zip(beginnings, answers, strict=True)]
+
+
+def _rewards(answers: Sequence[Trajectory]) -> list[float]:
+    return [answer.reward for answer in answers]
+
+
+def _start(context: GenerationContext, beginning: Beginning, again: int, purpose: str) -> Start:
+    """Writing the answer from there on. The seed derives from the state alone, whoever comes by it."""
+    problem, prompt_ids, segments = beginning
+    samples = [segment for segment in segments if segment.origin == "sampled"]
+    known = tuple((segment.branch, tuple(segment.token_ids.tolist())) for segment in samples)
+    seed = derive_seed(context.seed, context.iteration, problem.id, repr(known), f"thread {purpose}")
+    return Start(problem, prompt_ids, derive_seed(seed, again), _fixed(samples))
+
+
+def _fixed(samples: Sequence[Segment]) -> Fixed:
+    """By the calls that they came from."""
+    turns: Counter[Branch] = Counter()
+    fixed = {}
+    for segment in samples:
+        fixed[segment.branch, turns[segment.branch]] = segment
+        turns[segment.branch] += 1
+    return fixed
+
+
+def _estimate(beginning: Beginning, answers: Sequence[Trajectory]) -> Estimate:
+    known = sum(len(segment.token_ids) for segment in beginning.segments if segment.origin == "sampled")
+    sampled = [len(s.token_ids) for one in answers for s in one.segments if s.origin == "sampled"]
+    return Estimate(
+        rewards=tuple(one.reward for one in answers),
+        unfinished=sum(one.unfinished for one in answers),
+        tokens=sum(sampled) - known * len(answers),
+    )

@@ -1,0 +1,86 @@
+"""What values are made of: where states lie, how often each is gone on from, what that earned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from treetune.config.registrable import Registrable
+from treetune.episode_generators.base import GenerationContext
+from treetune.episode_generators.metrics import mean
+from treetune.inference.base import SamplingParams
+from treetune.vocabulary import Problem, Segment, TokenIds, Trajectory, joined
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What continuations of a state earned; how many were cut off, and their sampled tokens in all."""
+
+    rewards: tuple[float, ...]
+    unfinished: int
+    tokens: int
+
+    @property
+    def value(self) -> float:
+        return mean(self.rewards)
+
+
+class Beginning(NamedTuple):
+    """A state as whoever goes on from it needs it: what was asked, and what is there of the answer."""
+
+    problem: Problem
+    prompt_ids: TokenIds
+    segments: tuple[Segment, ...]
+
+    @property
+    def token_ids(self) -> TokenIds:
+        """Without the prompt's."""
+        return joined([segment.token_ids for segment in self.segments])
+
+
+class ValueEstimator:
+    """Decides how often a state is gone on from."""
+
+    def ask(self, turn: int, rewards: Callable[[], Sequence[float]]) -> int:
+        """How many continuations to sample next: in turn 0 of a state that nothing is known of, and again
+        whenever those of the turn before are there. 0: it is known well enough. `rewards` waits for the
+        grades of all so far.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class FixedContinuations(ValueEstimator):
+    """A fixed number for every state: VinePPO's K (Kazemnejad et al., arXiv:2410.01679, section 4)."""
+
+    samples: int
+
+    def ask(self, turn: int, rewards: Callable[[], Sequence[float]]) -> int:
+        return self.samples if turn == 0 else 0
+
+
+class StateRule(Registrable):
+    """Where values are wanted in an answer, and how it is gone on with from there."""
+
+    def step_starts(self, trajectory: Trajectory) -> Sequence[int]:
+        """How many of the answer's tokens stand before each of its steps: there are its states, from 0 on."""
+        raise NotImplementedError
+
+    def laid_out(
+        self, trajectory: Trajectory, advantages: Sequence[float], values: Sequence[float]
+    ) -> tuple[Sequence[float], Sequence[float]]:
+        """Both, of its steps, along the trajectory's own `step_ends`."""
+        return advantages, values
+
+    def estimate(
+        self,
+        context: GenerationContext,
+        beginnings: Sequence[Beginning],
+        estimator: ValueEstimator,
+        sampling: SamplingParams,
+        purpose: str,
+    ) -> list[Estimate]:
+        """What continuations of each state earn. The seed of each derives from the state and `purpose`
+        alone, whoever samples it."""
+        raise NotImplementedError
