@@ -68,8 +68,7 @@ class Feature:
 
 @dataclass(frozen=True)
 class Need:
-    """A feature that a part can't do without. `because` says what the part does with it: "it compares
-    them". `remedy` says what to do where that is other than for most."""
+    """A feature that a part can't do without, what the part does with it, and what to do if not the usual."""
 
     feature: Feature
     because: str
@@ -87,8 +86,6 @@ class Experiment(Protocol):
     selection: Any
     trainer: Any
     evaluation: Any
-    shaping: Sequence[Any]
-    analyzers: Sequence[Any]
     iterations: int
     problems_per_iteration: int | None
     context_length: int
