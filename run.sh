@@ -17,7 +17,8 @@ export PYTHONDONTWRITEBYTECODE=
 
 if [ -z "${NUM_GPUS:-}" ]; then
     NUM_GPUS=$({ nvidia-smi -L 2>/dev/null || true; } | grep -c '^GPU' || true)
-    if [ "$NUM_GPUS" -eq 0 ]; then NUM_GPUS=1; fi
+    # DeepSpeed warns three times where it has to find out itself that there is no accelerator.
+    if [ "$NUM_GPUS" -eq 0 ]; then NUM_GPUS=1 && export DS_ACCELERATOR=cpu; fi
 fi
 case "$NUM_GPUS" in '' | *[!0-9]* | 0) echo "run.sh: NUM_GPUS is '$NUM_GPUS'; it must be a whole number above 0" >&2; exit 2 ;; esac
 # Two ranks that each take all cores run many times slower than two that share them.

@@ -165,7 +165,11 @@ def _measure_part(options: argparse.Namespace) -> int:
         episodes=options.episodes,
     )
     module, _, function = options.part.partition(".")
-    measured = getattr(import_module(f"benchmarks.{module}"), function)(setting)
+    try:
+        measured = getattr(import_module(f"benchmarks.{module}"), function)(setting)
+    except ValueError as error:  # what was asked for can't be measured
+        print(f"benchmark.py: {function} of {module}: {error}", file=sys.stderr)
+        return 2
     json.dump({name: one.as_json() for name, one in measured.items()}, answers)
     answers.close()
     return 0

@@ -32,7 +32,7 @@ PROMPT, TEXT, HEADER, THREAD = 24, 48, 4, 48
 def measure(setting: Setting) -> dict[str, Measurement]:
     """One optimiser step over all episodes, so that a problem's answers are in one minibatch."""
     episodes = (
-        made_up_episodes(setting.problems, setting.samples)
+        made_up_episodes(setting.problems, setting.samples, _vocabulary(setting))
         if setting.episodes is None
         else read_episodes(setting.episodes)
     )
@@ -63,7 +63,7 @@ def measure(setting: Setting) -> dict[str, Measurement]:
     seconds = in_turns(
         {name: timed(lambda turn, name=name: train(name, turn)) for name in LAYOUTS}, setting.repeats
     )
-    tokens = sum(sum(episode.trained) for episode in episodes)
+    tokens = sum(int(episode.trained.sum()) for episode in episodes)
     threads = [_threads(episode) for episode in episodes]
     return {
         "threads/tree": Measurement(
@@ -90,12 +90,12 @@ def measure(setting: Setting) -> dict[str, Measurement]:
     }
 
 
-def made_up_episodes(problems: int, samples: int) -> list[Episode]:
-    """Answers with `THREADS` threads each, of random tokens."""
+def made_up_episodes(problems: int, samples: int, vocabulary: int = VOCABULARY) -> list[Episode]:
+    """Answers with `THREADS` threads each, of random ones of so many tokens."""
     draw = derived_random(0, "benchmark threads")
 
     def text(length: int) -> tuple[int, ...]:
-        return tuple(draw.randrange(VOCABULARY) for _ in range(length))
+        return tuple(draw.randrange(vocabulary) for _ in range(length))
 
     episodes = []
     for problem in range(problems):
@@ -130,6 +130,16 @@ def made_up_episodes(problems: int, samples: int) -> list[Episode]:
 def _threads(episode: Episode) -> int:
     branches = {stretch.branch for stretch in episode.stretches}
     return len({branch[:end] for branch in branches for end in range(1, len(branch) + 1)})
+
+
+def _vocabulary(setting: Setting) -> int:
+    """How many tokens made-up answers may be of: no more than the model that was asked for has."""
+    from transformers import AutoConfig
+
+    if setting.checkpoint.name == "none":
+        return VOCABULARY
+    has: int = AutoConfig.from_pretrained(setting.checkpoint).get_text_config().vocab_size
+    return min(VOCABULARY, has)
 
 
 def _model(setting: Setting, episodes: Sequence[Episode]) -> nn.Module:

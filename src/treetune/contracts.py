@@ -11,6 +11,7 @@ that hands on what a part within it gives says so in its own `gives`.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, ClassVar, NoReturn, Protocol
@@ -67,8 +68,7 @@ class Feature:
 
 @dataclass(frozen=True)
 class Need:
-    """A feature that a part can't do without. `because` says what the part does with it: "it compares
-    them". `remedy` says what to do where that is other than for most."""
+    """A feature that a part can't do without, what the part does with it, and what to do if not the usual."""
 
     feature: Feature
     because: str
@@ -86,8 +86,6 @@ class Experiment(Protocol):
     selection: Any
     trainer: Any
     evaluation: Any
-    shaping: Sequence[Any]
-    analyzers: Sequence[Any]
     iterations: int
     problems_per_iteration: int | None
     context_length: int
@@ -277,9 +275,6 @@ class Incomplete(Exception):
 class _Unknown:
     """Stands for what couldn't be built: whoever uses it gets Incomplete."""
 
-    def __repr__(self) -> str:
-        return "UNKNOWN"
-
 
 def _use(*arguments: Any, **named: Any) -> NoReturn:
     raise Incomplete
@@ -297,7 +292,7 @@ UNKNOWN: Any = _Unknown()
 
 def placed_parts(root: Any) -> Iterator[Placed]:
     """The root and every object within it, those around a part before the part."""
-    yield from _within(root, (), ())
+    return _within(root, (), ())
 
 
 def _within(value: Any, path: KeyPath, around: tuple[Any, ...]) -> Iterator[Placed]:
@@ -315,26 +310,26 @@ def _within(value: Any, path: KeyPath, around: tuple[Any, ...]) -> Iterator[Plac
             yield from _within(inner, (*path, str(place)), around)
 
 
-def _children(part: Any) -> Iterator[tuple[str, Any]]:
-    for field in fields(part):
-        if field.init:
-            yield field.name, getattr(part, field.name)
+def _children(part: Any) -> list[tuple[str, Any]]:
+    return [(field.name, getattr(part, field.name)) for field in fields(part) if field.init]
 
 
-def findings(root: Any) -> list[tuple[KeyPath, Finding]]:
+def findings(root: Any, known_wrong: bool = False) -> list[tuple[KeyPath, Finding]]:
     """Everything that the parts of a configuration find wrong with it, by the keys to change.
 
-    Parts may hold `UNKNOWN` in place of values that couldn't be read: what depends on them isn't said.
+    In one that is `known_wrong` parts may hold `UNKNOWN` in place of values that couldn't be read, and
+    values that their constructors would refuse: what depends on such isn't said.
     """
+    blind: tuple[type[Exception], ...] = (Exception,) if known_wrong else (Incomplete,)
     found: list[tuple[KeyPath, Finding]] = []
     unmet: dict[Feature, list[tuple[Placed, Need]]] = {}
     for placed in placed_parts(root):
         if not isinstance(placed.part, Part):
             continue
-        for need in _known(lambda part: part.needs, placed.part):
+        for need in _known(lambda part: part.needs, placed.part, blind):
             if not _is_met(need, placed):
                 unmet.setdefault(need.feature, []).append((placed, need))
-        for finding in _known(lambda part: part.check(root), placed.part):
+        for finding in _known(lambda part: part.check(root), placed.part, blind):
             if all(one != finding for _, one in found):
                 found.append((finding.path(placed.path), finding))
     for feature, needing in unmet.items():
@@ -342,14 +337,11 @@ def findings(root: Any) -> list[tuple[KeyPath, Finding]]:
     return found
 
 
-def _known(ask: Callable[[Part], Iterable[Any]], part: Part) -> list[Any]:
-    """What a part says, up to where it asks for something unknown."""
+def _known(ask: Callable[[Part], Iterable[Any]], part: Part, blind: tuple[type[Exception], ...]) -> list[Any]:
+    """What a part says, up to where it comes upon something that isn't as it should be."""
     said: list[Any] = []
-    try:
-        for one in ask(part):
-            said.append(one)
-    except Incomplete:
-        pass
+    with contextlib.suppress(*blind):
+        said.extend(ask(part))  # keeps what came before an error
     return said
 
 
@@ -401,11 +393,7 @@ def _lacking(feature: Feature, needing: Sequence[tuple[Placed, Need]]) -> tuple[
 def label(placed: Placed) -> str:
     """What a part is called in messages: ``credit 'group'``, or the key where it stands."""
     part, path = placed.part, placed.path
-    names = [name for name, cls in _registered(part).items() if cls is type(part)]
+    registered = part.registered() if hasattr(part, "registered") else {}
+    names = [name for name, cls in registered.items() if cls is type(part)]
     word = next((step for step in reversed(path) if not step.isdecimal()), "configuration")
     return f"{word} {names[0]!r}" if names else ".".join(path)
-
-
-def _registered(part: Any) -> Mapping[str, type]:
-    registry = getattr(type(part), "registered", None)
-    return registry() if registry is not None else {}

@@ -175,6 +175,8 @@ def test_an_error_of_syntax_has_line_column_and_text() -> None:
 
 def test_of_a_long_line_the_place_of_the_error_is_shown() -> None:
     Path("wrong.jsonnet").write_text("{ a: [" + "1, " * 100 + "], b 2, c: [" + "1, " * 100 + "] }")
-    text, mark = message("wrong.jsonnet").splitlines()[-2:]
+    lines = message("wrong.jsonnet").splitlines()
+    place = next(number for number, line in enumerate(lines) if line.strip() == "^")
+    text, mark = lines[place - 1 : place + 1]
     assert len(text) <= 104
     assert text[mark.index("^")] == "2"

@@ -136,7 +136,7 @@ def test_the_manifest_says_what_bits_rest_on_and_another_machine_is_told_of(
     capsys.readouterr()
     bits = json.loads((directory.path / "manifest.json").read_text())["bits_rest_on"]
     assert bits["threads"] >= 1 and bits["ranks"] == 1
-    assert {"processor", "instruction_sets", "engine_threads", "settings", "linear_algebra"} <= bits.keys()
+    assert {"processor", "instruction_sets", "engine_threads", "settings", "torch_kernels"} <= bits.keys()
     assert {"torch", "numpy", "deepspeed", "transformers"} <= bits["packages"].keys()
     real = manifest.bits_rest_on
     monkeypatch.setattr(

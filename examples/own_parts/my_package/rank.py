@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from treetune.contracts import Advantages, Answers, CreditForRewards, Need
+from treetune.contracts import Answers, Need
 from treetune.episode_generators.base import Credit, GroupCredit
 
 
@@ -20,8 +20,7 @@ class Rank(GroupCredit):
 
     only_winners: bool = False
 
-    # What it promises other parts and expects of them: `check_config` holds an experiment to it.
-    gives = (Advantages(before_training=True), CreditForRewards())
+    # What it expects of other parts: `check_config` holds an experiment to it.
     needs = (Need(Answers(2), "it compares each answer with the others to its problem"),)
 
     def advantages(self, rewards: Sequence[float]) -> list[float]:

@@ -37,6 +37,7 @@ class OfCheckpoints(Analyzer):
     judges_critic = False
 
     def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
+        yield from super().check(experiment)
         if self.needs_engine:
             yield from unanswered(experiment)
         yield from never_there("checkpoints", self.checkpoints, experiment.iterations)
@@ -80,6 +81,7 @@ class OfIterations(Analyzer):
         return (Need(SampledAnswers(), "it looks at answers that iterations left", "leave the analysis out"),)
 
     def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
+        yield from super().check(experiment)
         yield from never_there("iterations", self.iterations, experiment.iterations - 1)
 
     def points(self, config: PolicyIteration, directory: ExperimentDirectory) -> list[int]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from treetune.cli.command import Argument, Command, built, evaluated, root_family, say
 
 if TYPE_CHECKING:
+    from treetune.config.errors import ConfigIssue
     from treetune.config.explain import Explanation, Setting
     from treetune.config.jsonnet import Config
     from treetune.config.schema import Key
@@ -23,12 +25,25 @@ def print_config(options: argparse.Namespace) -> int:
 def check_config(options: argparse.Namespace) -> int:
     config = evaluated(options)
     root = built(config, options.command, None)
+    from treetune.config.errors import ConfigError
+    from treetune.config.explain import Explanation
     from treetune.tables.base import Table
 
     if isinstance(root, Table):
-        root.check_experiments()
+        try:
+            root.check_experiments()
+        except ConfigError as error:
+            raise ConfigError([_located(issue, Explanation(config)) for issue in error.issues]) from error
     say(f"fine: {config.data['type']} {config.data.get('experiment_name', '')}".rstrip())
     return 0
+
+
+def _located(issue: ConfigIssue, explanation: Explanation) -> ConfigIssue:
+    """With the file that set what is wrong, where nobody has said it yet."""
+    from treetune.config.remedies import source
+
+    path = tuple((issue.key or "").split("."))
+    return replace(issue, source=issue.source or source(path, explanation))
 
 
 def explain_config(options: argparse.Namespace) -> int:

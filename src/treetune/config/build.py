@@ -130,7 +130,7 @@ class _Builder:
         if root is UNKNOWN or not isinstance(root, Registrable) or root.root is None:
             return
         told = {key for key, _ in self._issues}
-        for key, finding in contracts.findings(root):
+        for key, finding in contracts.findings(root, known_wrong=self._mistakes() > 0):
             if key not in told:  # what is wrong there by itself comes first
                 issue = remedies.found(key, finding, self._explanation)
                 self._issues.append((key, issue))

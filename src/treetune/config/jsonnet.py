@@ -76,11 +76,15 @@ def load(
     """
     environ = os.environ if environ is None else environ
     if not configs:
-        raise ConfigError([ConfigIssue("no configuration given", remedy="--configs FILE,FILE,…")])
+        remedy = "name the files: --configs FILE,FILE,…"
+        raise ConfigError([ConfigIssue("no configuration given", "--configs", remedy=remedy)])
     layers = [read_layer(find_file(name, Path.cwd())) for name in configs]
     layers += _environment_layers(environ, environment_keys)
     for number, text in enumerate(overrides, start=1):
         layers.append(Layer("--override" if len(overrides) == 1 else f"--override {number}", text))
+    if strange := [layer.name for layer in layers if "\0" in layer.text]:
+        issue = ConfigIssue("has a character of code 0", strange[0], remedy="write it anew as plain text")
+        raise ConfigError([issue])
     variables = {name: value for name, value in environ.items() if name.startswith("APP_")}
     data = sum_of(layers, variables)
     if not isinstance(data, dict):
@@ -110,7 +114,9 @@ def read_layer(path: Path) -> Layer:
         return Layer(shown(path), path.read_text(encoding="utf-8"), path)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise ConfigError([ConfigIssue(f"can't be read: {reason}", key=shown(path))]) from error
+        raise ConfigError(
+            [ConfigIssue(f"can't be read: {reason}", shown(path), remedy="write it anew as UTF-8 text")]
+        ) from error
 
 
 def shown(path: Path | str) -> str:

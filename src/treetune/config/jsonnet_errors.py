@@ -70,14 +70,43 @@ def issue(message: str, layers: Sequence[Layer], variables: Mapping[str, str]) -
     places = frames(message)
     static = _STATIC.match(message)
     what = static["what"] if static else message.splitlines()[0].removeprefix("RUNTIME ERROR: ")
-    remedy = None
-    if "max stack frames" in what:
-        remedy = "something is defined by itself: look for files that import each other or keys that do so"
+    itself = "max stack frames" in what
+    remedy = _remedy(what)
     if not places:
         return ConfigIssue(f"Jsonnet: {what.strip()}", remedy=remedy)
     first = places[0]
-    where = None if static or remedy else _where(places, texts, layers, variables)
+    where = None if static or itself else _where(places, texts, layers, variables)
     return ConfigIssue(f"Jsonnet: {what.strip()}", shown_place(first), where, remedy, _excerpt(first, texts))
+
+
+_REMEDIES = (
+    (
+        "max stack frames",
+        "something is defined by itself: look for files that import each other or keys that do so",
+    ),
+    (
+        "Unknown variable",
+        "a text needs quotes; a key of the experiment is $.key, another file's content an import",
+    ),
+    ("field does not exist", "look how the key is spelt, and whether a file further to the left sets it"),
+    ("uplicate field", "leave one of the two out"),
+    ("manifest function", "call the function, or hide the field with ::"),
+    ("division by zero", "look at what it is divided by"),
+    ("no super class", "a key is changed with +: where a file on the left has it, and set with : elsewhere"),
+)
+_MEND = "mend it where the arrow points: {…} around keys, a comma between them, quotes around texts"
+_LOOK = "look at the expression that the arrow points at; print_config shows the values of the keys"
+
+
+def _remedy(what: str) -> str:
+    for words, remedy in _REMEDIES:
+        if words in what:
+            return remedy
+    return (
+        _MEND
+        if re.match(r"(?i)(expected|unexpected|unterminated|unclosed|could not lex|not a)", what)
+        else _LOOK
+    )
 
 
 def shown_place(frame: Frame) -> str:

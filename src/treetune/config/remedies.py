@@ -95,7 +95,7 @@ def refused(
     words = set(re.findall(r"\w+", re.sub(r"\{\w+\}", "", str(error))))
     named = [name for name in schema.keys_of(owner.part) if name in words]
     places = [f"{name} from {source((*key, name), explanation)}" for name in named if name in data]
-    remedy = None
+    remedy = f"change what stands at {dotted(key)}" if key else "change one of the two"
     if named:
         paths = " or ".join(dotted((*key, name)) for name in named)
         remedy = f"change {paths}, e.g. --override '{nested((*key, named[0]))}'"

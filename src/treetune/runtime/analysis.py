@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treetune.config.registrable import Registrable
+from treetune.contracts import Finding
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,6 +43,12 @@ class Analyzer(Registrable):
 
     name: str | None
     needs_engine: bool = False
+
+    def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
+        if self.name is not None and (
+            self.name.startswith(".") or "/" in self.name or not self.name.isprintable()
+        ):
+            yield Finding(f"{self.name!r} is no name for a folder", "name", "give a plain one, without '/'")
 
     @property
     def type_name(self) -> str:

@@ -61,7 +61,7 @@ def bits_rest_on(ranks: int, engine: EngineSettings) -> dict[str, Any]:
         "settings": {name: os.environ[name] for name in SETTINGS if name in os.environ},
         "python": platform.python_version(),
         "packages": versions(),
-        "linear_algebra": torch.backends.cpu.get_cpu_capability(),
+        "torch_kernels": torch.backends.cpu.get_cpu_capability(),
     }
     if torch.cuda.is_available():
         found["gpus"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
@@ -87,16 +87,18 @@ def unlike(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def _processor() -> tuple[str, frozenset[str]]:
-    """Model and flags of the first processor."""
-    model, flags = platform.processor() or platform.machine(), frozenset[str]()
+    """The first processor: its name with family, model, stepping and cache, and its flags.
+
+    The name alone doesn't tell: virtual machines call many generations "Intel(R) Xeon(R) Processor".
+    """
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        first, _, _ = Path("/proc/cpuinfo").read_text().partition("\n\n")
     except OSError:
-        return model, flags
-    for line in reversed(lines):
-        name, _, value = line.partition(":")
-        if name.strip() == "model name":
-            model = value.strip()
-        elif name.strip() in ("flags", "Features"):
-            flags = frozenset(value.split())
-    return model, flags
+        return platform.processor() or platform.machine(), frozenset()
+    lines = (line.partition(":") for line in first.splitlines())
+    facts = {name.strip(): value.strip() for name, _, value in lines}
+    words = [facts.get("model name", platform.machine())]
+    words += [
+        f"{name} {facts[name]}" for name in ("cpu family", "model", "stepping", "cache size") if name in facts
+    ]
+    return ", ".join(words), frozenset((facts.get("flags") or facts.get("Features", "")).split())

@@ -12,13 +12,15 @@ from treetune.tables.runs import Plan, make_plan
 from treetune.tables.settings import Reproduction
 from treetune.tables.values import PASS_AT_1
 
+REMEDY = "mend the experiment's configuration, or what the table asks of it"
+
 
 def check(table: Reproduction) -> None:
     """Raises ConfigError with every experiment that can't be run, and all that no run will write."""
     plan = make_plan(table)
     wrong = {run.name: run.wrong for run in plan.runs if run.wrong}
     issues = [
-        ConfigIssue("can't be run", f"experiments.{name}", excerpt=_indented(why))
+        ConfigIssue("can't be run", f"experiments.{name}", remedy=REMEDY, excerpt=_indented(why))
         for name, why in wrong.items()
     ]
     issues += unwritten(plan)
@@ -79,4 +81,4 @@ def _lacking(
 
 
 def _indented(text: str | None) -> str:
-    return "\n".join(f"    {line}" if line else "" for line in (text or "").splitlines())
+    return "\n".join(f"    {line}" for line in (text or "").splitlines() if line)

@@ -87,4 +87,6 @@ def lacks_value(root: PolicyIteration, label: str, value: str) -> str | None:
     k = value.removeprefix("pass_at_")
     if k != value and int(k) > samples[label]:
         return f"its set {label!r} has {samples[label]} samples of each problem"
+    if k != value and int(k).bit_count() > 1:
+        return f"pass@k is measured for k = 1, 2, 4 and so on, and not for {k}"
     return None

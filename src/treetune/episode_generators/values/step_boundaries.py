@@ -37,19 +37,23 @@ class StepBoundaries(StateRule):
         assert context.engine is not None, "Monte-Carlo values need an engine"
         states = [_State(context, beginning, sampling, purpose) for beginning in beginnings]
         owners: list[_State] = []  # of each request, in their order
+        done = total = 0
 
         def asked(state: _State) -> list[Request]:
+            nonlocal total
             count = estimator.ask(state.turn, state.rewards)
             if not count:
                 return []
             owners.append(state)
+            total += count
             return [state.request(count)]
 
         def on_result(index: int, completions: list[Completion]) -> list[Request]:
+            nonlocal done
             owners[index].take(completions)
             further = asked(owners[index])
-            done = sum(len(state.completions) for state in states)
-            context.progress(done, done + sum(state.out for state in states))
+            done += len(completions)
+            context.progress(done, total)
             return further
 
         requests = [request for state in states for request in asked(state)]
@@ -60,14 +64,13 @@ class StepBoundaries(StateRule):
 
 @dataclass
 class _State:
-    """A state and what is known of it so far. `turn` counts its requests, `out` samples not yet there."""
+    """A state and what is known of it so far. `turn` counts its requests."""
 
     context: GenerationContext
     beginning: Beginning
     sampling: SamplingParams
     purpose: str
     turn: int = 0
-    out: int = 0
     completions: list[Completion] = field(default_factory=list)
     grades: list[Future[Grade] | None] = field(default_factory=list)
 
@@ -82,7 +85,7 @@ class _State:
             n=count,
             sampling=replace(self.sampling, max_tokens=budget - len(begun_ids)),
         )
-        self.turn, self.out = self.turn + 1, self.out + count
+        self.turn += 1
         return request
 
     def take(self, completions: Sequence[Completion]) -> None:
@@ -96,7 +99,6 @@ class _State:
                 context.grader.submit(before_stop(text, self.sampling.stop), self.beginning.problem)
             )
         self.completions += completions
-        self.out -= len(completions)
 
     def rewards(self) -> list[float]:
         unfinished = self.context.unfinished_reward or 0.0

@@ -1,0 +1,46 @@
+"""A sample of the wrong configurations of scripts/mutations.py: each is refused with key, file and remedy."""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import mutations  # noqa: E402
+
+OF_EACH_CLASS = 3
+
+
+@pytest.mark.parametrize("kind", mutations.CLASSES)
+def test_wrong_configurations_are_refused_with_key_file_and_remedy(kind: str, tmp_path: Path) -> None:
+    """Others every week would be drawn by chance: the seed is fixed, the script tries all of them."""
+    sample = random.Random(f"{kind} 10").sample(mutations.mutations([kind]), OF_EACH_CLASS)
+    for number, mutation in enumerate(sample):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        found = mutations.outcome(mutation, folder)
+        assert found.verdict == "refused", f"{mutation.label}\n{found.message}"
+
+
+def test_there_are_hundreds_of_all_classes() -> None:
+    assert len(mutations.mutations()) >= 500
+    assert all(len(mutations.mutations([kind])) >= 20 for kind in mutations.CLASSES)
+
+
+@pytest.mark.parametrize(
+    ("told", "clear"),
+    [
+        ("wrong configuration:\n\na.b: too small\n  where   x.jsonnet:3\n  remedy  make it larger", True),
+        ("wrong configuration:\n\na.b: too small\n  where   x.jsonnet:3", False),
+        ("wrong configuration:\n\na.b: too small\n  remedy  make it larger", False),
+        ("wrong configuration:\n\nx.jsonnet:3:4: Jsonnet: odd\n    {\n    ^\n  remedy  close it", True),
+        ("check_config failed: list index out of range\n--debug shows the traceback", False),
+    ],
+)
+def test_a_message_is_clear_with_all_three(told: str, clear: bool) -> None:
+    assert mutations.is_clear(told) is clear
