@@ -6,6 +6,11 @@ A table goes to standard error; with --json, one object with every number to sta
 part runs in a process of its own; within it, both sides of a pair take turns, and a ratio is that
 of one turn. --peers needs `.venv/bin/pip install --no-deps -r requirements-peers.txt`.
 
+    .venv/bin/python scripts/benchmark.py --only data --tokens 100000 1000000 10000000 100000000
+
+measures the way of tokens from answers to trainer tensors and to disk, beside nothing but its aim, and prints
+its table.
+
     .venv/bin/python scripts/benchmark.py --show docs/results/benchmark.json
 
 prints the table of an earlier run, as Markdown.
@@ -57,6 +62,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     exit_on_signals()
     if options.part:
         return _measure_part(options)
+    if options.only == "data":
+        from benchmarks import data
+
+        print(
+            data.table(data.main(options.tokens or data.SIZES, lambda words: print(words, file=sys.stderr)))
+        )
+        return 0
     parts = [options.only] if options.only else [p for p in PARTS if options.peers or p not in NEED_PEERS]
     if set(parts) & set(NEED_PEERS) and _version("trl") is None:
         print(
@@ -112,7 +124,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     parser.add_argument("--peers", action="store_true", help="also whole iterations against TRL")
-    parser.add_argument("--only", choices=PARTS, help="one part alone")
+    parser.add_argument("--only", choices=[*PARTS, "data"], help="one part alone")
     parser.add_argument(
         "--checkpoint",
         help=f"the start model; default {CHECKPOINT}, or, where that is missing, one trained on the spot",
@@ -131,6 +143,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="what threads are measured on: a run's episodes.arrow (default: made-up answers)",
     )
+    parser.add_argument("--tokens", type=int, nargs="+", help="the sizes of the part data")
     parser.add_argument("--show", type=Path, metavar="FILE", help="the table of what --json wrote")
     parser.add_argument("--part", help=argparse.SUPPRESS)
     parser.add_argument("--workspace", type=Path, help=argparse.SUPPRESS)

@@ -149,3 +149,29 @@ def test_the_readme_lists_every_file() -> None:
     files = [path.relative_to(TEMPLATE) for path in TEMPLATE.rglob("*.*") if "__pycache__" not in path.parts]
     assert [str(name) for name in files if str(name) != "README.md" and f"`{name}`" not in text] == []
     assert json.loads((TEMPLATE / "questions.jsonl").read_text().splitlines()[0])["level"] == 1
+
+
+def test_a_run_goes_through_with_all_of_its_parts(tmp_path: Path) -> None:
+    """The whole loop but for the server: rollout, credit, objective and reward are the template's."""
+    in_template(f"""
+import json
+from dataclasses import replace
+from pathlib import Path
+from my_package.rank import Rank
+from my_package.second_try import SecondTry
+from my_package.weighted import WeightedClippedPolicyGradient
+from tests.runtime.in_process import TASK, small, train
+from treetune.config import folders
+from treetune.tasks.graders.function import FunctionGrader
+from treetune.trainers.base import Trainer
+folders.search_in(["."], ["my_package"])
+directory = train(small(
+    Path({str(tmp_path)!r}),
+    task=replace(TASK, grader=FunctionGrader(path="my_package.rewards:close")),
+    rollout=SecondTry(samples=2, max_tokens=12, unfinished_reward=None),
+    credit=Rank(),
+    trainer=Trainer(objective=WeightedClippedPolicyGradient(), learning_rate=1e-3),
+))
+assert directory.resumable() == 2
+assert "my_package.rank" in json.loads((directory.path / "manifest.json").read_text())["own_modules"]
+""")

@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -10,12 +11,21 @@ from hypothesis import strategies as st
 
 from tests.columns import plain
 from tests.episode_generators import tabular_mdp as mdp
+from treetune.episode_generators.rollout.answers import contiguous_share
 from treetune.episode_generators.storage import (
+    TOKENS,
+    episodes_from_bytes,
+    episodes_to_bytes,
     read_episodes,
+    read_tokens,
     read_trajectories,
+    trajectories_from_bytes,
+    trajectories_to_bytes,
     write_episodes,
+    write_tokens,
     write_trajectories,
 )
+from treetune.runtime.columns_of_ranks import episodes_everywhere, trajectories_on_first
 from treetune.vocabulary import Episode, Grade, Problem, Segment, Trajectory
 
 ids = st.lists(st.integers(0, 2**31 - 1), max_size=5).map(tuple)
@@ -101,6 +111,59 @@ def test_trajectories_are_read_back_exactly(written: list[Trajectory]) -> None:
         path = Path(directory) / "trajectories.arrow"
         write_trajectories(path, written)
         assert read_trajectories(path) == written
+
+
+def bits(columns: list[Any]) -> list[tuple[str, bytes] | None]:
+    return [None if column is None else (column.dtype.str, column.tobytes()) for column in columns]
+
+
+single = st.lists(st.floats(width=32, allow_nan=False), max_size=5)
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(numbers, single), max_size=4))
+def test_every_bit_of_a_column_comes_back_and_logprobs_in_the_width_that_they_had(
+    rows: list[tuple[tuple[float, ...], list[float]]],
+) -> None:
+    written = [replace(episode(), advantages=wide, behaviour_logprobs=narrow) for wide, narrow in rows]  # type: ignore[arg-type]
+    read = episodes_from_bytes(episodes_to_bytes(written))
+    assert bits([e.advantages for e in read]) == bits([e.advantages for e in written])
+    assert bits([e.behaviour_logprobs for e in read]) == bits([e.behaviour_logprobs for e in written])
+    segments = [Segment((1,) * len(narrow), logprobs=narrow) for _, narrow in rows]  # type: ignore[arg-type]
+    (answer, *_) = mdp.all_trajectories()
+    (back,) = trajectories_from_bytes(trajectories_to_bytes([replace(answer, segments=tuple(segments))]))
+    assert bits([s.logprobs for s in back.segments]) == bits([s.logprobs for s in segments])
+
+
+class Others:
+    """This rank among others, who have told theirs already."""
+
+    def __init__(self, everyones: list[bytes]) -> None:
+        self.everyones, self.world_size = everyones, len(everyones)
+
+    def exchange(self, name: str, own: bytes) -> list[bytes]:
+        assert own in self.everyones
+        return self.everyones
+
+    to_first = exchange
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_what_ranks_hand_each_other_is_what_one_rank_would_have(ranks: int) -> None:
+    answers = mdp.all_trajectories()
+    rows = [episode(number) for number in range(7)]
+    shares = [contiguous_share(answers, rank, ranks) for rank in range(ranks)]
+    others: Any = Others([trajectories_to_bytes(share) for share in shares])
+    assert all(trajectories_on_first(others, "answers", share) == answers for share in shares)
+    row_shares = [contiguous_share(rows, rank, ranks) for rank in range(ranks)]
+    others = Others([episodes_to_bytes(share) for share in row_shares])
+    assert all(episodes_everywhere(others, "rows", share) == rows for share in row_shares)
+
+
+def test_the_text_of_tokens_is_looked_up_where_there_is_no_tokenizer(tmp_path: Path) -> None:
+    write_tokens(tmp_path / TOKENS, mdp.CODEC, mdp.EOS + 1)
+    texts = read_tokens(tmp_path / TOKENS)
+    assert "".join(texts[token] for token in episode().response_ids) == "a;b"
 
 
 def episode(number: int = 0) -> Episode:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from treetune.inference import key
+from treetune.inference.client import KEEP_ALIVE_S
 from treetune.inference.launch import Launch
 from treetune.inference.settings import VllmSettings
 
@@ -31,6 +32,11 @@ def test_a_server_listens_to_this_machine_alone() -> None:
     command = launch().command(Path("/weights"), 1234)
     assert command[command.index("--host") + 1] == "127.0.0.1"
     assert command[command.index("--port") + 1] == "1234"
+
+
+def test_a_server_closes_no_connection_that_the_client_may_still_use() -> None:
+    environment = launch().environment(Path("/scratch"), {})
+    assert float(environment["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"]) > 10 * KEEP_ALIVE_S
 
 
 def answers_of(headers: list[tuple[bytes, bytes]], monkeypatch: pytest.MonkeyPatch) -> list[int]:

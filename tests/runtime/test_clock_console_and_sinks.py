@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import treetune.parts  # noqa: F401  (registers the groups of numbers that a line tells)
 from treetune.config.jsonnet import load
 from treetune.runtime import clock as clock_module
 from treetune.runtime import console as console_module

@@ -25,6 +25,9 @@ T = TypeVar("T")
 
 POLL_S = 1.0
 
+KEEP_ALIVE_S = 3.0
+"""How long a connection that nobody uses is kept for the next request."""
+
 
 class ServerFailure(Exception):
     """The server did not do what it was asked; another one may."""
@@ -162,7 +165,7 @@ class Client:
             import aiohttp
 
             # Concurrency is bounded by who sends. Connections are kept for the next wave.
-            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3.0)
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S)
             self._session = aiohttp.ClientSession(connector=connector, trust_env=False)
         return self._session
 

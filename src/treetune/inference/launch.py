@@ -126,6 +126,9 @@ class Launch:
             "DO_NOT_TRACK": "1",
             "HF_HUB_OFFLINE": "1",
             "VLLM_RPC_BASE_PATH": str(scratch),  # sockets: gone with the server, whatever ends it
+            # Longer than the client keeps one: a request on a connection that the server just closed would
+            # look like a failure of the server, and on a busy machine its 5 s are not far from our 3.
+            "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "60",
             "OMP_NUM_THREADS": str(settings.threads(self.world_size)),
             # The server imports what asks for its key.
             "PYTHONPATH": os.pathsep.join(filter(None, [inherited.get("PYTHONPATH"), str(_SOURCES)])),

@@ -14,11 +14,10 @@ from treetune.episode_generators.base import GenerationContext, Rollout
 from treetune.episode_generators.metrics import trajectory_metrics
 from treetune.episode_generators.numbers import measured
 from treetune.episode_generators.rollout.answers import EXAMPLES, encoded_prompt, rank_share, steps_of
+from treetune.episode_generators.threads.demonstrated import demonstrated_segments, lacking_tags
 from treetune.seeds import derive_seed
-from treetune.tasks.threads.grammar import has_threads, text_segments
-from treetune.tasks.threads.tags import TAGS, TagIds
 from treetune.tree import Tree, answers_of, trees_of
-from treetune.vocabulary import Metrics, Problem, Segment, TokenIds, Trajectory, joined, token_array
+from treetune.vocabulary import Metrics, Problem, Segment, TokenIds, Trajectory, joined
 
 
 @Rollout.register("demonstrations")
@@ -51,14 +50,7 @@ class Demonstrations(Rollout):
             return
         problems = experiment.task.examples(EXAMPLES)
         texts = [experiment.task.demonstration(problem, 0) for problem in problems]
-        single = experiment.model.single_tokens()
-        if any(map(has_threads, texts)) and single is not None and not single.issuperset(TAGS):
-            yield Finding(
-                "demonstrations of this task have threads, and the tokenizer takes several tokens for their"
-                " tags, or has none",
-                "$.model.added_tokens",
-                f"name them there: {', '.join(TAGS)}",
-            )
+        yield from lacking_tags(texts, experiment.model.single_tokens())
         written = zip(problems, texts, strict=True)
         lengths = experiment.model.prompt_tokens([problem.prompt + text for problem, text in written])
         if lengths and max(lengths) >= experiment.context_length and self.too_long == "stop":
@@ -78,7 +70,9 @@ class Demonstrations(Rollout):
         for problem in share:
             for sample in range(self.samples):
                 seed = derive_seed(context.seed, context.iteration, problem.id, sample, "demonstration")
-                segments = _segments(context, problem, context.task.demonstration(problem, seed))
+                segments = demonstrated_segments(
+                    context.codec, problem, context.task.demonstration(problem, seed)
+                )
                 response_ids = joined([segment.token_ids for segment in segments])
                 if self.too_long == "leave_out" and not _fits(context, problem, response_ids):
                     left_out += 1
@@ -107,31 +101,6 @@ class Demonstrations(Rollout):
             everyones = context.exchange("left-out", [left_out])
             metrics["episodes/left_out"] = float(sum(chain.from_iterable(everyones)))
         return trees, metrics
-
-
-def _segments(context: GenerationContext, problem: Problem, text: str) -> tuple[Segment, ...]:
-    """A demonstration's segments, the last one with the end token; one, where it has no threads."""
-    codec = context.codec
-    end = token_array([codec.eos_id])
-    if not has_threads(text):
-        return (Segment(joined([codec.encode_answer(problem.prompt, text), end])),)
-    if TagIds.of(codec.encode) is None:
-        raise ValueError(
-            f"the demonstration of problem {problem.id!r} has threads, and the tokenizer takes several "
-            "tokens for their tags, or has none: name them in model.added_tokens "
-            f"({', '.join(TAGS)})"
-        )
-    try:
-        cut = text_segments(text)
-    except ValueError as error:
-        raise ValueError(f"the demonstration of problem {problem.id!r} can't be cut: {error}") from error
-    encoded = [codec.encode_answer(problem.prompt, cut[0].text)]
-    encoded += [token_array(codec.encode(piece.text)) for piece in cut[1:]]
-    encoded[-1] = joined([encoded[-1], end])
-    return tuple(
-        Segment(token_ids=ids, origin="injected" if piece.injected else "sampled", branch=piece.branch)
-        for piece, ids in zip(cut, encoded, strict=True)
-    )
 
 
 def _step_ends(context: GenerationContext, segments: Sequence[Segment], text: str) -> tuple[int, ...]:

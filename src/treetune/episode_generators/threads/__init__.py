@@ -1,7 +1,8 @@
 """Answers that fork into threads and join again (ThreadWeaver): all that is particular to them.
 
-The rollout (`parallel_threads`, which drives the state machine of `fork_join`), the credit of single threads,
-numbers of an answer, and what is paid for a short critical path.
+The rollout (`parallel_threads`, which drives the state machine of `fork_join`), demonstrations as it would
+have made them, where the states lie that credit values, numbers of an answer, and what is paid for a short
+critical path.
 
 The text of threads is one room lower, in `tasks/threads`: tags, grammar, faults and counting. Tasks write
 demonstrations in it and the data pipeline writes rows in it, and neither may import a rollout.

@@ -1,4 +1,4 @@
-"""What each thread was worth: the values of half-written answers, by writing the rest anew."""
+"""Where states lie in answers with threads, and how an answer goes on from one."""
 
 from __future__ import annotations
 
