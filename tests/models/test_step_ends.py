@@ -66,6 +66,12 @@ def offsets_by_definition(ids: Sequence[int], codec: TextCodec) -> list[int]:
     return offsets[: len(ids)]
 
 
+def test_broken_bytes_show_what_they_show_with_those_before_them() -> None:
+    codec, ids = CODECS["sentence pieces"], [202, 136, 136]
+    assert "".join(codec.decode([token]) for token in ids) == codec.decode(ids) != codec.decode(ids[:2])
+    assert token_offsets(ids, codec, codec.decode(ids)) == [0, 1, 1]
+
+
 @pytest.mark.parametrize("name", CODECS)
 @given(data=st.data())
 def test_offsets_are_what_earlier_tokens_show_for_any_ids(name: str, data: st.DataObject) -> None:

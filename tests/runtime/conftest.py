@@ -1,12 +1,22 @@
-"""One undisturbed run of the small experiment, shared by all who compare with it or measure it."""
+"""What tests of runs share: one process group, and one undisturbed run of the small experiment."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from treetune.testing.faults import Experiment
+from treetune.trainers.ranks import Ranks
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_process() -> Iterator[None]:
+    """DeepSpeed remembers a process group that was left: all runs in this process share one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Ranks, "leave", lambda self: None)
+        yield
 
 
 @pytest.fixture(scope="session")

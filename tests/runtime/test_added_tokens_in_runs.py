@@ -14,13 +14,6 @@ from treetune.models.sources import PretrainedModel
 from treetune.runtime import commands
 from treetune.runtime.base import Evaluation, EvaluationSet
 from treetune.tasks.threads.tags import TAGS
-from treetune.trainers.ranks import Ranks
-
-
-@pytest.fixture(autouse=True)
-def one_process_for_several_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """DeepSpeed remembers a process group that was left: several runs in one process share one."""
-    monkeypatch.setattr(Ranks, "leave", lambda self: None)
 
 
 def test_a_run_goes_on_from_the_checkpoint_of_one_that_added_tokens(tmp_path: Path) -> None:

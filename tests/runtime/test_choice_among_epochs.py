@@ -36,15 +36,8 @@ from treetune.trainers.base import Trainer
 from treetune.trainers.objectives.mle import MaximumLikelihood
 from treetune.trainers.objectives.ppo import ClippedPolicyGradient
 from treetune.trainers.objectives.preference import DpoPositive
-from treetune.trainers.ranks import Ranks
 
 SETS = Evaluation(sets=(EvaluationSet(split="validation", problems=3),))
-
-
-@pytest.fixture(autouse=True)
-def one_process_for_several_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """DeepSpeed remembers a process group that was left: several runs in one process share one."""
-    monkeypatch.setattr(Ranks, "leave", lambda self: None)
 
 
 def restem(base: Path, epochs: int = 3, rule: Any = None, **changes: Any) -> PolicyIteration:
@@ -124,7 +117,6 @@ def test_the_first_maximum_ends_training_and_the_chosen_weights_are_those_that_a
     assert [row["evaluation/validation/pass_at_1"] for row in rows] == [0.3, 0.4]
     assert not list(directory.path.glob("iterations/*/candidates/state"))
     monkeypatch.undo()
-    monkeypatch.setattr(Ranks, "leave", lambda self: None)
     one_epoch, three = restem(tmp_path / "one", epochs=1), restem(tmp_path / "three", epochs=3)
     train(one_epoch)
     train(three)

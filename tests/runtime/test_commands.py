@@ -12,7 +12,6 @@ from tests.runtime.in_process import FakeSettings, directory_of, sampled_request
 from treetune.runtime import commands
 from treetune.runtime.base import Checkpoints, Evaluation, EvaluationSet
 from treetune.testing.faults import Experiment
-from treetune.trainers.ranks import Ranks
 
 SETS = Evaluation(
     sets=(
@@ -24,13 +23,7 @@ MEASURED = "{evaluation+: {sets: [{split: 'test', problems: 6, samples: 2}]}}"
 
 
 @pytest.fixture
-def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """DeepSpeed remembers a process group that was left: several runs in one process share one."""
-    monkeypatch.setattr(Ranks, "leave", lambda self: None)
-
-
-@pytest.fixture
-def finished(one_process: None, tmp_path: Path):
+def finished(tmp_path: Path):
     config = small(tmp_path, evaluation=SETS)
     train(small(tmp_path))
     return config
@@ -74,7 +67,7 @@ def test_run_evaluation_on_baseline_measures_the_start_weights_as_checkpoint_0(f
     assert engine.loaded == []
 
 
-def test_evaluations_while_training_are_in_the_metrics(one_process: None, tmp_path: Path) -> None:
+def test_evaluations_while_training_are_in_the_metrics(tmp_path: Path) -> None:
     often = EvaluationSet(split="validation", problems=4, while_training=True)
     rare = EvaluationSet(split="test", problems=4)
     directory = train(small(tmp_path, evaluation=Evaluation(sets=(often, rare), every=1)))
@@ -85,7 +78,7 @@ def test_evaluations_while_training_are_in_the_metrics(one_process: None, tmp_pa
     assert measured == [{"validation"}, {"validation", "test"}]
 
 
-def test_only_generate_episodes_leaves_them_for_the_run(one_process: None, tmp_path: Path) -> None:
+def test_only_generate_episodes_leaves_them_for_the_run(tmp_path: Path) -> None:
     ahead, alone = small(tmp_path / "ahead"), small(tmp_path / "alone")
     plain = {"type": "policy_iteration", "trainer": {"seed": 1}}
     commands.only_generate_episodes(ahead, plain)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,19 +31,13 @@ from treetune.trainers.base import Trainer
 from treetune.trainers.objectives.mle import MaximumLikelihood
 from treetune.trainers.objectives.ppo import ClippedPolicyGradient
 from treetune.trainers.objectives.spo import CorrectPaths
-from treetune.trainers.ranks import Ranks
+from treetune.tree import answers_of
 from treetune.vocabulary import Episode, Trajectory
 
 GROUPS = 5
 GUARDED = Trainer(objective=ClippedPolicyGradient(), learning_rate=1e-3, skip_without_advantage=True)
 ANSWERS = SingleTurn(samples=2, max_tokens=12, unfinished_reward=1.0)
 SETS = Evaluation(sets=(EvaluationSet(split="test", problems=3),))
-
-
-@pytest.fixture(autouse=True)
-def _one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """DeepSpeed remembers a process group that was left: several runs in one process share one."""
-    monkeypatch.setattr(Ranks, "leave", lambda self: None)
 
 
 def dynamic(base: Path, **changes: Any) -> PolicyIteration:
@@ -73,12 +66,10 @@ def weights_of(config: PolicyIteration) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PolicyIteration]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Ranks, "leave", lambda self: None)
-        config = dynamic(tmp_path_factory.mktemp("dynamic"))
-        train(config)
-        yield config
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> PolicyIteration:
+    config = dynamic(tmp_path_factory.mktemp("dynamic"))
+    train(config)
+    return config
 
 
 def test_every_iteration_trains_on_as_many_groups_and_counts_all_that_it_sampled(
@@ -145,7 +136,7 @@ def test_stored_rounds_are_dealt_to_any_number_of_ranks_by_whole_groups(
     shares = []
     for rank in range(world_size):
         run: Any = SimpleNamespace(ranks=SimpleNamespace(rank=rank, world_size=world_size))
-        shares.append(generation._share(run, stored))
+        shares.append(answers_of(generation._share(run, stored)))
     assert [trajectory for share in shares for trajectory in share] == stored
     counts = [len({t.problem.id for t in share}) for share in shares]
     assert all(len(share) == 2 * count for share, count in zip(shares, counts, strict=True))

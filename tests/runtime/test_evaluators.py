@@ -24,7 +24,6 @@ from treetune.runtime.evaluation import set_problems
 from treetune.tasks.addition_chain import AdditionChain
 from treetune.tasks.base import Split
 from treetune.tasks.graders.base import Grader
-from treetune.trainers.ranks import Ranks
 from treetune.vocabulary import Grade, Problem
 
 ROOT = Path(__file__).parents[2]
@@ -37,12 +36,6 @@ SETS = Evaluation(
 )
 REQUESTS = 2 * (4 + 3)
 """Two checkpoints."""
-
-
-@pytest.fixture(autouse=True)
-def _one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """DeepSpeed remembers a process group that was left: several runs in one process share one."""
-    monkeypatch.setattr(Ranks, "leave", lambda self: None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,6 @@ from treetune.runtime.differences import differences
 from treetune.runtime.machine import unlike
 from treetune.trainers.base import Trainer
 from treetune.trainers.objectives.ppo import ClippedPolicyGradient
-from treetune.trainers.ranks import Ranks
 from treetune.trainers.schedule import Schedule, Warmup
 
 STORED: dict[str, Any] = {
@@ -24,12 +23,6 @@ STORED: dict[str, Any] = {
     "trainer": {"objective": {"type": "ppo"}, "learning_rate": 1e-3},
     "rollout": {"type": "single_turn", "samples": 2, "max_tokens": 12},
 }
-
-
-@pytest.fixture(autouse=True)
-def _one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """DeepSpeed remembers a process group that was left: several runs in one process share one."""
-    monkeypatch.setattr(Ranks, "leave", lambda self: None)
 
 
 def trainer(schedule: Schedule | None = None) -> Trainer:

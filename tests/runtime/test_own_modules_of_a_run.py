@@ -13,15 +13,12 @@ import pytest
 from tests.runtime.in_process import directory_of, small
 from treetune.config import folders
 from treetune.runtime.session import Session
-from treetune.trainers.ranks import Ranks
 
 PLAIN = {"type": "policy_iteration"}
 
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    # DeepSpeed remembers a process group that was left: several runs in one process share one.
-    monkeypatch.setattr(Ranks, "leave", lambda self: None)
     file = tmp_path / "own" / "module_of_a_run.py"
     file.parent.mkdir()
     file.write_text("weight = 1\n")

@@ -17,15 +17,8 @@ from treetune.runtime.base import Evaluation, EvaluationSet
 from treetune.runtime.canary import stored_logprobs
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.session import Session
-from treetune.trainers.ranks import Ranks
 
 SETS = Evaluation(sets=(EvaluationSet(split="validation", problems=4),))
-
-
-@pytest.fixture(autouse=True)
-def _one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """DeepSpeed remembers a process group that was left: several runs in one process share one."""
-    monkeypatch.setattr(Ranks, "leave", lambda self: None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,6 @@ from treetune.runtime.directory import ExperimentDirectory
 from treetune.runtime.record import Record
 from treetune.runtime.watch import Collapsed, Watch
 from treetune.testing.faults import CONFIG
-from treetune.trainers.ranks import Ranks
 
 STOP = Diagnostics(
     entropy_floor=1.0,
@@ -32,12 +31,6 @@ STOP = Diagnostics(
 ENTROPIES = (3.0, 3.0, 3.0, 0.5, 0.5, 3.0, 3.0)
 """Below the floor in iterations 4 and 5 (as people count), of which the second makes it count: the weights
 after 3 iterations are the first that show it, and those after 2 the last that don't."""
-
-
-@pytest.fixture(autouse=True)
-def one_process_for_several_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """DeepSpeed remembers a process group that was left: several runs in one process share one."""
-    monkeypatch.setattr(Ranks, "leave", lambda self: None)
 
 
 @pytest.fixture(autouse=True)

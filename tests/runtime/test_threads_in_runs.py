@@ -22,7 +22,6 @@ from treetune.models.sources import TinyModel
 from treetune.runtime import commands, generation
 from treetune.runtime.base import Evaluation, EvaluationSet, PolicyIteration
 from treetune.tasks.threads.tags import TAGS
-from treetune.trainers.ranks import Ranks
 
 MODEL = TinyModel(
     layers=1, hidden_size=64, heads=2, intermediate_size=96, context_length=64, added_tokens=TAGS
@@ -44,12 +43,6 @@ class TaggedSettings(FakeSettings):
         )
         self.engines.append(engine)
         return engine
-
-
-@pytest.fixture(autouse=True)
-def _one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """DeepSpeed remembers a process group that was left: several runs in one process share one."""
-    monkeypatch.setattr(Ranks, "leave", lambda self: None)
 
 
 def threaded(base: Path, **changes: Any) -> PolicyIteration:

@@ -5,16 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from tests.runtime.in_process import TASK, directory_of, small, train
-from treetune.trainers.ranks import Ranks
-
-
-@pytest.fixture(autouse=True)
-def _one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """DeepSpeed remembers a process group that was left: several runs in one process share one."""
-    monkeypatch.setattr(Ranks, "leave", lambda self: None)
 
 
 def test_an_iteration_without_a_number_of_problems_takes_the_whole_split(tmp_path: Path) -> None:

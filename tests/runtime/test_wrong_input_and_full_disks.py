@@ -31,15 +31,8 @@ from treetune.models.sources import PretrainedModel
 from treetune.runtime import commands
 from treetune.runtime.base import Evaluation, EvaluationSet
 from treetune.testing.faults import CONFIG, ROOT
-from treetune.trainers.ranks import Ranks
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-@pytest.fixture(autouse=True)
-def one_process_for_several_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """DeepSpeed remembers a process group that was left: several runs in one process share one."""
-    monkeypatch.setattr(Ranks, "leave", lambda self: None)
 
 
 def weights(config, number: int = 2) -> bytes:
@@ -48,11 +41,9 @@ def weights(config, number: int = 2) -> bytes:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Ranks, "leave", lambda self: None)
-        config = small(tmp_path_factory.mktemp("undisturbed"))
-        train(config)
-        return config
+    config = small(tmp_path_factory.mktemp("undisturbed"))
+    train(config)
+    return config
 
 
 def test_an_engine_that_fails_for_good_leaves_a_run_that_goes_on_from_the_last_answer(

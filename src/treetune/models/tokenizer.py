@@ -113,7 +113,8 @@ def token_offsets(token_ids: Sequence[int] | TokenIds, codec: TextCodec, text: s
     ids = listed(token_ids)
     words = _texts_of(codec.decode)
     parts = [words[token_id] for token_id in ids]
-    if "".join(parts) == text:
+    # Broken bytes add up by chance: two are one character, and three are three that stand for nothing.
+    if _REPLACEMENT not in text and "".join(parts) == text:
         return [0, *itertools.accumulate(map(len, parts))][:-1] if parts else []
     # Single tokens don't add up: a character takes several tokens, or the decoder joins words or strips
     # the space of the first one. Decode every prefix from a token shortly before its end.

@@ -1,0 +1,171 @@
+"""Rows of `Trajectory` as Arrow columns, and back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from treetune.episode_generators.columns import (
+    BRANCH,
+    IDS,
+    branch_of,
+    branches,
+    lists,
+    logprobs_type,
+    nested,
+    rows_of,
+    tuples,
+    tuples_of,
+)
+from treetune.vocabulary import Grade, Problem, Segment, Trajectory
+
+_TUPLE = "tuple()"
+
+
+def schema_of(trajectories: Sequence[Trajectory]) -> pa.Schema:
+    text = pa.string()
+    problem = {"id": text, "prompt": text, "gold": text, "data": text}
+    grade = {
+        "reward": pa.float64(),
+        "outcome": text,
+        "extracted": text,
+        "seconds": pa.float64(),
+        "message": text,
+    }
+    segment = {
+        "token_ids": IDS,
+        "origin": text,
+        "logprobs": logprobs_type([s.logprobs for t in trajectories for s in t.segments]),
+        "policy_version": pa.int64(),
+        "branch": BRANCH,
+        "seconds": pa.float64(),
+    }
+    return pa.schema(
+        {
+            "problem": pa.struct(problem),
+            "sample": pa.int64(),
+            "prompt_ids": IDS,
+            "segments": pa.list_(pa.struct(segment)),
+            "finish_reason": text,
+            "text": text,
+            "grade": pa.struct(grade),
+            "step_ends": IDS,
+            "bonus": pa.float64(),
+            "numbers": pa.map_(text, pa.float64()),
+        }
+    )
+
+
+def columns_of(trajectories: Sequence[Trajectory], schema: pa.Schema) -> list[pa.Array]:
+    def column(field: pa.Field) -> pa.Array:
+        values = [getattr(trajectory, field.name) for trajectory in trajectories]
+        if field.name == "segments":
+            flat = [segment for of_row in values for segment in of_row]
+            return nested(list(map(len, values)), _segment_columns(flat, field.type.value_type))
+        if field.name == "problem":
+            return pa.array([_problem_row(problem) for problem in values], field.type)
+        if field.name == "grade":
+            return pa.array([vars(grade) for grade in values], field.type)
+        if field.name == "numbers":
+            return pa.array([list(numbers.items()) for numbers in values], field.type)
+        if field.name == "step_ends":
+            return tuples(values, field.type)
+        return lists(values, field.type) if pa.types.is_list(field.type) else pa.array(values, field.type)
+
+    return [column(field) for field in schema]
+
+
+def _segment_columns(segments: Sequence[Segment], kind: pa.StructType) -> pa.StructArray:
+    parts = []
+    for field in kind:
+        values = [getattr(segment, field.name) for segment in segments]
+        if field.name == "branch":
+            parts.append(branches(values))
+        else:
+            is_list = pa.types.is_list(field.type)
+            parts.append(lists(values, field.type) if is_list else pa.array(values, field.type))
+    return pa.StructArray.from_arrays(parts, fields=list(kind))
+
+
+def _problem_row(problem: Problem) -> dict[str, str]:
+    return {"id": problem.id, "prompt": problem.prompt, "gold": problem.gold, "data": _json(problem)}
+
+
+def _json(problem: Problem) -> str:
+    try:
+        return json.dumps(_marked(dict(problem.data)), ensure_ascii=False)
+    except TypeError as error:
+        raise ValueError(f"problem {problem.id!r} has data that can't be stored: {error}") from error
+
+
+def _marked(value: Any) -> Any:
+    """JSON's types, with tuples marked so that they come back as such; TypeError for all others."""
+    if isinstance(value, dict):
+        if _TUPLE in value or not all(isinstance(key, str) for key in value):
+            raise TypeError(f"an object has keys other than texts, or the key {_TUPLE!r}")
+        return {key: _marked(inner) for key, inner in value.items()}
+    if isinstance(value, tuple):
+        return {_TUPLE: [_marked(inner) for inner in value]}
+    if isinstance(value, list):
+        return [_marked(inner) for inner in value]
+    return value
+
+
+def _unmarked(value: dict[str, Any]) -> Any:
+    return tuple(value[_TUPLE]) if _TUPLE in value else value
+
+
+def trajectories_of(batch: pa.RecordBatch) -> Iterator[Trajectory]:
+    names = batch.schema.names
+    count = batch.num_rows
+    segments = iter(_segments(batch["segments"].values))
+    counts = batch["segments"].value_lengths().to_pylist()
+    # A file from before there was shaping, or there were numbers.
+    bonuses = batch["bonus"].to_pylist() if "bonus" in names else [0.0] * count
+    counted = batch["numbers"].to_pylist() if "numbers" in names else [()] * count
+    problems: dict[str, Problem] = {}
+    for problem, sample, prompt_ids, n_segments, reason, text, grade, ends, bonus, numbers in zip(
+        batch["problem"].to_pylist(),
+        batch["sample"].to_pylist(),
+        rows_of(batch["prompt_ids"]),
+        counts,
+        batch["finish_reason"].to_pylist(),
+        batch["text"].to_pylist(),
+        batch["grade"].to_pylist(),
+        tuples_of(batch["step_ends"]),
+        bonuses,
+        counted,
+        strict=True,
+    ):
+        key = json.dumps(problem)
+        if key not in problems:
+            data = json.loads(problem["data"], object_hook=_unmarked)
+            problems[key] = Problem(**problem | {"data": data})
+        yield Trajectory(
+            problem=problems[key],
+            sample=sample,
+            prompt_ids=prompt_ids,
+            segments=tuple(next(segments) for _ in range(n_segments)),
+            finish_reason=reason,
+            text=text,
+            grade=Grade(**grade),
+            step_ends=ends or (),
+            bonus=bonus,
+            numbers=dict(numbers or ()),
+        )
+
+
+def _segments(values: pa.StructArray) -> Iterator[Segment]:
+    columns: dict[str, Any] = {}
+    for field in values.type:
+        column = values.field(field.name)
+        if field.name == "branch":
+            columns[field.name] = [branch_of(row) for row in column.to_pylist()]
+        else:
+            is_list = pa.types.is_list(field.type)
+            columns[field.name] = rows_of(column) if is_list else column.to_pylist()
+    for row in zip(*columns.values(), strict=True):
+        yield Segment(**dict(zip(columns, row)))
