@@ -172,6 +172,7 @@ def presets() -> Iterator[Mutation]:
 def lengths() -> Iterator[Mutation]:
     """Lengths that don't fit each other, and sizes beyond what there is."""
     tiny = "{model: {type: 'tiny'}, %s}"
+    cut = "{rollout+: {thread_tokens: 100}, evaluation+: {rollout: null, sets: %s}}"
     for configs, change in [
         (VINEPPO, "{context_length: 40}"),
         (VINEPPO, "{context_length: 48}"),
@@ -182,10 +183,13 @@ def lengths() -> Iterator[Mutation]:
         (GRPO, tiny % "rollout+: {max_prompt_tokens: 5}"),
         (GRPO, "{rollout+: {max_prompt_tokens: 5000}}"),
         (GRPO, "{evaluation+: {sets: [{split: 'test', max_tokens: 5000}]}}"),
-        (THREADS, "{rollout+: {thread_tokens: 100}, evaluation+: {sets: [{split: 'test', max_tokens: 90}]}}"),
         (
             THREADS,
-            "{rollout+: {thread_tokens: 100}, evaluation+: {sets: [{split: 'test', max_tokens: 100}]}}",
+            cut % "[{split: 'test', max_tokens: 90}]",
+        ),
+        (
+            THREADS,
+            cut % "[{split: 'test', max_tokens: 100}]",
         ),
         (SFT, "{context_length: 30}"),
         (SFT, "{context_length: 20}"),

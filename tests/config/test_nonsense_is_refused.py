@@ -166,6 +166,12 @@ NONSENSE = {
         "evaluation.sets.0.temperature",
         "same answer 4 times",
     ),
+    "a set's budget below its threads'": (
+        "threadweaver/tiny/rl_parallel_published.jsonnet",
+        "{rollout+: {thread_tokens: 9}, evaluation: {sets: [{split: 'test', max_tokens: 9}]}}",
+        "evaluation.sets.0.max_tokens",
+        "no thread reaches",
+    ),
     "a set beyond the context": (
         VINEPPO,
         "{evaluation+: {sets: [{split: 'test', max_tokens: 5000}]}}",

@@ -71,10 +71,12 @@ def test_all_that_no_row_will_write_is_told_at_once() -> None:
             Panel(name="misspelled", metric="train/entrpy"),
             Panel(name="pairs", metric="preference/accuracy"),
             Panel(name="samples", evaluation="test", value="pass_at_64"),
+            Panel(name="no power of two", evaluation="test", value="pass_at_3"),
         ),
     )
     assert list(found) == [
-        "columns.1.value", "columns.2.curve", "panels.0.metric", "panels.1.metric", "panels.2.value"
+        "columns.1.value", "columns.2.curve", "panels.0.metric", "panels.1.metric", "panels.2.value",
+        "panels.3.value",
     ]  # fmt: skip
     assert "did you mean 'validation'" in found["columns.2.curve"]
     assert "did you mean 'train/entropy'" in found["panels.0.metric"]
