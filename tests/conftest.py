@@ -10,6 +10,7 @@ settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist, which reads the groups in the same hook
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What one worker of several (`-n 2 --dist loadgroup`) runs: a file's tests, which share what they set
     up; or all that start servers or share a run that did. These go first: they wait the longest, and two
