@@ -10,4 +10,4 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 export PATH="$PWD/.venv/bin:$PATH"
 # Where Python may not keep what it compiled, every process compiles torch and vLLM anew: half of each start.
 export PYTHONDONTWRITEBYTECODE=
-exec .venv/bin/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder "$@"
+exec .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder "$@"

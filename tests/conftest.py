@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
+from typing import Any
+
 import pytest
 from hypothesis import settings
 
@@ -10,20 +14,28 @@ settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What one worker of several (`-n 2 --dist loadgroup`) runs: a file's tests, which share what they set
-    up; or all that start servers or share a run that did. These go first: they wait the longest, and two
-    servers at a time would have to share memory and cores.
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with servers go first: they wait the longest."""
+    items.sort(key=lambda item: not _starts_servers(item.nodeid.partition("::")[0]))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """What one worker of several runs: a file's tests, which share what they set up; or all files that start
+    servers, since two servers at a time would have to share memory and cores.
+
+    (The groups of ``--dist loadgroup`` would say the same, but xdist 3.8 loses them under pytest 9.2.)
     """
-    if not hasattr(config, "workerinput"):
-        return
-    with_server = {item for item in items if _has_server(item)}
-    for item in items:
-        group = "server" if item in with_server else item.nodeid.partition("::")[0]
-        item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: item not in with_server)
+    from xdist.scheduler import LoadFileScheduling
+
+    class ServersInOneWorker(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return "files with servers" if _starts_servers(file) else file
+
+    return ServersInOneWorker(config, log)
 
 
-def _has_server(item: pytest.Item) -> bool:
-    shared = {"undisturbed", "sampled"} & set(getattr(item, "fixturenames", ()))
-    return item.get_closest_marker("server") is not None or bool(shared)
+@cache
+def _starts_servers(file: str) -> bool:
+    """Whether a file of tests, named from the root, has any with the mark `server`."""
+    return "mark.server" in (Path(__file__).parents[1] / file).read_text()

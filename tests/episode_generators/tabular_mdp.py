@@ -137,13 +137,19 @@ class TabularEngine(Engine):
     def generate(
         self, requests: Sequence[Request], on_result: OnResult | None = None
     ) -> list[list[Completion]]:
-        self.requests += requests
-        results = [self._completions(request) for request in requests]
-        order = list(range(len(requests)))
-        random.Random(0).shuffle(order)
-        for index in order:
-            if on_result is not None:
-                on_result(index, results[index])
+        results: list[list[Completion]] = []
+        wave = list(requests)
+        while wave:
+            self.requests += wave
+            order = list(range(len(results), len(results) + len(wave)))
+            results += [self._completions(request) for request in wave]
+            random.Random(0).shuffle(order)
+            wave = [
+                further
+                for index in order
+                if on_result is not None
+                for further in on_result(index, results[index]) or ()
+            ]
         return results
 
     def _completions(self, request: Request) -> list[Completion]:
