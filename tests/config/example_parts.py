@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Interval, MinLen
 
+import treetune.parts  # noqa: F401  (the package's own families come first, whichever test is first)
 from treetune.config.registrable import Registrable
 
 

@@ -86,6 +86,7 @@ def test_list_parts_knows_those_that_a_configuration_imports(
     (tmp_path / "listed_part.py").write_text(
         "from dataclasses import dataclass\nfrom treetune.runtime.sinks import Sink\n"
         "@Sink.register('nowhere')\n@dataclass(frozen=True)\nclass Nowhere(Sink):\n    'Keeps nothing.'\n"
+        "    def open(self, *_): ...\n    def log(self, *_): ...\n    def close(self, *_): ...\n"
     )
     (tmp_path / "mine.jsonnet").write_text("{ imports: ['listed_part'] }")
     words = [sys.executable, str(MAIN), "--configs", str(tmp_path / "mine.jsonnet"), "list_parts", "sink"]
