@@ -31,6 +31,14 @@ def test_later_files_overlay_earlier_ones_and_dollar_binds_late() -> None:
     assert data == {"seed": 3, "trainer": {"rate": 0.5, "steps": 30}}
 
 
+def test_our_files_have_the_same_name_from_everywhere() -> None:
+    names = ["quickstart/sft.jsonnet", "configs/quickstart/sft.jsonnet"]
+    assert load(names[:1], [], {}).data == load(names[1:], [], {}).data
+    Path("mine.jsonnet").write_text("import 'configs/quickstart/sft.jsonnet'")
+    assert load(["mine.jsonnet"], [], {}).data == load(names[:1], [], {}).data
+    assert "configs/quickstart/sft.jsonnet" in message("configs/quickstart/sftt.jsonnet").split("remedy")[1]
+
+
 def test_overrides_are_added_in_order() -> None:
     assert load(["base.jsonnet"], ["{ seed: 3 }", "{ seed: super.seed + 1 }"], {}).data["seed"] == 4
 

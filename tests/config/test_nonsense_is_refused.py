@@ -371,3 +371,18 @@ def test_what_makes_no_sense_together_is_told_with_its_key_its_file_and_a_remedy
     told = [issue for issue in issues if issue.key == key and message in issue.what + (issue.remedy or "")]
     assert told, "\n\n".join(issue.render() for issue in issues)
     assert all(issue.source and issue.remedy for issue in issues), [issue.render() for issue in issues]
+
+
+@pytest.mark.parametrize(
+    ("override", "remedy"),
+    [
+        ("{lr: 1}", "{trainer+: {learning_rate: …}}"),
+        ("{trainer+: {lr: 1}}", "did you mean 'learning_rate'?"),
+        ("{batch_size: 1}", "{trainer+: {minibatch_size: …}}"),
+        ("{rollout+: {num_generations: 4}}", "did you mean 'samples'?"),
+        ("{rollout+: {max_new_tokens: 4}}", "did you mean 'max_tokens'?"),
+    ],
+)
+def test_a_key_that_other_libraries_have_is_answered_with_ours(override: str, remedy: str) -> None:
+    (issue,) = issues_of(GRPO, override)
+    assert remedy in str(issue.remedy)

@@ -170,6 +170,41 @@ def test_a_class_that_is_no_part_is_told_what_it_lacks(
     assert "imports.0" in text
 
 
+STUBS = '''
+from dataclasses import dataclass
+
+from tests.config.example_parts import Shape
+
+
+class Polygon(Shape):
+    def outline(self):
+        return [self.corner(0)]
+
+    def corner(self, number):
+        raise NotImplementedError
+
+
+@Shape.register("triangle")
+@dataclass(frozen=True, kw_only=True)
+class Triangle(Polygon):
+    """Three corners."""
+'''
+
+
+def test_a_part_without_a_method_that_its_base_class_leaves_to_it_is_told_which(tmp_path: Path) -> None:
+    write(tmp_path / "here", f"{STUBS}\n    def korner(self, number): ...\n")
+    text = told()
+    assert "shape 'triangle' (own_shapes/triangle.py) lacks what every shape has" in text
+    assert "write corner(self, number) in class Triangle" in text
+
+
+@pytest.mark.parametrize("method", ["corner(self, number)", "outline(self)"])
+def test_a_method_is_needed_only_by_what_calls_it(method: str, tmp_path: Path) -> None:
+    write(tmp_path / "here", f"{STUBS}\n    def {method}: ...\n")
+    Path("experiment.jsonnet").write_text(TRIANGLE)
+    assert type(built(["experiment.jsonnet"]).shape).__name__ == "Triangle"
+
+
 def test_a_folder_of_the_working_directory_passes_for_no_package(tmp_path: Path) -> None:
     write(tmp_path / "here")
     (tmp_path / "here" / "wandb_runs_of_mine").mkdir()
@@ -193,8 +228,12 @@ def test_own_modules_are_noted_with_a_hash_that_changes_with_them(tmp_path: Path
 
 def test_an_installed_package_names_its_parts_in_its_entry_points(tmp_path: Path) -> None:
     """In a process of its own: installed packages are looked through once."""
-    write(tmp_path / "site", PART.replace("tests.config.example_parts", "treetune.tasks.graders.base")
-          .replace("Shape", "Grader"), "installed_triangle.py")  # fmt: skip
+    part = PART.replace("tests.config.example_parts", "treetune.tasks.graders.base").replace(
+        "Shape", "Grader"
+    )
+    write(
+        tmp_path / "site", part + "\n    def grade(self, response, problem): ...\n", "installed_triangle.py"
+    )
     info = tmp_path / "site" / "installed_triangle-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: installed-triangle\nVersion: 1\n")

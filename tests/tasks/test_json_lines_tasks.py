@@ -34,6 +34,23 @@ def test_a_held_out_validation_split_is_the_same_every_time_and_apart_from_train
     assert again.problems("validation") == validation
 
 
+def test_holding_out_all_rows_is_told_before_they_are_read(tmp_path: Path) -> None:
+    train = (file(tmp_path / "a.jsonl", 5),)
+    (finding,) = Gsm8k(train=train, validation_size=5).check(None)
+    assert (finding.key, finding.what) == (
+        "validation_size",
+        "validation_size is 5, but the train split holds 5 problems",
+    )
+    assert Gsm8k(train=train, validation_size=5).size("train") is None
+    assert Gsm8k(train=train, validation_size=4).size("train") == 1
+    assert not list(Gsm8k(train=train, validation_size=4).check(None))
+
+
+def test_files_that_are_not_there_are_named(tmp_path: Path) -> None:
+    there, missing = file(tmp_path / "a.jsonl", 1), str(tmp_path / "b.jsonl")
+    assert Gsm8k(train=(there, missing), test=(there,)).missing() == [missing]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -25,8 +26,9 @@ def print_config(options: argparse.Namespace) -> int:
 def check_config(options: argparse.Namespace) -> int:
     config = evaluated(options)
     root = built(config, options.command, None)
-    from treetune.config.errors import ConfigError
+    from treetune.config.errors import ConfigError, wrapped
     from treetune.config.explain import Explanation
+    from treetune.runtime.base import PolicyIteration
     from treetune.tables.base import Table
 
     if isinstance(root, Table):
@@ -34,6 +36,8 @@ def check_config(options: argparse.Namespace) -> int:
             root.check_experiments()
         except ConfigError as error:
             raise ConfigError([_located(issue, Explanation(config)) for issue in error.issues]) from error
+    for name in root.task.missing() if isinstance(root, PolicyIteration) else ():
+        print(wrapped("note: ", f"the task reads {name}, which isn't there yet"), file=sys.stderr)
     say(f"fine: {config.data['type']} {config.data.get('experiment_name', '')}".rstrip())
     return 0
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.metadata
+import inspect
 import linecache
 import pkgutil
 import re
@@ -138,6 +139,24 @@ def _wrong_part(
     elif wrong := _unreadable_field(part):
         remedy = "the types of fields are read at the start: import what they name at the module's top"
         yield ConfigIssue(f"{who} has a field whose type can't be read: {wrong}", label, source, remedy)
+    elif lacking := _unwritten(part):
+        words = " and ".join(f"{name}{inspect.signature(method)}" for name, method in lacking.items())
+        remedy = f"write {words} in class {part.__name__}"
+        yield ConfigIssue(f"{who} lacks what every {schema.family_word(family)} has", label, source, remedy)
+
+
+def _unwritten(part: type) -> dict[str, Callable[..., Any]]:
+    """Methods that a base class leaves to its sub-classes and `part` doesn't have, and that are needed: what
+    alone calls one of them within the base class may be replaced by the part."""
+    methods = dict(inspect.getmembers(part, inspect.isfunction))
+    inherited = [method for base in part.__mro__[1:] for method in vars(base).values()]
+    called = {name for method in filter(inspect.isfunction, inherited) for name in method.__code__.co_names}
+    calls = {name for method in methods.values() for name in method.__code__.co_names}
+    return {
+        name: method
+        for name, method in methods.items()
+        if method.__code__.co_names == ("NotImplementedError",) and (name in calls or name not in called)
+    }
 
 
 def _unreadable_field(part: type) -> str | None:
@@ -187,9 +206,9 @@ def _not_found(name: str, missing: str, label: str, source: str | None) -> Confi
         parent = sys.modules.get(package)
         known = [found.name for found in pkgutil.iter_modules(getattr(parent, "__path__", []))]
         what = f"there is no module {last!r} in the package {package!r}"
-        looked = f"{package} is {_place(package)}"
+        looked = f"looked in {_place(package)}"
         if parent is not None and not hasattr(parent, "__path__"):
-            looked = f"{looked}, which is a module and no package"
+            looked = f"{package} is {_place(package)}, which is a module and no package"
     near = nearest(last, known)
     meant = ".".join(filter(None, [package, near[0]])) + name[len(missing) :] if near else None
     remedy = f"did you mean {meant!r}? " if meant else ""

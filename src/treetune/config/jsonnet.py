@@ -100,8 +100,10 @@ def evaluate(name: str, text: str, variables: Mapping[str, str], importer: Impor
 
 
 def find_file(name: str, base: Path) -> Path:
-    """The file that `name` means for something in `base`: there, else in the repository's configs/."""
-    places = list(dict.fromkeys([base, CONFIGS]))
+    """The file that `name` means for something in `base`: there, else in the repository's configs/, which
+    the name may begin with."""
+    ours = CONFIGS.parent if Path(name).parts[:1] == (CONFIGS.name,) else CONFIGS
+    places = list(dict.fromkeys([base, ours]))
     for place in places:
         candidate = Path(os.path.abspath(place / name))
         if candidate.is_file():
@@ -232,8 +234,8 @@ def _no_such_file(name: str, places: Sequence[Path]) -> ConfigIssue:
     looked = ", ".join(shown(place / name) for place in places)
     known: dict[str, str] = {}
     for place in places:
-        pattern = place.rglob("*sonnet") if place == CONFIGS else place.glob("*sonnet")
-        for path in sorted(pattern):
+        ours = place in (CONFIGS, CONFIGS.parent)
+        for path in sorted(CONFIGS.rglob("*sonnet") if ours else place.glob("*sonnet")):
             known[str(path.relative_to(place))] = shown(path)
     wanted = Path(name)
     found = [known[match] for match in nearest(name, known, count=3)]

@@ -14,6 +14,17 @@ from treetune.config.explain import Explanation
 from treetune.config.registrable import Registrable
 from treetune.contracts import Finding
 
+OTHERS_CALL_IT = {
+    "lr": "learning_rate",
+    "batch_size": "minibatch_size",
+    "max_new_tokens": "max_tokens",
+    "num_generations": "samples",
+    "group_size": "samples",
+    "n": "samples",
+    "model_name_or_path": "name_or_path",
+}
+"""What is written here by those who come from other libraries, and what it is called here."""
+
 
 @dataclass(frozen=True)
 class Owner:
@@ -36,10 +47,10 @@ def unknown_key(
     key: KeyPath, owner: Owner, known: Mapping[KeyPath, Sequence[str]], explanation: Explanation | None
 ) -> ConfigIssue:
     """`known` are the keys of every object in the configuration: the key may belong to another."""
-    name = key[-1]
+    name = OTHERS_CALL_IT.get(key[-1], key[-1])
     elsewhere = [path for path, names in known.items() if name in names and _is_writable(path)]
     others = schema.choices(owner.family).items() if owner.family else ()
-    siblings = [repr(other) for other, part in others if name in schema.keys_of(part)]
+    siblings = [repr(other) for other, part in others if key[-1] in schema.keys_of(part)]
     if siblings:
         remedy = (
             f"it is a key of {' and '.join(siblings)}: choose that type or drop the key; where the type "
@@ -56,7 +67,7 @@ def unknown_key(
 
 def meant_key(key: KeyPath, owner: Owner) -> str | None:
     """The key that an unknown one is a misspelling of."""
-    match = nearest(key[-1], schema.keys_of(owner.part))
+    match = nearest(OTHERS_CALL_IT.get(key[-1], key[-1]), schema.keys_of(owner.part))
     return match[0] if match else None
 
 

@@ -28,6 +28,10 @@ class Task(Registrable):
         """
         return None
 
+    def missing(self) -> Sequence[str]:
+        """The files that it reads and that aren't there."""
+        return ()
+
     def examples(self, count: int) -> Sequence[Problem]:
         """Up to so many problems of this kind, whichever are made or read at once; perhaps none."""
         return ()

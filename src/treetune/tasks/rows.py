@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from annotated_types import Gt
 
+from treetune.contracts import Finding
 from treetune.seeds import derived_random
 from treetune.tasks.base import Split, Task
 from treetune.tasks.sources import Row, Source, json_lines
@@ -60,14 +61,32 @@ class RowsTask(Task):
         held_out = self.validation_size if split != "test" else None
         if split == "validation" and held_out is not None:
             return held_out
+        rows = self._rows(split)
+        if rows is None or held_out is None:
+            return rows
+        return rows - held_out if rows > held_out else None  # `check` tells that it holds out too many
+
+    def check(self, experiment: Any) -> Iterator[Finding]:
+        rows = self._rows("train") if self.train and self.validation_size else None
+        if rows is not None and self.validation_size is not None:
+            try:
+                _check_held_out(self.validation_size, rows)
+            except ValueError as error:
+                yield Finding.of(error, "validation_size")
+
+    def _rows(self, split: Split) -> int | None:
+        """How many rows there are, where they are counted at once. Raises ValueError for no such split."""
         if self.source is not None:
             self.source.name_of(split)
             return None
         files = [Path(name) for name in _files(self, split)]
         if not all(file.is_file() and file.stat().st_size <= QUICKLY_READ for file in files):
             return None
-        rows = sum(1 for file in files for line in file.read_bytes().splitlines() if line.strip())
-        return rows - (held_out or 0)
+        return sum(1 for file in files for line in file.read_bytes().splitlines() if line.strip())
+
+    def missing(self) -> Sequence[str]:
+        names = () if self.source else (*self.train, *self.validation, *self.test)
+        return [name for name in names if not Path(name).is_file()]
 
     def examples(self, count: int) -> Sequence[Problem]:
         for name in () if self.source else (*self.train, *self.validation, *self.test):
@@ -104,14 +123,18 @@ def _part(task: RowsTask, held_out: bool) -> list[Problem]:
     problems = _read(task, "train")
     size = task.validation_size
     assert size is not None
-    if size >= len(problems):
-        raise ValueError(
-            f"validation_size is {size}, but the train split holds {len(problems)} problems: "
-            "hold out fewer than there are"
-        )
+    _check_held_out(size, len(problems))
     chosen = derived_random(task.split_seed, "validation").sample(range(len(problems)), size)
     out = set(chosen)
     return [problem for index, problem in enumerate(problems) if (index in out) is held_out]
+
+
+def _check_held_out(size: int, problems: int) -> None:
+    if size >= problems:
+        raise ValueError(
+            f"validation_size is {size}, but the train split holds {problems} problems: "
+            "hold out fewer than there are"
+        )
 
 
 def _read(task: RowsTask, split: Split) -> list[Problem]:

@@ -120,7 +120,7 @@ class Objective(Registrable):
 
         Called where `has_terms`, for some positions at a time; logits are at the sampling temperature.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no terms")
 
     def loss(self, batch: TokenBatch, logprobs_N: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """This micro-batch's part of the minibatch's loss, and of its metrics: scalars.
