@@ -47,7 +47,7 @@ class Policy:
 
         scores = []
         for prompt, response in pairs:
-            ids_1T = torch.tensor([prompt + response])
+            ids_1T = torch.tensor([[*map(int, prompt), *map(int, response)]])
             with torch.no_grad():
                 logits_TV = self.model(ids_1T).logits[0, len(prompt) - 1 : -1].float() / temperature
             logprobs_TV = logits_TV.log_softmax(-1)
@@ -152,7 +152,7 @@ def test_truncated_sampling_reports_the_distribution_that_was_sampled(engine: Vl
     asked = [replace(r, sampling=SamplingParams(20, top_k=1)) for r in requests(2)]
     for completions in engine.generate(asked):
         for completion in completions:
-            assert completion.logprobs == (0.0,) * len(completion.logprobs)
+            assert list(completion.logprobs) == [0.0] * len(completion.logprobs)
 
 
 def test_the_end_token_and_its_logprob_belong_to_the_answer(
