@@ -9,7 +9,7 @@ import pytest
 
 from tests.columns import plain
 from tests.episode_generators import tabular_mdp as mdp
-from treetune.episode_generators.base import Credit
+from treetune.episode_generators.base import Credit, GroupCredit
 from treetune.episode_generators.credit.gae import Gae, gae
 from treetune.episode_generators.credit.group import Group, group_advantages
 from treetune.episode_generators.credit.outcome import NoCredit, Outcome
@@ -147,3 +147,12 @@ def test_gae_of_a_batch_is_gae_of_each_row() -> None:
 def test_gae_refuses_rewards_and_values_of_unequal_length() -> None:
     with pytest.raises(ValueError, match="one value per reward"):
         gae([0.0, 1.0], [0.5], 1.0, 1.0)
+
+
+def test_an_own_credit_that_leaves_out_an_answer_is_told_with_the_problem() -> None:
+    class Short(GroupCredit):
+        def advantages(self, rewards: Sequence[float]) -> Sequence[float]:
+            return rewards[1:]
+
+    with pytest.raises(ValueError, match=r"problem '.*': 1 advantages for 2 answers"):
+        Short().assign(mdp.context(), trees_of(group([RIGHT, WRONG])))

@@ -183,8 +183,12 @@ class GroupCredit(Credit):
 
         advantages: list[float] = []
         for tree in trees:
+            rewards = [leaf.reward for leaf in tree.leaves]
             try:
-                advantages += self.advantages([leaf.reward for leaf in tree.leaves])
+                of_tree = self.advantages(rewards)
+                if len(of_tree) != len(rewards):
+                    raise ValueError(f"{len(of_tree)} advantages for {len(rewards)} answers")
+                advantages += of_tree
             except ValueError as error:
                 raise ValueError(f"problem {tree.problem.id!r}: {error}") from error
         return whole_answer(context, answers_of(trees), advantages)
