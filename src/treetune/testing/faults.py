@@ -89,6 +89,7 @@ class Experiment:
         environment.pop("APP_SEED", None)
         output = self.base / f"{self.name}.output"
         with output.open("ab") as file:
+            begins = file.tell()
             process = subprocess.Popen(
                 [*line, command],
                 cwd=ROOT,
@@ -98,7 +99,7 @@ class Experiment:
                 stderr=file,
                 start_new_session=True,
             )
-        return Running(self, process, output)
+        return Running(self, process, output, begins)
 
     def run(self, command: str = "run_iteration_loop", *overrides: str) -> str:
         """Runs the command to its end; what it printed. Fails where the exit code is not 0."""
@@ -154,6 +155,8 @@ class Running:
     experiment: Experiment
     launcher: subprocess.Popen
     output: Path
+    begins: int
+    """Bytes of the output that earlier commands had written."""
     seen: dict[Process, str] = field(default_factory=dict)
     _looked: float = 0.0
 
@@ -249,7 +252,8 @@ class Running:
         self.launcher.wait(10)
 
     def tail(self) -> str:
-        return self.output.read_text(errors="replace")[-4000:]
+        """The end of what this command has printed so far."""
+        return self.output.read_bytes()[self.begins :].decode(errors="replace")[-4000:]
 
 
 def interrupt(experiment: Experiment, victim: Victim, phase: Phase, iteration: int) -> int:
