@@ -83,7 +83,7 @@ def measure(
     sampler.server.ready()
     problems = set_problems(config, chosen)
     rollout = chosen.rollout(config)
-    lengths = {problem.id: len(session.model.codec.encode_prompt(problem.prompt)) for problem in problems}
+    lengths = {problem.id: len(session.model.codec.encode_prompt(problem)) for problem in problems}
     answerable = [problem for problem in problems if lengths[problem.id] < config.context_length]
     number = session.ranks.from_first("claim", 0 if claim is None else claim.number)
     journal = folder / "journal" / f"{number}-{session.ranks.rank}.jsonl"

@@ -1,0 +1,47 @@
+"""Graders that leave each problem to the one that is meant for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from treetune.tasks.graders.base import Grader
+from treetune.vocabulary import Grade, Problem
+
+
+class RoutedGrader(Grader):
+    """Grades nothing by itself: `of` says who does. No configuration names one; tasks make them."""
+
+    def of(self, problem: Problem) -> Grader:
+        raise NotImplementedError
+
+    def parts(self) -> Sequence[Grader]:
+        raise NotImplementedError
+
+    @property
+    def best(self) -> float:
+        return max(part.best for part in self.parts())
+
+    def prepare(self) -> None:
+        for part in self.parts():
+            part.prepare()
+
+    def grade(self, response: str, problem: Problem) -> Grade:
+        return self.of(problem).grade(response, problem)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByDomain(RoutedGrader):
+    """The grader of the problem's domain, or, where that one is routed as well, whom it names."""
+
+    graders: Mapping[str, Grader] = field(hash=False)
+
+    def of(self, problem: Problem) -> Grader:
+        inner = self.graders[problem.domain]
+        return inner.of(problem) if isinstance(inner, RoutedGrader) else inner
+
+    def parts(self) -> Sequence[Grader]:
+        parts: list[Grader] = []
+        for grader in self.graders.values():
+            parts += grader.parts() if isinstance(grader, RoutedGrader) else [grader]
+        return parts
