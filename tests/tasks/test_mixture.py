@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from treetune.inference.base import SamplingParams
 from treetune.tasks.addition_chain import AdditionChain
-from treetune.tasks.base import Split, Task
+from treetune.tasks.base import NoSplit, Split, Task
 from treetune.tasks.countdown import Countdown
 from treetune.tasks.drawing import Drawing, first_of_shuffle, shares
 from treetune.tasks.graders.base import Grader
@@ -45,7 +45,7 @@ class Rated(Task):
 
     def size(self, split: Split) -> int:
         if split not in self.splits:
-            raise ValueError(f"no {split} split: name another")
+            raise NoSplit(f"no {split} split: name another")
         return self.count
 
     def step_boundaries(self, response: str) -> list[int]:

@@ -15,6 +15,10 @@ Split = Literal["train", "validation", "test"]
 Params = TypeVar("Params")
 
 
+class NoSplit(ValueError):
+    """A split that the configuration doesn't have."""
+
+
 class Task(Registrable):
     """A source of problems. Sub-classes are frozen dataclasses whose fields are configuration."""
 
@@ -27,7 +31,7 @@ class Task(Registrable):
     def size(self, split: Split) -> int | None:
         """How many problems a split has, where that is known at once; None where it takes reading.
 
-        Raises ValueError for a split that the configuration doesn't have.
+        Raises NoSplit for a split that the configuration doesn't have.
         """
         return None
 

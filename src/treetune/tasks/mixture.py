@@ -13,7 +13,7 @@ from annotated_types import Ge, Gt, MinLen
 
 from treetune.contracts import Answers, Finding, Need, Part, SampledAnswers
 from treetune.seeds import derived_random
-from treetune.tasks.base import Params, Split, Task
+from treetune.tasks.base import NoSplit, Params, Split, Task
 from treetune.tasks.drawing import Drawing, drawn, interleaved, shares
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.routed import ByDomain
@@ -113,7 +113,7 @@ class DomainTask(Task):
             return False
         try:
             self.task.size(split)
-        except ValueError:
+        except NoSplit:
             return split == "train"  # which it must have: `problems` says what is wrong
         return True
 
@@ -222,7 +222,7 @@ class Mixture(Task):
     def _with(self, split: Split) -> list[DomainTask]:
         tasks = [task for task in self._tasks.values() if task.has(split)]
         if not tasks:
-            raise ValueError(f"no domain of the mixture has a {split} split: give it to one of them")
+            raise NoSplit(f"no domain of the mixture has a {split} split: give it to one of them")
         return tasks
 
     def problems(self, split: Split) -> Sequence[Problem]:

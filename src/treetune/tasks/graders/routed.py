@@ -45,3 +45,25 @@ class ByDomain(RoutedGrader):
         for grader in self.graders.values():
             parts += grader.parts() if isinstance(grader, RoutedGrader) else [grader]
         return parts
+
+
+@dataclass(frozen=True, kw_only=True)
+class BySource(RoutedGrader):
+    """The grader of the longest of `routes` that the problem's ``data_source`` begins with."""
+
+    routes: Mapping[str, Grader] = field(hash=False)
+
+    def route(self, source: str) -> Grader | None:
+        fitting = [prefix for prefix in self.routes if source.startswith(prefix)]
+        return self.routes[max(fitting, key=len)] if fitting else None
+
+    def of(self, problem: Problem) -> Grader:
+        """Raises ValueError for a source without a route."""
+        source = problem.data["data_source"]
+        found = self.route(source)
+        if found is None:
+            raise ValueError(f"no route fits the data_source {source!r} of problem {problem.id!r}")
+        return found
+
+    def parts(self) -> Sequence[Grader]:
+        return tuple(self.routes.values())
