@@ -32,20 +32,21 @@ def domain_columns(groups: Mapping[str, Sequence[Trajectory]]) -> dict[str, list
         domain = answers[0].problem.domain
         if not domain:
             continue
+        graded = [one for one in answers if one.grade.is_known]
         numbers: dict[str, list[float]] = {
-            "reward": [one.reward for one in answers],
-            "correct": [float(one.grade.correct) for one in answers],
+            "reward": [one.reward for one in graded],
+            "correct": [float(one.grade.correct) for one in graded],
             "unfinished": [float(one.unfinished) for one in answers],
-            "unavailable": [float(one.grade.outcome == "unavailable") for one in answers],
+            "unavailable": [float(not one.grade.is_known) for one in answers],
             "response_tokens": [float(len(one.response_ids)) for one in answers],
-            _OF_PROBLEM: [float(len({one.score for one in answers}) > 1)],
+            _OF_PROBLEM: [float(len({one.score for one in graded}) > 1)],
         }
-        count = len(answers)
-        if count > 1:
-            share = sum(one.grade.correct for one in answers) / count
+        if (count := len(graded)) > 1:
+            share = sum(one.grade.correct for one in graded) / count
             numbers["learnable"] = [share * (1 - share) * count / (count - 1)]
         for name, values in numbers.items():
-            columns.setdefault(f"{PREFIX}{domain}/{name}", []).extend(values)
+            if values:
+                columns.setdefault(f"{PREFIX}{domain}/{name}", []).extend(values)
     return columns
 
 

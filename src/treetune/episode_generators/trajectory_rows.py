@@ -40,6 +40,8 @@ def schema_of(trajectories: Sequence[Trajectory]) -> pa.Schema:
         "seconds": pa.float64(),
         "message": text,
     }
+    if any(trajectory.grade.numbers for trajectory in trajectories):
+        grade["numbers"] = pa.map_(text, pa.float64())
     segment = {
         "token_ids": IDS,
         "origin": text,
@@ -74,7 +76,7 @@ def columns_of(trajectories: Sequence[Trajectory], schema: pa.Schema) -> list[pa
             kept = [one.name for one in field.type]
             return pa.array([_problem_row(problem, kept) for problem in values], field.type)
         if field.name == "grade":
-            return pa.array([vars(grade) for grade in values], field.type)
+            return pa.array([_grade_row(grade) for grade in values], field.type)
         if field.name == "numbers":
             return pa.array([list(numbers.items()) for numbers in values], field.type)
         if field.name == "step_ends":
@@ -105,6 +107,10 @@ def _problem(row: dict[str, Any]) -> Problem:
     data = json.loads(row["data"], object_hook=_unmarked)
     messages = tuple(Message(**one) for one in row.get("messages") or ())
     return Problem(**row | {"data": data, "messages": messages})
+
+
+def _grade_row(grade: Grade) -> dict[str, Any]:
+    return vars(grade) | {"numbers": list(grade.numbers.items())}
 
 
 def _json(problem: Problem) -> str:
@@ -163,7 +169,7 @@ def trajectories_of(batch: pa.RecordBatch) -> Iterator[Trajectory]:
             segments=tuple(next(segments) for _ in range(n_segments)),
             finish_reason=reason,
             text=text,
-            grade=Grade(**grade),
+            grade=Grade(**grade | {"numbers": dict(grade.get("numbers") or ())}),
             step_ends=ends or (),
             bonus=bonus,
             numbers=dict(numbers or ()),

@@ -9,6 +9,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from treetune.episode_generators import unavailable
 from treetune.episode_generators.domains import domain_advantages
 from treetune.episode_generators.rollout.answers import contiguous_share
 from treetune.episode_generators.shaping.applied import shaped
@@ -108,7 +109,10 @@ def _rollout(sampler: Sampler, iteration: int, clock: Clock) -> tuple[list[Tree]
             further=lambda: config.task.draw_further(everything, problems, drawing),
         )
         trees, metrics = config.rollout.run(context, problems)
-    metrics |= config.task.drawing_metrics(everything, drawing)
+        metrics |= config.task.drawing_metrics(everything, drawing)
+        if config.rollout.needs_engine:
+            # Before anything is written: where nothing was graded, the next try asks for grades again.
+            unavailable.tell(context, answers_of(trees))
     everyones: list[Trajectory] = []
     if config.rollout.needs_engine:  # demonstrations cost less to make again than to keep
         everyones = trajectories_on_first(session.ranks, "trajectories", answers_of(trees))
@@ -162,12 +166,20 @@ def _credit(
             progress=show,
             memory=memory,
         )
+        metrics: Metrics = {}
+        if config.rollout.needs_engine:  # what a teacher wrote is learnt from whatever it is worth
+            trees, metrics = unavailable.graded(context, trees, config.credit)
         trees, shaping_metrics = shaped(context, config.shaping, trees)
         episodes, credit_metrics = config.credit.assign(context, trees)
         everyones = episodes_everywhere(session.ranks, "episodes", episodes)
+        if not everyones and (metrics or "credit/unvalued" in credit_metrics):
+            raise unavailable.NothingGraded(
+                f"iteration {iteration + 1}: so few answers and continuations could be graded that no problem"
+                " is left to learn from. The same command goes on from here"
+            )
         credit_metrics |= domain_advantages(everyones)
         selected, selection_metrics = config.selection.select(context, everyones)
-    return selected, shaping_metrics | credit_metrics | selection_metrics
+    return selected, metrics | shaping_metrics | credit_metrics | selection_metrics
 
 
 def _remembers(session: Session) -> bool:

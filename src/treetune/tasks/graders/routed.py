@@ -22,6 +22,9 @@ class RoutedGrader(Grader):
     def best(self) -> float:
         return max(part.best for part in self.parts())
 
+    def missing(self) -> Sequence[str]:
+        return list(dict.fromkeys(what for part in self.parts() for what in part.missing()))
+
     def prepare(self) -> None:
         for part in self.parts():
             part.prepare()
@@ -37,14 +40,10 @@ class ByDomain(RoutedGrader):
     graders: Mapping[str, Grader] = field(hash=False)
 
     def of(self, problem: Problem) -> Grader:
-        inner = self.graders[problem.domain]
-        return inner.of(problem) if isinstance(inner, RoutedGrader) else inner
+        return self.graders[problem.domain].of(problem)
 
     def parts(self) -> Sequence[Grader]:
-        parts: list[Grader] = []
-        for grader in self.graders.values():
-            parts += grader.parts() if isinstance(grader, RoutedGrader) else [grader]
-        return parts
+        return [part for grader in self.graders.values() for part in grader.parts()]
 
 
 @dataclass(frozen=True, kw_only=True)
