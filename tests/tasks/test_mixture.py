@@ -23,7 +23,7 @@ from treetune.tasks.graders.final_answer import FinalAnswer
 from treetune.tasks.gsm8k import Gsm8k
 from treetune.tasks.mixture import Difficulty, Domain, Mixture
 from treetune.tasks.sampling import Replacement
-from treetune.tasks.weights import Curriculum, Fixed, Proportional, Temperature, Weights
+from treetune.tasks.weighting import Curriculum, Fixed, Proportional, Temperature, Weighting
 from treetune.vocabulary import Problem
 
 GRADER, FIXED = FinalAnswer(marker="#"), Fixed()
@@ -53,12 +53,12 @@ class Rated(Task):
 
 
 def mixture(
-    sizes: Mapping[str, int], weights: Mapping[str, float] | None = None, how: Weights = FIXED
+    sizes: Mapping[str, int], weights: Mapping[str, float] | None = None, how: Weighting = FIXED
 ) -> Mixture:
     given = weights or dict.fromkeys(sizes, 1.0)
     return Mixture(
         domains={name: Domain(task=Rated(count=size), weight=given[name]) for name, size in sizes.items()},
-        weights=how,
+        weighting=how,
     )
 
 
@@ -200,7 +200,7 @@ def test_a_domain_without_training_problems_is_told_with_its_name() -> None:
 def test_weights_by_size_and_temperature() -> None:
     sizes = {"large": 400, "small": 100}
 
-    def weights(how: Weights) -> dict[str, float]:
+    def weights(how: Weighting) -> dict[str, float]:
         task = mixture(sizes, how=how)
         return dict(task.drawing_metrics(task.problems("train"), Drawing(0, 0)))
 

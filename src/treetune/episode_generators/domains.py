@@ -14,11 +14,16 @@ from collections.abc import Mapping, Sequence
 from treetune.vocabulary import Episode, Metrics, Trajectory
 
 PREFIX = "domains/"
+OF_ITERATION = (
+    *("reward", "correct", "unfinished", "unavailable", "response_tokens"),
+    *("problems", "mixed", "learnable", "advantage_std", "advantage_zero", "weight"),
+)
+"""What an iteration records of a domain; ``weight`` is the share of problems that a mixture asks for."""
 _OF_PROBLEM = "mixed"
 
 
 def name_in(key: str) -> tuple[str, str] | None:
-    """The domain and the number that a metric is of; None for other metrics."""
+    """The domain and the number that a name is of; None for names that are of no domain."""
     if not key.startswith(PREFIX):
         return None
     domain, _, number = key.removeprefix(PREFIX).partition("/")

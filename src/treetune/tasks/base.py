@@ -44,6 +44,10 @@ class Task(Registrable):
         """All that `of` may give."""
         return (self,)
 
+    def domain_names(self) -> Sequence[str] | None:
+        """The domains of its problems, empty where they have none. None: their rows say."""
+        return ()
+
     def sampling(self, params: Params) -> Params:
         """How answers are sampled, given the rollout's `SamplingParams`: in a mixture a domain has stop
         strings and a budget of tokens of its own."""

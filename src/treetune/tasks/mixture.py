@@ -17,7 +17,7 @@ from treetune.tasks.base import NoSplit, Params, Split, Task
 from treetune.tasks.drawing import Drawing, drawn, interleaved, shares
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.routed import ByDomain
-from treetune.tasks.weights import Curriculum, Fixed, Weights
+from treetune.tasks.weighting import Curriculum, Fixed, Weighting
 from treetune.vocabulary import Metrics, Problem
 
 FIXED = Fixed()
@@ -58,7 +58,7 @@ class Difficulty(Part):
 class Domain(Part):
     """A task of a mixture.
 
-    `weight` says how often it is drawn, beside the others' (see the mixture's `weights`); 0 only measures it.
+    `weight` says how often it is drawn beside the others (see the mixture's `weighting`); 0 only measures it.
     `stop` are the strings that end its answers: those of the task's own `stop` where left out, or the
     rollout's where the task has none. Its answers have at most `max_tokens`, and never more than the rollout
     or an evaluation set allows. `difficulty` leaves out training problems; what is measured stays whole.
@@ -157,14 +157,14 @@ class Mixture(Task):
     """One task of several `domains`, each with its own grader, step boundaries, prompts, stop strings, budget
     of tokens and selection by difficulty. What is measured is also told by domain (``domains/<name>/…``).
 
-    A problem is called ``<domain>/<its id>``. `weights` says how often each domain is drawn for training. A
+    A problem is called ``<domain>/<its id>``. `weighting` says how often each domain is drawn for training. A
     domain's draws derive from its name, the run's seed and the iteration: another domain beside it, or an
     interruption, changes neither which of its problems come first nor their answers. Validation and test are
     all problems of the domains that have such a split, one of each domain after the other.
     """
 
     domains: Annotated[Mapping[str, Domain], MinLen(1)] = field(hash=False)
-    weights: Weights = FIXED
+    weighting: Weighting = FIXED
 
     def __post_init__(self) -> None:
         for name in self.domains:
@@ -177,7 +177,7 @@ class Mixture(Task):
 
     @property
     def needs(self) -> tuple[Need, ...]:
-        if not isinstance(self.weights, Curriculum):
+        if not isinstance(self.weighting, Curriculum):
             return ()
         because = "its curriculum looks at how often the policy is right on a problem"
         return Need(SampledAnswers(), because), Need(Answers(2), because)
@@ -218,6 +218,9 @@ class Mixture(Task):
 
     def parts(self) -> Sequence[Task]:
         return tuple(self._tasks.values())
+
+    def domain_names(self) -> Sequence[str]:
+        return tuple(self._tasks)
 
     def _with(self, split: Split) -> list[DomainTask]:
         tasks = [task for task in self._tasks.values() if task.has(split)]
@@ -300,7 +303,7 @@ class Mixture(Task):
 
     def _weights(self, sizes: Mapping[str, int], drawing: Drawing) -> Iterable[Mapping[str, float]]:
         given = {name: self.domains[name].weight for name in sizes}
-        return self.weights.over_iterations(given, sizes, drawing)
+        return self.weighting.over_iterations(given, sizes, drawing)
 
 
 def _by_domain(problems: Sequence[Problem]) -> dict[str, list[Problem]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -99,6 +99,11 @@ class RoutedRows(RowsTask):
                 "routes",
                 "give it a grader by the beginning of its name, or '' one for all others",
             )
+
+    def domain_names(self) -> Sequence[str] | None:
+        if self.domain is None:
+            return ()
+        return sorted(set(self.domain.values())) if isinstance(self.domain, Mapping) else None
 
     def _at_hand(self) -> list[Path]:
         """The files whose sources are looked at before anything starts."""

@@ -13,7 +13,7 @@ from treetune.config.registrable import Registrable
 from treetune.tasks.drawing import Drawing
 
 
-class Weights(Registrable):
+class Weighting(Registrable):
     """From the domains' own weights and the numbers of their training problems to how often each is drawn."""
 
     def over_iterations(
@@ -23,7 +23,7 @@ class Weights(Registrable):
         raise NotImplementedError
 
 
-class ConstantWeights(Weights):
+class ConstantWeights(Weighting):
     """The same in every iteration."""
 
     def weight(self, given: float, size: int) -> float:
@@ -36,7 +36,7 @@ class ConstantWeights(Weights):
         return itertools.repeat(weights, drawing.iteration + 1)
 
 
-@Weights.register("fixed")
+@Weighting.register("fixed")
 @dataclass(frozen=True, kw_only=True)
 class Fixed(ConstantWeights):
     """The domains' own weights."""
@@ -45,7 +45,7 @@ class Fixed(ConstantWeights):
         return given
 
 
-@Weights.register("proportional")
+@Weighting.register("proportional")
 @dataclass(frozen=True, kw_only=True)
 class Proportional(ConstantWeights):
     """The domains' own weights times how many problems they have: every problem is drawn as often as any,
@@ -55,7 +55,7 @@ class Proportional(ConstantWeights):
         return given * size
 
 
-@Weights.register("temperature")
+@Weighting.register("temperature")
 @dataclass(frozen=True, kw_only=True)
 class Temperature(ConstantWeights):
     """The domains' own weights times their sizes to the power of 1 / `temperature`: 1 is proportional, and
@@ -71,9 +71,9 @@ LEARNABLE = "domains/{}/learnable"
 """The metric that the curriculum reads."""
 
 
-@Weights.register("curriculum")
+@Weighting.register("curriculum")
 @dataclass(frozen=True, kw_only=True)
-class Curriculum(Weights):
+class Curriculum(Weighting):
     """Draws more of the domains on which the policy is neither always right nor always wrong.
 
     The weight of a domain is its own one times ``floor + Q``. Q begins at 1; whenever the domain was drawn,
