@@ -95,7 +95,8 @@ COMMANDS = (
         " that fail. Writes Parquet, every row that went with its reason, and how many rows each rule took.",
         (
             "treetune --configs configs/data/math__dapo.jsonnet prepare_data --output data/math__dapo",
-            "treetune --configs my_rows.jsonnet prepare_data --input my_rows.jsonl --output data/my_rows",
+            "treetune --configs configs/data/math__dapo.jsonnet prepare_data --input a_part.jsonl --output"
+            " data/a_part",
         ),
         (
             Argument(
