@@ -93,7 +93,7 @@ def _faults(grader: Grader, cases: Sequence[Case], deadline: float, skip: frozen
         yield "it is another grader after it was pickled: make it a frozen dataclass"
     if not (math.isfinite(grader.best) and grader.best >= 1):
         yield f"the best answer earns {grader.best}, and what is correct earns 1 or more"
-    with GraderPool(grader, workers=2, deadline=deadline) as pool:
+    with GraderPool(grader, workers=1, deadline=deadline) as pool:
         for case in cases:
             yield from _of_case(pool, case, skip)
             yield from _is_pure(grader, pool, case)
