@@ -1,4 +1,4 @@
-"""Every configuration of a data set and of a pipeline is right, and no two say that they are the same source."""
+"""Every configuration of a data set is right, and called by the source that it is of."""
 
 from __future__ import annotations
 
