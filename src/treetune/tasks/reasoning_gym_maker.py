@@ -80,8 +80,7 @@ def opened(request: Mapping[str, Any]) -> tuple[Any, Any]:
     try:
         settings = _at_level(factory.CURRICULA.get(name), of_settings, request)
         settings = dataclasses.replace(settings, **as_settings(of_settings, config), seed=0, size=CHUNK)
-        settings.validate()
-        kind(config=settings)
+        kind(config=settings)  # which looks at its settings
     except Refused:
         raise
     except Exception as error:
