@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from treetune.episode_generators.base import GenerationContext
-from treetune.episode_generators.values.base import Estimate, FixedContinuations
+from treetune.episode_generators.values.base import Estimate, FixedBudget
 from treetune.episode_generators.values.estimation import Wanted, estimates
 from treetune.episode_generators.values.step_boundaries import StepBoundaries
 from treetune.seeds import derived_random
@@ -82,6 +82,5 @@ def continued(
         Wanted(one.problem, one.prompt_ids, [[Segment(token_array(prefix))]], [(0, len(prefix))])
         for one, prefix in nodes
     ]
-    estimator = FixedContinuations(samples)
-    found, _ = estimates(context, wanted, StepBoundaries(), estimator, context.sampling, purpose)
+    found, _ = estimates(context, wanted, StepBoundaries(), FixedBudget(samples), context.sampling, purpose)
     return [estimate for [estimate] in found]

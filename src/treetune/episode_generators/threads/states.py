@@ -11,7 +11,7 @@ from itertools import accumulate
 from treetune.contracts import Forks, Need
 from treetune.episode_generators.base import GenerationContext
 from treetune.episode_generators.threads.parallel_threads import Fixed, ParallelThreads, Start
-from treetune.episode_generators.values.base import Beginning, Estimate, StateRule, ValueEstimator
+from treetune.episode_generators.values.base import Beginning, Estimate, StateRule, Budget
 from treetune.inference.base import SamplingParams
 from treetune.seeds import derive_seed
 from treetune.vocabulary import Branch, Segment, Trajectory
@@ -63,7 +63,7 @@ class ThreadStates(StateRule):
         self,
         context: GenerationContext,
         beginnings: Sequence[Beginning],
-        estimator: ValueEstimator,
+        budget: Budget,
         sampling: SamplingParams,
         purpose: str,
     ) -> list[Estimate]:
@@ -75,7 +75,7 @@ class ThreadStates(StateRule):
         answers: list[list[Trajectory]] = [[] for _ in beginnings]
         waiting, turn = list(range(len(beginnings))), 0
         while waiting:
-            counts = {place: estimator.ask(turn, partial(_rewards, answers[place])) for place in waiting}
+            counts = {place: budget.ask(turn, partial(_rewards, answers[place])) for place in waiting}
             owners = [place for place, count in counts.items() for _ in range(count)]
             starts = [
                 _start(context, beginnings[place], len(answers[place]) + again, purpose)

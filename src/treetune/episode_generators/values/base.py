@@ -1,4 +1,4 @@
-"""What values are made of: where states lie, how often each is gone on from, what that earned."""
+"""What values are made of: where states lie, how often each is gone on from, what that earned, what it says."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Beginning(NamedTuple):
         return joined([segment.token_ids for segment in self.segments])
 
 
-class ValueEstimator:
+class Budget:
     """Decides how often a state is gone on from."""
 
     def ask(self, turn: int, rewards: Callable[[], Sequence[float]]) -> int:
@@ -49,15 +49,27 @@ class ValueEstimator:
         """
         raise NotImplementedError
 
+    def counted(self, rewards: Sequence[float]) -> Sequence[float]:
+        """Those that the estimate is made of: all, unless some were sampled to decide how many to ask for."""
+        return rewards
+
 
 @dataclass(frozen=True)
-class FixedContinuations(ValueEstimator):
-    """A fixed number for every state: VinePPO's K (Kazemnejad et al., arXiv:2410.01679, section 4)."""
+class FixedBudget(Budget):
+    """The same number for every state: VinePPO's K (Kazemnejad et al., arXiv:2410.01679, section 4)."""
 
     samples: int
 
     def ask(self, turn: int, rewards: Callable[[], Sequence[float]]) -> int:
         return self.samples if turn == 0 else 0
+
+
+class Steps(NamedTuple):
+    """Steps of an answer as its training row has them: where each ends, what it and its beginning are worth."""
+
+    ends: tuple[int, ...]
+    advantages: Sequence[float]
+    values: Sequence[float]
 
 
 class StateRule(Registrable):
@@ -69,15 +81,16 @@ class StateRule(Registrable):
 
     def laid_out(
         self, trajectory: Trajectory, advantages: Sequence[float], values: Sequence[float]
-    ) -> tuple[Sequence[float], Sequence[float]]:
-        """Both, of its steps, along the trajectory's own `step_ends`."""
-        return advantages, values
+    ) -> Steps:
+        """Advantages and values of its steps, by where these end."""
+        ends = (*self.step_starts(trajectory)[1:], trajectory.step_ends[-1])
+        return Steps(ends, advantages, values)
 
     def estimate(
         self,
         context: GenerationContext,
         beginnings: Sequence[Beginning],
-        estimator: ValueEstimator,
+        budget: Budget,
         sampling: SamplingParams,
         purpose: str,
     ) -> list[Estimate]:

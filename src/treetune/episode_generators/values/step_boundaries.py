@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from treetune.contracts import Need, OneLine
 from treetune.episode_generators.base import THREADS_REMEDY, GenerationContext
 from treetune.episode_generators.rollout.answers import before_stop, token_budget
-from treetune.episode_generators.values.base import Beginning, Estimate, StateRule, ValueEstimator
+from treetune.episode_generators.values.base import Beginning, Estimate, StateRule, Budget
 from treetune.inference.base import Completion, Request, SamplingParams
 from treetune.seeds import derive_seed
 from treetune.vocabulary import Grade, Trajectory, joined
@@ -29,7 +29,7 @@ class StepBoundaries(StateRule):
         self,
         context: GenerationContext,
         beginnings: Sequence[Beginning],
-        estimator: ValueEstimator,
+        budget: Budget,
         sampling: SamplingParams,
         purpose: str,
     ) -> list[Estimate]:
@@ -41,7 +41,7 @@ class StepBoundaries(StateRule):
 
         def asked(state: _State) -> list[Request]:
             nonlocal total
-            count = estimator.ask(state.turn, state.rewards)
+            count = budget.ask(state.turn, state.rewards)
             if not count:
                 return []
             owners.append(state)
