@@ -83,7 +83,9 @@ def continued(
         Wanted(one.problem, one.prompt_ids, [[Segment(token_array(prefix))]], [(0, len(prefix))])
         for one, prefix in nodes
     ]
-    found, everyones = estimates(context, wanted, StepBoundaries(), FixedBudget(samples), context.sampling, purpose)
+    found, everyones = estimates(
+        context, wanted, StepBoundaries(), FixedBudget(samples), context.sampling, purpose
+    )
     if lost := sum(estimate.unavailable for estimate in everyones):
         raise NothingGraded(
             f"{lost} continuations could not be graded, and the analysis needs all of them: run it again when"

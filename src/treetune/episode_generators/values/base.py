@@ -1,4 +1,5 @@
-"""What values are made of: where states lie, how often each is gone on from, what that earned, what it says."""
+"""What values are made of: where states lie, how often each is gone on from, what that earned, what it
+says."""
 
 from __future__ import annotations
 
@@ -16,12 +17,19 @@ from treetune.vocabulary import Problem, Segment, TokenIds, Trajectory, joined
 @dataclass(frozen=True)
 class Estimate:
     """What continuations of a state earned; how many were cut off, their sampled tokens in all, and how many
-    could not be graded and are not among the rewards."""
+    could not be graded, and how many were set aside because they decided how many there are: neither are
+    among the rewards."""
 
     rewards: tuple[float, ...]
     unfinished: int
     tokens: int
     unavailable: int = 0
+    set_aside: int = 0
+
+    @property
+    def samples(self) -> int:
+        """Continuations in all."""
+        return len(self.rewards) + self.unavailable + self.set_aside
 
     @property
     def value(self) -> float | None:
@@ -68,7 +76,8 @@ class FixedBudget(Budget):
 
 
 class Steps(NamedTuple):
-    """Steps of an answer as its training row has them: where each ends, what it and its beginning are worth."""
+    """Steps of an answer as its training row has them: where each ends, what it and its beginning are
+    worth."""
 
     ends: tuple[int, ...]
     advantages: Sequence[float]
@@ -82,11 +91,9 @@ class StateRule(Registrable):
         """How many of the answer's tokens stand before each of its steps: there are its states, from 0 on."""
         raise NotImplementedError
 
-    def laid_out(
-        self, trajectory: Trajectory, advantages: Sequence[float], values: Sequence[float]
-    ) -> Steps:
+    def laid_out(self, trajectory: Trajectory, advantages: Sequence[float], values: Sequence[float]) -> Steps:
         """Advantages and values of its steps, by where these end."""
-        ends = (*self.step_starts(trajectory)[1:], trajectory.step_ends[-1])
+        ends = (*tuple(self.step_starts(trajectory))[1:], trajectory.step_ends[-1])
         return Steps(ends, advantages, values)
 
     def estimate(

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from treetune.contracts import Finding
 from treetune.episode_generators.base import GenerationContext
-from treetune.episode_generators.values.base import Beginning, Estimate, StateRule, Budget
+from treetune.episode_generators.values.base import Beginning, Budget, Estimate, StateRule
 from treetune.inference.base import SamplingParams
 from treetune.vocabulary import Problem, Segment, TokenIds
 
