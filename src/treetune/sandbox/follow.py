@@ -13,7 +13,7 @@ from typing import NamedTuple
 from treetune.sandbox.base import KilledBy, Limits
 from treetune.sandbox.usage import Usage
 
-_LOOK_SECONDS = 0.02
+LOOK_SECONDS = 0.02
 """How often memory, processes and processor time are looked at. A core fills some 40 MiB meanwhile."""
 
 _READ_BYTES = 1 << 16
@@ -49,7 +49,7 @@ def follow(
             for descriptor in printed:
                 os.set_blocking(descriptor, False)
                 selector.register(descriptor, selectors.EVENT_READ)
-            look = start + _LOOK_SECONDS
+            look = start + LOOK_SECONDS
             while killed_by is None:
                 ready = [key.fd for key, _ in selector.select(max(0.0, look - time.monotonic()))]
                 if ended in ready:
@@ -61,8 +61,8 @@ def follow(
                         killed_by = "output"
                 now = time.monotonic()
                 if killed_by is None and now >= look:
-                    killed_by = _passed(limits, now - start, usage())
-                    look = min(now + _LOOK_SECONDS, start + limits.seconds)
+                    killed_by = passed(limits, now - start, usage())
+                    look = min(now + LOOK_SECONDS, start + limits.seconds)
     finally:
         kill()
         process.wait()
@@ -81,7 +81,8 @@ def follow(
     return Followed(stdout, stderr, killed_by)
 
 
-def _passed(limits: Limits, seconds: float, usage: Usage) -> KilledBy | None:
+def passed(limits: Limits, seconds: float, usage: Usage) -> KilledBy | None:
+    """Which limit is passed after so many seconds, if any."""
     if seconds >= limits.seconds:
         return "time"
     if limits.cpu_seconds is not None and usage.cpu_seconds > limits.cpu_seconds:
