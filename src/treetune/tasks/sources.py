@@ -78,18 +78,21 @@ class OnDisk(Source):
 @dataclass(frozen=True, kw_only=True)
 class OnHub(Source):
     """A data set of the Hugging Face hub, by `name` and `revision` (a commit or a tag: what is
-    measured today is measured tomorrow); `subset` where it has several. Fetched once and cached."""
+    measured today is measured tomorrow); `subset` where it has several, or `files` (a pattern in its
+    repository) where only some of its files are meant: they are then its split ``train``. Fetched once and
+    cached."""
 
     name: Annotated[str, MinLen(1)]
     revision: Annotated[str, MinLen(1)]
     subset: str | None = None
+    files: str | None = None
 
     def rows(self, split: Split) -> Iterator[Row]:
         name = self.name_of(split)
         from datasets import load_dataset
 
         try:
-            splits = load_dataset(self.name, self.subset, revision=self.revision)
+            splits = load_dataset(self.name, self.subset, revision=self.revision, data_files=self.files)
         except Exception as error:  # of many kinds: no network, no such name, no such revision
             raise ValueError(
                 f"the data set {self.name} (revision {self.revision}) cannot be fetched: {error}. "
