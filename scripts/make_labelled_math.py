@@ -2,13 +2,16 @@ r"""Writes labelled answers to mathematical problems: rewrites of golds, and nea
 
     python scripts/make_labelled_math.py --data /path/to/math500/test.jsonl
 
-Golds are those of MATH-500 (MIT), rewritten by their shape, and those of math_by_hand.json, each with its
-own rewrites and near misses. scripts/grading.py measures graders by the output.
+Golds are those of MATH-500 (MIT), rewritten by their shape, and those of math_by_hand.json and
+math_unseen.json, each with its own rewrites and near misses. scripts/grading.py measures graders by the
+output, in three parts: ``tuned``, by which the grader was mended; ``held out``, the other half of the golds
+by a digest of theirs, looked at once, with what it showed mended too; ``unseen``, by which nothing was.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import random
 import re
@@ -18,7 +21,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 OUTPUT = ROOT / "tests/tasks/labelled/math.jsonl"
-BY_HAND = ROOT / "tests/tasks/labelled/math_by_hand.json"
+BY_HAND = {"": OUTPUT.with_name("math_by_hand.json"), "unseen": OUTPUT.with_name("math_unseen.json")}
+"""Files of golds with their rewrites and near misses, by the part of the measurement that they are."""
 
 Variants = tuple[list[str], list[str]]
 """Right ones, wrong ones."""
@@ -411,21 +415,29 @@ def cases(golds: Sequence[tuple[str, str]]) -> Iterator[dict[str, object]]:
         made = rewritten(gold)
         kind, right, wrong = made if made is not None else ("as it stands", [gold], [])
         yield from _rows(kind, gold, question, right, wrong, seen)
-    for entry in json.loads(BY_HAND.read_text()):
-        right = [entry["gold"], *entry["right"]]
-        yield from _rows(entry["kind"], entry["gold"], "", right, entry["wrong"], seen)
+    for part, path in BY_HAND.items():
+        for entry in json.loads(path.read_text()):
+            right = [entry["gold"], *entry["right"]]
+            yield from _rows(entry["kind"], entry["gold"], "", right, entry["wrong"], seen, part)
 
 
 def _rows(
-    kind: str, gold: str, question: str, right: list[str], wrong: list[str], seen: set[tuple[str, str]]
+    kind: str,
+    gold: str,
+    question: str,
+    right: list[str],
+    wrong: list[str],
+    seen: set[tuple[str, str]],
+    part: str = "",
 ) -> Iterator[dict[str, object]]:
     draw = random.Random(gold)
     assert not set(right) & set(wrong), (gold, set(right) & set(wrong))
+    part = part or ("tuned" if hashlib.sha256(gold.encode()).digest()[-1] % 2 else "held out")
     for answer, label in [*((one, True) for one in right), *((one, False) for one in wrong)]:
         if (gold, answer) in seen:
             continue
         seen.add((gold, answer))
-        data = {"kind": kind, **({"prompt": question} if kind == "base" and question else {})}
+        data = {"kind": kind, "part": part} | ({"prompt": question} if kind == "base" and question else {})
         yield {"response": draw.choice(SAID) % answer, "gold": gold, "data": data, "label": label}
 
 

@@ -199,6 +199,8 @@ def _equal_scalars(given: Scalar, gold: Scalar, question: str) -> bool:
         if based is not None:
             return based
     given, gold = _with_short_unit(given, gold), _with_short_unit(gold, given)
+    if (given.percent and gold.unit) or (gold.percent and given.unit):
+        return False  # 75 % are no 75 degrees
     factor = ratio(given.unit, gold.unit)
     if factor is None:
         return False
