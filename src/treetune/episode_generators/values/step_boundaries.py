@@ -74,16 +74,21 @@ class _State:
     completions: list[Completion] = field(default_factory=list)
     grades: list[Future[Grade] | None] = field(default_factory=list)
 
+    @property
+    def own_sampling(self) -> SamplingParams:
+        """The problem's: domains have stop strings and budgets of their own."""
+        return self.context.task.of(self.beginning.problem).sampling(self.sampling)
+
     def request(self, count: int) -> Request:
         context, (problem, prompt_ids, _) = self.context, self.beginning
-        begun_ids = self.beginning.token_ids
+        begun_ids, sampling = self.beginning.token_ids, self.own_sampling
         place = (context.iteration, problem.id, repr(tuple(begun_ids.tolist())), self.purpose)
-        budget = token_budget(context, prompt_ids, self.sampling.max_tokens)
+        budget = token_budget(context, prompt_ids, sampling.max_tokens)
         request = Request(
             prompt_ids=joined([prompt_ids, begun_ids]),
             seed=derive_seed(context.seed, *(place if self.turn == 0 else (*place, self.turn))),
             n=count,
-            sampling=replace(self.sampling, max_tokens=budget - len(begun_ids)),
+            sampling=replace(sampling, max_tokens=budget - len(begun_ids)),
         )
         self.turn += 1
         return request
@@ -96,7 +101,7 @@ class _State:
                 continue
             text = context.codec.decode(joined([begun_ids, one.token_ids]))
             self.grades.append(
-                context.grader.submit(before_stop(text, self.sampling.stop), self.beginning.problem)
+                context.grader.submit(before_stop(text, self.own_sampling.stop), self.beginning.problem)
             )
         self.completions += completions
 
