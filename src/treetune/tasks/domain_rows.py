@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from treetune.files import whole_file
 from treetune.tasks.sources import JSON_FIELDS, ROW_GROUP, read_rows
+from treetune.vocabulary import Problem
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -92,6 +93,12 @@ def prompt_text(row: Mapping[str, Any]) -> str:
     if not row[APPLY_CHAT_TEMPLATE] and row[RAW_PROMPT]:
         return str(row[RAW_PROMPT])
     return "\n\n".join(message["content"] for message in row[PROMPT])
+
+
+def problem_of(row: Mapping[str, Any], id: str) -> Problem:
+    """The row as graders are given it: `extra_info` under its own names, and its `data_source`."""
+    data = {**row[EXTRA_INFO], DATA_SOURCE: row[DATA_SOURCE]}
+    return Problem(id=id, prompt=prompt_text(row), gold=row[REWARD_MODEL][GROUND_TRUTH], data=data)
 
 
 def row_key(row: Mapping[str, Any]) -> str:
