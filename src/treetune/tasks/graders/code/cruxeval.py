@@ -107,7 +107,7 @@ def _said(text: str, asked_output: bool) -> tuple[ast.Call | None, str | None] |
     try:
         statements = ast.parse(text).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
+        statements = []  # such as arguments by their names
     asserted = [one for one in statements if isinstance(one, ast.Assert)]
     if not asserted:
         return (None, text) if asked_output else (_call_of(text), None)
