@@ -26,7 +26,7 @@ from treetune.episode_generators.storage import (
     write_trajectories,
 )
 from treetune.runtime.columns_of_ranks import episodes_everywhere, trajectories_on_first
-from treetune.vocabulary import Episode, Grade, Problem, Segment, Trajectory
+from treetune.vocabulary import Episode, Grade, Message, Problem, Segment, Trajectory
 
 ids = st.lists(st.integers(0, 2**31 - 1), max_size=5).map(tuple)
 numbers = st.lists(st.floats(allow_nan=False), max_size=5).map(tuple)
@@ -64,10 +64,20 @@ episodes = st.builds(
     step_values=st.none() | numbers,
     text=names,
     score=rewards,
+    domain=st.just("") | names,
 )
 trajectories = st.builds(
     Trajectory,
-    problem=st.builds(Problem, id=names, prompt=names, gold=names, data=json_data),
+    problem=st.builds(
+        Problem,
+        id=names,
+        prompt=names,
+        gold=names,
+        data=json_data,
+        domain=st.just("") | names,
+        messages=st.lists(st.builds(Message, names, names), max_size=2).map(tuple),
+        as_is=st.booleans(),
+    ),
     sample=st.integers(0, 1000),
     prompt_ids=ids,
     segments=st.lists(
@@ -184,12 +194,21 @@ def episode(number: int = 0) -> Episode:
 def test_an_episodes_file_has_a_column_per_field_and_the_prompts_text(tmp_path: Path) -> None:
     import pyarrow as pa
 
-    write_episodes(tmp_path / "episodes.arrow", [episode()], mdp.CODEC)
+    rows = [episode(), replace(episode(1), domain="sums")]
+    write_episodes(tmp_path / "episodes.arrow", rows, mdp.CODEC)
     with pa.ipc.open_stream(tmp_path / "episodes.arrow") as reader:
         table = reader.read_all()
     assert table.column_names == [field.name for field in fields(Episode)] + ["prompt"]
-    assert table.column("prompt").to_pylist() == ["7?"]
-    assert read_episodes(tmp_path / "episodes.arrow") == [episode()]
+    assert table.column("prompt").to_pylist() == ["7?", "7?"]
+    assert read_episodes(tmp_path / "episodes.arrow") == rows
+
+
+def test_what_has_no_domain_has_no_column_for_it(tmp_path: Path) -> None:
+    import pyarrow as pa
+
+    write_episodes(tmp_path / "episodes.arrow", [episode()])
+    with pa.ipc.open_stream(tmp_path / "episodes.arrow") as reader:
+        assert "domain" not in reader.schema.names
 
 
 def without_column(path: Path, name: str) -> None:

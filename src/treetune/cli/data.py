@@ -12,22 +12,28 @@ from treetune.cli.command import Argument, Command, built, evaluated, say
 
 if TYPE_CHECKING:
     from treetune.config.jsonnet import Config
+    from treetune.tasks.base import Task
 
 
-def score_responses(options: argparse.Namespace) -> int:
-    """Needs a task alone, so that ``{task: …}`` is enough of a configuration."""
+def _task_of(options: argparse.Namespace) -> Task:
+    """A task alone, so that ``{task: …}`` is enough of a configuration."""
     import treetune.parts  # noqa: F401  (registers them)
     from treetune.config.build import build
     from treetune.config.explain import Explanation
     from treetune.config.imports import import_parts
-    from treetune.runtime.console import Console
     from treetune.tasks.base import Task
-    from treetune.tasks.scoring import score_responses
 
     config = evaluated(options)
     explanation = Explanation(config)
     import_parts(config.data, explanation)
-    task = build(Task, config.data.get("task"), explanation, key=("task",))
+    return build(Task, config.data.get("task"), explanation, key=("task",))
+
+
+def score_responses(options: argparse.Namespace) -> int:
+    from treetune.runtime.console import Console
+    from treetune.tasks.scoring import score_responses
+
+    task = _task_of(options)
     console = Console(None, visible=True)
     with contextlib.closing(console), console.phase("grading", "responses") as show:
         scored = score_responses(
@@ -35,6 +41,14 @@ def score_responses(options: argparse.Namespace) -> int:
             steps=options.steps, workers=options.workers, deadline=options.deadline, progress=show,
         )  # fmt: skip
     say(str(scored))
+    return 0
+
+
+def export_rows(options: argparse.Namespace) -> int:
+    from treetune.tasks.export import export_rows
+
+    written = export_rows(_task_of(options), options.split, options.output)
+    say(f"{written} problems: {options.output}")
     return 0
 
 
@@ -116,6 +130,30 @@ COMMANDS = (
             Argument(
                 "--deadline",
                 {"type": float, "default": 10.0, "metavar": "SECONDS", "help": "default: 10"},
+            ),
+        ),
+    ),
+    Command(
+        "export_rows",
+        export_rows,
+        "write a task's problems as Parquet rows that verl reads, and so does the task 'rows'",
+        "Rows have `data_source`, `prompt`, `ability`, `reward_model` and `extra_info`. A configuration with"
+        " a task is enough.",
+        (
+            "treetune --configs configs/tasks/math.jsonnet export_rows --split train --output"
+            " data/math_train.parquet",
+        ),
+        (
+            Argument(
+                "--split",
+                {
+                    "choices": ("train", "validation", "test"),
+                    "default": "train",
+                    "help": "default: train",
+                },
+            ),
+            Argument(
+                "--output", {"type": Path, "required": True, "metavar": "FILE", "help": "the Parquet file"}
             ),
         ),
     ),

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from annotated_types import Ge, Gt, Le, MinLen
 
-from treetune.contracts import Finding
+from treetune.contracts import UNKNOWN, Finding
 from treetune.data_pipeline.base import DataPipeline
 from treetune.data_pipeline.difficulty.jobs import Jobs, LocalJobs
 from treetune.data_pipeline.difficulty.policies import Policy
@@ -74,6 +74,15 @@ class EstimateDifficulty(DataPipeline):
     """Processes of a shard that grade."""
     grader_deadline: Annotated[float, Gt(0)] = 10.0
     """Seconds for one answer; then its outcome is ``timeout``."""
+
+    @property
+    def model(self) -> Any:
+        """For the engine, which looks at it when it checks itself."""
+        return getattr(self.policy, "model", UNKNOWN)
+
+    @property
+    def context_length(self) -> Any:
+        return getattr(self.policy, "context_length", UNKNOWN)
 
     def check(self, experiment: Any) -> Iterable[Finding]:
         yield from self._check_task()

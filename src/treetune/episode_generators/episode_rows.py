@@ -47,6 +47,8 @@ def schema_of(episodes: Sequence[Episode], codec: TextCodec | None) -> pa.Schema
             "stretches": pa.list_(pa.struct({"end": pa.int64(), "branch": BRANCH})),
         }
     )
+    if any(episode.domain for episode in episodes):
+        schema = schema.append(pa.field("domain", pa.string()))
     return schema if codec is None else schema.append(pa.field("prompt", pa.string()))
 
 

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from treetune.data_pipeline.client import Client, EndpointError, Unanswered
 from treetune.data_pipeline.difficulty.policies import Keep, Question, Reply
-from treetune.data_pipeline.endpoint import EndpointSettings
+from treetune.endpoints.client import Client, EndpointError, Unanswered
+from treetune.endpoints.settings import EndpointSettings
 from treetune.inference.base import SamplingParams
 
 
@@ -45,7 +45,7 @@ async def _ask(
             in_a_row = 0
             keep(question, Reply(reply.text, reply.complete, reply.output_tokens))
 
-    async with Client(settings, lambda: failure is not None) as client:
+    async with Client.of(settings, lambda: failure is not None) as client:
         waiting = iter(questions)
         async with asyncio.TaskGroup() as group:
             for _ in range(settings.concurrency):
@@ -57,11 +57,20 @@ async def _ask(
 
 
 def _body(settings: EndpointSettings, sampling: SamplingParams, question: Question) -> dict[str, Any]:
-    extra: dict[str, Any] = {"seed": question.seed}
+    body = settings.body((), {})
+    for ours in ("messages", "prompt", "stop"):
+        body.pop(ours, None)
+    problem = question.problem
+    if settings.api == "chat":
+        asked = [vars(message) for message in problem.messages]
+        body["messages"] = asked or [{"role": "user", "content": problem.prompt}]
+    else:
+        body["prompt"] = problem.prompt
+    body["seed"] = question.seed
     if sampling.top_p < 1:
-        extra["top_p"] = sampling.top_p
+        body["top_p"] = sampling.top_p
     if sampling.top_k > 0:
-        extra["top_k"] = sampling.top_k
+        body["top_k"] = sampling.top_k
     if sampling.stop:
-        extra["stop"] = list(sampling.stop)
-    return {**settings.body([("user", question.problem.prompt)], {}), **extra}
+        body["stop"] = list(sampling.stop)
+    return body

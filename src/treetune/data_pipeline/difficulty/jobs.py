@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import hashlib
 import os
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Protocol
@@ -17,7 +17,7 @@ from typing import Annotated, Protocol
 from annotated_types import Ge, Gt
 
 from treetune.config.registrable import Registrable
-from treetune.files import write_json, write_text
+from treetune.files import write_text
 from treetune.runtime.children import end, started
 
 MAIN = Path(__file__).resolve().parents[2] / "main.py"
@@ -152,8 +152,9 @@ class SlurmJobs(Jobs):
     the command, such as ``source .venv/bin/activate``. The cluster sees this folder and the rows under the
     same names.
 
-    The numbers of submitted jobs stand in jobs/submitted.json. The command may end, or be ended: the same one
-    finds them there and watches on. A job that you submitted yourself is watched if its number is added.
+    The jobs of a folder have a name of their own, by which they are known: the command may end, or be ended,
+    and the same one watches on. A task that you submit yourself (``sbatch --array=3 DIR/jobs/shard.sh``) is
+    watched as well.
     """
 
     options: tuple[str, ...] = ()
@@ -167,12 +168,12 @@ class SlurmJobs(Jobs):
     settle: Annotated[float, Ge(0)] = 20.0
 
     def __post_init__(self) -> None:
-        ours = ("--array", "-a", "--parsable", "--output", "-o")
+        ours = ("--array", "-a", "--parsable", "--output", "-o", "--job-name", "-J")
         for option in self.options:
             if option.partition("=")[0] in ours or not option.startswith("-"):
                 raise ValueError(
                     f"options has {option!r}: give each as one text such as '--partition=gpu'; --array,"
-                    " --output and --parsable are set here"
+                    " --output, --job-name and --parsable are set here"
                 )
 
     def begin(self, command: Sequence[str], output: Path) -> Running:
@@ -181,62 +182,60 @@ class SlurmJobs(Jobs):
 
 class _Slurm:
     def __init__(self, settings: SlurmJobs, command: list[str], output: Path) -> None:
-        self._settings, self._output = settings, output
-        self._folder = output / "jobs"
-        self._states: dict[int, str] = {}
-        script = [
+        self._settings = settings
+        self._script = output / "jobs" / "shard.sh"
+        logs = (output / "shards" / "logs").resolve()
+        logs.mkdir(parents=True, exist_ok=True)
+        digest = hashlib.blake2b(str(output.resolve()).encode(), digest_size=6).hexdigest()
+        self._name = f"difficulty-{digest}"
+        self._alive: dict[int, tuple[str, str]] = {}
+        self._last: dict[int, str] = {}
+        lines = [
             "#!/usr/bin/env bash",
+            f"#SBATCH --job-name={self._name}",
+            f"#SBATCH --output={logs}/slurm-%A_%a.out",
+            *(f"#SBATCH {option}" for option in settings.options),
             "# Works on one shard, that of its task in the array. estimate_difficulty wrote and submits it.",
             "set -euo pipefail",
             f"cd {shlex.quote(str(Path.cwd()))}",
             f'export PATH={shlex.quote(str(Path(sys.executable).parent))}:"$PATH"',
             *(f"export {name}={shlex.quote(value)}" for name, value in _handed_on().items()),
-            settings.setup,
+            *([settings.setup] if settings.setup else []),
             f'exec {shlex.join(command)} "$SLURM_ARRAY_TASK_ID"',
         ]
-        write_text(self._folder / "shard.sh", "\n".join(script) + "\n")
+        write_text(self._script, "\n".join(lines) + "\n")
 
     def start(self, shards: Sequence[int]) -> None:
         if not shards:
             return
         array = ranges(shards) + (f"%{self._settings.at_once}" if self._settings.at_once else "")
-        log = str(self._output / "shards" / "logs" / "slurm-%A_%a.out")
-        Path(log).parent.mkdir(parents=True, exist_ok=True)
-        words = ["sbatch", "--parsable", f"--array={array}", f"--output={log}", *self._settings.options]
-        answer = _run([*words, str(self._folder / "shard.sh")])
+        answer = _run(["sbatch", "--parsable", f"--array={array}", str(self._script)])
         number = answer.strip().splitlines()[-1].partition(";")[0] if answer.strip() else ""
         if not number.isdigit():
             raise RuntimeError(f"sbatch answered {answer.strip()[:200]!r}, and no number of a job")
-        self._write([*self._submitted(), {"job": number, "shards": list(shards)}])
+        self._last.update(dict.fromkeys(shards, number))
 
     def alive(self) -> set[int]:
-        jobs = self._submitted()
-        self._states = {}
-        if not jobs:
-            return set()
-        words = ["squeue", "--noheader", "--array", "--format=%i|%T"]
         try:
-            answer = _run([*words, "--jobs=" + ",".join(str(job["job"]) for job in jobs)])
+            answer = _run(["squeue", "--noheader", "--array", f"--name={self._name}", "--format=%i|%T"])
         except RuntimeError as error:
-            # SLURM has forgotten the only job that was asked for: it has ended.
-            if "invalid job id" not in str(error).lower():
-                raise OSError(str(error)) from error
-            answer = ""
+            raise OSError(str(error)) from error
+        self._alive = {}
         for line in answer.splitlines():
             place, _, state = line.strip().partition("|")
             number, _, task = place.partition("_")
-            if task.isdigit() and any(str(job["job"]) == number for job in jobs):
-                self._states[int(task)] = state
-        return set(self._states)
+            if task.isdigit():
+                self._alive[int(task)] = number, state
+                self._last[int(task)] = number
+        return set(self._alive)
 
     def running(self) -> set[int]:
-        return {shard for shard, state in self._states.items() if state in ("RUNNING", "COMPLETING")}
+        return {shard for shard, (_, state) in self._alive.items() if state in ("RUNNING", "COMPLETING")}
 
     def why(self, shard: int) -> str:
-        jobs = [job for job in self._submitted() if shard in job["shards"]]
-        if not jobs:
+        if shard not in self._last:
             return "it was not submitted"
-        task = f"{jobs[-1]['job']}_{shard}"
+        task = f"{self._last[shard]}_{shard}"
         words = ["sacct", "--noheader", "--parsable2", "--allocations", "--format=JobID,State,ExitCode"]
         try:
             answer = _run([*words, f"--jobs={task}"])
@@ -250,33 +249,16 @@ class _Slurm:
         return f"job {task} is gone"
 
     def stop(self, shard: int) -> None:
-        jobs = [job for job in self._submitted() if shard in job["shards"]]
         with contextlib.suppress(RuntimeError):  # it may have ended meanwhile
-            _run(["scancel", f"{jobs[-1]['job']}_{shard}"])
+            _run(["scancel", f"{self._last[shard]}_{shard}"])
 
     def leave(self) -> str:
-        if not self._states:
+        if not self._alive:
             return "no job is left"
-        numbers = sorted({str(job["job"]) for job in self._submitted()})
         return (
-            f"{len(self._states)} tasks go on without this command, which watches them again when it is given"
-            f" again (scancel {' '.join(numbers)} ends them)"
+            f"{len(self._alive)} tasks go on without this command, which watches them again when it is given"
+            f" again (scancel --name={self._name} ends them)"
         )
-
-    def _submitted(self) -> list[dict]:
-        path = self._folder / "submitted.json"
-        try:
-            jobs = json.loads(path.read_text())
-            return [{"job": str(job["job"]), "shards": [int(s) for s in job["shards"]]} for job in jobs]
-        except FileNotFoundError:
-            return []
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"{path} should be a list of {{job, shards}}, and is not ({error}): put it right, or delete it"
-            ) from error
-
-    def _write(self, jobs: Sequence[Mapping]) -> None:
-        write_json(self._folder / "submitted.json", list(jobs))
 
 
 def ranges(shards: Sequence[int]) -> str:

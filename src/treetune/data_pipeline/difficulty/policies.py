@@ -14,7 +14,7 @@ from annotated_types import Gt, MinLen
 
 from treetune.config.registrable import Registrable
 from treetune.contracts import Finding
-from treetune.data_pipeline.endpoint import EndpointSettings
+from treetune.endpoints.settings import EndpointSettings
 from treetune.inference.base import Completion, Request, SamplingParams
 from treetune.inference.settings import EngineSettings
 from treetune.models.sources import ModelSource
@@ -159,7 +159,7 @@ class Served(Policy):
         """A request for each answer, so that what was sampled when a job dies is lost one by one."""
         requests, asked = [], []
         for question in questions:
-            prompt_ids = codec.encode_prompt(question.problem.prompt)
+            prompt_ids = codec.encode_prompt(question.problem)
             left = self.context_length - len(prompt_ids)
             if left < 1 or not len(prompt_ids):
                 keep(question, None)

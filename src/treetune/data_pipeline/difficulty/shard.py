@@ -65,7 +65,7 @@ def shard_folder(output: Path, shard: int) -> Path:
 def work_on_shard(pipeline: EstimateDifficulty, source: Path, output: Path, shard: int) -> int:
     """The exit code. Raises RuntimeError where no more answers come; the next job goes on from here."""
     folder = shard_folder(output, shard)
-    claim = Claims().take(folder / "claims")
+    claim = Claims().take(folder / CLAIMS)
     if claim is None:
         return ANOTHER_IS_AT_IT
     console = Console(folder / "logs" / "shard.log", visible=True)
@@ -212,7 +212,7 @@ class _Shard:
 
 
 ANSWERS, GRADES, DONE, PROGRESS = "answers.jsonl", "grades.jsonl", "done.json", "progress.json"
-FAILURE = "failure.json"
+FAILURE, CLAIMS = "failure.json", "claims"
 NOT_ASKED = "not asked"
 """In place of a grade's outcome, where the prompt fills the context."""
 

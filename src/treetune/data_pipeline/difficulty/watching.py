@@ -12,6 +12,7 @@ from typing import Any
 from treetune.data_pipeline.difficulty.jobs import Running
 from treetune.data_pipeline.difficulty.merging import merge
 from treetune.data_pipeline.difficulty.shard import (
+    CLAIMS,
     DONE,
     FAILURE,
     PROGRESS,
@@ -22,8 +23,10 @@ from treetune.data_pipeline.estimate_difficulty import EstimateDifficulty
 from treetune.data_pipeline.rows import content_hash
 from treetune.data_pipeline.stages import alone, file_hashes
 from treetune.files import write_json
+from treetune.runtime.claims import Claims
 from treetune.runtime.console import Console
 from treetune.runtime.lifeline import Stopped
+from treetune.tasks.rows import RowsTask
 
 USER_ERROR = 2
 """The code of a failure that no other attempt mends."""
@@ -37,9 +40,7 @@ def estimate(
     Raises ValueError for wrong rows and settings, RuntimeError where a shard can't be finished.
     """
     with alone(output, "estimate_difficulty"):
-        rows = sum(1 for _ in input_rows(source))
-        if not rows:
-            raise ValueError(f"there are no rows in {source}")
+        rows = _checked(pipeline, source)
         _begin(pipeline, source, output, rows)
         console = Console(output / "logs" / "run.log", visible=True)
         try:
@@ -48,6 +49,18 @@ def estimate(
             return merge(pipeline, source, output, console)
         finally:
             console.close()
+
+
+def _checked(pipeline: EstimateDifficulty, source: Path) -> int:
+    """How many rows there are. Raises ValueError, before any job starts, for one that the task can't take."""
+    assert isinstance(pipeline.task, RowsTask)
+    rows = 0
+    for one in input_rows(source):
+        pipeline.task.problem_of(one.row, f"row/{one.index}")
+        rows += 1
+    if not rows:
+        raise ValueError(f"there are no rows in {source}")
+    return rows
 
 
 def identity(pipeline: EstimateDifficulty, source: Path) -> str:
@@ -83,6 +96,7 @@ class _Watch:
         self, pipeline: EstimateDifficulty, output: Path, console: Console, running: Running
     ) -> None:
         self._pipeline, self._output, self._console, self._running = pipeline, output, console, running
+        self._claims = Claims()
         self._starts: Counter[int] = Counter()
         self._gone_since: dict[int, float] = {}
         self._seen: dict[int, tuple[int, float]] = {}
@@ -170,7 +184,10 @@ class _Watch:
         return [shard]
 
     def _really_gone(self, shard: int) -> bool:
-        """Not only between two looks at a file system that is slow to show what others wrote."""
+        """Not only between two looks at a file system that is slow to show what others wrote; and nobody,
+        such as a job of an earlier command on its way out, has the shard still in hand."""
+        if self._claims.held(shard_folder(self._output, shard) / CLAIMS):
+            return False
         if self._failure(shard) is not None:
             return True
         since = self._gone_since.setdefault(shard, time.monotonic())
