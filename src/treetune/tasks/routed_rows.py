@@ -180,8 +180,8 @@ class RoutedRows(RowsTask):
         small = all(file.is_file() and file.stat().st_size <= QUICKLY_READ for file in files)
         if not files or self.source is not None or self.demonstration_field is None or not small:
             raise ValueError(
-                "these rows may hold any character: name those of prompts and answers in model.alphabet, or use"
-                " a real tokenizer"
+                "these rows may hold any character: name those of prompts and answers in model.alphabet, or"
+                " use a real tokenizer"
             )
         found: set[str] = set()
         for split in get_args(Split):
