@@ -177,7 +177,11 @@ class RoutedRows(RowsTask):
     def alphabet(self) -> str:
         """What stands in prompts, golds and demonstrations, where the files are small and have these."""
         files = [Path(name) for name in (*self.train, *self.validation, *self.test)]
-        small = all(file.is_file() and file.stat().st_size <= QUICKLY_READ for file in files)
+        if absent := self.missing():
+            raise ValueError(
+                f"{absent[0]} isn't there yet, whose characters the model would need: make it first"
+            )
+        small = all(file.stat().st_size <= QUICKLY_READ for file in files)
         if not files or self.source is not None or self.demonstration_field is None or not small:
             raise ValueError(
                 "these rows may hold any character: name those of prompts and answers in model.alphabet, or"
