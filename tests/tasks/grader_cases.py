@@ -72,6 +72,9 @@ CHAIN_SUM = Problem(
     },
 )
 
+ELSEWHERE = {"judge": "test_judge.py"}
+"""Those that need something to be started, and where they are held against their cases."""
+
 LABELLED: dict[str, Labelled] = {
     "codeio": Labelled(
         CodeIO(),
