@@ -1,0 +1,21 @@
+// The grader of a row of Guru by the beginning of its data_source; the longest that fits counts. Published scorers guess,
+// accept answers that are a hundred times too large or reward what the question gives: these don't (docs/rewards.md).
+{
+  math: { type: 'math' },
+  codegen: { type: 'exact_match' },
+  simulation__codeio: { type: 'codeio' },
+  simulation__arcagi: { type: 'grid' },
+  simulation__barc: { type: 'grid' },
+  logic__arcagi: { type: 'grid' },
+  logic__barc: { type: 'grid' },
+  logic__zebra_puzzle: { type: 'zebra' },
+  logic__ordering_puzzle: { type: 'ordering' },
+  logic__graph_logical: { type: 'one_word' },
+  table: { type: 'table' },
+  stem__gpqa: { type: 'multiple_choice' },
+  stem__supergpqa: { type: 'multiple_choice' },
+  stem__web: { type: 'exact_match' },
+  simulation__cruxeval: { type: 'exact_match' },
+  ood__livebench: { type: 'exact_match' },
+  ood__ifeval: { type: 'exact_match' },
+}
