@@ -11,6 +11,7 @@ from treetune.tasks.graders.countdown import CountdownGrader
 from treetune.tasks.graders.final_answer import FinalAnswer
 from treetune.tasks.graders.function import FunctionGrader
 from treetune.tasks.graders.grid import GridGrader
+from treetune.tasks.graders.instruction_following import InstructionFollowing
 from treetune.tasks.graders.math import MathGrader
 from treetune.tasks.graders.minerva import Minerva
 from treetune.tasks.graders.multiple_choice import MultipleChoice
@@ -126,6 +127,36 @@ LABELLED: dict[str, Labelled] = {
     "gsm8k_lenient_substring": Labelled(
         Gsm8kLenientSubstring(),
         [Case(problem("18"), right=["#### 18", "#### 118"], wrong=["#### 19"], silent=["It is 18."])],
+    ),
+    "instruction_following": Labelled(
+        InstructionFollowing(),
+        [
+            Case(
+                Problem(
+                    id="test/instructions",
+                    prompt="Praise the sea in at most nine words, in small letters and without commas.",
+                    gold="",
+                    data={
+                        "instruction_id_list": [
+                            "keywords:existence",
+                            "length_constraints:number_words",
+                            "change_case:english_lowercase",
+                            "punctuation:no_comma",
+                        ],
+                        "kwargs": [
+                            {"keywords": ["sea"], "num_words": None},
+                            {"num_words": 10, "relation": "less than"},
+                            {},
+                            {},
+                        ],
+                    },
+                ),
+                right=["the sea is blue and it is very wide"],
+                wrong=["I love the mountains, which are high.", "no"],
+                nearly=["the sea is blue, and it is very wide", "The sea is blue and it is very wide"],
+                silent=["<think>the sea is blue</think>"],
+            )
+        ],
     ),
     "math": Labelled(
         MathGrader(),
