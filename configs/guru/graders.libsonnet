@@ -2,8 +2,9 @@
 // accept answers that are a hundred times too large or reward what the question gives: these don't (docs/rewards.md).
 {
   math: { type: 'math' },
-  codegen: { type: 'exact_match' },
+  codegen: { type: 'code' },
   simulation__codeio: { type: 'codeio' },
+  simulation__cruxeval: { type: 'codeio' },
   simulation__arcagi: { type: 'grid' },
   simulation__barc: { type: 'grid' },
   logic__arcagi: { type: 'grid' },
@@ -14,8 +15,9 @@
   table: { type: 'table' },
   stem__gpqa: { type: 'multiple_choice' },
   stem__supergpqa: { type: 'multiple_choice' },
-  stem__web: { type: 'exact_match' },
-  simulation__cruxeval: { type: 'exact_match' },
+  // Published: the verdict of a model of 1.5B.
+  stem__web: { type: 'math' },
+  // LiveBench has a scorer for each of its tasks; here the whole answer has to be the gold's words.
   ood__livebench: { type: 'exact_match' },
-  ood__ifeval: { type: 'exact_match' },
+  ood__ifeval: { type: 'instruction_following' },
 }
