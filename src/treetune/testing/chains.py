@@ -222,8 +222,8 @@ def continued(chain: Chain, begun: Sequence[int], rng: random.Random) -> Complet
         written.append(token(status, word, rng.randrange(WORDINGS)))
         logprobs.append(math.log(probability / WORDINGS))
         place += 1
-    ids, chances = token_array([*written, EOS]), logprob_array([*logprobs, 0.0])
-    return Completion(ids, chances, "stop", policy_version=0)
+    ids, columns = token_array([*written, EOS]), logprob_array([*logprobs, 0.0])
+    return Completion(ids, columns, "stop", policy_version=0)
 
 
 def context_of(task: ChainTask, seed: int) -> GenerationContext:
