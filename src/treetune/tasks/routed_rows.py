@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -19,7 +19,6 @@ from treetune.tasks.domain_rows import (
     APPLY_CHAT_TEMPLATE,
     DATA_SOURCE,
     EXTRA_INFO,
-    GROUND_TRUTH,
     HIGH_PASS_RATE,
     LOW_PASS_RATE,
     PROMPT,
@@ -27,7 +26,7 @@ from treetune.tasks.domain_rows import (
     REWARD_MODEL,
     domain_of,
     normalised,
-    prompt_text,
+    problem_of,
 )
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.routed import BySource
@@ -35,7 +34,7 @@ from treetune.tasks.rows import BadRow, RowsTask, is_quickly_read
 from treetune.tasks.sources import InFiles, values_of
 from treetune.tasks.steps.base import StepSplitter
 from treetune.tasks.steps.lines import Lines
-from treetune.vocabulary import Message, Problem
+from treetune.vocabulary import Problem
 
 LINES = Lines()
 
@@ -150,19 +149,9 @@ class RoutedRows(RowsTask):
                 f"no route fits the data_source {source!r}{self._near(source)} of {id}, and routes are"
                 f" {self._shown_routes()}: give it a grader under routes"
             )
-        messages = tuple(Message(one["role"], one["content"]) for one in row[PROMPT])
-        asked_alone = [message.role for message in messages] == ["user"]
-        as_is = not row[APPLY_CHAT_TEMPLATE]
+        made = problem_of(row, id)
         kept = {name: row[name] for name in self.keep if name in row}
-        return Problem(
-            id=id,
-            prompt=prompt_text(row),
-            gold=row[REWARD_MODEL][GROUND_TRUTH],
-            data={**row[EXTRA_INFO], **kept, DATA_SOURCE: source, ABILITY: row[ABILITY]},
-            domain=self._domain(row),
-            messages=() if as_is or asked_alone else messages,
-            as_is=as_is,
-        )
+        return replace(made, data={**made.data, **kept}, domain=self._domain(row))
 
     def check_demonstrations(self) -> None:
         if self.demonstration_field is None:

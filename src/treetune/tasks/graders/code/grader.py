@@ -20,7 +20,7 @@ from treetune.vocabulary import Grade, Problem
 
 _LANGUAGES = ("python", "py", "python3")
 
-_SPARE_SECONDS = 90.0
+SPARE_SECONDS = 90.0
 """More than a sandbox takes to say that it can't start a program: only a bug reaches the deadline."""
 
 _MESSAGE = 300
@@ -64,7 +64,11 @@ class Code(Grader):
 
     @property
     def deadline(self) -> float:  # type: ignore[override]
-        return self.limits.seconds + _SPARE_SECONDS
+        return self.limits.seconds + SPARE_SECONDS
+
+    @property
+    def concurrency(self) -> int:  # type: ignore[override]
+        return self.sandbox.concurrency
 
     def missing(self) -> Sequence[str]:
         return self.sandbox.missing()
