@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from treetune.tasks.graders.base import Grader
+from treetune.tasks.graders.code.cruxeval import CruxEval
+from treetune.tasks.graders.code.grader import Code
 from treetune.tasks.graders.codeio import CodeIO
 from treetune.tasks.graders.countdown import CountdownGrader
 from treetune.tasks.graders.final_answer import FinalAnswer
@@ -73,7 +75,48 @@ CHAIN_SUM = Problem(
     },
 )
 
+ELSEWHERE = {"judge": "test_judge.py"}
+"""Those that need something to be started, and where they are held against their cases."""
+FENCED = "```python\n{}\n```"
+
 LABELLED: dict[str, Labelled] = {
+    "code": Labelled(
+        Code(test_seconds=0.5),
+        [
+            Case(
+                problem('{"inputs": ["1 2", "3 4"], "outputs": ["3", "7"]}'),
+                right=[FENCED.format("print(sum(map(int, input().split())))")],
+                wrong=[FENCED.format("print(3)"), FENCED.format("print('passed'); exit()")],
+                nearly=[FENCED.format("print(sum(map(int, input().split())), end='.5')")],
+                silent=["print(sum(map(int, input().split())))"],
+                hanging=[
+                    FENCED.format("while True: pass"),
+                    FENCED.format("import os\nwhile True: os.fork()"),
+                ],
+            ),
+            Case(
+                problem('{"functional": "assert f(2) == 4\\nassert f(3) == 9"}'),
+                right=[FENCED.format("def f(n): return n * n")],
+                wrong=[FENCED.format("def f(n): return 4"), FENCED.format("import os; os._exit(0)")],
+                nearly=[FENCED.format("def f(n): return n * n + 1e-3")],
+                silent=["def f(n): return n * n"],
+                hanging=[FENCED.format("def f(n):\n    while True: pass")],
+            ),
+        ],
+    ),
+    "cruxeval": Labelled(
+        CruxEval(),
+        [
+            Case(
+                problem('{"code": "def f(n): return [n, n]", "input": "3"}'),
+                right=["```\n[3, 3]\n```", "<answer>assert f(3) == [3, 3]</answer>"],
+                wrong=["```\n[3]\n```", "```\nassert f(4) == [4, 4]\n```"],
+                nearly=["```\n(3, 3)\n```", "```\nf(3)\n```"],
+                silent=["[3, 3]"],
+                hanging=["```\n" + "9" * 5000 + "**9**9\n```"],
+            )
+        ],
+    ),
     "codeio": Labelled(
         CodeIO(),
         [

@@ -65,6 +65,11 @@ class Sandbox(Registrable):
     """Where graders that use it are called: in worker processes, a program each at a time, or in threads that
     wait for a server."""
 
+    @property
+    def concurrency(self) -> int:
+        """Programs that such threads may have at work at a time."""
+        return 1
+
     def missing(self) -> Sequence[str]:
         """What keeps it from working here, each with the remedy; found by a trial run, not by a guess."""
         raise NotImplementedError
