@@ -9,7 +9,9 @@ import pytest
 
 from tests.runtime.even_answers import OutOfOrder
 from treetune.main import main
+from treetune.tasks.addition_chain import AdditionChain
 from treetune.tasks.gsm8k import Gsm8k
+from treetune.tasks.mixture import Domain, Mixture
 from treetune.tasks.scoring import score_responses
 
 
@@ -88,3 +90,24 @@ def test_progress_is_told_row_by_row_and_counts_what_was_there(tmp_path: Path) -
     told: list[tuple[int, int]] = []
     score_responses(Gsm8k(), source, output, workers=1, progress=lambda *at: told.append(at))
     assert told == [(done, len(ROWS)) for done in range(2, len(ROWS) + 1)]
+
+
+def test_rows_of_a_mixture_are_graded_and_cut_by_their_domain(tmp_path: Path) -> None:
+    task = Mixture(
+        domains={
+            "words": Domain(task=Gsm8k()),
+            "sums": Domain(task=AdditionChain(train_size=1, validation_size=1, test_size=1)),
+        }
+    )
+    response = "\nSo.\n#4\n#### 8 apples"
+    rows = [
+        {"domain": "words", "problem": "?", "gold": "#### 8", "response": response},
+        {"domain": "sums", "problem": "?", "gold": "8", "response": response},
+        {"domain": "other", "problem": "?", "gold": "8", "response": response},
+    ]
+    source, output = write(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
+    score_responses(task, source, output, workers=1, steps=True)
+    words, sums, other = read(output)
+    assert words["reward"] == 1.0 and words["step_boundaries"] == [0, 4, len(response)]
+    assert sums["reward"] == 0.0 and sums["step_boundaries"] == [0, 1, 5, 8, len(response)]
+    assert other["outcome"] == "error" and "known are sums, words" in other["message"]
