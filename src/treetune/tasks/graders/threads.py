@@ -7,8 +7,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.process import Work
+from treetune.tasks.graders.service import Service
 from treetune.tasks.graders.worker import graded
 from treetune.vocabulary import Grade
 
@@ -18,14 +18,14 @@ some have."""
 
 
 class GraderThreads:
-    """Calls of one grader, `concurrency` at a time, each within its deadline.
+    """Calls of one service, as many at a time as it allows, each within its deadline.
 
     A call can't be ended from outside. One that is overdue is left to itself and its answer is
     ``unavailable``; another thread takes the place of its own. Threads end with this process.
     """
 
-    def __init__(self, grader: Grader, settle: Callable[[Work, Grade], None]) -> None:
-        self._grader, self._settle = grader, settle
+    def __init__(self, service: Service, settle: Callable[[Work, Grade], None]) -> None:
+        self.service, self._settle = service, settle
         self._changed = threading.Condition()
         self._queue: deque[Work] = deque()
         self._running: dict[int, tuple[Work, float]] = {}
@@ -46,10 +46,11 @@ class GraderThreads:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+        self.service.close()
 
     def _staff(self) -> None:
         """A further thread, where there is work for it. With the lock held."""
-        if len(self._queue) > self._idle and self._idle + len(self._running) < self._grader.concurrency:
+        if len(self._queue) > self._idle and self._idle + len(self._running) < self.service.concurrency:
             self._numbers += 1
             self._idle += 1
             number = self._numbers
@@ -66,7 +67,7 @@ class GraderThreads:
                 work = self._queue.popleft()
                 self._running[number] = work, time.monotonic() + work.deadline
                 self._changed.notify_all()
-            grade = graded(self._grader, work.response, work.problem)
+            grade = graded(self.service, work.response, work.problem)
             with self._changed:
                 if self._running.pop(number, None) is None:
                     self._lost -= 1
@@ -88,7 +89,7 @@ class GraderThreads:
                         del self._running[number]
                         self._lost += 1
                         given_up.append((work, f"no grade within {work.deadline:g} s"))
-                if self._lost >= _LOST_AT_MOST * self._grader.concurrency:
+                if self._lost >= _LOST_AT_MOST * self.service.concurrency:
                     why = f"not asked: {self._lost} earlier calls have not returned"
                     given_up += [(work, why) for work in self._queue]
                     self._queue.clear()
