@@ -18,7 +18,7 @@ Grid = tuple[tuple[int, ...], ...]
 LARGEST = 100
 """Rows, and cells of a row, that are read; ARC's grids have up to 30."""
 
-_MATRIX = re.compile(r"\\(?:begin|end)\{[a-z]*matrix\}")
+_AROUND = re.compile(r"\\(?:begin|end)\{[a-z]*matrix\}|```[a-z]*")
 _LINE = re.compile(r"[0-9]{1,100}|[0-9]{1,3}(?:[ ,|\t]+[0-9]{1,3})+")
 
 
@@ -81,8 +81,8 @@ def written(grid: Grid) -> str:
 def _of_lines(text: str) -> Grid | None:
     if len(text) > 10 * LARGEST * LARGEST:
         return None
-    text = _MATRIX.sub("", text).replace("\\\\", "\n").replace("&", " ")
-    lines = [line.strip(" \t\r[](),|") for line in re.split("[\n/]", text) if line.strip()]
+    text = _AROUND.sub("", text).replace("\\\\", "\n").replace("&", " ")
+    lines = [line.strip(" \t\r[](),|") for line in re.split("[\n/;]", text) if line.strip()]
     if not 1 <= len(lines) <= LARGEST or not all(map(_LINE.fullmatch, lines)):
         return None
     rows = [re.findall("[0-9]+", line) for line in lines]

@@ -16,10 +16,10 @@ from treetune.vocabulary import Grade, Problem
 
 _DRESS = re.compile(r"\\(?:boxed|fbox|text|textbf|mathrm|mathbf|textit|mathit)\s?(?=\{)|[{}$*_`\"'“”‘’]")
 _TOLD = re.compile(
-    r"(?:\b(?:answer|choice|option)\b[ \t*_]*(?:(?:is|(?:would|must|should) be)\b|[:=])"
+    r"(?:\b(?:answer|choice|option)\b[ \t*_]*(?:(?:is|(?:would|must|should) be)\b|[:=]|\n)"
     r"|\bI (?:choose|pick|select)\b)"
     r"[ \t*_:]*(?:(?:therefore|thus|hence|clearly)\b[ \t*_:]*)?(?:\n[ \t*_]*)?"
-    r"(?:(?:option|choice|answer)\b[ \t*_:]*)?(?P<said>[^\n]{0,200})"
+    r"(?:(?:option|choice|answer|the letter)\b[ \t*_:]*)?(?P<said>[^\n]{0,200})"
     r"|\b(?:option|choice|answer) \(?(?P<named>[A-Z])\)? is (?:the )?(?:correct|right|best)\b",
     re.IGNORECASE,
 )

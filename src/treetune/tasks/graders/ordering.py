@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Literal
 
 from treetune.tasks.graders.base import Grader
-from treetune.tasks.graders.extraction import NoValue, read_value, values
+from treetune.tasks.graders.extraction import NoValue, last_box, read_value, values
 from treetune.tasks.graders.tagged import Tagged, of_parts, plain
 from treetune.vocabulary import Grade, Problem
 
@@ -19,7 +19,7 @@ LONGEST = 5_000
 _BETWEEN = re.compile(r"->|=>|[,;|\n<>←-⇿➔-➾]")
 _BETWEEN_OR_AND = re.compile(_BETWEEN.pattern + r"|\band\b")
 _SPACE = re.compile(r"\s+")
-_NUMBERED = re.compile(r"^(?:[0-9]{1,3}[.):]|[-*•])\s+")
+_BEFORE = re.compile(r"^(?:[0-9]{1,3}[.):]|[-*•]|and)\s+")
 _QUOTES = " \"'`*_.“”‘’"
 
 
@@ -66,7 +66,7 @@ def read_names(text: str, gold: Sequence[str] = ()) -> list[str]:
     listed = _list_in(text)
     if listed is not None:
         return [_name(str(name)) for name in listed]
-    text = text.strip("[](){}")
+    text = (last_box(text) or text).strip("[](){}")
     if text.isalnum() and gold and all(len(name) == 1 for name in gold):
         return [plain(letter) for letter in text]
     parts = _parts(_BETWEEN, text)
@@ -76,7 +76,7 @@ def read_names(text: str, gold: Sequence[str] = ()) -> list[str]:
 
 
 def _parts(between: re.Pattern[str], text: str) -> list[str]:
-    parts = [_NUMBERED.sub("", part.strip(), count=1) for part in between.split(text)]
+    parts = [_BEFORE.sub("", part.strip(), count=1) for part in between.split(text)]
     parts[0] = parts[0].rpartition(":")[2]  # "from left to right: …"
     return [_name(part.strip(_QUOTES)) for part in parts if part.strip(_QUOTES)]
 
