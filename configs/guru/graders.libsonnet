@@ -4,7 +4,7 @@
   math: { type: 'math' },
   codegen: { type: 'code' },
   simulation__codeio: { type: 'codeio' },
-  simulation__cruxeval: { type: 'codeio' },
+  simulation__cruxeval: { type: 'cruxeval' },
   simulation__arcagi: { type: 'grid' },
   simulation__barc: { type: 'grid' },
   logic__arcagi: { type: 'grid' },

@@ -16,6 +16,7 @@ from treetune.episode_generators.rollout.single_turn import SingleTurn
 from treetune.episode_generators.storage import read_episodes, read_trajectories
 from treetune.inference.base import EngineError
 from treetune.runtime.base import Evaluation, EvaluationSet, PolicyIteration
+from treetune.runtime.summary import summary_line
 from treetune.tasks.drawing import Drawing
 from treetune.tasks.mixture import Domain, Mixture
 from treetune.tasks.weighting import Curriculum
@@ -155,3 +156,13 @@ def test_mistakes_within_a_mixture_are_told_at_their_place(tmp_path: Path) -> No
         checked(mixed(tmp_path, task=nested))
     assert "task.domains.inner.task: a mixture can't be a domain" in str(caught.value)
     assert "task.domains.other.max_tokens: answers may have 99 tokens" in str(caught.value)
+
+
+def test_the_line_of_an_iteration_says_each_domains_reward_and_each_sets_accuracy_once(
+    undisturbed: PolicyIteration,
+) -> None:
+    row = rows_of(undisturbed)[-1]
+    line = summary_line(row, ITERATIONS)
+    long, short = (row[f"domains/{name}/reward"] for name in ("long", "short"))
+    assert f"reward {row['episodes/reward']:.3f}  (long {long:.3f}, short {short:.3f})" in line
+    assert line.count("test ") == 1 and f"test {row['evaluation/test/pass_at_1']:.3f}" in line

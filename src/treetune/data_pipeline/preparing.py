@@ -137,7 +137,7 @@ def _write(stages: Stages, divided: Any, output: Path, console: Console) -> None
     for stage in stages.stages:
         told = {name: value for name, value in stage.told.items() if value not in ({}, 0, None)}
         for name, value in told.items():
-            if name != "rows":
+            if name != "matching_rows":
                 console.say(f"{stage.rule}: {name.replace('_', ' ')}: {_in_words(value)}")
     for name, count in summary["files"].items():  # type: ignore[attr-defined]
         console.say(f"{count:,} rows in {output / name}")

@@ -49,7 +49,11 @@ class Demonstrations(Rollout):
             yield Finding.of(error, "type", "choose a rollout that samples, such as 'single_turn'")
             return
         problems = [one for task in experiment.task.parts() for one in task.examples(EXAMPLES)]
-        texts = [experiment.task.of(problem).demonstration(problem, 0) for problem in problems]
+        try:
+            texts = [experiment.task.of(problem).demonstration(problem, 0) for problem in problems]
+        except ValueError as error:
+            yield Finding.of(error, "$.task")
+            return
         yield from lacking_tags(texts, experiment.model.single_tokens())
         written = zip(problems, texts, strict=True)
         lengths = experiment.model.prompt_tokens([problem.prompt + text for problem, text in written])
