@@ -105,6 +105,8 @@ class TextCodec:
     `frame` is what a model needs around a problem's text (a chat template), `begin` the ids before
     all of it (the beginning of text, or nothing). `eos_id` ends an answer that is written for the
     model; each of `end_ids`, which are `eos_id` alone where left out, ends an answer that it samples.
+    `turn_frame` is what a chat has between two turns of the model, around what is said there; None without
+    a chat.
     """
 
     encode: Callable[[str], Sequence[int]]
@@ -113,6 +115,7 @@ class TextCodec:
     end_ids: tuple[int, ...] = ()
     frame: Callable[[str], str] = str
     begin: tuple[int, ...] = ()
+    turn_frame: Callable[[str], str] | None = None
 
     def __post_init__(self) -> None:
         if self.eos_id not in self.end_ids:
@@ -133,6 +136,18 @@ class TextCodec:
         alone, together = tuple(self.encode(framed)), tuple(self.encode(framed + answer))
         starts_alike = together[: len(alone)] == alone
         return token_array(together[len(alone) :] if starts_alike else self.encode(answer))
+
+    def encode_between(self, text: str, last: int, frame: Callable[[str], str] | None = None) -> TokenIds:
+        """The ids between two turns, the first of which ended with the token `last`, for what is said there.
+
+        The end of that turn is not put behind it again. `frame` is used in place of `turn_frame`.
+        Raises ValueError for a chat template that several turns can't be put together from, and for text
+        that the tokenizer has no tokens for.
+        """
+        between = frame or self.turn_frame
+        assert between is not None, "a model without a chat is told what stands between turns"
+        ids = token_array(self.encode(between(text)))
+        return ids[1:] if frame is None and len(ids) and ids[0] == last == self.eos_id else ids
 
 
 @dataclass(frozen=True)
@@ -239,6 +254,9 @@ class Trajectory(Columnar):
     `bonus` that shaping gave (negative for a penalty). `numbers` are what was counted and measured of it, by
     ``group/name`` (see `episode_generators.numbers`); seconds may be among them, so answers are compared
     without.
+
+    Where steps earn something by themselves (turns that an environment rewards), `step_rewards` are what each
+    of them earned; they add up to the score. Empty where all of it is earned at the end.
     """
 
     problem: Problem
@@ -251,6 +269,7 @@ class Trajectory(Columnar):
     step_ends: tuple[int, ...]
     bonus: float = 0.0
     numbers: Mapping[str, float] = field(default_factory=dict, compare=False)
+    step_rewards: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         self._set("prompt_ids", token_array(self.prompt_ids))
@@ -291,6 +310,9 @@ class Episode(Columnar):
 
     Where the answer has threads, `stretches` are its segments, and say what each token was sampled
     after; empty where every token was sampled after all before it.
+
+    `step_rewards` are the trajectory's, where there are any: what the reward is more than their sum is earned
+    at the end.
     """
 
     prompt_ids: TokenIds
@@ -310,6 +332,7 @@ class Episode(Columnar):
     chosen: bool | None = None
     score: float = None  # type: ignore[assignment]  # filled in below: a row always has one
     stretches: tuple[Stretch, ...] = ()
+    step_rewards: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         import numpy as np

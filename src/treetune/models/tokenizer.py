@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from treetune.models.chat import Chat, chat_frame, end_of_turn
+from treetune.models.chat import Chat, chat_frame, end_of_turn, turn_frame
 from treetune.vocabulary import TextCodec, TokenIds
 
 if TYPE_CHECKING:
@@ -67,7 +67,20 @@ def codec_of(
         end_ids=tuple(dict.fromkeys(map(int, (eos_id, tokenizer.eos_token_id, *end_ids)))),
         frame=_frame(tokenizer, begin_of_text, chat),
         begin=_begin(tokenizer, begin_of_text, chat),
+        turn_frame=None if chat is None else _when_asked(lambda: turn_frame(tokenizer, chat)),
     )
+
+
+def _when_asked(make: Callable[[], Callable[[str], str]]) -> Callable[[str], str]:
+    """The frame between turns, which some templates have none of: told where somebody needs it."""
+    frames: list[Callable[[str], str]] = []
+
+    def frame(text: str) -> str:
+        if not frames:
+            frames.append(make())
+        return frames[0](text)
+
+    return frame
 
 
 def _frame(
