@@ -9,7 +9,7 @@ from benchmarks.pairs import Measurement, in_turns, rates, timed
 from benchmarks.setting import Setting
 
 from treetune.seeds import derive_seed
-from treetune.tasks.graders.base import Grader
+from treetune.tasks.graders.base import Grader, Isolation
 from treetune.tasks.graders.final_answer import FinalAnswer
 from treetune.tasks.graders.math import MathGrader
 from treetune.tasks.graders.minerva import Minerva
@@ -26,7 +26,7 @@ CORES = 2
 class IsolatedFinalAnswer(FinalAnswer):
     """The same grader, sent to workers: what isolation costs per answer."""
 
-    isolated: ClassVar[bool] = True
+    isolation: ClassVar[Isolation] = "process"
 
 
 def measure(setting: Setting) -> dict[str, Measurement]:
@@ -82,6 +82,9 @@ def _against_calls(grader: Grader, answers: list, workers: int, setting: Setting
         unit="answers/s",
         ours=rates(len(answers), seconds["ours"]),
         theirs=rates(len(answers), seconds["theirs"]),
-        what={"ours": f"GraderPool, isolated={grader.isolated}", "theirs": "calls of the grader, unguarded"},
-        details={"answers": len(answers), "workers": workers if grader.isolated else 0},
+        what={
+            "ours": f"GraderPool, isolation={grader.isolation!r}",
+            "theirs": "calls of the grader, unguarded",
+        },
+        details={"answers": len(answers), "workers": 0 if grader.isolation == "inline" else workers},
     )

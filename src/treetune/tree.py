@@ -102,6 +102,15 @@ class Tree:
         self.leaves.append(trajectory)
         self._ends.append(node)
 
+    def keeping(self, leaves: Sequence[int]) -> Tree:
+        """The tree with some of its answers alone, given their places. All nodes stay as they are."""
+        return replace(
+            self,
+            leaves=[self.leaves[place] for place in leaves],
+            _ends=[self._ends[place] for place in leaves],
+            _index=None,
+        )
+
     def path(self, node: int) -> list[int]:
         """The numbers of the nodes from the prompt to this one."""
         path = []

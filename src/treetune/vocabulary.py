@@ -31,7 +31,9 @@ advantages (float64), masks (bool)."""
 FinishReason = Literal["stop", "length"]
 """Why sampling ended: an end token or stop string, or the budget of tokens."""
 
-GradeOutcome = Literal["ok", "no_answer", "timeout", "error"]
+GradeOutcome = Literal["ok", "no_answer", "timeout", "error", "unavailable"]
+"""``unavailable``: what grades was not there (the judge is down), so nobody knows what the answer is worth.
+All others are about the answer, ``timeout`` and ``error`` too: it made the grader hang or crash."""
 
 CORRECT_SCORE = 1.0
 """An answer that scores this or more is correct, wherever correct answers are told from others: in shares,
@@ -166,17 +168,26 @@ class Problem:
 @dataclass(frozen=True)
 class Grade:
     """A grader's verdict. `reward` is 0.0 unless `outcome` is ``ok``, or the grader was told otherwise;
-    the outcome says why."""
+    the outcome says why. `numbers` are what else was counted: tests that passed, cells that are right.
+
+    Where nothing `is_known`, the reward means nothing: such an answer is left out of all that is learnt
+    and measured, and counted.
+    """
 
     reward: float
     outcome: GradeOutcome
     extracted: str | None = None
     seconds: float = 0.0
     message: str | None = None
+    numbers: Mapping[str, float] = field(default_factory=dict, hash=False)
+
+    @property
+    def is_known(self) -> bool:
+        return self.outcome != "unavailable"
 
     @property
     def correct(self) -> bool:
-        return self.reward >= CORRECT_SCORE
+        return self.is_known and self.reward >= CORRECT_SCORE
 
 
 Branch = tuple[tuple[int, int], ...]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,8 @@ from treetune.episode_generators.credit.group import Group
 from treetune.episode_generators.credit.monte_carlo import MonteCarlo
 from treetune.episode_generators.credit.outcome import Outcome
 from treetune.episode_generators.credit.rloo import Rloo
+from treetune.episode_generators.values.base import Estimate
+from treetune.episode_generators.values.step_boundaries import StepBoundaries
 from treetune.tree import trees_of
 
 
@@ -62,6 +66,33 @@ def test_the_cap_on_states_leaves_the_gradient_before_it_exact_and_none_behind_i
         step = state.count(mdp.END_OF_STEP)
         exact = slope if step < 2 else 0.0
         assert gradient[state, token] == pytest.approx(exact, abs=1e-12), (state, token)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ungraded(StepBoundaries):
+    """Nobody could grade what was sampled from the states that begin with some letters."""
+
+    unknown: tuple[str, ...]
+
+    def estimate(self, *given: Any) -> list[Estimate]:
+        _, beginnings, *_ = given
+        found = super().estimate(*given)
+        return [
+            replace(estimate, rewards=(), unavailable=len(estimate.rewards))
+            if mdp.decode(beginning.token_ids) in self.unknown
+            else estimate
+            for beginning, estimate in zip(beginnings, found, strict=True)
+        ]
+
+
+@pytest.mark.parametrize("unknown", [("a;",), ("a;", "b;"), ("a;", "a;b;", "b;b;")])
+def test_states_whose_continuations_nobody_could_grade_leave_the_gradient_exact(
+    unknown: tuple[str, ...],
+) -> None:
+    credit = MonteCarlo(samples=mdp.EXACT_SAMPLES, states=Ungraded(unknown=unknown))
+    gradient = expected_gradient(credit, 1, mdp.ExactEngine())
+    for key, slope in mdp.exact_gradient().items():
+        assert gradient[key] == pytest.approx(slope, abs=1e-12), key
 
 
 def test_monte_carlo_gives_each_step_its_exact_advantage_when_sampling_has_no_noise() -> None:

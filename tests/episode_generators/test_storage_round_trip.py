@@ -85,10 +85,11 @@ trajectories = st.builds(
     grade=st.builds(
         Grade,
         reward=rewards,
-        outcome=st.sampled_from(["ok", "no_answer", "timeout", "error"]),
+        outcome=st.sampled_from(["ok", "no_answer", "timeout", "error", "unavailable"]),
         extracted=st.none() | names,
         seconds=rewards,
         message=st.none() | names,
+        numbers=st.just({}) | st.dictionaries(names, rewards, max_size=2),
     ),
     step_ends=ids,
     bonus=rewards,

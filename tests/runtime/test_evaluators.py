@@ -42,7 +42,7 @@ REQUESTS = 2 * (4 + 3)
 class Generous(Grader):
     """Everything is right."""
 
-    isolated = False
+    isolation = "inline"
 
     def grade(self, response: str, problem: Problem) -> Grade:
         return Grade(reward=1.0, outcome="ok", extracted=response)

@@ -19,6 +19,8 @@ from treetune.vocabulary import Grade, Problem
 class Obedient(Grader):
     """Does what the first word of the answer says; any other answer is right."""
 
+    deadline: float | None = None
+
     def grade(self, response: str, problem: Problem) -> Grade:
         word, _, rest = response.partition(" ")
         match word:

@@ -71,7 +71,8 @@ class KlToReference(OfCheckpoints):
                     unfinished_reward=rollout.unfinished_reward,
                     purpose="analysis: kl",
                 )
-            rows += self._rows(session, point, answers_of(trees))
+            # Rewards are held against distances: without one, an answer says nothing of the two.
+            rows += self._rows(session, point, [one for one in answers_of(trees) if one.grade.is_known])
         sampling = rollout.sampling
         exact = sampling.top_p == 1.0 and sampling.top_k < 1
         return Findings({"whole_distribution_sampled": exact, **self.summarise(rows)}, rows)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from treetune.episode_generators.base import GenerationContext
+from treetune.episode_generators.unavailable import NothingGraded
 from treetune.episode_generators.values.base import Estimate, FixedContinuations
 from treetune.episode_generators.values.estimation import Wanted, estimates
 from treetune.episode_generators.values.step_boundaries import StepBoundaries
@@ -83,5 +84,10 @@ def continued(
         for one, prefix in nodes
     ]
     estimator = FixedContinuations(samples)
-    found, _ = estimates(context, wanted, StepBoundaries(), estimator, context.sampling, purpose)
+    found, everyones = estimates(context, wanted, StepBoundaries(), estimator, context.sampling, purpose)
+    if lost := sum(estimate.unavailable for estimate in everyones):
+        raise NothingGraded(
+            f"{lost} continuations could not be graded, and the analysis needs all of them: run it again when"
+            " what grades them is there. What was sampled is kept"
+        )
     return [estimate for [estimate] in found]

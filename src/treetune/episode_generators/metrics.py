@@ -37,29 +37,35 @@ def trajectory_metrics(context: GenerationContext, trajectories: Sequence[Trajec
     ``episodes/unique``: mean share of different texts among the answers to a problem;
     ``episodes/mixed``: share of problems whose answers differ in score;
     ``episodes/no_answer``, ``timeout``, ``error``: shares of what the grader could not grade;
+    ``episodes/unavailable``: share of what nobody could grade, which is no part of what is said of scores;
     ``<group>/…``: means of the answers' named numbers.
     Collective.
     """
+    graded = [t for t in trajectories if t.grade.is_known]
     answers = {
-        "score": [t.score for t in trajectories],
-        "correct": [float(t.grade.correct) for t in trajectories],
-        "reward": [t.reward for t in trajectories],
+        "score": [t.score for t in graded],
+        "correct": [float(t.grade.correct) for t in graded],
+        "reward": [t.reward for t in graded],
         "unfinished": [float(t.unfinished) for t in trajectories],
         "prompt_tokens": [float(len(t.prompt_ids)) for t in trajectories],
         "response_tokens": [float(t.step_ends[-1]) for t in trajectories],
         "steps": [float(len(t.step_ends)) for t in trajectories],
         **{
             outcome: [float(t.grade.outcome == outcome) for t in trajectories]
-            for outcome in ("no_answer", "timeout", "error")
+            for outcome in ("no_answer", "timeout", "error", "unavailable")
         },
     }
     groups: dict[str, list[Trajectory]] = {}
     for trajectory in trajectories:
         groups.setdefault(trajectory.problem.id, []).append(trajectory)
     problems = {
-        "once_hit": [float(any(t.grade.correct for t in g)) for g in groups.values()],
+        "once_hit": [
+            float(any(t.grade.correct for t in g))
+            for g in groups.values()
+            if any(t.grade.is_known for t in g)
+        ],
         "unique": [len({t.text for t in g}) / len(g) for g in groups.values()],
-        "mixed": [float(len({t.score for t in g}) > 1) for g in groups.values()],
+        "mixed": [float(len({t.score for t in g if t.grade.is_known}) > 1) for g in groups.values()],
     }
     own = {f"episodes/{key}": values for key, values in (answers | problems).items()}
     columns = pooled(context, "rollout-metrics", own | number_columns(trajectories))
@@ -68,6 +74,6 @@ def trajectory_metrics(context: GenerationContext, trajectories: Sequence[Trajec
     if columns["episodes/response_tokens"]:
         metrics["episodes/response_tokens_max"] = max(columns["episodes/response_tokens"])
     return metrics | {
-        "episodes/count": float(len(columns["episodes/reward"])),
-        "episodes/problems": float(len(columns["episodes/once_hit"])),
+        "episodes/count": float(len(columns["episodes/unfinished"])),
+        "episodes/problems": float(len(columns["episodes/mixed"])),
     }

@@ -35,6 +35,8 @@ def schema_of(trajectories: Sequence[Trajectory]) -> pa.Schema:
         "seconds": pa.float64(),
         "message": text,
     }
+    if any(trajectory.grade.numbers for trajectory in trajectories):
+        grade["numbers"] = pa.map_(text, pa.float64())
     segment = {
         "token_ids": IDS,
         "origin": text,
@@ -68,7 +70,7 @@ def columns_of(trajectories: Sequence[Trajectory], schema: pa.Schema) -> list[pa
         if field.name == "problem":
             return pa.array([_problem_row(problem) for problem in values], field.type)
         if field.name == "grade":
-            return pa.array([vars(grade) for grade in values], field.type)
+            return pa.array([_grade_row(grade) for grade in values], field.type)
         if field.name == "numbers":
             return pa.array([list(numbers.items()) for numbers in values], field.type)
         if field.name == "step_ends":
@@ -92,6 +94,10 @@ def _segment_columns(segments: Sequence[Segment], kind: pa.StructType) -> pa.Str
 
 def _problem_row(problem: Problem) -> dict[str, str]:
     return {"id": problem.id, "prompt": problem.prompt, "gold": problem.gold, "data": _json(problem)}
+
+
+def _grade_row(grade: Grade) -> dict[str, Any]:
+    return vars(grade) | {"numbers": list(grade.numbers.items())}
 
 
 def _json(problem: Problem) -> str:
@@ -151,7 +157,7 @@ def trajectories_of(batch: pa.RecordBatch) -> Iterator[Trajectory]:
             segments=tuple(next(segments) for _ in range(n_segments)),
             finish_reason=reason,
             text=text,
-            grade=Grade(**grade),
+            grade=Grade(**grade | {"numbers": dict(grade.get("numbers") or ())}),
             step_ends=ends or (),
             bonus=bonus,
             numbers=dict(numbers or ()),

@@ -244,6 +244,13 @@ class PolicyIteration(Runtime):
     def needs_engine(self) -> bool:
         return self.rollout.needs_engine or bool(self.evaluation.sets)
 
+    def missing_for_grades(self) -> list[str]:
+        """What graders need and isn't there, of all tasks."""
+        tasks = [self.task, *(one.task for one in self.evaluation.sets if one.task is not None)]
+        return list(
+            dict.fromkeys(words for task in tasks for part in task.grader.parts() for words in part.missing())
+        )
+
     @classmethod
     def changeable(cls, settings: Mapping[str, Any]) -> frozenset[str]:
         keys = {

@@ -33,6 +33,8 @@ def run(command: str, root: Runtime, plain_config: Mapping[str, Any], options: A
     lifeline.end_with_launcher()
     if command != clean_up_checkpoints.__name__:
         root.model.require()  # before anything heavy is imported
+        if missing := root.missing_for_grades():
+            raise ValueError("answers can't be graded here: " + "; ".join(missing))
         for one in root.evaluation.sets:
             set_problems(root, one)  # before days of training, not after them
     if command in (run_iteration_loop.__name__, only_generate_episodes.__name__) and root.shaping:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from treetune.episode_generators import unavailable
 from treetune.episode_generators.base import Rollout
 from treetune.episode_generators.numbers import by_group, columns, evaluated, number_metrics
 from treetune.files import whole_file, write_json
@@ -51,6 +52,8 @@ def evaluate(
             summary = json.loads((directory.evaluation(done, chosen.label) / "summary.json").read_text())
             for name in ("pass_at_1", "ci_low", "ci_high", "majority_vote", "unfinished", "mean_tokens"):
                 metrics[f"evaluation/{chosen.label}/{name}"] = summary[name]
+            if summary.get("unavailable"):
+                metrics[f"evaluation/{chosen.label}/unavailable"] = float(summary["unavailable"])
             metrics |= evaluated(chosen.label, summary)
     return metrics
 
@@ -105,6 +108,12 @@ def measure(
         session.ranks.barrier("evaluation begins")
         own = answers_of(rollout.run(context, answerable)[0]) if answerable else []
     trajectories = trajectories_on_first(session.ranks, "evaluation", own)
+    lost = unavailable.reasons(trajectory.grade for trajectory in trajectories)
+    words = f"evaluating {name}: {unavailable.told('answers', lost, len(trajectories))}" if lost else ""
+    if session.ranks.from_first("graded", lost.total() == len(trajectories) > 0):
+        raise unavailable.NothingGraded(f"{words}. The same command goes on from here and samples none again")
+    if words:
+        session.console.say(words)
     if session.ranks.is_first:
         trajectories += [
             _unanswered(problem, sample, lengths[problem.id], config.context_length)
@@ -186,6 +195,8 @@ def _row(trajectory: Trajectory) -> dict:
         "extracted": trajectory.grade.extracted,
         "finish_reason": trajectory.finish_reason,
         "tokens": len(trajectory.response_ids),
+        **({"message": trajectory.grade.message} if not trajectory.grade.is_known else {}),
+        **({"grade": dict(trajectory.grade.numbers)} if trajectory.grade.numbers else {}),
         **by_group(trajectory.numbers),
     }
 
@@ -198,26 +209,39 @@ def summarise(trajectories: Sequence[Trajectory], seed: int) -> dict:
     unbiased ``1 - C(n-c, k)/C(n, k)`` (Chen et al. 2021, eq. 1), c being the samples of full
     reward. Majority vote: the share of problems whose most frequent extracted answer (the first
     of several) earned full reward; samples without an answer have no vote.
+
+    What nobody could grade is no part of these: a problem has the samples that were graded, is left out
+    of pass@k where it has fewer than k, and of everything where it has none. `unavailable` counts them.
     """
     groups: dict[str, list[Trajectory]] = {}
+    samples: Counter[str] = Counter()
     for trajectory in trajectories:
-        groups.setdefault(trajectory.problem.id, []).append(trajectory)
+        samples[trajectory.problem.id] += 1
+        if trajectory.grade.is_known:
+            groups.setdefault(trajectory.problem.id, []).append(trajectory)
     means = [sum(t.grade.correct for t in group) / len(group) for group in groups.values()]
     low, high = bootstrap_interval(means, seed)
-    n = min(len(group) for group in groups.values())
-    ks = [2**i for i in range(n.bit_length()) if 2**i <= n]
+    n = min(samples.values())
     correct = [(len(group), sum(t.grade.correct for t in group)) for group in groups.values()]
+    most = max(len(group) for group in groups.values())
+    ks = [2**i for i in range(n.bit_length()) if 2**i <= min(n, most)]
     return {
         "n_problems": len(groups),
         "samples": n,
         "pass_at_1": math.fsum(means) / len(means),
         "ci_low": low,
         "ci_high": high,
-        "pass_at_k": {str(k): math.fsum(pass_at_k(n, c, k) for n, c in correct) / len(correct) for k in ks},
+        "pass_at_k": {str(k): _mean_pass_at_k([one for one in correct if one[0] >= k], k) for k in ks},
         "majority_vote": sum(_majority_is_right(group) for group in groups.values()) / len(groups),
         "unfinished": sum(t.unfinished for t in trajectories) / len(trajectories),
         "mean_tokens": sum(len(t.response_ids) for t in trajectories) / len(trajectories),
+        "unavailable": sum(not t.grade.is_known for t in trajectories),
     }
+
+
+def _mean_pass_at_k(correct: Sequence[tuple[int, int]], k: int) -> float:
+    """Over problems of so many answers, of which so many are right."""
+    return math.fsum(pass_at_k(n, c, k) for n, c in correct) / len(correct)
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:

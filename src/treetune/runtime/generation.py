@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from treetune.episode_generators import unavailable
 from treetune.episode_generators.rollout.answers import contiguous_share
 from treetune.episode_generators.shaping.applied import shaped
 from treetune.episode_generators.storage import (
@@ -109,6 +110,9 @@ def _rollout(sampler: Sampler, iteration: int, clock: Clock) -> tuple[list[Tree]
             further=lambda: further_problems(session.train_problems, problems, config.seed, iteration),
         )
         trees, metrics = config.rollout.run(context, problems)
+        if config.rollout.needs_engine:
+            # Before anything is written: where nothing was graded, the next try asks for grades again.
+            unavailable.tell(context, answers_of(trees))
     everyones: list[Trajectory] = []
     if config.rollout.needs_engine:  # demonstrations cost less to make again than to keep
         everyones = trajectories_on_first(session.ranks, "trajectories", answers_of(trees))
@@ -148,11 +152,19 @@ def _credit(
             progress=show,
             memory=memory,
         )
+        metrics: Metrics = {}
+        if config.rollout.needs_engine:  # what a teacher wrote is learnt from whatever it is worth
+            trees, metrics = unavailable.graded(context, trees, config.credit)
         trees, shaping_metrics = shaped(context, config.shaping, trees)
         episodes, credit_metrics = config.credit.assign(context, trees)
         everyones = episodes_everywhere(session.ranks, "episodes", episodes)
+        if not everyones and (metrics or "credit/unvalued" in credit_metrics):
+            raise unavailable.NothingGraded(
+                f"iteration {iteration + 1}: so few answers and continuations could be graded that no problem"
+                " is left to learn from. The same command goes on from here"
+            )
         selected, selection_metrics = config.selection.select(context, everyones)
-    return selected, shaping_metrics | credit_metrics | selection_metrics
+    return selected, metrics | shaping_metrics | credit_metrics | selection_metrics
 
 
 def _remembers(session: Session) -> bool:

@@ -90,9 +90,12 @@ def number_in(summary: Mapping[str, Any], name: str, where: Path | str) -> float
 
 
 def by_problem(rows: Iterable[Mapping[str, Any]], name: str) -> dict[str, float] | None:
-    """Each problem's mean over its answers; None where it is no mean over answers, or one lacks it."""
+    """Each problem's mean over its answers; None where it is no mean over answers, or one lacks it. What
+    nobody could grade is no part of an accuracy."""
     found: dict[str, list[float]] = {}
     for row in rows:
+        if name == PASS_AT_1 and row.get("outcome") == "unavailable":
+            continue
         number = _of_answer(row, name)
         if number is None:
             return None

@@ -26,18 +26,27 @@ from treetune.episode_generators.values.base import Estimate, FixedContinuations
 from treetune.episode_generators.values.estimation import Wanted, check_continuations, estimates
 from treetune.episode_generators.values.step_boundaries import StepBoundaries
 from treetune.inference.base import SamplingParams
-from treetune.tree import State, Tree
+from treetune.tree import State, Tree, answers_of
 from treetune.vocabulary import Episode, Metrics
 
 
-def step_advantages(values: Sequence[float], reward: float) -> list[float]:
+def step_advantages(values: Sequence[float | None], reward: float) -> list[float]:
     """A_i = r_i + V_{i+1} − V_i for every step, where `values[i]` is V before step i.
 
     The reward belongs to the last step and the terminal state is worth 0, so the advantages of an
     answer sum to reward − V(prompt) (Kazemnejad et al., arXiv:2410.01679, section 4, with γ = 1).
+
+    Where V before a step is not known (None), there is no boundary: the step and the one before it are one,
+    and each has its advantage. The first V is known.
     """
-    following = [*values[1:], reward]
-    return [after - before for before, after in zip(values, following, strict=True)]
+    advantages: list[float] = []
+    before, *following = values
+    assert before is not None, "without a first value there is nothing to hold the others against"
+    for end, after in enumerate([*following, reward], start=1):
+        if after is not None:
+            advantages += [after - before] * (end - len(advantages))
+            before = after
+    return advantages
 
 
 @Credit.register("monte_carlo")
@@ -58,6 +67,11 @@ class MonteCarlo(Credit):
     `siblings_count_into_prompt_value` adds the rewards of the other answers to the prompt's
     continuations. An answer's own reward stays out, so the estimate is independent of the answer
     and the gradient stays unbiased.
+
+    Continuations that nobody could grade don't count. A state without any other is no state: the steps on
+    its two sides are credited as one, which is coarser and still unbiased. Answers whose prompt has no
+    value are left out. ``credit/value_unavailable`` counts such continuations, ``credit/value_unknown``
+    states without a value, ``credit/unvalued`` answers that are left out.
     """
 
     samples: Annotated[int, Gt(0)] = 9
@@ -119,26 +133,36 @@ class MonteCarlo(Credit):
         )
         episodes = []
         for tree, ways, states, found in zip(trees, of_leaves, distinct, own, strict=True):
-            tree.values.update({state: estimate.value for state, estimate in zip(states, found, strict=True)})
+            known = {state: estimate.value for state, estimate in zip(states, found, strict=True)}
+            tree.values.update({state: value for state, value in known.items() if value is not None})
             at_prompt = found[0].rewards if found else ()
             for leaf, way in enumerate(ways):
-                values = [tree.values[state] for state, _ in way]
+                values = [known[state] for state, _ in way]
                 if self.siblings_count_into_prompt_value:
                     others = [other.reward for place, other in enumerate(tree.leaves) if place != leaf]
-                    values[0] = mean([*at_prompt, *others])
-                episodes.append(self._episode(context, tree, leaf, values))
-        return episodes, _value_metrics(everyones) | advantage_metrics(context, episodes)
+                    values[0] = mean([*at_prompt, *others]) if at_prompt or others else None
+                if values[0] is not None:
+                    episodes.append(self._episode(context, tree, leaf, values))
+        unvalued = len(answers_of(trees)) - len(episodes)
+        metrics = _value_metrics(everyones) | advantage_metrics(context, episodes)
+        return episodes, metrics | _told(context, everyones, unvalued)
 
     def _states(self, tree: Tree, leaf: int) -> list[tuple[State, int]]:
         """The states before each step, up to `max_states` of them, and how many tokens stand before it."""
         starts = self.states.step_starts(tree.leaves[leaf])[: self.max_states]
         return [(tree.state(leaf, start), start) for start in starts]
 
-    def _episode(self, context: GenerationContext, tree: Tree, leaf: int, values: list[float]) -> Episode:
+    def _episode(
+        self, context: GenerationContext, tree: Tree, leaf: int, values: list[float | None]
+    ) -> Episode:
         answer = tree.leaves[leaf]
         values += [answer.reward] * (len(self.states.step_starts(answer)) - len(values))
         advantages = step_advantages(values, answer.reward)
-        return episode_of(context, answer, *self.states.laid_out(answer, advantages, values))
+        # Of steps that are credited as one, each shows the value before the first.
+        shown: list[float] = []
+        for value in values:
+            shown.append(shown[-1] if value is None else value)
+        return episode_of(context, answer, *self.states.laid_out(answer, advantages, shown))
 
     def _sampling(self, context: GenerationContext) -> SamplingParams:
         if context.sampling is None:
@@ -155,15 +179,36 @@ def _value_metrics(of_state: Sequence[Estimate]) -> Metrics:
     ``credit/value_std`` is the mean over states of the standard deviation of their K rewards;
     ``credit/value_decided`` the share of states whose continuations all earned the same.
     """
-    if not of_state:
+    known = [e.rewards for e in of_state if e.rewards]
+    if not known:
         return {}
-    samples = sum(len(e.rewards) for e in of_state)
+    samples = sum(len(e.rewards) + e.unavailable for e in of_state)
     return {
         "credit/value_states": float(len(of_state)),
         "credit/value_samples": float(samples),
         "credit/value_tokens": float(sum(e.tokens for e in of_state)),
         "credit/value_unfinished": sum(e.unfinished for e in of_state) / samples,
-        "credit/value_mean": mean([mean(e.rewards) for e in of_state]),
-        "credit/value_std": mean([pstdev(e.rewards) for e in of_state]),
-        "credit/value_decided": mean([float(len(set(e.rewards)) == 1) for e in of_state]),
+        "credit/value_mean": mean([mean(rewards) for rewards in known]),
+        "credit/value_std": mean([pstdev(rewards) for rewards in known]),
+        "credit/value_decided": mean([float(len(set(rewards)) == 1) for rewards in known]),
+    }
+
+
+def _told(context: GenerationContext, of_state: Sequence[Estimate], unvalued: int) -> Metrics:
+    """What could not be graded, where there is any: said, and counted. Collective."""
+    lost = sum(e.unavailable for e in of_state)  # of all ranks' states, so that all come to the same
+    if not lost:
+        return {}
+    total = sum(len(e.rewards) + e.unavailable for e in of_state)
+    unknown = sum(not e.rewards for e in of_state)
+    answers = sum(count for (count,) in context.exchange("unvalued", [unvalued]))
+    context.say(
+        f"iteration {context.iteration + 1}: {lost} of {total} continuations could not be graded and don't"
+        f" count; {unknown} of {len(of_state)} states have no value, and {answers} answers are left out with"
+        " their prompt's"
+    )
+    return {
+        "credit/value_unavailable": float(lost),
+        "credit/value_unknown": float(unknown),
+        "credit/unvalued": float(answers),
     }

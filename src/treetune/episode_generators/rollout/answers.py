@@ -128,10 +128,12 @@ def check_prompts(rollout: Rollout, experiment: Experiment) -> Iterator[Finding]
 
 
 def with_unfinished(grade: Grade, finish_reason: FinishReason, unfinished_reward: float | None) -> Grade:
-    """The grade of an answer; a cut one keeps what the grader found in it, but not its reward."""
+    """The grade of an answer; a cut one keeps what the grader found in it, but not its reward. What it earns
+    is known then, whether or not somebody was there to grade it."""
     if finish_reason != "length" or unfinished_reward is None:
         return grade
-    return replace(grade, reward=unfinished_reward, message="cut off by max_tokens")
+    outcome = grade.outcome if grade.is_known else "no_answer"
+    return replace(grade, reward=unfinished_reward, outcome=outcome, message="cut off by max_tokens")
 
 
 def before_stop(text: str, stop: Sequence[str]) -> str:

@@ -89,7 +89,8 @@ class ThreadStates(StateRule):
 
 
 def _rewards(answers: Sequence[Trajectory]) -> list[float]:
-    return [answer.reward for answer in answers]
+    """Of those that could be graded."""
+    return [answer.reward for answer in answers if answer.grade.is_known]
 
 
 def _start(context: GenerationContext, beginning: Beginning, again: int, purpose: str) -> Start:
@@ -114,8 +115,10 @@ def _fixed(samples: Sequence[Segment]) -> Fixed:
 def _estimate(beginning: Beginning, answers: Sequence[Trajectory]) -> Estimate:
     known = sum(len(segment.token_ids) for segment in beginning.segments if segment.origin == "sampled")
     sampled = [len(s.token_ids) for one in answers for s in one.segments if s.origin == "sampled"]
+    rewards = tuple(_rewards(answers))
     return Estimate(
-        rewards=tuple(one.reward for one in answers),
+        rewards=rewards,
         unfinished=sum(one.unfinished for one in answers),
         tokens=sum(sampled) - known * len(answers),
+        unavailable=len(answers) - len(rewards),
     )

@@ -15,15 +15,18 @@ from treetune.vocabulary import Problem, Segment, TokenIds, Trajectory, joined
 
 @dataclass(frozen=True)
 class Estimate:
-    """What continuations of a state earned; how many were cut off, and their sampled tokens in all."""
+    """What continuations of a state earned; how many were cut off, their sampled tokens in all, and how many
+    could not be graded and are not among the rewards."""
 
     rewards: tuple[float, ...]
     unfinished: int
     tokens: int
+    unavailable: int = 0
 
     @property
-    def value(self) -> float:
-        return mean(self.rewards)
+    def value(self) -> float | None:
+        """None where no continuation could be graded: nobody knows what the state is worth."""
+        return mean(self.rewards) if self.rewards else None
 
 
 class Beginning(NamedTuple):

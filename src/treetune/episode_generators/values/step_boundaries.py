@@ -101,12 +101,20 @@ class _State:
         self.completions += completions
 
     def rewards(self) -> list[float]:
+        """Of those that could be graded."""
         unfinished = self.context.unfinished_reward or 0.0
-        return [unfinished if grade is None else grade.result().reward for grade in self.grades]
+        grades = [None if grade is None else grade.result() for grade in self.grades]
+        return [
+            unfinished if grade is None else grade.reward
+            for grade in grades
+            if grade is None or grade.is_known
+        ]
 
     def estimate(self) -> Estimate:
+        rewards = tuple(self.rewards())
         return Estimate(
-            rewards=tuple(self.rewards()),
+            rewards=rewards,
             unfinished=sum(one.finish_reason == "length" for one in self.completions),
             tokens=sum(len(one.token_ids) for one in self.completions),
+            unavailable=len(self.completions) - len(rewards),
         )

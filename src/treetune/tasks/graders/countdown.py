@@ -75,18 +75,22 @@ class CountdownGrader(Grader):
     require_all: bool = True
     scores: CountdownScores = field(default_factory=CountdownScores)
 
-    def grade(self, response: str, problem: Problem) -> Grade:
+    def extract(self, response: str, problem: Problem) -> str | None:
+        read_gold(problem.gold)  # one that is none is told whatever the response says
+        return self._answer(response) or None
+
+    def without_answer(self, problem: Problem) -> Grade:
+        return Grade(reward=self.scores.no_answer, outcome="no_answer")
+
+    def verdict(self, extracted: str, problem: Problem) -> Grade:
         target, given = read_gold(problem.gold)
-        answer = self._answer(response)
-        if not answer:
-            return Grade(reward=self.scores.no_answer, outcome="no_answer")
-        expression, equals, _ = answer.partition("=")
+        expression, equals, _ = extracted.partition("=")
         try:
             if equals and self.equation == "refused":
                 raise NotAnExpression("it is an equation")
             value = self._value(expression, given)
         except NotAnExpression as error:
-            shown = answer if len(answer) <= LONGEST_SHOWN else answer[:LONGEST_SHOWN] + "…"
+            shown = extracted if len(extracted) <= LONGEST_SHOWN else extracted[:LONGEST_SHOWN] + "…"
             return Grade(reward=self.scores.malformed, outcome="ok", extracted=shown, message=str(error))
         reward = self.scores.correct if value == target else self.scores.wrong
         return Grade(reward=reward, outcome="ok", extracted=expression.strip())

@@ -8,8 +8,8 @@ from typing import Annotated, ClassVar
 
 from annotated_types import MinLen
 
-from treetune.tasks.graders.base import Grader
-from treetune.vocabulary import Grade, Problem
+from treetune.tasks.graders.base import Grader, Isolation
+from treetune.vocabulary import Problem
 
 _INTEGER = re.compile(r"([+-]?)0*([0-9]+)")
 
@@ -27,15 +27,14 @@ class FinalAnswer(Grader):
 
     # Two searches and a comparison, linear in the answer: nothing here can hang, so a worker
     # process would only cost time.
-    isolated: ClassVar[bool] = False
+    isolation: ClassVar[Isolation] = "inline"
 
-    def grade(self, response: str, problem: Problem) -> Grade:
+    def extract(self, response: str, problem: Problem) -> str | None:
         _, marker, answer = response.rpartition(self.marker)
-        answer = answer.strip()
-        if not marker or not answer:
-            return Grade(reward=0.0, outcome="no_answer")
-        correct = _canonical(answer) == _canonical(problem.gold.strip())
-        return Grade(reward=float(correct), outcome="ok", extracted=answer)
+        return answer.strip() or None if marker else None
+
+    def verdict(self, extracted: str, problem: Problem) -> float:
+        return float(_canonical(extracted) == _canonical(problem.gold.strip()))
 
 
 def _canonical(answer: str) -> str:

@@ -6,7 +6,9 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from annotated_types import Gt
 
 from treetune.config.imports import function_at
 from treetune.tasks.graders.base import Grader
@@ -24,12 +26,23 @@ class FunctionGrader(Grader):
 
     The module is looked for like those of `imports`: among what is installed, in the working directory, in
     the folders of the configuration files. The function runs in the grader processes: one that hangs or
-    crashes costs an answer its reward and not the run. What it raises is the outcome ``error``.
+    crashes costs an answer its reward and not the run. What it raises is the outcome ``error``, but for
+    `treetune.tasks.graders.base.Unavailable`: what it needs isn't there, and the answer is left out.
+
+    One that waits for something outside, and computes nothing that could hang, is a ``service`` by its
+    `isolation`: it is called in `concurrency` threads of the run's process. Broken connections, and what
+    takes longer than the deadline, then leave the answer out as well.
     """
 
     path: str
     """``package.module:function``."""
     arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    isolation: Literal["process", "service"] = "process"  # type: ignore[misc]  # a setting here
+    """Where it is called: in worker processes, or in threads since it waits for a service."""
+    deadline: Annotated[float, Gt(0)] | None = None
+    """Seconds for one answer; None: the run's `grader_deadline`."""
+    concurrency: Annotated[int, Gt(0)] = 16
+    """Calls at a time, of a ``service``."""
 
     def __post_init__(self) -> None:
         _check_call(self.path, function_at(self.path), self.arguments)

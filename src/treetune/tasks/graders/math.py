@@ -43,23 +43,27 @@ class MathGrader(Grader):
     def grade(self, response: str, problem: Problem) -> Grade:
         if len(response) > LONGEST_RESPONSE:
             return _refused(None, f"{len(response)} characters, more than {LONGEST_RESPONSE}")
-        gold_text, gold = _read_gold(problem.gold)
+        return super().grade(response, problem)
+
+    def extract(self, response: str, problem: Problem) -> str | None:
+        _, gold = _read_gold(problem.gold)
         parts = len(gold.parts) if isinstance(gold, Group) and gold.kind == "list" else 1
-        given = given_answer(response, parts)
-        if given is None:
-            return Grade(reward=0.0, outcome="no_answer")
-        if _bare(given) == _bare(gold_text):
-            return Grade(reward=1.0, outcome="ok", extracted=given)
-        if len(given) > LONGEST:
-            return _refused(given[:100] + "…", f"an answer of {len(given)} characters")
+        return given_answer(response, parts)
+
+    def verdict(self, extracted: str, problem: Problem) -> Grade | float:
+        gold_text, gold = _read_gold(problem.gold)
+        if _bare(extracted) == _bare(gold_text):
+            return 1.0
+        if len(extracted) > LONGEST:
+            return _refused(extracted[:100] + "…", f"an answer of {len(extracted)} characters")
         try:
-            plain = undressed(given)
+            plain = undressed(extracted)
             correct = _bare(plain) == _bare(undressed(gold_text)) or equal_answers(
                 read_answer(plain), gold, problem.prompt
             )
         except Absurd as error:
-            return _refused(given, str(error))
-        return Grade(reward=float(correct), outcome="ok", extracted=given)
+            return _refused(extracted, str(error))
+        return float(correct)
 
 
 def _refused(extracted: str | None, why: str) -> Grade:

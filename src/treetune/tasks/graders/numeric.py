@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 from annotated_types import MinLen
 
-from treetune.tasks.graders.base import Grader
+from treetune.tasks.graders.base import Grader, Isolation
 from treetune.tasks.graders.numbers import read_number
 from treetune.tasks.latex import boxes
 from treetune.vocabulary import Grade, Problem
@@ -44,18 +44,23 @@ class Numeric(Grader):
             raise ValueError("require_think_end needs think_end, the text that ends a thought: '</think>'")
 
     def grade(self, response: str, problem: Problem) -> Grade:
+        if self._said_aloud(response) is None:
+            return Grade(reward=0.0, outcome="no_answer", message=f"no {self.think_end} in it")
+        return super().grade(response, problem)
+
+    def extract(self, response: str, problem: Problem) -> str | None:
         said_aloud = self._said_aloud(response)
         if said_aloud is None:
-            return Grade(reward=0.0, outcome="no_answer", message=f"no {self.think_end} in it")
-        answer = after_marker(said_aloud, self.marker) or self._without_marker(said_aloud)
-        if answer is None:
-            return Grade(reward=0.0, outcome="no_answer")
+            return None
+        return after_marker(said_aloud, self.marker) or self._without_marker(said_aloud)
+
+    def verdict(self, extracted: str, problem: Problem) -> Grade:
         gold = after_marker(problem.gold, self.marker)
         gold = problem.gold.strip() if gold is None else gold
-        given, meant = read_number(answer), read_number(gold)
+        given, meant = read_number(extracted), read_number(gold)
         if given is None or meant is None:
-            same = " ".join(answer.lower().split()) == " ".join(gold.lower().split())
-            return Grade(reward=float(same), outcome="ok", extracted=answer)
+            same = " ".join(extracted.lower().split()) == " ".join(gold.lower().split())
+            return Grade(reward=float(same), outcome="ok", extracted=extracted)
         return Grade(reward=float(given.equals(meant)), outcome="ok", extracted=str(given))
 
     def _said_aloud(self, response: str) -> str | None:
@@ -86,19 +91,16 @@ class Gsm8kExact(Grader):
 
     original_format: bool = True
 
-    def grade(self, response: str, problem: Problem) -> Grade:
-        answer: str | None
+    def extract(self, response: str, problem: Problem) -> str | None:
         if self.original_format:
             _, marker, text = response.rpartition("####")
-            answer = text.strip() if marker else None
-        else:
-            numbers = _ANY_NUMBER.findall(response.replace(",", ""))
-            answer = numbers[-1] if numbers else None
-        if answer is None:
-            return Grade(reward=0.0, outcome="no_answer")
+            return text.strip() if marker else None
+        numbers = _ANY_NUMBER.findall(response.replace(",", ""))
+        return numbers[-1] if numbers else None
+
+    def verdict(self, extracted: str, problem: Problem) -> float:
         gold = problem.gold.rpartition("####")[2].strip().lower()
-        correct = answer.replace(",", "").lower() == gold
-        return Grade(reward=float(correct), outcome="ok", extracted=answer)
+        return float(extracted.replace(",", "").lower() == gold)
 
 
 @Grader.register("gsm8k_lenient_substring")
@@ -112,16 +114,15 @@ class Gsm8kLenientSubstring(Grader):
     """
 
     # Searches in linear time, and nothing read: no process is needed for it.
-    isolated: ClassVar[bool] = False
+    isolation: ClassVar[Isolation] = "inline"
 
-    def grade(self, response: str, problem: Problem) -> Grade:
+    def extract(self, response: str, problem: Problem) -> str | None:
         _, thought, behind = response.partition(THINK_END)
         _, marker, rest = (behind if thought else response).partition("####")
-        if not marker:
-            return Grade(reward=0.0, outcome="no_answer")
-        answer = rest.partition("\n")[0].strip()
-        gold = problem.gold.rpartition("####")[2].strip()
-        return Grade(reward=float(gold in answer), outcome="ok", extracted=answer)
+        return rest.partition("\n")[0].strip() if marker else None
+
+    def verdict(self, extracted: str, problem: Problem) -> float:
+        return float(problem.gold.rpartition("####")[2].strip() in extracted)
 
 
 def after_marker(text: str, marker: str) -> str | None:

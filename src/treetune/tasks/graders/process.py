@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,11 +31,14 @@ _READ_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class Work:
-    """One answer to grade; `number` is its name between parent and worker."""
+    """One answer to grade within `deadline` seconds; `number` is its name between parent and worker, `grader`
+    that of what grades it."""
 
     number: int
+    grader: int
     response: str
     problem: Problem
+    deadline: float
 
 
 class WorkerStartError(RuntimeError):
@@ -42,7 +46,8 @@ class WorkerStartError(RuntimeError):
 
 
 class WorkerProcess:
-    """A process that grades one batch at a time; `batch` is what it has not answered yet.
+    """A process that grades one batch at a time; `batch` is what it has not answered yet. It loads a grader
+    when it is first given an answer for it.
 
     It is a fresh interpreter, not a fork: forking a process with threads, torch or CUDA in it is
     unsafe, and multiprocessing's spawn would import the run's main module again. It leads a
@@ -50,16 +55,18 @@ class WorkerProcess:
     killed along with it.
     """
 
-    def __init__(self, grader: bytes, memory_bytes: int | None) -> None:
-        """`grader` is pickled; `memory_bytes` limits the address space."""
+    def __init__(self, graders: Mapping[int, bytes], memory_bytes: int | None) -> None:
+        """`graders` are pickled, by their numbers, and may grow; `memory_bytes` limits the address space."""
         source = str(Path(treetune.__file__).parent.parent)
         path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
         setup = {
             "path": list(sys.path),
             "own_folders": folders.searched(),
             "memory_bytes": memory_bytes,
-            "grader": grader,
         }
+        self._graders = graders
+        self._known: set[int] = set()
+        self._loading = 0
         self._process = subprocess.Popen(
             # -P: a file in the working directory must not shadow a module of the worker's.
             [sys.executable, "-P", "-m", "treetune.tasks.graders.worker", str(os.getpid())],
@@ -84,13 +91,18 @@ class WorkerProcess:
         os.set_blocking(self.requests, False)
         os.set_blocking(self.results, False)
         self.pid = self._process.pid
-        self.ready = False
+        self._up = False
         self.batch: deque[Work] = deque()
         self.since = time.monotonic()
-        """When the start, or the answer at work, began."""
+        """When the start, the loading of a grader, or the answer at work, began."""
         self._outbox = bytearray(frame(setup))
         self._inbox = bytearray()
         self.send()
+
+    @property
+    def ready(self) -> bool:
+        """Whether what it does now, if anything, is grading."""
+        return self._up and not self._loading
 
     @property
     def idle(self) -> bool:
@@ -104,7 +116,11 @@ class WorkerProcess:
         assert self.idle
         self.batch.extend(batch)
         self.since = time.monotonic()
-        self._outbox += frame([(work.number, work.response, work.problem) for work in batch])
+        for grader in dict.fromkeys(work.grader for work in batch if work.grader not in self._known):
+            self._known.add(grader)
+            self._loading += 1
+            self._outbox += frame((grader, self._graders[grader]))
+        self._outbox += frame([(work.number, work.grader, work.response, work.problem) for work in batch])
         self.send()
 
     def send(self) -> None:
@@ -138,7 +154,10 @@ class WorkerProcess:
                 raise WorkerStartError(f"a worker process cannot load the grader: {message[1]}")
             self.since = message[1]
             if message[0] == "ready":
-                self.ready = True
+                self._up = True
+                continue
+            if message[0] == "loaded":
+                self._loading -= 1
                 continue
             work = self.batch.popleft()
             assert work.number == message[2], "grades come in the order of the batch"
@@ -158,11 +177,11 @@ class WorkerProcess:
         del self._inbox[:start]
         return messages
 
-    def overdue_at(self, deadline: float) -> float | None:
+    def overdue_at(self) -> float | None:
         """The time at which this worker has to be killed, unless it says something before."""
         if not self.ready:
             return self.since + START_SECONDS
-        return self.since + deadline if self.batch else None
+        return self.since + self.batch[0].deadline if self.batch else None
 
     def ending(self) -> str:
         """How a worker whose pipe has closed came to its end."""

@@ -1,9 +1,9 @@
 """The child side of a grader process: reads batches of answers, grades them one by one.
 
 Run as ``python -m treetune.tasks.graders.worker`` by `WorkerProcess`, never by hand. Messages are
-pickles with a length before them. The first one sets the process up; each later one is a batch.
-Every grade is sent as soon as it is there, stamped with the time of its end, so that the parent
-knows which answer is at work and since when.
+pickles with a length before them. The first one sets the process up; each later one is a grader with the
+number that answers name it by, or a batch of answers. Every grade is sent as soon as it is there, stamped
+with the time of its end, so that the parent knows which answer is at work and since when.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from dataclasses import replace
 from typing import Any, BinaryIO
 
 from treetune.config import folders
-from treetune.tasks.graders.base import Grader
-from treetune.vocabulary import Grade, Problem
+from treetune.tasks.graders.base import Grader, Unavailable
+from treetune.vocabulary import Grade, GradeOutcome, Problem
 
 LENGTH = struct.Struct("<I")
 _PR_SET_PDEATHSIG = 1
@@ -36,13 +36,18 @@ def frame(message: object) -> bytes:
 def graded(grader: Grader, response: str, problem: Problem) -> Grade:
     """The grader's verdict with the seconds that it took; what it raises is the outcome ``error``."""
     start = time.perf_counter()
+    outcome: GradeOutcome = "error"
     try:
         return replace(grader.grade(response, problem), seconds=time.perf_counter() - start)
+    except Unavailable as error:
+        outcome, message = "unavailable", str(error)
     except (Exception, SystemExit) as error:
         # Whatever an answer makes a grader raise is recorded with that answer, and ends no run.
         name = type(error).__name__
         message = f"{name}: {error}" if str(error) else name
-        return Grade(reward=0.0, outcome="error", seconds=time.perf_counter() - start, message=message)
+        if grader.isolation == "service" and isinstance(error, OSError):  # broken connections among them
+            outcome = "unavailable"
+    return Grade(reward=0.0, outcome=outcome, seconds=time.perf_counter() - start, message=message)
 
 
 def _die_with(parent: int) -> None:
@@ -82,18 +87,29 @@ def main() -> None:
     folders.search_in(*setup["own_folders"])
     if setup["memory_bytes"] is not None:
         resource.setrlimit(resource.RLIMIT_AS, (setup["memory_bytes"], setup["memory_bytes"]))
+    _write_all(results, frame(("ready", time.monotonic())))
+    graders: dict[int, Grader] = {}
+    while True:
+        message = _read(requests)
+        if isinstance(message, tuple):
+            number, pickled = message
+            graders[number] = _loaded(pickled, results)
+            _write_all(results, frame(("loaded", time.monotonic())))
+            continue
+        for number, grader, response, problem in message:
+            grade = graded(graders[grader], response, problem)
+            _write_all(results, frame(("grade", time.monotonic(), number, grade)))
+
+
+def _loaded(pickled: bytes, results: int) -> Grader:
     try:
-        grader = pickle.loads(setup["grader"])
+        grader = pickle.loads(pickled)
         grader.prepare()
     except Exception as error:
         # Reported to the parent, which tells the user; there is nothing to grade with.
         _write_all(results, frame(("failed", f"{type(error).__name__}: {error}")))
         sys.exit(1)
-    _write_all(results, frame(("ready", time.monotonic())))
-    while True:
-        for number, response, problem in _read(requests):
-            grade = graded(grader, response, problem)
-            _write_all(results, frame(("grade", time.monotonic(), number, grade)))
+    return grader
 
 
 if __name__ == "__main__":
