@@ -147,13 +147,21 @@ class Answers(Feature):
 
 @dataclass(frozen=True)
 class OneLine(Feature):
-    """Answers whose tokens were each sampled after all before it, so without threads."""
+    """Answers whose tokens were each sampled after all before it, so without threads. With `turns`, an
+    environment may speak in between; else an answer is what the policy writes by itself."""
 
-    remedy = "set the rollout's parallel to false, or choose a part that is made for threads"
+    turns: bool = False
+
+    remedy = "choose a rollout such as 'single_turn', or a part that is made for threads or turns"
 
     @property
     def words(self) -> str:
-        return "answers in one line (threads don't see their siblings)"
+        if self.turns:
+            return "answers in one line (threads don't see their siblings)"
+        return "answers that the policy writes in one line by itself (no threads, no turns)"
+
+    def meets(self, needed: Feature) -> bool:
+        return isinstance(needed, OneLine) and (needed.turns or not self.turns)
 
 
 @dataclass(frozen=True)
@@ -165,6 +173,17 @@ class Forks(Feature):
     @property
     def words(self) -> str:
         return "answers that fork into threads"
+
+
+@dataclass(frozen=True)
+class Turns(Feature):
+    """Answers of several turns, between which an environment speaks."""
+
+    remedy = "choose the rollout 'multi_turn'"
+
+    @property
+    def words(self) -> str:
+        return "answers of several turns"
 
 
 @dataclass(frozen=True)

@@ -217,7 +217,8 @@ class Segment(Columnar):
     `logprobs` (one per token, of the distribution that was really sampled from) and
     `policy_version` (0 for the start weights, i+1 after iteration i) belong to sampled segments, and so
     do `seconds`, which the engine took for the request. What a segment was sampled after is the prompt
-    and the earlier segments that its `branch` `sees`.
+    and the earlier segments that its `branch` `sees`. `snapshot` is the state of the environment that said an
+    injected one, where that is gone on with from a copy.
     """
 
     token_ids: TokenIds
@@ -226,6 +227,7 @@ class Segment(Columnar):
     policy_version: int | None = None
     branch: Branch = ()
     seconds: float | None = field(default=None, compare=False)
+    snapshot: bytes | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         self._set("token_ids", token_array(self.token_ids))

@@ -117,9 +117,7 @@ def turn_frame(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> Callable[[str]
                     " that a chat of several turns is not what the template makes of it: set"
                     " chat.earlier_turns to 'as_sampled', to keep earlier turns in sight as they were sampled"
                 )
-    once, twice = (
-        after(_ANSWER, "2 + 2?", turns)[2] for turns in ([], [_user("0 + 0?"), _assistant("0.")])
-    )
+    once, twice = (after(_ANSWER, "2 + 2?", turns)[2] for turns in ([], [_user("0 + 0?"), _assistant("0.")]))
     if once != twice:
         raise ValueError(
             f"the chat template of {name} puts something else between later turns than between the first two:"

@@ -12,6 +12,7 @@ from treetune.inference.journal import JournaledEngine
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.session import Session
 from treetune.tasks.base import Task
+from treetune.tasks.environments.pool import EnvironmentPool
 from treetune.tasks.graders.pool import GraderPool
 from treetune.vocabulary import Problem
 
@@ -19,14 +20,22 @@ from treetune.vocabulary import Problem
 class Sampler:
     """Lends rollout, credit, evaluation and analyses what they need of the session and its server."""
 
-    def __init__(self, session: Session, server: PolicyServer, grader: GraderPool) -> None:
+    def __init__(
+        self, session: Session, server: PolicyServer, grader: GraderPool, environments: EnvironmentPool
+    ) -> None:
         self.session, self.server, self.grader = session, server, grader
+        self.environments = environments
 
     @staticmethod
     @contextmanager
     def open(session: Session, server: PolicyServer) -> Iterator[Sampler]:
-        with grader_pool(session, session.config.task) as grader:
-            yield Sampler(session, server, grader)
+        config = session.config
+        config.rollout.sampler.prepare(session.model.codec)
+        with (
+            grader_pool(session, config.task) as grader,
+            EnvironmentPool(workers=config.grader_workers) as environments,
+        ):
+            yield Sampler(session, server, grader, environments)
 
     def context(
         self,
@@ -66,6 +75,7 @@ class Sampler:
             sampling=rollout.sampling,
             unfinished_reward=rollout.unfinished_reward,
             rollout=rollout.sampler,
+            environments=self.environments,
             memory={} if memory is None else memory,
         )
 

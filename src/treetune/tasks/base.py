@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from treetune.config.registrable import Registrable
+from treetune.tasks.environments.base import Environment
 from treetune.tasks.graders.base import Grader
 from treetune.vocabulary import Problem
 
@@ -16,6 +17,8 @@ class Task(Registrable):
     """A source of problems. Sub-classes are frozen dataclasses whose fields are configuration."""
 
     grader: Grader
+    environment: Environment | None = None
+    """What its problems are played in, where answers have several turns."""
 
     def problems(self, split: Split) -> Sequence[Problem]:
         """All problems of a split, always in the same order; never empty (ValueError)."""

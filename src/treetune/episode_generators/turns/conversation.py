@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 from treetune.episode_generators.rollout.answers import before_stop
@@ -67,25 +67,53 @@ class Conversation:
         if self.finish is not None:
             return None
         room = min(self.limits.turn_tokens, self._room)
-        return Call(
-            len(self.actions), joined([self.prompt_ids, *(s.token_ids for s in self.segments)]), room
-        )
+        return Call(len(self.actions), joined([self.prompt_ids, *(s.token_ids for s in self.segments)]), room)
 
     def said(self, completion: Completion) -> bool:
-        """Whether the environment is to be asked: not where the answer came to its last token within a turn."""
-        room = self._room
-        self.segments.append(completion.segment())
-        if completion.finish_reason == "length":
-            if len(completion.token_ids) == room:
-                self._end("length", "tokens_spent")
-                return False
-            self.events["cut"] += 1
-        text = self.codec.decode(completion.token_ids)
-        self.actions = (*self.actions, before_stop(text, self.limits.stop))
+        """Whether the environment is to be asked: not where the answer came to its last token in a turn."""
+        spent = len(completion.token_ids) == self._room
+        self._written(completion.segment())
+        if completion.finish_reason == "length" and spent:
+            self._end("length", "tokens_spent")
+            return False
+        self.events["cut"] += completion.finish_reason == "length"
         return True
 
-    def heard(self, turn: Turn) -> None:
-        """Raises ValueError for an observation that the tokenizer has no tokens for."""
+    def again(self, begun: Sequence[Segment], turns: Sequence[Turn]) -> None:
+        """Comes to the end of segments that are there already, which `turns` had followed on.
+
+        Raises ValueError where they follow no more: the environment says something else now.
+        """
+        sampled = [segment for segment in begun if segment.origin == "sampled"]
+        for segment, turn in zip(sampled, turns):
+            self._written(segment)
+            if turn.outcome != "ok":  # lost on the way: not this answer's doing
+                self.segments = list(begun)
+                self.turns.append(replace(turn, outcome="unavailable"))
+                self._end("stop")
+                return
+            self.heard(turn)
+        now = joined([segment.token_ids for segment in self.segments]).tolist()
+        if now != joined([segment.token_ids for segment in begun]).tolist():
+            raise ValueError(
+                "the environment says something else when an answer is played again, so that credit can't go"
+                " on from its middle: let it draw from its seed alone, or say again = 'copy' or 'never'"
+            )
+        self.segments = list(begun)
+
+    def copied(self, begun: Sequence[Segment], rewards: Sequence[float]) -> None:
+        """Comes to the end of segments that are there already, in whose turns so much was earned."""
+        for segment in begun:
+            if segment.origin == "sampled":
+                self._written(segment)
+        self.segments = list(begun)
+        self.turns = [Turn(reward=reward) for reward in rewards]
+
+    def heard(self, turn: Turn, snapshot: bytes | None = None) -> None:
+        """`snapshot` is the environment's state, to go on from here again.
+
+        Raises ValueError for an observation that the tokenizer has no tokens for.
+        """
         self.turns.append(turn)
         if turn.done:
             self._end("stop")
@@ -101,16 +129,14 @@ class Conversation:
             self._end("length", "tokens_spent")
             return
         if len(injected):
-            self.segments.append(Segment(injected, origin="injected"))
+            self.segments.append(Segment(injected, origin="injected", snapshot=snapshot))
 
     @property
     def step_ends(self) -> tuple[int, ...]:
         """A step is a turn, with the observation that follows it."""
         ends = list(accumulate(len(segment.token_ids) for segment in self.segments))
         following = [*self.segments[1:], None]
-        return tuple(
-            end for end, after in zip(ends, following) if after is None or after.origin == "sampled"
-        )
+        return tuple(end for end, after in zip(ends, following) if after is None or after.origin == "sampled")
 
     @property
     def rewards(self) -> list[float]:
@@ -126,16 +152,12 @@ class Conversation:
     def _room(self) -> int:
         return self.budget - sum(len(segment.token_ids) for segment in self.segments)
 
+    def _written(self, segment: Segment) -> None:
+        self.segments.append(segment)
+        text = self.codec.decode(segment.token_ids)
+        self.actions = (*self.actions, before_stop(text, self.limits.stop))
+
     def _end(self, reason: FinishReason, event: str | None = None) -> None:
         self.finish = reason
         if event is not None:
             self.events[event] += 1
-
-
-def sampled_actions(codec: TextCodec, segments: Sequence[Segment], stop: Sequence[str]) -> tuple[str, ...]:
-    """The actions of whole turns that stand there already."""
-    return tuple(
-        before_stop(codec.decode(segment.token_ids), stop)
-        for segment in segments
-        if segment.origin == "sampled"
-    )

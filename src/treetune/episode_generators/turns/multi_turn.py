@@ -1,4 +1,4 @@
-"""Answers of several turns: the policy writes, an environment answers, and all of them are sampled at once."""
+"""Answers of several turns: the policy writes, an environment answers, and all go on at once."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from treetune.episode_generators.base import GenerationContext, Rollout
 from treetune.episode_generators.metrics import trajectory_metrics
 from treetune.episode_generators.numbers import measured
 from treetune.episode_generators.rollout.answers import (
+    before_stop,
     check_lengths,
     check_prompts,
     check_sampling,
@@ -21,12 +22,14 @@ from treetune.episode_generators.rollout.answers import (
     rank_share,
     token_budget,
 )
-from treetune.episode_generators.turns.conversation import EVENTS, Call, Conversation, Limits, sampled_actions
+from treetune.episode_generators.turns.conversation import EVENTS, Call, Conversation, Limits
+from treetune.episode_generators.turns.snapshots import packed, unpacked
 from treetune.inference.base import Completion, Later, Request, SamplingParams
 from treetune.seeds import derive_seed
 from treetune.tasks.base import Task
 from treetune.tasks.environments.base import Environment, Reward, Turn
 from treetune.tasks.environments.pool import Play
+from treetune.tasks.environments.worlds import Played
 from treetune.tree import Tree, answers_of, trees_of
 from treetune.vocabulary import Grade, Metrics, Problem, Segment, TextCodec, TokenIds, Trajectory, joined
 
@@ -145,8 +148,8 @@ class MultiTurn(Rollout):
         found = self.environment or task.environment
         if found is None:
             raise ValueError(
-                f"the rollout 'multi_turn' has no environment, and neither has the task {type(task).__name__}:"
-                " give rollout.environment"
+                "the rollout 'multi_turn' has no environment, and neither has the task"
+                f" {type(task).__name__}: give rollout.environment"
             )
         return found
 
@@ -178,17 +181,16 @@ class MultiTurn(Rollout):
             for sample in range(self.samples)
         ]
         answers = self.answers(context, starts)
-        trees = trees_of(
-            replace(answer, sample=place % self.samples) for place, answer in enumerate(answers)
-        )
+        trees = trees_of(replace(answer, sample=place % self.samples) for place, answer in enumerate(answers))
         trees = measured(trees, context.codec)
         return trees, trajectory_metrics(context, answers_of(trees))
 
     def answers(self, context: GenerationContext, starts: Sequence[Start]) -> list[Trajectory]:
         """One graded answer from each start, in their order; `sample` is 0 in all of them.
 
-        The seed of a turn is derived from its start's and its number, and the environment's from the problem,
-        so that an answer does not depend on what else is sampled, nor on the order in which anything comes in.
+        The seed of a turn is derived from its start's and its number, and the environment's from the
+        problem, so that an answer does not depend on what else is sampled, nor on the order in which anything
+        comes in.
         """
         assert context.engine is not None, "a rollout that samples needs an engine"
         growing = {place: self._begun(context, start) for place, start in enumerate(starts)}
@@ -196,20 +198,21 @@ class MultiTurn(Rollout):
         # The request number i is of the start number `asked[i]`.
         asked: list[int] = []
 
-        def followed(place: int, play: Play, turns: Future[tuple[Turn, ...]]) -> Sequence[Request | Later]:
+        def followed(place: int, played: Future[Played]) -> Sequence[Request | Later]:
             """What follows once the environment has spoken, which it may have done at once."""
-            if not turns.done():
-                return [Later(turns, lambda: heard(place, turns.result()))]
-            return heard(place, turns.result())
+            if not played.done():
+                return [Later(played, lambda: heard(place, played.result()))]
+            return heard(place, played.result())
 
-        def heard(place: int, turns: Sequence[Turn]) -> list[Request | Later]:
-            conversation, _ = growing[place]
-            for turn in turns:
-                try:
-                    conversation.heard(turn)
-                except ValueError as error:  # what it said can't be put into tokens
-                    conversation.turns.pop()
-                    conversation.heard(Turn(done=True, outcome="error", message=str(error)))
+        def heard(place: int, played: Played) -> list[Request | Later]:
+            conversation, start = growing[place][0], starts[place]
+            if conversation.segments:
+                (turn,) = played.turns
+                self._hear(conversation, turn, played.snapshot)
+            elif any(segment.snapshot for segment in start.begun):
+                conversation.copied(start.begun, unpacked(start.begun)[0])
+            else:
+                conversation.again(start.begun, played.turns)
             return sampled(place)
 
         def sampled(place: int) -> list[Request | Later]:
@@ -229,26 +232,28 @@ class MultiTurn(Rollout):
             conversation, play = growing[place]
             if not conversation.said(completions[0]):
                 return sampled(place)
-            return followed(place, play, play.act(conversation.actions[-1]))
+            return followed(place, play.act(conversation.actions[-1]))
 
         requests: list[Request | Later] = []
         for place, start in enumerate(starts):
-            play = growing[place][1]
-            requests += followed(place, play, play.begun) if start.begun else sampled(place)
-        context.engine.generate(requests, on_result)
+            requests += followed(place, growing[place][1].begun) if start.begun else sampled(place)
+        if requests:
+            context.engine.generate(requests, on_result)
         assert len(grown) == len(starts), "the engine reports every request"
         return [self._trajectory(context, start, *grown[place]) for place, start in enumerate(starts)]
 
     def _begun(self, context: GenerationContext, start: Start) -> tuple[Conversation, Play]:
-        actions = sampled_actions(context.codec, start.begun, self.stop)
         conversation = Conversation(
             context.codec,
             self.frame(context.codec),
             self.limits,
             start.prompt_ids,
             token_budget(context, start.prompt_ids, self.max_tokens),
-            actions=actions,
-            segments=list(start.begun),
+        )
+        actions = tuple(
+            before_stop(context.codec.decode(segment.token_ids), self.stop)
+            for segment in start.begun
+            if segment.origin == "sampled"
         )
         play = context.environments.begin(
             self.environment_of(context.task),
@@ -256,8 +261,17 @@ class MultiTurn(Rollout):
             problem=start.problem,
             seed=derive_seed(context.seed, context.iteration, start.problem.id, "environment"),
             actions=actions,
+            snapshot=unpacked(start.begun)[1],
         )
         return conversation, play
+
+    def _hear(self, conversation: Conversation, turn: Turn, snapshot: tuple[int, bytes] | None) -> None:
+        rewards = [one.reward for one in (*conversation.turns, turn)]
+        try:
+            conversation.heard(turn, None if snapshot is None else packed(rewards, snapshot))
+        except ValueError as error:  # there are no tokens for what it said
+            conversation.turns.pop()
+            conversation.heard(Turn(done=True, outcome="error", message=str(error)))
 
     def _request(self, start: Start, call: Call) -> Request:
         return Request(
@@ -267,9 +281,7 @@ class MultiTurn(Rollout):
             sampling=replace(self.sampling, max_tokens=call.max_tokens),
         )
 
-    def _graded(
-        self, context: GenerationContext, start: Start, conversation: Conversation
-    ) -> Future[Grade]:
+    def _graded(self, context: GenerationContext, start: Start, conversation: Conversation) -> Future[Grade]:
         """What the answer earns beside its turns' rewards, or why it earns nothing."""
         wanted = self.reward or self.environment_of(context.task).earns
         if conversation.outcome == "ok" and wanted != "environment" and conversation.actions:
@@ -296,7 +308,9 @@ class MultiTurn(Rollout):
             rewards = [0.0] * len(rewards)
         elif conversation.finish == "length" and self.unfinished_reward is not None:
             rewards = [0.0] * (len(rewards) - 1) + [self.unfinished_reward]
-            message = "cut off by max_turns" if conversation.events["turns_spent"] else "cut off by max_tokens"
+            message = (
+                "cut off by max_turns" if conversation.events["turns_spent"] else "cut off by max_tokens"
+            )
         response_ids = joined([segment.token_ids for segment in conversation.segments])
         return Trajectory(
             problem=start.problem,

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
 from treetune.contracts import Need, OneLine
-from treetune.episode_generators.base import THREADS_REMEDY, GenerationContext
+from treetune.episode_generators.base import STATES_REMEDY, GenerationContext
 from treetune.episode_generators.rollout.answers import before_stop, token_budget
 from treetune.episode_generators.values.base import Beginning, Estimate, StateRule, ValueEstimator
 from treetune.inference.base import Completion, Request, SamplingParams
@@ -20,7 +20,7 @@ from treetune.vocabulary import Grade, Trajectory, joined
 class StepBoundaries(StateRule):
     """Before every step of the answer (Kazemnejad et al., arXiv:2410.01679, section 4)."""
 
-    needs = (Need(OneLine(), "it continues answers from their beginnings", THREADS_REMEDY),)
+    needs = (Need(OneLine(), "it continues answers from their beginnings", STATES_REMEDY),)
 
     def step_starts(self, trajectory: Trajectory) -> Sequence[int]:
         return (0, *trajectory.step_ends[:-1])

@@ -11,7 +11,7 @@ from treetune.tasks.graders.base import Isolation
 from treetune.vocabulary import GradeOutcome, Problem
 
 Reward = Literal["environment", "grader", "sum"]
-"""What an answer earns: its turns' rewards together, what the task's grader gives to its last turn, or both."""
+"""What an answer earns: its turns' rewards together, what the task's grader gives its last turn, or both."""
 
 LONGEST_OBSERVATION = 1 << 16
 """Characters of an observation that reach the run's own process, however long it is."""
@@ -51,8 +51,8 @@ class Environment(Registrable):
 
     `isolation` says where it runs, as for graders: ``process`` in worker processes, which are killed where a
     step takes more than `deadline` seconds; ``inline`` in the run's own process, for what can't hang, crash
-    or allocate without bound whatever the policy writes; ``service`` in threads of the run's process, for
-    what waits for something outside and has time limits of its own.
+    or allocate without bound whatever the policy writes; ``service`` in threads of the run's process,
+    `concurrency` at a time, for what waits for something outside.
 
     `reset` and `step` raise `Unavailable` where what they need isn't there: such an answer is left out of
     training and measurements, and counted. Anything else that `step` raises ends the answer as ``error``.
@@ -64,6 +64,8 @@ class Environment(Registrable):
     """What answers earn unless the rollout says otherwise."""
     deadline: float = 10.0
     """Seconds for one turn."""
+    concurrency: int = 16
+    """Turns of a ``service`` at a time."""
 
     def prepare(self) -> None:
         """Called once in each worker process, before the deadlines begin: slow imports belong here."""

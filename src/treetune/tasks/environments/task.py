@@ -50,7 +50,8 @@ class EnvironmentTask(Task):
         needed = self.train_size + self.validation_size + self.test_size
         if there is not None and needed > there:
             yield Finding(
-                f"train_size + validation_size + test_size is {needed}, and the environment has {there} levels",
+                f"train_size + validation_size + test_size is {needed}, and the environment has {there}"
+                " levels",
                 "train_size",
                 "lower the sizes, or make the environment larger",
             )
@@ -79,6 +80,4 @@ def _problems(task: EnvironmentTask, split: Split) -> tuple[Problem, ...]:
     # Held-out levels come first, so that they stay when train_size changes.
     first = {"test": 0, "validation": task.test_size, "train": task.test_size + task.validation_size}[split]
     levels = range(first, first + task.size(split))
-    return tuple(
-        task.environment.problem(f"{split}/{place}", level) for place, level in enumerate(levels)
-    )
+    return tuple(task.environment.problem(f"{split}/{place}", level) for place, level in enumerate(levels))

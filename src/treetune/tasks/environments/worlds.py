@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import math
 import pickle
+import time
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 from typing import Any
 
 from treetune.tasks.environments.base import LONGEST_OBSERVATION, Environment, Turn
 from treetune.tasks.graders.base import Unavailable
-from treetune.vocabulary import Problem
+from treetune.vocabulary import GradeOutcome, Problem
 
 MOST_WORLDS = 10_000
-"""Answers whose state is kept at a time; the oldest is made again, or lost, where it is asked for after that."""
+"""Answers whose state is kept at a time: where there are more, the oldest is made again when it is asked."""
 
 
 @dataclass(frozen=True)
 class Moment:
     """What an environment is asked: to go on in the answer `session` up to the last of its `actions`.
 
-    `snapshot` is a state from which it may begin, and the number of actions that had led there.
+    `snapshot` is a state from which it may begin, and the number of actions that had led there. Where the
+    state isn't there, actions are played again only if the moment `may_replay`. One that `is_over` is to be
+    forgotten.
     """
 
     session: int
@@ -28,6 +31,8 @@ class Moment:
     seed: int
     actions: tuple[str, ...] = ()
     snapshot: tuple[int, bytes] | None = None
+    may_replay: bool = False
+    is_over: bool = False
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,13 @@ class Played:
 
     turns: tuple[Turn, ...] = ()
     snapshot: tuple[int, bytes] | None = None
+    seconds: float = 0.0
+    was_lost: bool = False
+    """Nothing was played, since the state isn't there."""
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.turns) and self.turns[-1].outcome != "ok"
 
 
 class Worlds:
@@ -47,18 +59,21 @@ class Worlds:
 
     def play(self, environment: Environment, moment: Moment) -> Played:
         """Never raises: whatever the environment does is an outcome of the last turn."""
+        start = time.perf_counter()
         try:
-            return self._played(environment, moment)
+            played = self._played(environment, moment)
         except Unavailable as error:
-            self.forget(moment.session)
-            return Played((Turn(done=True, outcome="unavailable", message=str(error)),))
-
-    def forget(self, session: int) -> None:
-        self._states.pop(session, None)
+            played = failure("unavailable", str(error))
+        return replace(played, seconds=time.perf_counter() - start)
 
     def _played(self, environment: Environment, moment: Moment) -> Played:
+        if moment.is_over:
+            self._states.pop(moment.session, None)
+            return Played()
         done, state = self._states.pop(moment.session, (None, None))
-        if done is None or done > len(moment.actions):
+        if done is None:
+            if not moment.may_replay:
+                return Played(was_lost=True)
             done, state = self._begun(environment, moment)
         turns = []
         for action in moment.actions[done:]:
@@ -84,6 +99,11 @@ class Worlds:
             raise
         except Exception as error:  # nobody has written anything yet: it can't be the answer's doing
             raise Unavailable(f"the environment did not begin: {_words(error)}") from error
+
+
+def failure(outcome: GradeOutcome, message: str, seconds: float = 0.0) -> Played:
+    """What is left of an environment that is lost."""
+    return Played((Turn(done=True, outcome=outcome, message=message),), seconds=seconds)
 
 
 def stepped(environment: Environment, state: Any, action: str) -> Turn:

@@ -13,10 +13,10 @@ from typing import Self
 
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.process import Work
-from treetune.tasks.graders.processes import GraderProcesses
-from treetune.tasks.graders.threads import GraderThreads
-from treetune.tasks.graders.worker import graded
-from treetune.vocabulary import Grade, Problem
+from treetune.tasks.graders.processes import WorkerProcesses
+from treetune.tasks.graders.threads import ServiceThreads
+from treetune.tasks.graders.worker import Grading, graded
+from treetune.vocabulary import Grade, GradeOutcome, Problem
 
 Key = tuple[int, str, str, bytes]
 
@@ -65,8 +65,8 @@ class GraderPool:
         self._works = 0
         self._graders: dict[int, tuple[int, Grader]] = {}
         memory_bytes = None if memory_gib is None else int(memory_gib * 2**30)
-        self._processes = GraderProcesses(workers, memory_bytes, self._settle, self._fail)
-        self._threads: dict[int, GraderThreads] = {}
+        self._processes = WorkerProcesses(workers, memory_bytes, self._settle, _lost, self._fail)
+        self._threads: dict[int, ServiceThreads] = {}
         for part in grader.parts():
             self._number(part)
 
@@ -124,9 +124,10 @@ class GraderPool:
         if id(grader) not in self._graders:
             number = len(self._graders)
             if grader.isolation == "process":
-                self._processes.teach(number, grader)
+                self._processes.teach(number, Grading(grader), type(grader).__name__)
             elif grader.isolation == "service":
-                self._threads[number] = GraderThreads(grader, self._settle)
+                answer = Grading(grader).answer
+                self._threads[number] = ServiceThreads(answer, grader.concurrency, self._settle, _lost)
             self._graders[id(grader)] = number, grader
         return self._graders[id(grader)][0]
 
@@ -142,7 +143,7 @@ class GraderPool:
         self._works += 1
         self._keys[self._works] = key
         deadline = self.deadline if grader.deadline is None else grader.deadline
-        work = Work(self._works, number, response, problem, deadline)
+        work = Work(self._works, number, (response, problem), deadline, about=problem.id)
         if grader.isolation == "service":
             self._threads[number].add(work)
         else:
@@ -173,3 +174,8 @@ class GraderPool:
         for future in futures:
             if future.set_running_or_notify_cancel():
                 future.set_exception(error)
+
+
+def _lost(outcome: GradeOutcome, message: str, seconds: float) -> Grade:
+    """Of an answer on which a grader hung or crashed."""
+    return Grade(reward=0.0, outcome=outcome, seconds=seconds, message=message)
