@@ -72,9 +72,12 @@ if [ ! -d "$RECORD" ] && [ "$free_gib" -lt "$need_gib" ]; then
     missing+=("About $need_gib GiB of disk are needed in $ROOT; $free_gib are free")
 fi
 [ ${#missing[@]} -eq 0 ] || fail "${missing[@]}"
+HEADERS=1
 if ! "$python" -c 'import os, sys, sysconfig
 sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))'; then
-    say "note: Python.h is missing; runs with two or more ranks on a CPU need it (apt-get install python3-dev)"
+    HEADERS=
+    say "note: Python.h is missing; runs with two or more ranks on a CPU and the task reasoning_gym need it" \
+        "(apt-get install python3-dev)"
 fi
 
 # ---- the environment; one that was left half made, or made elsewhere, is made anew (downloads are cached)
@@ -111,16 +114,24 @@ install_lock() {
     grep -E '^(setuptools|wheel)==' "$lock" >"$packages" || true
     if [ -s "$packages" ]; then pip_install -r "$packages" || give_up setuptools; fi
     # Built without isolation: with the pinned setuptools, not with whatever is newest that day.
-    grep -vE '^flash-attn==' "$lock" >"$packages"
+    grep -vE '^(flash-attn|pycosat)==' "$lock" >"$packages"
     if ! pip_install --no-build-isolation -r "$packages"; then
         if [ "$DEVICE" = cpu ] && tail -n 5 "$LOG" | grep -q 'torch==.*+cpu'; then
             say "pip does not find the CPU build of torch; asking PyTorch's own index"
             grep -E '^torch==' "$lock" >"$packages"
             pip_install --index-url "$TORCH_CPU_INDEX" -r "$packages" || give_up torch
-            grep -vE '^torch==' "$lock" >"$packages"
+            grep -vE '^(torch|pycosat)==' "$lock" >"$packages"
             pip_install --no-build-isolation -r "$packages" || give_up "$lock"
         else
             give_up "$lock"
+        fi
+    fi
+    last=$(grep -E '^pycosat==' "$lock" || true)
+    if [ -n "$last" ]; then
+        if [ -n "$HEADERS" ]; then
+            pip_install --no-build-isolation "${last%% *}" || give_up pycosat
+        else
+            say "note: without Python.h pycosat is not built, which the task reasoning_gym can't do without"
         fi
     fi
     last=$(grep -E '^flash-attn==' "$lock" || true)

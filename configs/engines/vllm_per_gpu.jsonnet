@@ -1,13 +1,15 @@
 // One vLLM server per GPU, which sleeps while the trainer on that GPU works.
 {
-  engine+: {
-    type: 'vllm',
-    dtype: 'bfloat16',
-    servers: 'per_rank',
-    sleep: true,
-    prefix_caching: true,
-    max_concurrency: 512,
-    max_num_seqs: 512,
-    gpu_memory_utilization: 0.6,
+  engines+: {
+    policy+: {
+      type: 'vllm',
+      dtype: 'bfloat16',
+      servers: 'per_rank',
+      sleep: true,
+      prefix_caching: true,
+      max_concurrency: 512,
+      max_num_seqs: 512,
+      gpu_memory_utilization: 0.6,
+    },
   },
 }

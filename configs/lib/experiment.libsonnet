@@ -64,7 +64,7 @@ local deepseek7b = {
             + (import '../trainers/bf16.jsonnet')
             + {
               trainer+: { zero_stage: 2, sequences_per_micro_batch: 8 },
-              engine+: { max_num_seqs: 256, gpu_memory_utilization: 0.5 },
+              engines+: { policy+: { max_num_seqs: 256, gpu_memory_utilization: 0.5 } },
             },
   sft_learning_rate: 5e-5,
   checkpoints: { every: 10, keep_every: 60 },
@@ -131,7 +131,7 @@ local methods = {
                      + (import '../analyzers/action_ranking.jsonnet')
                      + {
                        credit+: { critic+: { learning_rate: null, value_clip: 0.2 } },
-                       engine+: { gpu_memory_utilization: 0.35 },
+                       engines+: { policy+: { gpu_memory_utilization: 0.35 } },
                      } + model.with_critic,
 
   // The paper's GRPO and RLOO differ from its PPO in their credit alone.

@@ -33,14 +33,16 @@ local has(object, key) = std.objectHas(object, key) && object[key] != null;
     alphabet: std.join('', [std.char(code) for code in [10] + std.range(32, 126) if std.char(code) != '<']),
   },
   context_length: 160,
-  engine: {
-    type: 'vllm',
-    dtype: 'float32',
-    max_num_seqs: 64,
-    max_num_batched_tokens: 2048,
-    prefix_caching: false,
-    start_timeout: 1800,  // on a machine that does much else
-    sync_timeout: 900,
+  engines+: {
+    policy: {
+      type: 'vllm',
+      dtype: 'float32',
+      max_num_seqs: 64,
+      max_num_batched_tokens: 2048,
+      prefix_caching: false,
+      start_timeout: 1800,  // on a machine that does much else
+      sync_timeout: 900,
+    },
   },
   rollout+: few(super.rollout),
   credit+: if has(super.credit, 'samples') then { samples: 2 } else {},

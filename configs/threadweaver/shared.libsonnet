@@ -23,7 +23,7 @@ local tokens = 16384;
     rollout+: { samples: 8, temperature: 1.0, top_p: 1.0, max_tokens: tokens, max_prompt_tokens: 512 },
   },
   rollout: threads.rollout,
-  engine+: { gpu_memory_utilization: 0.8 },
+  engines+: { policy+: { gpu_memory_utilization: 0.8 } },
   evaluation: {
     sets: [{ split: 'validation', samples: 8, temperature: 1.0, top_p: 1.0, while_training: true }],
   },

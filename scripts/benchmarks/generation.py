@@ -83,7 +83,7 @@ def measure(setting: Setting) -> dict[str, Measurement]:
 
 def offline_engine(session: Session, server: PolicyServer, scratch: Path) -> Child:
     """vLLM in a process of its own, on the run's start weights, told what the run's server is told."""
-    settings = session.config.engine
+    settings = session.config.engines.policy
     assert isinstance(settings, VllmSettings)
     assert server.folder is not None
     launch = Launch(

@@ -80,7 +80,7 @@ class Experiment(Protocol):
 
     task: Any
     model: Any
-    engine: Any
+    engines: Any
     rollout: Any
     credit: Any
     selection: Any

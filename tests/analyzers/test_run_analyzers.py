@@ -156,7 +156,7 @@ def test_what_one_analyzer_lacks_is_said_and_the_others_go_on(
     assert "diversity: " in said and "no iteration with trajectories.arrow" in said
     assert "weight_distance: 7 is not the number of a checkpoint" in said and "there are 0, 1, 2" in said
     assert [path.name for path in (base / "gae" / "analyses").iterdir()] == ["distance"]
-    assert config.engine.engines == [], "nothing that could still be done needs an engine"
+    assert config.engines.policy.engines == [], "nothing that could still be done needs an engine"
 
 
 def test_an_experiment_without_checkpoints_says_so(base: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -33,8 +33,8 @@ def test_a_hardware_fragment_is_right(
         ),
         ("{ trainer+: { zero_stage: 2, offload_optimizer: true, tensor_parallel_size: 2 } }", "offload"),
         ("{ trainer+: { sequence_parallel_size: 2, tensor_parallel_size: 2 } }", "with sequence_parallel"),
-        ("{ engine+: { devices: [0, 0], tensor_parallel_size: 2 } }", "a GPU twice"),
-        ("{ engine+: { devices: [] } }", "no GPU"),
+        ("{ engines+: { policy+: { devices: [0, 0], tensor_parallel_size: 2 } } }", "a GPU twice"),
+        ("{ engines+: { policy+: { devices: [] } } }", "no GPU"),
     ],
 )
 def test_hardware_settings_that_do_not_go_together_are_told(

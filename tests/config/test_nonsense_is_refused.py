@@ -278,14 +278,14 @@ NONSENSE = {
     ),
     "an engine that is too short": (
         VINEPPO,
-        "{engine+: {context_length: 50}}",
-        "engine.context_length",
+        "{engines+: { policy+: {context_length: 50} }}",
+        "engines.policy.context_length",
         "is 50",
     ),
     "an engine beyond the model": (
         SFT,
-        "{engine+: {context_length: 300}}",
-        "engine.context_length",
+        "{engines+: { policy+: {context_length: 300} }}",
+        "engines.policy.context_length",
         "for 128 tokens",
     ),
     "an alphabet without the task's characters": (

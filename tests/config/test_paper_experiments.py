@@ -125,7 +125,7 @@ def test_an_experiment_has_what_all_of_them_share(family: str, method: str, data
     assert isinstance(task, Math if data == "MATH" else Gsm8k)
     assert task.prompt == "[MATH_TASK] Problem:\n{problem}\n\nSolution:"
 
-    engine = config.engine
+    engine = config.engines.policy
     assert isinstance(engine, VllmSettings)
     assert (engine.servers, engine.sleep, engine.dtype) == ("per_rank", True, "bfloat16")
     assert engine.max_num_seqs == {"rho1b": 512, "deepseek": 256}[family]

@@ -53,8 +53,8 @@ BROKEN = {
         ["problems_per_iteration", "whole number", "6.4"],
     ),
     "text for a truth value": (
-        "{ engine+: { async_scheduling: 'yes' } }",
-        ["engine.async_scheduling", "true or false"],
+        "{ engines+: { policy+: { async_scheduling: 'yes' } } }",
+        ["engines.policy.async_scheduling", "true or false"],
     ),
     "nothing where a value is needed": ("{ context_length: null }", ["context_length", "is null"]),
     "no continuations": ("{ credit+: { samples: 0 } }", ["credit.samples", "greater than 0"]),

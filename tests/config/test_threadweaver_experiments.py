@@ -80,9 +80,12 @@ def test_all_of_them_multiply_and_are_measured_alike(name: str) -> None:
     assert trainer_of(experiment).offload_optimizer and trainer_of(experiment).offload_parameters
     assert trainer_of(experiment).precision == "bfloat16"
     assert trainer_of(experiment).gradient_checkpointing
-    assert isinstance(experiment.engine, VllmSettings)
-    assert (experiment.engine.tensor_parallel_size, experiment.engine.gpu_memory_utilization) == (1, 0.8)
-    assert experiment.engine.servers == "per_rank", "ranks may be on several machines"
+    assert isinstance(experiment.engines.policy, VllmSettings)
+    assert (
+        experiment.engines.policy.tensor_parallel_size,
+        experiment.engines.policy.gpu_memory_utilization,
+    ) == (1, 0.8)
+    assert experiment.engines.policy.servers == "per_rank", "ranks may be on several machines"
 
 
 @pytest.mark.parametrize("form", FORMS)

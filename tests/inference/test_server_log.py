@@ -18,8 +18,8 @@ LOGS = Path(__file__).parent / "server_logs"
         ("torn_weights", "SafetensorError: Error while deserializing header", "the weights are not whole"),
         ("no_weights", "Cannot find any model weights with `/weights`", "folder holds no weights"),
         ("no_memory", "requested memory for kv (100000.0 GiB)", "out of memory: lower"),
-        ("unknown_argument", "unrecognized arguments: --no-such-flag", "engine.extra_arguments"),
-        ("small_batches", "max_num_batched_tokens (16) is smaller than", "engine.extra_arguments"),
+        ("unknown_argument", "unrecognized arguments: --no-such-flag", "engines.policy.extra_arguments"),
+        ("small_batches", "max_num_batched_tokens (16) is smaller than", "engines.policy.extra_arguments"),
     ],
 )
 def test_the_error_that_ended_it_is_named_and_not_what_it_warned_of(

@@ -12,7 +12,7 @@ from treetune.episode_generators.credit.group import Group
 from treetune.episode_generators.rollout.single_turn import SingleTurn
 from treetune.episode_generators.selection.all import All
 from treetune.inference.base import Engine
-from treetune.inference.settings import EngineSettings
+from treetune.inference.settings import Engines, EngineSettings
 from treetune.models.characters import character_tokenizer
 from treetune.models.sources import TinyModel
 from treetune.runtime.base import Checkpoints, PolicyIteration
@@ -44,12 +44,12 @@ class FakeSettings(EngineSettings):
         return engine
 
 
-def small(base: Path, **changes: Any) -> PolicyIteration:
+def small(base: Path, engine: EngineSettings | None = None, **changes: Any) -> PolicyIteration:
     """Two iterations of 4 problems x 2 answers; what is cut off earns the reward."""
     config = PolicyIteration(
         task=TASK,
         model=TinyModel(layers=1, hidden_size=64, heads=2, intermediate_size=96, context_length=64),
-        engine=FakeSettings(),
+        engines=Engines(policy=engine or FakeSettings()),
         rollout=SingleTurn(samples=2, max_tokens=12, unfinished_reward=1.0),
         credit=Group(std=False),
         selection=All(),
@@ -77,8 +77,8 @@ def train(config: PolicyIteration, **plain: Any) -> ExperimentDirectory:
 
 def sampled_requests(config: PolicyIteration) -> int:
     """How many requests its engines were asked for, over all its runs."""
-    assert isinstance(config.engine, FakeSettings)
-    return sum(len(engine.asked) for engine in config.engine.engines)
+    assert isinstance(config.engines.policy, FakeSettings)
+    return sum(len(engine.asked) for engine in config.engines.policy.engines)
 
 
 def raises_after(function: Callable[..., Any], calls: int, error: Exception) -> Callable[..., Any]:

@@ -2,7 +2,7 @@
 // both kinds, and minibatches enough for ratios to leave 1.
 (import '../../src/treetune/testing/small.jsonnet')
 + {
-  engine+: { max_concurrency: 64 },
+  engines+: { policy+: { max_concurrency: 64 } },
   rollout+: { samples: 4, max_tokens: 16 },
   credit: null,
   trainer+: { objective: null, advantage_normalisation: 'none', epochs: 2 },

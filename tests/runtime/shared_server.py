@@ -17,7 +17,7 @@ from treetune.config.build import build
 from treetune.config.explain import Explanation
 from treetune.config.jsonnet import Config
 from treetune.inference.base import Engine
-from treetune.inference.settings import EngineSettings
+from treetune.inference.settings import Engines, EngineSettings
 from treetune.runtime.base import PolicyIteration, Runtime
 from treetune.runtime.commands import run_iteration_loop
 from treetune.runtime.directory import ExperimentDirectory
@@ -54,7 +54,9 @@ class SharedServer(EngineSettings):
         experiment = build(Runtime, config.data, Explanation(config))
         assert isinstance(experiment, PolicyIteration)
         experiment = replace(
-            experiment, directory=str(directory), engine=replace(self, settings=experiment.engine)
+            experiment,
+            directory=str(directory),
+            engines=Engines(policy=replace(self, settings=experiment.engines.policy)),
         )
         run_iteration_loop(experiment, config.data)
         return experiment, directory_of(experiment)

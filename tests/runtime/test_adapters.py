@@ -17,7 +17,7 @@ ITERATIONS = 2
 LORA = """{
   iterations: %d,
   checkpoints: { every: 1, keep_every: 1 },
-  engine+: { max_concurrency: 64 },
+  engines+: { policy+: { max_concurrency: 64 } },
   credit: { type: 'group', std: false },
   trainer+: { lora: { rank: 4, alpha: 16, send: 'adapters' }, learning_rate: 1e-2, epochs: 1 },
 }"""

@@ -31,7 +31,7 @@ OVERRIDE = """{
     added_tokens: ['<Thread>', '</Thread>'],
   },
   context_length: 128,
-  engine+: { max_concurrency: 64, start_timeout: 800 },
+  engines+: { policy+: { max_concurrency: 64, start_timeout: 800 } },
   rollout+: { samples: 8, max_tokens: 48, stop: ['7'] },
   credit: { type: 'group' },
   trainer+: { epochs: 1 },

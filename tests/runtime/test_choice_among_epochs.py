@@ -27,6 +27,7 @@ from treetune.episode_generators.selection.correct_only import CorrectOnly
 from treetune.episode_generators.selection.preference_pairs import PreferencePairs
 from treetune.files import write_json, write_text
 from treetune.inference.base import EngineError
+from treetune.inference.settings import Engines
 from treetune.runtime import training
 from treetune.runtime.base import ChooseCheckpoint, Evaluation, EvaluationSet, PolicyIteration
 from treetune.runtime.sampler import Sampler
@@ -147,7 +148,7 @@ def test_a_run_that_ends_in_a_measurement_continues_there_with_the_same_weights(
     config = restem(tmp_path / "hit", rule="best", epochs=2, engine=FakeSettings(fail_after=after))
     with pytest.raises(EngineError, match="told to fail here"):
         train(config)
-    again = replace(config, engine=FakeSettings())
+    again = replace(config, engines=Engines(policy=FakeSettings()))
     train(again)
     assert weights(again) == weights(undisturbed)
     assert sampled_requests(again) == sampled_requests(undisturbed) - after

@@ -44,7 +44,7 @@ def test_run_evaluation_measures_every_set_on_every_checkpoint_once(
             assert len(rows) == problems * samples
             assert all(row["problem"].startswith(f"{split}/") for row in rows)
             assert summary["unfinished"] == sum(row["finish_reason"] == "length" for row in rows) / len(rows)
-    (engine,) = finished.engine.engines
+    (engine,) = finished.engines.policy.engines
     assert [version for _, version in engine.loaded] == [1, 2]
     asked = sampled_requests(finished)
     commands.run_evaluation(finished, {})
@@ -63,7 +63,7 @@ def test_run_evaluation_goes_on_where_it_was_interrupted(finished, tmp_path: Pat
 def test_run_evaluation_on_baseline_measures_the_start_weights_as_checkpoint_0(finished) -> None:
     commands.run_evaluation_on_baseline(finished, {})
     assert (directory_of(finished).evaluation(0, "often") / "summary.json").is_file()
-    (engine,) = finished.engine.engines
+    (engine,) = finished.engines.policy.engines
     assert engine.loaded == []
 
 

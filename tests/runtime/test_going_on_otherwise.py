@@ -81,7 +81,7 @@ def test_where_every_iteration_starts_anew_the_schedule_spans_one_of_them(tmp_pa
         {"sinks": [{"type": "tensorboard"}]},
         {"evaluation": {"every": 3}},
         {"diagnostics": {"patience": 9}},
-        {"engine": {"type": "vllm", "max_num_seqs": 7}},
+        {"engines": {"policy": {"type": "vllm", "max_num_seqs": 7}}},
         {"checkpoints": {"keep_every": 2}},
         {"grader_workers": 7, "grader_deadline": 3.0, "rank_deadline": 7.0},
         {"trainer": {**STORED["trainer"], "tokens_per_micro_batch": 99, "layout": "packed"}},

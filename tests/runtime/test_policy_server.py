@@ -61,7 +61,7 @@ def test_offered_weights_go_to_the_engine_when_somebody_samples_and_once(tmp_pat
         from treetune.runtime.training import make_trainer
 
         trainer = make_trainer(session)
-        (engine,) = config.engine.engines  # type: ignore[attr-defined]
+        (engine,) = config.engines.policy.engines  # type: ignore[attr-defined]
         server.offer(trainer, 1)
         server.offer(trainer, 2)
         assert engine.loaded == []

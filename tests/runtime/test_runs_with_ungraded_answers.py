@@ -104,7 +104,7 @@ def test_where_nothing_can_be_graded_the_run_ends_and_goes_on_later_without_samp
     switch = tmp_path / "down"
     switch.touch()
     down = disturbed(tmp_path, str(switch), engine=FakeSettings())
-    with pytest.raises(NothingGraded, match="12 of 12 answers could not be graded .* the judge is down"):
+    with pytest.raises(NothingGraded, match=r"12 of 12 answers could not be graded .* the judge is down"):
         train(down)
     assert not (directory_of(down).iteration(0) / "trajectories.arrow").exists()
     switch.unlink()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -40,8 +39,9 @@ def test_ranks_on_one_machine_keep_the_weights_in_its_memory(tmp_path: Path) -> 
 
 
 def test_one_server_for_ranks_on_several_machines_is_refused(tmp_path: Path) -> None:
-    config = replace(small(tmp_path), engine=VllmSettings(servers="one"))
+    config = small(tmp_path, engine=VllmSettings(servers="one"))
     with pytest.raises(ValueError, match=r"on 2 machines \(a, b\): .* set it to 'per_rank'"):
         refuse_unreachable_server(config, rank("b", "a"))
     refuse_unreachable_server(config, rank("a", "a"))
-    refuse_unreachable_server(replace(config, engine=VllmSettings(servers="per_rank")), rank("b", "a"))
+    apart = small(tmp_path, engine=VllmSettings(servers="per_rank"))
+    refuse_unreachable_server(apart, rank("b", "a"))

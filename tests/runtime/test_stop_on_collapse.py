@@ -94,7 +94,7 @@ def test_the_same_command_stays_stopped_and_another_configuration_goes_on(
     before = directory.metrics.read_bytes()
     again = config_of(tmp_path)
     assert stopped(again) == message
-    assert not again.engine.engines, "nothing was started for it"  # type: ignore[attr-defined]
+    assert not again.engines.policy.engines, "nothing was started for it"  # type: ignore[attr-defined]
     assert directory.metrics.read_bytes() == before
 
     commands.clean_up_checkpoints(again, {})

@@ -86,14 +86,56 @@ def test_the_references_steps() -> None:
     ]
 
 
-def test_the_reference_cuts_long_parts_at_commas_and_then_at_signs() -> None:
+def test_the_reference_cuts_long_parts_behind_commas_and_then_behind_signs() -> None:
     first, second = (
         "We know that the number of ways is large,",
         " and that there are as many apples as there are ripe pears in it.",
     )
     assert steps(MathReference(), first + second) == [first, second]
     formula = "\\[" + "a" * 60 + "=" + "b" * 60 + "\\]"
-    assert steps(MathReference(), formula) == [formula[:62], formula[62:]]
+    assert steps(MathReference(), formula) == [formula[:63], formula[63:]]
+
+
+@pytest.mark.parametrize("word", [" and", "\nand", " to"])
+def test_the_reference_cuts_behind_a_word_and_before_the_blank_that_follows(word: str) -> None:
+    first, second = "w" * 50 + word, " " + "w" * 60
+    # A newline is a cut of its own: of stage 2, with the newline first in the part that follows.
+    expected = [first, second] if word[0] == " " else ["w" * 50, word + second]
+    assert steps(MathReference(), first + second) == expected
+
+
+def test_the_reference_looks_for_the_middle_with_each_formula_counted_as_sixty_characters() -> None:
+    # By its characters the text's middle is nearer to the second comma.
+    text = "$x+y$ " + "w" * 43 + ", " + "w" * 28 + ", " + "w" * 59
+    assert steps(MathReference(), text)[0] == "$x+y$ " + "w" * 43 + ","
+
+
+def test_the_reference_tries_the_next_sign_and_not_the_next_place_of_the_same_one() -> None:
+    # Less than 40 characters stand before the comma in the middle; behind the other one it could be cut.
+    text = "$x$ " + "w" * 20 + ", " + "w" * 22 + " and www, " + "w" * 47
+    assert steps(MathReference(), text)[0].endswith(" and")
+
+
+LONG_FORMULA = "$" + "a" * 100 + "=" + "b" * 100 + "$"
+
+
+def test_the_reference_cuts_text_again_that_stands_before_a_cut_in_a_formula() -> None:
+    text = "w" * 50 + ", " + LONG_FORMULA + " " + "v" * 5 + ", $x$" + "u" * 34
+    assert [len(part) for part in steps(MathReference(), text)] == [51, 103, 146]
+
+
+def test_the_reference_does_not_cut_text_that_stands_behind_a_cut_in_a_formula() -> None:
+    text = "$x$" + "u" * 34 + ", " + LONG_FORMULA + " " + "v" * 45 + ", " + "w" * 45
+    assert [len(part) for part in steps(MathReference(), text)] == [141, 194]
+
+
+@pytest.mark.parametrize(
+    ("word", "ends"),
+    [("neighbours", True), ("Carla's", False), ("p.m", False), ("J", False), ("St", False), ("Bob", True)],
+)
+def test_a_single_letter_before_a_full_stop_ends_no_sentence_of_the_references(word: str, ends: bool) -> None:
+    first, second = f"In the end it was the turn of {word}.", " Then they all went home at last."
+    assert steps(MathReference(), first + second) == ([first, second] if ends else [first + second])
 
 
 @settings(max_examples=50)

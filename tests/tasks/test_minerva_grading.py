@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
+
 import pytest
 
+from tests.tasks import minerva_reference
 from treetune.tasks.graders.minerva import Minerva, lists_agree
 from treetune.tasks.graders.minerva_text import extract
 from treetune.vocabulary import Problem
@@ -81,6 +85,19 @@ def test_commas_part_answers_where_the_problem_says_so() -> None:
         ("1000000", "1000001", False),
         ("x=5", "5", True),
         ("6", "5", False),
+        ("x^2+y^2", "y^2+x^2", True),
+        ("(x+1)^2", "x^2+2x+1", True),
+        ("2^3^2", "512", False),  # only a chain of powers is too hard
+        (r"\fbox{5}", "5", True),
+        (r"\textbf{5}", "5", True),
+        (r"90\degree", "90", True),
+        (r"4\frac23", r"\frac{14}{3}", True),
+        (r"4\frac23", r"\frac83", False),
+        ("[4]", "4", False),
+        ("[4]", "[4]", True),
+        ("|4|", "4", False),
+        (r"\{144\}", "144", False),
+        (r"14\div3", r"\frac{14}{3}", False),
     ],
 )
 def test_equality_is_the_references(given: str, gold: str, same: bool) -> None:
@@ -107,3 +124,60 @@ def test_the_gold_is_taken_out_of_the_worked_solution() -> None:
     assert Minerva().grade(box("8"), problem).reward == 1.0
     assert Minerva().grade(box("7"), Problem(id="test/1", prompt="?", gold="7")).reward == 1.0
     assert Minerva().grade("none", Problem(id="test/1", prompt="?", gold="7")).outcome == "no_answer"
+
+
+def answers(draw: random.Random) -> tuple[str, str]:
+    """Two answers of one kind, which often say the same: near misses are as likely as rewrites."""
+    a, b, c = (draw.randint(1, 12) for _ in range(3))
+    d = draw.choice((0, 0, 1))
+    x, y = draw.sample("xyab", 2)
+    kinds: list[Callable[[], tuple[str, str]]] = [
+        lambda: (f"{a}", f"{a + d}"),
+        lambda: (f"{a}", f"{(a + d) * 100}"),
+        lambda: (f"{a / 10}", f"{a * 10 + d}"),
+        lambda: (f"{a},{b}00", f"{a}{b + d}00"),
+        lambda: (f"\\frac{{{a}}}{{{b}}}", f"\\frac{{{a * c}}}{{{b * c + d}}}"),
+        lambda: (f"{a}/{b}", f"\\dfrac{{{a + d}}}{{{b}}}"),
+        lambda: (f"{a}\\frac{{{b}}}{{{c}}}", f"\\frac{{{a * c + b + d}}}{{{c}}}"),
+        lambda: (f"{a}\\frac{b % 9 + 1}{c % 9 + 1}", f"\\frac{{{a * (b % 9 + 1)}}}{{{c % 9 + 1}}}"),
+        lambda: (f"{a}\\sqrt{{{b}}}", f"\\sqrt{{{a * a * b + d}}}"),
+        lambda: (f"\\frac{{1}}{{\\sqrt{{{b}}}}}", f"\\frac{{\\sqrt{{{b + d}}}}}{{{b}}}"),
+        lambda: (f"{a}^{b % 5}+{c}^2", f"{a ** (b % 5) + c * c + d}"),
+        lambda: (f"{x}^2+{y}^2", f"{y}^2+{x}^2+{d}"),
+        lambda: (f"({x}+{a})^2", f"{x}^2+{2 * a}{x}+{a * a + d}"),
+        lambda: (f"{x}^{{{a}}}", f"{x}^{{{a}}}+{d}"),
+        lambda: (f"2^{a}^2", f"2^{a * 2}"),
+        lambda: (f"{a}\\pi", f"\\pi({a + d})"),
+        lambda: ("\\pi", draw.choice(("3.1416", "3.14", "\\frac{22}{7}"))),
+        lambda: (draw.choice(("\\fbox{%d}", "\\textbf{%d}", "%d\\degree", "%d^\\circ")) % a, f"{a + d}"),
+        lambda: (draw.choice(("[%d]", "\\{%d\\}", "(%d)", "|%d|")) % a, f"{a}"),
+        lambda: (f"{a}\\div{b}", f"\\frac{{{a}}}{{{b}}}"),
+        lambda: (f"{a}\\times{b}", f"{a * b + d}"),
+        lambda: (f"({a},{b})", draw.choice(("[%d,%d]", "(%d,%d]", "(%d,%d)")) % (a, b + d)),
+        lambda: (f"({a},{b})", f"({a},{b},{c})"),
+        lambda: (f"({a},{b})\\cup({b},{c})", f"({b},{c})\\cup({a},{b + d})"),
+        lambda: (f"x={a}", f"{a + d}"),
+        lambda: (f"y={a}x+{b}", f"{a}x-y+{b + d}=0"),
+        lambda: (f"{a}\\%", draw.choice((f"{a / 100}", f"{a}", f"\\frac{{{a}}}{{100}}"))),
+        lambda: (f"{a}\\text{{ cm}}", f"{a + d}"),
+        lambda: (f"\\text{{{draw.choice('ABC')}}}", f"\\text{{({draw.choice('ABC')})}}"),
+        lambda: (f"{x}{y}+{a}", f"{a}+{y}{x}"),
+        lambda: (f"{a}x+{b}y+{c}z", f"{c}z+{b}y+{a}x"),
+        lambda: (f"{a}.000", f"{a}.000{d * 9}"),
+    ]
+    pair = draw.choice(kinds)()
+    return pair if draw.random() < 0.5 else pair[::-1]
+
+
+def test_at_least_99_of_100_verdicts_are_those_of_a_plain_reference() -> None:
+    draw = random.Random(11)
+    differing = []
+    equal = 0
+    for _ in range(500):
+        given, gold = (extract(box(answer), "?") for answer in answers(draw))
+        expected = minerva_reference.equal_lists(given, gold)
+        equal += expected
+        if lists_agree(given, gold) is not expected:
+            differing.append((given, gold, expected))
+    assert 100 < equal < 400, "a test of one verdict says nothing"
+    assert len(differing) <= 5, differing

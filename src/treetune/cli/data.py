@@ -37,10 +37,25 @@ def score_responses(options: argparse.Namespace) -> int:
     return 0
 
 
-def make_threads(options: argparse.Namespace) -> int:
+def run_pipeline(options: argparse.Namespace) -> int:
+    from treetune.config.errors import ConfigError, ConfigIssue
+    from treetune.config.explain import Explanation
+    from treetune.runtime import lifeline
+
     config = evaluated(options)
     root = built(config, options.command, "a data pipeline")
+    if config.data["type"] != options.command:
+        issue = ConfigIssue(
+            f"this configuration is of a pipeline of type {config.data['type']!r}",
+            key="type",
+            source=Explanation(config).source(("type",)),
+            remedy=f"the command {config.data['type']} carries it out",
+        )
+        raise ConfigError([issue])
     options.log_file = options.output / "logs" / "run.log"
+    if options.input is not None and not options.input.is_file():
+        raise ValueError(f"there is no file {options.input} (looked for in {Path.cwd()})")
+    lifeline.exit_on_signals()
     return cast("DataPipeline", root).run(options.input, options.output, config.data)
 
 
@@ -72,8 +87,52 @@ COMMANDS = (
         ),
     ),
     Command(
+        "prepare_data",
+        run_pipeline,
+        "make rows of a data set: map, filter, find duplicates and test problems, split; resumes",
+        "Reads a data set from the Hugging Face hub, Parquet or JSON lines, makes rows of the schema of it"
+        " and lets rules go over them: lengths, duplicates, contamination by test sets, reference solutions"
+        " that fail. Writes Parquet, every row that went with its reason, and how many rows each rule took.",
+        (
+            "treetune --configs configs/data/math__dapo.jsonnet prepare_data --output data/math__dapo",
+            "treetune --configs configs/data/math__dapo.jsonnet prepare_data --input a_part.jsonl --output"
+            " data/a_part",
+        ),
+        (
+            Argument(
+                "--input",
+                {"type": Path, "metavar": "FILE", "help": "read this in place of the configuration's source"},
+            ),
+            Argument(
+                "--output",
+                {"type": Path, "required": True, "metavar": "DIR", "help": "rows by split, summary, reasons"},
+            ),
+        ),
+    ),
+    Command(
+        "filter_data",
+        run_pipeline,
+        "keep rows by difficulty, length or quotas, and say what each rule took; resumes",
+        "Lets rules go over rows of the schema: pass rates of a weak and a strong model, lengths, quotas by"
+        " domain, and every other rule of prepare_data.",
+        (
+            "treetune --configs configs/data_pipelines/filter_data.jsonnet filter_data --input"
+            " data/math__dapo/train.parquet --output data/math__dapo_filtered",
+        ),
+        (
+            Argument(
+                "--input",
+                {"type": Path, "required": True, "metavar": "FILE", "help": "rows, Parquet or JSON lines"},
+            ),
+            Argument(
+                "--output",
+                {"type": Path, "required": True, "metavar": "DIR", "help": "rows.parquet, summary, reasons"},
+            ),
+        ),
+    ),
+    Command(
         "make_threads",
-        make_threads,
+        run_pipeline,
         "turn solutions into parallel ones with a language model's help; resumes",
         "Asks an OpenAI-compatible endpoint which parts of a solution don't need each other. Rows have"
         " `problem` and `solution`, and come out in threads.jsonl with `parallel_solution` beside them.",

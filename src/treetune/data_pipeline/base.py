@@ -11,8 +11,9 @@ from treetune.config.registrable import Registrable
 class DataPipeline(Registrable, root="a data pipeline"):
     """The root of a pipeline's configuration."""
 
-    def run(self, source: Path, output: Path, config: dict[str, Any]) -> int:
-        """Turns the rows of `source` into what enters `output`, and goes on with what is there already.
+    def run(self, source: Path | None, output: Path, config: dict[str, Any]) -> int:
+        """Turns the rows of `source` (None: those that its configuration names) into what enters `output`,
+        and goes on with what is there already.
 
         `config` is the evaluated configuration, for the record. Returns the command's exit code. Raises
         ValueError for a wrong input and RuntimeError where the work can't be done, after keeping what was.

@@ -78,7 +78,9 @@ class MakeThreads(DataPipeline):
             del own[name]
         return {"version": _VERSION, "endpoint": endpoint, **own}
 
-    def run(self, source: Path, output: Path, config: dict[str, Any]) -> int:
+    def run(self, source: Path | None, output: Path, config: dict[str, Any]) -> int:
         from treetune.data_pipeline.work import work
+
+        assert source is not None, "the command line asks for it"
 
         return work(self, source, output, config)

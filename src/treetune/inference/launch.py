@@ -175,7 +175,8 @@ class Launch:
         if len(indices) < size or (listed and max(indices) >= len(listed)):
             raise ValueError(
                 f"the engine of rank {self.rank} needs GPUs {list(indices) or '(none left)'}, and this"
-                f" process sees {len(listed)}: change engine.devices or engine.tensor_parallel_size"
+                f" process sees {len(listed)}: change engines.policy.devices or"
+                " engines.policy.tensor_parallel_size"
             )
         return [listed[index] if listed else str(index) for index in indices]
 

@@ -82,7 +82,7 @@ _REMEDIES: list[tuple[Callable[[str], bool], str]] = [
     (lambda error: "too many open files" in error, "too few open files allowed: raise `ulimit -n`"),
     (
         lambda error: "unrecognized arguments" in error or "max_num_batched_tokens" in error,
-        "engine.extra_arguments has what this vLLM doesn't take",
+        "engines.policy.extra_arguments has what this vLLM doesn't take",
     ),
 ]
 

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, Le
 
 from treetune.config.registrable import Registrable
-from treetune.contracts import Experiment, Finding
+from treetune.contracts import Experiment, Finding, Part
 from treetune.inference.base import Engine
 
 Device = Literal["cpu", "cuda"]
@@ -56,6 +56,13 @@ class EngineSettings(Registrable):
         ValueError where the settings don't suit the device or the ranks.
         """
         raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engines(Part):
+    """The models that a run serves: the `policy`, whose weights follow the training."""
+
+    policy: EngineSettings
 
 
 @EngineSettings.register("vllm")
@@ -184,7 +191,7 @@ class VllmSettings(EngineSettings):
     ) -> Engine:
         if self.sleep and device != "cuda":
             raise ValueError(
-                "engine.sleep is true and the engine runs on a CPU, where vLLM's sleep frees nothing:"
+                "engines.policy.sleep is true and the engine runs on a CPU, where vLLM's sleep frees nothing:"
                 " set it to false"
             )
         if world_size > 1 and rendezvous is None:

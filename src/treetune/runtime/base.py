@@ -12,7 +12,7 @@ from treetune.config.registrable import Registrable
 from treetune.contracts import Finding, Part
 from treetune.episode_generators.base import Credit, Rollout, Selection, Shaping
 from treetune.episode_generators.rollout.answers import check_lengths
-from treetune.inference.settings import EngineSettings
+from treetune.inference.settings import Engines
 from treetune.models.sources import ModelSource
 from treetune.runtime.analysis import Analyzer
 from treetune.runtime.diagnostics import Diagnostics
@@ -206,7 +206,7 @@ class PolicyIteration(Runtime):
 
     task: Task
     model: ModelSource
-    engine: EngineSettings
+    engines: Engines
     rollout: Rollout
     credit: Credit
     selection: Selection
@@ -258,7 +258,7 @@ class PolicyIteration(Runtime):
             "checkpoints",
             "diagnostics",
             "directory",
-            "engine",
+            "engines",
             "grader_deadline",
             "grader_workers",
             "imports",

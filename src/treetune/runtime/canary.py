@@ -34,7 +34,7 @@ def _canary(session: Session, score: Score) -> Canary:
     return Canary(
         prompts=[session.model.codec.encode_prompt(p.prompt) for p in session.train_problems[:PROMPTS]],
         score=score,
-        tolerance=session.config.engine.tolerance(session.ranks.device.type),
+        tolerance=session.config.engines.policy.tolerance(session.ranks.device.type),
         temperature=session.temperature,
     )
 

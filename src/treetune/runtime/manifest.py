@@ -31,7 +31,7 @@ def begin(
     Raises ValueError if what lies there was computed with a configuration that computes something
     else. A mistake that ended the run before it had made anything binds nobody.
     """
-    now = bits_rest_on(ranks, config.engine)
+    now = bits_rest_on(ranks, config.engines.policy)
     if not (directory.path / CONFIG).is_file() or not directory.has_work():
         write_json(
             directory.path / MANIFEST,

@@ -50,7 +50,7 @@ class PolicyServer:
             sent = lora if trains and lora is not None and lora.send == "adapters" else None
             folder = WeightsFolder(session, sent)
             stack.callback(folder.remove)
-            engine = config.engine.start(
+            engine = config.engines.policy.start(
                 folder.write_start(),
                 directory.logs if session.purpose == "run" else directory.logs / session.purpose,
                 seed=config.seed,
@@ -130,8 +130,9 @@ class PolicyServer:
 def refuse_unreachable_server(config: PolicyIteration, ranks: Ranks) -> None:
     """Raises ValueError where ranks on other machines would share a server, which listens on one alone."""
     machines = sorted(set(ranks.machines()))
-    if getattr(config.engine, "servers", None) == "one" and len(machines) > 1:
+    if getattr(config.engines.policy, "servers", None) == "one" and len(machines) > 1:
         raise ValueError(
-            f"engine.servers is 'one', and the ranks are on {len(machines)} machines ({', '.join(machines)}):"
-            " a server listens on its own machine's loopback only; set it to 'per_rank'"
+            f"engines.policy.servers is 'one', and the ranks are on {len(machines)} machines"
+            f" ({', '.join(machines)}): a server listens on its own machine's loopback only; set it"
+            " to 'per_rank'"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,6 +16,12 @@ from treetune.tasks.base import Split
 
 Row = tuple[str, dict[str, Any]]
 """A place to name in errors (``data/math[train][17]``, ``train.jsonl:18``), and what stands there."""
+
+ROW_GROUP = 1000
+"""Rows of a Parquet file that are in memory at a time."""
+
+JSON_FIELDS = b"treetune.json"
+"""In a Parquet file's metadata: which fields hold JSON text, by their column ("" for columns themselves)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,18 +78,21 @@ class OnDisk(Source):
 @dataclass(frozen=True, kw_only=True)
 class OnHub(Source):
     """A data set of the Hugging Face hub, by `name` and `revision` (a commit or a tag: what is
-    measured today is measured tomorrow); `subset` where it has several. Fetched once and cached."""
+    measured today is measured tomorrow); `subset` where it has several, or `files` (a pattern in its
+    repository) where only some of its files are meant: they are then its split ``train``. Fetched once and
+    cached."""
 
     name: Annotated[str, MinLen(1)]
     revision: Annotated[str, MinLen(1)]
     subset: str | None = None
+    files: str | None = None
 
     def rows(self, split: Split) -> Iterator[Row]:
         name = self.name_of(split)
         from datasets import load_dataset
 
         try:
-            splits = load_dataset(self.name, self.subset, revision=self.revision)
+            splits = load_dataset(self.name, self.subset, revision=self.revision, data_files=self.files)
         except Exception as error:  # of many kinds: no network, no such name, no such revision
             raise ValueError(
                 f"the data set {self.name} (revision {self.revision}) cannot be fetched: {error}. "
@@ -90,6 +100,71 @@ class OnHub(Source):
                 "source: {type: 'disk', path: …}"
             ) from error
         yield from _rows(splits, name, self.name)
+
+
+@Source.register("files")
+@dataclass(frozen=True, kw_only=True)
+class InFiles(Source):
+    """Files of rows, ``.parquet`` or ``.jsonl``: each split is a path or a pattern (``data/*.parquet``, read
+    in the order of names), relative to the working directory."""
+
+    train: str | None = None
+    validation: str | None = None
+    test: str | None = None
+
+    def rows(self, split: Split) -> Iterator[Row]:
+        for path in self.files(split):
+            yield from read_rows(path)
+
+    def files(self, split: Split) -> list[Path]:
+        """Raises ValueError where there is none."""
+        name = self.name_of(split)
+        found = sorted(map(Path, glob.glob(name)))
+        if not found:
+            raise ValueError(f"there is no file {name} (looked for in {Path.cwd()})")
+        return found
+
+
+def read_rows(path: Path) -> Iterator[Row]:
+    """Rows of a ``.parquet`` or ``.jsonl`` file as they stand there, each with its place.
+
+    What a Parquet file holds for a key that a row doesn't have (null) is left out. Raises ValueError for a
+    file that isn't there or can't be read.
+    """
+    if path.suffix == ".parquet":
+        yield from _parquet_rows(path)
+    elif path.suffix in (".jsonl", ".json"):
+        yield from json_lines(path)
+    else:
+        raise ValueError(f"{path} should end in .parquet or .jsonl")
+
+
+def _parquet_rows(path: Path) -> Iterator[Row]:
+    if not path.is_file():
+        raise ValueError(f"there is no file {path} (looked for in {Path.cwd()})")
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    try:
+        with parquet.ParquetFile(path) as file:
+            in_json = json.loads((file.schema_arrow.metadata or {}).get(JSON_FIELDS, b"{}"))
+            number = 0
+            for batch in file.iter_batches(ROW_GROUP):
+                for row in batch.to_pylist():
+                    row = _without_nulls(row)
+                    for place, names in in_json.items():
+                        held = row.get(place, {}) if place else row
+                        held.update({name: json.loads(held[name]) for name in names if name in held})
+                    yield f"{path}[{number}]", row
+                    number += 1
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"{path} can't be read as Parquet: {error}") from error
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_nulls(one) for name, one in value.items() if one is not None}
+    return [_without_nulls(one) for one in value] if isinstance(value, list) else value
 
 
 def _rows(splits: Mapping[str, Any], name: str, where: str) -> Iterator[Row]:

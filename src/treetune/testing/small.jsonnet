@@ -7,13 +7,15 @@
   task: { type: 'addition_chain', count: 3, digits: 2, train_size: 200, validation_size: 20, test_size: 20 },
   model: { type: 'tiny', layers: 1, hidden_size: 64, heads: 2, intermediate_size: 96, context_length: 64 },
   context_length: 64,
-  engine: {
-    type: 'vllm',
-    dtype: 'float32',
-    max_num_seqs: 64,
-    max_num_batched_tokens: 2048,
-    max_concurrency: 1,  // one request after the other: a phase lasts, and its journal grows meanwhile
-    prefix_caching: false,
+  engines+: {
+    policy: {
+      type: 'vllm',
+      dtype: 'float32',
+      max_num_seqs: 64,
+      max_num_batched_tokens: 2048,
+      max_concurrency: 1,  // one request after the other: a phase lasts, and its journal grows meanwhile
+      prefix_caching: false,
+    },
   },
   rollout: { type: 'single_turn', samples: 2, max_tokens: 32, unfinished_reward: 1.0 },
   credit: { type: 'monte_carlo', samples: 1 },

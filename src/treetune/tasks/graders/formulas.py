@@ -54,7 +54,7 @@ def equal_formulas(given: str, gold: str) -> bool:
     one, other = exact_value(given), exact_value(gold)
     if one is not None and other is not None:
         return one == other
-    given, gold = _mixed_numbers_added(given), _mixed_numbers_added(gold)
+    given, gold = mixed_numbers_added(given), mixed_numbers_added(gold)
     try:
         meant = read_expression(gold)
     except (NotAFormula, Absurd):
@@ -92,7 +92,7 @@ def _spaceless(formula: str) -> str:
     return re.sub(r"\s+", "", formula)
 
 
-def _mixed_numbers_added(formula: str) -> str:
+def mixed_numbers_added(formula: str) -> str:
     r"""``3\frac{1}{2}`` is three and a half, not three halves."""
     return _MIXED.sub(r"(\1+\\frac\2\3)", formula)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.expressions import Absurd, NotAFormula, read_expression
+from treetune.tasks.graders.formulas import mixed_numbers_added
 from treetune.tasks.graders.minerva_text import extract
 from treetune.tasks.graders.same_value import same_value
 from treetune.vocabulary import Grade, Problem
@@ -21,7 +22,14 @@ MOST_ANSWERS = 50
 CLOSE = 1e-3
 """The absolute difference below which two numbers count as equal: 0.0001 is 0.0002."""
 
-_TOO_HARD = re.compile(r"%|\^\{|\^\(|\^\d\d|\^[^\s^]*\^|\d{3,}!")
+_TOO_HARD = re.compile(r"%|\^\{|\^\(|\^\d\d|\^\d+\^|\d{3,}!")
+_NO_FORMULA = re.compile(r"\\[{}]|\\div(?![A-Za-z])|[÷|]|(?<!\\sqrt)\[")
+"""That code reads braces as a set and square brackets as a list, which equal no number, and no ÷ or bars."""
+_DRESS = re.compile(
+    r"\\(?:[mh]box|fbox|boxed|text[a-z]{0,2}|math(?:it|sf|tt)|emph|underline|overline|boldsymbol|bm|cancel"
+    r"|operatorname|displaystyle|degree|bf|it|rm)(?![A-Za-z])"
+)
+"""Commands that it leaves out, and keeps what stands in their braces."""
 
 
 @Grader.register("minerva")
@@ -143,7 +151,7 @@ def _matrix(text: str) -> list[list[str]] | None:
 
 
 def _symbolic(given: str, gold: str) -> bool:
-    if any(_TOO_HARD.search(text) for text in (given, gold)):
+    if any(_TOO_HARD.search(text) or _NO_FORMULA.search(text) for text in (given, gold)):
         return False
     one, other = _expression(given), _expression(gold)
     if one is None or other is None:
@@ -155,6 +163,6 @@ def _symbolic(given: str, gold: str) -> bool:
 
 def _expression(text: str) -> Any:
     try:
-        return read_expression(text)
+        return read_expression(mixed_numbers_added(_DRESS.sub("", text)))
     except (NotAFormula, Absurd):
         return None

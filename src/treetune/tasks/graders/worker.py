@@ -72,7 +72,7 @@ def graded(grader: Grader, response: str, problem: Problem) -> Grade:
     return Grade(reward=0.0, outcome=outcome, seconds=time.perf_counter() - start, message=message)
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
     """Has the kernel kill this process when its parent dies, however that happens (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -94,7 +94,7 @@ def _write_all(descriptor: int, data: bytes) -> None:
 
 
 def main() -> None:
-    _die_with(int(sys.argv[1]))
+    die_with(int(sys.argv[1]))
     # Ctrl-C in the terminal is the parent's to handle, who ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # The pipes move to descriptors of their own: what a grader prints goes to the error stream.

@@ -7,21 +7,20 @@ characters are cut in two, again and again.
 It differs where the reference could not go on. A response that is one part of under 20 characters
 ("The answer is 5.") raised there, because its only boundary was merged away: here it is one step.
 A formula in an environment (``\text{if $x>0$}`` in ``align*``) raised there, because its placeholder
-was never found again: here the outermost formula counts. Where the description leaves a choice, cuts
-are behind commas and colons, and before "and", "to", signs and white space.
+was never found again: here the outermost formula counts.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from treetune.tasks.steps.base import StepSplitter, joined
 
 MASK = 60
-"""Characters that a formula counts for in the first stages."""
+"""Characters that a formula counts for: in the first stages, and on the way to the middle of a long part."""
 
 SHORT = 20
 TINY = 3
@@ -39,17 +38,17 @@ _PAIRS = [
 ]
 """Masked one kind after the other; then inline dollars, then environments of any name."""
 
-_SENTENCE = re.compile(r"(?<!\s[A-Za-z])(?<!\s[A-Za-z]{2})\.(?=\s+[A-Z])")
+_SENTENCE = re.compile(r"(?<!\b[A-Za-z])(?<!\s[A-Za-z]{2})\.(?=\s+[A-Z])")
 _DOLLAR = re.compile(r"(?<!\\)\$")
 _BEGIN = re.compile(r"\\begin\{([^{}\n]{1,40})\}")
 _FULL_STOP = (".$", ".$$", ".\\)", ".\\]")
 _OPENER = re.compile(r"\$\$?|\\\(|\\\[|\\begin\{[^{}]*\}|\[asy\]")
-_TEXT_BREAKS = [(",", True), (" and ", False), (":", True), (" to ", False)]
+_TEXT_BREAKS = [re.compile(kind) for kind in (r",", r"\sand(?=\s)", r":", r"\sto(?=\s)")]
 _MATH_BREAKS = [
-    (",$", True), (",\\)", True), (",\\]", True), ("=", False), ("\\equiv", False), ("+", False),
-    ("\\cancelto", False),
+    re.compile(kind)
+    for kind in (r",\$", r",\\\)", r",\\\]", r"=", r"\\equiv", r"\+", r"\\cancelto")
 ]  # fmt: skip
-"""What a long part is cut at, the earlier the better, and whether the cut is behind it."""
+"""What a long part is cut behind, the earlier the better."""
 
 
 @StepSplitter.register("math_reference")
@@ -154,25 +153,30 @@ class _Masked:
     def long_ones_cut(self, offsets: list[int]) -> list[int]:
         known = iter(self._hidden)
         text: list[str] = []
-        prose: list[bool] = []
+        shown: list[str] = []  # the same with formulas blotted out
+        widths: list[float] = []
         for character in self._text:
             piece = next(known) if character == self._mark else character
             text.append(piece)
-            prose += [character != self._mark] * len(piece)
+            shown.append(character * len(piece))
+            widths += [MASK / len(piece) if character == self._mark else 1] * len(piece)
+        prose = "".join(shown), [0, *accumulate(widths)]
         whole = "".join(text)
+        formulas = whole, range(len(whole) + 1)
         todo = [(start, end, False) for start, end in pairwise(offsets)]
         cuts = set(offsets)
         while todo:
             start, end, in_math = todo.pop()
             if end - start <= LONG:
                 continue
-            cut = None if in_math else _break(whole, start, end, _TEXT_BREAKS, HALF_TEXT, prose)
+            cut = None if in_math else _break(*prose, start, end, _TEXT_BREAKS, HALF_TEXT)
+            after_text = cut is not None
             if cut is None:
-                in_math = True
-                cut = _break(whole, start, end, _MATH_BREAKS, HALF_MATH, None)
+                cut = _break(*formulas, start, end, _MATH_BREAKS, HALF_MATH)
             if cut is not None:
                 cuts.add(cut)
-                todo += [(start, cut, in_math), (cut, end, in_math)]
+                # Of a part that is cut in a formula, only the right half may not be cut in its text any more.
+                todo += [(start, cut, False), (cut, end, not after_text)]
         return sorted(cuts)
 
 
@@ -236,17 +240,19 @@ def _goes_with_the_next(part: str) -> bool:
 
 
 def _break(
-    text: str, start: int, end: int, breaks: list[tuple[str, bool]], half: int, prose: list[bool] | None
+    text: str, widths: Sequence[float], start: int, end: int, kinds: list[re.Pattern[str]], half: int
 ) -> int | None:
-    """The place of the first kind that has one, nearest to the middle, with both halves long enough."""
-    for sign, behind in breaks:
-        places = []
-        at = text.find(sign, start, end)
-        while at >= 0:
-            place = at + len(sign) if behind else at
-            if start + half <= place <= end - half and (prose is None or prose[at]):
-                places.append(place)
-            at = text.find(sign, at + 1, end)
-        if places:
-            return min(places, key=lambda place: abs(2 * place - start - end))
+    """Behind the sign of the first kind whose nearest to the middle leaves both halves long enough.
+
+    The middle is that of the widths, at which the characters begin. Only the nearest place of a kind
+    is looked at: if one of its halves is too short, the next kind follows, not the next place.
+    """
+    for kind in kinds:
+        places = [found.end() for found in kind.finditer(text, start, end)]
+        if not places:
+            continue
+        middle = widths[start] + widths[end]
+        place = min(places, key=lambda place: abs(2 * widths[place] - middle))
+        if start + half <= place <= end - half:
+            return place
     return None

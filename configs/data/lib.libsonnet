@@ -1,0 +1,84 @@
+// What the configurations of data sets share: where answers go, how long prompts may be, which test sets training
+// rows are held against.
+local test_set(name, hub, text, split='test', subset=null, revision='main') = {
+  name: name,
+  source: { type: 'hub', name: hub, revision: revision, [split]: split } + (if subset == null then {} else { subset: subset }),
+  split: split,
+  text: text,
+};
+
+{
+  boxed: ' Please output the final answer within \\boxed{}.',
+
+  // Prompts of at most 4,096 tokens less 100 for what a chat template adds, by Qwen2.5's tokenizer.
+  length: {
+    type: 'length',
+    model: { type: 'pretrained', name_or_path: 'Qwen/Qwen2.5-7B' },
+    max_prompt_tokens: 3996,
+  },
+
+  // A data set of the Hugging Face hub. Name a commit for `revision` once you have looked at what you got: `main` is
+  // another data set tomorrow.
+  hub(name, subset=null, revision='main', files=null, train='train', validation=null, test=null):: {
+    type: 'hub',
+    name: name,
+    revision: revision,
+    train: train,
+    validation: validation,
+    test: test,
+    subset: subset,
+    files: files,
+  },
+
+  // The rows that the Guru data set has for a source, which have this schema already.
+  guru(file):: $.hub('LLM360/guru-RL-92k', files=file),
+
+  math_test_sets: [
+    test_set('aime24', 'HuggingFaceH4/aime_2024', '{{ problem }}', split='train'),
+    test_set('aime25', 'math-ai/aime25', '{{ problem }}'),
+    test_set('amc', 'AI-MO/aimo-validation-amc', '{{ problem }}', split='train'),
+    test_set('math500', 'HuggingFaceH4/MATH-500', '{{ problem }}'),
+    test_set('minerva', 'math-ai/minervamath', '{{ question }}'),
+    test_set('olympiadbench', 'Hothan/OlympiadBench', '{{ question }}', split='train', subset='OE_TO_maths_en_COMP'),
+  ],
+  code_test_sets: [
+    test_set('humaneval', 'openai/openai_humaneval', '{{ prompt }}'),
+    test_set('mbpp', 'google-research-datasets/mbpp', '{{ text }}', subset='full'),
+    test_set('livecodebench', 'agentica-org/DeepCoder-Preview-Dataset', '{{ problem }}', subset='lcbv5'),
+  ],
+
+  // Mathematics: answers in a box, no two rows that ask the same, nothing that is measured on.
+  math: {
+    type: 'prepare_data',
+    ability: 'math',
+    instruction: $.boxed,
+    bad_rows: 'drop',
+    rules: [
+      { type: 'length', name: 'short answers', max_ground_truth_characters: 100 },
+      $.length,
+      { type: 'exact_duplicates', loose: true },
+      { type: 'near_duplicates', similarity: 0.9 },
+      { type: 'contamination', against: $.math_test_sets, ngram: 13 },
+    ],
+  },
+
+  // Programs: the data set's own solution has to pass its own tests.
+  code: {
+    type: 'prepare_data',
+    ability: 'codegen',
+    bad_rows: 'drop',
+    rules: [
+      $.length,
+      { type: 'exact_duplicates', loose: true },
+      { type: 'near_duplicates', similarity: 0.9 },
+      { type: 'contamination', against: $.code_test_sets, ngram: 13 },
+    ],
+  },
+
+  // What is measured on: nothing is dropped but what is too long to ask.
+  test: {
+    type: 'prepare_data',
+    splits: ['test'],
+    rules: [$.length],
+  },
+}

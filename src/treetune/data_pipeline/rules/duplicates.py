@@ -1,0 +1,122 @@
+"""Rows that ask what another one before them asks: the same words, or nearly the same."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated
+
+from annotated_types import Ge, Gt, Le
+
+from treetune.data_pipeline.rules.base import Rows, Rule, RuleContext, Verdict
+from treetune.data_pipeline.rules.words import word_list
+from treetune.tasks.domain_rows import DATA_SOURCE, GROUND_TRUTH, REWARD_MODEL, prompt_text
+
+MISSED = 1e-3
+
+
+@Rule.register("exact_duplicates")
+@dataclass(frozen=True, kw_only=True)
+class ExactDuplicates(Rule):
+    """Drops a row whose prompt has the same words in the same order as one before it, punctuation and
+    capitals aside where `loose`. The summary says how many of them had another ground truth: one of the two
+    is wrong.
+    """
+
+    loose: bool = False
+    """Whether punctuation and capitals make no difference."""
+    name: str | None = None
+
+    def judge(self, rows: Rows, context: RuleContext) -> Verdict:
+        first: dict[bytes, tuple[str, str]] = {}
+        found = {}
+        contradicting = 0
+        for one in rows:
+            text = prompt_text(one.row)
+            words = " ".join(word_list(text) if self.loose else text.split())
+            key = hashlib.blake2b(words.encode(errors="surrogatepass"), digest_size=16).digest()
+            gold = one.row[REWARD_MODEL][GROUND_TRUTH]
+            place, other = first.setdefault(key, (one.place, gold))
+            if place != one.place:
+                another = " with another ground truth" if other != gold else ""
+                found[one.number] = f"the same as {place}{another}"
+                contradicting += other != gold
+        return Verdict(found, {"with_another_ground_truth": contradicting})
+
+
+@Rule.register("near_duplicates")
+@dataclass(frozen=True, kw_only=True)
+class NearDuplicates(Rule):
+    """Drops a row whose prompt has nearly the same words as one before it that stays: the sets of their runs
+    of `ngram` words have a Jaccard similarity of `similarity` or more.
+
+    MinHash with locality-sensitive hashing finds the candidates, and misses fewer than one in a thousand;
+    each is then compared as it is, so nothing goes by chance. More `permutations` compare fewer. With
+    `within_source`, rows of different sources are not compared.
+    """
+
+    similarity: Annotated[float, Gt(0), Le(1)] = 0.8
+    ngram: Annotated[int, Ge(1)] = 5
+    """Words of a run; a shorter prompt is one run."""
+    permutations: Annotated[int, Ge(16), Le(1024)] = 128
+    within_source: bool = False
+    """Whether rows of different sources may be alike."""
+    name: str | None = None
+
+    def judge(self, rows: Rows, context: RuleContext) -> Verdict:
+        from datasketch import MinHash, MinHashLSH
+
+        bands = bands_for(self.similarity, self.permutations)
+        index = MinHashLSH(num_perm=self.permutations, params=bands)
+        kept: dict[int, tuple[str, str, frozenset[int]]] = {}
+        found = {}
+        for done, one in enumerate(rows):
+            if done % 64 == 0:
+                context.progress(done, len(rows))
+            runs = frozenset(_runs(prompt_text(one.row), self.ngram))
+            sketch = MinHash(num_perm=self.permutations, seed=1, hashfunc=_as_it_is)
+            sketch.update_batch(sorted(runs))
+            best = max(
+                (
+                    (len(runs & other) / len(runs | other), -number)
+                    for number in index.query(sketch)
+                    for _, source, other in [kept[number]]
+                    if not self.within_source or source == one.row[DATA_SOURCE]
+                ),
+                default=(0.0, 0),
+            )
+            if best[0] >= self.similarity:
+                found[one.number] = f"{best[0]:.2f} alike {kept[-best[1]][0]}"
+                continue
+            index.insert(one.number, sketch)
+            kept[one.number] = one.place, one.row[DATA_SOURCE], runs
+        return Verdict(found)
+
+
+def bands_for(similarity: float, permutations: int) -> tuple[int, int]:
+    """Bands and rows of each, the longest bands (the fewest candidates) that miss a pair of this similarity
+    with a chance below `MISSED`: ``(1 - s ** rows) ** bands``."""
+    rows = max(
+        (
+            rows
+            for rows in range(1, permutations + 1)
+            if (1 - similarity**rows) ** (permutations // rows) < MISSED
+        ),
+        default=1,
+    )
+    return permutations // rows, rows
+
+
+def _runs(text: str, ngram: int) -> Iterator[int]:
+    """The runs of a text's words as numbers of 32 bits."""
+    words = word_list(text)
+    for start in range(max(1, len(words) - ngram + 1)):
+        run = " ".join(words[start : start + ngram])
+        yield int.from_bytes(
+            hashlib.blake2b(run.encode(errors="surrogatepass"), digest_size=4).digest(), "big"
+        )
+
+
+def _as_it_is(run: int) -> int:
+    return run

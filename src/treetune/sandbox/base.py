@@ -1,0 +1,81 @@
+"""What a sandbox is: a place where a program that nobody trusts runs under limits, and is gone afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt
+
+from treetune.config.registrable import Registrable
+
+KilledBy = Literal["time", "memory", "output", "processes"]
+
+
+class SandboxUnavailable(Exception):
+    """The sandbox did not run the program: it isn't installed, may not be used here, or its server is down.
+    This says nothing about the program."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What a program may use. A program that takes more is killed, with all that it started."""
+
+    seconds: Annotated[float, Gt(0)] = 10.0
+    """Wall time from its start."""
+    cpu_seconds: Annotated[float, Gt(0)] | None = None
+    """Processor time of all its processes together; None: as much as `seconds` allow."""
+    memory_mib: Annotated[int, Ge(32)] = 512
+    """Memory of all its processes together, beside the work folder."""
+    processes: Annotated[int, Ge(4)] = 32
+    """Processes and threads at a time, its own included."""
+    files: Annotated[int, Ge(16)] = 128
+    """Files that each process may have open."""
+    disk_mib: Annotated[int, Ge(1)] = 64
+    """Room in the work folder, and the largest file."""
+    output_kib: Annotated[int, Ge(1)] = 4096
+    """What it may print, standard output and error each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a program ended. `exit` is its exit status, negative for the signal that ended it; None where the
+    sandbox killed it, and `killed_by` then says at which limit. `seconds` is the wall time of all of it."""
+
+    stdout: str
+    stderr: str
+    exit: int | None
+    killed_by: KilledBy | None
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        return self.exit == 0
+
+
+class Sandbox(Registrable):
+    """Runs Python programs. Sub-classes are frozen dataclasses, picklable, and safe to use from threads.
+
+    What `run` is called with and what it returns is the same for all of them; what each of them keeps a
+    program from doing is said in its own docstring.
+    """
+
+    def missing(self) -> Sequence[str]:
+        """What keeps it from working here, each with the remedy; found by a trial run, not by a guess."""
+        raise NotImplementedError
+
+    def run(
+        self,
+        code: str,
+        *,
+        stdin: str = "",
+        files: Mapping[str, str] | None = None,
+        limits: Limits | None = None,
+    ) -> Outcome:
+        """Runs a Python program, with `files` (by name) beside it in its work folder.
+
+        Raises SandboxUnavailable where the program could not be started at all. Whatever the program itself
+        does is in the outcome.
+        """
+        raise NotImplementedError

@@ -1,0 +1,258 @@
+"""Rows as data sets of many domains have them, in Parquet and in JSON lines.
+
+``data_source`` (``<domain>__<name>``) says which grader a row is for, ``prompt`` is a list of messages,
+``reward_model`` holds the ground truth, and ``extra_info`` whatever else a grader may want. This is the
+schema that verl and Reasoning360 read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from treetune.files import whole_file
+from treetune.tasks.sources import JSON_FIELDS, ROW_GROUP, read_rows
+from treetune.vocabulary import Problem
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+DATA_SOURCE, PROMPT, RAW_PROMPT = "data_source", "prompt", "raw_prompt"
+ABILITY, APPLY_CHAT_TEMPLATE = "ability", "apply_chat_template"
+REWARD_MODEL, STYLE, GROUND_TRUTH, EXTRA_INFO = "reward_model", "style", "ground_truth", "extra_info"
+
+LOW_PASS_RATE, HIGH_PASS_RATE = "low_pass_rate", "high_pass_rate"
+"""Columns that a difficulty estimate adds. A row goes whose low rate is too low (a strong model's: it can't
+be solved) or whose high rate is too high (a weak model's: it is too easy)."""
+
+ROLES = ("system", "user", "assistant", "tool")
+Row = dict[str, Any]
+
+
+def domain_of(data_source: str) -> str:
+    """``math`` for ``math__dapo``."""
+    return data_source.partition("__")[0]
+
+
+def domain_row(
+    data_source: str,
+    prompt: str | Sequence[Mapping[str, str]],
+    ground_truth: Any,
+    *,
+    ability: str = "",
+    extra_info: Mapping[str, Any] | None = None,
+    raw_prompt: str = "",
+    apply_chat_template: bool = True,
+) -> Row:
+    """A row of the schema. A `prompt` of text is the user's one message; a `ground_truth` that is no text
+    is written as JSON."""
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(map(dict, prompt))
+    return {
+        DATA_SOURCE: data_source,
+        PROMPT: messages,
+        RAW_PROMPT: raw_prompt,
+        ABILITY: ability,
+        APPLY_CHAT_TEMPLATE: apply_chat_template,
+        REWARD_MODEL: {STYLE: "rule", GROUND_TRUTH: _text(ground_truth)},
+        EXTRA_INFO: dict(extra_info or {}),
+    }
+
+
+def normalised(row: Mapping[str, Any]) -> Row:
+    """The row with what it may leave out, columns of its own included. Raises ValueError saying what it
+    lacks."""
+    source = row.get(DATA_SOURCE)
+    if not isinstance(source, str) or not source.strip():
+        raise ValueError(f"it has no {DATA_SOURCE}, which says which domain it is of, such as 'math__dapo'")
+    reward = _object(row.get(REWARD_MODEL), REWARD_MODEL)
+    if reward.get(GROUND_TRUTH) is None:
+        raise ValueError(f"its {REWARD_MODEL} has no {GROUND_TRUTH}")
+    applies = row.get(APPLY_CHAT_TEMPLATE)
+    applies = True if applies is None else applies
+    raw = row.get(RAW_PROMPT) or ""
+    if not isinstance(applies, bool) or not isinstance(raw, str):
+        raise ValueError(f"its {APPLY_CHAT_TEMPLATE} should be true or false, and its {RAW_PROMPT} text")
+    own = domain_row(
+        source,
+        _messages(row.get(PROMPT), raw if not applies else ""),
+        reward[GROUND_TRUTH],
+        ability=str(row.get(ABILITY) or ""),
+        extra_info=_object(row.get(EXTRA_INFO) or {}, EXTRA_INFO),
+        raw_prompt=raw,
+        apply_chat_template=applies,
+    )
+    own[REWARD_MODEL] = {STYLE: "rule", **reward, GROUND_TRUTH: own[REWARD_MODEL][GROUND_TRUTH]}
+    return {**row, **own}
+
+
+def prompt_text(row: Mapping[str, Any]) -> str:
+    """What is asked, without roles: for graders and people, and for models that don't chat."""
+    if not row[APPLY_CHAT_TEMPLATE] and row[RAW_PROMPT]:
+        return str(row[RAW_PROMPT])
+    return "\n\n".join(message["content"] for message in row[PROMPT])
+
+
+def problem_of(row: Mapping[str, Any], id: str) -> Problem:
+    """The row as graders are given it: `extra_info` under its own names, and its `data_source`."""
+    data = {**row[EXTRA_INFO], DATA_SOURCE: row[DATA_SOURCE]}
+    return Problem(id=id, prompt=prompt_text(row), gold=row[REWARD_MODEL][GROUND_TRUTH], data=data)
+
+
+def row_key(row: Mapping[str, Any]) -> str:
+    """What makes two rows the same question with the same answer, wherever they stand and whatever else is
+    known of them: a hash of source, prompt and ground truth."""
+    asked = [row[DATA_SOURCE], row[PROMPT], row[RAW_PROMPT], row[APPLY_CHAT_TEMPLATE]]
+    text = json.dumps([*asked, row[REWARD_MODEL][GROUND_TRUTH]], sort_keys=True)
+    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=12).hexdigest()
+
+
+def read_domain_rows(path: Path) -> Iterator[tuple[str, Row]]:
+    """The rows of a Parquet or JSON-lines file, `normalised`, each with its place. Raises ValueError."""
+    for place, row in read_rows(path):
+        try:
+            own = normalised(row)
+        except ValueError as error:
+            raise ValueError(f"{place}: {error}") from error
+        yield place, own
+
+
+def write_parquet(path: Path, rows: Iterable[Row]) -> None:
+    """Rows of the schema as a Parquet file, whole or not at all; the same rows give the same bytes.
+
+    Goes through `rows` twice. Of `extra_info`, text, numbers, truth values and lists of such keep their type;
+    all else is JSON text, which `read_rows` reads again.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    kinds: dict[str, str] = {}
+    columns: dict[str, str] = {}
+    for row in rows:
+        _note_kinds(kinds, row[EXTRA_INFO])
+        _note_kinds(columns, {name: value for name, value in row.items() if name not in _OWN})
+    schema = arrow_schema(kinds, columns)
+    with (
+        whole_file(path, "wb") as file,
+        parquet.ParquetWriter(file, schema, compression="zstd") as writer,
+    ):
+        batch: list[Row] = []
+        for row in rows:
+            more = {name: _stored(row[name], columns[name]) for name in sorted(columns) if name in row}
+            info = {name: _stored(value, kinds[name]) for name, value in row[EXTRA_INFO].items()}
+            batch.append({**{name: row[name] for name in _OWN}, EXTRA_INFO: info, **more})
+            if len(batch) == ROW_GROUP:
+                writer.write_table(pa.Table.from_pylist(batch, schema))
+                batch = []
+        writer.write_table(pa.Table.from_pylist(batch, schema))
+
+
+_OWN = (DATA_SOURCE, PROMPT, RAW_PROMPT, ABILITY, APPLY_CHAT_TEMPLATE, REWARD_MODEL, EXTRA_INFO)
+
+
+def arrow_schema(kinds: Mapping[str, str], columns: Mapping[str, str]) -> pa.Schema:
+    """Of a file whose `extra_info` holds values of these kinds (``text``, ``int``, ``float``, ``bool``,
+    ``json``, or ``list of …``), and which has such columns beside the schema's own."""
+    import pyarrow as pa
+
+    plain = {
+        "text": pa.string(),
+        "json": pa.string(),
+        "int": pa.int64(),
+        "float": pa.float64(),
+        "bool": pa.bool_(),
+    }
+    types = {**plain, **{f"list of {name}": pa.list_(kind) for name, kind in plain.items()}}
+    # Parquet can't hold an object without fields.
+    info = [pa.field(name, types[kinds[name]]) for name in sorted(kinds)] or [pa.field("index", pa.int64())]
+    message = pa.struct([pa.field("role", pa.string()), pa.field("content", pa.string())])
+    fields = [
+        pa.field(DATA_SOURCE, pa.string()),
+        pa.field(PROMPT, pa.list_(message)),
+        pa.field(RAW_PROMPT, pa.string()),
+        pa.field(ABILITY, pa.string()),
+        pa.field(APPLY_CHAT_TEMPLATE, pa.bool_()),
+        pa.field(
+            REWARD_MODEL, pa.struct([pa.field(STYLE, pa.string()), pa.field(GROUND_TRUTH, pa.string())])
+        ),
+        pa.field(EXTRA_INFO, pa.struct(info)),
+        *(pa.field(name, types[columns[name]]) for name in sorted(columns)),
+    ]
+    in_json = {
+        EXTRA_INFO: sorted(name for name, kind in kinds.items() if kind == "json"),
+        "": sorted(name for name, kind in columns.items() if kind == "json"),
+    }
+    return pa.schema(fields, metadata={JSON_FIELDS: json.dumps(in_json).encode()})
+
+
+def _messages(prompt: Any, raw: str) -> list[dict[str, str]]:
+    if isinstance(prompt, str) and prompt.strip():
+        return [{"role": "user", "content": prompt}]
+    if not prompt and raw.strip():
+        return []
+    if not isinstance(prompt, Sequence) or isinstance(prompt, str) or not prompt:
+        raise ValueError(f"its {PROMPT} should be a list of messages, each with role and content")
+    for message in prompt:
+        if not isinstance(message, Mapping) or not isinstance(message.get("content"), str):
+            raise ValueError(f"its {PROMPT} holds {str(message)[:80]!r}, which is no {{role, content}}")
+        if message.get("role") not in ROLES:
+            raise ValueError(
+                f"its {PROMPT} has a message of role {message.get('role')!r}: roles are {', '.join(ROLES)}"
+            )
+    return [{"role": message["role"], "content": message["content"]} for message in prompt]
+
+
+def _object(value: Any, name: str) -> dict[str, Any]:
+    """A field that is an object, or JSON text of one."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            value = None
+    if not isinstance(value, Mapping):
+        raise ValueError(f"its {name} should be an object")
+    return dict(value)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _note_kinds(kinds: dict[str, str], values: Mapping[str, Any]) -> None:
+    """The narrowest kind of each value that holds all that were seen under its name."""
+    for name, value in values.items():
+        if value is None:
+            continue
+        seen, now = kinds.get(name), _kind(value)
+        if seen is None or seen == now:
+            kinds[name] = now
+        elif {seen, now} == {"int", "float"}:
+            kinds[name] = "float"
+        elif {seen, now} == {"list of int", "list of float"}:
+            kinds[name] = "list of float"
+        else:
+            kinds[name] = "json"
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, bool):
+        return "bool"
+    if isinstance(value, int):
+        return "int" if -(2**63) <= value < 2**63 else "json"
+    if isinstance(value, float):
+        return "float"
+    if isinstance(value, str):
+        return "text"
+    if isinstance(value, list) and value:
+        kinds = {_kind(one) for one in value}
+        if len(kinds) == 1 and (kind := kinds.pop()) in ("bool", "int", "float", "text"):
+            return f"list of {kind}"
+    return "json"
+
+
+def _stored(value: Any, kind: str) -> Any:
+    if value is None or kind != "json":
+        return value
+    return json.dumps(value, ensure_ascii=False, sort_keys=True)

@@ -1,0 +1,175 @@
+r"""Where in a response the answer stands: what graders share.
+
+Every function takes any text, raises nothing, and needs time linear in it: a model writes a million
+brackets sooner or later. Nothing is evaluated; values are read by `json` and `ast.literal_eval`.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from treetune.tasks.latex import boxes
+
+THINK_END = "</think>"
+ANSWER = "<answer>"
+ANSWER_END = "</answer>"
+
+LONGEST_VALUE = 100_000
+"""Characters of a value that is read: the syntax tree of a longer one takes hundreds of megabytes."""
+
+DEEPEST_VALUE = 50
+"""Brackets within brackets of a value that is read; Python's own parsers give up at some hundreds."""
+
+# Possessive repetitions, here and in strings: what doesn't end as it should is given up in one pass.
+_FENCE = re.compile(r"^[ \t]*+```[ \t]*+(?P<language>[^\s`]*+)[^\n`]*+$", re.MULTILINE)
+_CLOSING = {"]": "[", ")": "(", "}": "{"}
+_STRING = {
+    '"': re.compile(r'"[^"\\\n]*+(?:\\.[^"\\\n]*+)*+"'),
+    "'": re.compile(r"'[^'\\\n]*+(?:\\.[^'\\\n]*+)*+'"),
+}
+_SIGN = re.compile(r"""\\.|["'\[\](){}]""", re.DOTALL)  # LaTeX's \[ and \{ are no brackets
+_NESTING = re.compile("|".join(one.pattern for one in _STRING.values()) + r"""|(?P<sign>[\[({\])}"'])""")
+
+
+class NoValue(ValueError):
+    """The text is no JSON value and no Python literal, or one larger than any answer."""
+
+
+def after_thought(response: str, think_end: str = THINK_END) -> str:
+    """What stands behind the last `think_end`; all of it where there is none."""
+    return response.rpartition(think_end)[2]
+
+
+def last_between(
+    text: str, opening: str = ANSWER, closing: str = ANSWER_END, *, unclosed: bool = False
+) -> str | None:
+    """What stands between the last `closing` and the last `opening` before it, stripped, on however many
+    lines. With `unclosed`: what follows the last `opening`, up to a `closing` if there is one. None
+    where nothing stands there."""
+    if unclosed:
+        _, opened, rest = text.rpartition(opening)
+        return rest.partition(closing)[0].strip() or None if opened else None
+    before, closed, _ = text.rpartition(closing)
+    _, opened, answer = before.rpartition(opening)
+    return answer.strip() or None if closed and opened else None
+
+
+def fenced_blocks(text: str, *languages: str) -> list[str]:
+    """The contents of all closed code blocks between lines of three backticks, from the first to the last;
+    of those with one of these `languages` behind the backticks alone, where any are named."""
+    blocks: list[str] = []
+    begun: re.Match[str] | None = None
+    for fence in _FENCE.finditer(text):
+        if begun is None:
+            begun = fence
+            continue
+        if fence["language"]:
+            begun = fence  # the block before was never closed
+            continue
+        if not languages or begun["language"].lower() in languages:
+            blocks.append(text[begun.end() + 1 : max(fence.start() - 1, begun.end() + 1)])
+        begun = None
+    return blocks
+
+
+def last_box(text: str) -> str | None:
+    r"""What stands in the last ``\boxed{…}`` or ``\fbox{…}`` whose brace is closed; of a box that holds
+    nothing but a box, what stands in that one. None where it is empty."""
+    found = boxes(text)
+    if not found:
+        return None
+    content = found[-1][2].strip()
+    inner = boxes(content)
+    if len(inner) == 1 and inner[0][:2] == (0, len(content)):
+        content = inner[0][2].strip()
+    return content or None
+
+
+def read_value(text: str) -> Any:
+    """The JSON value or Python literal that all of the text is.
+
+    Raises NoValue for any other text, for one over `LONGEST_VALUE`, for one nested deeper than
+    `DEEPEST_VALUE`, and for strings over several lines, which JSON doesn't have.
+    """
+    text = text.strip()
+    if len(text) > LONGEST_VALUE:
+        raise NoValue(f"{len(text)} characters, more than {LONGEST_VALUE}")
+    if _depth(text) > DEEPEST_VALUE:
+        raise NoValue(f"more than {DEEPEST_VALUE} brackets deep")
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        pass
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of escapes in strings, which a model may write
+            return ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
+        raise NoValue(f"no JSON and no literal: {error}") from None
+
+
+def values(text: str, brackets: str = "[{") -> Iterator[tuple[str, Any]]:
+    """The text and value of everything in `brackets` (their opening signs) that is a whole value, from the
+    last to the first. What stands within another pair of `brackets` is part of that one."""
+    for start, end in reversed(_outermost(text, brackets)):
+        try:
+            yield text[start:end], read_value(text[start:end])
+        except NoValue:
+            continue
+
+
+def _outermost(text: str, brackets: str) -> list[tuple[int, int]]:
+    """Where the outermost balanced pairs of these brackets begin and end, from left to right.
+
+    One pass. Quotes count within brackets alone and up to the end of their line, so that an
+    apostrophe in a sentence hides little. A bracket that closes another kind ends all that is open.
+    """
+    found: list[tuple[int, int]] = []
+    open_ones: list[int] = []
+    position = 0
+    while (sign := _SIGN.search(text, position)) is not None:
+        position = sign.end()
+        if len(sign[0]) > 1:
+            continue
+        if sign[0] in _STRING:
+            string = _STRING[sign[0]].match(text, sign.start()) if open_ones else None
+            if string is not None:
+                position = string.end()
+            elif open_ones:
+                position = _end_of_line(text, position, sign[0])
+        elif sign[0] not in _CLOSING:
+            open_ones.append(sign.start())
+        elif open_ones and text[open_ones[-1]] == _CLOSING[sign[0]]:
+            start = open_ones.pop()
+            if text[start] in brackets:
+                while found and found[-1][0] > start:
+                    found.pop()
+                found.append((start, position))
+        else:
+            open_ones.clear()
+    return found
+
+
+def _end_of_line(text: str, position: int, quote: str) -> int:
+    """Where to go on behind a quote that isn't closed on its line: behind it, with no other like it to
+    come before the line ends. (Each of a line's quotes would else look for its end anew.)"""
+    end = text.find("\n", position)
+    end = len(text) if end < 0 else end
+    return position if text.find(quote, position, end) < 0 else end
+
+
+def _depth(text: str) -> int:
+    """How deep brackets stand in brackets outside of strings."""
+    deepest = depth = 0
+    for found in _NESTING.finditer(text):
+        if sign := found["sign"]:
+            if sign in _STRING:
+                raise NoValue("a string that its line doesn't end")
+            depth += 1 if sign in "[({" else -1
+            deepest = max(deepest, depth)
+    return deepest

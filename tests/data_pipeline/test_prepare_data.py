@@ -1,0 +1,337 @@
+"""`prepare_data`: rows of anybody's in, rows of the schema out, and every row that went is told."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from treetune.main import main
+from treetune.tasks.domain_rows import read_domain_rows, write_parquet
+
+WORDS = [f"{one}{other}" for one in "abcdefg" for other in "hijklmno"]  # 56 of them
+
+QUESTION = (
+    "A train leaves the station at {hour} o'clock and drives {speed} kilometres an hour for {hours} hours"
+    " until it stops in a small town by the sea: how far has it come by then"
+)
+
+
+def question(number: int) -> str:
+    return QUESTION.format(hour=number % 12 + 1, speed=40 + number, hours=2 + number % 5)
+
+
+def rows(count: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "question": question(number),
+            "answer": (40 + number) * (2 + number % 5),
+            "solution": f"It is speed times hours.\n#### {(40 + number) * (2 + number % 5)}",
+            "meta": {"level": number % 3},
+        }
+        for number in range(count)
+    ]
+
+
+class Work:
+    """An input, an output and the command between them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.output = folder, folder / "out"
+
+    def write(self, name: str, content: list[dict[str, Any]]) -> Path:
+        path = self.folder / name
+        path.write_text("".join(json.dumps(row) + "\n" for row in content))
+        return path
+
+    def config(self, **settings: Any) -> Path:
+        config = {
+            "type": "prepare_data",
+            "data_source": "math__trains",
+            "source": {"type": "files", "train": str(self.folder / "rows.jsonl")},
+            "prompt": "{{ question }}",
+            "instruction": " Put the answer into \\boxed{}.",
+            "ground_truth": "{{ answer }}",
+            "extra_info": {"level": "meta.level", "reference": "solution"},
+            **settings,
+        }
+        path = self.folder / "config.jsonnet"
+        path.write_text(json.dumps(config))
+        return path
+
+    def arguments(self, **settings: Any) -> list[str]:
+        config = self.config(**settings)
+        return ["--configs", str(config), "prepare_data", "--output", str(self.output)]
+
+    def run(self, **settings: Any) -> int:
+        return main(self.arguments(**settings))
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        return json.loads((self.output / "summary.json").read_text())
+
+    def rule(self, name: str) -> dict[str, Any]:
+        return next(rule for rule in self.summary["rules"] if rule["rule"] == name)
+
+    @property
+    def dropped(self) -> list[dict[str, str]]:
+        return [json.loads(line) for line in (self.output / "dropped.jsonl").read_text().splitlines()]
+
+    def rows(self, split: str = "train") -> list[dict[str, Any]]:
+        return [row for _, row in read_domain_rows(self.output / f"{split}.parquet")]
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Work:
+    for variable in ("APP_SEED", "APP_DIRECTORY", "APP_EXPERIMENT_NAME"):
+        monkeypatch.delenv(variable, raising=False)
+    made = Work(tmp_path)
+    made.write("rows.jsonl", rows(20))
+    return made
+
+
+def test_rows_become_the_schema_with_their_values_as_they_were(work: Work) -> None:
+    assert work.run() == 0
+    first = work.rows()[0]
+    assert first["data_source"] == "math__trains" and first["ability"] == "math"
+    assert first["prompt"] == [{"role": "user", "content": question(0) + " Put the answer into \\boxed{}."}]
+    assert first["reward_model"] == {"style": "rule", "ground_truth": "80"}
+    assert first["extra_info"] == {
+        "index": 0, "split": "train", "level": 0, "reference": "It is speed times hours.\n#### 80"
+    }  # fmt: skip
+    assert work.summary["read"] == 20 and work.summary["files"] == {"train.parquet": 20}
+
+
+def test_messages_and_raw_prompts(work: Work) -> None:
+    turns = [{"role": "system", "content": "Think."}, {"content": "{{ question }}"}]
+    assert work.run(prompt=turns, apply_chat_template=False, raw_prompt="Q: {{ prompt }}\n<think>") == 0
+    first = work.rows()[0]
+    assert [message["role"] for message in first["prompt"]] == ["system", "user"]
+    assert first["raw_prompt"] == f"Q: {first['prompt'][1]['content']}\n<think>"
+
+
+def test_filters_and_rules_say_how_many_rows_each_took(
+    work: Work, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {
+        "filters": [{"name": "levels", "where": "meta.level != 2"}],
+        "rules": [
+            {"type": "keep_where", "name": "small", "where": "reward_model.ground_truth | int < 200"},
+            {"type": "length", "max_ground_truth_characters": 2},
+        ],
+    }
+    assert work.run(**settings) == 0
+    kept = [row["reward_model"]["ground_truth"] for row in work.rows()]
+    expected = [str(row["answer"]) for row in rows(20) if row["meta"]["level"] != 2 and row["answer"] < 100]
+    assert kept == expected
+    rules = work.summary["rules"]
+    assert [rule["rule"] for rule in rules] == ["bad rows", "levels", "small", "length"]
+    assert [rule["dropped"] for rule in rules][:2] == [0, 6]
+    assert rules[-1]["left"] == len(expected)
+    assert len(work.dropped) == 20 - len(expected)
+    assert {"place": f"{work.folder}/rows.jsonl:3", "rule": "levels", "why": "levels"} in work.dropped
+    assert "small" in capsys.readouterr().err
+
+
+def test_exact_duplicates_that_contradict_each_other_are_told(work: Work) -> None:
+    same = rows(3)
+    shouted = {**same[2], "question": question(2).upper()}
+    work.write("rows.jsonl", [*same, same[0], {**same[1], "answer": 7}, shouted])
+    assert work.run(rules=[{"type": "exact_duplicates"}]) == 0
+    assert work.rule("exact_duplicates")["dropped"] == 2
+    assert work.rule("exact_duplicates")["with_another_ground_truth"] == 1
+    assert work.run(rules=[{"type": "exact_duplicates", "loose": True}]) == 0
+    assert work.rule("exact_duplicates")["dropped"] == 3
+
+
+def test_near_duplicates_are_those_whose_similarity_is_as_high_as_was_asked(work: Work) -> None:
+    texts = [
+        " ".join(WORDS),
+        " ".join([*WORDS[:-1], "other"]),  # all runs but one of each
+        " ".join(reversed(WORDS)),
+        " ".join([*WORDS[:26], "x", *WORDS[26:]]),  # four runs are broken
+    ]
+    work.write("rows.jsonl", [{"question": text, "answer": 1} for text in texts])
+    settings = {"instruction": "", "extra_info": {}}
+    assert work.run(rules=[{"type": "near_duplicates", "similarity": 0.9}], **settings) == 0
+    assert [one["why"] for one in work.dropped] == [f"0.96 alike {work.folder}/rows.jsonl:1"]
+    assert work.run(rules=[{"type": "near_duplicates", "similarity": 0.8}], **settings) == 0
+    assert len(work.dropped) == 2
+
+
+def test_contamination_names_the_test_problem_and_the_words(work: Work) -> None:
+    work.write(
+        "test.jsonl",
+        [{"problem": f"Listen: {question(4).lower()}?!"}, {"problem": "too short to say anything"}],
+    )
+    against = [
+        {
+            "name": "trains24",
+            "source": {"type": "files", "test": str(work.folder / "test.jsonl")},
+            "text": "{{ problem }}",
+        }
+    ]
+    rule = {"type": "contamination", "against": against, "ngram": 24}
+    assert work.run(rules=[rule]) == 0
+    assert [one["place"].rpartition(":")[2] for one in work.dropped] == ["5"]
+    assert work.dropped[0]["why"].startswith(f"trains24 ({work.folder}/test.jsonl:1): ")
+    assert len(work.dropped[0]["why"].partition("): ")[2].split()) == 24
+    assert work.rule("contamination")["matches"] == {"trains24": 1}
+    assert work.rule("contamination")["test_problems"] == {"trains24": 2}
+
+
+def test_contamination_can_only_be_reported(work: Work) -> None:
+    work.write("test.jsonl", [{"problem": question(4)}])
+    source = {"type": "files", "test": str(work.folder / "test.jsonl")}
+    against = [{"name": "t", "source": source}]
+    rule = {"type": "contamination", "against": against, "ngram": 30, "action": "report"}
+    assert work.run(rules=[rule]) == 0
+    assert list(work.rule("contamination")["rows"]) == ["4"]
+    assert len(work.rows()) == 20
+
+
+def test_reference_solutions_that_fail_their_grader_go(work: Work) -> None:
+    some = rows(6)
+    some[1]["solution"] = "#### 0"
+    some[2]["solution"] = ""
+    work.write("rows.jsonl", some)
+    rule = {
+        "type": "reference_solutions",
+        "grader": {"type": "final_answer", "marker": "####"},
+        "without": "drop",
+    }
+    assert work.run(rules=[rule]) == 0
+    assert [one["place"].rpartition(":")[2] for one in work.dropped] == ["2", "3"]
+    assert "gets 0 (ok)" in work.dropped[0]["why"]
+    assert work.rule("reference_solutions")["without_a_reference"] == 1
+    graded = (work.output / "work" / "references.jsonl").read_text().splitlines()
+    assert len(graded) == 5
+
+
+def test_one_of_several_references_is_enough(work: Work) -> None:
+    some = rows(2)
+    some[0]["solution"] = ["#### 0", "#### 80"]
+    some[1]["solution"] = ["#### 0", "#### 1"]
+    work.write("rows.jsonl", some)
+    rule = {"type": "reference_solutions", "grader": {"type": "final_answer", "marker": "####"}}
+    assert work.run(rules=[rule]) == 0
+    assert [row["extra_info"]["index"] for row in work.rows()] == [0]
+
+
+def test_held_out_rows_stay_held_out_when_others_are_added(work: Work) -> None:
+    assert work.run(hold_out={"validation": 4}, sample={"train": 10}) == 0
+    held_out = {row["prompt"][0]["content"] for row in work.rows("validation")}
+    assert len(held_out) == 4 and len(work.rows()) == 10
+    assert all(row["extra_info"]["split"] == "validation" for row in work.rows("validation"))
+    assert not held_out & {row["prompt"][0]["content"] for row in work.rows()}
+    work.write("rows.jsonl", rows(21))
+    assert work.run(hold_out={"validation": 4}) == 0
+    again = {row["prompt"][0]["content"] for row in work.rows("validation")}
+    assert len(held_out & again) >= 3
+
+
+def test_a_row_that_becomes_several_or_none(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    (work.folder / "expansions_of_a_test.py").write_text(
+        "def both(row, seed):\n"
+        "    if row['meta']['level'] == 2:\n"
+        "        return None\n"
+        "    return [row, {**row, 'question': 'Again: ' + row['question']}]\n"
+    )
+    monkeypatch.chdir(work.folder)
+    assert work.run(expand="expansions_of_a_test:both") == 0
+    assert work.rule("expand")["dropped"] == 6
+    assert len(work.rows()) == 28 and work.rows()[1]["prompt"][0]["content"].startswith("Again: ")
+
+
+def test_of_equal_rows_in_two_splits_the_one_to_measure_on_stays(work: Work) -> None:
+    work.write("test.jsonl", rows(2))
+    files = {
+        split: str(work.folder / name) for split, name in (("train", "rows.jsonl"), ("test", "test.jsonl"))
+    }
+    duplicates = [{"type": "exact_duplicates"}]
+    assert work.run(source={"type": "files", **files}, splits=["train", "test"], rules=duplicates) == 0
+    assert (len(work.rows("test")), len(work.rows("train"))) == (2, 18)
+
+
+def test_rows_of_the_schema_are_taken_as_they_are(work: Work, tmp_path: Path) -> None:
+    assert work.run() == 0
+    write_parquet(tmp_path / "again.parquet", work.rows())
+    before = work.rows()
+    source = {"type": "files", "train": str(tmp_path / "again.parquet")}
+    copied = {"prompt": "", "ground_truth": "", "extra_info": {}, "instruction": ""}
+    assert work.run(source=source, copy=True, **copied) == 0
+    assert work.rows() == before
+
+
+def test_bad_rows_stop_with_their_place_or_are_counted(
+    work: Work, capsys: pytest.CaptureFixture[str]
+) -> None:
+    work.write("rows.jsonl", [*rows(2), {"question": "?"}])
+    assert work.run() == 2
+    message = capsys.readouterr().err
+    assert "rows.jsonl:3" in message and "answer" in message
+    assert work.run(bad_rows="drop") == 0
+    assert work.rule("bad rows")["dropped"] == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "what"),
+    [
+        ({"prompt": "{{ question"}, "Jinja can't read"),
+        ({"data_source": "trains"}, "<domain>__<name>"),
+        ({"ground_truth": ""}, "needs a prompt and a ground_truth"),
+        ({"hold_out": {"train": 3}}, "hold_out names train"),
+        ({"hold_out": {"test": 20}}, "hold out"),
+        ({"rules": [{"type": "length"}]}, "bounds nothing"),
+        ({"rules": [{"type": "near_duplicatse"}]}, "near_duplicates"),
+        ({"source": {"type": "files", "train": "nowhere.jsonl"}}, "there is no file nowhere.jsonl"),
+        ({"rules": [{"type": "keep_where", "where": "nothing == 1"}]}, "nothing"),
+        ({"filters": [{"name": "all", "where": "false"}]}, "no row is left"),
+        ({"type": "filter_data"}, "wrong configuration"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_message(
+    work: Work, settings: dict[str, Any], what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert work.run(**settings) == 2
+    message = capsys.readouterr().err
+    assert what in message and "Traceback" not in message
+
+
+def test_another_pipelines_configuration_is_refused(work: Work, capsys: pytest.CaptureFixture[str]) -> None:
+    config = work.config()
+    arguments = ["--configs", str(config), "filter_data", "--input", str(work.folder / "rows.jsonl")]
+    assert main([*arguments, "--output", str(work.output)]) == 2
+    assert "the command prepare_data carries it out" in capsys.readouterr().err
+
+
+RULES = [
+    {"type": "exact_duplicates"},
+    {"type": "near_duplicates", "similarity": 0.97},
+    {"type": "reference_solutions", "grader": {"type": "final_answer", "marker": "####"}},
+]
+
+
+WRITTEN = ("train.parquet", "test.parquet", "summary.json", "dropped.jsonl")
+
+
+@pytest.mark.slow
+def test_killed_at_any_point_it_ends_with_the_same_bytes(work: Work, tmp_path: Path) -> None:
+    work.write("rows.jsonl", rows(3000))
+    settings: dict[str, Any] = {"rules": RULES, "hold_out": {"test": 100}}
+    assert work.run(**settings) == 0
+    expected = {name: (work.output / name).read_bytes() for name in WRITTEN}
+    work.output = tmp_path / "killed"
+    command = [sys.executable, "-m", "treetune.main", *work.arguments(**settings)]
+    for patience in (1.0, 1.5, 2.0, 2.5, 3.0, 3.5):
+        with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+            time.sleep(patience)
+            process.send_signal(signal.SIGKILL)
+    assert work.run(**settings) == 0
+    assert {name: (work.output / name).read_bytes() for name in WRITTEN} == expected

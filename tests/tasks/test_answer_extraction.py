@@ -1,0 +1,183 @@
+"""Answers are found where they stand, in any text, in linear time."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from treetune.tasks.graders.extraction import (
+    DEEPEST_VALUE,
+    LONGEST_VALUE,
+    NoValue,
+    after_thought,
+    fenced_blocks,
+    last_between,
+    last_box,
+    read_value,
+    values,
+)
+from treetune.testing.hostile import hostile_answers
+
+
+def test_only_what_stands_behind_the_last_thought_counts() -> None:
+    assert after_thought("<think>a</think>b</think> c") == " c"
+    assert after_thought("no thought") == "no thought"
+    assert after_thought("a || b", "||") == " b"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("<answer>a</answer>", "a"),
+        ("<answer>\n a\n b \n</answer>", "a\n b"),
+        ("<answer>a</answer> no, <answer>b</answer> it is", "b"),
+        ("<answer>a <answer>b</answer>", "b"),
+        ("<answer>a</answer> <answer>b", "a"),
+        ("<answer>a", None),
+        ("a</answer>", None),
+        ("</answer>a<answer>", None),
+        ("<answer> \n </answer>", None),
+        ("", None),
+    ],
+)
+def test_a_tagged_answer_is_the_last_closed_one(text: str, found: str | None) -> None:
+    assert last_between(text) == found
+
+
+def test_an_answer_that_a_stop_string_ended_is_what_follows_the_last_opening() -> None:
+    assert last_between("#a\n#b", "#", "\n", unclosed=True) == "b"
+    assert last_between("#a\nrest", "#", "\n", unclosed=True) == "a"
+    assert last_between("a", "#", "\n", unclosed=True) is None
+
+
+def test_fenced_blocks_come_in_their_order_and_by_their_language() -> None:
+    text = "See:\n```python\na = 1\nb = 2\n```\nand\n  ```json\n{}\n  ```\n```\n```\n```text"
+    assert fenced_blocks(text) == ["a = 1\nb = 2", "{}", ""]
+    assert fenced_blocks(text, "json", "python") == ["a = 1\nb = 2", "{}"]
+    assert fenced_blocks("```json\n1\n```python\n2\n```") == ["2"]
+    assert fenced_blocks("an `inline` ```one``` is none") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (r"\boxed{a} then \boxed{ b }", "b"),
+        (r"\fbox{x^{2}}", "x^{2}"),
+        (r"\boxed{\boxed{C}}", "C"),
+        (r"\boxed{\boxed{1}+\boxed{2}}", r"\boxed{1}+\boxed{2}"),
+        (r"\boxed{a} and \boxed{b", "a"),
+        (r"\boxed{}", None),
+        ("nothing", None),
+    ],
+)
+def test_a_box_is_the_last_whose_brace_is_closed(text: str, found: str | None) -> None:
+    assert last_box(text) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ('{"a": [1, true, null]}', {"a": [1, True, None]}),
+        ("{'a': (1, True, None)}", {"a": (1, True, None)}),
+        (" [ [ 1 , 0 ],\n [0, 1 ] ] ", [[1, 0], [0, 1]]),
+        ('"(((("', "(((("),
+        ("-3.5", -3.5),
+    ],
+)
+def test_json_and_literals_are_values(text: str, value: Any) -> None:
+    assert read_value(text) == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "abc", "1+x", "__import__('os').system('true')", "[i for i in 'ab']", "open('a')", "2**9999",
+        "[" * 100_000, "[" * (DEEPEST_VALUE + 1) + "]" * (DEEPEST_VALUE + 1), "(" * 90 + ")" * 90,
+        "-" * 90_000 + "1", "1" * 5000, "1+" * 40_000 + "1", "[" + "1," * LONGEST_VALUE + "1]", "{[]: 1}",
+        '"' + '\\"' * 40_000, "'" * 49_999, "\x00", "[1, 2",
+    ],
+)  # fmt: skip
+def test_everything_else_is_refused_and_never_evaluated(text: str) -> None:
+    with pytest.raises(NoValue):
+        read_value(text)
+
+
+def test_brackets_in_strings_are_not_nesting() -> None:
+    assert read_value(json.dumps({"output": "(" * 200})) == {"output": "(" * 200}
+
+
+@pytest.mark.parametrize(
+    ("text", "last"),
+    [
+        ('It\'s (see the {table}) {"a": "}"} or so', '{"a": "}"}'),
+        ('first {"a": 1} then {"b": [2]} :)', '{"b": [2]}'),
+        ("(the answer is [[1, 0], [0, 1]])", "[[1, 0], [0, 1]]"),
+        (r"\[ [[1, 0]] \]", "[[1, 0]]"),
+        ("from [0, 5) to {'a': 'it\\'s'}", "{'a': 'it\\'s'}"),
+        ('{"a": 1} and {"b": ', '{"a": 1}'),
+        ("{no value} [1]", "[1]"),
+        ("[1] {no value}", "[1]"),
+        ('{"a": {"b": 1}}', '{"a": {"b": 1}}'),
+    ],
+)
+def test_the_last_whole_value_is_found_among_prose(text: str, last: str) -> None:
+    assert next(values(text))[0] == last
+
+
+def test_values_of_one_kind_of_bracket_may_stand_in_another() -> None:
+    assert [value for _, value in values("{grid: [1, 2]} [3]", "[")] == [[3], [1, 2]]
+
+
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(
+    st.lists(_json, max_size=4) | st.dictionaries(st.text(max_size=4), _json, max_size=4),
+    st.text(alphabet="ab'\". \n", max_size=20),
+    st.booleans(),
+)
+@settings(max_examples=200)
+def test_a_value_is_found_behind_any_prose_and_read_back(value: Any, prose: str, literal: bool) -> None:
+    text = repr(value) if literal else json.dumps(value)
+    assert next(values(f"{prose} {text} {prose}"))[1] == value
+
+
+_functions = (
+    after_thought, last_between, fenced_blocks, last_box, lambda text: list(values(text)),
+    lambda text: list(values(text, "[{(")),
+)  # fmt: skip
+
+
+@given(st.text(alphabet="[]{}()\"'\\`\n ab1,:<>/answer", max_size=120))
+@settings(max_examples=300)
+def test_any_text_is_searched_without_an_error(text: str) -> None:
+    for function in _functions:
+        function(text)
+
+
+def test_hostile_answers_are_searched_without_an_error() -> None:
+    for response, _ in hostile_answers(7, 200):
+        for function in _functions:
+            function(response)
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "[", "]", "{", "(", "[]", '"', "'", '["', "['", '[\\"', "\\", "[1,", "```", "```\n", "```a", "`", " ",
+        "<answer>", "</answer>", "</think>", r"\boxed{", r"\boxed", r"\fbox{}", "{'", "[\"'", '["\n', "[\\'",
+    ],
+)  # fmt: skip
+def test_a_long_text_is_searched_in_one_pass(piece: str) -> None:
+    """A quadratic search of a million characters would take hours, so that this test would never end."""
+    text = (piece * (1_000_000 // len(piece) + 1))[:1_000_000]
+    for function in (*_functions[:-2], lambda text: next(values(text), None)):
+        function(text)

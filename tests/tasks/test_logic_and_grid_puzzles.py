@@ -1,0 +1,210 @@
+"""Puzzles have one answer, splits share none, and what the teacher writes is what its slips make of it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from treetune.tasks.base import Split
+from treetune.tasks.graders.grid import GridGrader, read_grid, written
+from treetune.tasks.graders.ordering import OrderingGrader
+from treetune.tasks.grid_puzzles import GridPuzzles
+from treetune.tasks.grid_rules import Rule, applied, explanations, rules_of
+from treetune.tasks.ordering_puzzles import OrderingPuzzles
+from treetune.tasks.puzzles import Puzzles
+
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+SMALL: dict[str, Any] = {"train_size": 60, "validation_size": 10, "test_size": 20}
+SYMBOLS: dict[str, Any] = {"opening": "#", "closing": "\n", "unclosed": True}
+
+
+def orderings(**keys: Any) -> OrderingPuzzles:
+    return OrderingPuzzles(**{"wording": "symbols", "grader": OrderingGrader(**SYMBOLS), **SMALL, **keys})
+
+
+def grids(**keys: Any) -> GridPuzzles:
+    return GridPuzzles(**{"wording": "symbols", "grader": GridGrader(**SYMBOLS), **SMALL, **keys})
+
+
+TASKS: dict[str, Puzzles] = {
+    "ordering in symbols": orderings(),
+    "ordering in words": OrderingPuzzles(**SMALL),
+    "ordering by neighbours": orderings(clues=("next",), objects=(4, 4)),
+    "grids with examples": grids(),
+    "grids with rules": grids(shown=0, steps=(1, 2)),
+    "grids in words": GridPuzzles(**SMALL),
+    "grids in words with rules": GridPuzzles(**SMALL, shown=0),
+}
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_puzzles_differ_between_and_within_splits(name: str) -> None:
+    prompts = [problem.prompt for split in SPLITS for problem in TASKS[name].problems(split)]
+    assert len(set(prompts)) == len(prompts) == sum(SMALL.values())
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_held_out_puzzles_do_not_change_with_the_training_set(name: str) -> None:
+    task = TASKS[name]
+    larger = type(task)(**{**vars(task), "train_size": 100})
+    for split in ("test", "validation"):
+        assert task.problems(split) == larger.problems(split)
+    assert larger.problems("train")[: task.train_size] == task.problems("train")
+    other = type(task)(**{**vars(task), "seed": 1})
+    assert task.problems("test") != other.problems("test")
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_teacher_without_slips_is_right_and_one_who_slips_is_wrong(name: str) -> None:
+    task = TASKS[name]
+    slipping = type(task)(**{**vars(task), "demonstration_noise": 1.0})
+    right = [task.grader.grade(task.demonstration(one, 3), one).reward for one in task.problems("train")]
+    wrong = [task.grader.grade(slipping.demonstration(one, 3), one).reward for one in task.problems("train")]
+    assert set(right) == {1.0}
+    assert sum(wrong) < len(wrong) / 2
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_demonstrations_depend_on_the_seed_alone_and_join_from_their_steps(name: str) -> None:
+    task = TASKS[name]
+    noisy = type(task)(**{**vars(task), "demonstration_noise": 0.5})
+    problem = max(task.problems("train"), key=lambda one: len(task.demonstration(one, 1)))
+    assert noisy.demonstration(problem, 1) == noisy.demonstration(problem, 1)
+    assert len({noisy.demonstration(problem, seed) for seed in range(20)}) > 1
+    text = task.demonstration(problem, 1)
+    ends = task.step_boundaries(text)
+    assert ends[0] == 0 and ends[-1] == len(text) and len(ends) > 2
+    assert ends == sorted(set(ends))
+
+
+@pytest.mark.parametrize("name", [name for name, task in TASKS.items() if task.wording == "symbols"])
+def test_a_character_model_knows_all_that_is_written_in_symbols(name: str) -> None:
+    task = TASKS[name]
+    texts = [one.prompt + task.demonstration(one, 1) for one in task.problems("train")]
+    assert set("".join(texts)) <= set(task.alphabet())
+
+
+def test_a_task_in_words_has_no_small_alphabet() -> None:
+    with pytest.raises(ValueError, match="no small alphabet"):
+        TASKS["grids in words"].alphabet()
+
+
+_CLUE = re.compile(r"([a-l])([</0-9])([a-l])")
+
+
+def _orders_that_fit(prompt: str) -> list[str]:
+    """By trying all, from the text of the prompt alone."""
+    names, clues = re.fullmatch(r"([a-l]+):(.*)>\n", prompt).groups()  # type: ignore[union-attr]
+    fitting = []
+    for order in map("".join, itertools.permutations(names)):
+        for one, sign, other in _CLUE.findall(clues):
+            distance = order.index(other) - order.index(one)
+            if not (
+                distance > 0
+                if sign == "<"
+                else distance == 1
+                if sign == "/"
+                else abs(distance) == int(sign) + 1
+            ):
+                break
+        else:
+            fitting.append(order)
+    return fitting
+
+
+@given(
+    st.sampled_from([(2, 3), (3, 4), (5, 5)]),
+    st.sampled_from([("left",), ("next",), ("left", "next", "between"), ("between", "next")]),
+    st.integers(0, 1000),
+)
+@settings(max_examples=25)
+def test_exactly_one_order_fits_all_clues_and_more_fit_all_but_one(
+    objects: tuple[int, int], clues: Sequence[Any], seed: int
+) -> None:
+    task = orderings(objects=objects, clues=clues, seed=seed, train_size=3, validation_size=1, test_size=1)
+    for problem in task.problems("train"):
+        assert _orders_that_fit(problem.prompt) == ["".join(json.loads(problem.gold))]
+        head, _, tail = problem.prompt.removesuffix(">\n").partition(":")
+        parts = tail.split(",")
+        for left_out in range(len(parts)):
+            rest = ",".join(parts[:left_out] + parts[left_out + 1 :])
+            assert len(_orders_that_fit(f"{head}:{rest}>\n")) > 1
+
+
+def test_clues_in_words_say_the_same_as_the_solution() -> None:
+    for problem in TASKS["ordering in words"].problems("train"):
+        order = json.loads(problem.gold)
+        for one, exactly, side, other in re.findall(
+            r"- (\w+) is (immediately|somewhere) to the (left|right) of (\w+)\.", problem.prompt
+        ):
+            distance = (order.index(other) - order.index(one)) * (1 if side == "left" else -1)
+            assert distance == 1 if exactly == "immediately" else distance > 0
+        for apart, one, other in re.findall(r"- (\d) of them \w+ between (\w+) and (\w+)\.", problem.prompt):
+            assert abs(order.index(one) - order.index(other)) == int(apart) + 1
+
+
+def test_clues_that_every_order_fits_with_its_mirror_image_are_refused() -> None:
+    with pytest.raises(ValueError, match="mirror image"):
+        orderings(clues=("between",))
+
+
+def test_too_few_puzzles_are_told() -> None:
+    with pytest.raises(ValueError, match="ask for fewer, or for larger or more varied puzzles"):
+        orderings(objects=(2, 2), letters=2, train_size=100).problems("train")
+
+
+GRID = ((1, 2, 0), (0, 3, 1))
+
+
+@pytest.mark.parametrize(
+    ("rule", "after"),
+    [
+        (Rule("mirror"), "021/130"),
+        (Rule("flip"), "031/120"),
+        (Rule("transpose"), "10/23/01"),
+        (Rule("turn"), "01/32/10"),
+        (Rule("shift_right"), "012/103"),
+        (Rule("shift_down"), "031/120"),
+        (Rule("fall"), "020/131"),
+        (Rule("recolour", (1, 2)), "210/032"),
+        (Rule("double"), "112200/112200/003311/003311"),
+        (Rule("fill", (3,)), "123/331"),
+    ],
+)
+def test_rules_do_what_their_names_say(rule: Rule, after: str) -> None:
+    assert written(rule(GRID)) == after
+
+
+def test_all_rules_that_explain_the_examples_have_the_same_answer() -> None:
+    task = grids(steps=(1, 2), shown=1)
+    for problem in task.problems("test"):
+        shown, question = problem.prompt.removesuffix(">\n").rsplit(";", 1)
+        pairs = [tuple(map(read_grid, pair.split("="))) for pair in shown.split(";")]
+        steps = len(problem.data["rules"])
+        answers = {
+            applied(chain, read_grid(question))  # type: ignore[arg-type]
+            for chain in explanations(rules_of(task.rules, task.colours), steps, pairs)  # type: ignore[arg-type]
+        }
+        assert answers == {read_grid(problem.gold)}
+
+
+def test_rules_that_are_told_lead_to_the_gold() -> None:
+    task = grids(shown=0, steps=(2, 2))
+    symbols = {rule.symbol: rule for rule in rules_of(task.rules, task.colours)}
+    for problem in task.problems("test"):
+        told, _, question = problem.prompt.removesuffix(">\n").partition(":")
+        chain = [symbols[symbol] for symbol in re.findall(r"[a-z]\d*", told)]
+        assert applied(chain, read_grid(question)) == read_grid(problem.gold)  # type: ignore[arg-type]
+        assert question != written(read_grid(problem.gold))  # type: ignore[arg-type]
+
+
+def test_doubled_grids_that_no_grader_reads_are_refused() -> None:
+    with pytest.raises(ValueError, match="rule 'double' makes grids of 120 cells"):
+        grids(rules=("double",), rows=(2, 30), steps=(1, 2))

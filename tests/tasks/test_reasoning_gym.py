@@ -1,0 +1,197 @@
+"""The data sets of reasoning_gym as tasks: names, settings, scorers, and the same problems every time."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from treetune.tasks import reasoning_gym_library as library
+from treetune.tasks.graders.pool import GraderPool
+from treetune.tasks.graders.reasoning_gym import ReasoningGymGrader, packed, unpacked
+from treetune.tasks.reasoning_gym import ReasoningGym
+from treetune.tasks.reasoning_gym_library import data_sets, missing_packages
+from treetune.vocabulary import Problem
+
+pytestmark = pytest.mark.skipif(bool(missing_packages()), reason=f"lacks {', '.join(missing_packages())}")
+
+
+def small(dataset: str, **settings: Any) -> ReasoningGym:
+    return ReasoningGym(dataset=dataset, train_size=30, validation_size=10, test_size=10, **settings)
+
+
+def questions(task: ReasoningGym, split: Any) -> list[str]:
+    return [problem.data["question"] for problem in task.problems(split)]
+
+
+def test_every_data_set_of_the_library_is_known_by_its_name() -> None:
+    import reasoning_gym
+    from reasoning_gym.factory import DATASETS
+
+    assert reasoning_gym
+    assert set(data_sets()) == set(DATASETS) - {"composite"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "key", "words"),
+    [
+        ({"dataset": "spel_backward"}, "dataset", "did you mean 'spell_backward'"),
+        ({"dataset": "composite"}, "dataset", "mixture"),
+        ({"dataset": "spell_backward", "config": {"min_word_length": 3}}, "config", "'min_word_len'"),
+        ({"dataset": "spell_backward", "config": {"seed": 3}}, "config", "the task's own `seed`"),
+        ({"dataset": "spell_backward", "config": {"min_word_len": 11}}, "config", "max_word_len must be >="),
+        ({"dataset": "spell_backward", "config": {"min_word_len": "a"}}, "config", "doesn't take"),
+        (
+            {"dataset": "word_sorting", "config": {"transformation": "loud"}},
+            "config",
+            "'loud' is not a valid",
+        ),
+        ({"dataset": "chain_sum", "level": 99}, "level", "levels 0 to"),
+        ({"dataset": "chain_sum", "levels": {"num_term": 1}}, "levels", "did you mean 'num_terms'"),
+        ({"dataset": "acre", "level": 1}, "level", "has no levels"),
+        ({"dataset": "spell_backward", "question": "(no such words)"}, "question", "is nowhere in"),
+    ],
+)
+def test_what_the_library_does_not_take_is_told_with_the_key_to_change(
+    settings: dict[str, Any], key: str, words: str
+) -> None:
+    (finding,) = ReasoningGym(**settings).check(None)  # type: ignore[arg-type]
+    assert finding.key == key
+    assert words in f"{finding.what} {finding.remedy}"
+
+
+@pytest.mark.parametrize("wrong", [{"question": "(a)(b)"}, {"question": "(a"}, {"prompt": "no place"}])
+def test_prompt_and_question_need_a_place_each(wrong: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match=r"one group|expression|\{question\}"):
+        ReasoningGym(dataset="spell_backward", **wrong)  # type: ignore[arg-type]
+
+
+def test_a_question_is_in_one_split_and_held_out_ones_stay_when_train_grows() -> None:
+    # One in five of its possible questions: draws come twice.
+    task = small("count_bits", config={"min_n": 1, "max_n": 250})
+    larger = ReasoningGym(
+        dataset="count_bits",
+        config={"min_n": 1, "max_n": 250},
+        train_size=60,
+        validation_size=10,
+        test_size=10,
+    )
+    everything = questions(task, "train") + questions(task, "validation") + questions(task, "test")
+    assert len(set(everything)) == 50
+    assert questions(larger, "test") == questions(task, "test")
+    assert questions(larger, "train")[:30] == questions(task, "train")
+
+
+def test_seeds_give_different_problems() -> None:
+    assert not set(questions(small("chain_sum"), "test")) & set(questions(small("chain_sum", seed=1), "test"))
+
+
+def test_too_few_different_problems_are_told() -> None:
+    with pytest.raises(ValueError, match="gave only"):
+        small("count_bits", config={"min_n": 1, "max_n": 20}).problems("train")
+
+
+@pytest.mark.parametrize("dataset", ["ransom_note", "list_functions"])
+def test_problems_are_the_same_whatever_the_process_drew_or_hashed_before(
+    dataset: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = small(dataset).problems("test")
+    library._made.cache_clear()
+    monkeypatch.setenv("PYTHONHASHSEED", "5")
+    assert small(dataset, prompt="{question}?")._made([("test", 10)])["splits"]["test"] == [
+        {"question": one.data["question"], "gold": one.gold, "entry": one.data["entry"]} for one in before
+    ]
+
+
+def test_levels_and_settings_say_how_hard_it_is() -> None:
+    def digits(task: ReasoningGym) -> set[int]:
+        numbers = " ".join(questions(task, "train")).replace("+", " ").replace("-", " ").split()
+        return {len(one) for one in numbers if one.isdigit()}
+
+    assert max(digits(small("chain_sum", levels={"num_digits": 2}))) == 3
+    assert min(digits(small("chain_sum", levels={"num_digits": 2}, level_mode="upper_bound"))) == 3
+    assert digits(small("chain_sum", level=2, config={"min_digits": 1, "max_digits": 1})) == {1}
+
+
+def test_enumerations_of_the_library_are_written_as_texts() -> None:
+    (problem, *_) = small("word_sorting", config={"transformation": "uppercase"}).problems("test")
+    assert problem.gold == problem.gold.upper()
+    assert ReasoningGymGrader().grade(f"<answer>{problem.gold}</answer>", problem).correct
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        "spell_backward",
+        "chain_sum",
+        "countdown",
+        "letter_jumble",
+        "mini_sudoku",
+        "word_sorting",
+        "gsm_symbolic",
+    ],
+)
+def test_golds_score_in_full_and_empty_answers_do_not(dataset: str) -> None:
+    task = small(dataset)
+    problems = task.problems("test")
+    with GraderPool(task.grader, workers=1) as pool:
+        golds = pool.grade_many([(f"so: <answer>\n{one.gold}\n</answer>", one) for one in problems])
+        empty = pool.grade_many([("<answer> </answer>", one) for one in problems])
+    assert [grade.reward for grade in golds] == [1.0] * 10
+    assert {(grade.reward, grade.outcome) for grade in empty} == {(0.0, "no_answer")}
+
+
+def test_an_answer_on_which_a_scorer_raises_is_wrong_and_says_so() -> None:
+    problem = small("prime_factorization").problems("test")[0]
+    grade = ReasoningGymGrader().grade("<answer>two times three</answer>", problem)
+    assert (grade.reward, grade.outcome) == (0.0, "ok")
+    assert grade.message is not None and "ValueError" in grade.message
+
+
+def test_a_scorer_sees_the_whole_question_where_the_prompt_holds_a_part() -> None:
+    task = small("spell_backward", question=r"nus\): (\w+)", prompt="{question}>")
+    problem = task.problems("test")[0]
+    word = problem.prompt.removesuffix(">")
+    assert problem.data["question"].endswith(f": {word}") and word[::-1] == problem.gold
+    assert task.grader.grade(f"<answer>{problem.gold}</answer>", problem).correct
+
+
+def test_a_noisy_teacher_gives_answers_to_other_problems() -> None:
+    task = small("spell_backward", demonstration_noise=0.5)
+    problems = task.problems("train") * 10
+    right = [
+        task.grader.grade(task.demonstration(one, seed), one).correct for seed, one in enumerate(problems)
+    ]
+    assert 0.4 < sum(right) / len(right) < 0.65
+
+
+def test_a_data_set_without_answers_has_no_demonstrations() -> None:
+    with pytest.raises(ValueError, match="only scores"):
+        small("rush_hour").check_demonstrations()
+
+
+DATA = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text() | st.fractions(),
+    lambda inner: (
+        st.lists(inner)
+        | st.lists(inner).map(tuple)
+        | st.dictionaries(st.text(), inner)
+        | st.dictionaries(st.integers() | st.tuples(st.integers(), st.integers()), inner)
+    ),
+    max_leaves=12,
+)
+
+
+@given(DATA)
+def test_what_scorers_compare_with_comes_back_as_it_was(value: Any) -> None:
+    json.loads(packed(value))
+    assert repr(unpacked(packed(value))) == repr(value)
+
+
+def test_problems_can_be_stored_with_answers() -> None:
+    problem = small("graph_color").problems("test")[0]
+    assert json.loads(json.dumps(problem.data)) == problem.data
+    assert isinstance(problem, Problem)
