@@ -257,11 +257,10 @@ class MultiTurn(Rollout):
         )
         play = context.environments.begin(
             self.environment_of(context.task),
-            session=start.seed,
-            problem=start.problem,
-            seed=derive_seed(context.seed, context.iteration, start.problem.id, "environment"),
-            actions=actions,
-            snapshot=unpacked(start.begun)[1],
+            start.problem,
+            derive_seed(context.seed, context.iteration, start.problem.id, "environment"),
+            actions,
+            unpacked(start.begun)[1],
         )
         return conversation, play
 

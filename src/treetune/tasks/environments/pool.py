@@ -47,7 +47,7 @@ class Play:
         self._ask, self._moment = ask, moment
         self._lost: Played | None = None
         self.begun: Future[Played] = Future()
-        asked = self._ask(replace(moment, may_replay=True), max(1, len(moment.actions)))
+        asked = self._ask(replace(moment, from_start=True), max(1, len(moment.actions)))
         _then(asked, self.begun, lambda played: self._began(played))
 
     def act(self, action: str) -> Future[Played]:
@@ -77,7 +77,7 @@ class Play:
         if not played.was_lost:
             return self._kept(played)
         told: Future[Played] = Future()
-        again = self._ask(replace(self._moment, may_replay=True), len(self._moment.actions))
+        again = self._ask(replace(self._moment, from_start=True), len(self._moment.actions))
         _then(again, told, lambda played: self._kept(replace(played, turns=played.turns[-1:])))
         return told
 
@@ -126,26 +126,24 @@ class EnvironmentPool:
         self._known: dict[int, tuple[int, Playing]] = {}
         self._lock = threading.Lock()
         self._waiting: dict[int, Future[Played]] = {}
-        self._works = itertools.count()
+        self._works, self._sessions = itertools.count(), itertools.count()
         self._held = [0] * self._workers
         self._failure: BaseException | None = None
 
     def begin(
         self,
         environment: Environment,
-        *,
-        session: int,
         problem: Problem,
         seed: int,
         actions: Sequence[str] = (),
         snapshot: tuple[int, bytes] | None = None,
     ) -> Play:
-        """An answer begins, or goes on behind the `actions` that had been taken in it; `session` is its name.
+        """An answer begins, or goes on behind the `actions` that had been taken in it.
 
         Raises what kept workers from starting, once that is known.
         """
         number, playing = self._number(environment)
-        moment = Moment(session, problem, seed, tuple(actions), snapshot)
+        moment = Moment(next(self._sessions), problem, seed, tuple(actions), snapshot)
         if environment.isolation == "inline":
             return Play(lambda moment, turns: _done(playing.answer(moment)), moment)
         worker: int | None = None

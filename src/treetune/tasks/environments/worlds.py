@@ -21,9 +21,9 @@ MOST_WORLDS = 10_000
 class Moment:
     """What an environment is asked: to go on in the answer `session` up to the last of its `actions`.
 
-    `snapshot` is a state from which it may begin, and the number of actions that had led there. Where the
-    state isn't there, actions are played again only if the moment `may_replay`. One that `is_over` is to be
-    forgotten.
+    `snapshot` is a state from which it may begin, and the number of actions that had led there. One that is
+    `from_start` makes the state anew, by all that had led to it; any other one needs it to be there. One that
+    `is_over` is forgotten.
     """
 
     session: int
@@ -31,7 +31,7 @@ class Moment:
     seed: int
     actions: tuple[str, ...] = ()
     snapshot: tuple[int, bytes] | None = None
-    may_replay: bool = False
+    from_start: bool = False
     is_over: bool = False
 
 
@@ -70,11 +70,12 @@ class Worlds:
         if moment.is_over:
             self._states.pop(moment.session, None)
             return Played()
-        done, state = self._states.pop(moment.session, (None, None))
-        if done is None:
-            if not moment.may_replay:
-                return Played(was_lost=True)
+        if not moment.from_start and moment.session not in self._states:
+            return Played(was_lost=True)
+        if moment.from_start:
             done, state = self._begun(environment, moment)
+        else:
+            done, state = self._states.pop(moment.session)
         turns = []
         for action in moment.actions[done:]:
             turns.append(stepped(environment, state, action))
