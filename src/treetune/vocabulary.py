@@ -98,6 +98,14 @@ def _alike(one: Any, other: Any) -> bool:
 
 
 @dataclass(frozen=True)
+class Message:
+    """One turn of a conversation; `role` is ``system``, ``user`` or ``assistant``."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True)
 class TextCodec:
     """Text to token ids and back; the one tokenizer of the run.
 
@@ -105,8 +113,9 @@ class TextCodec:
     from them is a view, and is not encoded again.
 
     `frame` is what a model needs around a problem's text (a chat template), `begin` the ids before
-    all of it (the beginning of text, or nothing). `eos_id` ends an answer that is written for the
-    model; each of `end_ids`, which are `eos_id` alone where left out, ends an answer that it samples.
+    all of it (the beginning of text, or nothing). `conversation` does for a problem's messages what `frame`
+    does for a text; None where the model has no chat template. `eos_id` ends an answer that is written for
+    the model; each of `end_ids`, which are `eos_id` alone where left out, ends an answer that it samples.
     `turn_frame` is what a chat has between two turns of the model, around what is said there; None without
     a chat.
     """
@@ -117,24 +126,46 @@ class TextCodec:
     end_ids: tuple[int, ...] = ()
     frame: Callable[[str], str] = str
     begin: tuple[int, ...] = ()
+    conversation: Callable[[Sequence[Message]], str] | None = None
     turn_frame: Callable[[str], str] | None = None
 
     def __post_init__(self) -> None:
         if self.eos_id not in self.end_ids:
             object.__setattr__(self, "end_ids", (self.eos_id, *self.end_ids))
 
-    def encode_prompt(self, prompt: str) -> TokenIds:
-        """What the model is given when it is asked `prompt`. Every prompt becomes ids here."""
-        framed = self.frame(prompt)
-        return token_array((*self.begin, *self.encode(framed)) if framed else ())
+    def framed(self, asked: str | Problem) -> str:
+        """The text of a whole prompt, up to where the answer begins.
 
-    def encode_answer(self, prompt: str, answer: str) -> TokenIds:
-        """The ids that would follow `prompt` for `answer`, without an end token.
+        Raises ValueError for a conversation where the model has no chat template.
+        """
+        if isinstance(asked, str):
+            return self.frame(asked)
+        if asked.as_is:
+            return asked.prompt
+        if not asked.messages:
+            return self.frame(asked.prompt)
+        if self.conversation is None:
+            raise ValueError(
+                f"problem {asked.id!r} is a conversation of {len(asked.messages)} messages, and model.chat is"
+                " null: set it to {}, for the model's own chat template"
+            )
+        return self.conversation(asked.messages)
+
+    def encode_prompt(self, asked: str | Problem) -> TokenIds:
+        """What the model is given when it is asked a text or a problem. Every prompt becomes ids here."""
+        framed = self.framed(asked)
+        ids = tuple(self.encode(framed))
+        if isinstance(asked, Problem) and asked.as_is and ids[: len(self.begin)] == self.begin:
+            return token_array(ids)  # it was written with the beginning of text
+        return token_array((*self.begin, *ids) if framed else ())
+
+    def encode_answer(self, asked: str | Problem, answer: str) -> TokenIds:
+        """The ids that would follow the prompt of `asked` for `answer`, without an end token.
 
         Prompt and answer are encoded together where that leaves the prompt's ids as they are, as
         they are when a model samples: some tokenizers put a space before whatever begins a text.
         """
-        framed = self.frame(prompt)
+        framed = self.framed(asked)
         alone, together = tuple(self.encode(framed)), tuple(self.encode(framed + answer))
         starts_alike = together[: len(alone)] == alone
         return token_array(together[len(alone) :] if starts_alike else self.encode(answer))
@@ -156,13 +187,20 @@ class TextCodec:
 class Problem:
     """One row of a task: what the model is asked and what would be right.
 
-    `id` is unique within the task and stable over runs (``train/17``): seeds derive from it.
+    `id` is unique within the task and stable over runs (``train/17``): seeds derive from it. `domain` is the
+    kind of problem that metrics are also taken by; empty where there is but one.
+
+    Where a row has a conversation, `messages` are it, and `prompt` is a text of it for readers and graders.
+    A prompt that is `as_is` is given to the model without a chat template.
     """
 
     id: str
     prompt: str
     gold: str
     data: Mapping[str, Any] = field(default_factory=dict)
+    domain: str = ""
+    messages: tuple[Message, ...] = ()
+    as_is: bool = False
 
 
 @dataclass(frozen=True)
@@ -322,7 +360,7 @@ class Episode(Columnar):
     whether this is its better answer; the two are neighbours, the better one first.
 
     Where the answer has threads, `stretches` are its segments, and say what each token was sampled
-    after; empty where every token was sampled after all before it.
+    after; empty where every token was sampled after all before it. `domain` is the problem's.
 
     `step_rewards` are the trajectory's, where there are any: what the reward is more than their sum is earned
     at the end.
@@ -345,6 +383,7 @@ class Episode(Columnar):
     chosen: bool | None = None
     score: float = None  # type: ignore[assignment]  # filled in below: a row always has one
     stretches: tuple[Stretch, ...] = ()
+    domain: str = ""
     step_rewards: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.data_pipeline.command import REQUESTS, ROWS, Work
 from tests.data_pipeline.scripted import KEY, PARALLEL, SOLUTION, Endpoint, hang, status
-from treetune.data_pipeline.endpoint import EndpointSettings
+from treetune.endpoints.settings import EndpointSettings
 from treetune.main import main
 
 

@@ -27,7 +27,7 @@ from treetune.episode_generators.credit.group import Group
 from treetune.episode_generators.credit.monte_carlo import MonteCarlo
 from treetune.episode_generators.credit.rloo import Rloo
 from treetune.episode_generators.turns.states import TurnStates
-from treetune.episode_generators.values.base import Beginning, FixedContinuations
+from treetune.episode_generators.values.base import Beginning, FixedBudget
 from treetune.inference.base import Completion, SamplingParams
 from treetune.tasks.environments.base import Environment, Turn
 from treetune.tasks.environments.pool import EnvironmentPool
@@ -104,7 +104,7 @@ def test_continuations_of_a_turns_beginning_earn_its_exact_value(
     for letters, beginning in beginnings.items():
         context = lent(Letters(environment=environment), DealtEngine(), pool)
         (estimate,) = TurnStates().estimate(
-            context, [beginning], FixedContinuations(CONTINUATIONS), context.sampling, "value"
+            context, [beginning], FixedBudget(CONTINUATIONS), context.sampling, "value"
         )
         assert estimate.value == pytest.approx(in_all(letters), abs=1e-12), letters
 
@@ -184,9 +184,7 @@ def test_continuations_that_nobody_could_judge_are_no_part_of_a_value(pool: Envi
     trees, context = rolled_out(pool, Ladder())
     beginning = Beginning(trees[0].problem, trees[0].prompt_ids, ())
     context = replace(context, task=Letters(environment=OftenClosed()))
-    (estimate,) = TurnStates().estimate(
-        context, [beginning], FixedContinuations(9), context.sampling, "value"
-    )
+    (estimate,) = TurnStates().estimate(context, [beginning], FixedBudget(9), context.sampling, "value")
     assert (len(estimate.rewards), estimate.unavailable) == (6, 3)
 
 

@@ -26,19 +26,20 @@ from treetune.episode_generators.storage import (
     write_trajectories,
 )
 from treetune.runtime.columns_of_ranks import episodes_everywhere, trajectories_on_first
-from treetune.vocabulary import Episode, Grade, Problem, Segment, Trajectory
+from treetune.vocabulary import Episode, Grade, Message, Problem, Segment, Trajectory
 
 ids = st.lists(st.integers(0, 2**31 - 1), max_size=5).map(tuple)
 numbers = st.lists(st.floats(allow_nan=False), max_size=5).map(tuple)
 names = st.text(max_size=8)
+keys = names.filter(lambda key: key != "tuple()")  # which problem data may not have
 json_data = st.dictionaries(
-    names,
+    keys,
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | names,
         lambda inner: (
             st.lists(inner, max_size=2)
             | st.lists(inner, max_size=2).map(tuple)
-            | st.dictionaries(names, inner, max_size=2)
+            | st.dictionaries(keys, inner, max_size=2)
         ),
         max_leaves=3,
     ),
@@ -65,10 +66,20 @@ episodes = st.builds(
     text=names,
     score=rewards,
     step_rewards=st.just(()) | numbers,
+    domain=st.just("") | names,
 )
 trajectories = st.builds(
     Trajectory,
-    problem=st.builds(Problem, id=names, prompt=names, gold=names, data=json_data),
+    problem=st.builds(
+        Problem,
+        id=names,
+        prompt=names,
+        gold=names,
+        data=json_data,
+        domain=st.just("") | names,
+        messages=st.lists(st.builds(Message, names, names), max_size=2).map(tuple),
+        as_is=st.booleans(),
+    ),
     sample=st.integers(0, 1000),
     prompt_ids=ids,
     segments=st.lists(
@@ -185,13 +196,22 @@ def episode(number: int = 0) -> Episode:
 def test_an_episodes_file_has_a_column_per_field_and_the_prompts_text(tmp_path: Path) -> None:
     import pyarrow as pa
 
-    write_episodes(tmp_path / "episodes.arrow", [episode()], mdp.CODEC)
+    rows = [episode(), replace(episode(1), domain="sums", step_rewards=(0.5, 0.5))]
+    write_episodes(tmp_path / "episodes.arrow", rows, mdp.CODEC)
     with pa.ipc.open_stream(tmp_path / "episodes.arrow") as reader:
         table = reader.read_all()
-    always = [field.name for field in fields(Episode) if field.name != "step_rewards"]
-    assert table.column_names == [*always, "prompt"]
-    assert table.column("prompt").to_pylist() == ["7?"]
-    assert read_episodes(tmp_path / "episodes.arrow") == [episode()]
+    always = [field.name for field in fields(Episode)]
+    assert sorted(table.column_names) == sorted([*always, "prompt"])
+    assert table.column("prompt").to_pylist() == ["7?", "7?"]
+    assert read_episodes(tmp_path / "episodes.arrow") == rows
+
+
+def test_what_has_no_domain_and_no_rewards_on_the_way_has_no_columns_for_them(tmp_path: Path) -> None:
+    import pyarrow as pa
+
+    write_episodes(tmp_path / "episodes.arrow", [episode()])
+    with pa.ipc.open_stream(tmp_path / "episodes.arrow") as reader:
+        assert not {"domain", "step_rewards"} & set(reader.schema.names)
 
 
 def without_column(path: Path, name: str) -> None:

@@ -9,20 +9,20 @@ import pytest
 from tests.columns import plain
 from tests.episode_generators import tabular_mdp as mdp
 from treetune.episode_generators.base import GenerationContext
-from treetune.episode_generators.values.base import Estimate, FixedContinuations, ValueEstimator
+from treetune.episode_generators.values.base import Budget, Estimate, FixedBudget
 from treetune.episode_generators.values.estimation import Wanted, estimates
 from treetune.episode_generators.values.step_boundaries import StepBoundaries
 from treetune.inference.base import SamplingParams
 
 
-class UntilBothAreSeen(ValueEstimator):
+class UntilBothAreSeen(Budget):
     """Two continuations, and two more as long as all earned the same, four times at most."""
 
     def ask(self, turn: int, rewards: Callable[[], Sequence[float]]) -> int:
         return 2 if turn == 0 or (turn < 4 and len(set(rewards())) == 1) else 0
 
 
-def valued(context: GenerationContext, estimator: ValueEstimator) -> tuple[list[Estimate], list[Estimate]]:
+def valued(context: GenerationContext, estimator: Budget) -> tuple[list[Estimate], list[Estimate]]:
     answers = mdp.all_trajectories()
     own = answers[context.rank :: context.world_size]
     wanted = [
@@ -50,7 +50,7 @@ def test_a_state_is_gone_on_from_until_the_estimator_has_enough() -> None:
 
 def test_the_first_turn_is_what_a_fixed_number_samples() -> None:
     fixed, adaptive = mdp.TabularEngine(), mdp.TabularEngine()
-    _, few = valued(mdp.context(engine=fixed), FixedContinuations(2))
+    _, few = valued(mdp.context(engine=fixed), FixedBudget(2))
     _, more = valued(mdp.context(engine=adaptive), UntilBothAreSeen())
     assert [one.rewards for one in few] == [one.rewards[:2] for one in more]
     asked = {(plain(request.prompt_ids), request.seed) for request in adaptive.requests}

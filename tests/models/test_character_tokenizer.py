@@ -43,8 +43,15 @@ def test_a_saved_tokenizer_is_the_same_when_it_is_loaded_without_our_code(tmp_pa
     assert (codec.eos_id, loaded.pad_token_id, loaded.model_max_length) == (1, 0, 64)
 
 
+def test_an_alphabet_with_the_signs_of_a_special_token_spells_none(tmp_path: Path) -> None:
+    character_tokenizer("<pade>", 64).save_pretrained(tmp_path)
+    codec = codec_of(AutoTokenizer.from_pretrained(tmp_path))
+    assert codec.encode("<pad>") == (2, 3, 4, 5, 7)
+    assert codec.decode(codec.encode("<pad>")) == "<pad>"
+
+
 @pytest.mark.parametrize(
-    ("alphabet", "told"), [("", "empty"), ("abca", "'a' more than once"), ("<pad>", "can spell '<pad>'")]
+    ("alphabet", "told"), [("", "empty"), ("abca", "'a' more than once"), ("<pad>⟨⟩", "can spell '<pad>'")]
 )
 def test_an_alphabet_that_cannot_be_told_apart_is_refused(alphabet: str, told: str) -> None:
     with pytest.raises(ValueError, match=told):

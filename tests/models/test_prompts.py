@@ -20,7 +20,7 @@ from tests.models.chat_models import (
 from treetune.models.chat import Chat
 from treetune.models.sources import PretrainedModel
 from treetune.models.tokenizer import codec_of
-from treetune.vocabulary import TextCodec
+from treetune.vocabulary import Message, Problem, TextCodec
 
 PROMPT = "what is 12 plus 34?"
 CHAT = Chat()
@@ -190,3 +190,45 @@ def test_sharded_weights_with_a_tied_head_are_read_whole(tmp_path: Path, archite
     write_for_engine(weights, config, tokenizer, tmp_path / "engine")
     head = read_policy(tmp_path / "engine")[0]["lm_head.weight"]
     assert torch.equal(head, model.get_input_embeddings().weight)
+
+
+MESSAGES = (Message("system", "Be brief."), Message("user", PROMPT))
+
+
+def test_a_conversation_is_what_transformers_makes_of_it() -> None:
+    tokenizer = bpe_tokenizer(template=BEGINS_ITSELF, begin=BEGIN, begins_by_itself=True)
+    problem = Problem("a", PROMPT, "46", messages=MESSAGES)
+    turns = [vars(message) for message in MESSAGES]
+    theirs = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
+    ours = codec_of(tokenizer, chat=Chat(system="Be long.")).encode_prompt(problem)
+    assert plain(ours) == tuple(theirs), "its own system message takes the place of the configured one"
+
+
+def test_a_conversation_of_the_user_alone_has_the_configured_system_message() -> None:
+    codec = codec_of(bpe_tokenizer(), chat=Chat(system="Be brief."))
+    asked = Problem("a", PROMPT, "46", messages=MESSAGES[1:])
+    assert plain(codec.encode_prompt(asked)) == plain(codec.encode_prompt(PROMPT))
+
+
+def test_a_conversation_needs_a_chat_template() -> None:
+    with pytest.raises(
+        ValueError, match=r"problem 'a' is a conversation of 2 messages, and model.chat is null"
+    ):
+        codec_of(bpe_tokenizer()).encode_prompt(Problem("a", PROMPT, "46", messages=MESSAGES))
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_a_prompt_that_is_used_as_it_is_has_nothing_around_it_and_begins_once(begins: bool) -> None:
+    tokenizer = bpe_tokenizer(begin=BEGIN)
+    codec = codec_of(tokenizer, chat=CHAT, begin_of_text=True)
+    text = f"{BEGIN * begins}<|im_start|>user\n{PROMPT}<|im_end|>\n<|im_start|>assistant\n<think>"
+    ids = codec.encode_prompt(Problem("a", text, "46", as_is=True))
+    assert tokenizer.decode(ids) == BEGIN * (not begins) + text
+    assert plain(ids)[0] == tokenizer.bos_token_id != plain(ids)[1]
+
+
+def test_an_answer_is_encoded_behind_the_prompt_of_its_problem() -> None:
+    codec = codec_of(bpe_tokenizer(), chat=CHAT)
+    problem = Problem("a", PROMPT, "46", messages=MESSAGES)
+    whole = codec.encode(codec.framed(problem) + "It is 46.")
+    assert plain(codec.encode_prompt(problem)) + plain(codec.encode_answer(problem, "It is 46.")) == whole

@@ -6,13 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from treetune.tasks.graders.base import Grader
+from treetune.tasks.graders.codeio import CodeIO
 from treetune.tasks.graders.countdown import CountdownGrader
 from treetune.tasks.graders.final_answer import FinalAnswer
 from treetune.tasks.graders.function import FunctionGrader
+from treetune.tasks.graders.grid import GridGrader
 from treetune.tasks.graders.math import MathGrader
 from treetune.tasks.graders.minerva import Minerva
+from treetune.tasks.graders.multiple_choice import MultipleChoice
 from treetune.tasks.graders.numeric import Gsm8kExact, Gsm8kLenientSubstring, Numeric
+from treetune.tasks.graders.one_word import OneWord
+from treetune.tasks.graders.ordering import OrderingGrader
 from treetune.tasks.graders.reasoning_gym import ReasoningGymGrader
+from treetune.tasks.graders.retrieval import F1, ExactMatch
+from treetune.tasks.graders.table import TableGrader
+from treetune.tasks.graders.zebra import ZebraGrader
 from treetune.testing.graders import Case
 from treetune.vocabulary import Problem
 
@@ -36,6 +44,14 @@ def is_gold(response: str, gold: str) -> float | None:
     return float(words[-1] == gold) if words else None
 
 
+FACT = Case(
+    problem('["Neil Armstrong", "Armstrong"]'),
+    right=["<answer>the Armstrong.</answer>", "<answer>\nneil armstrong\n</answer>"],
+    wrong=["<answer>Buzz Aldrin</answer>"],
+    nearly=["<answer>It was Neil Armstrong</answer>", "<answer>Neil</answer>"],
+    silent=["Neil Armstrong"],
+)
+
 GSM8K = Case(
     problem("18"),
     right=["It is\n#### 18"],
@@ -57,6 +73,19 @@ CHAIN_SUM = Problem(
 )
 
 LABELLED: dict[str, Labelled] = {
+    "codeio": Labelled(
+        CodeIO(),
+        [
+            Case(
+                problem('{"output": [1, 2.5, true]}'),
+                right=['```json\n{"output": [1, 2.5, true]}\n```', '```\n"output": [1, 2.5, true]\n```'],
+                wrong=['```json\n{"output": [1, 2.6, true]}\n```', "```json\nf(1)\n```"],
+                nearly=['```json\n{"output": [1, 2.5, 1]}\n```', '```json\n{"input": [1, 2.5, true]}\n```'],
+                silent=["It gives a list.", "```json\n```"],
+                hanging=["```json\n" + "[" * 50_000 + "\n```", "```\n" + "-" * 90_000 + "1\n```"],
+            )
+        ],
+    ),
     "countdown": Labelled(
         CountdownGrader(),
         [
@@ -70,6 +99,8 @@ LABELLED: dict[str, Labelled] = {
             )
         ],
     ),
+    "exact_match": Labelled(ExactMatch(), [FACT]),
+    "f1": Labelled(F1(), [FACT]),
     "final_answer": Labelled(
         FinalAnswer(),
         [Case(problem("7"), right=["3+4=#7", "#6\n#07"], wrong=["#8"], nearly=["#7.0"], silent=["7", "7#"])],
@@ -77,6 +108,19 @@ LABELLED: dict[str, Labelled] = {
     "function": Labelled(
         FunctionGrader(path="tests.tasks.grader_cases:is_gold"),
         [Case(problem("7"), right=["it is 7"], wrong=["it is 8"], nearly=["it is 7."])],
+    ),
+    "grid": Labelled(
+        GridGrader(),
+        [
+            Case(
+                problem("[[1, 0], [0, 3]]"),
+                right=["<answer>[[1, 0], [0, 3]]</answer>", "<answer>\n[ [1,0],\n[0,3] ]</answer>"],
+                wrong=["<answer>[[0, 0], [0, 0]]</answer>", "<answer>the same</answer>"],
+                nearly=["<answer>[[1, 0], [0, 2]]</answer>", "<answer>[[1, 0], [0, 3], [0, 0]]</answer>"],
+                silent=["[[1, 0], [0, 3]]"],
+                hanging=["<answer>" + "[" * 100_000 + "</answer>"],
+            )
+        ],
     ),
     "gsm8k_exact": Labelled(Gsm8kExact(), [GSM8K]),
     "gsm8k_lenient_substring": Labelled(
@@ -108,6 +152,18 @@ LABELLED: dict[str, Labelled] = {
             )
         ],
     ),
+    "multiple_choice": Labelled(
+        MultipleChoice(),
+        [
+            Case(
+                problem("C"),
+                right=[r"\boxed{C}", "The answer is (C)."],
+                wrong=[r"\boxed{B}", "Answer: D"],
+                nearly=[r"\boxed{B, C}", "Answer: Compute it", r"\boxed{C} or rather \boxed{D}"],
+                silent=["", "C", r"\boxed{Cat}"],
+            )
+        ],
+    ),
     "numeric": Labelled(
         Numeric(),
         [
@@ -120,6 +176,30 @@ LABELLED: dict[str, Labelled] = {
             )
         ],
     ),
+    "one_word": Labelled(
+        OneWord(),
+        [
+            Case(
+                problem("wumpus"),
+                right=["<answer>wumpus</answer>", "<answer>\nWumpus.\n</answer>"],
+                wrong=["<answer>tove</answer>"],
+                nearly=["<answer>wumpuss</answer>", "<answer>a wumpus</answer>"],
+                silent=["wumpus"],
+            )
+        ],
+    ),
+    "ordering": Labelled(
+        OrderingGrader(),
+        [
+            Case(
+                problem('["Ann", "Bob", "Eve"]'),
+                right=['<answer>["ann", "bob", "eve"]</answer>', "<answer>Ann,\nBob,\nEve</answer>"],
+                wrong=['<answer>["Bob", "Ann", "Eve"]</answer>'],
+                nearly=['<answer>["Ann", "Bob"]</answer>', "<answer>Ann, Bob, Eve, Ann</answer>"],
+                silent=["Ann, Bob, Eve"],
+            )
+        ],
+    ),
     "reasoning_gym": Labelled(
         ReasoningGymGrader(),
         [
@@ -129,6 +209,34 @@ LABELLED: dict[str, Labelled] = {
                 wrong=["<answer>63</answer>"],
                 nearly=["<answer>64.5</answer>", "<answer>It is 64</answer>"],
                 silent=["64", "<answer></answer>"],
+            )
+        ],
+    ),
+    "table": Labelled(
+        TableGrader(),
+        [
+            Case(
+                problem("12.5 | Norway"),
+                right=[r"\boxed{12.5 | Norway}", r"\boxed{\text{norway}|12.50}"],
+                wrong=[r"\boxed{Norway}", r"\boxed{13 | Norway}"],
+                nearly=[r"\boxed{1250 | Norway}", r"\boxed{0.125 | Norway}", r"\boxed{12.5 | 12.5}"],
+                silent=["12.5 and Norway"],
+                hanging=[r"\boxed{9**9**9**9 | Norway}"],
+            )
+        ],
+    ),
+    "zebra": Labelled(
+        ZebraGrader(),
+        [
+            Case(
+                problem('{"header": ["Position", "Cat"], "rows": [["1", "Ann"], ["2", "Bob"]]}'),
+                right=[
+                    '<answer>{"header": ["Position", "Cat"], "rows": [["1", "Ann"],\n["2", "bob"]]}</answer>',
+                    '<answer>[["2", "Bob"], ["1", "Ann"]]</answer>',
+                ],
+                wrong=['<answer>[["1", "Bob"], ["2", "Ann"]]</answer>', "<answer>Ann, Bob</answer>"],
+                nearly=['<answer>[["1", "Ann"], ["2", ""]]</answer>', '<answer>[["1", "Ann"]]</answer>'],
+                silent=['[["1", "Ann"], ["2", "Bob"]]'],
             )
         ],
     ),

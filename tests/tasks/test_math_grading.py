@@ -20,6 +20,8 @@ CORPUS = [
     json.loads(line) for line in (Path(__file__).parent / "math_answers.jsonl").read_text().splitlines()
 ]
 
+LABELLED = Path(__file__).parent / "labelled/math.jsonl"
+
 
 def grade(answer: str, gold: str, question: str = "?", grader: MathGrader | Minerva | None = None) -> Grade:
     problem = Problem(id="test/0", prompt=question, gold=gold)
@@ -83,6 +85,65 @@ def test_the_default_is_right_where_the_reference_is_not(answer: str, gold: str,
     assert (
         grade(answer, gold, grader=Minerva()).reward == 1.0
     ) is not right or answer == r"\text{information}"
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "right"),
+    [
+        (r"\text{4:30 p.m.}", r"4:30 \text{ p.m.}", True),  # the same words, split differently
+        ("4:30 PM", r"\text{4:30 p.m.}", True),
+        (r"4:30 \text{ a.m.}", r"\text{4:30 p.m.}", False),
+        (r"\text{3 dollars}", "3", True),
+        (r"\text{3 dollars}", r"\$3", True),
+        (r"\text{3 cents}", r"\$3", False),
+        (r"\text{145 degrees}", r"145^\circ", True),
+        ("75^\\circ", "75\\%", False),
+        ("twenty-five", "25", True),  # numbers in words
+        (r"\text{three hundred and twelve}", "312", True),
+        (r"\text{two thirds}", r"\frac{2}{3}", True),
+        (r"\text{three dollars}", "3", True),
+        (r"\text{two or more}", "2", False),
+        (r"\text{one to one}", "1", False),
+        (r"\text{third}", r"\frac13", False),
+        (r"\sfrac{3}{8}", r"\frac{3}{8}", True),
+        (r"\nicefrac{8}{3}", r"\frac{3}{8}", False),
+        ("x = 2+3 = 5", "5", True),  # the end of a chain
+        (r"\frac{10!}{5!} = 10\cdot 9\cdot 8\cdot 7\cdot 6 = 30{,}240", "30240", True),
+        ("P(A) = \\frac13", r"\frac{1}{3}", True),
+        ("x = 5 = 6", "5", False),
+        ("2+2 = 5", "5", False),
+        ("x+2 = 5", "5", False),
+        (r"0.1666\ldots", r"\frac16", True),
+        ("0.1666", r"\frac16", False),
+        (r"\sin 60^\circ", r"\frac{\sqrt{3}}{2}", True),
+        ("3-x", "|x-3|", False),  # equal where x is small
+        (r"x > 1 \text{ and } x \le 2", "(1,2]", True),
+        (r"x < -3 \text{ and } x > 4", r"(-\infty,-3)\cup(4,\infty)", False),
+        ("12 000", "12000", True),
+        ("1 2", "12", False),
+    ],
+)
+def test_what_says_the_same_is_right_and_what_only_looks_like_it_is_not(
+    answer: str, gold: str, right: bool
+) -> None:
+    assert boxed(answer, gold) is right
+
+
+def test_an_equation_says_what_was_asked_for() -> None:
+    assert grade("a+b = 7", "7", "What is $a + b$?").reward == 1.0
+    assert grade("a+b = 7", "7", "What is $a$, if $a - b = 3$?").reward == 0.0
+
+
+def test_at_most_one_wrong_answer_in_a_thousand_is_accepted_and_three_right_ones_in_a_hundred_rejected() -> (
+    None
+):
+    rows = [json.loads(line) for line in LABELLED.read_text().splitlines()][::3]
+    wrong: Counter[bool] = Counter()
+    for row in rows:
+        problem = Problem("test/0", row["data"].get("prompt", "?"), row["gold"])
+        wrong[row["label"]] += MathGrader().grade(row["response"], problem).correct is not row["label"]
+    assert wrong[False] <= 0.001 * sum(not row["label"] for row in rows)
+    assert wrong[True] <= 0.03 * sum(row["label"] for row in rows)
 
 
 @pytest.mark.parametrize(

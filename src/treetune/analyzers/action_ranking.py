@@ -131,7 +131,6 @@ class ActionRanking(OfCheckpoints):
     def _next_steps(self, context: GenerationContext, states: Sequence[ChosenState]) -> list[list[Step]]:
         """For each state, the different answers so far that it may become with one more step."""
         assert context.engine is not None and context.sampling is not None
-        sampling = context.sampling
         requests = [
             Request(
                 prompt_ids=state.token_ids,
@@ -144,13 +143,17 @@ class ActionRanking(OfCheckpoints):
                 ),
             )
             for state in states
+            for sampling in [context.task.of(state.trajectory.problem).sampling(context.sampling)]
         ]
         found = []
-        for state, completions in zip(states, context.engine.generate(requests), strict=True):
+        answered = zip(states, requests, context.engine.generate(requests), strict=True)
+        for state, request, completions in answered:
+            problem, stop = state.trajectory.problem, request.sampling.stop
             answers = [state.prefix_ids + tuple(completion.token_ids.tolist()) for completion in completions]
             steps: dict[Step, None] = {}  # in their order, each once
             for answer in answers:
-                ends = steps_of(context, token_array(answer), context.codec.decode(answer), sampling.stop)
+                text = context.codec.decode(answer)
+                ends = steps_of(context, problem, token_array(answer), text, stop)
                 end = next(end for end in ends if end > state.start)
                 if end < len(answer):
                     steps[answer[:end]] = None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from treetune.episode_generators.base import GenerationContext
 from treetune.episode_generators.unavailable import NothingGraded
-from treetune.episode_generators.values.base import Estimate, FixedContinuations
+from treetune.episode_generators.values.base import Estimate, FixedBudget
 from treetune.episode_generators.values.estimation import Wanted, estimates
 from treetune.episode_generators.values.step_boundaries import StepBoundaries
 from treetune.seeds import derived_random
@@ -83,8 +83,9 @@ def continued(
         Wanted(one.problem, one.prompt_ids, [[Segment(token_array(prefix))]], [(0, len(prefix))])
         for one, prefix in nodes
     ]
-    estimator = FixedContinuations(samples)
-    found, everyones = estimates(context, wanted, StepBoundaries(), estimator, context.sampling, purpose)
+    found, everyones = estimates(
+        context, wanted, StepBoundaries(), FixedBudget(samples), context.sampling, purpose
+    )
     if lost := sum(estimate.unavailable for estimate in everyones):
         raise NothingGraded(
             f"{lost} continuations could not be graded, and the analysis needs all of them: run it again when"

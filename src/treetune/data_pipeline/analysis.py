@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from treetune.data_pipeline import prompts
 from treetune.data_pipeline.asking import Questions, Unreadable
 from treetune.data_pipeline.blocks import Block
-from treetune.data_pipeline.endpoint import Message
 from treetune.data_pipeline.reading import Lines, json_list, ranges
+from treetune.endpoints.settings import Message
 
 
 async def independent_parts(

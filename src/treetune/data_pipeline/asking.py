@@ -8,11 +8,11 @@ import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from treetune.data_pipeline.client import Client, EndpointError, Unanswered
-from treetune.data_pipeline.endpoint import Message
-from treetune.data_pipeline.journal import Answer, AnswerJournal
 from treetune.data_pipeline.ledger import Ledger, Usage
 from treetune.data_pipeline.prompts import AGAIN
+from treetune.endpoints.client import Client, EndpointError, Unanswered
+from treetune.endpoints.journal import Answer, AnswerJournal
+from treetune.endpoints.settings import EndpointSettings, Message
 
 T = TypeVar("T")
 
@@ -30,14 +30,16 @@ class Asker:
     def __init__(
         self,
         client: Client,
+        endpoint: EndpointSettings,
         journal: AnswerJournal,
         ledger: Ledger,
         extra_for: Mapping[Any, Mapping[str, Any]],
     ) -> None:
         self.failure: EndpointError | None = None
-        self._client, self._journal, self._ledger, self._extra_for = client, journal, ledger, extra_for
+        self._client, self._endpoint = client, endpoint
+        self._journal, self._ledger, self._extra_for = journal, ledger, extra_for
         self._in_flight: dict[str, asyncio.Task[Answer]] = {}
-        self._room = asyncio.Semaphore(client.settings.concurrency)
+        self._room = asyncio.Semaphore(endpoint.concurrency)
         self._unanswered_in_a_row = 0
 
     @property
@@ -46,7 +48,7 @@ class Asker:
 
     async def answer(self, step: str, messages: Sequence[Message]) -> Answer:
         """Raises Unanswered, OutOfBudget or EndpointError."""
-        body = self._client.settings.body(messages, self._extra_for.get(step, {}))
+        body = self._endpoint.body(messages, self._extra_for.get(step, {}))
         key = hashlib.blake2b(json.dumps(body, sort_keys=True).encode(), digest_size=16).hexdigest()
         known = self._journal.get(key)
         if known is not None:
@@ -57,7 +59,7 @@ class Asker:
         return await self._in_flight[key]
 
     async def _ask(self, key: str, step: str, body: dict[str, Any]) -> Answer:
-        settings = self._client.settings
+        settings = self._endpoint
         size = len(json.dumps(body, ensure_ascii=False).encode(errors="replace"))
         async with self._room, self._ledger.reserved(size + TEMPLATE_TOKENS, settings.max_tokens):
             if self.failure is not None:

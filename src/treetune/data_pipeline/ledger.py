@@ -7,28 +7,13 @@ from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
-from annotated_types import Ge
-
-PER = 1_000_000
+from treetune.endpoints.settings import Prices
 
 
 class OutOfBudget(Exception):
     """The next request could cost more than is left."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Prices:
-    """Dollars per million tokens that go in and that come out."""
-
-    input: Annotated[float, Ge(0)]
-    """Dollars per million tokens of requests."""
-    output: Annotated[float, Ge(0)]
-    """Dollars per million tokens of answers."""
-
-    def dollars(self, input_tokens: int, output_tokens: int) -> float:
-        return (input_tokens * self.input + output_tokens * self.output) / PER
 
 
 @dataclass

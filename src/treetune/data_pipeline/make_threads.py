@@ -11,8 +11,7 @@ from typing import Annotated, Any, Literal, get_args
 from annotated_types import Ge, Gt, Le, MinLen
 
 from treetune.data_pipeline.base import DataPipeline
-from treetune.data_pipeline.endpoint import EndpointSettings, check_extra
-from treetune.data_pipeline.ledger import Prices
+from treetune.endpoints.settings import EndpointSettings, Prices, check_extra
 from treetune.tasks.threads.faults import MOST_THREADS
 
 Step = Literal["steps", "substeps", "groups", "subgroups", "ranges", "check", "references", "outlines"]

@@ -11,13 +11,13 @@ from typing import Any
 
 from treetune.data_pipeline.asking import Asker, Questions
 from treetune.data_pipeline.blocks import Rule
-from treetune.data_pipeline.client import SECRET_CHARACTERS, Client, EndpointError, Unanswered
-from treetune.data_pipeline.journal import AnswerJournal
 from treetune.data_pipeline.ledger import Ledger, OutOfBudget
 from treetune.data_pipeline.make_threads import MakeThreads
 from treetune.data_pipeline.rows import Sidecars, Solution, content_hash, solutions
 from treetune.data_pipeline.solutions import make_parallel
 from treetune.data_pipeline.summary import cost, in_words, write_rows
+from treetune.endpoints.client import SECRET_CHARACTERS, Client, EndpointError, Unanswered
+from treetune.endpoints.journal import AnswerJournal
 from treetune.files import write_json
 from treetune.runtime.console import Console
 
@@ -105,8 +105,8 @@ async def _work(
         if sidecars.read(solution) is None
     )
     asker: Asker
-    async with Client(pipeline.endpoint, lambda: asker.stopping) as client:
-        asker = Asker(client, journal, ledger, pipeline.extra_for)
+    async with Client.of(pipeline.endpoint, lambda: asker.stopping) as client:
+        asker = Asker(client, pipeline.endpoint, journal, ledger, pipeline.extra_for)
 
         async def worker(waiting: Iterator[Solution]) -> None:
             nonlocal done

@@ -49,6 +49,8 @@ def schema_of(episodes: Sequence[Episode], codec: TextCodec | None) -> pa.Schema
     )
     if any(episode.step_rewards for episode in episodes):
         schema = schema.append(pa.field("step_rewards", NUMBERS))
+    if any(episode.domain for episode in episodes):
+        schema = schema.append(pa.field("domain", pa.string()))
     return schema if codec is None else schema.append(pa.field("prompt", pa.string()))
 
 

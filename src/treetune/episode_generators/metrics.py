@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from treetune.episode_generators.base import GenerationContext
+from treetune.episode_generators.domains import domain_columns, domain_counts
 from treetune.episode_generators.numbers import columns as number_columns
 from treetune.episode_generators.numbers import number_metrics
 from treetune.vocabulary import Metrics, Trajectory
@@ -38,7 +39,7 @@ def trajectory_metrics(context: GenerationContext, trajectories: Sequence[Trajec
     ``episodes/mixed``: share of problems whose answers differ in score;
     ``episodes/no_answer``, ``timeout``, ``error``: shares of what the grader could not grade;
     ``episodes/unavailable``: share of what nobody could grade, which is no part of what is said of scores;
-    ``<group>/…``: means of the answers' named numbers.
+    ``<group>/…``: means of the answers' named numbers; ``domains/<name>/…``: see `domains`.
     Collective.
     """
     graded = [t for t in trajectories if t.grade.is_known]
@@ -68,7 +69,8 @@ def trajectory_metrics(context: GenerationContext, trajectories: Sequence[Trajec
         "mixed": [float(len({t.score for t in g if t.grade.is_known}) > 1) for g in groups.values()],
     }
     own = {f"episodes/{key}": values for key, values in (answers | problems).items()}
-    columns = pooled(context, "rollout-metrics", own | number_columns(trajectories))
+    named = number_columns(trajectories) | domain_columns(groups)
+    columns = pooled(context, "rollout-metrics", own | named)
     numbers = {name: columns[name] for name in columns if name not in own}
     metrics = {name: mean(columns[name]) for name in own if columns[name]} | number_metrics(numbers)
     if columns["episodes/response_tokens"]:
@@ -76,4 +78,5 @@ def trajectory_metrics(context: GenerationContext, trajectories: Sequence[Trajec
     return metrics | {
         "episodes/count": float(len(columns["episodes/unfinished"])),
         "episodes/problems": float(len(columns["episodes/mixed"])),
+        **domain_counts(columns),
     }

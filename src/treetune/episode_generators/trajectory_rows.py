@@ -21,14 +21,19 @@ from treetune.episode_generators.columns import (
     tuples,
     tuples_of,
 )
-from treetune.vocabulary import Grade, Problem, Segment, Trajectory
+from treetune.vocabulary import Grade, Message, Problem, Segment, Trajectory
 
 _TUPLE = "tuple()"
 
 
 def schema_of(trajectories: Sequence[Trajectory]) -> pa.Schema:
     text = pa.string()
-    problem = {"id": text, "prompt": text, "gold": text, "data": text}
+    problem: dict[str, pa.DataType] = {"id": text, "prompt": text, "gold": text, "data": text}
+    asked = [trajectory.problem for trajectory in trajectories]
+    if any(one.domain for one in asked):
+        problem["domain"] = text
+    if any(one.messages or one.as_is for one in asked):
+        problem |= {"messages": pa.list_(pa.struct({"role": text, "content": text})), "as_is": pa.bool_()}
     grade = {
         "reward": pa.float64(),
         "outcome": text,
@@ -74,7 +79,8 @@ def columns_of(trajectories: Sequence[Trajectory], schema: pa.Schema) -> list[pa
             flat = [segment for of_row in values for segment in of_row]
             return nested(list(map(len, values)), _segment_columns(flat, field.type.value_type))
         if field.name == "problem":
-            return pa.array([_problem_row(problem) for problem in values], field.type)
+            kept = [one.name for one in field.type]
+            return pa.array([_problem_row(problem, kept) for problem in values], field.type)
         if field.name == "grade":
             return pa.array([_grade_row(grade) for grade in values], field.type)
         if field.name == "numbers":
@@ -98,8 +104,15 @@ def _segment_columns(segments: Sequence[Segment], kind: pa.StructType) -> pa.Str
     return pa.StructArray.from_arrays(parts, fields=list(kind))
 
 
-def _problem_row(problem: Problem) -> dict[str, str]:
-    return {"id": problem.id, "prompt": problem.prompt, "gold": problem.gold, "data": _json(problem)}
+def _problem_row(problem: Problem, kept: Sequence[str]) -> dict[str, Any]:
+    row = vars(problem) | {"data": _json(problem), "messages": [vars(one) for one in problem.messages]}
+    return {name: row[name] for name in kept}
+
+
+def _problem(row: dict[str, Any]) -> Problem:
+    data = json.loads(row["data"], object_hook=_unmarked)
+    messages = tuple(Message(**one) for one in row.get("messages") or ())
+    return Problem(**row | {"data": data, "messages": messages})
 
 
 def _grade_row(grade: Grade) -> dict[str, Any]:
@@ -156,8 +169,7 @@ def trajectories_of(batch: pa.RecordBatch) -> Iterator[Trajectory]:
     ):
         key = json.dumps(problem)
         if key not in problems:
-            data = json.loads(problem["data"], object_hook=_unmarked)
-            problems[key] = Problem(**problem | {"data": data})
+            problems[key] = _problem(problem)
         yield Trajectory(
             problem=problems[key],
             sample=sample,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
+
+from treetune.vocabulary import Message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -69,6 +71,20 @@ def chat_frame(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> Callable[[str]
             " differ tomorrow: give the date in chat.template_arguments, e.g. {date_string: '26 Jul 2024'}"
         )
     return lambda prompt: render(tokenizer, chat, [_user(prompt)])
+
+
+def chat_conversation(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> Callable[[Sequence[Message]], str]:
+    """From the messages of a conversation to the whole prompt's text, up to where the assistant's next answer
+    begins. A system message among them takes the place of `chat.system`. Raises ValueError as `chat_frame`,
+    whose checks it leaves to it, and at a conversation that the template refuses.
+    """
+    without_system = replace(chat, system=None)
+
+    def conversation(messages: Sequence[Message]) -> str:
+        has_system = any(message.role == "system" for message in messages)
+        return render(tokenizer, without_system if has_system else chat, [vars(one) for one in messages])
+
+    return conversation
 
 
 def end_of_turn(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> int | None:

@@ -10,13 +10,15 @@ import itertools
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from treetune.models.chat import Chat, chat_frame, end_of_turn, turn_frame
+from treetune.models.chat import Chat, chat_conversation, chat_frame, end_of_turn, turn_frame
 from treetune.vocabulary import TextCodec, TokenIds
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+T = TypeVar("T")
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 """What decoders write for bytes that are no (or not yet a whole) character."""
@@ -65,8 +67,11 @@ def codec_of(
         decode=decode,
         eos_id=int(eos_id),
         end_ids=tuple(dict.fromkeys(map(int, (eos_id, tokenizer.eos_token_id, *end_ids)))),
-        frame=_frame(tokenizer, begin_of_text, chat),
+        frame=str if chat is None else _after_begin(chat_frame(tokenizer, chat), tokenizer, begin_of_text),
         begin=_begin(tokenizer, begin_of_text, chat),
+        conversation=None
+        if chat is None
+        else _after_begin(chat_conversation(tokenizer, chat), tokenizer, begin_of_text),
         turn_frame=None if chat is None else _when_asked(lambda: turn_frame(tokenizer, chat)),
     )
 
@@ -83,17 +88,14 @@ def _when_asked(make: Callable[[], Callable[[str], str]]) -> Callable[[str], str
     return frame
 
 
-def _frame(
-    tokenizer: PreTrainedTokenizerBase, begin_of_text: bool | None, chat: Chat | None
-) -> Callable[[str], str]:
-    """The text around a prompt, without a beginning-of-text token where `_begin` has it in hand."""
-    if chat is None:
-        return str
-    frame = chat_frame(tokenizer, chat)
+def _after_begin(
+    text_of: Callable[[T], str], tokenizer: PreTrainedTokenizerBase, begin_of_text: bool | None
+) -> Callable[[T], str]:
+    """The same without a beginning-of-text token, where `_begin` has it in hand."""
     if begin_of_text is None or tokenizer.bos_token is None:
-        return frame
+        return text_of
     beginning = str(tokenizer.bos_token)
-    return lambda prompt: frame(prompt).removeprefix(beginning)
+    return lambda asked: text_of(asked).removeprefix(beginning)
 
 
 def _begin(

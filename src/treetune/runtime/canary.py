@@ -32,7 +32,7 @@ def stored_canary(session: Session, weights: Path) -> Canary:
 
 def _canary(session: Session, score: Score) -> Canary:
     return Canary(
-        prompts=[session.model.codec.encode_prompt(p.prompt) for p in session.train_problems[:PROMPTS]],
+        prompts=[session.model.codec.encode_prompt(p) for p in session.train_problems[:PROMPTS]],
         score=score,
         tolerance=session.config.engines.policy.tolerance(session.ranks.device.type),
         temperature=session.temperature,

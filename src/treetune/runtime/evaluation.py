@@ -11,6 +11,7 @@ from typing import Any
 
 from treetune.episode_generators import unavailable
 from treetune.episode_generators.base import Rollout
+from treetune.episode_generators.domains import PREFIX
 from treetune.episode_generators.numbers import by_group, columns, evaluated, number_metrics
 from treetune.files import whole_file, write_json
 from treetune.runtime.base import EvaluationSet, PolicyIteration
@@ -22,6 +23,9 @@ from treetune.runtime.sampler import Sampler
 from treetune.seeds import derived_random
 from treetune.tree import answers_of
 from treetune.vocabulary import Grade, Metrics, Problem, Trajectory, token_array
+
+EVALUATED = ("pass_at_1", "ci_low", "ci_high", "majority_vote", "unfinished", "mean_tokens")
+"""What becomes a metric of the run, of all problems and of each domain's."""
 
 BOOTSTRAP_RESAMPLES = 2000
 INTERVAL = 0.95
@@ -50,8 +54,11 @@ def evaluate(
     for chosen in sampler.session.config.evaluation.sets:
         if is_measured(directory, done, chosen):
             summary = json.loads((directory.evaluation(done, chosen.label) / "summary.json").read_text())
-            for name in ("pass_at_1", "ci_low", "ci_high", "majority_vote", "unfinished", "mean_tokens"):
+            for name in EVALUATED:
                 metrics[f"evaluation/{chosen.label}/{name}"] = summary[name]
+            for domain, own in summary.get("domains", {}).items():
+                for name in EVALUATED:
+                    metrics[f"evaluation/{chosen.label}/{PREFIX}{domain}/{name}"] = own[name]
             if summary.get("unavailable"):
                 metrics[f"evaluation/{chosen.label}/unavailable"] = float(summary["unavailable"])
             metrics |= evaluated(chosen.label, summary)
@@ -86,7 +93,7 @@ def measure(
     sampler.server.ready()
     problems = set_problems(config, chosen)
     rollout = chosen.rollout(config)
-    lengths = {problem.id: len(session.model.codec.encode_prompt(problem.prompt)) for problem in problems}
+    lengths = {problem.id: len(session.model.codec.encode_prompt(problem)) for problem in problems}
     answerable = [problem for problem in problems if lengths[problem.id] < config.context_length]
     number = session.ranks.from_first("claim", 0 if claim is None else claim.number)
     journal = folder / "journal" / f"{number}-{session.ranks.rank}.jsonl"
@@ -146,12 +153,25 @@ def _summary(
         "split": chosen.split,
         "iteration": done,
         **summarise(trajectories, seed),
+        **_by_domain(trajectories, seed),
         "too_long": too_long,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "seed": seed,
         **by_group(number_metrics(columns(trajectories))),
     }
+
+
+def _by_domain(trajectories: Sequence[Trajectory], seed: int) -> dict[str, Any]:
+    """`summarise` for each domain, where problems have one; a domain of which nothing was graded has none."""
+    of_domain: dict[str, list[Trajectory]] = {}
+    for one in trajectories:
+        if one.problem.domain:
+            of_domain.setdefault(one.problem.domain, []).append(one)
+    if not of_domain:
+        return {}
+    graded = {name: own for name, own in sorted(of_domain.items()) if any(t.grade.is_known for t in own)}
+    return {"domains": {name: summarise(own, seed) for name, own in graded.items()}}
 
 
 def _write(folder: Path, summary: dict[str, Any], rows: Iterable[dict]) -> None:
@@ -162,9 +182,12 @@ def _write(folder: Path, summary: dict[str, Any], rows: Iterable[dict]) -> None:
 
 def _in_words(summary: dict[str, Any]) -> str:
     note = f", {summary['too_long']} of them too long to be asked" if summary["too_long"] else ""
+    by_domain = ", ".join(
+        f"{name} {own['pass_at_1']:.3f}" for name, own in summary.get("domains", {}).items()
+    )
     return (
         f"pass@1 {summary['pass_at_1']:.3f} [{summary['ci_low']:.3f}, {summary['ci_high']:.3f}]"
-        f" on {summary['n_problems']} problems{note}"
+        f" on {summary['n_problems']} problems{note}{f' ({by_domain})' if by_domain else ''}"
     )
 
 
@@ -187,6 +210,7 @@ def _row(trajectory: Trajectory) -> dict:
     return {
         "problem": trajectory.problem.id,
         "sample": trajectory.sample,
+        **({"domain": trajectory.problem.domain} if trajectory.problem.domain else {}),
         "prompt": trajectory.problem.prompt,
         "gold": trajectory.problem.gold,
         "text": trajectory.text,

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from treetune.episode_generators import unavailable
+from treetune.episode_generators.domains import domain_advantages
 from treetune.episode_generators.rollout.answers import contiguous_share
 from treetune.episode_generators.shaping.applied import shaped
 from treetune.episode_generators.storage import (
@@ -25,7 +27,7 @@ from treetune.runtime.columns_of_ranks import episodes_everywhere, trajectories_
 from treetune.runtime.due import is_generated, samples_in
 from treetune.runtime.sampler import Sampler
 from treetune.runtime.session import Session
-from treetune.tasks.sampling import further_problems, sample_problems
+from treetune.tasks.drawing import Drawing
 from treetune.tree import Tree, answers_of, trees_of
 from treetune.vocabulary import Episode, Metrics, Trajectory
 
@@ -90,13 +92,10 @@ def _rollout(sampler: Sampler, iteration: int, clock: Clock) -> tuple[list[Tree]
     if (folder / "trajectories.arrow").is_file():
         metrics = _recorded(folder / "rollout.json", clock, "generation")
         return _share(session, read_trajectories(folder / "trajectories.arrow")), metrics
-    problems = sample_problems(
-        session.train_problems,
-        config.problems_per_iteration or len(session.train_problems),
-        config.seed,
-        iteration,
-        config.problem_sampling,
-    )
+    everything = session.train_problems
+    recorded = cache(partial(_rollout_metrics, session))
+    drawing = Drawing(config.seed, iteration, config.problem_sampling, recorded)
+    problems = config.task.draw(everything, config.problems_per_iteration or len(everything), drawing)
     with (
         _counted(sampler, "generation", clock),
         sampler.phase(f"iteration {iteration + 1}: sampling", "answers") as show,
@@ -107,9 +106,10 @@ def _rollout(sampler: Sampler, iteration: int, clock: Clock) -> tuple[list[Tree]
             iteration=iteration,
             journal=_journal(sampler, folder, "rollout"),
             progress=show,
-            further=lambda: further_problems(session.train_problems, problems, config.seed, iteration),
+            further=lambda: config.task.draw_further(everything, problems, drawing),
         )
         trees, metrics = config.rollout.run(context, problems)
+        metrics |= config.task.drawing_metrics(everything, drawing)
         if config.rollout.needs_engine:
             # Before anything is written: where nothing was graded, the next try asks for grades again.
             unavailable.tell(context, answers_of(trees))
@@ -122,6 +122,20 @@ def _rollout(sampler: Sampler, iteration: int, clock: Clock) -> tuple[list[Tree]
             write_trajectories(folder / "trajectories.arrow", everyones)
     session.ranks.barrier("trajectories written")
     return trees, metrics
+
+
+def _rollout_metrics(session: Session, iteration: int) -> Metrics:
+    """What the rollout of an earlier iteration recorded: always read, so that a run that goes on knows what
+    an undisturbed one knows. Collective."""
+    path = session.directory.iteration(iteration) / "rollout.json"
+    there = session.ranks.is_first and path.is_file()
+    record = session.ranks.from_first("earlier metrics", json.loads(path.read_text()) if there else None)
+    if record is None:
+        raise ValueError(
+            f"{path} is gone, which says how the policy did on the domains then: put it back, or begin again"
+            " under another experiment_name"
+        )
+    return record["metrics"]
 
 
 def _share(session: Session, trajectories: list[Trajectory]) -> list[Tree]:
@@ -163,6 +177,7 @@ def _credit(
                 f"iteration {iteration + 1}: so few answers and continuations could be graded that no problem"
                 " is left to learn from. The same command goes on from here"
             )
+        credit_metrics |= domain_advantages(everyones)
         selected, selection_metrics = config.selection.select(context, everyones)
     return selected, metrics | shaping_metrics | credit_metrics | selection_metrics
 

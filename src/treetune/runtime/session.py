@@ -92,7 +92,7 @@ class Session:
         most = self.config.rollout.max_prompt_tokens
         if most is None:
             return problems
-        kept = [p for p in problems if len(self.model.codec.encode_prompt(p.prompt)) <= most]
+        kept = [p for p in problems if len(self.model.codec.encode_prompt(p)) <= most]
         if not kept:
             raise ValueError(
                 f"all {len(problems)} training problems have prompts of more than rollout.max_prompt_tokens"

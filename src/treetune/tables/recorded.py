@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from treetune.config.errors import did_you_mean
 from treetune.contracts import Continuations, CriticValues, Pairs, placed_parts
+from treetune.episode_generators.domains import OF_ITERATION, PREFIX, name_in
 from treetune.episode_generators.numbers import LARGEST, OF_CORRECT, registered
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.clock import PHASES
 from treetune.runtime.diagnostics import SIGNS
+from treetune.runtime.evaluation import EVALUATED
 from treetune.tables.values import value_named
-
-EVALUATED = ("pass_at_1", "ci_low", "ci_high", "majority_vote", "unfinished", "mean_tokens")
+from treetune.tasks.base import Task
 
 METRICS: Mapping[str, tuple[str, ...]] = {
     group: tuple(names.split())
     for group, names in {
         "choice": "accuracy epoch",
-        "credit": "advantage_mean advantage_std advantage_zero value_decided value_mean value_samples"
-        " value_states value_std value_tokens value_unfinished",
+        "credit": "advantage_mean advantage_std advantage_zero unvalued value_decided value_mean"
+        " value_samples value_states value_std value_tokens value_unavailable value_unfinished value_unknown",
         "critic": "clip_fraction grad_norm loss mse return value",
         "engine": "canary_gap logprob_gap_max logprob_gap_mean restarts tokens_per_second",
-        "episodes": "correct count error left_out mixed no_answer once_hit problems prompt_tokens"
-        " response_tokens response_tokens_max reward score steps timeout unfinished unique",
+        "episodes": "correct count error groups_ungraded left_out mixed no_answer once_hit problems"
+        " prompt_tokens response_tokens response_tokens_max reward score steps timeout unavailable"
+        " unfinished unique",
         "preference": "accuracy chosen_reward margin ranking reference_ranking rejected_reward shortfall",
         "rollout": "groups_dropped groups_lacking rounds",
         "selection": "episodes groups groups_capped groups_dropped groups_kept groups_surplus kept pairs"
@@ -62,12 +64,16 @@ def known_metrics(root: PolicyIteration) -> set[str]:
     }
     for one in root.evaluation.sets:
         names |= {f"evaluation/{one.label}/{name}" for name in (*EVALUATED, *numbers)}
+        for domain in (one.task or root.task).domain_names() or ():
+            names |= {f"evaluation/{one.label}/{PREFIX}{domain}/{name}" for name in EVALUATED}
     return names | numbers
 
 
 def lacks_metric(root: PolicyIteration, name: str) -> str | None:
     """Why an experiment won't record a metric; None where it will or may. A user's own part may record
     anything."""
+    if (of := name_in(name)) is not None:
+        return _lacks_domain(root.task, of[0]) or _unlike(of[1], OF_ITERATION)
     known = known_metrics(root)
     if name not in known:
         own = any(not type(placed.part).__module__.startswith("treetune.") for placed in placed_parts(root))
@@ -84,9 +90,23 @@ def lacks_value(root: PolicyIteration, label: str, value: str) -> str | None:
     if label not in samples:
         return f"it has no evaluation set {label!r}; {did_you_mean(label, list(samples))}"
     value_named(value)
+    if (of := name_in(value)) is not None:
+        chosen = next(one for one in root.evaluation.sets if one.label == label)
+        return _lacks_domain(chosen.task or root.task, of[0]) or lacks_value(root, label, of[1])
     k = value.removeprefix("pass_at_")
     if k != value and int(k) > samples[label]:
         return f"its set {label!r} has {samples[label]} samples of each problem"
     if k != value and int(k).bit_count() > 1:
         return f"pass@k is measured for k = 1, 2, 4 and so on, and not for {k}"
     return None
+
+
+def _lacks_domain(task: Task, name: str) -> str | None:
+    names = task.domain_names()
+    if names is None:
+        return None
+    return _unlike(name, names) if names else "its problems have no domains"
+
+
+def _unlike(name: str, known: Sequence[str]) -> str | None:
+    return None if name in known else f"there is no {name!r}; {did_you_mean(name, known)}"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from treetune.config.errors import did_you_mean
+from treetune.episode_generators.domains import name_in
 from treetune.episode_generators.numbers import (
     OF_CORRECT,
     Better,
@@ -42,8 +43,13 @@ def value_named(name: str) -> Value:
 
     Known are the evaluation's own numbers, ``pass_at_K`` for every K that its samples allow, declared
     numbers of answers (``num_tokens_in_the_longest_thread``, or with its group ``threads/…``), each with
-    ``_right`` at its end for the mean over correct answers alone, and ratios over another row.
+    ``_right`` at its end for the mean over correct answers alone, ratios over another row, and the
+    evaluation's own numbers of a domain (``domains/logic/pass_at_1``).
     """
+    if (of := name_in(name)) is not None:
+        if not of[0] or full_name(of[1]) or is_ratio(of[1]):
+            raise ValueError(f"{name!r} is no number of a domain: those are {', '.join(_OWN)} and pass_at_K")
+        return value_named(of[1])
     if name in _OWN:
         return _OWN[name]
     if is_ratio(name):
@@ -69,6 +75,12 @@ def is_ratio(name: str) -> bool:
 def number_in(summary: Mapping[str, Any], name: str, where: Path | str) -> float:
     """The number in an evaluation's summary. Raises ValueError that says what the summary lacks."""
     value_named(name)
+    if (of := name_in(name)) is not None:
+        domains = summary.get("domains") or {}
+        if of[0] not in domains:
+            there = ", ".join(domains) or "none"
+            raise ValueError(f"no domain {of[0]!r} in {where}: its domains are {there}")
+        return number_in(domains[of[0]], of[1], where)
     full = full_name(name)
     if full is not None:
         group, _, short = full.partition("/")
@@ -92,8 +104,11 @@ def number_in(summary: Mapping[str, Any], name: str, where: Path | str) -> float
 def by_problem(rows: Iterable[Mapping[str, Any]], name: str) -> dict[str, float] | None:
     """Each problem's mean over its answers; None where it is no mean over answers, or one lacks it. What
     nobody could grade is no part of an accuracy."""
+    domain, name = name_in(name) or ("", name)
     found: dict[str, list[float]] = {}
     for row in rows:
+        if domain and row.get("domain") != domain:
+            continue
         if name == PASS_AT_1 and row.get("outcome") == "unavailable":
             continue
         number = _of_answer(row, name)

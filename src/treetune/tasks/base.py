@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, TypeVar
 
 from treetune.config.registrable import Registrable
+from treetune.tasks.drawing import Drawing
 from treetune.tasks.environments.base import Environment
 from treetune.tasks.graders.base import Grader
-from treetune.vocabulary import Problem
+from treetune.tasks.sampling import further_problems, sample_problems
+from treetune.vocabulary import Metrics, Problem
 
 Split = Literal["train", "validation", "test"]
+Params = TypeVar("Params")
+
+
+class NoSplit(ValueError):
+    """A split that the configuration doesn't have."""
 
 
 class Task(Registrable):
@@ -27,9 +34,41 @@ class Task(Registrable):
     def size(self, split: Split) -> int | None:
         """How many problems a split has, where that is known at once; None where it takes reading.
 
-        Raises ValueError for a split that the configuration doesn't have.
+        Raises NoSplit for a split that the configuration doesn't have.
         """
         return None
+
+    def of(self, problem: Problem) -> Task:
+        """The task that a problem is of: itself, or in a mixture the domain's. Whoever needs the steps, the
+        demonstration or the sampling of a problem asks that one."""
+        return self
+
+    def parts(self) -> Sequence[Task]:
+        """All that `of` may give."""
+        return (self,)
+
+    def domain_names(self) -> Sequence[str] | None:
+        """The domains of its problems, empty where they have none. None: their rows say."""
+        return ()
+
+    def sampling(self, params: Params) -> Params:
+        """How answers are sampled, given the rollout's `SamplingParams`: in a mixture a domain has stop
+        strings and a budget of tokens of its own."""
+        return params
+
+    def draw(self, problems: Sequence[Problem], count: int, drawing: Drawing) -> list[Problem]:
+        """An iteration's problems, out of all that are trained on; see `sample_problems`."""
+        return sample_problems(problems, count, drawing.seed, drawing.iteration, drawing.replacement)
+
+    def draw_further(
+        self, problems: Sequence[Problem], taken: Sequence[Problem], drawing: Drawing
+    ) -> list[Problem]:
+        """Those that the iteration was not given, in the order in which it asks for more."""
+        return further_problems(problems, taken, drawing.seed, drawing.iteration)
+
+    def drawing_metrics(self, problems: Sequence[Problem], drawing: Drawing) -> Metrics:
+        """What is known of how they are drawn."""
+        return {}
 
     def missing(self) -> Sequence[str]:
         """The files that it reads and that aren't there."""

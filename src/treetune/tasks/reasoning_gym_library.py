@@ -67,7 +67,7 @@ def data_sets() -> Mapping[str, str]:
 
 
 def made(request: Mapping[str, Any], splits: Sequence[tuple[str, int]]) -> dict[str, Any]:
-    """Problems by split, and the settings in full (see `reasoning_gym_maker`). Raises NotTaken."""
+    """Problems by split, and the settings for their scorer (see `reasoning_gym_maker`). Raises NotTaken."""
     return _made(json.dumps({**request, "module": data_sets()[request["dataset"]], "splits": splits}))
 
 

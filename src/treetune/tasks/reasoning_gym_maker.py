@@ -52,15 +52,18 @@ def main() -> None:
 
 
 def answered(request: Mapping[str, Any]) -> dict[str, Any]:
-    """The problems of the request's splits, no question twice in any of them, and the settings in full."""
+    """The problems of the request's splits, no question twice in any of them, and the settings that differ
+    from the data set's own, for its scorer."""
     kind, settings = opened(request)
     seen: set[str] = set()
     splits: dict[str, list[dict[str, str]]] = {}
     for split, count in request["splits"]:
         rows = _rows(kind, settings, request, split)
         splits[split] = _distinct(rows, seen, request["dataset"], split, count)
-    final = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
-    return {"splits": splits, "config": packed(final | {"seed": 0, "size": CHUNK})}
+    own = type(settings)()
+    names = [field.name for field in dataclasses.fields(settings)]
+    changed = {name: value for name in names if (value := getattr(settings, name)) != getattr(own, name)}
+    return {"splits": splits, "config": packed(changed | {"seed": 0})}
 
 
 def opened(request: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -77,8 +80,7 @@ def opened(request: Mapping[str, Any]) -> tuple[Any, Any]:
     try:
         settings = _at_level(factory.CURRICULA.get(name), of_settings, request)
         settings = dataclasses.replace(settings, **as_settings(of_settings, config), seed=0, size=CHUNK)
-        settings.validate()
-        kind(config=settings)
+        kind(config=settings)  # which looks at its settings
     except Refused:
         raise
     except Exception as error:

@@ -14,8 +14,8 @@ from annotated_types import Gt
 
 from treetune.contracts import Finding
 from treetune.seeds import derived_random
-from treetune.tasks.base import Split, Task
-from treetune.tasks.sources import Row, Source, json_lines
+from treetune.tasks.base import NoSplit, Split, Task
+from treetune.tasks.sources import Row, Source, count_rows, json_lines, read_rows
 from treetune.vocabulary import Problem
 
 QUICKLY_READ = 4_000_000
@@ -30,7 +30,7 @@ class BadRow(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class RowsTask(Task):
-    """Problems from files with one JSON object a line, or from a data set.
+    """Problems from files, with one JSON object a line or in Parquet (``.parquet``), or from a data set.
 
     `train`, `validation` and `test` name the files of each split, relative to the working
     directory; several files are read one after the other. Where `source` is given (a Hugging Face
@@ -80,9 +80,9 @@ class RowsTask(Task):
             self.source.name_of(split)
             return None
         files = [Path(name) for name in _files(self, split)]
-        if not all(file.is_file() and file.stat().st_size <= QUICKLY_READ for file in files):
+        if not all(is_quickly_read(file) for file in files):
             return None
-        return sum(1 for file in files for line in file.read_bytes().splitlines() if line.strip())
+        return sum(map(count_rows, files))
 
     def missing(self) -> Sequence[str]:
         names = () if self.source else (*self.train, *self.validation, *self.test)
@@ -90,13 +90,18 @@ class RowsTask(Task):
 
     def examples(self, count: int) -> Sequence[Problem]:
         for name in () if self.source else (*self.train, *self.validation, *self.test):
-            if (path := Path(name)).is_file() and path.stat().st_size <= QUICKLY_READ:
-                rows = itertools.islice(json_lines(path), count)
+            if is_quickly_read(path := Path(name)):
+                rows = itertools.islice(file_rows(path, self.columns), count)
                 try:
                     return [self.problem_of(row, f"example/{number}") for number, (_, row) in enumerate(rows)]
                 except ValueError:  # told with its place when the split is read
                     return ()
         return ()
+
+    @property
+    def columns(self) -> tuple[str, ...] | None:
+        """What is read of a row where columns are apart; None: all of it."""
+        return None
 
     def problem_of(self, row: dict[str, Any], id: str) -> Problem:
         """Raises BadRow for a row that holds none."""
@@ -152,14 +157,24 @@ def _read(task: RowsTask, split: Split) -> list[Problem]:
 
 def _from_files(task: RowsTask, split: Split) -> Iterator[Row]:
     for name in _files(task, split):
-        yield from json_lines(Path(name))
+        yield from file_rows(Path(name), task.columns)
+
+
+def file_rows(path: Path, columns: Sequence[str] | None) -> Iterator[Row]:
+    """Raises ValueError for a file that is not there or can't be read."""
+    return read_rows(path, columns) if path.suffix == ".parquet" else json_lines(path)
+
+
+def is_quickly_read(path: Path) -> bool:
+    """Whether the first rows and the number of rows are known at once."""
+    return path.is_file() and (path.suffix == ".parquet" or path.stat().st_size <= QUICKLY_READ)
 
 
 def _files(task: RowsTask, split: Split) -> tuple[str, ...]:
     names: tuple[str, ...] = {"train": task.train, "validation": task.validation, "test": task.test}[split]
     if not names:
         remedy = " or set validation_size, to hold problems out of train" if split == "validation" else ""
-        raise ValueError(f"the task has no {split} split: name its files under {split!r}{remedy}")
+        raise NoSplit(f"the task has no {split} split: name its files under {split!r}{remedy}")
     return names
 
 

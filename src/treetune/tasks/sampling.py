@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import random
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from typing import Literal, TypeVar
 
 from treetune.seeds import derived_random
@@ -42,7 +45,10 @@ def sample_problems(
         # `sample` is a shuffle of which only the first `count` places are drawn.
         chosen = generator.sample(range(len(problems)), count)
     else:
-        chosen = _slice_of_epochs(len(problems), count, seed, iteration)
+        counts = [count] * (iteration + 1)
+        chosen = slice_of_epochs(
+            len(problems), counts, lambda epoch: derived_random(seed, epoch, "problems of an epoch")
+        )
     return [problems[index] for index in chosen]
 
 
@@ -60,22 +66,27 @@ def further_problems(
     return rest
 
 
-def _slice_of_epochs(size: int, count: int, seed: int, iteration: int) -> list[int]:
-    """Places ``[iteration * count, (iteration + 1) * count)`` of shuffle after shuffle.
+def slice_of_epochs(
+    size: int, counts: Sequence[int], generator_of: Callable[[int], random.Random]
+) -> list[int]:
+    """The last of slices with so many places each, cut from shuffle after shuffle of `size` places; the
+    generator of each shuffle is given.
 
     Where a slice runs over the seam of two epochs, problems that the old epoch put into it wait
     until the slice is full, so that no slice holds a problem twice.
     """
+    ends = list(itertools.accumulate(counts))
     order: list[int] = []
     epoch = 0
-    while len(order) < (iteration + 1) * count:
+    while len(order) < ends[-1]:
         fresh = list(range(size))
-        derived_random(seed, epoch, "problems of an epoch").shuffle(fresh)
-        begun = len(order) % count
-        in_slice = set(order[len(order) - begun :])
-        missing = count - begun if begun else 0
+        generator_of(epoch).shuffle(fresh)
+        slice_ = bisect_right(ends, len(order))  # the one that goes on where the epoch begins
+        begin = ends[slice_] - counts[slice_]
+        in_slice = set(order[begin:])
+        missing = ends[slice_] - len(order) if in_slice else 0
         first = [index for index in fresh if index not in in_slice][:missing]
         taken = set(first)
         order += first + [index for index in fresh if index not in taken]
         epoch += 1
-    return order[iteration * count : (iteration + 1) * count]
+    return order[ends[-1] - counts[-1] : ends[-1]]

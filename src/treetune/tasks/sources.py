@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import glob
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +13,7 @@ from typing import Annotated, Any
 from annotated_types import MinLen
 
 from treetune.config.registrable import Registrable
-from treetune.tasks.base import Split
+from treetune.tasks.base import NoSplit, Split
 
 Row = tuple[str, dict[str, Any]]
 """A place to name in errors (``data/math[train][17]``, ``train.jsonl:18``), and what stands there."""
@@ -41,7 +42,7 @@ class Source(Registrable):
         """What the data set calls a split. Raises ValueError where it has none."""
         name = {"train": self.train, "validation": self.validation, "test": self.test}[split]
         if name is None:
-            raise ValueError(f"the task has no {split} split: name it under {split!r} of its source")
+            raise NoSplit(f"the task has no {split} split: name it under {split!r} of its source")
         return name
 
 
@@ -125,21 +126,44 @@ class InFiles(Source):
         return found
 
 
-def read_rows(path: Path) -> Iterator[Row]:
+def read_rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[Row]:
     """Rows of a ``.parquet`` or ``.jsonl`` file as they stand there, each with its place.
 
-    What a Parquet file holds for a key that a row doesn't have (null) is left out. Raises ValueError for a
-    file that isn't there or can't be read.
+    Of a Parquet file no other columns than `columns` are read (None: all), and few rows at a time. What it
+    holds for a key that a row doesn't have (null) is left out. Raises ValueError for a file that isn't there
+    or can't be read.
     """
     if path.suffix == ".parquet":
-        yield from _parquet_rows(path)
+        yield from _parquet_rows(path, columns)
     elif path.suffix in (".jsonl", ".json"):
         yield from json_lines(path)
     else:
         raise ValueError(f"{path} should end in .parquet or .jsonl")
 
 
-def _parquet_rows(path: Path) -> Iterator[Row]:
+def count_rows(path: Path) -> int:
+    """How many rows a Parquet or JSON-lines file has. Raises as `read_rows` does."""
+    if path.suffix == ".parquet":
+        with _parquet(path) as file:
+            return int(file.metadata.num_rows)
+    return sum(1 for line in path.read_bytes().splitlines() if line.strip())
+
+
+def values_of(path: Path, column: str) -> list[str]:
+    """The different texts in a column, in the order of their appearance. Raises as `read_rows` does."""
+    if path.suffix == ".parquet":
+        with _parquet(path) as file:
+            if column not in file.schema_arrow.names:
+                return []
+            found = file.read([column])[column].unique().to_pylist()
+    else:
+        found = list(dict.fromkeys(row[column] for _, row in json_lines(path) if column in row))
+    return [value for value in found if isinstance(value, str)]
+
+
+@contextmanager
+def _parquet(path: Path) -> Iterator[Any]:
+    """The file, open. Raises ValueError for one that isn't there or can't be read."""
     if not path.is_file():
         raise ValueError(f"there is no file {path} (looked for in {Path.cwd()})")
     import pyarrow as pa
@@ -147,18 +171,24 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
 
     try:
         with parquet.ParquetFile(path) as file:
-            in_json = json.loads((file.schema_arrow.metadata or {}).get(JSON_FIELDS, b"{}"))
-            number = 0
-            for batch in file.iter_batches(ROW_GROUP):
-                for row in batch.to_pylist():
-                    row = _without_nulls(row)
-                    for place, names in in_json.items():
-                        held = row.get(place, {}) if place else row
-                        held.update({name: json.loads(held[name]) for name in names if name in held})
-                    yield f"{path}[{number}]", row
-                    number += 1
+            yield file
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"{path} can't be read as Parquet: {error}") from error
+
+
+def _parquet_rows(path: Path, columns: Sequence[str] | None) -> Iterator[Row]:
+    with _parquet(path) as file:
+        wanted = [name for name in file.schema_arrow.names if columns is None or name in columns]
+        in_json = json.loads((file.schema_arrow.metadata or {}).get(JSON_FIELDS, b"{}"))
+        number = 0
+        for batch in file.iter_batches(ROW_GROUP, columns=wanted):
+            for row in batch.to_pylist():
+                row = _without_nulls(row)
+                for place, names in in_json.items():
+                    held = row.get(place, {}) if place else row
+                    held.update({name: json.loads(held[name]) for name in names if name in held})
+                yield f"{path}[{number}]", row
+                number += 1
 
 
 def _without_nulls(value: Any) -> Any:

@@ -48,6 +48,7 @@ def episode_of(
         text=trajectory.text,
         stretches=_stretches(trajectory),
         step_rewards=trajectory.step_rewards,
+        domain=trajectory.problem.domain,
     )
 
 

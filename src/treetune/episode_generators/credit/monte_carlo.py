@@ -14,6 +14,7 @@ from treetune.contracts import (
     Answers,
     Continuations,
     Experiment,
+    Feature,
     Finding,
     Need,
     SampledAnswers,
@@ -22,11 +23,13 @@ from treetune.contracts import (
 from treetune.episode_generators.base import UNUSED_REMEDY, Credit, GenerationContext
 from treetune.episode_generators.credit.episodes import advantage_metrics, episode_of
 from treetune.episode_generators.metrics import mean
-from treetune.episode_generators.values.base import Estimate, FixedContinuations, StateRule
-from treetune.episode_generators.values.estimation import Wanted, check_continuations, estimates
+from treetune.episode_generators.values.base import Estimate, StateRule
+from treetune.episode_generators.values.continuations import FreshContinuations
+from treetune.episode_generators.values.estimation import check_continuations
 from treetune.episode_generators.values.step_boundaries import StepBoundaries
+from treetune.episode_generators.values.valuation import Valuation, ValueEstimator
 from treetune.inference.base import SamplingParams
-from treetune.tree import State, Tree, answers_of
+from treetune.tree import Tree, answers_of
 from treetune.vocabulary import Episode, Metrics
 
 
@@ -76,13 +79,19 @@ class MonteCarlo(Credit):
 
     samples: Annotated[int, Gt(0)] = 9
     states: StateRule = field(default_factory=StepBoundaries)
+    """Where values are wanted."""
+    values: ValueEstimator = field(default_factory=FreshContinuations)
+    """How they are found."""
     max_states: Annotated[int, Gt(0)] | None = None
     siblings_count_into_prompt_value: bool = False
     temperature: Annotated[float, Ge(0)] | None = None
     top_p: Annotated[float, Gt(0), Le(1)] | None = None
     top_k: Annotated[int, Ge(-1)] | None = None
 
-    gives = (Advantages(before_training=True), Continuations())
+    @property
+    def gives(self) -> tuple[Feature, ...]:
+        sampled = (Continuations(),) if self.values.continues else ()
+        return (Advantages(before_training=True), *sampled)
 
     @property
     def needs(self) -> tuple[Need, ...]:
@@ -99,7 +108,7 @@ class MonteCarlo(Credit):
 
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         sampling = experiment.rollout.sampling
-        if sampling is not None:
+        if sampling is not None and self.values.continues:
             yield from check_continuations(
                 self.samples, sampling.temperature if self.temperature is None else self.temperature
             )
@@ -107,6 +116,11 @@ class MonteCarlo(Credit):
     def __post_init__(self) -> None:
         if self.top_k == 0:
             raise ValueError("top_k is 0, which leaves no token to sample; use -1 for all tokens")
+        if self.siblings_count_into_prompt_value and not isinstance(self.values, FreshContinuations):
+            raise ValueError(
+                "siblings_count_into_prompt_value adds to the mean of continuations: leave it out, or choose"
+                " the values 'continuations'"
+            )
         if self.siblings_count_into_prompt_value and self._overrides():
             raise ValueError(
                 "siblings_count_into_prompt_value mixes answers of the rollout with continuations "
@@ -118,39 +132,24 @@ class MonteCarlo(Credit):
         return {name: value for name, value in given.items() if value is not None}
 
     def assign(self, context: GenerationContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
-        of_leaves = [[self._states(tree, leaf) for leaf in range(len(tree.leaves))] for tree in trees]
-        wanted, distinct = [], []
-        for tree, ways in zip(trees, of_leaves, strict=True):
-            first: dict[State, tuple[int, int]] = {}
-            for leaf, way in enumerate(ways):
-                for state, length in way:
-                    first.setdefault(state, (leaf, length))
-            distinct.append(list(first))
-            paths = [leaf.segments for leaf in tree.leaves]
-            wanted.append(Wanted(tree.problem, tree.prompt_ids, paths, list(first.values())))
-        own, everyones = estimates(
-            context, wanted, self.states, FixedContinuations(self.samples), self._sampling(context)
+        valuation = Valuation(
+            context, trees, self.states, self._sampling(context), self.samples, self.max_states
         )
+        found = self.values.values(valuation)
         episodes = []
-        for tree, ways, states, found in zip(trees, of_leaves, distinct, own, strict=True):
-            known = {state: estimate.value for state, estimate in zip(states, found, strict=True)}
-            tree.values.update({state: value for state, value in known.items() if value is not None})
-            at_prompt = found[0].rewards if found else ()
-            for leaf, way in enumerate(ways):
-                values = [known[state] for state, _ in way]
+        for tree, ways, of_tree in zip(trees, valuation.ways, found, strict=True):
+            for leaf, (way, along) in enumerate(zip(ways, of_tree, strict=True)):
+                values = [None if one is None else one.value for one in along]
+                tree.values.update({s: v for (s, _), v in zip(way, values, strict=True) if v is not None})
                 if self.siblings_count_into_prompt_value:
+                    at_prompt = valuation.found[way[0][0]].rewards
                     others = [other.reward for place, other in enumerate(tree.leaves) if place != leaf]
                     values[0] = mean([*at_prompt, *others]) if at_prompt or others else None
                 if values[0] is not None:
                     episodes.append(self._episode(context, tree, leaf, values))
         unvalued = len(answers_of(trees)) - len(episodes)
-        metrics = _value_metrics(everyones) | advantage_metrics(context, episodes)
-        return episodes, metrics | _told(context, everyones, unvalued)
-
-    def _states(self, tree: Tree, leaf: int) -> list[tuple[State, int]]:
-        """The states before each step, up to `max_states` of them, and how many tokens stand before it."""
-        starts = self.states.step_starts(tree.leaves[leaf])[: self.max_states]
-        return [(tree.state(leaf, start), start) for start in starts]
+        metrics = _value_metrics(valuation.everyones) | advantage_metrics(context, episodes)
+        return episodes, metrics | _told(context, valuation.everyones, unvalued)
 
     def _episode(
         self, context: GenerationContext, tree: Tree, leaf: int, values: list[float | None]
@@ -162,7 +161,8 @@ class MonteCarlo(Credit):
         shown: list[float] = []
         for value in values:
             shown.append(shown[-1] if value is None else value)
-        return episode_of(context, answer, *self.states.laid_out(answer, advantages, shown))
+        steps = self.states.laid_out(answer, advantages, shown)
+        return episode_of(context, replace(answer, step_ends=steps.ends), steps.advantages, steps.values)
 
     def _sampling(self, context: GenerationContext) -> SamplingParams:
         if context.sampling is None:
@@ -182,7 +182,7 @@ def _value_metrics(of_state: Sequence[Estimate]) -> Metrics:
     known = [e.rewards for e in of_state if e.rewards]
     if not known:
         return {}
-    samples = sum(len(e.rewards) + e.unavailable for e in of_state)
+    samples = sum(e.samples for e in of_state)
     return {
         "credit/value_states": float(len(of_state)),
         "credit/value_samples": float(samples),
@@ -199,7 +199,7 @@ def _told(context: GenerationContext, of_state: Sequence[Estimate], unvalued: in
     lost = sum(e.unavailable for e in of_state)  # of all ranks' states, so that all come to the same
     if not lost:
         return {}
-    total = sum(len(e.rewards) + e.unavailable for e in of_state)
+    total = sum(e.samples for e in of_state)
     unknown = sum(not e.rewards for e in of_state)
     answers = sum(count for (count,) in context.exchange("unvalued", [unvalued]))
     context.say(

@@ -10,6 +10,7 @@ from typing import TypeVar
 from treetune.contracts import Experiment, Finding
 from treetune.episode_generators.base import GenerationContext, Rollout
 from treetune.models.tokenizer import step_ends
+from treetune.tasks.base import Task
 from treetune.vocabulary import FinishReason, Grade, Problem, TokenIds
 
 T = TypeVar("T")
@@ -48,7 +49,7 @@ def encoded_prompt(
     That is all of `response_tokens`, or where `max_prompt_tokens` says how long prompts may be, what such
     a prompt leaves of the context (`token_budget`).
     """
-    prompt_ids = context.codec.encode_prompt(problem.prompt)
+    prompt_ids = context.codec.encode_prompt(problem)
     if not problem.prompt or not len(prompt_ids):
         raise ValueError(f"problem {problem.id!r} has an empty prompt")
     if max_prompt_tokens is not None and len(prompt_ids) > max_prompt_tokens:
@@ -107,9 +108,17 @@ EXAMPLES = 4
 
 def check_prompts(rollout: Rollout, experiment: Experiment) -> Iterator[Finding]:
     """What is wrong where the first problems, as far as they are known at once, don't fit the context."""
-    lengths = experiment.model.prompt_tokens([one.prompt for one in experiment.task.examples(EXAMPLES)])
-    sampling, most, context = rollout.sampling, rollout.max_prompt_tokens, experiment.context_length
-    if not lengths or sampling is None or sampling.max_tokens >= context:
+    for task in experiment.task.parts():
+        yield from _check_prompts_of(task, rollout, experiment)
+
+
+def _check_prompts_of(task: Task, rollout: Rollout, experiment: Experiment) -> Iterator[Finding]:
+    lengths = experiment.model.prompt_tokens([one.prompt for one in task.examples(EXAMPLES)])
+    most, context = rollout.max_prompt_tokens, experiment.context_length
+    if not lengths or rollout.sampling is None:
+        return
+    sampling = task.sampling(rollout.sampling)
+    if sampling.max_tokens >= context:
         return
     if most is not None and min(lengths) > most:
         yield Finding(
@@ -142,14 +151,14 @@ def before_stop(text: str, stop: Sequence[str]) -> str:
 
 
 def steps_of(
-    context: GenerationContext, response_ids: TokenIds, text: str, stop: Sequence[str] = ()
+    context: GenerationContext, problem: Problem, response_ids: TokenIds, text: str, stop: Sequence[str] = ()
 ) -> tuple[int, ...]:
-    """The task's step boundaries in `text` as token offsets into the response.
+    """The step boundaries of the problem's task in `text` as token offsets into the response.
 
     The tokens of a stop string are no step of their own: they belong to the last one.
     """
     words = before_stop(text, stop)
-    boundaries = context.task.step_boundaries(words)
+    boundaries = context.task.of(problem).step_boundaries(words)
     if len(words) < len(text):
         boundaries = [0, *boundaries[1:-1], len(text)]
     return step_ends(response_ids, boundaries, context.codec, text)

@@ -48,8 +48,8 @@ class Demonstrations(Rollout):
         except ValueError as error:
             yield Finding.of(error, "type", "choose a rollout that samples, such as 'single_turn'")
             return
-        problems = experiment.task.examples(EXAMPLES)
-        texts = [experiment.task.demonstration(problem, 0) for problem in problems]
+        problems = [one for task in experiment.task.parts() for one in task.examples(EXAMPLES)]
+        texts = [experiment.task.of(problem).demonstration(problem, 0) for problem in problems]
         yield from lacking_tags(texts, experiment.model.single_tokens())
         written = zip(problems, texts, strict=True)
         lengths = experiment.model.prompt_tokens([problem.prompt + text for problem, text in written])
@@ -71,7 +71,7 @@ class Demonstrations(Rollout):
             for sample in range(self.samples):
                 seed = derive_seed(context.seed, context.iteration, problem.id, sample, "demonstration")
                 segments = demonstrated_segments(
-                    context.codec, problem, context.task.demonstration(problem, seed)
+                    context.codec, problem, context.task.of(problem).demonstration(problem, seed)
                 )
                 response_ids = joined([segment.token_ids for segment in segments])
                 if self.too_long == "leave_out" and not _fits(context, problem, response_ids):
@@ -91,7 +91,7 @@ class Demonstrations(Rollout):
                 finish_reason="stop",
                 text=text,
                 grade=grade.result(),
-                step_ends=_step_ends(context, segments, text),
+                step_ends=_step_ends(context, problem, segments, text),
             )
             for problem, sample, text, prompt_ids, segments, grade in written
         )
@@ -103,11 +103,13 @@ class Demonstrations(Rollout):
         return trees, metrics
 
 
-def _step_ends(context: GenerationContext, segments: Sequence[Segment], text: str) -> tuple[int, ...]:
+def _step_ends(
+    context: GenerationContext, problem: Problem, segments: Sequence[Segment], text: str
+) -> tuple[int, ...]:
     if len(segments) == 1:
-        return steps_of(context, segments[0].token_ids, text)
+        return steps_of(context, problem, segments[0].token_ids, text)
     return tuple(accumulate(len(segment.token_ids) for segment in segments))
 
 
 def _fits(context: GenerationContext, problem: Problem, response_ids: TokenIds) -> bool:
-    return len(context.codec.encode_prompt(problem.prompt)) + len(response_ids) <= context.context_length
+    return len(context.codec.encode_prompt(problem)) + len(response_ids) <= context.context_length

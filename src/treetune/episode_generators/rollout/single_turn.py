@@ -85,7 +85,8 @@ class SingleTurn(Rollout):
     def run(self, context: GenerationContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
         # All prompts, not this rank's only: if one does not fit, no rank is left waiting for another.
         for problem in problems:
-            encoded_prompt(context, problem, self.max_tokens, self.max_prompt_tokens)
+            sampling = context.task.of(problem).sampling(self.sampling)
+            encoded_prompt(context, problem, sampling.max_tokens, self.max_prompt_tokens)
         trees = sample_answers(
             context,
             rank_share(context, problems),
@@ -121,10 +122,11 @@ def sample_answers(
             prompt_ids=prompt_ids,
             seed=derive_seed(context.seed, context.iteration, problem.id, purpose),
             n=samples,
-            sampling=replace(sampling, max_tokens=token_budget(context, prompt_ids, sampling.max_tokens)),
+            sampling=replace(own, max_tokens=token_budget(context, prompt_ids, own.max_tokens)),
         )
         for problem in problems
-        for prompt_ids in [encoded_prompt(context, problem, sampling.max_tokens, max_prompt_tokens)]
+        for own in [context.task.of(problem).sampling(sampling)]
+        for prompt_ids in [encoded_prompt(context, problem, own.max_tokens, max_prompt_tokens)]
     ]
     answers: dict[int, list[tuple[Completion, str, Future[Grade]]]] = {}
 
@@ -132,7 +134,8 @@ def sample_answers(
         graded = []
         for completion in completions:
             text = context.codec.decode(completion.token_ids)
-            grade = context.grader.submit(before_stop(text, sampling.stop), problems[index])
+            said = before_stop(text, requests[index].sampling.stop)
+            grade = context.grader.submit(said, problems[index])
             graded.append((completion, text, grade))
         answers[index] = graded
         context.progress(len(answers) * samples, len(requests) * samples)
@@ -147,6 +150,8 @@ def sample_answers(
                 finish_reason=completion.finish_reason,
                 text=text,
                 grade=with_unfinished(grade.result(), completion.finish_reason, unfinished_reward),
-                step_ends=steps_of(context, completion.token_ids, text, sampling.stop),
+                step_ends=steps_of(
+                    context, tree.problem, completion.token_ids, text, requests[index].sampling.stop
+                ),
             )
     return trees

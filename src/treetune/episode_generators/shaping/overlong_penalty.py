@@ -50,8 +50,8 @@ class OverlongPenalty(Shaping):
 
     def bonuses(self, context: GenerationContext, trajectories: Sequence[Trajectory]) -> list[float]:
         assert context.sampling is not None, "`check` has seen that something is sampled"
-        longest = context.sampling.max_tokens
-        return [
-            self.scale * overlong_bonus(len(trajectory.response_ids), longest, self.cache)
-            for trajectory in trajectories
-        ]
+        bonuses = []
+        for one in trajectories:
+            longest = context.task.of(one.problem).sampling(context.sampling).max_tokens
+            bonuses.append(self.scale * overlong_bonus(len(one.response_ids), longest, self.cache))
+        return bonuses

@@ -29,7 +29,7 @@ def demonstrated_segments(codec: TextCodec, problem: Problem, text: str) -> tupl
     """
     end = token_array([codec.eos_id])
     if not has_threads(text):
-        return (Segment(joined([codec.encode_answer(problem.prompt, text), end])),)
+        return (Segment(joined([codec.encode_answer(problem, text), end])),)
     if TagIds.of(codec.encode) is None:
         raise ValueError(
             f"the demonstration of problem {problem.id!r} has threads, {_MANY_TOKENS}: name them in"
@@ -39,7 +39,7 @@ def demonstrated_segments(codec: TextCodec, problem: Problem, text: str) -> tupl
         cut = text_segments(text)
     except ValueError as error:
         raise ValueError(f"the demonstration of problem {problem.id!r} can't be cut: {error}") from error
-    encoded = [codec.encode_answer(problem.prompt, cut[0].text)]
+    encoded = [codec.encode_answer(problem, cut[0].text)]
     encoded += [token_array(codec.encode(segment.text)) for segment in cut[1:]]
     encoded[-1] = joined([encoded[-1], end])
     return tuple(

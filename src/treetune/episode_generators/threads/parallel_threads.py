@@ -158,13 +158,13 @@ class ParallelThreads(Rollout):
     def run(self, context: GenerationContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
         # All prompts, not this rank's only: if one does not fit, no rank is left waiting for another.
         for problem in problems:
-            encoded_prompt(context, problem, self.max_tokens, self.max_prompt_tokens)
+            encoded_prompt(context, problem, self._budget(context, problem), self.max_prompt_tokens)
         share = rank_share(context, problems)
         if self.parallel:
             starts = [
                 Start(
                     problem,
-                    encoded_prompt(context, problem, self.max_tokens, self.max_prompt_tokens),
+                    encoded_prompt(context, problem, self._budget(context, problem), self.max_prompt_tokens),
                     derive_seed(context.seed, context.iteration, problem.id, "threads", sample),
                     {},
                 )
@@ -231,7 +231,7 @@ class ParallelThreads(Rollout):
 
         requests = []
         for place, start in enumerate(starts):
-            budget = token_budget(context, start.prompt_ids, self.max_tokens)
+            budget = token_budget(context, start.prompt_ids, self._budget(context, start.problem))
             growing[place] = ForkJoin(glue, limits, start.prompt_ids, budget)
             requests += sampled(place, growing[place].begin())
         if requests:
@@ -244,6 +244,9 @@ class ParallelThreads(Rollout):
             )
             for trajectory, grade in (grown[place] for place in range(len(starts)))
         ]
+
+    def _budget(self, context: GenerationContext, problem: Problem) -> int:
+        return context.task.of(problem).sampling(self.sampling).max_tokens
 
     def _request(self, start: Start, call: Call) -> Request:
         return Request(
@@ -258,7 +261,7 @@ class ParallelThreads(Rollout):
         response_ids = joined([segment.token_ids for segment in segments])
         text = context.codec.decode(response_ids)
         if len(segments) == 1:
-            ends = steps_of(context, response_ids, text)
+            ends = steps_of(context, start.problem, response_ids, text)
         else:
             ends = tuple(itertools.accumulate(len(segment.token_ids) for segment in segments))
         return Trajectory(

@@ -177,5 +177,5 @@ class Measured(ReferenceLength):
 
 def _demonstrated(context: GenerationContext, problem: Problem) -> float:
     seed = derive_seed(context.seed, problem.id, "reference length")
-    solution = context.task.sequential_demonstration(problem, seed)
-    return float(len(context.codec.encode_answer(problem.prompt, solution)) + 1)
+    solution = context.task.of(problem).sequential_demonstration(problem, seed)
+    return float(len(context.codec.encode_answer(problem, solution)) + 1)

@@ -11,7 +11,8 @@ from itertools import accumulate
 from treetune.contracts import Forks, Need
 from treetune.episode_generators.base import GenerationContext
 from treetune.episode_generators.threads.parallel_threads import Fixed, ParallelThreads, Start
-from treetune.episode_generators.values.base import Beginning, Estimate, StateRule, ValueEstimator
+from treetune.episode_generators.values.base import Beginning, Budget, Estimate, StateRule, Steps
+from treetune.episode_generators.values.whole_answers import estimated
 from treetune.inference.base import SamplingParams
 from treetune.seeds import derive_seed
 from treetune.vocabulary import Branch, Segment, Trajectory
@@ -43,13 +44,11 @@ class ThreadStates(StateRule):
         of_samples = [end for end, one in zip(ends, trajectory.segments) if one.origin == "sampled"]
         return (0, *of_samples[:-1])
 
-    def laid_out(
-        self, trajectory: Trajectory, advantages: Sequence[float], values: Sequence[float]
-    ) -> tuple[Sequence[float], Sequence[float]]:
+    def laid_out(self, trajectory: Trajectory, advantages: Sequence[float], values: Sequence[float]) -> Steps:
         """Segments are steps where there are threads; an injected one has the value of the sample behind."""
         if len(trajectory.segments) == 1:
             steps = len(trajectory.step_ends)
-            return list(advantages) * steps, list(values) * steps
+            return Steps(trajectory.step_ends, list(advantages) * steps, list(values) * steps)
         of_segments, value_of = [], []
         place = 0
         for segment in trajectory.segments:
@@ -57,13 +56,13 @@ class ThreadStates(StateRule):
             of_segments.append(advantages[place] if sampled else 0.0)
             value_of.append(values[place] if place < len(values) else trajectory.reward)
             place += sampled
-        return of_segments, value_of
+        return Steps(trajectory.step_ends, of_segments, value_of)
 
     def estimate(
         self,
         context: GenerationContext,
         beginnings: Sequence[Beginning],
-        estimator: ValueEstimator,
+        budget: Budget,
         sampling: SamplingParams,
         purpose: str,
     ) -> list[Estimate]:
@@ -72,25 +71,12 @@ class ThreadStates(StateRule):
         rollout = replace(
             rollout, temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k
         )
-        answers: list[list[Trajectory]] = [[] for _ in beginnings]
-        waiting, turn = list(range(len(beginnings))), 0
-        while waiting:
-            counts = {place: estimator.ask(turn, partial(_rewards, answers[place])) for place in waiting}
-            owners = [place for place, count in counts.items() for _ in range(count)]
-            starts = [
-                _start(context, beginnings[place], len(answers[place]) + again, purpose)
-                for place, count in counts.items()
-                for again in range(count)
-            ]
-            for place, answer in zip(owners, rollout.answers(context, starts), strict=True):
-                answers[place].append(answer)
-            waiting, turn = [place for place in waiting if counts[place]], turn + 1
-        return [_estimate(*of_state) for of_state in zip(beginnings, answers, strict=True)]
-
-
-def _rewards(answers: Sequence[Trajectory]) -> list[float]:
-    """Of those that could be graded."""
-    return [answer.reward for answer in answers if answer.grade.is_known]
+        return estimated(
+            beginnings,
+            budget,
+            lambda beginning, again: _start(context, beginning, again, purpose),
+            partial(rollout.answers, context),
+        )
 
 
 def _start(context: GenerationContext, beginning: Beginning, again: int, purpose: str) -> Start:
@@ -110,15 +96,3 @@ def _fixed(samples: Sequence[Segment]) -> Fixed:
         fixed[segment.branch, turns[segment.branch]] = segment
         turns[segment.branch] += 1
     return fixed
-
-
-def _estimate(beginning: Beginning, answers: Sequence[Trajectory]) -> Estimate:
-    known = sum(len(segment.token_ids) for segment in beginning.segments if segment.origin == "sampled")
-    sampled = [len(s.token_ids) for one in answers for s in one.segments if s.origin == "sampled"]
-    rewards = tuple(_rewards(answers))
-    return Estimate(
-        rewards=rewards,
-        unfinished=sum(one.unfinished for one in answers),
-        tokens=sum(sampled) - known * len(answers),
-        unavailable=len(answers) - len(rewards),
-    )

@@ -9,7 +9,8 @@ from functools import partial
 from treetune.contracts import Experiment, Finding, Need, Turns
 from treetune.episode_generators.base import GenerationContext
 from treetune.episode_generators.turns.multi_turn import MultiTurn, Start
-from treetune.episode_generators.values.base import Beginning, Estimate, StateRule, ValueEstimator
+from treetune.episode_generators.values.base import Beginning, Budget, Estimate, StateRule
+from treetune.episode_generators.values.whole_answers import estimated
 from treetune.inference.base import SamplingParams
 from treetune.seeds import derive_seed
 from treetune.vocabulary import Trajectory
@@ -36,7 +37,7 @@ class TurnStates(StateRule):
 
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         rollout = experiment.rollout.sampler
-        if not isinstance(rollout, MultiTurn):
+        if not isinstance(rollout, MultiTurn) or not experiment.credit.needs_engine:
             return
         environment = rollout.environment or experiment.task.environment
         if environment is not None and environment.again == "never":
@@ -54,7 +55,7 @@ class TurnStates(StateRule):
         self,
         context: GenerationContext,
         beginnings: Sequence[Beginning],
-        estimator: ValueEstimator,
+        budget: Budget,
         sampling: SamplingParams,
         purpose: str,
     ) -> list[Estimate]:
@@ -64,25 +65,12 @@ class TurnStates(StateRule):
         rollout = replace(
             rollout, temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k
         )
-        answers: list[list[Trajectory]] = [[] for _ in beginnings]
-        waiting, turn = list(range(len(beginnings))), 0
-        while waiting:
-            counts = {place: estimator.ask(turn, partial(_rewards, answers[place])) for place in waiting}
-            owners = [place for place, count in counts.items() for _ in range(count)]
-            starts = [
-                _start(context, beginnings[place], len(answers[place]) + again, purpose)
-                for place, count in counts.items()
-                for again in range(count)
-            ]
-            for place, answer in zip(owners, rollout.answers(context, starts), strict=True):
-                answers[place].append(answer)
-            waiting, turn = [place for place in waiting if counts[place]], turn + 1
-        return [_estimate(*of_state) for of_state in zip(beginnings, answers, strict=True)]
-
-
-def _rewards(answers: Sequence[Trajectory]) -> list[float]:
-    """Of those that could be graded."""
-    return [answer.reward for answer in answers if answer.grade.is_known]
+        return estimated(
+            beginnings,
+            budget,
+            lambda beginning, again: _start(context, beginning, again, purpose),
+            partial(rollout.answers, context),
+        )
 
 
 def _start(context: GenerationContext, beginning: Beginning, again: int, purpose: str) -> Start:
@@ -91,15 +79,3 @@ def _start(context: GenerationContext, beginning: Beginning, again: int, purpose
     known = repr(tuple(beginning.token_ids.tolist()))
     seed = derive_seed(context.seed, context.iteration, problem.id, known, f"turns {purpose}")
     return Start(problem, prompt_ids, derive_seed(seed, again), segments)
-
-
-def _estimate(beginning: Beginning, answers: Sequence[Trajectory]) -> Estimate:
-    known = sum(len(segment.token_ids) for segment in beginning.segments if segment.origin == "sampled")
-    sampled = [len(s.token_ids) for one in answers for s in one.segments if s.origin == "sampled"]
-    rewards = tuple(_rewards(answers))
-    return Estimate(
-        rewards=rewards,
-        unfinished=sum(one.unfinished for one in answers),
-        tokens=sum(sampled) - known * len(answers),
-        unavailable=len(answers) - len(rewards),
-    )

@@ -1,4 +1,5 @@
-"""What values are made of: where states lie, how often each is gone on from, what that earned."""
+"""What values are made of: where states lie, how often each is gone on from, what that earned, what it
+says."""
 
 from __future__ import annotations
 
@@ -16,12 +17,19 @@ from treetune.vocabulary import Problem, Segment, TokenIds, Trajectory, joined
 @dataclass(frozen=True)
 class Estimate:
     """What continuations of a state earned; how many were cut off, their sampled tokens in all, and how many
-    could not be graded and are not among the rewards."""
+    could not be graded, and how many were set aside because they decided how many there are: neither are
+    among the rewards."""
 
     rewards: tuple[float, ...]
     unfinished: int
     tokens: int
     unavailable: int = 0
+    set_aside: int = 0
+
+    @property
+    def samples(self) -> int:
+        """Continuations in all."""
+        return len(self.rewards) + self.unavailable + self.set_aside
 
     @property
     def value(self) -> float | None:
@@ -42,7 +50,7 @@ class Beginning(NamedTuple):
         return joined([segment.token_ids for segment in self.segments])
 
 
-class ValueEstimator:
+class Budget:
     """Decides how often a state is gone on from."""
 
     def ask(self, turn: int, rewards: Callable[[], Sequence[float]]) -> int:
@@ -52,15 +60,28 @@ class ValueEstimator:
         """
         raise NotImplementedError
 
+    def counted(self, rewards: Sequence[float]) -> Sequence[float]:
+        """Those that the estimate is made of: all, unless some were sampled to decide how many to ask for."""
+        return rewards
+
 
 @dataclass(frozen=True)
-class FixedContinuations(ValueEstimator):
-    """A fixed number for every state: VinePPO's K (Kazemnejad et al., arXiv:2410.01679, section 4)."""
+class FixedBudget(Budget):
+    """The same number for every state: VinePPO's K (Kazemnejad et al., arXiv:2410.01679, section 4)."""
 
     samples: int
 
     def ask(self, turn: int, rewards: Callable[[], Sequence[float]]) -> int:
         return self.samples if turn == 0 else 0
+
+
+class Steps(NamedTuple):
+    """Steps of an answer as its training row has them: where each ends, what it and its beginning are
+    worth."""
+
+    ends: tuple[int, ...]
+    advantages: Sequence[float]
+    values: Sequence[float]
 
 
 class StateRule(Registrable):
@@ -70,17 +91,16 @@ class StateRule(Registrable):
         """How many of the answer's tokens stand before each of its steps: there are its states, from 0 on."""
         raise NotImplementedError
 
-    def laid_out(
-        self, trajectory: Trajectory, advantages: Sequence[float], values: Sequence[float]
-    ) -> tuple[Sequence[float], Sequence[float]]:
-        """Both, of its steps, along the trajectory's own `step_ends`."""
-        return advantages, values
+    def laid_out(self, trajectory: Trajectory, advantages: Sequence[float], values: Sequence[float]) -> Steps:
+        """Advantages and values of its steps, by where these end."""
+        ends = (*tuple(self.step_starts(trajectory))[1:], trajectory.step_ends[-1])
+        return Steps(ends, advantages, values)
 
     def estimate(
         self,
         context: GenerationContext,
         beginnings: Sequence[Beginning],
-        estimator: ValueEstimator,
+        budget: Budget,
         sampling: SamplingParams,
         purpose: str,
     ) -> list[Estimate]:

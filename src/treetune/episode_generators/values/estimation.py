@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from treetune.contracts import Finding
 from treetune.episode_generators.base import GenerationContext
-from treetune.episode_generators.values.base import Beginning, Estimate, StateRule, ValueEstimator
+from treetune.episode_generators.values.base import Beginning, Budget, Estimate, StateRule
 from treetune.inference.base import SamplingParams
 from treetune.vocabulary import Problem, Segment, TokenIds
 
@@ -28,7 +28,7 @@ def estimates(
     context: GenerationContext,
     wanted: Sequence[Wanted],
     rule: StateRule,
-    estimator: ValueEstimator,
+    budget: Budget,
     sampling: SamplingParams,
     purpose: str = "value",
 ) -> tuple[list[list[Estimate]], list[Estimate]]:
@@ -46,7 +46,7 @@ def estimates(
         for beginning in beginnings:
             distinct.setdefault(_name(beginning), beginning)
     hand = list(distinct.values())[context.rank :: context.world_size]
-    dealt = context.exchange("value-estimates", rule.estimate(context, hand, estimator, sampling, purpose))
+    dealt = context.exchange("value-estimates", rule.estimate(context, hand, budget, sampling, purpose))
     found = {
         name: dealt[place % context.world_size][place // context.world_size]
         for place, name in enumerate(distinct)

@@ -102,6 +102,7 @@ class _Parser:
         self._sympy = sympy
         self._tokens = tokens
         self._at = 0
+        self._angles = 0  # of how many functions this is the argument: only there 60^\\circ is pi/3
 
     @property
     def peek(self) -> tuple[str, str] | None:
@@ -159,6 +160,9 @@ class _Parser:
         if not self._is("^"):
             return base
         self._take()
+        if self._angles and self.peek == ("command", "circ"):
+            self._take()
+            return base * self._sympy.pi / 180
         return _raised(base, self._argument(depth + 1, power=True))
 
     def _postfix(self, value: Any, depth: int) -> Any:
@@ -268,12 +272,18 @@ class _Parser:
             self._take()
             power = self._argument(depth)
         grouped = self._is("(", "{", "[")
+        self._angles += 1
         argument = self._postfix(self._argument(depth, power=True), depth)
+        self._angles -= 1
         while not grouped and self._factor_follows():  # \\sin 2x is the sine of 2x
             argument = _checked(argument * self._power(depth))
         if self._is("^"):  # \sin x^2 is the sine of x^2
             self._take()
-            argument = _raised(argument, self._argument(depth, power=True))
+            if self.peek == ("command", "circ"):
+                self._take()
+                argument = argument * sympy.pi / 180
+            else:
+                argument = _raised(argument, self._argument(depth, power=True))
         if name == "log":
             value = sympy.log(argument, base)
         elif name == "exp":

@@ -17,9 +17,11 @@ _FRACTION = re.compile(
     r"|(?:(\d{1,20}) )?(\d{1,200}) ?/ ?(\d{1,200}))"
 )
 _REPEATING = re.compile(r"([-+]?) ?(\d{0,50})\.(\d{0,50})\\(?:overline|bar) ?\{?(\d{1,50})\}?")
+_AND_SO_ON = re.compile(r"([-+]?) ?(\d{0,20})\.(\d{0,20}?)(\d{1,12}?)\4{1,20} ?\\dots")
 _MIXED = re.compile(r"(?<![\d.}A-Za-z)])(\d{1,20}) ?\\frac ?(\d|\{ ?\d{1,20} ?\}) ?(\d|\{ ?\d{1,20} ?\})")
 
 _HUGE = re.compile(r"\d{400}|\^ ?\{? ?[-+(]? ?\d{5}|!\s*!|\d{4,}\s*!|\^[^-+*/=,]{0,40}\^[^-+*/=,]{0,40}\^")
+_PRIME = re.compile(r"\d ?'")
 _LARGE_OPERATORS = re.compile(r"\\(?:i*o?int|sum|prod|lim)(?![a-z])")
 MOST_CHARACTERS = 200
 MOST_COMMANDS = 20
@@ -38,7 +40,7 @@ def exact_value(formula: str) -> Fraction | None:
         if below == 0:
             return None
         value = Fraction(above, below) + int(whole or plain_whole or 0)
-    elif found := _REPEATING.fullmatch(formula):
+    elif found := _REPEATING.fullmatch(formula) or _AND_SO_ON.fullmatch(formula):
         _, whole, fixed, repeated = found.groups()
         value = Fraction(int((whole or "0") + fixed + repeated) - int((whole or "0") + fixed or "0"),
                          10 ** len(fixed) * (10 ** len(repeated) - 1))  # fmt: skip
@@ -89,7 +91,7 @@ def proportional_equations(given: tuple[str, str], gold: tuple[str, str]) -> boo
 
 
 def _spaceless(formula: str) -> str:
-    return re.sub(r"\s+", "", formula)
+    return re.sub(r"(?<!\d)\s+|\s+(?!\d)|(?<=\d)\s(?=\d{3}(?!\d))", "", formula)
 
 
 def mixed_numbers_added(formula: str) -> str:
@@ -106,6 +108,8 @@ def _by_math_verify(given: str, gold: str) -> bool:
     from math_verify import verify
     from sympy import Expr
 
+    if bool(_PRIME.search(given)) is not bool(_PRIME.search(gold)):
+        return False  # 45' is no 45 degrees; math-verify reads over the sign
     one, other = _parsed(given), _parsed(gold)
     if not one or not other:
         return False

@@ -77,4 +77,5 @@ def _read_gold(gold: str) -> tuple[str, Answer]:
 
 
 def _bare(text: str) -> str:
-    return re.sub(r"\s+", "", text).rstrip(".")
+    """Without white space, but for what parts numbers: "1 2" is not 12, and "12 000" is 12000."""
+    return re.sub(r"(?<!\d)\s+|\s+(?!\d)|(?<=\d)\s(?=\d{3}(?!\d))", "", text).rstrip(".")

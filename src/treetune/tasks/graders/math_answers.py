@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from treetune.tasks.graders.formulas import exact_value
 from treetune.tasks.graders.units import split_unit
 
 DEEPEST = 6
@@ -66,16 +67,21 @@ class Named:
 
 @dataclass(frozen=True)
 class Equation:
+    """``x + y = 5``; of a ``chain`` such as ``a = b = c`` the first side and the last."""
+
     left: str
     right: str
+    chain: bool = False
 
 
 Answer = Scalar | Words | Group | Union | Matrix | Named | Equation
 
+_ABOVE_ALL, _BELOW_ALL = Scalar("\\infty"), Scalar("-\\infty")
+
 _MATRIX = re.compile(r"\\begin\{([pbBvV]?)(?:small)?matrix\*?\}(.*)\\end\{\1(?:small)?matrix\*?\}", re.DOTALL)
 _NAME = re.compile(
     r"\([a-zA-Z](?:, ?(?:[a-zA-Z]|\\[a-z]{2,6}))+\)|"
-    r"(?:\\angle ?)?(?:[A-Z]{1,4}|[a-z]|\\text ?\{[^{}]{1,60}\}|"
+    r"\|[A-Z]{1,4}\||(?:m? ?\\angle ?)?(?:[A-Z]{1,4}|[a-z]|\\text ?\{[^{}]{1,60}\}|"
     r"\\(?:theta|alpha|beta|gamma|lambda|mu|phi|Delta|pi))'*"
     r"(?:_ ?(?:\w|\{[^{}]{1,12}\}))?(?:\^\{?-1\}?)?(?: ?\([^()=]{1,20}\))?"
 )
@@ -90,6 +96,12 @@ _AND = re.compile(r"\\text ?\{\s*,?\s*(?:and|or)\s*\}|(?<![A-Za-z\\])(?:and|or)(
 _SIGN = re.compile(r"\\(?:le|ge|ne)(?![A-Za-z])|[<>]")
 _SIGN_NAMES = {"\\le": "<=", "\\ge": ">=", "\\ne": "!=", "<": "<", ">": ">"}
 _THOUSANDS = re.compile(r"[-+]? ?(?:USD )?\d{1,3}(?:,\d{3})+(?:\.\d+)?%?")
+_NUMBER_IN_TEXT = re.compile(
+    r"\\text ?\{ ?((?:USD )?(?=[-.]?\d)[-\d.,:/ ]*(?<! )) ?([A-Za-z][A-Za-z .^/\d]{0,60})?\}"
+)
+"""``\\text{3 dollars}`` is ``3 \\text{ dollars}``."""
+_RATIO = re.compile(r"(?<=\d) ?\\text ?\{ ?to ?\} ?(?=\d)")
+_SEPARATORS = re.compile(r"(?<==)( ?\d{1,3})((?:,\d{3})+)(?=\.\d|\Z)")
 _IN = re.compile(r"[A-Za-z] ?\\in(?![A-Za-z])")
 
 
@@ -106,8 +118,9 @@ def read_answer(text: str, depth: int = 0) -> Answer:
     matrix = _MATRIX.fullmatch(text.strip("()[] ") if "matrix" in text else text)
     if matrix is not None:
         return _matrix(matrix, depth)
-    if (number := re.fullmatch(r"\\text ?\{([-\d.,/ ]*\d[\d.,/ ]*)\}", text)) is not None:
-        text = number[1].strip(" .,")
+    if (number := _NUMBER_IN_TEXT.fullmatch(text)) is not None:
+        text = number[1].strip(" .,") + (f"\\text{{{number[2]}}}" if number[2] else "")
+    text = _RATIO.sub(":", text)
     words = _words(text)
     if words is not None:
         return words
@@ -119,11 +132,11 @@ def read_answer(text: str, depth: int = 0) -> Answer:
         parts = split_at_top(text, ("\\cup",))
         if 1 < len(parts) <= MOST_PARTS:
             return Union(tuple(read_answer(part, depth + 1) for part in parts))
-    if _SIGN.search(text):
+    opening = _brackets(text)[0]
+    if _SIGN.search(text) and opening != "{":
         region = _region(text, depth)
         if region is not None:
             return region
-    opening = _brackets(text)[0]
     several = opening == "{" or (not opening and len(split_at_top(text, (",", ";"))) > 1)
     if ("\\pm" in text or "\\mp" in text) and not several:
         plus = text.replace("\\pm", "+").replace("\\mp", "-")
@@ -249,6 +262,7 @@ def _matrix(matrix: re.Match[str], depth: int) -> Answer:
 
 
 def _equation(text: str, depth: int) -> Answer | None:
+    text = _SEPARATORS.sub(lambda found: found[1] + found[2].replace(",", ""), text)
     sides = split_at_top(text, ("=",))
     if len(sides) == 1 or any(re.search(r"[<>!:]\Z", side.strip()) for side in sides) or _SIGN.search(text):
         return None
@@ -262,7 +276,7 @@ def _equation(text: str, depth: int) -> Answer | None:
         return Named(name, read_answer(last, depth + 1))
     if _NAME.fullmatch(last) and len(sides) == 2 and "(" not in last:
         return Named(last.replace(" ", ""), read_answer(first, depth + 1))
-    return Equation(first, last)
+    return Equation(first, last, chain=len(sides) > 2)
 
 
 def _region(text: str, depth: int) -> Answer | None:
@@ -280,26 +294,42 @@ def _region(text: str, depth: int) -> Answer | None:
         name, parts = region
         names.add(name)
         rays += parts
-    if len(names) != 1 or (meet and len(pieces) > 1):
+    if len(names) != 1:
         return None
+    if meet and len(pieces) > 1:
+        return _met(rays) or Scalar(text)
     return Union(tuple(rays), named=names.pop())
+
+
+def _met(rays: list[Answer]) -> Answer | None:
+    """``x > 1 and x < 2`` as an interval; None of what is no ray up and one down that meet."""
+    if len(rays) != 2 or not all(isinstance(ray, Group) for ray in rays):
+        return None
+    up, down = sorted(rays, key=lambda ray: ray.parts[0] == _BELOW_ALL)  # type: ignore[union-attr]
+    assert isinstance(up, Group) and isinstance(down, Group)
+    if up.parts[1] != _ABOVE_ALL or down.parts[0] != _BELOW_ALL:
+        return None
+    start, end = up.parts[0], down.parts[1]
+    low, high = (exact_value(at.formula) if isinstance(at, Scalar) else None for at in (start, end))
+    if low is None or high is None or low >= high:
+        return None
+    return Group("tuple", (start, end), up.left, down.right)
 
 
 def _rays(signs: list[str], sides: list[str], depth: int) -> tuple[str, list[Answer]] | None:
     if len(signs) == 1 and not _NAME.fullmatch(sides[0]) and _NAME.fullmatch(sides[1]):
         signs = [{"<": ">", ">": "<", "<=": ">=", ">=": "<="}.get(signs[0], signs[0])]
         sides = sides[::-1]
-    infinity, minus_infinity = Scalar("\\infty"), Scalar("-\\infty")
     if len(signs) == 1 and _NAME.fullmatch(sides[0]):
         value = read_answer(sides[1], depth + 1)
         if not isinstance(value, Scalar):
             return None
         if signs[0] == "!=":
-            below, above = Group("tuple", (minus_infinity, value)), Group("tuple", (value, infinity))
+            below, above = Group("tuple", (_BELOW_ALL, value)), Group("tuple", (value, _ABOVE_ALL))
             return sides[0], [below, above]
         if signs[0] in ("<", "<="):
-            return sides[0], [Group("tuple", (minus_infinity, value), "(", ")" if signs[0] == "<" else "]")]
-        return sides[0], [Group("tuple", (value, infinity), "(" if signs[0] == ">" else "[", ")")]
+            return sides[0], [Group("tuple", (_BELOW_ALL, value), "(", ")" if signs[0] == "<" else "]")]
+        return sides[0], [Group("tuple", (value, _ABOVE_ALL), "(" if signs[0] == ">" else "[", ")")]
     if len(signs) == 2 and _NAME.fullmatch(sides[1]) and {sign[0] for sign in signs} in ({"<"}, {">"}):
         if signs[0][0] == ">":
             signs, sides = [sign.replace(">", "<") for sign in signs[::-1]], sides[::-1]
@@ -333,7 +363,23 @@ def _words(text: str) -> Words | None:
     return Words(_bare_words(plain))
 
 
-_SHORT_WORDS = {"yes", "no", "odd", "even", "none", "dne", "true", "all", "red", "mon", "tue"}
+_SHORT_WORDS = {
+    "one",
+    "two",
+    "six",
+    "ten",
+    "yes",
+    "no",
+    "odd",
+    "even",
+    "none",
+    "dne",
+    "true",
+    "all",
+    "red",
+    "mon",
+    "tue",
+}
 
 
 def _bare_words(text: str) -> str:

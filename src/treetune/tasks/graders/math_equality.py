@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from treetune.tasks.graders.expressions import Absurd, NotAFormula, read_expression
 from treetune.tasks.graders.formulas import equal_formulas, exact_value, proportional_equations
 from treetune.tasks.graders.math_answers import (
     Answer,
@@ -17,10 +18,11 @@ from treetune.tasks.graders.math_answers import (
     Words,
     read_answer,
 )
+from treetune.tasks.graders.number_words import number_said
 from treetune.tasks.graders.units import ratio
 
 _UPRIGHT = re.compile(r"\\text ?\{ ?(\w+) ?\}")
-_BASED = re.compile(r"([0-9A-Za-z]+) ?_ ?(?:\{ ?\(?(?:base )?(\w+)\)? ?\}|(\d)|([a-z]+))")
+_BASED = re.compile(r"\(?([0-9A-Za-z]+)\)? ?_ ?(?:\{ ?\(?(?:base )?(\w+)\)? ?\}|(\d)|([a-z]+))")
 
 
 _SHORT_UNIT = re.compile(r"(-?[\d.]+) ([mgslhL])")
@@ -37,13 +39,13 @@ def equal_answers(given: Answer, gold: Answer, question: str = "") -> bool:
     if isinstance(given, Named) and isinstance(gold, Named):
         return _same_name(given.name, gold.name) and equal_answers(given.value, gold.value, question)
     if isinstance(given, Equation) or isinstance(gold, Equation):
-        return _equal_with_equation(given, gold)
+        return _equal_with_equation(given, gold, question)
     if isinstance(given, Named):
         return equal_answers(given.value, gold, question)
     if isinstance(gold, Named):
         return equal_answers(given, gold.value, question)
     if isinstance(given, Words) or isinstance(gold, Words):
-        return _words_of(given) == _words_of(gold)
+        return _words_of(given) == _words_of(gold) or _equal_in_words(given, gold, question)
     if isinstance(given, Union) or isinstance(gold, Union):
         one, other = _pieces(given), _pieces(gold)
         return _matched(one, other, question)
@@ -125,16 +127,62 @@ def _rows(answer: Answer) -> tuple[tuple[Answer, ...], ...]:
     return ()
 
 
-def _equal_with_equation(given: Answer, gold: Answer) -> bool:
+def _equal_in_words(given: Answer, gold: Answer, question: str) -> bool:
+    """``three dollars`` and 3, or 25 and ``twenty five``."""
+    one, other = _said(given), _said(gold)
+    if one is None or other is None or (one, other) == (given, gold):
+        return False
+    return equal_answers(one, other, question)
+
+
+def _said(answer: Answer) -> Answer | None:
+    if not isinstance(answer, Words):
+        return answer if isinstance(answer, Scalar) else None
+    if answer.text == "infinity":
+        return Scalar("\\infty")
+    found = number_said(answer.text)
+    if found is None:
+        return None
+    value, unit = found
+    number = read_answer(f"{value}\\text{{ {unit}}}" if unit else str(value))
+    return number if isinstance(number, Scalar) else None
+
+
+def _equal_with_equation(given: Answer, gold: Answer, question: str) -> bool:
     one, other = _sides(given), _sides(gold)
     if one is not None and other is not None:
         return proportional_equations(one, other)
-    # 9 * 2 = 18 says 18: all of its sides must be that number.
-    equation, value = (given, gold) if isinstance(given, Equation) else (gold, given)
-    if not isinstance(equation, Equation) or not isinstance(value, Scalar):
+    if isinstance(given, Equation):
+        end = read_answer(given.right)
+        return equal_answers(end, gold, question) and _leads_to(given, end, question)
+    # A gold of 9 * 2 = 18 says 18: both of its sides must be that number.
+    if not isinstance(gold, Equation) or not isinstance(given, Scalar):
         return False
-    left, right = read_answer(equation.left), read_answer(equation.right)
-    return equal_answers(left, right) and equal_answers(right, value)
+    left, right = read_answer(gold.left), read_answer(gold.right)
+    return equal_answers(left, right) and equal_answers(right, given)
+
+
+def _leads_to(equation: Equation, end: Answer, question: str) -> bool:
+    """Whether an equation tells what its left side is worth, and not just that something holds.
+
+    ``2 + 3 = 5``, ``x = 2 + 3 = 5``, ``P(A) = 5`` and, where x + y was asked for, ``x + y = 5`` say 5;
+    ``x + 2 = 5`` says 3, and ``2 + 2 = 5`` nothing.
+    """
+    try:
+        left = read_expression(equation.left)
+    except (NotAFormula, Absurd):
+        return True  # a name such as |AB| or P(A), or words
+    if not left.free_symbols:
+        return equal_answers(read_answer(equation.left), end, question)
+    return (
+        equation.chain
+        or equal_answers(read_answer(equation.left), end)
+        or _bare(equation.left) in _bare(question)
+    )
+
+
+def _bare(text: str) -> str:
+    return re.sub(r"\\left|\\right|[\s{}$]", "", text)
 
 
 def _sides(answer: Answer) -> tuple[str, str] | None:
@@ -151,6 +199,8 @@ def _equal_scalars(given: Scalar, gold: Scalar, question: str) -> bool:
         if based is not None:
             return based
     given, gold = _with_short_unit(given, gold), _with_short_unit(gold, given)
+    if (given.percent and gold.unit) or (gold.percent and given.unit):
+        return False  # 75 % are no 75 degrees
     factor = ratio(given.unit, gold.unit)
     if factor is None:
         return False

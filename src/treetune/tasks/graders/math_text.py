@@ -37,10 +37,15 @@ _DRESS: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
     for pattern, into in (
         (r"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|(?:no)?limits|rm|bf|it)(?![A-Za-z])\.?", ""),
         (r"\\(?:quad|qquad|enspace|thinspace)(?![A-Za-z])|(?<!\\)\\[ ;:>]|~", " "),
+        (r",\\!\s*(?=\d{3})", ","),
         (r"(?<!\\)\\!|(?<!\\)\\,(?=\d{3})", ""),
         (r"(?<!\\)\\,", " "),
         (r"\\[hv]space\*?\{[^{}]{0,20}\}|\\phantom\{[^{}]{0,20}\}|\\label\{[^{}]{0,20}\}", ""),
-        (r"\\[tdc]frac(?![A-Za-z])", r"\\frac"),
+        (r"\\(?:[tdcs]frac|nicefrac|xfrac|flatfrac)(?![A-Za-z])", r"\\frac"),
+        (r"(?<=\d)\{:\}(?=\d)", ":"),
+        (r":=", "="),
+        (r"\.\.\.", r"\\dots "),
+        (r"(?<![A-Za-z])([aApP])\. ?[mM](?:\.|(?![A-Za-z]))", r"\1m"),
         (r"\\[td]binom(?![A-Za-z])", r"\\binom"),
         (r"\\(?:leq|leqslant|leqq)(?![A-Za-z])", r"\\le"),
         (r"\\(?:geq|geqslant|geqq)(?![A-Za-z])", r"\\ge"),
@@ -53,7 +58,7 @@ _DRESS: list[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]]] = [
         (r"\\(?:rbrack)(?![A-Za-z])", "]"),
         (r"\\(?:varnothing)(?![A-Za-z])|\\\{\s*\\\}", r"\\emptyset"),
         (r"\\(?:ldots|cdots|dotsc|dotsb)(?![A-Za-z])", r"\\dots"),
-        (r"\\(?:mathrm|mathit|mathbf|mathsf|textbf|textit|textrm|mbox|hbox|operatorname\*?|bm|boldsymbol)(?=\s*\{)",
+        (r"\\(?:mathrm|mathit|mathbf|mathsf|textbf|textit|textrm|textsf|texttt|textsc|textup|textnormal|mbox|hbox|operatorname\*?|bm|boldsymbol)(?=\s*\{)",
          r"\\text"),
         (r"\\(?:land|wedge)(?![A-Za-z])", r"\\text{ and }"),
         (r"\\(?:lor|vee)(?![A-Za-z])", r"\\text{ or }"),
@@ -128,7 +133,9 @@ def undressed(text: str) -> str:
     )
     text = re.sub(r"\\\[(?!\d)|(?<!\\)\\\]", " ", text)
     text = re.sub(r"\\\\(?=\s*\Z)", " ", text)
-    return re.sub(r"\s+", " ", text).strip(' *`"').rstrip(" .,;:").strip()
+    text = re.sub(r"\s+", " ", text).strip(' *`"').rstrip(" .,;:")
+    # Of a blank that was written as a backslash and a space, the space is gone.
+    return re.sub(r"(?<!\\)\\\Z", "", text).strip()
 
 
 def _in_ascii(text: str) -> str:

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 from annotated_types import MinLen
 
 from treetune.tasks.graders.base import Grader
+from treetune.tasks.graders.extraction import ANSWER, ANSWER_END, last_between
 from treetune.vocabulary import Grade, Problem
 
 _TUPLE, _PAIRS, _FRACTION = "(tuple)", "(pairs)", "(fraction)"
@@ -34,34 +35,26 @@ class ReasoningGymGrader(Grader):
     raises on what an answer says, the answer is wrong, and the message says what was raised.
     """
 
-    opening: Annotated[str, MinLen(1)] = "<answer>"
-    closing: Annotated[str, MinLen(1)] = "</answer>"
+    opening: Annotated[str, MinLen(1)] = ANSWER
+    closing: Annotated[str, MinLen(1)] = ANSWER_END
     unclosed: bool = False
 
     def prepare(self) -> None:
         _library()
 
-    def grade(self, response: str, problem: Problem) -> Grade:
-        answer = self._answer(response)
-        if not answer:
-            return Grade(reward=0.0, outcome="no_answer")
+    def extract(self, response: str, problem: Problem) -> str | None:
+        return last_between(response, self.opening, self.closing, unclosed=self.unclosed)
+
+    def verdict(self, extracted: str, problem: Problem) -> Grade:
         data_set = _data_set(problem.data["dataset"], problem.data["config"])
         entry = {"question": problem.data["question"], **unpacked(problem.data["entry"])}
         try:
-            score = float(data_set.score_answer(answer, entry))
+            score = float(data_set.score_answer(extracted, entry))
         except Exception as error:
-            return Grade(reward=0.0, outcome="ok", extracted=answer, message=f"the scorer raised {error!r}")
+            return Grade(reward=0.0, outcome="ok", message=f"the scorer raised {error!r}")
         if not math.isfinite(score):
-            return Grade(reward=0.0, outcome="ok", extracted=answer, message=f"the scorer said {score}")
-        return Grade(reward=score, outcome="ok", extracted=answer)
-
-    def _answer(self, response: str) -> str | None:
-        if self.unclosed:
-            _, opened, rest = response.rpartition(self.opening)
-            return rest.partition(self.closing)[0].strip() if opened else None
-        before, closed, _ = response.rpartition(self.closing)
-        _, opened, answer = before.rpartition(self.opening)
-        return answer.strip() if closed and opened else None
+            return Grade(reward=0.0, outcome="ok", message=f"the scorer said {score}")
+        return Grade(reward=score, outcome="ok")
 
 
 def packed(value: Any) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-_PLACES = ((3, 7), (-5, 11), (13, 4), (-17, 6), (1, 19), (-2, 9))
-"""Numerators and denominators of where expressions with unknowns are compared. Both signs: ``|x|`` is x
-where x is positive."""
+_PLACES = ((3, 7), (-5, 11), (13, 4), (-17, 6), (1, 19), (-2, 9), (331, 2), (-409, 3))
+"""Numerators and denominators of where expressions with unknowns are compared. Both signs, and far from
+0 as well: ``|x|`` is x where x is positive, and ``|x - 3|`` is 3 - x where x is small."""
 
 _FEWEST = 3
 """Places at which both must have a value; where there are fewer, the difference is simplified."""

@@ -39,6 +39,7 @@ _TRAILING = re.compile(
     re.DOTALL,
 )
 _DEGREES = re.compile(r"\^\\circ\s*(?:[CF](?![A-Za-z])|\\text ?\{ ?[CF] ?\})?\s*\Z")
+_OF_AN_ANGLE = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
 _NO_UNITS = {"sin", "cos", "tan", "log", "ln", "pi", "sqrt", "mod", "and", "or", "infty"}
 _SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 
@@ -51,7 +52,7 @@ def split_unit(text: str) -> tuple[str, str, bool]:
         text, unit = text.replace("USD ", "", 1), "dollar"
     elif re.match(r"[€£¥₹]", text):
         text = text[1:].strip()
-    if _DEGREES.search(text):
+    if _DEGREES.search(text) and not _OF_AN_ANGLE.search(text):
         return _DEGREES.sub("", text).strip(), "degree", False
     if text.endswith("USD"):
         text, unit = text[:-3].strip(), "dollar"
@@ -67,7 +68,7 @@ def split_unit(text: str) -> tuple[str, str, bool]:
         if named == scale or named.startswith(scale + " "):
             rest = named[len(scale) :].strip()
             return f"{found['number'].strip()} \\cdot {factor}", _normal(rest, 1) if rest else unit, False
-    if not found["unit"].startswith("\\text") and not re.fullmatch(r"[-+.,\d/ {}\\a-z^]*", found["number"]):
+    if not found["unit"].startswith("\\text") and not re.fullmatch(r"[-+.,:\d/ {}\\a-z^]*", found["number"]):
         return text, unit, False
     if re.fullmatch(r".*[a-z]", found["number"]) and not found["unit"].startswith("\\text"):
         return text, unit, False

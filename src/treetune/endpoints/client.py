@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from treetune.data_pipeline.endpoint import EndpointSettings
+from treetune.endpoints.settings import Asking, EndpointSettings, Place
 
 log = logging.getLogger(__name__)
 
@@ -57,23 +57,28 @@ class Reply:
 class Client:
     """Sends requests. Use it as an asynchronous context manager.
 
-    `stopping` says whether the work is to end: then nothing is tried again.
+    `stopping` says whether the work is to end: then nothing is tried again. `place` says where the model is
+    whenever a request is sent, and may wait for it, in a thread: a server that is started anew has another
+    address. What it raises is an attempt that failed.
     """
 
-    def __init__(self, settings: EndpointSettings, stopping: Callable[[], bool]) -> None:
+    def __init__(
+        self, settings: Asking, place: Place | Callable[[], Place], stopping: Callable[[], bool]
+    ) -> None:
         self.settings = settings
         self.failed_attempts = 0
+        self._place = place
         self._stopping = stopping
-        self._key = settings.key()
+
+    @staticmethod
+    def of(settings: EndpointSettings, stopping: Callable[[], bool]) -> Client:
+        """Raises ValueError where the key isn't there."""
+        return Client(settings, settings.place(), stopping)
 
     async def __aenter__(self) -> Client:
         import aiohttp
 
-        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0), trust_env=False, headers=headers
-        )
-        self._proxy = _proxy_for(self.settings.base_url)
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), trust_env=False)
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -84,7 +89,7 @@ class Client:
         attempts = self.settings.retries + 1
         for attempt in range(attempts):
             try:
-                return await self._attempt(body)
+                return await self._attempt(body, await self._where())
             except _Again as failure:
                 self.failed_attempts += 1
                 reason, wait = str(failure), failure.wait
@@ -93,37 +98,51 @@ class Client:
             wait = min(LONGEST_WAIT_S, max(wait, self.settings.backoff * 2**attempt))
             log.info("%s; attempt %d of %d, again in %.1f s", reason, attempt + 1, attempts, wait)
             await self._wait(wait)
-        raise Unanswered(f"{self.settings.url}: {reason} ({attempt + 1} of {attempts} attempts)")
+        raise Unanswered(f"{reason} ({attempt + 1} of {attempts} attempts)")
+
+    async def _where(self) -> Place:
+        if isinstance(self._place, Place):
+            return self._place
+        try:
+            return await asyncio.to_thread(self._place)
+        except RuntimeError as error:
+            raise _Again(str(error)) from error
 
     async def _wait(self, seconds: float) -> None:
         deadline = asyncio.get_running_loop().time() + seconds
         while not self._stopping() and (left := deadline - asyncio.get_running_loop().time()) > 0:
             await asyncio.sleep(min(left, 0.5))
 
-    async def _attempt(self, body: Mapping[str, Any]) -> Reply:
+    async def _attempt(self, body: Mapping[str, Any], place: Place) -> Reply:
         import aiohttp
 
+        url = self.settings.url_below(place.url)
+        headers = {"Authorization": f"Bearer {place.key}"} if place.key else {}
         limit = aiohttp.ClientTimeout(total=self.settings.timeout)
         try:
             async with self._session.post(
-                self.settings.url, json=body, timeout=limit, allow_redirects=False, proxy=self._proxy
+                url,
+                json=body,
+                headers=headers,
+                timeout=limit,
+                allow_redirects=False,
+                proxy=_proxy_for(place.url),
             ) as response:
                 raw = await response.read()
         except TimeoutError as error:
-            raise _Again(f"no answer in {self.settings.timeout:g} s") from error
+            raise _Again(f"{url}: no answer in {self.settings.timeout:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise _Again(self._safe(f"{type(error).__name__}: {error}")) from error
-        status, text = response.status, self._safe(raw.decode(errors="replace"))
+            raise _Again(f"{url}: {_safe(f'{type(error).__name__}: {error}', place)}") from error
+        status, text = response.status, _safe(raw.decode(errors="replace"), place)
         if status in _FOR_ALL:
-            key = self.settings.api_key_variable
+            key = place.key_of
             whose = f" (the key is that of {key})" if key else " (no key was sent: api_key_variable is null)"
-            raise EndpointError(
-                f"{self.settings.url} answered HTTP {status}: {_FOR_ALL[status]}{whose}: {text[:SHOWN]}"
-            )
+            raise EndpointError(f"{url} answered HTTP {status}: {_FOR_ALL[status]}{whose}: {text[:SHOWN]}")
         if status in _RETRIED or status >= 500:
-            raise _Again(f"HTTP {status}: {text[:SHOWN]}", _seconds(response.headers.get("Retry-After")))
+            wait = _seconds(response.headers.get("Retry-After"))
+            raise _Again(f"{url}: HTTP {status}: {text[:SHOWN]}", wait)
         if status != 200:
-            raise Unanswered(f"{self.settings.url} refused a request with HTTP {status}: {text[:SHOWN]}")
+            raise Unanswered(f"{url} refused a request with HTTP {status}: {text[:SHOWN]}")
         return self._reply(text)
 
     def _reply(self, text: str) -> Reply:
@@ -143,10 +162,6 @@ class Client:
             output_tokens=_count(usage.get("completion_tokens")),
         )
 
-    def _safe(self, text: str) -> str:
-        """Without the key: endpoints like to quote it."""
-        return text.replace(self._key, "***") if self._key and len(self._key) >= SECRET_CHARACTERS else text
-
 
 class _Again(Exception):
     """An attempt failed in a way that the next one may not. `wait`: the endpoint asks for so many seconds."""
@@ -154,6 +169,11 @@ class _Again(Exception):
     def __init__(self, what: str, wait: float = 0.0) -> None:
         super().__init__(what)
         self.wait = wait
+
+
+def _safe(text: str, place: Place) -> str:
+    """Without the key: endpoints like to quote it."""
+    return text.replace(place.key, "***") if place.key and len(place.key) >= SECRET_CHARACTERS else text
 
 
 def _count(value: Any) -> int | None:

@@ -31,14 +31,37 @@ _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,63}")
 _TURN_END = "\n\nUser:"
 
 
-@dataclass(frozen=True, kw_only=True)
-class EndpointSettings:
-    """An OpenAI-compatible endpoint.
+PER = 1_000_000
 
-    `base_url` ends where the API's own paths begin, mostly with ``/v1``. `api` is ``chat``
-    (/chat/completions) or ``completions`` (/completions, for models without a chat template: the
-    conversation becomes one text). The key is read from the environment variable called `api_key_variable`,
-    and written nowhere; without a name none is sent. `temperature` null leaves it to the endpoint;
+
+@dataclass(frozen=True, kw_only=True)
+class Prices:
+    """Dollars per million tokens that go in and that come out."""
+
+    input: Annotated[float, Ge(0)]
+    """Dollars per million tokens of requests."""
+    output: Annotated[float, Ge(0)]
+    """Dollars per million tokens of answers."""
+
+    def dollars(self, input_tokens: int, output_tokens: int) -> float:
+        return (input_tokens * self.input + output_tokens * self.output) / PER
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where to send a request, and the key that goes with it. `key_of` says where the key came from."""
+
+    url: str
+    key: str | None = field(default=None, repr=False)
+    key_of: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asking:
+    """How a language model behind an OpenAI-compatible API is asked, wherever it is.
+
+    `api` is ``chat`` (/chat/completions) or ``completions`` (/completions, for models without a chat
+    template: the conversation becomes one text). `temperature` null leaves it to the endpoint;
     `max_tokens` bounds an answer, thought included, and is sent under `max_tokens_key`. `extra` goes into
     every request as it is.
 
@@ -48,11 +71,7 @@ class EndpointSettings:
     come to nothing, the work stops.
     """
 
-    base_url: Annotated[str, MinLen(1)]
-    model: Annotated[str, MinLen(1)]
-    """The model's name there."""
     api: Literal["chat", "completions"] = "chat"
-    api_key_variable: Annotated[str, MinLen(1)] | None = None
     concurrency: Annotated[int, Gt(0)] = 16
     timeout: Annotated[float, Gt(0)] = 900.0
     retries: Annotated[int, Ge(0)] = 5
@@ -61,9 +80,43 @@ class EndpointSettings:
     temperature: Annotated[float, Ge(0)] | None = None
     max_tokens: Annotated[int, Gt(0)] = 16384
     max_tokens_key: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
+        check_extra("extra", self.extra)
+
+    def question(self, model: str, messages: Sequence[Message], extra: Mapping[str, Any]) -> dict[str, Any]:
+        """The request that asks `model` for the next message."""
+        body: dict[str, Any] = {"model": model, self.max_tokens_key: self.max_tokens}
+        if self.temperature is not None:
+            body["temperature"] = self.temperature
+        if self.api == "chat":
+            body["messages"] = [{"role": role, "content": text} for role, text in messages]
+        else:
+            turns = [f"{role.capitalize()}:\n{text}" for role, text in messages]
+            body |= {"prompt": "\n\n".join([*turns, "Assistant:\n"]), "stop": [_TURN_END]}
+        return {**body, **self.extra, **extra}
+
+    def url_below(self, base_url: str) -> str:
+        path = "chat/completions" if self.api == "chat" else "completions"
+        return f"{base_url.rstrip('/')}/{path}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndpointSettings(Asking):
+    """An OpenAI-compatible endpoint.
+
+    `base_url` ends where the API's own paths begin, mostly with ``/v1``. The key is read from the
+    environment variable called `api_key_variable`, and written nowhere; without a name none is sent.
+    """
+
+    base_url: Annotated[str, MinLen(1)]
+    model: Annotated[str, MinLen(1)]
+    """The model's name there."""
+    api_key_variable: Annotated[str, MinLen(1)] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         try:
             parts = urlsplit(self.base_url)
             wrong = parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0
@@ -76,7 +129,6 @@ class EndpointSettings:
                 "base_url holds more than an address: leave out names, passwords and what follows a ? or #;"
                 " a key goes into the environment variable that api_key_variable names"
             )
-        check_extra("extra", self.extra)
         name = self.api_key_variable
         if name is not None and not _VARIABLE.fullmatch(name):
             raise ValueError(
@@ -102,20 +154,15 @@ class EndpointSettings:
 
     def body(self, messages: Sequence[Message], extra: Mapping[str, Any]) -> dict[str, Any]:
         """The request that asks for the next message."""
-        body: dict[str, Any] = {"model": self.model, self.max_tokens_key: self.max_tokens}
-        if self.temperature is not None:
-            body["temperature"] = self.temperature
-        if self.api == "chat":
-            body["messages"] = [{"role": role, "content": text} for role, text in messages]
-        else:
-            turns = [f"{role.capitalize()}:\n{text}" for role, text in messages]
-            body |= {"prompt": "\n\n".join([*turns, "Assistant:\n"]), "stop": [_TURN_END]}
-        return {**body, **self.extra, **extra}
+        return self.question(self.model, messages, extra)
 
     @property
     def url(self) -> str:
-        path = "chat/completions" if self.api == "chat" else "completions"
-        return f"{self.base_url.rstrip('/')}/{path}"
+        return self.url_below(self.base_url)
+
+    def place(self) -> Place:
+        """Raises ValueError as `key` does."""
+        return Place(self.base_url, self.key(), self.api_key_variable)
 
 
 def check_extra(key: str, extra: Mapping[str, Any]) -> None:

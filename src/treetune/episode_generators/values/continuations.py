@@ -1,0 +1,44 @@
+"""VinePPO's estimator: every state is gone on from equally often."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from treetune.contracts import Answers, Need
+from treetune.episode_generators.values.siblings import rewards_below, shared_tokens
+from treetune.episode_generators.values.valuation import AlongAnswer, Valuation, ValueEstimator, mean_of
+
+
+@ValueEstimator.register("continuations")
+@dataclass(frozen=True, kw_only=True)
+class FreshContinuations(ValueEstimator):
+    """The mean reward of `samples` fresh continuations (Kazemnejad et al., arXiv:2410.01679, section 4).
+
+    With `count_siblings`, the other answers to the problem that went through a state count as continuations
+    of it, which they are: they cost nothing. An answer's own reward stays out, so that its values don't
+    depend on what it did next. Unbiased with and without."""
+
+    count_siblings: bool = False
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        more = Need(Answers(2), "count_siblings counts the other answers", "set it to false")
+        return (more,) if self.count_siblings else ()
+
+    def values(self, valuation: Valuation) -> list[list[AlongAnswer]]:
+        valuation.go_on([(one for way in ways for one in way) for ways in valuation.ways])
+        if not self.count_siblings:
+            return [[[valuation.value(state) for state, _ in way] for way in ways] for ways in valuation.ways]
+        found: list[list[AlongAnswer]] = []
+        for tree, ways in zip(valuation.trees, valuation.ways, strict=True):
+            shared = shared_tokens(tree)
+            found.append(
+                [
+                    [
+                        mean_of([*valuation.found[state].rewards, *rewards_below(tree, shared, at)])
+                        for state, at in way
+                    ]
+                    for way in ways
+                ]
+            )
+        return found

@@ -1,0 +1,65 @@
+"""Values for nothing: what the other answers earned that went through the same state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from treetune.contracts import Answers, Need, OneLine
+from treetune.episode_generators.base import THREADS_REMEDY
+from treetune.episode_generators.values.valuation import (
+    AlongAnswer,
+    Place,
+    Valuation,
+    ValueEstimator,
+    mean_of,
+)
+from treetune.tree import Tree
+
+
+@ValueEstimator.register("siblings")
+@dataclass(frozen=True, kw_only=True)
+class Siblings(ValueEstimator):
+    """The mean reward of the other answers below a state, without the answer's own (TEMPO, arXiv:2509.18314;
+    RTMC, arXiv:2604.11037). Nothing is sampled.
+
+    Behind the last state that an answer shares with another there are no values: what follows is one step,
+    which earned the answer's reward. With no shared state but the prompt this is RLOO. Unbiased: where others
+    went on from a state, they are samples of its value, and where none did, the reward is one."""
+
+    needs = (
+        Need(Answers(2), "it compares each answer with the others to its problem"),
+        Need(OneLine(turns=True), "it looks for equal beginnings", THREADS_REMEDY),
+    )
+
+    @property
+    def continues(self) -> bool:
+        return False
+
+    def values(self, valuation: Valuation) -> list[list[AlongAnswer]]:
+        found: list[list[AlongAnswer]] = []
+        for tree, ways in zip(valuation.trees, valuation.ways, strict=True):
+            shared = shared_tokens(tree)
+            found.append([[mean_of(list(rewards_below(tree, shared, at))) for _, at in way] for way in ways])
+        return found
+
+
+def rewards_below(tree: Tree, shared: list[list[int]], at: Place) -> Iterator[float]:
+    """What the other answers earned that begin as an answer does up to a place on its way."""
+    for place, other in enumerate(tree.leaves):
+        if place != at.leaf and shared[at.leaf][place] >= at.length:
+            yield other.reward
+
+
+def shared_tokens(tree: Tree) -> list[list[int]]:
+    """How many tokens each pair of a tree's answers begins with alike. Answers in one line."""
+    import numpy as np
+
+    ids = [leaf.response_ids for leaf in tree.leaves]
+    shared = [[0] * len(ids) for _ in ids]
+    for one in range(len(ids)):
+        for other in range(one + 1, len(ids)):
+            length = min(len(ids[one]), len(ids[other]))
+            differ = np.flatnonzero(ids[one][:length] != ids[other][:length])
+            shared[one][other] = shared[other][one] = int(differ[0]) if len(differ) else length
+    return shared

@@ -1,0 +1,68 @@
+"""Graders that leave each problem to the one that is meant for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from treetune.tasks.graders.base import Grader
+from treetune.vocabulary import Grade, Problem
+
+
+class RoutedGrader(Grader):
+    """Grades nothing by itself: `of` says who does. No configuration names one; tasks make them."""
+
+    def of(self, problem: Problem) -> Grader:
+        raise NotImplementedError
+
+    def parts(self) -> Sequence[Grader]:
+        raise NotImplementedError
+
+    @property
+    def best(self) -> float:
+        return max(part.best for part in self.parts())
+
+    def missing(self) -> Sequence[str]:
+        return list(dict.fromkeys(what for part in self.parts() for what in part.missing()))
+
+    def prepare(self) -> None:
+        for part in self.parts():
+            part.prepare()
+
+    def grade(self, response: str, problem: Problem) -> Grade:
+        return self.of(problem).grade(response, problem)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByDomain(RoutedGrader):
+    """The grader of the problem's domain, or, where that one is routed as well, whom it names."""
+
+    graders: Mapping[str, Grader] = field(hash=False)
+
+    def of(self, problem: Problem) -> Grader:
+        return self.graders[problem.domain].of(problem)
+
+    def parts(self) -> Sequence[Grader]:
+        return [part for grader in self.graders.values() for part in grader.parts()]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BySource(RoutedGrader):
+    """The grader of the longest of `routes` that the problem's ``data_source`` begins with."""
+
+    routes: Mapping[str, Grader] = field(hash=False)
+
+    def route(self, source: str) -> Grader | None:
+        fitting = [prefix for prefix in self.routes if source.startswith(prefix)]
+        return self.routes[max(fitting, key=len)] if fitting else None
+
+    def of(self, problem: Problem) -> Grader:
+        """Raises ValueError for a source without a route."""
+        source = problem.data["data_source"]
+        found = self.route(source)
+        if found is None:
+            raise ValueError(f"no route fits the data_source {source!r} of problem {problem.id!r}")
+        return found
+
+    def parts(self) -> Sequence[Grader]:
+        return tuple(self.routes.values())

@@ -1,0 +1,133 @@
+"""Questions on tables, whose answer is a number with its unit, a name, or several of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from typing import Annotated, ClassVar, Literal
+
+from annotated_types import Ge, Lt, MinLen
+
+from treetune.tasks.graders.base import Grader, Isolation
+from treetune.tasks.graders.extraction import THINK_END, after_thought, last_box
+from treetune.tasks.graders.numbers import LONGEST, Number, read_number
+from treetune.vocabulary import Grade, Problem
+
+MOST_ANSWERS = 50
+
+_PERCENT = re.compile(r"%|\bper ?cent|\bpercent", re.IGNORECASE)
+_DRESS = re.compile(r"\\(?:text|textbf|mathrm|mathbf|textit)\s?(?=\{)|[{}$*`\"“”]|\\(?=[%$&#_])")
+
+
+@Grader.register("table")
+@dataclass(frozen=True, kw_only=True)
+class TableGrader(Grader):
+    r"""Right is the gold's answer in the last ``\boxed{…}`` after the last `think_end`; several answers stand
+    between ``|``, in any order. The gold is written in the same way, or is a JSON list.
+
+    Numbers are compared by value, whatever separators, currencies and units are written with them (see
+    `numeric`): whole ones exactly, others to within `tolerance` of the gold. ``12 %`` is 0.12. A hundred
+    times the gold, or a hundredth, is wrong; with `percent` ``asked``, where the question speaks of percent
+    and one of the two has no sign, they are right: a table often leaves it out. Ratios such as ``3:2`` are
+    fractions.
+
+    Other answers are compared as texts, in any case. Nothing is evaluated.
+    """
+
+    tolerance: Annotated[float, Ge(0), Lt(0.1)] = 1e-3
+    percent: Literal["written", "asked"] = "written"
+    think_end: Annotated[str, MinLen(1)] = THINK_END
+
+    isolation: ClassVar[Isolation] = "inline"
+
+    def extract(self, response: str, problem: Problem) -> str | None:
+        return last_box(after_thought(response, self.think_end))
+
+    def verdict(self, extracted: str, problem: Problem) -> Grade:
+        golds = list(gold_answers(problem.gold))
+        given = split_answers(extracted[: LONGEST * 10], len(golds))
+        if len(given) != len(golds):
+            return Grade(reward=0.0, outcome="ok", message=f"{len(given)} answers, of {len(golds)}")
+        hundredths = self.percent == "asked" and _PERCENT.search(problem.prompt) is not None
+        # Which answer is which gold: few enough for a simple matching along alternating paths.
+        taken: dict[int, int] = {}
+        alike = [
+            [place for place, gold in enumerate(golds) if self._same(one, gold, hundredths)] for one in given
+        ]
+        right = sum(_matched(number, alike, taken, set()) for number in range(len(given)))
+        return Grade(reward=float(right == len(golds)), outcome="ok", numbers={"answers": right / len(golds)})
+
+    def _same(self, given: str, gold: str, hundredths: bool) -> bool:
+        if given == gold:
+            return True
+        one, other = read_answer(given), read_answer(gold)
+        if one is None or other is None:
+            return False
+        if self._near(_value(one), _value(other)):
+            return True
+        if not hundredths or (one.percent and other.percent):
+            return False
+        return any(self._near(_value(one) * factor, _value(other)) for factor in (100, Fraction(1, 100)))
+
+    def _near(self, given: Fraction, gold: Fraction) -> bool:
+        if given == gold or gold.denominator == 1:
+            return given == gold
+        return abs(given - gold) <= abs(gold) * Fraction(self.tolerance)
+
+
+def _matched(number: int, alike: Sequence[Sequence[int]], taken: dict[int, int], seen: set[int]) -> bool:
+    """Whether this answer gets a gold of its own, others moving to another gold where they can."""
+    for place in alike[number]:
+        if place not in seen:
+            seen.add(place)
+            if place not in taken or _matched(taken[place], alike, taken, seen):
+                taken[place] = number
+                return True
+    return False
+
+
+def _value(number: Number) -> Fraction:
+    return number.value / 100 if number.percent else number.value
+
+
+@lru_cache(maxsize=1024)
+def gold_answers(gold: str) -> Sequence[str]:
+    """Raises ValueError for a gold without an answer."""
+    found: Sequence[str] = ()
+    if gold.lstrip().startswith("["):
+        listed = json.loads(gold)
+        found = [_plain(one if isinstance(one, str) else json.dumps(one)) for one in listed]
+    else:
+        found = split_answers(gold, None)
+    if not any(found) or len(found) > MOST_ANSWERS:
+        raise ValueError(f"the gold {gold[:100]!r} holds no answer, or more than {MOST_ANSWERS}")
+    return tuple(found)
+
+
+def split_answers(text: str, expected: int | None) -> Sequence[str]:
+    """The answers in a box. Where several are expected and there is no ``|``, commas part them, if that gives
+    as many as expected."""
+    parts = [one for part in re.split(r"\||\\mid\b|\\vert\b", text) if (one := _plain(part))]
+    if expected is not None and expected > 1 and len(parts) == 1:
+        by_commas = [one for part in re.split(r",(?!\d{3}(?!\d))|;", text) if (one := _plain(part))]
+        if len(by_commas) == expected:
+            return by_commas
+    return parts
+
+
+def _plain(text: str) -> str:
+    text = text.replace("{,}", ",").replace("\\!", "")
+    return " ".join(_DRESS.sub(" ", text).casefold().split()).strip(" .,;:")
+
+
+@lru_cache(maxsize=4096)
+def read_answer(text: str) -> Number | None:
+    """The number that an answer says; a ratio is a fraction."""
+    if re.fullmatch(r"\s*\d{1,15}(?:\.\d{1,15})?\s*:\s*\d{1,15}(?:\.\d{1,15})?\s*", text):
+        one, other = (Fraction(part.strip()) for part in text.split(":"))
+        return Number(one / other) if other else None
+    return read_number(text)

@@ -1,0 +1,134 @@
+"""Zebra puzzles: who has what, in a table of positions and attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+from treetune.tasks.graders.base import Grader
+from treetune.tasks.graders.extraction import NoValue, read_value, values
+from treetune.tasks.graders.tagged import Tagged, all_plain, of_parts, plain
+from treetune.vocabulary import Grade, Problem
+
+MOST_ROWS = 100
+
+
+@dataclass(frozen=True)
+class Table:
+    """A header (empty where there is none) and rows, all ready for comparison."""
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@Grader.register("zebra")
+@dataclass(frozen=True, kw_only=True)
+class ZebraGrader(Tagged):
+    """Right is the gold's table: ``{"header": ["Position", "Pet"], "rows": [["1", "cat"], …]}`` in JSON
+    or Python, or its rows alone, or a list of objects with the header's keys. Names count in any case.
+
+    The header and the columns `given`, which the question tells, earn nothing: rows are found by what stands
+    in these columns (or by their order, where either table has none of them), columns by the header (or by
+    their order, where the answer's header doesn't name them). An answer with more rows earns nothing.
+
+    `score` says what a table that isn't right all over earns: nothing (``exact``), or the share of asked
+    cells that are right (``cells``). That share is among the grade's numbers.
+    """
+
+    given: tuple[str, ...] = ("Position", "House")
+    score: Literal["exact", "cells"] = "cells"
+
+    def verdict(self, extracted: str, problem: Problem) -> Grade:
+        gold = gold_table(problem.gold)
+        known = [place for place, name in enumerate(gold.header) if name in all_plain(self.given)]
+        asked = [place for place in range(len(gold.rows[0])) if place not in known]
+        if not asked:
+            raise ValueError(
+                f"the gold's columns {', '.join(gold.header)} are all among given: nothing is asked"
+            )
+        table = read_table(extracted)
+        if table is None:
+            return Grade(reward=0.0, outcome="ok", message="no table")
+        if len(table.rows) > len(gold.rows):
+            return Grade(reward=0.0, outcome="ok", message="more rows than there are positions")
+        given = _cells(table, gold, known, asked)
+        meant = [[row[place] for place in asked] for row in gold.rows]
+        right = sum(
+            one == other
+            for row, other_row in zip(given, meant, strict=True)
+            for one, other in zip(row, other_row, strict=False)
+        )
+        return of_parts(right, len(asked) * len(gold.rows), pays=self.score == "cells")
+
+
+@lru_cache(maxsize=1024)
+def gold_table(gold: str) -> Table:
+    """Raises ValueError for a gold that is no table with equal rows."""
+    table = read_table(gold)
+    if table is None or len({len(row) for row in table.rows}) != 1:
+        raise ValueError(
+            f"the gold {gold[:100]!r} is no table, such as"
+            " {'header': ['Position', 'Pet'], 'rows': [['1', 'cat']]}"
+        )
+    if table.header and len(table.header) != len(table.rows[0]):
+        raise ValueError(
+            f"the gold's header has {len(table.header)} names, its rows {len(table.rows[0])} cells"
+        )
+    return table
+
+
+def read_table(text: str) -> Table | None:
+    """The table that the text is or, where it is none, the last one among it."""
+    try:
+        return _table(read_value(text))
+    except NoValue:
+        found = (_table(value) for _, value in values(text))
+        return next((table for table in found if table is not None), None)
+
+
+def _table(value: Any) -> Table | None:
+    header: Any = ()
+    if isinstance(value, Mapping):
+        keys = {plain(str(key)): value[key] for key in value}
+        header, value = keys.get("header", ()), keys.get("rows")
+    if (
+        not isinstance(value, list | tuple)
+        or not 1 <= len(value) <= MOST_ROWS
+        or not isinstance(header, list | tuple)
+    ):
+        return None
+    if all(isinstance(row, Mapping) for row in value):
+        header = list(value[0])
+        value = [[row.get(name, "") for name in header] for row in value]
+    if not all(isinstance(row, list | tuple) and row for row in value):
+        return None
+    return Table(tuple(all_plain(header)), tuple(tuple(all_plain(row)) for row in value))
+
+
+def _cells(table: Table, gold: Table, known: Sequence[int], asked: Sequence[int]) -> list[list[str]]:
+    """For each of the gold's rows the asked cells of the row that claims its place; none where no row does,
+    or several do."""
+    places = _columns(table, gold, known, asked)
+    rows = [[row[place] if place < len(row) else "" for place in places] for row in table.rows]
+    if len(places) == len(asked):  # nothing says where a row belongs but its own place
+        return [*rows, *[[] for _ in gold.rows]][: len(gold.rows)]
+    claims: dict[tuple[str, ...], list[list[str]]] = {}
+    for row in rows:
+        claims.setdefault(tuple(row[len(asked) :]), []).append(row[: len(asked)])
+    of_places = [claims.get(tuple(row[place] for place in known), []) for row in gold.rows]
+    return [claim[0] if len(claim) == 1 else [] for claim in of_places]
+
+
+def _columns(table: Table, gold: Table, known: Sequence[int], asked: Sequence[int]) -> list[int]:
+    """Where the asked columns stand in the answer and, if they do, the known ones: by the header, or in
+    the gold's order where there is none of the gold's names."""
+    if table.header and len(set(table.header)) == len(table.header):
+        at = {name: place for place, name in enumerate(table.header)}
+        if all(gold.header[place] in at for place in asked):
+            there = all(gold.header[place] in at for place in known)
+            return [at[gold.header[place]] for place in (*asked, *(known if there else ()))]
+    if all(len(row) == len(asked) for row in table.rows):
+        return list(range(len(asked)))
+    return [*asked, *known]

@@ -1,0 +1,314 @@
+"""Several tasks as the domains of one."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Annotated, Any
+
+from annotated_types import Ge, Gt, MinLen
+
+from treetune.contracts import Answers, Finding, Need, Part, SampledAnswers
+from treetune.seeds import derived_random
+from treetune.tasks.base import NoSplit, Params, Split, Task
+from treetune.tasks.drawing import Drawing, drawn, interleaved, shares
+from treetune.tasks.graders.base import Grader
+from treetune.tasks.graders.routed import ByDomain
+from treetune.tasks.weighting import Curriculum, Fixed, Weighting
+from treetune.vocabulary import Metrics, Problem
+
+FIXED = Fixed()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difficulty(Part):
+    """Which training problems are neither too easy nor too hard, by what their rows say: those whose `field`
+    lies strictly between `above` and `below`, such as a pass rate between 0.1 and 0.9. None is no bound.
+
+    Raises ValueError, when the problems are read, for one without that number.
+    """
+
+    field: Annotated[str, MinLen(1)]
+    """A number in `Problem.data`."""
+    above: float | None = None
+    below: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.above is not None and self.below is not None and self.above >= self.below:
+            raise ValueError(
+                f"above is {self.above:g} and below is {self.below:g}, which leaves nothing: the first has to"
+                " be smaller"
+            )
+
+    def keeps(self, problem: Problem) -> bool:
+        value = problem.data.get(self.field)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(
+                f"problem {problem.id!r} has no number {self.field!r} to choose it by (it has"
+                f" {', '.join(map(repr, problem.data)) or 'nothing'}): name another field, or let the task"
+                " keep the row's"
+            )
+        return (self.above is None or value > self.above) and (self.below is None or value < self.below)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Domain(Part):
+    """A task of a mixture.
+
+    `weight` says how often it is drawn beside the others (see the mixture's `weighting`); 0 only measures it.
+    `stop` are the strings that end its answers: those of the task's own `stop` where left out, or the
+    rollout's where the task has none. Its answers have at most `max_tokens`, and never more than the rollout
+    or an evaluation set allows. `difficulty` leaves out training problems; what is measured stays whole.
+    """
+
+    task: Task
+    weight: Annotated[float, Ge(0)] = 1.0
+    stop: tuple[str, ...] | None = None
+    max_tokens: Annotated[int, Gt(0)] | None = None
+    difficulty: Difficulty | None = None
+
+    def __post_init__(self) -> None:
+        if self.stop and "" in self.stop:
+            raise ValueError("stop has an empty string, which would end every answer at once")
+
+
+@dataclass(frozen=True)
+class DomainTask(Task):
+    """A task with the name, ids, stop strings and budget that it has as a domain of a mixture."""
+
+    name: str
+    domain: Domain
+
+    @property
+    def task(self) -> Task:
+        return self.domain.task
+
+    @property
+    def grader(self) -> Grader:  # type: ignore[override]
+        return self.task.grader
+
+    @cached_property
+    def _read(self) -> dict[Split, Sequence[Problem]]:
+        return {}
+
+    def problems(self, split: Split) -> Sequence[Problem]:
+        if split not in self._read:
+            problems, difficulty = self.task.problems(split), self.domain.difficulty
+            if split == "train" and difficulty is not None:
+                problems = [problem for problem in problems if difficulty.keeps(problem)]
+                if not problems:
+                    raise ValueError("no training problem is of that difficulty: widen its bounds")
+            self._read[split] = self._named(problems)
+        return self._read[split]
+
+    def _named(self, problems: Sequence[Problem]) -> list[Problem]:
+        return [replace(one, id=f"{self.name}/{one.id}", domain=self.name) for one in problems]
+
+    def has(self, split: Split) -> bool:
+        """Whether the mixture's split has problems of it."""
+        if split == "train" and not self.domain.weight:
+            return False
+        try:
+            self.task.size(split)
+        except NoSplit:
+            return split == "train"  # which it must have: `problems` says what is wrong
+        return True
+
+    def size(self, split: Split) -> int | None:
+        selected = split == "train" and self.domain.difficulty is not None
+        return None if selected else self.task.size(split)
+
+    def missing(self) -> Sequence[str]:
+        return self.task.missing()
+
+    def examples(self, count: int) -> Sequence[Problem]:
+        return self._named(self.task.examples(count))
+
+    def sampling(self, params: Params) -> Params:
+        given: Any = self.task.sampling(params)
+        stop = self.domain.stop
+        if stop is None:
+            stop = getattr(self.task, "stop", None)
+        budget = min(given.max_tokens, self.domain.max_tokens or given.max_tokens)
+        return replace(given, max_tokens=budget, stop=given.stop if stop is None else stop)
+
+    def check_demonstrations(self) -> None:
+        self.task.check_demonstrations()
+
+    def demonstration(self, problem: Problem, seed: int) -> str:
+        return self.task.demonstration(problem, seed)
+
+    def sequential_demonstration(self, problem: Problem, seed: int) -> str:
+        return self.task.sequential_demonstration(problem, seed)
+
+    def step_boundaries(self, response: str) -> list[int]:
+        return self.task.step_boundaries(response)
+
+    def alphabet(self) -> str:
+        return self.task.alphabet()
+
+
+@Task.register("mixture")
+@dataclass(frozen=True, kw_only=True)
+class Mixture(Task):
+    """One task of several `domains`, each with its own grader, step boundaries, prompts, stop strings, budget
+    of tokens and selection by difficulty. What is measured is also told by domain (``domains/<name>/…``).
+
+    A problem is called ``<domain>/<its id>``. `weighting` says how often each domain is drawn for training. A
+    domain's draws derive from its name, the run's seed and the iteration: another domain beside it, or an
+    interruption, changes neither which of its problems come first nor their answers. Validation and test are
+    all problems of the domains that have such a split, one of each domain after the other.
+    """
+
+    domains: Annotated[Mapping[str, Domain], MinLen(1)] = field(hash=False)
+    weighting: Weighting = FIXED
+
+    def __post_init__(self) -> None:
+        for name in self.domains:
+            if not re.fullmatch(r"[\w.+-]+", name):
+                raise ValueError(
+                    f"domains has {name!r}, which is no name for a domain: use letters, digits, '_', '-', '.'"
+                )
+        if not any(domain.weight for domain in self.domains.values()):
+            raise ValueError("all domains have the weight 0: give one of them a larger one")
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        if not isinstance(self.weighting, Curriculum):
+            return ()
+        because = "its curriculum looks at how often the policy is right on a problem"
+        return Need(SampledAnswers(), because), Need(Answers(2), because)
+
+    def check(self, experiment: Any) -> Iterable[Finding]:
+        for name, domain in self.domains.items():
+            if isinstance(domain.task, Mixture):
+                yield Finding(
+                    "a mixture can't be a domain of another one",
+                    f"domains.{name}.task",
+                    "name its domains beside the others",
+                )
+            sampling = experiment.rollout.sampling
+            if domain.max_tokens is not None and sampling and domain.max_tokens > sampling.max_tokens:
+                yield Finding(
+                    f"answers may have {domain.max_tokens} tokens, and the rollout's max_tokens is"
+                    f" {sampling.max_tokens}, which no domain goes beyond",
+                    f"domains.{name}.max_tokens",
+                    "lower it, or raise the rollout's",
+                )
+
+    @cached_property
+    def _tasks(self) -> Mapping[str, DomainTask]:
+        return {name: DomainTask(name, self.domains[name]) for name in sorted(self.domains)}
+
+    @cached_property
+    def grader(self) -> Grader:  # type: ignore[override]
+        return ByDomain(graders={name: task.grader for name, task in self._tasks.items()})
+
+    def of(self, problem: Problem) -> Task:
+        """Raises ValueError for a problem of no domain."""
+        if problem.domain not in self._tasks:
+            raise ValueError(
+                f"problem {problem.id!r} is of domain {problem.domain!r}: the mixture has"
+                f" {', '.join(self._tasks)}"
+            )
+        return self._tasks[problem.domain]
+
+    def parts(self) -> Sequence[Task]:
+        return tuple(self._tasks.values())
+
+    def domain_names(self) -> Sequence[str]:
+        return tuple(self._tasks)
+
+    def _with(self, split: Split) -> list[DomainTask]:
+        tasks = [task for task in self._tasks.values() if task.has(split)]
+        if not tasks:
+            raise NoSplit(f"no domain of the mixture has a {split} split: give it to one of them")
+        return tasks
+
+    def problems(self, split: Split) -> Sequence[Problem]:
+        found: dict[str, Sequence[Problem]] = {}
+        for task in self._with(split):
+            try:
+                found[task.name] = task.problems(split)
+            except ValueError as error:
+                raise ValueError(f"domain {task.name!r}: {error}") from error
+        return interleaved(found, dict.fromkeys(found, 1.0))
+
+    def size(self, split: Split) -> int | None:
+        total = 0
+        for task in self._with(split):
+            own = task.size(split)
+            if own is None:
+                return None
+            total += own
+        return total
+
+    def missing(self) -> Sequence[str]:
+        return list(dict.fromkeys(name for task in self._tasks.values() for name in task.missing()))
+
+    def examples(self, count: int) -> Sequence[Problem]:
+        return interleaved({name: task.examples(count) for name, task in self._tasks.items()})[:count]
+
+    def check_demonstrations(self) -> None:
+        for task in self._with("train"):
+            task.check_demonstrations()
+
+    def demonstration(self, problem: Problem, seed: int) -> str:
+        return self.of(problem).demonstration(problem, seed)
+
+    def sequential_demonstration(self, problem: Problem, seed: int) -> str:
+        return self.of(problem).sequential_demonstration(problem, seed)
+
+    def step_boundaries(self, response: str) -> list[int]:
+        raise ValueError("steps are a domain's: ask the task of a problem (`of`) for them")
+
+    def alphabet(self) -> str:
+        return "".join(sorted({character for task in self.parts() for character in task.alphabet()}))
+
+    def draw(self, problems: Sequence[Problem], count: int, drawing: Drawing) -> list[Problem]:
+        pools = _by_domain(problems)
+        sizes = {name: len(pool) for name, pool in pools.items()}
+        counts: list[Mapping[str, int]] = []
+        for iteration, weights in enumerate(self._weights(sizes, drawing)):
+            # Where every iteration draws anew, what earlier ones drew is nobody's matter.
+            if drawing.replacement == "epochs" or iteration == drawing.iteration:
+                seats = derived_random(drawing.seed, iteration, "problems of each domain")
+                counts.append(shares(weights, sizes, count, seats))
+        chosen = {
+            name: [pool[place] for place in drawn(len(pool), [one[name] for one in counts], name, drawing)]
+            for name, pool in pools.items()
+        }
+        return interleaved(chosen)
+
+    def draw_further(
+        self, problems: Sequence[Problem], taken: Sequence[Problem], drawing: Drawing
+    ) -> list[Problem]:
+        ids = {problem.id for problem in taken}
+        pools = _by_domain(problems)
+        *_, weights = self._weights({name: len(pool) for name, pool in pools.items()}, drawing)
+        rest = {name: [one for one in pool if one.id not in ids] for name, pool in pools.items()}
+        for name, pool in rest.items():
+            derived_random(drawing.seed, drawing.iteration, "further problems", name).shuffle(pool)
+        return interleaved(rest, weights)
+
+    def drawing_metrics(self, problems: Sequence[Problem], drawing: Drawing) -> Metrics:
+        """``domains/<name>/weight``: the share of the iteration's problems that the weights ask for."""
+        sizes = {name: len(pool) for name, pool in _by_domain(problems).items()}
+        *_, weights = self._weights(sizes, drawing)
+        total = math.fsum(weights.values())
+        return {f"domains/{name}/weight": weight / total for name, weight in weights.items()}
+
+    def _weights(self, sizes: Mapping[str, int], drawing: Drawing) -> Iterable[Mapping[str, float]]:
+        given = {name: self.domains[name].weight for name in sizes}
+        return self.weighting.over_iterations(given, sizes, drawing)
+
+
+def _by_domain(problems: Sequence[Problem]) -> dict[str, list[Problem]]:
+    """In the order of the names, whatever order the domains come in."""
+    pools: dict[str, list[Problem]] = {}
+    for problem in problems:
+        pools.setdefault(problem.domain, []).append(problem)
+    return dict(sorted(pools.items()))
