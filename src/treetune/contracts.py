@@ -156,9 +156,11 @@ class OneLine(Feature):
 
     @property
     def words(self) -> str:
-        if self.turns:
-            return "answers in one line (threads don't see their siblings)"
-        return "answers that the policy writes in one line by itself (no threads, no turns)"
+        return (
+            "answers in one line (no threads), perhaps of several turns"
+            if self.turns
+            else ("answers in one line that the policy writes by itself (no threads, no turns)")
+        )
 
     def meets(self, needed: Feature) -> bool:
         return isinstance(needed, OneLine) and (needed.turns or not self.turns)
