@@ -156,10 +156,11 @@ class OneLine(Feature):
 
     @property
     def words(self) -> str:
+        if self.turns:
+            return "answers in one line (threads don't see their siblings)"
         return (
-            "answers in one line (no threads), perhaps of several turns"
-            if self.turns
-            else ("answers in one line that the policy writes by itself (no threads, no turns)")
+            "answers in one line that the policy writes by itself (threads don't see their siblings, and"
+            " turns have an environment's words between them)"
         )
 
     def meets(self, needed: Feature) -> bool:

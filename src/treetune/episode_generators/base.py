@@ -148,7 +148,8 @@ THREADS_REMEDY = (
     " to false"
 )
 STATES_REMEDY = (
-    "choose the states {type: 'turns'} for turns and {type: 'threads'} for threads, or the credit 'group'"
+    "choose the credit 'group', or 'monte_carlo' with states {type: 'threads'} for threads and"
+    " {type: 'turns'} for turns"
 )
 UNUSED_REMEDY = "choose an objective that learns from advantages, such as 'ppo', or the credit 'none'"
 
