@@ -24,7 +24,7 @@ from treetune.tasks.reasoning_gym_library import data_sets
 from treetune.vocabulary import CORRECT_SCORE, Grade, Problem
 
 ROOT = Path(__file__).parents[1]
-NONSENSE = ("xyzzy", "0", "True", "[]", "{}")
+WRONG = ("xyzzy", "0", "True", "[]", "{}")
 OTHER_HASHES = """
 import os, sys
 from treetune.tasks import reasoning_gym_library as library
@@ -84,7 +84,7 @@ def of_data_set(name: str, module: str, count: int) -> Row:
             row.remarks.append(f"{wrong} of {len(row.golds)} golds are not scored 1")
         empty = graded(pool, [(one, "") for one in problems])
         assert not any(one.reward for one in empty if one), f"{name}: an empty answer earned something"
-        row.remarks += list(of_nonsense(pool, problems))
+        row.remarks += list(of_wrong_answers(pool, problems))
         row.remarks += list(in_sentences(pool, problems))
     if made_with_other_hashes(name, count) != [repr((one.prompt, one.gold)) for one in task.examples(count)]:
         row.remarks.append("the order of sets goes into its problems")
@@ -107,14 +107,14 @@ def graded(pool: GraderPool, answers: list[tuple[Problem, str | None]]) -> list[
     return [None if text is None else next(found) for _, text in answers]
 
 
-def of_nonsense(pool: GraderPool, problems: list[Problem]) -> list[str]:
+def of_wrong_answers(pool: GraderPool, problems: list[Problem]) -> list[str]:
     grades = {
         text: [
             grade
             for one, grade in zip(problems, graded(pool, [(one, text) for one in problems]), strict=True)
-            if grade is not None and one.gold.strip().casefold() != text.casefold()
+            if grade is not None and not same(one.gold, text)
         ]
-        for text in NONSENSE
+        for text in WRONG
     }
     correct = [
         text for text, of_text in grades.items() if any(one.reward >= CORRECT_SCORE for one in of_text)
@@ -132,10 +132,17 @@ def of_nonsense(pool: GraderPool, problems: list[Problem]) -> list[str]:
         )
         remarks.append(f"scores wrong answers 1: {shares}")
     if most >= 0.005:
-        remarks.append(f"up to {most:.2g} for nonsense")
+        remarks.append(f"up to {most:.2g} for such wrong answers")
     if raised:
         remarks.append(f"raises on {', '.join(f'`{text}`' for text in raised)}")
     return remarks
+
+
+def same(gold: str, text: str) -> bool:
+    try:
+        return float(gold) == float(text)
+    except ValueError:
+        return gold.strip().casefold() == text.casefold()
 
 
 def in_sentences(pool: GraderPool, problems: list[Problem]) -> list[str]:
@@ -168,7 +175,8 @@ def page(rows: list[Row], count: int) -> str:
         f"{len(rows)} data sets, {3 * count} problems of each at its own settings, no question twice. In"
         f" {whole} of them {count} of {count} golds are scored 1; {len(silent)} give no answer at all"
         f" ({', '.join(silent)}). An empty answer is correct nowhere. *Odd* is what a user should know of a"
-        " scorer before training with it: it is the library's, and is not changed here.",
+        " scorer before training with it: it is the library's, and is not changed here. The wrong answers"
+        f" that were tried are {', '.join(f'`{text}`' for text in WRONG)}.",
         "",
         "| data set | kind | ms a problem | gold's score | odd |",
         "|---|---|---:|---:|---|",

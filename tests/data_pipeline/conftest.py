@@ -7,6 +7,12 @@ import pytest
 from tests.data_pipeline.scripted import KEY, Endpoint, serving
 
 
+@pytest.fixture(autouse=True)
+def _signals_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands take signals over; here they are the tests'."""
+    monkeypatch.setattr("treetune.runtime.lifeline.exit_on_signals", lambda: None)
+
+
 @pytest.fixture
 def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
     monkeypatch.setenv("SCRIPTED_KEY", KEY)

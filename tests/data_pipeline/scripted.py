@@ -9,7 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from aiohttp import web
 
@@ -130,8 +130,19 @@ class Endpoint:
         return web.json_response(answer)
 
 
+class Served(Protocol):
+    """What answers requests; `url` is set to where."""
+
+    url: str
+
+    async def handle(self, request: web.Request) -> web.StreamResponse: ...
+
+
+E = TypeVar("E", bound=Served)
+
+
 @contextmanager
-def serving(endpoint: Endpoint) -> Iterator[Endpoint]:
+def serving(endpoint: E) -> Iterator[E]:
     """Serves in a thread of its own."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)

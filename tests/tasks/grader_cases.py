@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from treetune.tasks.graders.base import Grader
+from treetune.tasks.graders.code.cruxeval import CruxEval
+from treetune.tasks.graders.code.grader import Code
 from treetune.tasks.graders.codeio import CodeIO
 from treetune.tasks.graders.countdown import CountdownGrader
 from treetune.tasks.graders.final_answer import FinalAnswer
 from treetune.tasks.graders.function import FunctionGrader
 from treetune.tasks.graders.grid import GridGrader
+from treetune.tasks.graders.instruction_following import InstructionFollowing
 from treetune.tasks.graders.math import MathGrader
 from treetune.tasks.graders.minerva import Minerva
 from treetune.tasks.graders.multiple_choice import MultipleChoice
@@ -72,7 +75,46 @@ CHAIN_SUM = Problem(
     },
 )
 
+FENCED = "```python\n{}\n```"
+
 LABELLED: dict[str, Labelled] = {
+    "code": Labelled(
+        Code(test_seconds=0.5),
+        [
+            Case(
+                problem('{"inputs": ["1 2", "3 4"], "outputs": ["3", "7"]}'),
+                right=[FENCED.format("print(sum(map(int, input().split())))")],
+                wrong=[FENCED.format("print(3)"), FENCED.format("print('passed'); exit()")],
+                nearly=[FENCED.format("print(sum(map(int, input().split())), end='.5')")],
+                silent=["print(sum(map(int, input().split())))"],
+                hanging=[
+                    FENCED.format("while True: pass"),
+                    FENCED.format("import os\nwhile True: os.fork()"),
+                ],
+            ),
+            Case(
+                problem('{"functional": "assert f(2) == 4\\nassert f(3) == 9"}'),
+                right=[FENCED.format("def f(n): return n * n")],
+                wrong=[FENCED.format("def f(n): return 4"), FENCED.format("import os; os._exit(0)")],
+                nearly=[FENCED.format("def f(n): return n * n + 1e-3")],
+                silent=["def f(n): return n * n"],
+                hanging=[FENCED.format("def f(n):\n    while True: pass")],
+            ),
+        ],
+    ),
+    "cruxeval": Labelled(
+        CruxEval(),
+        [
+            Case(
+                problem('{"code": "def f(n): return [n, n]", "input": "3"}'),
+                right=["```\n[3, 3]\n```", "<answer>assert f(3) == [3, 3]</answer>"],
+                wrong=["```\n[3]\n```", "```\nassert f(4) == [4, 4]\n```"],
+                nearly=["```\n(3, 3)\n```", "```\nf(3)\n```"],
+                silent=["[3, 3]"],
+                hanging=["```\n" + "9" * 5000 + "**9**9\n```"],
+            )
+        ],
+    ),
     "codeio": Labelled(
         CodeIO(),
         [
@@ -126,6 +168,36 @@ LABELLED: dict[str, Labelled] = {
     "gsm8k_lenient_substring": Labelled(
         Gsm8kLenientSubstring(),
         [Case(problem("18"), right=["#### 18", "#### 118"], wrong=["#### 19"], silent=["It is 18."])],
+    ),
+    "instruction_following": Labelled(
+        InstructionFollowing(),
+        [
+            Case(
+                Problem(
+                    id="test/instructions",
+                    prompt="Praise the sea in at most nine words, in small letters and without commas.",
+                    gold="",
+                    data={
+                        "instruction_id_list": [
+                            "keywords:existence",
+                            "length_constraints:number_words",
+                            "change_case:english_lowercase",
+                            "punctuation:no_comma",
+                        ],
+                        "kwargs": [
+                            {"keywords": ["sea"], "num_words": None},
+                            {"num_words": 10, "relation": "less than"},
+                            {},
+                            {},
+                        ],
+                    },
+                ),
+                right=["the sea is blue and it is very wide"],
+                wrong=["I love the mountains, which are high.", "no"],
+                nearly=["the sea is blue, and it is very wide", "The sea is blue and it is very wide"],
+                silent=["<think>the sea is blue</think>"],
+            )
+        ],
     ),
     "math": Labelled(
         MathGrader(),

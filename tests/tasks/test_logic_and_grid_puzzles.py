@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -14,11 +15,16 @@ from hypothesis import strategies as st
 
 from treetune.tasks.base import Split
 from treetune.tasks.graders.grid import GridGrader, read_grid, written
+from treetune.tasks.graders.one_word import OneWord
 from treetune.tasks.graders.ordering import OrderingGrader
+from treetune.tasks.graders.zebra import ZebraGrader
+from treetune.tasks.graph_paths import GraphPaths
 from treetune.tasks.grid_puzzles import GridPuzzles
 from treetune.tasks.grid_rules import Rule, applied, explanations, rules_of
 from treetune.tasks.ordering_puzzles import OrderingPuzzles
 from treetune.tasks.puzzles import Puzzles
+from treetune.tasks.zebra_clues import KINDS, Shape, arrangements, kinds_of, random_arrangement
+from treetune.tasks.zebra_puzzles import ZebraPuzzles
 
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 SMALL: dict[str, Any] = {"train_size": 60, "validation_size": 10, "test_size": 20}
@@ -33,6 +39,14 @@ def grids(**keys: Any) -> GridPuzzles:
     return GridPuzzles(**{"wording": "symbols", "grader": GridGrader(**SYMBOLS), **SMALL, **keys})
 
 
+def zebras(**keys: Any) -> ZebraPuzzles:
+    return ZebraPuzzles(**{"wording": "symbols", "grader": ZebraGrader(**SYMBOLS), **SMALL, **keys})
+
+
+def paths(**keys: Any) -> GraphPaths:
+    return GraphPaths(**{"wording": "symbols", "grader": OneWord(**SYMBOLS), **SMALL, **keys})
+
+
 TASKS: dict[str, Puzzles] = {
     "ordering in symbols": orderings(),
     "ordering in words": OrderingPuzzles(**SMALL),
@@ -41,6 +55,11 @@ TASKS: dict[str, Puzzles] = {
     "grids with rules": grids(shown=0, steps=(1, 2)),
     "grids in words": GridPuzzles(**SMALL),
     "grids in words with rules": GridPuzzles(**SMALL, shown=0),
+    "zebra in symbols": zebras(),
+    "zebra in words": ZebraPuzzles(**SMALL),
+    "hard zebra": zebras(level=20, objects=(3, 3), attributes=(2, 2)),
+    "paths in symbols": paths(),
+    "paths in words": GraphPaths(**SMALL),
 }
 
 
@@ -208,3 +227,96 @@ def test_rules_that_are_told_lead_to_the_gold() -> None:
 def test_doubled_grids_that_no_grader_reads_are_refused() -> None:
     with pytest.raises(ValueError, match="rule 'double' makes grids of 120 cells"):
         grids(rules=("double",), rows=(2, 30), steps=(1, 2))
+
+
+def _item(letter: str, table: Sequence[str]) -> int:
+    """The position of a letter in a table such as ``am/bn``, from 1."""
+    return next(place for place, row in enumerate(table, start=1) if letter in row)
+
+
+def _clue_holds(clue: str, table: Sequence[str]) -> bool:
+    """By reading the clue's text, as the task's docstring and the symbols say."""
+
+    def at(letter: str) -> int:
+        return _item(letter, table)
+
+    if found := re.fullmatch(r"(\w)@(\d)", clue):
+        return at(found[1]) == int(found[2])
+    if found := re.fullmatch(r"(\w)([=~<!])(\w)", clue):
+        one, other = at(found[1]), at(found[3])
+        return {"=": one == other, "~": abs(one - other) == 1, "<": one < other, "!": one != other}[found[2]]
+    if found := re.fullmatch(r"(\w)([|^])", clue):
+        last = len(table)
+        return at(found[1]) in ((1, last) if found[2] == "|" else ((last + 1) / 2,))
+    if found := re.fullmatch(r"(\w)_(\w)_(\w)", clue):
+        return at(found[1]) < at(found[2]) < at(found[3]) or at(found[1]) > at(found[2]) > at(found[3])
+    if found := re.fullmatch(r"(\w)%(\d)", clue):
+        return at(found[1]) % 2 == int(found[2])
+    found = re.fullmatch(r"(-?)(\w)(\d)([+;]?)(\w)(\d)", clue)
+    assert found is not None, clue
+    one, other = at(found[2]) == int(found[3]), at(found[5]) == int(found[6])
+    return not (one or other) if found[1] else one != other if found[4] == "+" else one or other
+
+
+@pytest.mark.parametrize("level", [2, 5, 8, 12, 16, 20])
+def test_exactly_one_table_fits_all_clues_and_more_fit_all_but_one(level: int) -> None:
+    task = zebras(level=level, objects=(3, 3), attributes=(2, 2), train_size=12)
+    for problem in task.problems("train"):
+        groups, _, told = problem.prompt.removesuffix(">\n").partition(":")
+        first, second = groups[1:].split(",")
+        every = [
+            ["".join(pair) for pair in zip(one, other, strict=True)]
+            for one in itertools.permutations(first)
+            for other in itertools.permutations(second)
+        ]
+        clues = told.split(",")
+        fitting = [table for table in every if all(_clue_holds(clue, table) for clue in clues)]
+        assert [["".join(row[1:]) for row in json.loads(problem.gold)["rows"]]] == fitting
+        for left_out in range(len(clues)):
+            rest = clues[:left_out] + clues[left_out + 1 :]
+            assert sum(all(_clue_holds(clue, table) for clue in rest) for table in every) > 1
+
+
+def test_clues_of_every_kind_come_up_and_none_of_an_easier_level() -> None:
+    assert kinds_of(1) == ("at",) and kinds_of(12) == KINDS and kinds_of(20) == KINDS[8:]
+    for level in (8, 12, 15):
+        task = zebras(level=level, objects=(3, 5), attributes=(2, 2), train_size=150)
+        found = {clue.kind for problem in task.problems("train") for clue in problem.data["clues"]}
+        assert found == set(kinds_of(level))
+
+
+@given(st.integers(2, 4), st.integers(1, 2), st.data())
+def test_arrangements_are_numbered_and_drawn_from_their_set(objects: int, attributes: int, data: Any) -> None:
+    shape = Shape(objects, attributes)
+    every = [tuple(map(tuple, shape.rows(number))) for number in range(arrangements(objects, attributes))]
+    assert len(set(every)) == len(every)
+    wanted = data.draw(st.sets(st.integers(0, len(every) - 1), min_size=1, max_size=5))
+    among, draw = sum(1 << number for number in wanted), random.Random(1)
+    assert {random_arrangement(draw, among) for _ in range(200)} == wanted
+
+
+def test_puzzles_that_take_too_long_to_make_are_refused() -> None:
+    with pytest.raises(ValueError, match="choose fewer objects or attributes"):
+        zebras(objects=(6, 6), attributes=(3, 3))
+
+
+def _reaches(node: str, goal: str, edges: Sequence[tuple[str, str]]) -> bool:
+    return node == goal or any(_reaches(after, goal, edges) for before, after in edges if before == node)
+
+
+def test_one_neighbour_of_the_start_alone_leads_to_the_goal() -> None:
+    task = paths(lookahead=(2, 4), paths=4, extra=5, parents=2)
+    for problem in task.problems("train"):
+        listed, start, goal = re.fullmatch(r"(.*):(.)>(.)\n", problem.prompt).groups()  # type: ignore[union-attr]
+        edges = [(edge[0], edge[1]) for edge in listed.split(",")]
+        neighbours = [after for before, after in edges if before == start]
+        assert len(neighbours) == 4
+        assert [node for node in neighbours if _reaches(node, goal, edges)] == [problem.gold]
+        entered = [after for _, after in edges]
+        assert max(map(entered.count, entered)) <= 2
+        assert len(edges) == len(set(edges)) > 4 * 2
+
+
+def test_more_nodes_than_letters_are_refused() -> None:
+    with pytest.raises(ValueError, match="choose fewer paths or a smaller lookahead"):
+        paths(paths=10, lookahead=(6, 6))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+from statistics import mean, variance
 
 import pytest
 
@@ -13,7 +15,16 @@ from treetune.trainers.objectives.base import Objective
 from treetune.trainers.objectives.mle import MaximumLikelihood
 from treetune.trainers.objectives.ppo import ClippedPolicyGradient
 from treetune.trainers.objectives.preference import DirectPreference
-from treetune.trainers.preparation.stages import CriticValues, OldLogprobs, RefLogprobs, preparation
+from treetune.trainers.preparation.stages import (
+    CriticValues,
+    Normalisation,
+    OldLogprobs,
+    RefLogprobs,
+    preparation,
+)
+from treetune.trainers.preparation.tensors import IterationTensors
+from treetune.trainers.tokens import Sequences
+from treetune.vocabulary import Episode
 
 PENALISED = [
     ClippedPolicyGradient(kl_coef=0.1, kl_placement=placement)
@@ -59,3 +70,52 @@ def test_no_model_is_run_for_what_nobody_needs(objective, settings, several, sco
     stages = preparation(trainer(objective, **settings), None, several_steps=several)
     runs_models = [type(one) for one in stages if isinstance(one, RefLogprobs | OldLogprobs | CriticValues)]
     assert runs_models == scored
+
+
+def episode(domain: str, advantages: tuple[float, ...]) -> Episode:
+    """Its first token is injected."""
+    response = (5,) * (len(advantages) + 1)
+    return Episode(
+        prompt_ids=(1,),
+        response_ids=response,
+        trained=(False,) + (True,) * len(advantages),
+        reward=0.0,
+        group=domain,
+        trajectory=domain,
+        policy_version=0,
+        advantages=(99.0, *advantages),
+        domain=domain,
+    )
+
+
+EPISODES = [
+    episode("sums", (1.0, 3.0)),
+    episode("code", (0.2, 0.2, 0.5)),
+    episode("sums", (-2.0,)),
+    episode("code", (-0.1,)),
+    episode("alone", (7.0,)),
+]
+
+
+@pytest.mark.parametrize("how", ["whiten", "scale"])
+def test_normalising_by_domain_is_normalising_each_by_itself(how):
+    """Against the formula written out, over each domain's trained tokens."""
+    settings = trainer(ClippedPolicyGradient(), advantage_normalisation=how, normalise_by_domain=True)
+    stages = preparation(settings, None, several_steps=False)
+    (normalisation,) = [stage for stage in stages if isinstance(stage, Normalisation)]
+    tensors, sequences = IterationTensors.of(EPISODES), Sequences.of(EPISODES)
+    tensors.advantages_N = tensors.credit_advantages_N
+    normalisation.run(tensors, sequences, None)
+    expected = {}
+    for domain, own in {"sums": [1.0, 3.0, -2.0], "code": [0.2, 0.2, 0.5, -0.1]}.items():
+        centre, scale = mean(own), math.sqrt(variance(own) + 1e-8)
+        expected[domain] = iter([(a - centre * (how == "whiten")) / scale for a in own])
+    expected["alone"] = iter([7.0])  # one token has no spread
+    plain = [next(expected[e.domain]) for e in EPISODES for _ in range(int(e.trained.sum()))]
+    assert tensors.advantages_N.tolist() == pytest.approx(plain, rel=1e-6, abs=1e-6)
+    assert tensors.credit_advantages_N.tolist() == pytest.approx([1.0, 3.0, 0.2, 0.2, 0.5, -2.0, -0.1, 7.0])
+
+
+def test_normalising_by_domain_needs_a_normalisation():
+    with pytest.raises(ValueError, match="normalise_by_domain is true, and advantage_normalisation"):
+        trainer(ClippedPolicyGradient(), normalise_by_domain=True)

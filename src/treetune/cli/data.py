@@ -4,29 +4,36 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any
 
 from treetune.cli.command import Argument, Command, built, evaluated, say
 
 if TYPE_CHECKING:
-    from treetune.data_pipeline.base import DataPipeline
+    from treetune.config.jsonnet import Config
+    from treetune.tasks.base import Task
 
 
-def score_responses(options: argparse.Namespace) -> int:
-    """Needs a task alone, so that ``{task: …}`` is enough of a configuration."""
+def _task_of(options: argparse.Namespace) -> Task:
+    """A task alone, so that ``{task: …}`` is enough of a configuration."""
     import treetune.parts  # noqa: F401  (registers them)
     from treetune.config.build import build
     from treetune.config.explain import Explanation
     from treetune.config.imports import import_parts
-    from treetune.runtime.console import Console
     from treetune.tasks.base import Task
-    from treetune.tasks.scoring import score_responses
 
     config = evaluated(options)
     explanation = Explanation(config)
     import_parts(config.data, explanation)
-    task = build(Task, config.data.get("task"), explanation, key=("task",))
+    return build(Task, config.data.get("task"), explanation, key=("task",))
+
+
+def score_responses(options: argparse.Namespace) -> int:
+    from treetune.runtime.console import Console
+    from treetune.tasks.scoring import score_responses
+
+    task = _task_of(options)
     console = Console(None, visible=True)
     with contextlib.closing(console), console.phase("grading", "responses") as show:
         scored = score_responses(
@@ -37,7 +44,21 @@ def score_responses(options: argparse.Namespace) -> int:
     return 0
 
 
+def export_rows(options: argparse.Namespace) -> int:
+    from treetune.tasks.export import export_rows
+
+    written = export_rows(_task_of(options), options.split, options.output)
+    say(f"{written} problems: {options.output}")
+    return 0
+
+
 def run_pipeline(options: argparse.Namespace) -> int:
+    config, root = _pipeline(options)
+    return root.run(options.input, options.output, config.data)
+
+
+def _pipeline(options: argparse.Namespace) -> tuple[Config, Any]:
+    """The configuration of the command's own pipeline, and the pipeline."""
     from treetune.config.errors import ConfigError, ConfigIssue
     from treetune.config.explain import Explanation
     from treetune.runtime import lifeline
@@ -56,7 +77,33 @@ def run_pipeline(options: argparse.Namespace) -> int:
     if options.input is not None and not options.input.is_file():
         raise ValueError(f"there is no file {options.input} (looked for in {Path.cwd()})")
     lifeline.exit_on_signals()
-    return cast("DataPipeline", root).run(options.input, options.output, config.data)
+    return config, root
+
+
+def estimate_difficulty(options: argparse.Namespace) -> int:
+    """The command, and with --shard one of the jobs that it starts."""
+    from treetune.data_pipeline.difficulty.jobs import MAIN
+    from treetune.data_pipeline.difficulty.shard import FAILURE, shard_folder, work_on_shard
+    from treetune.data_pipeline.difficulty.watching import estimate, refuse_another
+    from treetune.files import write_json
+
+    if options.shard is None:
+        config, root = _pipeline(options)
+        shared = [word for text in options.configs or () for word in ("--configs", text)]
+        shared += [word for text in options.override or () for word in ("--override", text)]
+        places = ["--input", str(options.input), "--output", str(options.output)]
+        job = [sys.executable, str(MAIN), *shared, options.command, *places, "--shard"]
+        return estimate(root, options.input, options.output, config.data, job)
+    folder = shard_folder(options.output, options.shard)
+    try:
+        _, root = _pipeline(options)
+        refuse_another(root, options.input, options.output)
+        return work_on_shard(root, options.input, options.output, options.shard)
+    except (ValueError, OSError, RuntimeError, MemoryError) as error:
+        # For the command that watches: on a cluster, nobody else hears it.
+        code = 2 if isinstance(error, ValueError) else 1
+        write_json(folder / FAILURE, {"code": code, "message": str(error) or type(error).__name__})
+        raise
 
 
 COMMANDS = (
@@ -87,6 +134,30 @@ COMMANDS = (
         ),
     ),
     Command(
+        "export_rows",
+        export_rows,
+        "write a task's problems as Parquet rows that verl reads, and so does the task 'rows'",
+        "Rows have `data_source`, `prompt`, `ability`, `reward_model` and `extra_info`. A configuration with"
+        " a task is enough.",
+        (
+            "treetune --configs configs/tasks/math.jsonnet export_rows --split train --output"
+            " data/math_train.parquet",
+        ),
+        (
+            Argument(
+                "--split",
+                {
+                    "choices": ("train", "validation", "test"),
+                    "default": "train",
+                    "help": "default: train",
+                },
+            ),
+            Argument(
+                "--output", {"type": Path, "required": True, "metavar": "FILE", "help": "the Parquet file"}
+            ),
+        ),
+    ),
+    Command(
         "prepare_data",
         run_pipeline,
         "make rows of a data set: map, filter, find duplicates and test problems, split; resumes",
@@ -106,6 +177,32 @@ COMMANDS = (
             Argument(
                 "--output",
                 {"type": Path, "required": True, "metavar": "DIR", "help": "rows by split, summary, reasons"},
+            ),
+        ),
+    ),
+    Command(
+        "estimate_difficulty",
+        estimate_difficulty,
+        "how often a model is right about each row: many jobs, here or on SLURM; resumes",
+        "Samples answers to each row of the schema, has them graded and writes pass rates, bins and a"
+        " histogram. It cuts the rows into shards, starts a job for each (a process, or a task of a SLURM"
+        " array), watches them, starts those again that died, and puts the results together.",
+        (
+            "treetune --configs configs/data_pipelines/estimate_difficulty.jsonnet estimate_difficulty"
+            " --input data/math__dapo/train.parquet --output data/math__dapo_difficulty",
+        ),
+        (
+            Argument(
+                "--input",
+                {"type": Path, "required": True, "metavar": "FILE", "help": "rows, Parquet or JSON lines"},
+            ),
+            Argument(
+                "--output",
+                {"type": Path, "required": True, "metavar": "DIR", "help": "rates, histogram, answers"},
+            ),
+            Argument(
+                "--shard",
+                {"type": int, "metavar": "N", "help": "work on this shard alone, as a job does"},
             ),
         ),
     ),

@@ -6,10 +6,18 @@ from pathlib import Path
 from typing import Any
 
 from treetune.config.registrable import Registrable
+from treetune.contracts import UNKNOWN, Experiment
 
 
 class DataPipeline(Registrable, root="a data pipeline"):
     """The root of a pipeline's configuration."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Parts that experiments have as well (models, graders, engines) look at the rest of an experiment
+        when they check themselves. What a pipeline doesn't have of it is unknown to them."""
+        if name in Experiment.__annotations__:
+            return UNKNOWN
+        raise AttributeError(f"{type(self).__name__} has no {name}")
 
     def run(self, source: Path | None, output: Path, config: dict[str, Any]) -> int:
         """Turns the rows of `source` (None: those that its configuration names) into what enters `output`,

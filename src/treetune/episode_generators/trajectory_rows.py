@@ -80,7 +80,9 @@ def columns_of(trajectories: Sequence[Trajectory], schema: pa.Schema) -> list[pa
             return nested(list(map(len, values)), _segment_columns(flat, field.type.value_type))
         if field.name == "problem":
             kept = [one.name for one in field.type]
-            return pa.array([_problem_row(problem, kept) for problem in values], field.type)
+            # Once for all answers to a problem: a row's tests may be long.
+            rows = {id(problem): _problem_row(problem, kept) for problem in values}
+            return pa.array([rows[id(problem)] for problem in values], field.type)
         if field.name == "grade":
             return pa.array([_grade_row(grade) for grade in values], field.type)
         if field.name == "numbers":

@@ -13,6 +13,7 @@ from treetune.reports.charts import Series, line_chart
 from treetune.reports.experiment import Experiment, read_experiment
 from treetune.reports.pages import colour_of, page
 from treetune.reports.sections.base import sections
+from treetune.reports.sections.domains import domains_of, series_of
 
 
 def write_report(directories: Sequence[Path], output: Path | None = None) -> Path:
@@ -91,6 +92,24 @@ def _evaluation_curves(experiments: Sequence[Experiment]) -> list[str]:
             series.append(Series(one.name, points, colour_of(i), interval, is_level=len(points) == 1))
         if any(len(one.points) > 1 for one in series):
             title = f"pass@1 on {label}, with its 95 % interval"
+            charts.append(line_chart(title, series, x_name="finished iterations"))
+        if len(experiments) > 1:
+            charts += _domain_curves(experiments, label)
+    return charts
+
+
+def _domain_curves(experiments: Sequence[Experiment], label: str) -> list[str]:
+    """The same for each domain of the set."""
+    found = [one.evaluations.get(label, {}) for one in experiments]
+    names = sorted({name for points in found for summary in points.values() for name in domains_of(summary)})
+    charts = []
+    for name in names:
+        series = [
+            series_of(one.name, points, name, colour_of(i))
+            for i, (one, points) in enumerate(zip(experiments, found, strict=True))
+        ]
+        if any(len(one.points) > 1 for one in series):
+            title = f"pass@1 on {label}, domain {name}, with its 95 % interval"
             charts.append(line_chart(title, series, x_name="finished iterations"))
     return charts
 

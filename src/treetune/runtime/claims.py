@@ -83,6 +83,11 @@ class Claims:
             return None  # another one was quicker
         return Claim(file, self._beat_s)
 
+    def held(self, folder: Path) -> bool:
+        """Whether somebody has the claim, as far as this process can tell by now."""
+        newest = _newest(folder)
+        return newest is not None and not self._is_free(newest)
+
     def holder(self, folder: Path) -> str:
         """Who holds the claim, for people."""
         newest = _newest(folder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge, Gt
 
@@ -60,6 +60,15 @@ class Sandbox(Registrable):
     What `run` is called with and what it returns is the same for all of them; what each of them keeps a
     program from doing is said in its own docstring.
     """
+
+    isolation: ClassVar[Literal["process", "service"]] = "process"
+    """Where graders that use it are called: in worker processes, a program each at a time, or in threads that
+    wait for a server."""
+
+    @property
+    def concurrency(self) -> int:
+        """Programs that such threads may have at work at a time."""
+        return 1
 
     def missing(self) -> Sequence[str]:
         """What keeps it from working here, each with the remedy; found by a trial run, not by a guess."""

@@ -145,6 +145,8 @@ def _command(packages: bool, disk_mib: int, refused: int, info: int) -> list[str
         *(("--ro-bind", sysconfig.get_path("purelib"), _PACKAGES) if packages else ()),
         *("--ro-bind", str(BOOT), "/boot.py"),
         *("--perms", "1777", "--size", str(disk_mib << 20), "--tmpfs", WORK, "--symlink", WORK, "/tmp"),
+        # Without /proc this can't be what it is elsewhere; what runs programs on many inputs puts them there.
+        *("--symlink", f"{WORK}/.stdin", "/dev/stdin"),
         *("--perms", "1777", "--size", str(_SHARED_MEMORY_MIB << 20), "--tmpfs", "/dev/shm"),
         *("--remount-ro", "/", "--chdir", "/"),
         *("--seccomp", str(refused), "--info-fd", str(info)),

@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import re
 import shlex
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from treetune.config.jsonnet import shown
 from treetune.files import write_json
-from treetune.runtime.lifeline import PR_SET_PDEATHSIG, process_fields
+from treetune.runtime.children import end, started, wait_a_moment
 from treetune.tables.runs import MEASURABLE, TO_DO, Plan, PlannedRun, Status, duration, inspect
 
 MAIN = Path(__file__).resolve().parents[1] / "main.py"
-POLL_S, END_POLL_S = 0.5, 0.1
 PROGRESS_EVERY_S = 60.0
-GRACE_S = 30.0
-"""How long a run may take to end after the signal, before it is ended the hard way."""
 
 TAIL_BYTES, MESSAGE_CHARACTERS = 64 * 1024, 400
 
@@ -181,12 +176,12 @@ def _attempt(
         )
         log.flush()
         began = log.tell()
-        with _process(words, launcher.environment(run), log) as process:
+        with started(words, launcher.environment(run), log) as process:
             last_progress = start
-            while (code := _poll(process)) is None:
+            while (code := wait_a_moment(process)) is None:
                 now = time.monotonic()
                 if now - start > deadline_s:
-                    _end(process)
+                    end(process)
                     code = process.returncode or 1
                     keep(exit_code=code, message=f"it took longer than {deadline_s / 3600:g} h and was ended")
                     return now - start, code
@@ -196,62 +191,6 @@ def _attempt(
                     announce(f"{place}: {_progress(run)}, {now - start:.0f} s")
     keep(exit_code=code, message=_message(run.log, began) if code else "")
     return time.monotonic() - start, code
-
-
-@contextlib.contextmanager
-def _process(words: list[str], settings: Mapping[str, str], log: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """In a process group of its own, which ends with this block, and with this process."""
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    environment = {k: v for k, v in os.environ.items() if k != "APP_EXPERIMENT_NAME"}
-    libc = ctypes.CDLL(None, use_errno=True)  # loaded here: the child must not between fork and exec
-    process = subprocess.Popen(
-        words,
-        env=environment | {"PATH": path} | dict(settings),
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-        preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM),
-    )
-    try:
-        yield process
-    finally:
-        _end(process)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends the whole group: the launcher kindly, upon which ranks end by themselves, and what stays not."""
-    group, deadline = process.pid, time.monotonic() + GRACE_S
-    if process.poll() is None:
-        _signal([group], signal.SIGTERM)
-    while (members := _members(group)) and time.monotonic() < deadline:
-        process.poll()
-        time.sleep(END_POLL_S)
-    _signal(members, signal.SIGKILL)
-    process.wait(GRACE_S)
-
-
-def _members(group: int) -> list[int]:
-    """Living processes of a group. (Those that nobody has waited for yet do not count.)"""
-    found = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            fields = process_fields(int(folder.name))
-            if fields and fields[0] not in ("Z", "X") and int(fields[2]) == group:
-                found.append(int(folder.name))
-    return found
-
-
-def _signal(pids: list[int], number: int) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
-
-
-def _poll(process: subprocess.Popen[bytes]) -> int | None:
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        return process.wait(POLL_S)
-    return None
 
 
 def _program(name: str) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from treetune.files import whole_file
 from treetune.tasks.sources import JSON_FIELDS, ROW_GROUP, read_rows
-from treetune.vocabulary import Problem
+from treetune.vocabulary import Message, Problem
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -96,9 +96,20 @@ def prompt_text(row: Mapping[str, Any]) -> str:
 
 
 def problem_of(row: Mapping[str, Any], id: str) -> Problem:
-    """The row as graders are given it: `extra_info` under its own names, and its `data_source`."""
-    data = {**row[EXTRA_INFO], DATA_SOURCE: row[DATA_SOURCE]}
-    return Problem(id=id, prompt=prompt_text(row), gold=row[REWARD_MODEL][GROUND_TRUTH], data=data)
+    """A row that is `normalised`, as models are asked it and graders are given it: `extra_info` under its own
+    names, its source and its ability."""
+    messages = tuple(Message(one["role"], one["content"]) for one in row[PROMPT])
+    asked_alone = [message.role for message in messages] == ["user"]
+    as_is = not row[APPLY_CHAT_TEMPLATE]
+    return Problem(
+        id=id,
+        prompt=prompt_text(row),
+        gold=row[REWARD_MODEL][GROUND_TRUTH],
+        data={**row[EXTRA_INFO], DATA_SOURCE: row[DATA_SOURCE], ABILITY: row[ABILITY]},
+        domain=domain_of(row[DATA_SOURCE]),
+        messages=() if as_is or asked_alone else messages,
+        as_is=as_is,
+    )
 
 
 def row_key(row: Mapping[str, Any]) -> str:

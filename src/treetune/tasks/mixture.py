@@ -90,19 +90,13 @@ class DomainTask(Task):
     def grader(self) -> Grader:  # type: ignore[override]
         return self.task.grader
 
-    @cached_property
-    def _read(self) -> dict[Split, Sequence[Problem]]:
-        return {}
-
     def problems(self, split: Split) -> Sequence[Problem]:
-        if split not in self._read:
-            problems, difficulty = self.task.problems(split), self.domain.difficulty
-            if split == "train" and difficulty is not None:
-                problems = [problem for problem in problems if difficulty.keeps(problem)]
-                if not problems:
-                    raise ValueError("no training problem is of that difficulty: widen its bounds")
-            self._read[split] = self._named(problems)
-        return self._read[split]
+        problems, difficulty = self.task.problems(split), self.domain.difficulty
+        if split == "train" and difficulty is not None:
+            problems = [problem for problem in problems if difficulty.keeps(problem)]
+            if not problems:
+                raise ValueError("no training problem is of that difficulty: widen its bounds")
+        return self._named(problems)
 
     def _named(self, problems: Sequence[Problem]) -> list[Problem]:
         return [replace(one, id=f"{self.name}/{one.id}", domain=self.name) for one in problems]
@@ -228,14 +222,20 @@ class Mixture(Task):
             raise NoSplit(f"no domain of the mixture has a {split} split: give it to one of them")
         return tasks
 
+    @cached_property
+    def _read(self) -> dict[Split, Sequence[Problem]]:
+        return {}
+
     def problems(self, split: Split) -> Sequence[Problem]:
-        found: dict[str, Sequence[Problem]] = {}
-        for task in self._with(split):
-            try:
-                found[task.name] = task.problems(split)
-            except ValueError as error:
-                raise ValueError(f"domain {task.name!r}: {error}") from error
-        return interleaved(found, dict.fromkeys(found, 1.0))
+        if split not in self._read:
+            found: dict[str, Sequence[Problem]] = {}
+            for task in self._with(split):
+                try:
+                    found[task.name] = task.problems(split)
+                except ValueError as error:
+                    raise ValueError(f"domain {task.name!r}: {error}") from error
+            self._read[split] = tuple(interleaved(found, dict.fromkeys(found, 1.0)))
+        return self._read[split]
 
     def size(self, split: Split) -> int | None:
         total = 0

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from annotated_types import MinLen
 
-from treetune.config.errors import did_you_mean
+from treetune.config.errors import nearest
 from treetune.contracts import Finding
-from treetune.tasks.base import Task
+from treetune.tasks.base import Split, Task
 from treetune.tasks.domain_rows import (
     ABILITY,
     APPLY_CHAT_TEMPLATE,
     DATA_SOURCE,
     EXTRA_INFO,
-    GROUND_TRUTH,
     HIGH_PASS_RATE,
     LOW_PASS_RATE,
     PROMPT,
@@ -26,7 +26,7 @@ from treetune.tasks.domain_rows import (
     REWARD_MODEL,
     domain_of,
     normalised,
-    prompt_text,
+    problem_of,
 )
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.routed import BySource
@@ -34,7 +34,7 @@ from treetune.tasks.rows import BadRow, RowsTask, is_quickly_read
 from treetune.tasks.sources import InFiles, values_of
 from treetune.tasks.steps.base import StepSplitter
 from treetune.tasks.steps.lines import Lines
-from treetune.vocabulary import Message, Problem
+from treetune.vocabulary import Problem
 
 LINES = Lines()
 
@@ -92,10 +92,10 @@ class RoutedRows(RowsTask):
             found = dict.fromkeys(sources, path) | found
         unknown = [source for source in found if self._route(source) is None]
         if unknown:
-            shown = ", ".join(f"{source!r} ({did_you_mean(source, list(self.routes))})" for source in unknown)
+            shown = ", ".join(f"{source!r}{self._near(source)}" for source in unknown)
             yield Finding(
                 f"no route fits the data_source {shown}, first in {found[unknown[0]]}; the rows' sources are"
-                f" {', '.join(sorted(found))}",
+                f" {', '.join(sorted(found))}, and routes are {self._shown_routes()}",
                 "routes",
                 "give it a grader by the beginning of its name, or '' one for all others",
             )
@@ -107,19 +107,25 @@ class RoutedRows(RowsTask):
 
     def _at_hand(self) -> list[Path]:
         """The files whose sources are looked at before anything starts."""
-        if isinstance(self.source, InFiles):
-            given = [name for name in (self.source.train, self.source.validation, self.source.test) if name]
-            return [path for name in given for path in sorted(Path().glob(name)) if is_quickly_read(path)]
+        given = [Path(name) for name in (*self.train, *self.validation, *self.test)]
         if self.source is not None:
-            return []
-        return [
-            path
-            for name in (*self.train, *self.validation, *self.test)
-            if is_quickly_read(path := Path(name))
-        ]
+            given = []
+        if isinstance(self.source, InFiles):
+            for split in get_args(Split):
+                with contextlib.suppress(ValueError):  # told when the split is asked for
+                    given += self.source.files(split)
+        return [path for path in given if is_quickly_read(path)]
 
     def _route(self, source: str) -> Grader | None:
         return BySource(routes=self.routes).route(source)
+
+    def _near(self, source: str) -> str:
+        """The route that may have been meant, in brackets; nothing where none is near."""
+        near = [route for route in self.routes if nearest(source[: len(route)], [route])]
+        return f" (did you mean the route {max(near, key=len)!r}?)" if near else ""
+
+    def _shown_routes(self) -> str:
+        return ", ".join(map(repr, sorted(self.routes)))
 
     def _domain(self, row: Mapping[str, Any]) -> str:
         if self.domain == "data_source":
@@ -139,23 +145,13 @@ class RoutedRows(RowsTask):
             raise BadRow(str(error)) from error
         source = row[DATA_SOURCE]
         if self._route(source) is None:
-            near = did_you_mean(source, list(self.routes))
             raise ValueError(
-                f"no route fits the data_source {source!r} of {id} ({near}): give it a grader under routes"
+                f"no route fits the data_source {source!r}{self._near(source)} of {id}, and routes are"
+                f" {self._shown_routes()}: give it a grader under routes"
             )
-        messages = tuple(Message(one["role"], one["content"]) for one in row[PROMPT])
-        asked_alone = [message.role for message in messages] == ["user"]
-        as_is = not row[APPLY_CHAT_TEMPLATE]
+        made = problem_of(row, id)
         kept = {name: row[name] for name in self.keep if name in row}
-        return Problem(
-            id=id,
-            prompt=prompt_text(row),
-            gold=row[REWARD_MODEL][GROUND_TRUTH],
-            data={**row[EXTRA_INFO], **kept, DATA_SOURCE: source, ABILITY: row[ABILITY]},
-            domain=self._domain(row),
-            messages=() if as_is or asked_alone else messages,
-            as_is=as_is,
-        )
+        return replace(made, data={**made.data, **kept}, domain=self._domain(row))
 
     def check_demonstrations(self) -> None:
         if self.demonstration_field is None:

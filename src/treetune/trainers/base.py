@@ -30,7 +30,9 @@ class Trainer(Part):
     minibatch are one prefix tree, or several where it is larger than `tokens_per_micro_batch`, so that
     what they begin with alike is computed once; a tree counts as one row.
     `advantage_normalisation` is taken over all trained tokens of the iteration: ``whiten`` to mean
-    0 and standard deviation 1, ``scale`` to standard deviation 1 only. `measure_kl` keeps the
+    0 and standard deviation 1, ``scale`` to standard deviation 1 only; with `normalise_by_domain` over the
+    tokens of each domain, so that none moves the weights more because its rewards lie further apart.
+    `measure_kl` keeps the
     start model as the reference even where the objective needs none, so that ``train/kl`` is known.
     `entropy_target` finds the coefficient of the entropy while training. `skip_without_advantage` takes
     no step on a minibatch whose advantages are all 0 (groups without spread): momentum, KL and weight
@@ -63,6 +65,7 @@ class Trainer(Part):
     sequences_per_micro_batch: Annotated[int, Gt(0)] | None = None
     layout: Layout = "padded"
     advantage_normalisation: Literal["none", "whiten", "scale"] = "none"
+    normalise_by_domain: bool = False
     measure_kl: bool = True
     entropy_target: EntropyTarget | None = None
     skip_without_advantage: bool = False
@@ -164,6 +167,11 @@ class Trainer(Part):
         if self.offload_parameters and self.zero_stage != 3:
             raise ValueError("offload_parameters needs zero_stage 3")
         self._check_entropy()
+        if self.normalise_by_domain and self.advantage_normalisation == "none":
+            raise ValueError(
+                "normalise_by_domain is true, and advantage_normalisation is 'none': set that to 'whiten' or"
+                " 'scale'"
+            )
         if self.precision == "bfloat16" and self.zero_stage == 0:
             raise ValueError(
                 "zero_stage 0 adds the gradients of micro-batches up in bfloat16, so that the update would"

@@ -54,6 +54,8 @@ class Sequences:
     scores: list[float]
     groups: list[str]
     """The problem that each answers."""
+    domains: list[str]
+    """Of the problems; empty texts where they have none."""
 
     @staticmethod
     def of(episodes: Sequence[Episode]) -> Sequences:
@@ -77,6 +79,7 @@ class Sequences:
             rewards_on_the_way=[_on_the_way(e) for e in episodes],
             scores=[e.score for e in episodes],
             groups=[e.group for e in episodes],
+            domains=[e.domain for e in episodes],
         )
 
     def __len__(self) -> int:

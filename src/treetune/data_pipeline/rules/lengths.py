@@ -9,7 +9,7 @@ from annotated_types import Ge, Gt
 
 from treetune.data_pipeline.rules.base import Rows, Rule, RuleContext, Verdict
 from treetune.models.sources import ModelSource
-from treetune.tasks.domain_rows import GROUND_TRUTH, REWARD_MODEL, Row, prompt_text
+from treetune.tasks.domain_rows import GROUND_TRUTH, REWARD_MODEL, Row, problem_of, prompt_text
 from treetune.vocabulary import TextCodec
 
 if TYPE_CHECKING:
@@ -69,8 +69,9 @@ class Length(Rule):
                 return what.format(length)
         if codec is None:
             return None
+        problem = problem_of(row, "row")
         counted: tuple[tuple[str, Callable[[], int], int | None], ...] = (
-            ("a prompt of {} tokens", lambda: len(codec.encode_prompt(prompt)), self.max_prompt_tokens),
+            ("a prompt of {} tokens", lambda: len(codec.encode_prompt(problem)), self.max_prompt_tokens),
             ("a ground truth of {} tokens", lambda: len(codec.encode(gold)), self.max_ground_truth_tokens),
         )
         for what, count, most in counted:

@@ -3,6 +3,7 @@
 # ruff: noqa: F401, I001  (the order of the imports is the order of the page)
 
 import treetune.reports.sections.training
+import treetune.reports.sections.domains
 import treetune.reports.sections.numbers
 import treetune.reports.sections.threads
 import treetune.reports.sections.diagnostics

@@ -29,6 +29,8 @@ class ZebraGrader(Tagged):
     """Right is the gold's table: ``{"header": ["Position", "Pet"], "rows": [["1", "cat"], …]}`` in JSON
     or Python, or its rows alone, or a list of objects with the header's keys. Names count in any case.
 
+    Where all asked cells of the gold are single letters, also ``am/bn``, a row of them behind the other.
+
     The header and the columns `given`, which the question tells, earn nothing: rows are found by what stands
     in these columns (or by their order, where either table has none of them), columns by the header (or by
     their order, where the answer's header doesn't name them). An answer with more rows earns nothing.
@@ -48,7 +50,9 @@ class ZebraGrader(Tagged):
             raise ValueError(
                 f"the gold's columns {', '.join(gold.header)} are all among given: nothing is asked"
             )
-        table = read_table(extracted)
+        letters = all(len(row[place]) == 1 for row in gold.rows for place in asked)
+        table = read_letters(extracted) if letters else None
+        table = table or read_table(extracted)
         if table is None:
             return Grade(reward=0.0, outcome="ok", message="no table")
         if len(table.rows) > len(gold.rows):
@@ -77,6 +81,14 @@ def gold_table(gold: str) -> Table:
             f"the gold's header has {len(table.header)} names, its rows {len(table.rows[0])} cells"
         )
     return table
+
+
+def read_letters(text: str) -> Table | None:
+    """Rows of single letters with ``/`` between them; None for any other text."""
+    rows = text.split("/")
+    if len(rows) > MOST_ROWS or not all(row.isalnum() for row in rows):
+        return None
+    return Table((), tuple(tuple(all_plain(list(row))) for row in rows))
 
 
 def read_table(text: str) -> Table | None:

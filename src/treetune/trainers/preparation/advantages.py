@@ -57,6 +57,18 @@ def less_future_penalty(starts: Sequence[int], advantages_N: Tensor, penalties_N
     return advantages_N - future_N
 
 
+def normalised_by_domain(
+    advantages_N: Tensor, how: str, starts: Sequence[int], domains: Sequence[str]
+) -> Tensor:
+    """`normalised` over the tokens of each domain's sequences."""
+    result_N = advantages_N.clone()
+    for domain in dict.fromkeys(domains):
+        spans = [range(a, b) for (a, b), own in zip(pairwise(starts), domains, strict=True) if own == domain]
+        index = torch.tensor([token for span in spans for token in span])
+        result_N[index] = normalised(advantages_N[index], how)
+    return result_N
+
+
 def normalised(advantages_N: Tensor, how: str) -> Tensor:
     """``whiten``: ``(A - mean) / sqrt(var + 1e-8)``; ``scale``: without the mean. Over all N tokens."""
     if how == "none" or len(advantages_N) < 2:

@@ -19,6 +19,7 @@ from treetune.trainers.preparation.advantages import (
     critic_advantages,
     less_future_penalty,
     normalised,
+    normalised_by_domain,
     token_rewards,
 )
 from treetune.trainers.preparation.tensors import IterationTensors
@@ -131,16 +132,22 @@ class CreditAdvantages(Stage):
 
 @dataclass(frozen=True)
 class Normalisation(Stage):
-    """Over all trained tokens of the iteration; see `Trainer.advantage_normalisation`."""
+    """Over all trained tokens of the iteration, or of each domain; see `Trainer.advantage_normalisation`."""
 
     how: Literal["whiten", "scale"]
+    by_domain: bool = False
 
     needs = ("advantages_N",)
     fills = ("advantages_N",)
 
     def run(self, tensors: IterationTensors, sequences: Sequences, models: Models) -> None:
         assert tensors.advantages_N is not None
-        tensors.advantages_N = normalised(tensors.advantages_N, self.how)
+        if self.by_domain:
+            tensors.advantages_N = normalised_by_domain(
+                tensors.advantages_N, self.how, sequences.starts, sequences.domains
+            )
+        else:
+            tensors.advantages_N = normalised(tensors.advantages_N, self.how)
 
 
 @dataclass(frozen=True)
@@ -186,7 +193,7 @@ def preparation(settings: Trainer, gae: Gae | None, *, several_steps: bool) -> l
     else:
         stages.append(CreditAdvantages())
     if settings.advantage_normalisation != "none":
-        stages.append(Normalisation(settings.advantage_normalisation))
+        stages.append(Normalisation(settings.advantage_normalisation, settings.normalise_by_domain))
     if in_advantage:
         stages.append(AdvantageKl(objective.advantage_kl_coef, objective.kl_estimator))
     return stages
