@@ -170,18 +170,6 @@ class TextCodec:
         starts_alike = together[: len(alone)] == alone
         return token_array(together[len(alone) :] if starts_alike else self.encode(answer))
 
-    def encode_between(self, text: str, last: int, frame: Callable[[str], str] | None = None) -> TokenIds:
-        """The ids between two turns, the first of which ended with the token `last`, for what is said there.
-
-        The end of that turn is not put behind it again. `frame` is used in place of `turn_frame`.
-        Raises ValueError for a chat template that several turns can't be put together from, and for text
-        that the tokenizer has no tokens for.
-        """
-        between = frame or self.turn_frame
-        assert between is not None, "a model without a chat is told what stands between turns"
-        ids = token_array(self.encode(between(text)))
-        return ids[1:] if frame is None and len(ids) and ids[0] == last == self.eos_id else ids
-
 
 @dataclass(frozen=True)
 class Problem:

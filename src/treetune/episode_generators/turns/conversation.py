@@ -10,7 +10,7 @@ from itertools import accumulate
 from treetune.episode_generators.rollout.answers import before_stop
 from treetune.inference.base import Completion
 from treetune.tasks.environments.base import Turn
-from treetune.vocabulary import FinishReason, GradeOutcome, Segment, TextCodec, TokenIds, joined
+from treetune.vocabulary import FinishReason, GradeOutcome, Segment, TextCodec, TokenIds, joined, token_array
 
 EVENTS = {
     "cut": "turns that came to turn_tokens",
@@ -124,7 +124,7 @@ class Conversation:
         observation = turn.observation[: self.limits.observation_characters]
         self.events["observations_cut"] += len(observation) < len(turn.observation)
         last = int(self.segments[-1].token_ids[-1])
-        injected = self.codec.encode_between(observation, last, self.frame)
+        injected = between(self.codec, observation, last, self.frame)
         if len(injected) >= self._room:
             self._end("length", "tokens_spent")
             return
@@ -161,3 +161,16 @@ class Conversation:
         self.finish = reason
         if event is not None:
             self.events[event] += 1
+
+
+def between(codec: TextCodec, text: str, last: int, frame: Callable[[str], str] | None = None) -> TokenIds:
+    """The ids between two turns, the first of which ended with the token `last`, for what is said there.
+
+    The end of that turn is not put behind it again. `frame` is used in place of what a chat has there.
+    Raises ValueError for a chat template that several turns can't be put together from, and for text
+    that the tokenizer has no tokens for.
+    """
+    around = frame or codec.turn_frame
+    assert around is not None, "a model without a chat is told what stands between turns"
+    ids = token_array(codec.encode(around(text)))
+    return ids[1:] if frame is None and len(ids) and ids[0] == last == codec.eos_id else ids
