@@ -6,14 +6,14 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from tests.fake_engine import FakeEngine
 from treetune.episode_generators.base import GenerationContext
 from treetune.episode_generators.turns.multi_turn import MultiTurn
 from treetune.inference.base import Engine
 from treetune.tasks.base import Split, Task
-from treetune.tasks.environments.base import Environment, Turn
+from treetune.tasks.environments.base import Again, Environment, Turn
 from treetune.tasks.environments.pool import EnvironmentPool
 from treetune.tasks.environments.task import EarnedInTurns
 from treetune.tasks.graders.base import Grader, Isolation, Unavailable
@@ -124,7 +124,7 @@ class Obedient(Environment):
 class Unsteady(Environment):
     """Says what no seed decides on, and has states that can be copied, or (`Fleeting`) can't be."""
 
-    again: ClassVar[Literal["replay", "copy", "never"]] = "copy"
+    again: Again = "copy"
 
     def reset(self, problem: Problem, seed: int) -> list[float]:
         return []
@@ -137,7 +137,7 @@ class Unsteady(Environment):
 
 @dataclass(frozen=True, kw_only=True)
 class Fleeting(Unsteady):
-    again: ClassVar[Literal["replay", "copy", "never"]] = "never"
+    again: Again = "never"
 
 
 @dataclass(frozen=True, kw_only=True)

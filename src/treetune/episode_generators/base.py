@@ -15,6 +15,7 @@ from treetune.tree import Tree, answers_of
 from treetune.vocabulary import Episode, Metrics, Problem, TextCodec, Trajectory
 
 if TYPE_CHECKING:
+    from treetune.tasks.environments.journal import TurnJournal
     from treetune.tasks.environments.pool import EnvironmentPool
     from treetune.tasks.graders.pool import GraderPool
 
@@ -31,7 +32,7 @@ class GenerationContext:
     their own that seed and iteration decide: all ranks are told the same. None where problems are
     fixed (evaluation). `say` writes a line into the run's log, once for all ranks. `rollout` is what the
     answers are made by, for credit that goes on from parts of them. `environments` plays what answers of
-    several turns act in.
+    several turns act in; what they say is kept in `turns`, so that it outlives a crash.
 
     `memory` is what was remembered of earlier iterations, as JSON has it: the same on all ranks. A part of
     shaping that `remembers` changes what stands under its label there, on all ranks alike; the runtime
@@ -55,6 +56,7 @@ class GenerationContext:
     unfinished_reward: float | None = 0.0
     rollout: Rollout | None = None
     environments: EnvironmentPool = None  # type: ignore[assignment]  # there wherever a run samples
+    turns: TurnJournal | None = None
     memory: dict[str, Any] = field(default_factory=dict)
 
 

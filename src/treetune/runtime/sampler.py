@@ -12,6 +12,7 @@ from treetune.inference.journal import JournaledEngine
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.session import Session
 from treetune.tasks.base import Task
+from treetune.tasks.environments.journal import SUFFIX, TurnJournal
 from treetune.tasks.environments.pool import EnvironmentPool
 from treetune.tasks.graders.pool import GraderPool
 from treetune.vocabulary import Problem
@@ -56,8 +57,10 @@ class Sampler:
         `grader` are the run's unless given; `memory` is shaping's.
         """
         session, engine = self.session, self.server.engine
+        turns: TurnJournal | None = None
         if engine is not None and journal is not None:
             engine = JournaledEngine(engine, journal, journals)
+            turns = TurnJournal(journal.with_suffix(SUFFIX), [one.with_suffix(SUFFIX) for one in journals])
         return GenerationContext(
             task=task or session.config.task,
             engine=engine,
@@ -76,6 +79,7 @@ class Sampler:
             unfinished_reward=rollout.unfinished_reward,
             rollout=rollout.sampler,
             environments=self.environments,
+            turns=turns,
             memory={} if memory is None else memory,
         )
 

@@ -239,6 +239,8 @@ class MultiTurn(Rollout):
             requests += followed(place, growing[place][1].begun) if start.begun else sampled(place)
         if requests:
             context.engine.generate(requests, on_result)
+        if context.turns is not None:
+            context.turns.close()
         assert len(grown) == len(starts), "the engine reports every request"
         return [self._trajectory(context, start, *grown[place]) for place, start in enumerate(starts)]
 
@@ -261,6 +263,7 @@ class MultiTurn(Rollout):
             derive_seed(context.seed, context.iteration, start.problem.id, "environment"),
             actions,
             unpacked(start.begun)[1],
+            None if context.turns is None else (context.turns, start.seed),
         )
         return conversation, play
 

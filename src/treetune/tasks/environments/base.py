@@ -13,6 +13,9 @@ from treetune.vocabulary import GradeOutcome, Problem
 Reward = Literal["environment", "grader", "sum"]
 """What an answer earns: its turns' rewards together, what the task's grader gives its last turn, or both."""
 
+Again = Literal["replay", "copy", "never"]
+"""How an answer can be gone on with from its middle; see `Environment`."""
+
 LONGEST_OBSERVATION = 1 << 16
 """Characters of an observation that reach the run's own process, however long it is."""
 
@@ -58,7 +61,7 @@ class Environment(Registrable):
     training and measurements, and counted. Anything else that `step` raises ends the answer as ``error``.
     """
 
-    again: ClassVar[Literal["replay", "copy", "never"]] = "replay"
+    again: Again = "replay"
     isolation: ClassVar[Isolation] = "process"
     earns: ClassVar[Reward] = "environment"
     """What answers earn unless the rollout says otherwise."""

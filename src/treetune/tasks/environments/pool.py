@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from treetune.tasks.environments.base import Environment
+from treetune.tasks.environments.journal import TurnJournal
 from treetune.tasks.environments.worlds import Moment, Played, Worlds, failure
 from treetune.tasks.graders.process import Work
 from treetune.tasks.graders.processes import WorkerProcesses
@@ -41,10 +42,12 @@ class Play:
     """One answer's environment: it is told one action after the other, and ended.
 
     `begun` is there once it has begun, with the turns that had been taken already and were played again.
+    `recorded` is a journal that may know turns, and the answer's name there.
     """
 
-    def __init__(self, ask: Ask, moment: Moment) -> None:
-        self._ask, self._moment = ask, moment
+    def __init__(self, ask: Ask, moment: Moment, recorded: tuple[TurnJournal, int] | None = None) -> None:
+        self._ask, self._moment, self._recorded = ask, moment, recorded
+        self._is_behind = False
         self._lost: Played | None = None
         self.begun: Future[Played] = Future()
         asked = self._ask(replace(moment, from_start=True), max(1, len(moment.actions)))
@@ -66,20 +69,34 @@ class Play:
         return self._lost or self._kept(played)
 
     def _acted(self, action: str) -> Played | Future[Played]:
+        moment = self._moment = replace(self._moment, actions=(*self._moment.actions, action))
+        known = self._recorded and self._recorded[0].known(self._recorded[1], moment.actions)
+        if known:
+            self._is_behind = True  # where the environment stands
+            return self._kept(known)
         if self._lost is not None:
             return self._lost
-        self._moment = replace(self._moment, actions=(*self._moment.actions, action))
+        if self._is_behind:
+            return self._again()
         told: Future[Played] = Future()
-        _then(self._ask(self._moment, 1), told, self._stepped)
+        _then(self._ask(moment, 1), told, self._stepped)
         return told
 
     def _stepped(self, played: Played) -> Played | Future[Played]:
-        if not played.was_lost:
-            return self._kept(played)
+        return self._again() if played.was_lost else self._written(played)
+
+    def _again(self) -> Future[Played]:
+        """The last turn, by a state that is made anew."""
+        self._is_behind = False
         told: Future[Played] = Future()
-        again = self._ask(replace(self._moment, from_start=True), len(self._moment.actions))
-        _then(again, told, lambda played: self._kept(replace(played, turns=played.turns[-1:])))
+        asked = self._ask(replace(self._moment, from_start=True), len(self._moment.actions))
+        _then(asked, told, lambda played: self._written(replace(played, turns=played.turns[-1:])))
         return told
+
+    def _written(self, played: Played) -> Played:
+        if self._recorded is not None:
+            self._recorded[0].add(self._recorded[1], self._moment.actions, played)
+        return self._kept(played)
 
     def _kept(self, played: Played) -> Played:
         if played.snapshot is not None:
@@ -137,15 +154,16 @@ class EnvironmentPool:
         seed: int,
         actions: Sequence[str] = (),
         snapshot: tuple[int, bytes] | None = None,
+        recorded: tuple[TurnJournal, int] | None = None,
     ) -> Play:
-        """An answer begins, or goes on behind the `actions` that had been taken in it.
+        """An answer begins, or goes on behind the `actions` that had been taken in it; see `Play`.
 
         Raises what kept workers from starting, once that is known.
         """
         number, playing = self._number(environment)
         moment = Moment(next(self._sessions), problem, seed, tuple(actions), snapshot)
         if environment.isolation == "inline":
-            return Play(lambda moment, turns: _done(playing.answer(moment)), moment)
+            return Play(lambda moment, turns: _done(playing.answer(moment)), moment, recorded)
         worker: int | None = None
         if environment.isolation == "process":
             worker = min(range(self._workers), key=lambda place: self._held[place])
@@ -158,7 +176,7 @@ class EnvironmentPool:
                 Work(next(self._works), number, (moment,), environment.deadline * turns, problem.id, worker)
             )
 
-        return Play(ask, moment)
+        return Play(ask, moment, recorded)
 
     def close(self) -> None:
         """Ends the workers; turns that are still missing are cancelled. Safe to call twice."""
