@@ -207,7 +207,7 @@ looks = st.lists(
 def test_smoothing_is_the_least_squares_solution(
     path: list[Value | None], reward: float, step: float
 ) -> None:
-    path = [Value(0.5, 0.1), *path, Value(reward)]
+    path = [Value(0.5, 0.1), *path, Value(reward, 0.2)]
     found = smoothed(path, step)
     assert [one is None for one in found] == [one is None for one in path]
     assert [one.value for one in found if one is not None] == pytest.approx(solved(path, step), abs=1e-6)
@@ -221,7 +221,7 @@ def test_smoothing_lowers_the_error_of_few_continuations_where_values_walk() -> 
         for _ in range(12):
             truth.append(min(max(truth[-1] + rng.choice([-0.1, 0.1]), 0.0), 1.0))
         looks: list[Value | None] = [mean_of([float(rng.random() < v) for _ in range(3)]) for v in truth]
-        path = [*looks, Value(float(rng.random() < truth[-1]))]
+        path = [*looks, Value(float(rng.random() < truth[-1]), 0.2)]
         raw += [(one.value - v) ** 2 for one, v in zip(looks, truth, strict=True) if one]
         smooth += [(one.value - v) ** 2 for one, v in zip(smoothed(path, 0.01), truth) if one]
     assert fmean(smooth) < 0.5 * fmean(raw)

@@ -75,6 +75,8 @@ CHAIN_SUM = Problem(
     },
 )
 
+ELSEWHERE = {"judge": "test_judge.py"}
+"""Those that need something to be started, and where they are held against their cases."""
 FENCED = "```python\n{}\n```"
 
 LABELLED: dict[str, Labelled] = {

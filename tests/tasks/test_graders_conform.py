@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 import treetune.parts  # noqa: F401
-from tests.tasks.grader_cases import LABELLED, Labelled, problem
+from tests.tasks.grader_cases import ELSEWHERE, LABELLED, Labelled, problem
 from treetune.tasks.graders.base import Grader
 from treetune.testing.graders import Case, conformance
 from treetune.vocabulary import Grade, Problem
@@ -16,7 +17,9 @@ from treetune.vocabulary import Grade, Problem
 
 def test_every_registered_grader_has_labelled_cases() -> None:
     ours = {name for name, part in Grader.registered().items() if part.__module__.startswith("treetune.")}
-    assert ours == LABELLED.keys()
+    assert ours == LABELLED.keys() | ELSEWHERE.keys()
+    for file in ELSEWHERE.values():
+        assert "conformance(" in Path(__file__).with_name(file).read_text()
     for name, labelled in LABELLED.items():
         assert type(labelled.grader) is Grader.registered()[name]
         for case in labelled.cases:

@@ -43,6 +43,10 @@ class Unanswered(Exception):
     """One request came to nothing, after all its attempts; others may not."""
 
 
+class Refused(Unanswered):
+    """The endpoint is there and doesn't take the request."""
+
+
 @dataclass(frozen=True)
 class Reply:
     """An answer of the endpoint: its text, whether it came to its end, and what the endpoint says it used
@@ -142,7 +146,7 @@ class Client:
             wait = _seconds(response.headers.get("Retry-After"))
             raise _Again(f"{url}: HTTP {status}: {text[:SHOWN]}", wait)
         if status != 200:
-            raise Unanswered(f"{url} refused a request with HTTP {status}: {text[:SHOWN]}")
+            raise Refused(f"{url} refused a request with HTTP {status}: {text[:SHOWN]}")
         return self._reply(text)
 
     def _reply(self, text: str) -> Reply:

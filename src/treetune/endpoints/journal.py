@@ -49,7 +49,7 @@ class AnswerJournal:
             for line in file:
                 if not line.endswith(b"\n"):
                     break
-                answer = _read(line)
+                answer = read_answer(line)
                 if answer is not None and answer.key not in self._places:
                     self._places[answer.key] = (end, len(line))
                     count(answer)
@@ -61,7 +61,7 @@ class AnswerJournal:
         place = self._places.get(key)
         if place is None:
             return None
-        answer = _read(os.pread(self._file.fileno(), place[1], place[0]))
+        answer = read_answer(os.pread(self._file.fileno(), place[1], place[0]))
         assert answer is not None and answer.key == key
         return answer
 
@@ -82,7 +82,8 @@ class AnswerJournal:
         self._file.close()
 
 
-def _read(line: bytes) -> Answer | None:
+def read_answer(line: bytes) -> Answer | None:
+    """None for a line that is none."""
     try:
         return Answer(**json.loads(line))
     except (ValueError, TypeError):

@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 
 from annotated_types import Ge, Gt, MinLen
 
-Message = tuple[Literal["user", "assistant"], str]
-"""Who says it, and what. A conversation begins and ends with the user's."""
+Message = tuple[Literal["system", "user", "assistant"], str]
+"""Who says it, and what. A conversation ends with the user's."""
 
 _OURS = (
     "model",

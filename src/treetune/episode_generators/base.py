@@ -87,6 +87,10 @@ class Rollout(Registrable):
         """How many answers there may be at most to an iteration of so many problems."""
         return problems * self.samples
 
+    def missing(self, task: Task) -> Sequence[str]:
+        """What it needs for the task's problems and isn't there, in words, with what to do about it."""
+        return ()
+
     def prepare(self, codec: TextCodec) -> None:
         """Raises ValueError where the model's tokenizer has no tokens for what the rollout does, before
         anything is sampled."""

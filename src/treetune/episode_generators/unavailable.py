@@ -73,8 +73,9 @@ def graded(context: GenerationContext, trees: Sequence[Tree], credit: Credit) ->
     groups = sum(count for (count,) in everyones)
     if not groups:
         return kept, {}
+    why = "none" if least == 1 else f"fewer than {least}"
     context.say(
-        f"iteration {context.iteration + 1}: {groups} problems are left out, since fewer than {least} of"
-        " their answers could be graded"
+        f"iteration {context.iteration + 1}: {groups} problems are left out, since {why} of their answers"
+        " could be graded"
     )
     return kept, {"episodes/groups_ungraded": float(groups)}

@@ -55,6 +55,8 @@ class Launch:
     rank: int
     world_size: int
     device: str
+    is_trained: bool = True
+    """Whether its weights are exchanged; else they are served as they are on disk."""
     adapter_rank: int | None = None
     """Of the adapters that are served, where they are: the weights are then folders of adapters, whose
     configuration names the model that they belong to."""
@@ -89,7 +91,8 @@ class Launch:
         command += ["--generation-config", "vllm"]
         # A tied head keeps its old packed copy when weights are exchanged in place; the directories
         # that are served hold the head as a tensor of its own.
-        command += ["--hf-overrides", '{"tie_word_embeddings": false}']
+        if self.is_trained:
+            command += ["--hf-overrides", '{"tie_word_embeddings": false}']
         # Log-probs of the distribution that was really sampled from, after temperature and top-p.
         command += ["--logprobs-mode", "processed_logprobs"]
         command += ["--no-enable-log-requests", "--disable-uvicorn-access-log"]
@@ -120,8 +123,9 @@ class Launch:
             for name, value in inherited.items()
             if name not in _FROM_THE_LAUNCHER and not name.startswith(_LAUNCHER_PREFIXES)
         }
+        if self.is_trained:
+            environment["VLLM_SERVER_DEV_MODE"] = "1"  # opens the routes that exchange weights
         environment |= {
-            "VLLM_SERVER_DEV_MODE": "1",  # opens the routes that exchange weights
             "VLLM_NO_USAGE_STATS": "1",
             "DO_NOT_TRACK": "1",
             "HF_HUB_OFFLINE": "1",

@@ -114,6 +114,7 @@ def measure(
         # Every rank has seen the journals before one of them writes.
         session.ranks.barrier("evaluation begins")
         own = answers_of(rollout.run(context, answerable)[0]) if answerable else []
+        services = by_group(sampler.service_metrics(grader))
     trajectories = trajectories_on_first(session.ranks, "evaluation", own)
     lost = unavailable.reasons(trajectory.grade for trajectory in trajectories)
     words = f"evaluating {name}: {unavailable.told('answers', lost, len(trajectories))}" if lost else ""
@@ -134,6 +135,7 @@ def measure(
             )
         else:
             summary = _summary(rollout, chosen, done, trajectories, len(problems) - len(answerable), seed)
+            summary |= services
             _write(folder, summary, map(_row, trajectories))
             session.console.say(f"{name}: {_in_words(summary)}")
     session.ranks.barrier("evaluation written")

@@ -110,6 +110,7 @@ def _rollout(sampler: Sampler, iteration: int, clock: Clock) -> tuple[list[Tree]
         )
         trees, metrics = config.rollout.run(context, problems)
         metrics |= config.task.drawing_metrics(everything, drawing)
+        metrics |= sampler.service_metrics(context.grader)
         if config.rollout.needs_engine:
             # Before anything is written: where nothing was graded, the next try asks for grades again.
             unavailable.tell(context, answers_of(trees))
@@ -173,12 +174,16 @@ def _credit(
         episodes, credit_metrics = config.credit.assign(context, trees)
         everyones = episodes_everywhere(session.ranks, "episodes", episodes)
         if not everyones and (metrics or "credit/unvalued" in credit_metrics):
+            if session.ranks.is_first:  # the next try asks for the grades of answers again
+                (folder / "trajectories.arrow").unlink(missing_ok=True)
             raise unavailable.NothingGraded(
                 f"iteration {iteration + 1}: so few answers and continuations could be graded that no problem"
-                " is left to learn from. The same command goes on from here"
+                " is left to learn from. The same command asks for grades again, and samples none again"
             )
         credit_metrics |= domain_advantages(everyones)
         selected, selection_metrics = config.selection.select(context, everyones)
+        if config.credit.needs_engine:
+            metrics |= sampler.service_metrics(context.grader, "values_")
     return selected, metrics | shaping_metrics | credit_metrics | selection_metrics
 
 

@@ -3,40 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 from treetune.episode_generators.base import GenerationContext, Rollout
 from treetune.inference.journal import JournaledEngine
+from treetune.runtime.judge_server import judge_server
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.session import Session
 from treetune.tasks.base import Task
 from treetune.tasks.environments.journal import SUFFIX, TurnJournal
 from treetune.tasks.environments.pool import EnvironmentPool
 from treetune.tasks.graders.pool import GraderPool
-from treetune.vocabulary import Problem
+from treetune.tasks.graders.service import Surroundings
+from treetune.vocabulary import Metrics, Problem
 
 
 class Sampler:
     """Lends rollout, credit, evaluation and analyses what they need of the session and its server."""
 
     def __init__(
-        self, session: Session, server: PolicyServer, grader: GraderPool, environments: EnvironmentPool
+        self,
+        session: Session,
+        server: PolicyServer,
+        grader: GraderPool,
+        around: Surroundings,
+        environments: EnvironmentPool,
     ) -> None:
-        self.session, self.server, self.grader = session, server, grader
+        """`around` is what graders are lent that are services."""
+        self.session, self.server, self.grader, self._around = session, server, grader, around
         self.environments = environments
 
     @staticmethod
     @contextmanager
     def open(session: Session, server: PolicyServer) -> Iterator[Sampler]:
+        """Starts what grades: the model that judges, too, where there is one. Collective."""
         config = session.config
         config.rollout.sampler.prepare(session.model.codec)
-        with (
-            grader_pool(session, config.task) as grader,
-            EnvironmentPool(workers=config.grader_workers) as environments,
-        ):
-            yield Sampler(session, server, grader, environments)
+        with judge_server(session) as judge:
+            name = f"{session.purpose}-{session.ranks.rank}"
+            around = Surroundings(session.directory.path / "judge", name, judge)
+            with (
+                closing(around),
+                grader_pool(session, config.task, around) as grader,
+                EnvironmentPool(workers=config.grader_workers) as environments,
+            ):
+                yield Sampler(session, server, grader, around, environments)
 
     def context(
         self,
@@ -89,8 +102,25 @@ class Sampler:
         if task is None or task.grader == self.session.config.task.grader:
             yield self.grader
             return
-        with grader_pool(self.session, task) as pool:
+        with grader_pool(self.session, task, self._around) as pool:
             yield pool
+
+    def service_metrics(self, grader: GraderPool, beginning: str = "") -> Metrics:
+        """What the pool's services have done on all ranks since this was last asked, by names such as
+        ``judge/asked``, with `beginning` before what comes after the slash. Collective where there are any.
+        """
+        if not grader.has_services:
+            return {}
+        total: dict[str, tuple[float, float | None]] = {}
+        for counts in self.session.ranks.exchange("services", grader.counted()):
+            for name, (value, over) in counts.items():
+                before, parts = total.get(name, (0.0, 0.0))
+                total[name] = before + value, None if over is None else (parts or 0.0) + over
+        return {
+            "/".join([room, beginning + name]): value / (over or 1.0)
+            for full, (value, over) in sorted(total.items())
+            for room, _, name in [full.partition("/")]
+        }
 
     def phase(self, what: str, unit: str) -> AbstractContextManager[Callable[[int, int], None]]:
         """A phase on the console, with the engine's speed and how the last iteration went."""
@@ -111,6 +141,8 @@ class Sampler:
         return "  ".join(words)
 
 
-def grader_pool(session: Session, task: Task) -> GraderPool:
+def grader_pool(session: Session, task: Task, around: Surroundings) -> GraderPool:
     config = session.config
-    return GraderPool(task.grader, workers=config.grader_workers, deadline=config.grader_deadline)
+    return GraderPool(
+        task.grader, workers=config.grader_workers, deadline=config.grader_deadline, around=around
+    )

@@ -22,12 +22,12 @@ from treetune.episode_generators.rollout.answers import (
     rank_share,
     token_budget,
 )
-from treetune.episode_generators.turns.conversation import EVENTS, Call, Conversation, Limits
+from treetune.episode_generators.turns.conversation import EVENTS, Conversation, Limits
 from treetune.episode_generators.turns.snapshots import packed, unpacked
 from treetune.inference.base import Completion, Later, Request, SamplingParams
 from treetune.seeds import derive_seed
 from treetune.tasks.base import Task
-from treetune.tasks.environments.base import Environment, Reward, Turn
+from treetune.tasks.environments.base import NOTHING, Environment, Reward, Turn
 from treetune.tasks.environments.pool import Play
 from treetune.tasks.environments.worlds import Played
 from treetune.tree import Tree, answers_of, trees_of
@@ -117,7 +117,7 @@ class MultiTurn(Rollout):
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         yield from check_lengths(self, experiment.context_length)
         yield from check_prompts(self, experiment)
-        if self.environment is None and experiment.task.environment is None:
+        if self.environment is None and not any(task.environment for task in experiment.task.parts()):
             yield Finding(
                 "the rollout lacks an environment, and the task has none",
                 "environment",
@@ -134,24 +134,9 @@ class MultiTurn(Rollout):
             stop=self.stop,
         )
 
-    @property
-    def limits(self) -> Limits:
-        return Limits(
-            turn_tokens=self.turn_tokens or self.max_tokens,
-            max_turns=self.max_turns,
-            observation_characters=self.observation_characters,
-            stop=self.stop,
-        )
-
     def environment_of(self, task: Task) -> Environment:
-        """What answers to the task's problems act in. Raises ValueError where there is none."""
-        found = self.environment or task.environment
-        if found is None:
-            raise ValueError(
-                "the rollout 'multi_turn' has no environment, and neither has the task"
-                f" {type(task).__name__}: give rollout.environment"
-            )
-        return found
+        """What answers to the task's problems act in; in a mixture, some may have nothing."""
+        return self.environment or task.environment or NOTHING
 
     def frame(self, codec: TextCodec) -> Callable[[str], str] | None:
         """What stands between turns, around an observation; None: what the model's chat has there."""
@@ -161,6 +146,9 @@ class MultiTurn(Rollout):
         before, _, behind = (form or PLAIN).partition(OBSERVATION)
         return lambda observation: f"{before}{observation}{behind}"
 
+    def missing(self, task: Task) -> Sequence[str]:
+        return self.environment_of(task).missing()
+
     def prepare(self, codec: TextCodec) -> None:
         if self.frame(codec) is None and codec.turn_frame is not None:
             codec.turn_frame("")  # raises where the template has none
@@ -168,8 +156,9 @@ class MultiTurn(Rollout):
     def run(self, context: GenerationContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
         # All prompts, not this rank's only: if one does not fit, no rank is left waiting for another.
         prompts = {
-            problem.id: encoded_prompt(context, problem, self.max_tokens, self.max_prompt_tokens)
+            problem.id: encoded_prompt(context, problem, budget, self.max_prompt_tokens)
             for problem in problems
+            for budget in [context.task.of(problem).sampling(self.sampling).max_tokens]
         }
         starts = [
             Start(
@@ -225,7 +214,9 @@ class MultiTurn(Rollout):
                 context.progress(len(grown), len(starts))
                 return []
             asked.append(place)
-            return [self._request(starts[place], call)]
+            stop = conversation.limits.stop
+            sampling = replace(self.sampling, max_tokens=call.max_tokens, stop=stop)
+            return [Request(call.context_ids, derive_seed(starts[place].seed, call.turn), 1, sampling)]
 
         def on_result(index: int, completions: list[Completion]) -> Sequence[Request | Later]:
             place = asked[index]
@@ -245,20 +236,27 @@ class MultiTurn(Rollout):
         return [self._trajectory(context, start, *grown[place]) for place, start in enumerate(starts)]
 
     def _begun(self, context: GenerationContext, start: Start) -> tuple[Conversation, Play]:
+        task = context.task.of(start.problem)
+        sampling = task.sampling(self.sampling)
         conversation = Conversation(
             context.codec,
             self.frame(context.codec),
-            self.limits,
+            Limits(
+                turn_tokens=self.turn_tokens or sampling.max_tokens,
+                max_turns=self.max_turns,
+                observation_characters=self.observation_characters,
+                stop=sampling.stop,
+            ),
             start.prompt_ids,
-            token_budget(context, start.prompt_ids, self.max_tokens),
+            token_budget(context, start.prompt_ids, sampling.max_tokens),
         )
         actions = tuple(
-            before_stop(context.codec.decode(segment.token_ids), self.stop)
+            before_stop(context.codec.decode(segment.token_ids), sampling.stop)
             for segment in start.begun
             if segment.origin == "sampled"
         )
         play = context.environments.begin(
-            self.environment_of(context.task),
+            self.environment_of(task),
             start.problem,
             derive_seed(context.seed, context.iteration, start.problem.id, "environment"),
             actions,
@@ -275,18 +273,12 @@ class MultiTurn(Rollout):
             conversation.turns.pop()
             conversation.heard(Turn(done=True, outcome="error", message=str(error)))
 
-    def _request(self, start: Start, call: Call) -> Request:
-        return Request(
-            prompt_ids=call.context_ids,
-            seed=derive_seed(start.seed, call.turn),
-            n=1,
-            sampling=replace(self.sampling, max_tokens=call.max_tokens),
-        )
+    def _earns(self, context: GenerationContext, start: Start) -> Reward:
+        return self.reward or self.environment_of(context.task.of(start.problem)).earns
 
     def _graded(self, context: GenerationContext, start: Start, conversation: Conversation) -> Future[Grade]:
         """What the answer earns beside its turns' rewards, or why it earns nothing."""
-        wanted = self.reward or self.environment_of(context.task).earns
-        if conversation.outcome == "ok" and wanted != "environment" and conversation.actions:
+        if conversation.outcome == "ok" and self._earns(context, start) != "environment":
             return context.grader.submit(conversation.actions[-1], start.problem)
         last = conversation.turns[-1] if conversation.turns else Turn()
         graded: Future[Grade] = Future()
@@ -302,7 +294,7 @@ class MultiTurn(Rollout):
     ) -> Trajectory:
         assert conversation.finish is not None
         grade, rewards = graded.result(), conversation.rewards
-        if (self.reward or self.environment_of(context.task).earns) == "grader":
+        if self._earns(context, start) == "grader":
             rewards = [0.0] * len(rewards)
         rewards[-1] += grade.reward
         message = grade.message

@@ -16,11 +16,12 @@ from treetune.tree import State, Tree
 
 
 class Value(NamedTuple):
-    """What a state is worth to one answer, and the variance of that as an estimate (0: it is known
-    exactly)."""
+    """What a state is worth to one answer, the variance of that as an estimate, and of how many rewards it is
+    the mean."""
 
     value: float
-    variance: float = 0.0
+    variance: float
+    samples: int = 1
 
 
 AlongAnswer = list[Value | None]
@@ -39,7 +40,8 @@ def mean_of(rewards: Sequence[float], low: float = 0.0, high: float = 1.0) -> Va
     width = high - low
     share = (sum((reward - low) / width for reward in rewards) + 1) / (len(rewards) + 2)
     share = min(max(share, 0.0), 1.0)
-    return Value(mean(rewards), share * (1 - share) * width**2 / len(rewards))
+    variance = share * (1 - share) * width**2 / len(rewards)
+    return Value(mean(rewards), variance, len(rewards))
 
 
 class Place(NamedTuple):

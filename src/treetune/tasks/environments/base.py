@@ -63,7 +63,7 @@ class Environment(Registrable):
 
     again: Again = "replay"
     isolation: ClassVar[Isolation] = "process"
-    earns: ClassVar[Reward] = "environment"
+    earns: Reward = "environment"
     """What answers earn unless the rollout says otherwise."""
     deadline: float = 10.0
     """Seconds for one turn."""
@@ -84,6 +84,23 @@ class Environment(Registrable):
     def step(self, state: Any, action: str) -> Turn:
         """What follows from what the policy wrote in its turn, without stop strings and special tokens."""
         raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Nothing(Environment):
+    """Where there is no environment: the first turn is the answer, which the task's grader judges."""
+
+    isolation: ClassVar[Isolation] = "inline"
+    earns: Reward = "grader"
+
+    def reset(self, problem: Problem, seed: int) -> None:
+        return None
+
+    def step(self, state: None, action: str) -> Turn:
+        return Turn(done=True)
+
+
+NOTHING = Nothing()
 
 
 class Game(Environment):

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import ClassVar, Literal
 
 from treetune.config.registrable import Registrable
+from treetune.tasks.graders.service import GradeBy, Plain, Service, Surroundings
 from treetune.vocabulary import Grade, Problem
 
 Isolation = Literal["inline", "process", "service"]
@@ -58,6 +59,10 @@ class Grader(Registrable):
     def parts(self) -> Sequence[Grader]:
         """All that `of` may give."""
         return (self,)
+
+    def serve(self, around: Surroundings, grade_by: GradeBy) -> Service:
+        """Of a ``service``: itself at work. `grade_by` grades by others, such as a rule within it."""
+        return Plain(self)
 
     def missing(self) -> Sequence[str]:
         """What it needs and isn't there (a package, a sandbox), in words, with what to do about it."""

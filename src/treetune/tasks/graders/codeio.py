@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Lt, MinLen
 
-from treetune.tasks.graders.base import Grader
+from treetune.sandbox.base import Limits, Sandbox
+from treetune.sandbox.bubblewrap import Bubblewrap
+from treetune.tasks.graders.base import Grader, Isolation
+from treetune.tasks.graders.codeio_program import outputs_of
 from treetune.tasks.graders.extraction import (
     THINK_END,
     NoValue,
@@ -22,6 +25,10 @@ from treetune.tasks.graders.extraction import (
 from treetune.vocabulary import Grade, Problem
 
 KEYS = ("output", "input")
+
+_SPARE_SECONDS = 90.0
+"""More than a sandbox takes to say that it can't start a program."""
+
 _TRUTHS = {"true": True, "false": False}
 
 
@@ -34,6 +41,11 @@ class CodeIO(Grader):
     without one the last JSON object or list. It holds the value as the gold does: ``{"output": 3}``,
     ``"output": 3`` or ``3``.
 
+    Where an input is to be found, others than the gold's may give the same output. With `program`, the
+    field of the row that holds the program, a predicted input is also right if the function `entry` returns
+    for it what it returns for the gold's: both are run in the `sandbox`, within `limits`. Nothing of an
+    answer is code there; it is data, which `entry` is called with.
+
     Values are equal in depth: lists as tuples, numbers to within `tolerance` of the gold's where one of them
     has decimals, a text that holds a JSON object or list as what it holds, ``"True"`` and ``"false"`` as
     truth values. A truth value is no number.
@@ -42,6 +54,25 @@ class CodeIO(Grader):
     block: Literal["first", "last"] = "last"
     tolerance: Annotated[float, Ge(0), Lt(0.1)] = 1e-6
     think_end: Annotated[str, MinLen(1)] = THINK_END
+    program: Annotated[str, MinLen(1)] | None = None
+    entry: str = "main_solution"
+    sandbox: Sandbox = field(default_factory=Bubblewrap)
+    limits: Limits = field(default_factory=lambda: Limits(seconds=10.0))
+
+    def __post_init__(self) -> None:
+        if not self.entry.isidentifier():
+            raise ValueError(f"entry is {self.entry!r}, which is no name of a function")
+
+    @property
+    def isolation(self) -> Isolation:  # type: ignore[override]
+        return self.sandbox.isolation if self.program else "process"
+
+    @property
+    def deadline(self) -> float | None:  # type: ignore[override]
+        return self.limits.seconds + _SPARE_SECONDS if self.program else None
+
+    def missing(self) -> Sequence[str]:
+        return self.sandbox.missing() if self.program else ()
 
     def extract(self, response: str, problem: Problem) -> str | None:
         said = after_thought(response, self.think_end)
@@ -56,8 +87,20 @@ class CodeIO(Grader):
             given = read_prediction(extracted)
         except NoValue as error:
             return Grade(reward=0.0, outcome="ok", message=f"no value: {error}")
-        right = any(self.equal(candidate, gold) for candidate in candidates(given, key))
+        said = candidates(given, key)
+        right = any(self.equal(candidate, gold) for candidate in said)
+        if not right and self.program is not None and key == "input":
+            right = self._same_output(said[0], gold, problem)
         return Grade(reward=float(right), outcome="ok")
+
+    def _same_output(self, given: Any, gold: Any, problem: Problem) -> bool:
+        program = problem.data.get(str(self.program))
+        if not isinstance(program, str):
+            raise ValueError(f"problem {problem.id} has no program under {self.program!r}")
+        meant, found = outputs_of(self.sandbox, program, self.entry, [gold, given], self.limits)
+        if meant is None:
+            raise ValueError(f"the program of problem {problem.id} gives nothing for the gold's input")
+        return found is not None and self.equal(found, meant)
 
     def equal(self, given: Any, gold: Any) -> bool:
         """Whether two values say the same (see above). Values are nested no deeper than

@@ -8,12 +8,14 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import CancelledError, Future
+from functools import partial
 from types import TracebackType
 from typing import Self
 
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.process import Work
 from treetune.tasks.graders.processes import WorkerProcesses
+from treetune.tasks.graders.service import Counts, Service, Surroundings
 from treetune.tasks.graders.threads import ServiceThreads
 from treetune.tasks.graders.worker import Grading, graded
 from treetune.vocabulary import Grade, GradeOutcome, Problem
@@ -44,8 +46,10 @@ class GraderPool:
         deadline: float = 10.0,
         memory_gib: float | None = 4.0,
         memo_size: int = 100_000,
+        around: Surroundings | None = None,
     ) -> None:
-        """`workers` is by default 2, or 1 where there is but one core: the engine needs the others."""
+        """`workers` is by default 2, or 1 where there is but one core: the engine needs the others. `around`
+        is what services are lent; whoever made it closes it."""
         if workers is None:
             workers = min(2, os.cpu_count() or 1)
         if workers < 1 or deadline <= 0 or memo_size < 0:
@@ -67,6 +71,8 @@ class GraderPool:
         memory_bytes = None if memory_gib is None else int(memory_gib * 2**30)
         self._processes = WorkerProcesses(workers, memory_bytes, self._settle, _lost, self._fail)
         self._threads: dict[int, ServiceThreads] = {}
+        self._services: dict[int, Service] = {}
+        self._around = around or Surroundings()
         for part in grader.parts():
             self._number(part)
 
@@ -76,8 +82,10 @@ class GraderPool:
         The future raises WorkerStartError if no worker can load the grader; so does `submit` from
         then on. Raises ValueError if the pool is closed.
         """
+        return self._submit(self.grader.of(problem), response, problem)
+
+    def _submit(self, grader: Grader, response: str, problem: Problem) -> Future[Grade]:
         future: Future[Grade] = Future()
-        grader = self.grader.of(problem)
         if grader.isolation == "inline":
             future.set_result(graded(grader, response, problem))
             return future
@@ -101,12 +109,28 @@ class GraderPool:
         futures = [self.submit(response, problem) for response, problem in pairs]
         return [future.result() for future in futures]
 
+    @property
+    def has_services(self) -> bool:
+        """Whether anything is going to be `counted`."""
+        return bool(self._threads)
+
+    def counted(self) -> Counts:
+        """What all services have done since this was last asked."""
+        total: Counts = {}
+        for service in list(self._services.values()):
+            for name, (value, over) in service.counted().items():
+                before, parts = total.get(name, (0.0, None if over is None else 0.0))
+                total[name] = before + value, None if over is None or parts is None else parts + over
+        return total
+
     def close(self) -> None:
         """Ends the workers; grades that are still missing are cancelled. Safe to call twice."""
         with self._lock:
             self._closed = True
         for threads in self._threads.values():
             threads.close()
+        for service in self._services.values():
+            service.close()
         self._processes.close()
         self._fail(CancelledError("the grader pool was closed before this answer was graded"))
 
@@ -118,6 +142,9 @@ class GraderPool:
     ) -> None:
         self.close()
 
+    def _grade_by(self, grader: Grader, response: str, problem: Problem) -> Grade:
+        return self._submit(grader.of(problem), response, problem).result()
+
     def _number(self, grader: Grader) -> int:
         """What a grader is known by, from when it is first met. The grader is kept, so that no other one can
         have its place in memory."""
@@ -126,8 +153,10 @@ class GraderPool:
             if grader.isolation == "process":
                 self._processes.teach(number, Grading(grader), type(grader).__name__)
             elif grader.isolation == "service":
-                answer = Grading(grader).answer
-                self._threads[number] = ServiceThreads(answer, grader.concurrency, self._settle, _lost)
+                service = self._services[number] = grader.serve(self._around, self._grade_by)
+                self._threads[number] = ServiceThreads(
+                    partial(graded, service), service.concurrency, self._settle, _lost
+                )
             self._graders[id(grader)] = number, grader
         return self._graders[id(grader)][0]
 

@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, Protocol
 
 from treetune.config import folders
 from treetune.tasks.graders.base import Grader, Unavailable
+from treetune.tasks.graders.service import Service
 from treetune.vocabulary import Grade, GradeOutcome, Problem
 
 LENGTH = struct.Struct("<I")
@@ -55,7 +56,7 @@ def frame(message: object) -> bytes:
     return LENGTH.pack(len(body)) + body
 
 
-def graded(grader: Grader, response: str, problem: Problem) -> Grade:
+def graded(grader: Grader | Service, response: str, problem: Problem) -> Grade:
     """The grader's verdict with the seconds that it took; what it raises is the outcome ``error``."""
     start = time.perf_counter()
     outcome: GradeOutcome = "error"
@@ -67,8 +68,8 @@ def graded(grader: Grader, response: str, problem: Problem) -> Grade:
         # Whatever an answer makes a grader raise is recorded with that answer, and ends no run.
         name = type(error).__name__
         message = f"{name}: {error}" if str(error) else name
-        if grader.isolation == "service" and isinstance(error, OSError):  # broken connections among them
-            outcome = "unavailable"
+        if not isinstance(grader, Grader) and isinstance(error, OSError):
+            outcome = "unavailable"  # of a service: broken connections are among these
     return Grade(reward=0.0, outcome=outcome, seconds=time.perf_counter() - start, message=message)
 
 

@@ -33,7 +33,7 @@ class Code(Grader):
 
     The answer is what stands in fenced code blocks behind the last ``</think>``: in those marked as Python,
     or where none is, in those without a mark. `blocks` says which of them: all, one below the other, the last
-    or the first.
+    or the first. With ``whole`` it is all of the answer, for models that write nothing else.
 
     The gold is JSON, of one of these kinds (Reasoning360's):
 
@@ -52,7 +52,7 @@ class Code(Grader):
     answer, which can neither see nor reach them.
     """
 
-    blocks: Literal["all", "last", "first"] = "all"
+    blocks: Literal["all", "last", "first", "whole"] = "all"
     score: Literal["all", "fraction"] = "all"
     sandbox: Sandbox = field(default_factory=Bubblewrap)
     test_seconds: Annotated[float, Gt(0)] = 6.0
@@ -75,6 +75,8 @@ class Code(Grader):
 
     def extract(self, response: str, problem: Problem) -> str | None:
         answer = after_thought(response)
+        if self.blocks == "whole":
+            return answer if answer.strip() else None
         blocks = fenced_blocks(answer, *_LANGUAGES) or fenced_blocks(answer, "")
         chosen = {"all": blocks, "last": blocks[-1:], "first": blocks[:1]}[self.blocks]
         return "\n".join(chosen) if any(block.strip() for block in chosen) else None

@@ -1,0 +1,142 @@
+"""Credit methods against exact truth: which credit is worth its tokens, on languages that can be solved.
+
+    python scripts/credit_bench.py --output docs/results
+
+Four languages (`treetune.testing.chains`), three policies of rising skill, 128 problems with 8 answers each,
+and the methods of configs/analyzers/credit_bench.jsonnet. The policies are tables, so that values, advantages
+and gradients are known exactly; credit is the same code that trains. For a model of any size, the analyzer of
+the same name does the same with many continuations as the truth."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from treetune.analyzers.credit_bench import CreditBench, credited
+from treetune.analyzers.credit_figure import draw_credit
+from treetune.analyzers.credit_measures import Truth, measure, told
+from treetune.analyzers.figures import save
+from treetune.config.build import build
+from treetune.config.jsonnet import load
+from treetune.episode_generators.base import Credit
+from treetune.runtime.base import PolicyIteration, Runtime
+from treetune.testing import chains
+from treetune.tree import trees_of
+from treetune.vocabulary import Episode, Trajectory
+
+SKILLS = {"early": 0.2, "midway": 0.45, "late": 0.75}
+SAMPLES, OF_BATCH = 8, 64
+
+
+CONFIGURATION = ("quickstart/vineppo.jsonnet", "analyzers/credit_bench.jsonnet")
+
+
+def credit_methods() -> Mapping[str, Credit]:
+    import treetune.parts  # noqa: F401  # registers all parts
+
+    root = build(Runtime, load(CONFIGURATION).data)
+    assert isinstance(root, PolicyIteration)
+    bench = root.analyzers[-1]
+    assert isinstance(bench, CreditBench)
+    return bench.methods
+
+
+def gradients(
+    task: chains.ChainTask, answers: Sequence[Trajectory], episodes: Sequence[Episode]
+) -> dict[str, float]:
+    """Of batches of `OF_BATCH` answers: the mean cosine to the exact gradient, and the variance of a batch's
+    as a share of the squared length of their mean."""
+    exact = chains.exact_gradient(task)
+    batches: list[chains.Gradient] = []
+    for start in range(0, len(answers) - OF_BATCH + 1, OF_BATCH):
+        batch: chains.Gradient = {}
+        for place in range(start, start + OF_BATCH):
+            for slot, value in chains.gradient(answers[place], episodes[place]).items():
+                batch[slot] = batch.get(slot, 0.0) + value / OF_BATCH
+        batches.append(batch)
+    middle: chains.Gradient = {}
+    for batch in batches:
+        for slot, value in batch.items():
+            middle[slot] = middle.get(slot, 0.0) + value / len(batches)
+    off = [
+        math.fsum((batch.get(slot, 0.0) - value) ** 2 for slot, value in middle.items()) for batch in batches
+    ]
+    return {
+        "cosine": math.fsum(chains.cosine(batch, exact) for batch in batches) / len(batches),
+        "relative_variance": math.fsum(off) / (len(batches) - 1) / chains.length(middle) ** 2,
+    }
+
+
+def bench(
+    language: chains.Language, skill: float, problems: int, seed: int, methods: Mapping[str, Any]
+) -> Any:
+    task = chains.ChainTask(language=language, skill=skill, count=problems)
+    answers = chains.answers_of_chains(task, SAMPLES, seed)
+    assert len(trees_of(answers)) == problems
+    truths = [Truth(a.problem.id, a.step_ends, chains.true_values(a), a.reward) for a in answers]
+    found = {}
+    for name, credit in methods.items():
+        context = chains.context_of(task, seed)
+        of_method = credited(context, credit, answers)
+        found[name] = measure(truths, of_method, seed) | gradients(task, answers, of_method.episodes)
+    return {"solved": sum(a.reward for a in answers) / len(answers), "methods": found}
+
+
+def page(results: Mapping[str, Any]) -> str:
+    lines = ["# Credit methods against exact truth", "", (__doc__ or "").split("\n\n", 2)[2].strip(), ""]
+    lines += ["![quality against tokens](credit_bench.png)", ""]
+    for panel, found in results.items():
+        lines += [
+            f"## {panel} ({found['solved']:.0%} solved)",
+            "",
+            "| method | tokens an answer ↓ | correlation ↑ | error ↓ | bias of values → 0"
+            " | right signs at the decisive step ↑ | cosine of a batch's gradient ↑ | its relative variance ↓"
+            " | seconds |",
+            "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+        ]
+        for name, one in found["methods"].items():
+            cells = [told(one, key) for key in ("correlation", "error", "bias", "decisive_signs")]
+            lines.append(
+                f"| {name} | {one['tokens_per_answer']:.0f} | {' | '.join(cells)} | {one['cosine']:.3f} |"
+                f" {one['relative_variance']:.2f} | {one['seconds']:.1f} |"
+            )
+        lines.append("")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--output", type=Path, required=True, help="folder for credit_bench.md, .json, .png")
+    parser.add_argument("--problems", type=int, default=128, help="with 8 answers each")
+    parser.add_argument("--languages", nargs="+", default=list(chains.LANGUAGES), choices=chains.LANGUAGES)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    methods = credit_methods()
+    results = {}
+    for language in options.languages:
+        for stage, skill in SKILLS.items():
+            panel = f"{language}, {stage}"
+            results[panel] = bench(language, skill, options.problems, options.seed, methods)
+            print(f"{panel}: {results[panel]['solved']:.0%} solved", flush=True)
+            for name, one in results[panel]["methods"].items():
+                cost = f"{one['tokens_per_answer']:8.0f} tokens  {one['seconds']:.1f} s"
+                quality = f"correlation {told(one, 'correlation')}  cosine {one['cosine']:.3f}"
+                print(f"  {name:28} {cost}  {quality}", flush=True)
+    options.output.mkdir(parents=True, exist_ok=True)
+    (options.output / "credit_bench.md").write_text(page(results))
+    (options.output / "credit_bench.json").write_text(json.dumps(results, indent=1) + "\n")
+    save(
+        draw_credit({panel: found["methods"] for panel, found in results.items()}),
+        options.output,
+        "credit_bench",
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""The model that a run serves to judge answers, from the start of its server to its end."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from treetune.endpoints.settings import Place
+from treetune.inference.launch import MODEL_NAME
+from treetune.inference.settings import JudgeModel
+from treetune.models.checkpoints import resolve_policy
+from treetune.runtime.session import Session
+from treetune.runtime.weights_folder import weights_folder
+from treetune.tasks.graders.service import ServedModel
+
+
+@contextmanager
+def judge_server(session: Session) -> Iterator[ServedModel | None]:
+    """The server starts in the background: whoever asks first waits for it. None where there is no such
+    model. Collective.
+    """
+    settings, ranks = session.config.engines.judge, session.ranks
+    if settings is None:
+        yield None
+        return
+    machines = sorted(set(ranks.machines()))
+    if len(machines) > 1:
+        raise ValueError(
+            f"engines.judge is served on one machine, and the ranks are on {len(machines)}"
+            f" ({', '.join(machines)}): serve the judge yourself, and give the grader its endpoint"
+        )
+    rendezvous = weights_folder(session.directory.path, f"{session.purpose} judge", ranks)
+    model = ranks.from_first("the judge's model", str(downloaded(settings)) if ranks.is_first else "")
+    logs = session.directory.logs
+    server = settings.server.serve(
+        Path(model),
+        (logs if session.purpose == "run" else logs / session.purpose) / "judge.log",
+        seed=session.config.seed,
+        context_length=settings.context_length,
+        rank=ranks.rank,
+        world_size=ranks.world_size,
+        rendezvous=rendezvous,
+        device=ranks.device.type,
+    )
+
+    def place() -> Place:
+        address = server.ready()
+        return Place(f"{address.url}/v1", address.key, "the server that was started here")
+
+    def failed(reason: str) -> None:
+        server.failed(server.ready(), reason)
+
+    try:
+        yield ServedModel(
+            asking=settings,
+            place=place,
+            name=MODEL_NAME,
+            identity=f"{settings.model}@{settings.revision or ''}",
+            failed=failed,
+            succeeded=server.succeeded,
+        )
+    finally:
+        server.close()
+        shutil.rmtree(rendezvous, ignore_errors=True)
+
+
+def downloaded(settings: JudgeModel) -> Path:
+    """The model's folder. Raises ValueError where it can't be had."""
+    path = Path(resolve_policy(settings.model))
+    if path.is_dir():
+        return path
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(settings.model, revision=settings.revision))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise ValueError(
+            f"engines.judge.model {settings.model!r} is no folder here, and can't be had from the hub:"
+            f" {first}"
+        ) from error

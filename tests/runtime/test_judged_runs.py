@@ -1,0 +1,81 @@
+"""Runs whose answers a language model judges: what it does is counted, and nothing is asked twice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runtime.in_process import TASK, FakeSettings, directory_of, small, train
+from treetune.endpoints.settings import EndpointSettings
+from treetune.episode_generators.credit.monte_carlo import MonteCarlo
+from treetune.episode_generators.rollout.single_turn import SingleTurn
+from treetune.episode_generators.unavailable import NothingGraded
+from treetune.inference.base import EngineError
+from treetune.runtime.base import Evaluation, EvaluationSet, PolicyIteration
+from treetune.tasks.graders.final_answer import FinalAnswer
+from treetune.tasks.graders.judge import JudgeGrader
+from treetune.testing.stand_in_judge import StandIn, stand_in_judge
+
+SETS = Evaluation(every=2, sets=(EvaluationSet(split="test", problems=3, samples=2, while_training=True),))
+
+
+@pytest.fixture
+def judge() -> Iterator[StandIn]:
+    with stand_in_judge() as running:
+        yield running
+
+
+def judged(base: Path, judge: StandIn, **changes: Any) -> PolicyIteration:
+    endpoint = EndpointSettings(
+        base_url=judge.base_url, model="m", retries=0, backoff=0.05, timeout=30.0, temperature=0.0
+    )
+    return small(
+        base,
+        task=replace(TASK, grader=JudgeGrader(endpoint=endpoint, rule=FinalAnswer())),
+        rollout=SingleTurn(samples=2, max_tokens=12, unfinished_reward=None),
+        credit=MonteCarlo(samples=2),
+        evaluation=SETS,
+        **changes,
+    )
+
+
+def test_what_the_judge_did_is_in_the_metrics_and_in_the_summary(judge: StandIn, tmp_path: Path) -> None:
+    config = judged(tmp_path, judge)
+    directory = train(config)
+    first, second = directory.read_metrics()
+    summary = json.loads((directory.evaluation(2, "test") / "summary.json").read_text())
+    counted = [row[f"judge/{kind}asked"] for row in (first, second) for kind in ("", "values_")]
+    assert all(counted)
+    assert sum(counted) + summary["judge"]["asked"] == len(judge.asked)
+    assert first["judge/agreement"] > 0
+    assert len({json.dumps(body) for body in judge.asked}) == len(judge.asked), "nothing was asked twice"
+    log = (directory.logs / "run.log").read_text()
+    assert "could not be graded" not in log
+
+
+def test_a_run_that_goes_on_asks_nothing_again(judge: StandIn, tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="told to fail"):
+        train(judged(tmp_path, judge, engine=FakeSettings(fail_after=7)))
+    assert judge.asked
+    directory = train(judged(tmp_path, judge, engine=FakeSettings()))
+    assert len({json.dumps(body) for body in judge.asked}) == len(judge.asked)
+    assert len(directory.read_metrics()) == 2
+
+
+def test_a_judge_that_falls_silent_ends_the_run_and_the_same_command_goes_on(
+    judge: StandIn, tmp_path: Path
+) -> None:
+    judge.mood = "down"
+    config = judged(tmp_path, judge, engine=FakeSettings())
+    with pytest.raises(NothingGraded, match="he same command"):
+        train(config)
+    assert "HTTP 503" in (directory_of(config).logs / "run.log").read_text()
+    judge.mood = "well"
+    train(judged(tmp_path, judge, engine=FakeSettings()))
+    first, second = directory_of(config).read_metrics()
+    assert first["episodes/unavailable"] == second["episodes/unavailable"] == 0.0
