@@ -15,41 +15,24 @@ import hashlib
 import json
 import random
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(1, str(ROOT / "scripts"))
+
+from labelled_math_shapes import shapes, spelled  # noqa: E402
+
 OUTPUT = ROOT / "tests/tasks/labelled/math.jsonl"
 BY_HAND = {"": OUTPUT.with_name("math_by_hand.json"), "unseen": OUTPUT.with_name("math_unseen.json")}
 """Files of golds with their rewrites and near misses, by the part of the measurement that they are."""
 
+OF_EACH_SHAPE = 12
+
 Variants = tuple[list[str], list[str]]
 """Right ones, wrong ones."""
-
-_ONES = [
-    "zero",
-    "one",
-    "two",
-    "three",
-    "four",
-    "five",
-    "six",
-    "seven",
-    "eight",
-    "nine",
-    "ten",
-    "eleven",
-    "twelve",
-    "thirteen",
-    "fourteen",
-    "fifteen",
-    "sixteen",
-    "seventeen",
-    "eighteen",
-    "nineteen",
-]
-_TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
 
 
 def rewritten(gold: str) -> tuple[str, list[str], list[str]] | None:
@@ -100,7 +83,7 @@ def _integer(value: int) -> Variants:
     if size >= 1000:
         right += [f"{value:,}", f"{value:,}".replace(",", "{,}"), f"{value:,}".replace(",", ",\\!")]
     if 0 <= value < 100:
-        words = _words(value)
+        words = spelled(value)
         right += [
             f"\\text{{{words}}}",
             words.capitalize() if value > 2 else f"\\text{{{words.capitalize()}}}",
@@ -118,7 +101,7 @@ def _integer(value: int) -> Variants:
         f"\\sqrt{{{size}}}" if size > 1 else "13",
         f"{value}\\pi" if value else "\\pi",
         f"{value + 1} = {value + 1}",
-        f"\\text{{{_words((size + 1) % 100)}}}",
+        f"\\text{{{spelled((size + 1) % 100)}}}",
         f"({value}, {value + 2})",
         f"\\frac{{{value}}}{{100}}" if value else "0.01",
         f"10^{{{value}}}" if 0 < size < 9 else f"{value}00" if value else "100",
@@ -393,13 +376,6 @@ def _matrix(inside: str) -> Variants:
     return right, wrong
 
 
-def _words(value: int) -> str:
-    if value < 20:
-        return _ONES[value]
-    tens, ones = divmod(value, 10)
-    return _TENS[tens - 2] + (f"-{_ONES[ones]}" if ones else "")
-
-
 SAID = (
     "It is $\\boxed{%s}$.",
     "\\[\\boxed{%s}\\]",
@@ -419,6 +395,8 @@ def cases(golds: Sequence[tuple[str, str]]) -> Iterator[dict[str, object]]:
         for entry in json.loads(path.read_text()):
             right = [entry["gold"], *entry["right"]]
             yield from _rows(entry["kind"], entry["gold"], "", right, entry["wrong"], seen, part)
+    for kind, (gold, right, wrong) in shapes(OF_EACH_SHAPE, seed=11):
+        yield from _rows(kind, gold, "", right, wrong, seen, "unseen")
 
 
 def _rows(

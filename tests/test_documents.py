@@ -56,7 +56,8 @@ def treetune_commands(document: Document) -> Iterator[tuple[list[str], list[str]
         command = next(word for word in typed if word in COMMANDS)
         shared = typed[: typed.index(command)]
         # A task alone is no experiment that could be checked.
-        instead = "print_config" if command == "score_responses" else "check_config"
+        alone = command in ("score_responses", "export_rows")
+        instead = "print_config" if alone else "check_config"
         yield typed, typed if command in RUN_AS_IT_IS else [*shared, instead] if shared else []
 
 

@@ -4,7 +4,7 @@
   math: { type: 'math' },
   codegen: { type: 'code' },
   simulation__codeio: { type: 'codeio' },
-  simulation__cruxeval: { type: 'codeio' },
+  simulation__cruxeval: { type: 'cruxeval' },
   simulation__arcagi: { type: 'grid' },
   simulation__barc: { type: 'grid' },
   logic__arcagi: { type: 'grid' },
@@ -15,7 +15,7 @@
   table: { type: 'table' },
   stem__gpqa: { type: 'multiple_choice' },
   stem__supergpqa: { type: 'multiple_choice' },
-  // Published: the verdict of a model of 1.5B.
+  // Published: a model's verdict (stem_judged.jsonnet).
   stem__web: { type: 'math' },
   // LiveBench has a scorer for each of its tasks; here the whole answer has to be the gold's words.
   ood__livebench: { type: 'exact_match' },

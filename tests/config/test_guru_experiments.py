@@ -19,6 +19,8 @@ from treetune.episode_generators.rollout.until_mixed import UntilMixed
 from treetune.episode_generators.shaping.overlong_penalty import OverlongPenalty
 from treetune.models.sources import PretrainedModel
 from treetune.runtime.base import PolicyIteration, Runtime
+from treetune.tasks.graders.judge import JudgeGrader
+from treetune.tasks.graders.math import MathGrader
 from treetune.tasks.mixture import Mixture
 from treetune.tasks.routed_rows import RoutedRows
 from treetune.tasks.weighting import Proportional
@@ -143,6 +145,21 @@ def test_a_set_of_each_domain_is_measured_while_training() -> None:
     assert domains == set(ROWS)
 
 
+@pytest.mark.parametrize("name", ["guru/7b_grpo", "guru/dapo_7b_stem"])
+def test_science_can_be_judged_by_a_model_where_the_rule_rejects(name: str) -> None:
+    files = [f"{name}.jsonnet", "guru/stem_judged.jsonnet"]
+    config = load(files, environ={"APP_JUDGE_URL": "http://127.0.0.1:8000/v1"})
+    root = build(Runtime, config.data, Explanation(config))
+    assert isinstance(root, PolicyIteration)
+    task = root.task.domains["stem"].task if isinstance(root.task, Mixture) else root.task
+    assert isinstance(task, RoutedRows)
+    judge = task.routes["stem__web"]
+    assert isinstance(judge, JudgeGrader)
+    assert (judge.rule, judge.when, judge.deadline) == (MathGrader(), "rule_rejects", 60.0)
+    assert judge.reward("They are alike.\nFinal Decision: Yes") == 1.0
+    assert judge.reward("Final Decision: **No**") == 0.0
+
+
 def test_there_are_nine_of_them() -> None:
-    there = {f"guru/{path.stem}" for path in (CONFIGS / "guru").glob("*.jsonnet")}
+    there = {f"guru/{path.stem}" for path in (CONFIGS / "guru").glob("*.jsonnet")} - {"guru/stem_judged"}
     assert there == {*DAPO, "guru/7b_grpo", "guru/32b_grpo", "guru/32b_ppo"}

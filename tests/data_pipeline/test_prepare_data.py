@@ -192,7 +192,7 @@ def test_contamination_can_only_be_reported(work: Work) -> None:
     against = [{"name": "t", "source": source}]
     rule = {"type": "contamination", "against": against, "ngram": 30, "action": "report"}
     assert work.run(rules=[rule]) == 0
-    assert list(work.rule("contamination")["rows"]) == ["4"]
+    assert list(work.rule("contamination")["matching_rows"]) == ["4"]
     assert len(work.rows()) == 20
 
 

@@ -189,6 +189,13 @@ WRITTEN = (
 )
 
 
+def test_demonstrations_that_are_not_graded_ask_no_grader_and_count_as_right() -> None:
+    context = replace(mdp.context(engine=None), grader=None)  # type: ignore[arg-type]
+    trajectories, metrics = answered(Demonstrations(graded=False).run(context, mdp.problems(5)))
+    assert [t.grade.correct for t in trajectories] == [True] * 5
+    assert metrics["episodes/reward"] == 1.0
+
+
 @dataclass(frozen=True)
 class ThreadedTask(mdp.LetterTask):
     written: str = WRITTEN

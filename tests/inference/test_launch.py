@@ -65,6 +65,15 @@ def test_a_server_answers_those_alone_who_know_its_key(monkeypatch: pytest.Monke
     assert getattr(importlib.import_module(module), name) is key.KeyRequired
 
 
+def test_a_model_that_is_not_trained_is_served_as_it_is_on_disk() -> None:
+    trained = launch()
+    served = replace(trained, is_trained=False)
+    assert "--hf-overrides" in trained.command(Path("/weights"), 1)
+    assert "--hf-overrides" not in served.command(Path("/weights"), 1), "its head may be its embeddings"
+    assert "VLLM_SERVER_DEV_MODE" in trained.environment(Path("/scratch"), {})
+    assert "VLLM_SERVER_DEV_MODE" not in served.environment(Path("/scratch"), {})
+
+
 def test_precision_follows_the_device_unless_set() -> None:
     for one, wanted in [
         (launch(), "float32"),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ from treetune.episode_generators.credit.monte_carlo import MonteCarlo
 from treetune.episode_generators.rollout.single_turn import SingleTurn
 from treetune.episode_generators.unavailable import NothingGraded
 from treetune.inference.base import EngineError
+from treetune.inference.client import Address
+from treetune.inference.settings import JudgeModel
 from treetune.runtime.base import Evaluation, EvaluationSet, PolicyIteration
 from treetune.tasks.graders.final_answer import FinalAnswer
 from treetune.tasks.graders.judge import JudgeGrader
@@ -79,3 +82,36 @@ def test_a_judge_that_falls_silent_ends_the_run_and_the_same_command_goes_on(
     train(judged(tmp_path, judge, engine=FakeSettings()))
     first, second = directory_of(config).read_metrics()
     assert first["episodes/unavailable"] == second["episodes/unavailable"] == 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serving(FakeSettings):
+    """Serves the stand-in."""
+
+    judge: StandIn
+    closed: list[bool] = field(default_factory=list)
+
+    def serve(self, model_directory: Path, log: Path, **rest: Any) -> Any:
+        address = Address(self.judge.base_url.removesuffix("/v1"), 1, "its key")
+        return SimpleNamespace(
+            ready=lambda: address,
+            failed=lambda address, reason: None,
+            succeeded=lambda: None,
+            close=lambda: self.closed.append(True),
+        )
+
+
+def test_the_run_serves_the_judge_and_ends_it(judge: StandIn, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    serving = Serving(judge=judge)
+    config = judged(tmp_path, judge)
+    config = replace(
+        config,
+        task=replace(TASK, grader=JudgeGrader()),
+        engines=replace(config.engines, judge=JudgeModel(model=str(model), server=serving)),
+    )
+    train(config)
+    assert (serving.closed, set(judge.keys)) == ([True], {"its key"})
+    assert judge.asked[0]["temperature"] == 0.0

@@ -16,6 +16,7 @@ from treetune.episode_generators.rollout.single_turn import SingleTurn
 from treetune.episode_generators.storage import read_episodes, read_trajectories
 from treetune.inference.base import EngineError
 from treetune.runtime.base import Evaluation, EvaluationSet, PolicyIteration
+from treetune.runtime.summary import summary_line
 from treetune.tasks.drawing import Drawing
 from treetune.tasks.mixture import Domain, Mixture
 from treetune.tasks.weighting import Curriculum
@@ -140,13 +141,14 @@ def test_another_domain_changes_nothing_for_the_answers_of_the_first(
 def test_a_curriculum_whose_earlier_numbers_are_gone_is_told(tmp_path: Path) -> None:
     train(mixed(tmp_path, iterations=1))
     (directory_of(mixed(tmp_path)).iteration(0) / "rollout.json").unlink()
-    with pytest.raises(ValueError, match=r"rollout\.json is gone, which says how the policy did"):
+    with pytest.raises(ValueError, match=r"rollout\.json is gone, which says how the policy did on problems"):
         train(mixed(tmp_path, iterations=2, engine=FakeSettings()))
 
 
 def test_a_curriculum_needs_several_answers_to_a_problem(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="its curriculum looks at how often the policy is right"):
-        checked(mixed(tmp_path, rollout=SingleTurn(samples=1, max_tokens=6)))
+    for task in (MIXED, Mixture(domains=MIXED.domains, prefer_mixed=2.0)):
+        with pytest.raises(ConfigError, match="it is drawn by how often the policy is right"):
+            checked(mixed(tmp_path, task=task, rollout=SingleTurn(samples=1, max_tokens=6)))
 
 
 def test_mistakes_within_a_mixture_are_told_at_their_place(tmp_path: Path) -> None:
@@ -155,3 +157,33 @@ def test_mistakes_within_a_mixture_are_told_at_their_place(tmp_path: Path) -> No
         checked(mixed(tmp_path, task=nested))
     assert "task.domains.inner.task: a mixture can't be a domain" in str(caught.value)
     assert "task.domains.other.max_tokens: answers may have 99 tokens" in str(caught.value)
+
+
+def test_the_line_of_an_iteration_says_each_domains_reward_and_each_sets_accuracy_once(
+    undisturbed: PolicyIteration,
+) -> None:
+    row = rows_of(undisturbed)[-1]
+    line = summary_line(row, ITERATIONS)
+    long, short = (row[f"domains/{name}/reward"] for name in ("long", "short"))
+    assert f"reward {row['episodes/reward']:.3f}  (long {long:.3f}, short {short:.3f})" in line
+    assert line.count("test ") == 1 and f"test {row['evaluation/test/pass_at_1']:.3f}" in line
+
+
+def test_a_run_that_prefers_mixed_problems_remembers_them_over_an_interruption(tmp_path: Path) -> None:
+    preferring = Mixture(domains=MIXED.domains, prefer_mixed=3.0)
+    whole = mixed(tmp_path / "whole", task=preferring)
+    train(whole)
+    rates = json.loads((directory_of(whole).iteration(0) / "pass_rates.json").read_text())
+    assert rates.keys() == {id for id, _ in asked(whole, 0)} and any(0 < rate < 1 for rate in rates.values())
+    struck = mixed(tmp_path / "struck", task=preferring, engine=FakeSettings(fail_after=50))
+    with pytest.raises(EngineError, match="told to fail"):
+        train(struck)
+    resumed = mixed(tmp_path / "struck", task=preferring)
+    train(resumed)
+    assert [asked(resumed, i) for i in range(ITERATIONS)] == [asked(whole, i) for i in range(ITERATIONS)]
+
+
+def test_preferring_and_going_through_epochs_do_not_go_together(tmp_path: Path) -> None:
+    preferring = Mixture(domains=MIXED.domains, prefer_mixed=3.0)
+    with pytest.raises(ConfigError, match=r"task\.prefer_mixed: some problems are to be drawn more"):
+        checked(mixed(tmp_path, task=preferring, problem_sampling="epochs"))

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from treetune.endpoints.settings import EndpointSettings, Prices
+from treetune.endpoints.settings import Asking, EndpointSettings, Place, Prices
 from treetune.tasks.graders import judging
 from treetune.tasks.graders.final_answer import FinalAnswer
 from treetune.tasks.graders.judge import JudgeGrader
 from treetune.tasks.graders.numeric import Numeric
 from treetune.tasks.graders.pool import GraderPool
-from treetune.tasks.graders.service import Surroundings
+from treetune.tasks.graders.service import ServedModel, Surroundings
 from treetune.testing.graders import Case, conformance
 from treetune.testing.stand_in_judge import StandIn, stand_in_judge
 from treetune.vocabulary import Grade, Problem
@@ -218,6 +218,35 @@ def test_settings_that_give_no_verdict_are_refused(settings: dict[str, Any], wor
 def test_a_judge_that_nobody_serves_is_refused() -> None:
     with pytest.raises(ValueError, match="no model is served here"):
         GraderPool(JudgeGrader())
+
+
+def test_a_judge_that_the_run_serves_is_asked_where_it_is_just_now(judge: StandIn) -> None:
+    places = iter(["http://127.0.0.1:9/v1", judge.base_url])
+    told: list[str] = []
+    served = ServedModel(
+        asking=Asking(retries=1, backoff=0.05, timeout=30.0),
+        place=lambda: Place(next(places), "its key"),
+        name="policy",
+        identity="a model",
+        succeeded=lambda: told.append("succeeded"),
+    )
+    (grade,), counts = grades(JudgeGrader(), "It is 7", around=Surroundings(judge=served))
+    assert (grade.reward, counts["judge/failed_attempts"], told) == (1.0, 1.0, ["succeeded"])
+    assert (judge.asked[0]["model"], judge.keys) == ("policy", ["its key"])
+
+
+def test_whoever_serves_a_judge_is_told_once_that_it_is_down() -> None:
+    told: list[str] = []
+    served = ServedModel(
+        asking=Asking(retries=0, give_up_after=2, timeout=30.0, concurrency=1),
+        place=lambda: Place("http://127.0.0.1:9/v1"),
+        name="policy",
+        identity="a model",
+        failed=told.append,
+    )
+    found, _ = grades(JudgeGrader(), "1", "2", "3", "4", around=Surroundings(judge=served))
+    assert {grade.outcome for grade in found} == {"unavailable"}
+    assert len(told) == 1
 
 
 def test_a_question_has_its_deadline(judge: StandIn) -> None:

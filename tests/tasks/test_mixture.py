@@ -289,3 +289,28 @@ def test_further_problems_are_those_that_were_not_drawn() -> None:
 def test_a_mixture_that_is_none_is_refused(domains: dict[str, Domain], what: str) -> None:
     with pytest.raises(ValueError, match=what):
         Mixture(domains=domains)
+
+
+def test_problems_that_were_right_in_part_are_drawn_more_readily() -> None:
+    task = Mixture(domains={"a": Domain(task=Rated(count=100))}, prefer_mixed=4.0)
+    rates = {"a/train/0": 0.5, "a/train/1": 0.25, "a/train/2": 1.0, "a/train/3": 0.0}
+    earlier = [rates, {"a/train/1": 0.0}]  # the latest says what is known
+    drawn: Counter[str] = Counter()
+    for seed in range(1000):
+        problems = draw(task, 5, 2, seed=seed, pass_rates=earlier.__getitem__)
+        assert len(set(ids(problems))) == 5
+        drawn.update(ids(problems))
+    others = sum(drawn.values()) - drawn["a/train/0"]
+    assert drawn["a/train/0"] == pytest.approx(1000 * (1 - (99 / 103) ** 5), abs=70)
+    assert drawn["a/train/1"] < 90 > others / 99, "all others are as likely as ever"
+    assert (
+        ids(draw(task, 3, 2, pass_rates=earlier.__getitem__))
+        == ids(draw(task, 9, 2, pass_rates=earlier.__getitem__))[:3]
+    )
+
+
+def test_where_nothing_was_right_in_part_draws_are_as_without_preference() -> None:
+    domains = {"a": Domain(task=Rated(count=30))}
+    preferring, plain = Mixture(domains=domains, prefer_mixed=4.0), Mixture(domains=domains)
+    known = [{"a/train/0": 1.0}]
+    assert draw(preferring, 9, 1, pass_rates=known.__getitem__) == draw(plain, 9, 1)

@@ -143,7 +143,7 @@ def test_demonstrations_are_a_key_of_what_the_row_says(written: Path) -> None:
     task = rows_task(written, demonstration_field="level")
     problems = task.problems("train")
     assert task.demonstration(problems[0], 0) == "easy"
-    with pytest.raises(ValueError, match="'train/1' has no text under 'level'"):
+    with pytest.raises(ValueError, match=r"'train/1' has no text under 'level' to learn from.*'ability'"):
         task.demonstration(problems[1], 0)
     with pytest.raises(ValueError, match="name a key of their extra_info"):
         rows_task(written).check_demonstrations()
@@ -212,3 +212,11 @@ def test_the_command_exports_a_tasks_split(tmp_path: Path, capsys: pytest.Captur
     )
     assert "2 problems" in capsys.readouterr().out
     assert len(rows_task(output).problems("train")) == 2
+
+
+def test_small_rows_with_demonstrations_name_the_characters_of_a_tiny_model(written: Path) -> None:
+    with pytest.raises(ValueError, match=r"name those of prompts and answers in model\.alphabet"):
+        rows_task(written).alphabet()
+    row = domain_row("math__sums", "1+1=", "2", extra_info={"solution": "#2 "})
+    (path := written.with_name("one.jsonl")).write_text(json.dumps(row) + "\n")
+    assert rows_task(path, demonstration_field="solution").alphabet() == " #+12="

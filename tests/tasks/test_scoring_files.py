@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.runtime.even_answers import OutOfOrder
 from treetune.main import main
+from treetune.tasks.addition_chain import AdditionChain
 from treetune.tasks.gsm8k import Gsm8k
+from treetune.tasks.mixture import Domain, Mixture
 from treetune.tasks.scoring import score_responses
 
 
@@ -69,9 +73,41 @@ def test_a_row_without_a_gold_answer_is_an_error_and_the_others_go_on(tmp_path: 
     assert scored.failed == 2
 
 
+def test_what_nobody_could_grade_earns_nothing_and_no_zero(tmp_path: Path) -> None:
+    rows = [{**row, "response": "abc"} for row in ROWS[:4]]
+    source = write(tmp_path / "in.jsonl", rows)
+    task = replace(Gsm8k(), grader=OutOfOrder())  # isn't there for responses of 3, 6, … characters
+    scored = score_responses(task, source, tmp_path / "out.jsonl", workers=1)
+    rows = read(tmp_path / "out.jsonl")
+    assert {(row["outcome"], row["reward"]) for row in rows} == {("unavailable", None)}
+    assert (scored.unavailable, scored.correct, scored.failed) == (4, 0, 0)
+    assert "nobody could grade" in str(scored)
+
+
 def test_progress_is_told_row_by_row_and_counts_what_was_there(tmp_path: Path) -> None:
     source, output = write(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
     score_responses(Gsm8k(), write(tmp_path / "first.jsonl", ROWS[:1]), output, workers=1)
     told: list[tuple[int, int]] = []
     score_responses(Gsm8k(), source, output, workers=1, progress=lambda *at: told.append(at))
     assert told == [(done, len(ROWS)) for done in range(2, len(ROWS) + 1)]
+
+
+def test_rows_of_a_mixture_are_graded_and_cut_by_their_domain(tmp_path: Path) -> None:
+    task = Mixture(
+        domains={
+            "words": Domain(task=Gsm8k()),
+            "sums": Domain(task=AdditionChain(train_size=1, validation_size=1, test_size=1)),
+        }
+    )
+    response = "\nSo.\n#4\n#### 8 apples"
+    rows = [
+        {"domain": "words", "problem": "?", "gold": "#### 8", "response": response},
+        {"domain": "sums", "problem": "?", "gold": "8", "response": response},
+        {"domain": "other", "problem": "?", "gold": "8", "response": response},
+    ]
+    source, output = write(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
+    score_responses(task, source, output, workers=1, steps=True)
+    words, sums, other = read(output)
+    assert words["reward"] == 1.0 and words["step_boundaries"] == [0, 4, len(response)]
+    assert sums["reward"] == 0.0 and sums["step_boundaries"] == [0, 1, 5, 8, len(response)]
+    assert other["outcome"] == "error" and "known are sums, words" in other["message"]

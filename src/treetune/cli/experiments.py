@@ -55,6 +55,14 @@ def compare_analyses(options: argparse.Namespace) -> int:
     return 0
 
 
+def bisect_runs(options: argparse.Namespace) -> int:
+    from treetune.analyzers.first_difference import first_difference
+
+    found = first_difference(options.first, options.second)
+    say("the runs are the same, as far as both have it" if found is None else str(found))
+    return 0 if found is None else 1
+
+
 def _import_own_parts(experiment: Path) -> None:
     """Those of the user that its configuration imports, found from here."""
     from treetune.config.imports import import_parts
@@ -162,6 +170,19 @@ COMMANDS = (
                 "--output",
                 {"type": Path, "required": True, "metavar": "PATH", "help": "without an ending"},
             ),
+        ),
+    ),
+    Command(
+        "bisect_runs",
+        bisect_runs,
+        "where two runs part: the first iteration, phase and number that differs",
+        "Compares what two runs wrote, in the order in which they wrote it: answers, credit, metrics,"
+        " weights, trainer's state, evaluations. Numbers that a clock decides are left out. The exit code is"
+        " 1 where they differ.",
+        ("treetune bisect_runs experiments/quickstart/vineppo experiments/again/vineppo",),
+        (
+            Argument("first", {"type": Path, "metavar": "EXPERIMENT_DIR"}),
+            Argument("second", {"type": Path, "metavar": "EXPERIMENT_DIR"}),
         ),
     ),
 )

@@ -137,7 +137,7 @@ def _write(stages: Stages, divided: Any, output: Path, console: Console) -> None
     for stage in stages.stages:
         told = {name: value for name, value in stage.told.items() if value not in ({}, 0, None)}
         for name, value in told.items():
-            if name != "rows":
+            if name != "matching_rows":
                 console.say(f"{stage.rule}: {name.replace('_', ' ')}: {_in_words(value)}")
     for name, count in summary["files"].items():  # type: ignore[attr-defined]
         console.say(f"{count:,} rows in {output / name}")
@@ -160,7 +160,7 @@ def _read(pipeline: PrepareData, source: Source, splits: Sequence[Split]) -> Ite
     for split in splits:
         for place, fields in source.rows(split):
             try:
-                made = pipeline.rows_of(fields, number)
+                made = pipeline.rows_of(fields)
             except (NoValue, ValueError) as error:
                 if pipeline.bad_rows == "stop":
                     raise ValueError(f"{place}: {error}; put it right, or set bad_rows to 'drop'") from error

@@ -81,7 +81,8 @@ def columns_of(trajectories: Sequence[Trajectory], schema: pa.Schema) -> list[pa
         if field.name == "problem":
             kept = [one.name for one in field.type]
             # Once for all answers to a problem: a row's tests may be long.
-            rows = {id(problem): _problem_row(problem, kept) for problem in values}
+            asked = {id(problem): problem for problem in values}
+            rows = {place: _problem_row(problem, kept) for place, problem in asked.items()}
             return pa.array([rows[id(problem)] for problem in values], field.type)
         if field.name == "grade":
             return pa.array([_grade_row(grade) for grade in values], field.type)

@@ -151,7 +151,9 @@ class TinyModel(ModelSource):
                 needed = task.alphabet()
             except ValueError as error:
                 if known is None and task is experiment.task:
-                    yield Finding.of(error, "alphabet", "choose the model 'pretrained'")
+                    yield Finding.of(
+                        error, "alphabet", "name its characters, or choose the model 'pretrained'"
+                    )
                 continue
             known = needed if known is None else known
             if lacking := sorted(set(needed) - set(known)):

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from treetune.models.checkpoints import resolve_policy
 from treetune.runtime import lifeline
 from treetune.runtime.base import PolicyIteration, Runtime
 from treetune.runtime.claims import Claims
@@ -33,6 +34,8 @@ def run(command: str, root: Runtime, plain_config: Mapping[str, Any], options: A
     lifeline.end_with_launcher()
     if command != clean_up_checkpoints.__name__:
         root.model.require()  # before anything heavy is imported
+        if root.engines.judge is not None:
+            resolve_policy(root.engines.judge.model)
         if missing := root.missing_for_grades():
             raise ValueError("answers can't be graded here: " + "; ".join(missing))
         for one in root.evaluation.sets:

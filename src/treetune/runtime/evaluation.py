@@ -216,7 +216,7 @@ def _row(trajectory: Trajectory) -> dict:
         "prompt": trajectory.problem.prompt,
         "gold": trajectory.problem.gold,
         "text": trajectory.text,
-        "reward": trajectory.reward,
+        "reward": trajectory.reward if trajectory.grade.is_known else None,
         "outcome": trajectory.grade.outcome,
         "extracted": trajectory.grade.extracted,
         "finish_reason": trajectory.finish_reason,

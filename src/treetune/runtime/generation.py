@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
@@ -30,6 +30,9 @@ from treetune.runtime.session import Session
 from treetune.tasks.drawing import Drawing
 from treetune.tree import Tree, answers_of, trees_of
 from treetune.vocabulary import Episode, Metrics, Trajectory
+
+PASS_RATES = "pass_rates.json"
+"""In an iteration's folder: the share of right answers to each of its problems, where draws ask for it."""
 
 MEMORY = "memory.json"
 """What parts of shaping remember, in an iteration's folder: of that iteration and all before it."""
@@ -93,8 +96,8 @@ def _rollout(sampler: Sampler, iteration: int, clock: Clock) -> tuple[list[Tree]
         metrics = _recorded(folder / "rollout.json", clock, "generation")
         return _share(session, read_trajectories(folder / "trajectories.arrow")), metrics
     everything = session.train_problems
-    recorded = cache(partial(_rollout_metrics, session))
-    drawing = Drawing(config.seed, iteration, config.problem_sampling, recorded)
+    recorded, pass_rates = cache(partial(_rollout_metrics, session)), cache(partial(_pass_rates, session))
+    drawing = Drawing(config.seed, iteration, config.problem_sampling, recorded, pass_rates)
     problems = config.task.draw(everything, config.problems_per_iteration or len(everything), drawing)
     with (
         _counted(sampler, "generation", clock),
@@ -118,6 +121,8 @@ def _rollout(sampler: Sampler, iteration: int, clock: Clock) -> tuple[list[Tree]
     if config.rollout.needs_engine:  # demonstrations cost less to make again than to keep
         everyones = trajectories_on_first(session.ranks, "trajectories", answers_of(trees))
     if session.ranks.is_first:
+        if config.task.remembers_pass_rates:
+            write_json(folder / PASS_RATES, _shares_of_right(everyones))
         _record(folder / "rollout.json", metrics, clock, "generation")
         if config.rollout.needs_engine:
             write_trajectories(folder / "trajectories.arrow", everyones)
@@ -126,17 +131,34 @@ def _rollout(sampler: Sampler, iteration: int, clock: Clock) -> tuple[list[Tree]
 
 
 def _rollout_metrics(session: Session, iteration: int) -> Metrics:
-    """What the rollout of an earlier iteration recorded: always read, so that a run that goes on knows what
-    an undisturbed one knows. Collective."""
-    path = session.directory.iteration(iteration) / "rollout.json"
+    return _left_by(session, iteration, "rollout.json")["metrics"]
+
+
+def _pass_rates(session: Session, iteration: int) -> dict[str, float]:
+    return _left_by(session, iteration, PASS_RATES)
+
+
+def _left_by(session: Session, iteration: int, name: str) -> dict[str, Any]:
+    """What the rollout of an earlier iteration left: always read, so that a run that goes on knows what an
+    undisturbed one knows. Collective."""
+    path = session.directory.iteration(iteration) / name
     there = session.ranks.is_first and path.is_file()
-    record = session.ranks.from_first("earlier metrics", json.loads(path.read_text()) if there else None)
-    if record is None:
+    found = session.ranks.from_first(f"earlier {name}", json.loads(path.read_text()) if there else None)
+    if found is None:
         raise ValueError(
-            f"{path} is gone, which says how the policy did on the domains then: put it back, or begin again"
+            f"{path} is gone, which says how the policy did on problems then: put it back, or begin again"
             " under another experiment_name"
         )
-    return record["metrics"]
+    return found
+
+
+def _shares_of_right(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """Of the graded answers to each problem."""
+    graded: dict[str, list[bool]] = {}
+    for one in trajectories:
+        if one.grade.is_known:
+            graded.setdefault(one.problem.id, []).append(one.grade.correct)
+    return {id: sum(right) / len(right) for id, right in graded.items()}
 
 
 def _share(session: Session, trajectories: list[Trajectory]) -> list[Tree]:

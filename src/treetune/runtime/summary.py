@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from treetune.episode_generators.domains import name_in
 from treetune.episode_generators.numbers import in_words
 from treetune.runtime.console import duration
 
 SHOWN_SECONDS = 0.05
 """Phases shorter than this are left out."""
+
+
+MOST_DOMAINS = 8
+"""Of more, the line says nothing: the report does."""
 
 
 def summary_line(row: Mapping[str, Any], iterations: int) -> str:
@@ -27,8 +32,11 @@ def summary_line(row: Mapping[str, Any], iterations: int) -> str:
     ):
         if key in row:
             parts.append(f"{name} {form.format(row[key])}")
+        if name == "reward" and (of_domains := _rewards_of_domains(row)):
+            parts.append(f"({', '.join(of_domains)})")
     parts += in_words(row)
-    scores = [f"{key.split('/')[1]} {value:.3f}" for key, value in row.items() if key.endswith("/pass_at_1")]
+    named = [(key.split("/"), value) for key, value in row.items() if key.endswith("/pass_at_1")]
+    scores = [f"{steps[1]} {value:.3f}" for steps, value in named if len(steps) == 3]  # of all domains
     phases = {key.removeprefix("seconds/"): row[key] for key in row if key.startswith("seconds/")}
     total = phases.pop("total")
     times = [f"{name} {seconds:.1f}" for name, seconds in phases.items() if seconds >= SHOWN_SECONDS]
@@ -36,3 +44,8 @@ def summary_line(row: Mapping[str, Any], iterations: int) -> str:
     if left := (iterations - row["iteration"] - 1) * total:
         parts.append(f"{duration(left)} left")
     return "  ".join(parts)
+
+
+def _rewards_of_domains(row: Mapping[str, Any]) -> list[str]:
+    found = {of[0]: value for key, value in row.items() if (of := name_in(key)) and of[1] == "reward"}
+    return [f"{name} {value:.3f}" for name, value in found.items()] if len(found) <= MOST_DOMAINS else []

@@ -11,6 +11,7 @@ import re
 import select
 import shutil
 import signal
+import subprocess
 import sys
 import sysconfig
 import time
@@ -120,11 +121,15 @@ class Started:
             return
         with contextlib.suppress(ProcessLookupError):  # when it has ended by itself
             signal.pidfd_send_signal(self._init, signal.SIGKILL)
-        self.process.kill()
-        # The first process of a namespace ends after all others in it.
+        # The first process of a namespace ends after all others in it. Bubblewrap, outside, waits for it and
+        # ends too: killed as well, it would leave a zombie to whoever is the first process of the machine.
         ended, _, _ = select.select([self._init], [], [], _END_SECONDS)
         os.close(self._init)
         self._init = -1
+        try:
+            self.process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
         if not ended:
             raise RuntimeError(f"programs in a sandbox did not end in {_END_SECONDS:g} s after being killed")
 
@@ -189,10 +194,15 @@ def _uid() -> int | None:
     if not _is_root():
         return None
     count = next(_COUNT)
-    free = _FIRST_UID + (os.getpid() << 8) + count % 256
-    mapped = _mapped_uids()
+    own, mapped = uids_of_programs(), _mapped_uids()
     # In a container that maps few: the highest ones, which nobody has either.
-    return free if free in mapped else mapped[-1 - count % min(1000, len(mapped) - 1)]
+    return own[count % len(own)] if own else mapped[-1 - count % min(1000, len(mapped) - 1)]
+
+
+def uids_of_programs() -> range:
+    """The users that this process's programs run as where it is root; none otherwise."""
+    first = _FIRST_UID + (os.getpid() << 8)
+    return range(first, first + 256) if _is_root() and first in _mapped_uids() else range(0)
 
 
 @cache

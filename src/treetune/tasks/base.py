@@ -47,6 +47,11 @@ class Task(Registrable):
         """All that `of` may give."""
         return (self,)
 
+    @property
+    def remembers_pass_rates(self) -> bool:
+        """Whether `draw` asks how earlier iterations did on single problems."""
+        return False
+
     def domain_names(self) -> Sequence[str] | None:
         """The domains of its problems, empty where they have none. None: their rows say."""
         return ()

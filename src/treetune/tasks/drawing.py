@@ -15,19 +15,21 @@ from treetune.vocabulary import Metrics
 T = TypeVar("T")
 
 
-def nothing_recorded(iteration: int) -> Metrics:
+def nothing_recorded(iteration: int) -> dict[str, float]:
     return {}
 
 
 @dataclass(frozen=True)
 class Drawing:
     """Which iteration's problems are drawn, and how. `recorded` has the metrics that the rollout of an
-    earlier iteration left; it is the same on all ranks, and collective."""
+    earlier iteration left, and `pass_rates` the share of right answers to each of its problems, where the
+    task `remembers_pass_rates`. Both are the same on all ranks, and collective."""
 
     seed: int
     iteration: int
     replacement: Replacement = "between_iterations"
     recorded: Callable[[int], Metrics] = nothing_recorded
+    pass_rates: Callable[[int], Mapping[str, float]] = nothing_recorded
 
 
 def shares(
@@ -85,6 +87,13 @@ def drawn(size: int, counts: Sequence[int], name: str, drawing: Drawing) -> list
         )
     generator = derived_random(drawing.seed, drawing.iteration, "problems", name)
     return list(first_of_shuffle(size, counts[-1], generator))
+
+
+def by_preference(weights: Sequence[float], generator: random.Random) -> list[int]:
+    """All places, in the order of draws without replacement in which each is drawn in proportion to its
+    weight (Efraimidis and Spirakis, 2006)."""
+    keys = [generator.random() ** (1 / weight) for weight in weights]
+    return sorted(range(len(weights)), key=lambda place: -keys[place])
 
 
 def first_of_shuffle(size: int, count: int, generator: random.Random) -> Iterator[int]:

@@ -14,7 +14,7 @@ from annotated_types import Ge, Gt, MinLen
 from treetune.contracts import Answers, Finding, Need, Part, SampledAnswers
 from treetune.seeds import derived_random
 from treetune.tasks.base import NoSplit, Params, Split, Task
-from treetune.tasks.drawing import Drawing, drawn, interleaved, shares
+from treetune.tasks.drawing import Drawing, by_preference, drawn, interleaved, shares
 from treetune.tasks.environments.base import Environment
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.routed import ByDomain
@@ -160,10 +160,14 @@ class Mixture(Task):
     domain's draws derive from its name, the run's seed and the iteration: another domain beside it, or an
     interruption, changes neither which of its problems come first nor their answers. Validation and test are
     all problems of the domains that have such a split, one of each domain after the other.
+
+    `prefer_mixed` draws a problem so many times as readily as others if some, but not all, of its answers
+    were right when it was last asked.
     """
 
     domains: Annotated[Mapping[str, Domain], MinLen(1)] = field(hash=False)
     weighting: Weighting = FIXED
+    prefer_mixed: Annotated[float, Ge(1)] = 1.0
 
     def __post_init__(self) -> None:
         for name in self.domains:
@@ -176,12 +180,19 @@ class Mixture(Task):
 
     @property
     def needs(self) -> tuple[Need, ...]:
-        if not isinstance(self.weighting, Curriculum):
+        if not isinstance(self.weighting, Curriculum) and not self.remembers_pass_rates:
             return ()
-        because = "its curriculum looks at how often the policy is right on a problem"
+        because = "it is drawn by how often the policy is right on a problem"
         return Need(SampledAnswers(), because), Need(Answers(2), because)
 
     def check(self, experiment: Any) -> Iterable[Finding]:
+        if self.remembers_pass_rates and experiment.problem_sampling == "epochs":
+            yield Finding(
+                "some problems are to be drawn more readily (prefer_mixed), and problem_sampling 'epochs'"
+                " takes each once before any comes again",
+                "prefer_mixed",
+                "set it to 1, or problem_sampling to 'between_iterations'",
+            )
         for name, domain in self.domains.items():
             if isinstance(domain.task, Mixture):
                 yield Finding(
@@ -197,6 +208,10 @@ class Mixture(Task):
                     f"domains.{name}.max_tokens",
                     "lower it, or raise the rollout's",
                 )
+
+    @property
+    def remembers_pass_rates(self) -> bool:
+        return self.prefer_mixed > 1
 
     @cached_property
     def _tasks(self) -> Mapping[str, DomainTask]:
@@ -282,11 +297,25 @@ class Mixture(Task):
             if drawing.replacement == "epochs" or iteration == drawing.iteration:
                 seats = derived_random(drawing.seed, iteration, "problems of each domain")
                 counts.append(shares(weights, sizes, count, seats))
-        chosen = {
-            name: [pool[place] for place in drawn(len(pool), [one[name] for one in counts], name, drawing)]
-            for name, pool in pools.items()
-        }
+        mixed = self._mixed(drawing) if self.remembers_pass_rates else set()
+        chosen = {}
+        for name, pool in pools.items():
+            own = [one[name] for one in counts]
+            if any(problem.id in mixed for problem in pool):
+                readily = [self.prefer_mixed if problem.id in mixed else 1.0 for problem in pool]
+                generator = derived_random(drawing.seed, drawing.iteration, "preferred problems", name)
+                places = by_preference(readily, generator)[: own[-1]]
+            else:
+                places = drawn(len(pool), own, name, drawing)
+            chosen[name] = [pool[place] for place in places]
         return interleaved(chosen)
+
+    def _mixed(self, drawing: Drawing) -> set[str]:
+        """The ids of problems that were last answered right in part."""
+        latest: dict[str, float] = {}
+        for iteration in range(drawing.iteration):
+            latest |= drawing.pass_rates(iteration)
+        return {id for id, rate in latest.items() if 0 < rate < 1}
 
     def draw_further(
         self, problems: Sequence[Problem], taken: Sequence[Problem], drawing: Drawing

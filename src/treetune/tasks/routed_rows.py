@@ -13,7 +13,7 @@ from annotated_types import MinLen
 
 from treetune.config.errors import nearest
 from treetune.contracts import Finding
-from treetune.tasks.base import Split, Task
+from treetune.tasks.base import NoSplit, Split, Task
 from treetune.tasks.domain_rows import (
     ABILITY,
     APPLY_CHAT_TEMPLATE,
@@ -30,7 +30,7 @@ from treetune.tasks.domain_rows import (
 )
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.routed import BySource
-from treetune.tasks.rows import BadRow, RowsTask, is_quickly_read
+from treetune.tasks.rows import QUICKLY_READ, BadRow, RowsTask, is_quickly_read
 from treetune.tasks.sources import InFiles, values_of
 from treetune.tasks.steps.base import StepSplitter
 from treetune.tasks.steps.lines import Lines
@@ -164,8 +164,32 @@ class RoutedRows(RowsTask):
         self.check_demonstrations()
         found = problem.data.get(str(self.demonstration_field))
         if not isinstance(found, str):
-            raise ValueError(f"problem {problem.id!r} has no text under {self.demonstration_field!r}")
+            there = ", ".join(map(repr, problem.data))
+            raise ValueError(
+                f"problem {problem.id!r} has no text under {self.demonstration_field!r} to learn from: name"
+                f" one of {there} as demonstration_field"
+            )
         return found
 
     def step_boundaries(self, response: str) -> list[int]:
         return self.steps.boundaries(response)
+
+    def alphabet(self) -> str:
+        """What stands in prompts, golds and demonstrations, where the files are small and have these."""
+        files = [Path(name) for name in (*self.train, *self.validation, *self.test)]
+        if absent := self.missing():
+            raise ValueError(
+                f"{absent[0]} isn't there yet, whose characters the model would need: make it first"
+            )
+        small = all(file.stat().st_size <= QUICKLY_READ for file in files)
+        if not files or self.source is not None or self.demonstration_field is None or not small:
+            raise ValueError(
+                "these rows may hold any character: name those of prompts and answers in model.alphabet, or"
+                " use a real tokenizer"
+            )
+        found: set[str] = set()
+        for split in get_args(Split):
+            with contextlib.suppress(NoSplit):
+                for problem in self.problems(split):
+                    found.update(problem.prompt, problem.gold, self.demonstration(problem, 0))
+        return "".join(sorted(found))

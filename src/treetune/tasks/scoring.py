@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from treetune.tasks.base import Task
 from treetune.tasks.graders.pool import GraderPool
@@ -32,12 +32,17 @@ class Scored:
     correct: int
     no_answer: int
     failed: int
+    unavailable: int
 
     def __str__(self) -> str:
-        share = self.correct / self.rows if self.rows else 0.0
+        graded = self.rows - self.unavailable
+        share = self.correct / graded if graded else 0.0
+        lost = (
+            f", {self.unavailable} that nobody could grade and that don't count" if self.unavailable else ""
+        )
         return (
             f"{self.rows} responses ({self.resumed} were there already): {self.correct} correct "
-            f"({share:.2%}), {self.no_answer} without an answer, {self.failed} timeouts and errors"
+            f"({share:.2%}), {self.no_answer} without an answer, {self.failed} timeouts and errors{lost}"
         )
 
 
@@ -53,9 +58,11 @@ def score_responses(
 ) -> Scored:
     """Grades the rows of `source` with the task's grader and writes them to `output` in their order.
 
-    A row has a `problem`, a `gold` as it stands in the data set and a `response`. It comes out with
+    A row has a `problem`, a `gold` as it stands in the data set and a `response`, for a mixture its `domain`
+    and for rows of many data sets its `data_source`. It comes out with
     `reward`, `extracted`, `outcome`, `seconds`, a `message` where something went wrong, and with
-    `steps` also `step_boundaries`. A row that lacks one of the three gets the outcome ``error``.
+    `steps` also `step_boundaries`. A row that lacks one of the three gets the outcome ``error``. The reward
+    of one that nobody could grade is null.
 
     An output that exists is gone on with: a torn last line is dropped, what stands there is kept.
     `progress` is told rows that are in the output and rows in all.
@@ -63,18 +70,18 @@ def score_responses(
     """
     if source.resolve() == output.resolve():
         raise ValueError(f"--input and --output are the same file, {source}")
-    counts = {"rows": 0, "resumed": 0, "correct": 0, "no_answer": 0, "failed": 0}
-    waiting: deque[tuple[dict[str, Any], Future[Grade]]] = deque()
+    counts = {"rows": 0, "resumed": 0, "correct": 0, "no_answer": 0, "failed": 0, "unavailable": 0}
+    waiting: deque[_Waiting] = deque()
 
     def count(row: dict[str, Any]) -> None:
         counts["rows"] += 1
-        counts["correct"] += row["reward"] >= CORRECT_SCORE
+        counts["correct"] += (row["reward"] or 0.0) >= CORRECT_SCORE
+        counts["unavailable"] += row["outcome"] == "unavailable"
         counts["no_answer"] += row["outcome"] == "no_answer"
         counts["failed"] += row["outcome"] in ("timeout", "error")
 
     def write(file: BinaryIO) -> None:
-        row, future = waiting.popleft()
-        row = _graded(task, row, future.result(), steps)
+        row = _graded(waiting.popleft(), steps)
         file.write(json.dumps(row).encode() + b"\n")
         file.flush()
         count(row)
@@ -95,7 +102,7 @@ def score_responses(
         file.truncate(length)
         file.seek(length)
         for number, (_, row) in enumerate(todo, start=counts["rows"]):
-            waiting.append((row, _submit(task, pool, row, number)))
+            waiting.append(_submit(task, pool, row, number))
             if len(waiting) >= _AHEAD:
                 write(file)
         while waiting:
@@ -112,23 +119,43 @@ def _lines(source: Path) -> int:
         return sum(1 for line in file if line.strip())
 
 
-def _submit(task: Task, pool: GraderPool, row: dict[str, Any], number: int) -> Future[Grade]:
-    wrong = next((problem for key in FIELDS[:2] if (problem := missing(row, key))), None)
-    if wrong is None and not isinstance(row.get("response"), str):
-        wrong = "it has no text under 'response'"
-    if wrong is not None:
+class _Waiting(NamedTuple):
+    """A row at the graders; `task` is that of its domain, None where it can't be graded."""
+
+    row: dict[str, Any]
+    task: Task | None
+    grade: Future[Grade]
+
+
+def _submit(task: Task, pool: GraderPool, row: dict[str, Any], number: int) -> _Waiting:
+    try:
+        problem = _problem(task, row, number)
+        task.grader.of(problem)  # raises where nobody is there for it
+    except ValueError as error:
         future: Future[Grade] = Future()
-        future.set_result(Grade(reward=0.0, outcome="error", message=f"not graded: {wrong}"))
-        return future
+        future.set_result(Grade(reward=0.0, outcome="error", message=f"not graded: {error}"))
+        return _Waiting(row, None, future)
+    return _Waiting(row, task.of(problem), pool.submit(row["response"], problem))
+
+
+def _problem(task: Task, row: dict[str, Any], number: int) -> Problem:
+    """With the row's `domain`, where it has one, and for graders that ask what else it says. Raises
+    ValueError for a row that lacks something."""
+    if wrong := next((problem for key in FIELDS[:2] if (problem := missing(row, key))), None):
+        raise ValueError(wrong)
+    if not isinstance(row.get("response"), str):
+        raise ValueError("it has no text under 'response'")
     query = as_text(row["problem"])
     prompt = task.prompted(query) if isinstance(task, JsonLines) else query
-    return pool.submit(row["response"], Problem(id=f"row/{number}", prompt=prompt, gold=as_text(row["gold"])))
+    data = {key: value for key, value in row.items() if key not in FIELDS}
+    return Problem(f"row/{number}", prompt, as_text(row["gold"]), data, domain=str(row.get("domain", "")))
 
 
-def _graded(task: Task, row: dict[str, Any], grade: Grade, steps: bool) -> dict[str, Any]:
+def _graded(waiting: _Waiting, steps: bool) -> dict[str, Any]:
+    row, task, grade = waiting.row, waiting.task, waiting.grade.result()
     result = {
         **row,
-        "reward": grade.reward,
+        "reward": grade.reward if grade.is_known else None,
         "extracted": grade.extracted,
         "outcome": grade.outcome,
         "seconds": round(grade.seconds, 6),
@@ -136,8 +163,7 @@ def _graded(task: Task, row: dict[str, Any], grade: Grade, steps: bool) -> dict[
     if grade.message is not None:
         result["message"] = grade.message
     if steps:
-        response = row.get("response")
-        result["step_boundaries"] = task.step_boundaries(response) if isinstance(response, str) else None
+        result["step_boundaries"] = None if task is None else task.step_boundaries(row["response"])
     return result
 
 

@@ -93,7 +93,8 @@ class OnHub(Source):
         from datasets import load_dataset
 
         try:
-            splits = load_dataset(self.name, self.subset, revision=self.revision, data_files=self.files)
+            chosen = {} if self.files is None else {"data_files": self.files}
+            splits = load_dataset(self.name, self.subset, revision=self.revision, **chosen)
         except Exception as error:  # of many kinds: no network, no such name, no such revision
             raise ValueError(
                 f"the data set {self.name} (revision {self.revision}) cannot be fetched: {error}. "

@@ -173,7 +173,7 @@ class InlineGrades:
     def __init__(self, grader: Grader) -> None:
         self._grader = grader
 
-    def submit(self, response: str, problem: Problem) -> Future[Grade]:
+    def submit(self, response: str, problem: Problem, **how: object) -> Future[Grade]:
         future: Future[Grade] = Future()
         future.set_result(self._grader.grade(response, problem))
         return future

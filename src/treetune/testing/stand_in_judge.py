@@ -26,11 +26,13 @@ _GOLD, _ANSWER, _END = "Reference answer:\n", "\n\nAnswer to be compared:\n", "\
 
 
 class StandIn:
-    """`mood` is what it does, a text or a file with one; `asked` are the bodies of all requests, `keys` the
-    keys that came with them."""
+    """`mood` is what it does, a text or a file with one; each reply takes `delay` seconds. `asked` are the
+    bodies of all requests, `keys` the keys that came with them."""
 
-    def __init__(self, port: int = 0, mood: str | Path = "well", record: Path | None = None) -> None:
-        self.mood, self.record = mood, record
+    def __init__(
+        self, port: int = 0, mood: str | Path = "well", record: Path | None = None, delay: float = 0.0
+    ) -> None:
+        self.mood, self.record, self.delay = mood, record, delay
         self.asked: list[dict[str, Any]] = []
         self.keys: list[str] = []
         self.closing = threading.Event()
@@ -56,6 +58,7 @@ class StandIn:
             if self.record is not None:
                 with self.record.open("a") as file:
                     file.write(json.dumps({"time": time.time(), "mood": mood, **body}) + "\n")
+        time.sleep(self.delay)
         if mood == "silent":
             self.closing.wait(SILENT_S)
         if mood == "down":
@@ -116,8 +119,9 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--mood", type=Path, required=True)
     parser.add_argument("--record", type=Path)
+    parser.add_argument("--delay", type=float, default=0.0, metavar="SECONDS")
     options = parser.parse_args()
-    StandIn(options.port, options.mood, options.record).serve()
+    StandIn(options.port, options.mood, options.record, options.delay).serve()
 
 
 if __name__ == "__main__":

@@ -97,7 +97,7 @@ class Contamination(Rule):
                 found[one.number] = f"{name} ({place}): {run}"
         told = {"test_problems": problems, "matches": dict(matches.most_common())}
         if self.action == "report":
-            return Verdict({}, {**told, "rows": {str(number): why for number, why in found.items()}})
+            return Verdict({}, {**told, "matching_rows": {str(number): why for number, why in found.items()}})
         return Verdict(found, told)
 
     def _runs(self) -> tuple[dict[bytes, tuple[int, tuple[str, str]]], dict[str, int]]:

@@ -17,8 +17,9 @@ from treetune.tasks.domain_rows import DATA_SOURCE, domain_of, row_key
 @Rule.register("quotas")
 @dataclass(frozen=True, kw_only=True)
 class Quotas(Rule):
-    """Keeps at most so many rows of a domain (``math``) or of a source (``math__dapo``, which comes first),
-    as `most` says. With `total`, so many of all domains together, each in proportion to what it has left.
+    """Keeps at most so many rows of a domain (``math``) or of a source (``math__dapo``), as `most` says; a
+    source that is named counts apart from its domain. With `total`, so many of all together, each in
+    proportion to what it has left.
 
     Which rows stay is drawn by the pipeline's seed and each row's content: another domain, or another order,
     changes nothing.
@@ -57,7 +58,7 @@ class Quotas(Rule):
             if number not in stay
         }
         return Verdict(
-            dict(sorted(found.items())), {"rows": {group: len(kept[group]) for group in sorted(kept)}}
+            dict(sorted(found.items())), {"kept": {group: len(kept[group]) for group in sorted(kept)}}
         )
 
     def _most(self, group: str) -> int | None:

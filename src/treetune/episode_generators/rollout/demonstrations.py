@@ -17,7 +17,9 @@ from treetune.episode_generators.rollout.answers import EXAMPLES, encoded_prompt
 from treetune.episode_generators.threads.demonstrated import demonstrated_segments, lacking_tags
 from treetune.seeds import derive_seed
 from treetune.tree import Tree, answers_of, trees_of
-from treetune.vocabulary import Metrics, Problem, Segment, TokenIds, Trajectory, joined
+from treetune.vocabulary import Grade, Metrics, Problem, Segment, TokenIds, Trajectory, joined
+
+TAKEN_FOR_RIGHT = Grade(reward=1.0, outcome="ok")
 
 
 @Rollout.register("demonstrations")
@@ -32,10 +34,12 @@ class Demonstrations(Rollout):
     One with threads becomes the segments that a rollout would have made of it: what that injects is not
     trained, and each of its steps is a segment.
 
-    They are graded as answers are, so that ``episodes/reward`` says how good the teacher is.
+    They are graded as answers are, so that ``episodes/reward`` says how good the teacher is; where grading is
+    dear and the teacher known, `graded` false takes all of them for right.
     """
 
     samples: Annotated[int, Gt(0)] = 1
+    graded: bool = True
     too_long: Literal["stop", "leave_out"] = "stop"
 
     @property
@@ -49,7 +53,11 @@ class Demonstrations(Rollout):
             yield Finding.of(error, "type", "choose a rollout that samples, such as 'single_turn'")
             return
         problems = [one for task in experiment.task.parts() for one in task.examples(EXAMPLES)]
-        texts = [experiment.task.of(problem).demonstration(problem, 0) for problem in problems]
+        try:
+            texts = [experiment.task.of(problem).demonstration(problem, 0) for problem in problems]
+        except ValueError as error:
+            yield Finding.of(error, "$.task")
+            return
         yield from lacking_tags(texts, experiment.model.single_tokens())
         written = zip(problems, texts, strict=True)
         lengths = experiment.model.prompt_tokens([problem.prompt + text for problem, text in written])
@@ -79,7 +87,7 @@ class Demonstrations(Rollout):
                     continue
                 text = context.codec.decode(response_ids)
                 prompt_ids = encoded_prompt(context, problem, len(response_ids))
-                grade = context.grader.submit(text, problem)
+                grade = context.grader.submit(text, problem) if self.graded else None
                 written.append((problem, sample, text, prompt_ids, segments, grade))
                 context.progress(len(written), len(share) * self.samples)
         trees = trees_of(
@@ -90,7 +98,7 @@ class Demonstrations(Rollout):
                 segments=segments,
                 finish_reason="stop",
                 text=text,
-                grade=grade.result(),
+                grade=grade.result() if grade else TAKEN_FOR_RIGHT,
                 step_ends=_step_ends(context, problem, segments, text),
             )
             for problem, sample, text, prompt_ids, segments, grade in written

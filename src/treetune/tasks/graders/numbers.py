@@ -43,7 +43,7 @@ _NUMBER = re.compile(
 )
 _BEFORE = re.compile(r"(?:[^\d+*/^<>]*[^\d+*/^<>\w.,'-])?")
 _AFTER = re.compile(r"[^\d+*^<>=]*")
-_UNIT_POWER = re.compile(r"(?<=[^\W\d_])\s?\}?\s?(?:\^\s?\{?\s?[23]\s?\}?|[²³23](?!\d))")
+_UNIT_POWER = re.compile(r"(?<=[^\W\d_])(?:\s?\}?\s?(?:\^\s?\{?\s?[23]\s?\}?|[²³])|[23](?!\d))")
 _SCALE = re.compile(r"\s?(?:(hundred|thousand|million|billion|trillion)s?\b|([kK])(?![^\W_]))")
 _SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 

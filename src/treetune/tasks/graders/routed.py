@@ -40,6 +40,10 @@ class ByDomain(RoutedGrader):
     graders: Mapping[str, Grader] = field(hash=False)
 
     def of(self, problem: Problem) -> Grader:
+        """Raises ValueError for a problem of no domain."""
+        if problem.domain not in self.graders:
+            known = ", ".join(sorted(self.graders))
+            raise ValueError(f"problem {problem.id!r} is of domain {problem.domain!r}: known are {known}")
         return self.graders[problem.domain].of(problem)
 
     def parts(self) -> Sequence[Grader]:
@@ -58,7 +62,7 @@ class BySource(RoutedGrader):
 
     def of(self, problem: Problem) -> Grader:
         """Raises ValueError for a source without a route."""
-        source = problem.data["data_source"]
+        source = str(problem.data.get("data_source", ""))
         found = self.route(source)
         if found is None:
             raise ValueError(f"no route fits the data_source {source!r} of problem {problem.id!r}")

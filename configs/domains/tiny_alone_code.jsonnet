@@ -1,0 +1,1 @@
+(import 'tiny_alone.libsonnet')('code')

@@ -1,0 +1,162 @@
+"""Where two runs part is found: the first phase that differs, down to one bit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from tests.episode_generators import tabular_mdp as mdp
+from treetune.analyzers.first_difference import first_difference
+from treetune.episode_generators.credit.rloo import Rloo
+from treetune.episode_generators.storage import (
+    read_episodes,
+    read_trajectories,
+    write_episodes,
+    write_trajectories,
+)
+from treetune.main import main
+from treetune.tree import trees_of
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> tuple[Path, Path]:
+    """Two iterations of a run, and a copy of it."""
+    one = tmp_path / "one"
+    answers = [mdp.trajectory(answer, sample=i) for i, answer in enumerate(mdp.answers())]
+    episodes, _ = Rloo().assign(mdp.context(), trees_of(answers))
+    for number in (0, 1):
+        iteration = one / "iterations" / f"{number:04d}"
+        iteration.mkdir(parents=True)
+        write_trajectories(iteration / "trajectories.arrow", answers)
+        write_episodes(iteration / "episodes.arrow", episodes)
+        (iteration / "metrics.json").write_text(json.dumps({"train/loss": 0.25, "seconds/training": 1.0}))
+        checkpoint = one / "checkpoints" / f"{number + 1:04d}"
+        for part in ("policy", "trainer"):
+            (checkpoint / part).mkdir(parents=True)
+        tensors: dict[str, np.ndarray] = {
+            "a": np.arange(6, dtype=np.float32).reshape(2, 3),
+            "b": np.zeros(4, np.float32),
+        }
+        save_file(tensors, checkpoint / "policy" / "model.safetensors")
+        (checkpoint / "trainer" / "state.pt").write_bytes(bytes(range(256)))
+        evaluation = one / "evaluations" / f"{number + 1:04d}" / "test"
+        evaluation.mkdir(parents=True)
+        (evaluation / "summary.json").write_text(json.dumps({"pass_at_1": 0.5, "seconds": 3.0}))
+    other = tmp_path / "other"
+    shutil.copytree(one, other)
+    return one, other
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def test_runs_that_only_a_clock_tells_apart_are_the_same(
+    runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, other = runs
+    (other / "iterations/0000/metrics.json").write_text(
+        json.dumps({"train/loss": 0.25, "seconds/training": 9.0})
+    )
+    summary = other / "evaluations/0001/test/summary.json"
+    summary.write_text(json.dumps({"pass_at_1": 0.5, "seconds": 1.0}))
+    shutil.rmtree(other / "checkpoints/0001")
+    assert first_difference(one, other) is None
+    assert main(["bisect_runs", str(one), str(other)]) == 0
+    assert "the same" in capsys.readouterr().out
+
+
+def test_one_flipped_bit_of_a_weight_is_found_with_its_place(runs: tuple[Path, Path]) -> None:
+    one, other = runs
+    path = other / "checkpoints/0002/policy/model.safetensors"
+    at = path.read_bytes().index(struct.pack("<f", 4.0))
+    flip(path, at)
+    found = first_difference(one, other)
+    assert found is not None
+    assert (found.iteration, found.phase) == (2, "weights")
+    assert "tensor a at [1, 1] (1 of 6 numbers differ)" in found.place
+    assert found.first == "4.0" != found.second
+    assert load_file(path)["a"][1, 1] == float(found.second)
+
+
+def test_a_sign_of_zero_is_a_difference(runs: tuple[Path, Path]) -> None:
+    one, other = runs
+    path = other / "checkpoints/0001/policy/model.safetensors"
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + b"\x80")
+    found = first_difference(one, other)
+    assert found is not None
+    assert (found.first, found.second) == ("0.0", "-0.0")
+    assert "tensor b at [3]" in found.place
+
+
+def _change_answer(run: Path) -> None:
+    path = run / "iterations/0001/trajectories.arrow"
+    first, second, *rest = read_trajectories(path)
+    write_trajectories(path, [first, replace(second, text="z"), *rest])
+
+
+def _change_credit(run: Path) -> None:
+    path = run / "iterations/0001/episodes.arrow"
+    *rest, last = read_episodes(path)
+    assert last.advantages is not None
+    write_episodes(path, [*rest, replace(last, advantages=np.nextafter(last.advantages, 9.0))])
+
+
+def _change_metric(run: Path) -> None:
+    (run / "iterations/0001/metrics.json").write_text(json.dumps({"train/loss": 0.2500001}))
+
+
+def _change_state(run: Path) -> None:
+    flip(run / "checkpoints/0002/trainer/state.pt", 77)
+
+
+def _change_evaluation(run: Path) -> None:
+    (run / "evaluations/0002/test/summary.json").write_text(json.dumps({"pass_at_1": 0.5625}))
+
+
+CHANGES: list[tuple[Callable[[Path], None], str, str]] = [
+    (_change_answer, "sampling", "text"),
+    (_change_credit, "credit", "advantages[0]"),
+    (_change_metric, "training (metrics)", "train/loss"),
+    (_change_state, "trainer's state", "byte 77"),
+    (_change_evaluation, "evaluation", "pass_at_1"),
+]
+
+
+@pytest.mark.parametrize("first", range(len(CHANGES)))
+def test_the_first_phase_that_differs_is_told_whatever_differs_after_it(
+    runs: tuple[Path, Path], first: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, other = runs
+    for change, *_ in CHANGES[first:]:
+        change(other)
+    _, phase, place = CHANGES[first]
+    found = first_difference(one, other)
+    assert found is not None
+    assert (found.iteration, found.phase) == (2, phase)
+    assert place in found.place
+    assert main(["bisect_runs", str(one), str(other)]) == 1
+    assert phase in capsys.readouterr().out
+
+
+def test_what_is_damaged_is_named_and_a_folder_without_a_run_as_well(
+    runs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    one, other = runs
+    path = other / "iterations/0000/episodes.arrow"
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(ValueError, match=r"episodes\.arrow can't be read as a whole"):
+        first_difference(one, other)
+    with pytest.raises(ValueError, match="name an experiment's folder"):
+        first_difference(one, tmp_path)

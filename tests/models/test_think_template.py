@@ -1,0 +1,178 @@
+"""A template that has a model think, put around templates of many families."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from treetune.main import main
+from treetune.models.chat import Chat, render
+from treetune.models.think_template import OPENING, SYSTEM, write_think_model
+
+QWEN = """\
+{%- if messages[0]['role'] == 'system' %}
+    {{- '<|im_start|>system\\n' + messages[0]['content'] + '<|im_end|>\\n' }}
+{%- else %}
+    {{- '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role != 'system' %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
+LLAMA2 = (
+    "{% if messages[0]['role'] == 'system' %}{% set loop_messages = messages[1:] %}"
+    "{% set system_message = '<<SYS>>\\n' + messages[0]['content'] + '\\n<</SYS>>\\n\\n' %}"
+    "{% else %}{% set loop_messages = messages %}{% set system_message = '' %}{% endif %}"
+    "{% for message in loop_messages %}"
+    "{% if message['role'] == 'user' %}{{ '[INST] ' + (system_message if loop.index0 == 0 else '')"
+    " + message['content'] + ' [/INST]' }}"
+    "{% else %}{{ ' ' + message['content'] + ' <|im_end|>' }}{% endif %}{% endfor %}"
+)
+GEMMA = (
+    "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "{% for message in messages %}{{ '<start>' + message['role'] + '\\n' }}"
+    "{{ message['content'] + '<|im_end|>\\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<start>model\\n' }}{% endif %}"
+)
+PLAIN = (
+    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}assistant: "
+)
+DEAF = "{% for message in messages if message.role != 'system' %}{{ message.content }}<|im_end|>{% endfor %}"
+OPENED = PLAIN + "{{ '<think>\\n' }}"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A folder with a tiny tokenizer and the files that say what ends an answer."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: i for i, token in enumerate(["<pad>", "<|endoftext|>", "<|im_end|>", *letters])}
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        pad_token="<pad>",
+        eos_token="<|endoftext|>",
+        additional_special_tokens=["<|im_end|>"],
+    )
+    folder = tmp_path / "model"
+    tokenizer.save_pretrained(folder)
+    described = {"model_type": "llama", "vocab_size": len(vocabulary), "eos_token_id": 1}
+    (folder / "config.json").write_text(json.dumps(described))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 1, "top_k": 20}))
+    (folder / "model.safetensors").write_bytes(b"weights")
+    return folder
+
+
+def with_template(folder: Path, template: str) -> Path:
+    (folder / "chat_template.jinja").write_text(template)
+    return folder
+
+
+def loaded(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder)
+
+
+ASKED = [{"role": "user", "content": "1 + 1?"}]
+TURNS = [*ASKED, {"role": "assistant", "content": "2"}, {"role": "user", "content": "2 + 2?"}]
+BRIEF = [{"role": "system", "content": "Be brief."}, *ASKED]
+
+
+@pytest.mark.parametrize("template", [QWEN, LLAMA2, PLAIN], ids=["qwen", "llama 2", "plain"])
+def test_the_template_is_as_before_with_a_system_message_and_an_opened_thought(
+    template: str, model: Path, tmp_path: Path
+) -> None:
+    with_template(model, template)
+    before = loaded(model)
+    made = write_think_model(model, tmp_path / "out")
+    after = loaded(tmp_path / "out")
+    system = {"role": "system", "content": SYSTEM}
+    assert made.system_in == "system" and made.opened
+    for turns in (ASKED, TURNS):
+        assert render(after, Chat(), turns) == render(before, Chat(), [system, *turns]) + OPENING
+        alone = render(after, Chat(), turns, add_generation_prompt=False)
+        assert alone == render(before, Chat(), [system, *turns], add_generation_prompt=False)
+    assert render(after, Chat(), BRIEF) == render(before, Chat(), BRIEF) + OPENING
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == b"weights"
+
+
+@pytest.mark.parametrize("template", [GEMMA, DEAF], ids=["refuses", "leaves out"])
+def test_where_there_is_no_system_message_the_question_begins_with_it(
+    template: str, model: Path, tmp_path: Path
+) -> None:
+    with_template(model, template)
+    assert write_think_model(model, tmp_path / "out").system_in == "user"
+    assert f"{SYSTEM}\n\n1 + 1?" in render(loaded(tmp_path / "out"), Chat(), ASKED)
+
+
+def test_a_model_that_is_told_not_to_think_does_not(model: Path, tmp_path: Path) -> None:
+    with_template(model, QWEN)
+    write_think_model(model, tmp_path / "out")
+    quiet = Chat(template_arguments={"enable_thinking": False})
+    assert not render(loaded(tmp_path / "out"), quiet, ASKED).endswith(OPENING)
+
+
+def test_a_thought_that_is_open_already_is_not_opened_twice(model: Path, tmp_path: Path) -> None:
+    with_template(model, OPENED)
+    assert not write_think_model(model, tmp_path / "out").opened
+    assert render(loaded(tmp_path / "out"), Chat(), ASKED).count("<think>\n") == 1
+
+
+def test_the_token_behind_a_turn_ends_answers(model: Path, tmp_path: Path) -> None:
+    with_template(model, QWEN)
+    assert write_think_model(model, tmp_path / "out").end_token == "<|im_end|>"
+    assert loaded(tmp_path / "out").eos_token == "<|im_end|>"
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["eos_token_id"] == 2
+    sampling = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert sampling == {"eos_token_id": [2, 1], "top_k": 20}
+    assert json.loads((model / "config.json").read_text())["eos_token_id"] == 1, "the model itself stays"
+
+
+def test_the_command_prints_an_example(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with_template(model, QWEN)
+    command = ["chat_template", "--model", str(model), "--output", str(tmp_path / "out")]
+    assert main([*command, "--system", 'Say "why" first.\nThen what.']) == 0
+    said = capsys.readouterr().out
+    assert 'Say "why" first.\nThen what.' in said and "<|im_start|>assistant\n<think>\n" in said
+    assert main(command) == 2
+    assert "is there already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("template", "options", "what"),
+    [
+        (None, {}, "no chat template"),
+        (OPENED, {"system": ""}, "nothing would change"),
+        (QWEN, {"system": "", "opening": ""}, "nothing would change"),
+        (QWEN, {"end_token": "<|stop|>"}, "no token '<|stop|>'"),
+        ("{{ raise_exception('never') }}", {}, "refuses a chat"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(
+    template: str | None, options: dict[str, str], what: str, model: Path, tmp_path: Path
+) -> None:
+    if template is not None:
+        with_template(model, template)
+    with pytest.raises(ValueError, match=what.replace("|", r"\|")):
+        write_think_model(model, tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="is no folder of a model"):
+        write_think_model(tmp_path, tmp_path / "out")
