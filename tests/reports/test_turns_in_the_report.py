@@ -17,8 +17,8 @@ from treetune.tree import answers_of
 
 def test_each_turn_is_a_line_with_its_reward_and_what_was_said_to_it_is_marked(tmp_path: Path) -> None:
     with EnvironmentPool() as environments:
-        context = lent(Letters(golds=("",)), turns.engine(), environments)
-        trees, _ = rollout(samples=8).run(context, context.task.problems("train"))
+        context = lent(Letters(golds=("",) * 2), turns.engine(), environments)
+        trees, _ = rollout(samples=4).run(context, context.task.problems("train"))
     path = write_experiment(tmp_path / "run", iterations=1, episodes=())
     write_episodes(path / "iterations/0000/episodes.arrow", Group().assign(context, trees)[0], turns.CODEC)
     write_tokens(path / TOKENS, turns.CODEC, len(turns.ALPHABET) + 1)
