@@ -6,7 +6,7 @@ A tiny model learns a little addition, two thousand rows of additions are writte
 domains, and its difficulty for them is estimated twice on real servers: undisturbed, and with SIGKILL for the
 jobs of two shards and for the engine process of a third one's server. Told are: whether both gave the same
 bytes, how often each answer was asked for, what the filter took, and a few iterations of training on the rows
-that are left. Some twenty minutes on two cores; a folder that is there already is gone on with.
+that are left. Half an hour on two cores; a folder that is there already is gone on with.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ MAIN = ROOT / "src" / "treetune" / "main.py"
 SHARDS, SAMPLES = 4, 8
 COMPARED = ("rates.parquet", "rows.parquet", "summary.json", "histogram.svg", "histogram.png")
 ADDITION = "{task+: {count: 3, digits: 2, train_size: %d}}"
-SFT_ITERATIONS = 5
+SFT_ITERATIONS = 12
 SFT = (
-    f"{{iterations: {SFT_ITERATIONS}, problems_per_iteration: 3200, evaluation: {{sets: []}},"
+    f"{{iterations: {SFT_ITERATIONS}, problems_per_iteration: 6400, evaluation: {{sets: []}},"
     f" checkpoints: {{every: {SFT_ITERATIONS}}}}}"
 )
 ROUTES = {"": {"type": "final_answer", "marker": "#"}}
