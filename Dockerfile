@@ -5,7 +5,7 @@ FROM nvidia/cuda:13.0.2-devel-ubuntu24.04
 
 ENV DEBIAN_FRONTEND=noninteractive PIP_NO_CACHE_DIR=1 PYTHONUNBUFFERED=1
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends ca-certificates g++ git ninja-build python3 python3-dev python3-venv \
+    && apt-get install -y --no-install-recommends bubblewrap ca-certificates g++ git ninja-build python3 python3-dev python3-venv \
     && rm -rf /var/lib/apt/lists/*
 
 RUN useradd --create-home --uid 10001 researcher

@@ -235,19 +235,29 @@ def _throughput(count: int, workers: int) -> int:
         pairs.append((response, Problem(id=f"ordinary/{number}", prompt="?", gold=json.dumps(gold))))
     with GraderPool(Code(), workers=workers, deadline=60) as pool:
         pool.grade_many([(response + " ", problem) for response, problem in pairs[:4]])  # the workers are up
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         load, start = os.getloadavg()[0], time.monotonic()
         grades = pool.grade_many(pairs)
         seconds = time.monotonic() - start
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     right = sum(grade.correct for grade in grades)
     print(
         f"{count} ordinary programs with 3 tests each, {workers} at a time on {os.cpu_count()} cores (load "
         f"before: {load:.1f}): {seconds:.1f} s, {60 * count / seconds:.0f} in a minute, {right} right; "
-        f"{1000 * cpu / count:.0f} ms of processor time each"
+        f"{_cpu_ms(pairs[: count // 10]):.0f} ms of processor time each"
     )
     return 0 if right == count else 1
+
+
+def _cpu_ms(pairs: Sequence[tuple[str, Problem]]) -> float:
+    """Processor time of one program, ours and its own, whatever else this machine does."""
+
+    def used() -> float:
+        whose = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+        return sum(one.ru_utime + one.ru_stime for one in map(resource.getrusage, whose))
+
+    before = used()
+    for response, problem in pairs:
+        Code().grade(response, problem)
+    return 1000 * (used() - before) / len(pairs)
 
 
 if __name__ == "__main__":

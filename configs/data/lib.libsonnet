@@ -10,6 +10,41 @@ local test_set(name, hub, text, split='test', subset=null, revision='main') = {
 {
   boxed: ' Please output the final answer within \\boxed{}.',
 
+  choice: ' Reason step by step, then put the letter of your choice alone into \\boxed{}.',
+  python: '\n\nWrite the answer into one block ```python ... ```.',
+
+  // A problem with a program or a function to write, whose starter code stands with it where it has some.
+  program_of(field):: |||
+    {{ %s | trim }}
+    {%% if starter_code is defined and starter_code and (starter_code | trim) %%}
+    Use this starter code:
+
+    ```python
+    {{ starter_code | trim }}
+    ```
+    {%% endif %%}
+    Write the whole program or function into one block ```python ... ```.
+  ||| % field,
+  program: self.program_of('problem'),
+  complete: |||
+    Complete this function:
+
+    ```python
+    {{ prompt | trim }}
+    ```
+
+    Write all of it into one block ```python ... ```.
+  |||,
+
+  // The data set's own solution is run against its own tests, in the sandbox.
+  own_solution: {
+    type: 'reference_solutions',
+    grader: { type: 'code' },
+    answer: '{% if "```" in reference %}{{ reference }}{% else %}```python\n{{ reference }}\n```{% endif %}',
+    without: 'drop',
+    deadline: 60,
+  },
+
   // Prompts of at most 4,096 tokens less 100 for what a chat template adds, by Qwen2.5's tokenizer.
   length: {
     type: 'length',
@@ -45,6 +80,11 @@ local test_set(name, hub, text, split='test', subset=null, revision='main') = {
     test_set('humaneval', 'openai/openai_humaneval', '{{ prompt }}'),
     test_set('mbpp', 'google-research-datasets/mbpp', '{{ text }}', subset='full'),
     test_set('livecodebench', 'agentica-org/DeepCoder-Preview-Dataset', '{{ problem }}', subset='lcbv5'),
+  ],
+
+  stem_test_sets: [
+    test_set('gpqa', 'Idavidrein/gpqa', '{{ Question }}', split='train', subset='gpqa_main'),
+    test_set('supergpqa', 'm-a-p/SuperGPQA', '{{ question }}', split='train'),
   ],
 
   // Mathematics: answers in a box, no two rows that ask the same, nothing that is measured on.

@@ -90,7 +90,7 @@ class Graders:
     def __init__(self) -> None:
         self._count = 0
 
-    def submit(self, response: str, problem: Problem) -> Future[Grade]:
+    def submit(self, response: str, problem: Problem, **how: object) -> Future[Grade]:
         self._count += 1
         grade: Future[Grade] = Future()
         grade.set_result(Grade(float(self._count % 2), "ok", response[-2:]))

@@ -119,7 +119,7 @@ class InlinePool:
     def __init__(self) -> None:
         self.submitted: list[tuple[str, str]] = []
 
-    def submit(self, response: str, problem: Problem) -> Future[Grade]:
+    def submit(self, response: str, problem: Problem, **how: object) -> Future[Grade]:
         self.submitted.append((problem.id, response))
         future: Future[Grade] = Future()
         future.set_result(LetterGrader().grade(response, problem))

@@ -47,7 +47,7 @@ CONTEXT = 2048
 
 
 class Pool:
-    def submit(self, response: str, problem: Problem) -> Future[Grade]:
+    def submit(self, response: str, problem: Problem, **how: object) -> Future[Grade]:
         future: Future[Grade] = Future()
         future.set_result(Grade(1.0, "ok"))
         return future

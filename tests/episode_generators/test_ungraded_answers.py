@@ -129,7 +129,7 @@ def test_steps_on_both_sides_of_an_unknown_state_are_credited_as_one() -> None:
 class Down(mdp.InlinePool):
     """Grades nothing that begins with some letter."""
 
-    def submit(self, response, problem):  # type: ignore[no-untyped-def]
+    def submit(self, response, problem, **how):  # type: ignore[no-untyped-def]
         future = super().submit(response, problem)
         if response.startswith("a"):
             future._result = LOST
@@ -155,7 +155,7 @@ def test_continuations_that_nobody_could_grade_do_not_count_and_are_told() -> No
 
 def test_answers_to_a_prompt_without_a_value_are_left_out_and_counted() -> None:
     class AllDown(Down):
-        def submit(self, response, problem):  # type: ignore[no-untyped-def]
+        def submit(self, response, problem, **how):  # type: ignore[no-untyped-def]
             future = super().submit(response, problem)
             if problem.id == "train/0":
                 future._result = LOST

@@ -115,7 +115,7 @@ def test_bisecting_finds_the_step_that_decides_in_a_logarithm_of_waves(at: int) 
     class OnlyNew(mdp.InlinePool):
         """Grades what was written after the beginning, which the script is about."""
 
-        def submit(self, response: str, problem: mdp.Problem) -> mdp.Future[mdp.Grade]:
+        def submit(self, response: str, problem: mdp.Problem, **how: object) -> mdp.Future[mdp.Grade]:
             return super().submit("aa" if response.endswith("a;a") else "", problem)
 
     engine = Jump(at)

@@ -53,7 +53,7 @@ def bits_of(text: str) -> tuple[int, ...]:
 
 
 class Pool:
-    def submit(self, response: str, problem: Problem) -> Future[Grade]:
+    def submit(self, response: str, problem: Problem, **how: object) -> Future[Grade]:
         future: Future[Grade] = Future()
         future.set_result(Grade(reward(bits_of(response)), "ok"))
         return future

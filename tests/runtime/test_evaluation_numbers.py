@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treetune.runtime.evaluation import bootstrap_interval, pass_at_k, summarise
+from treetune.runtime.evaluation import bootstrap_interval, by_domain, pass_at_k, summarise
 from treetune.vocabulary import Grade, Problem, Segment, Trajectory
 
 Answer = tuple[str | None, bool, int]
@@ -111,3 +111,14 @@ def test_the_interval_is_as_wide_as_the_normal_one() -> None:
 
 def test_problems_that_all_went_alike_have_an_interval_of_no_width() -> None:
     assert bootstrap_interval([1.0] * 20, seed=0) == (1.0, 1.0)
+
+
+def test_a_summary_by_domain_is_that_of_each_domain_alone_and_needs_several() -> None:
+    answers = trajectories([[(RIGHT, False, 2), ("wrong", True, 3)], [("wrong", False, 1)] * 2])
+    named = [replace(t, problem=replace(t.problem, domain="ab"[int(t.problem.id[-1])])) for t in answers]
+    assert by_domain(named, 0) == {
+        "domains": {"a": summarise(answers[:2], 0), "b": summarise(answers[2:], 0)},
+    }
+    lost = [replace(t, grade=Grade(0.0, "unavailable")) if t.problem.domain == "b" else t for t in named]
+    assert list(by_domain(lost, 0)["domains"]) == ["a"], "of the other one nothing is known"
+    assert by_domain(named[:2], 0) == by_domain(answers, 0) == {}

@@ -121,6 +121,7 @@ def test_the_default_is_right_where_the_reference_is_not(answer: str, gold: str,
         (r"x < -3 \text{ and } x > 4", r"(-\infty,-3)\cup(4,\infty)", False),
         ("12 000", "12000", True),
         ("1 2", "12", False),
+        ("1  2", "12", False),
     ],
 )
 def test_what_says_the_same_is_right_and_what_only_looks_like_it_is_not(

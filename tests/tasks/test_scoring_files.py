@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.runtime.even_answers import OutOfOrder
 from treetune.main import main
 from treetune.tasks.addition_chain import AdditionChain
 from treetune.tasks.gsm8k import Gsm8k
@@ -69,6 +71,17 @@ def test_a_row_without_a_gold_answer_is_an_error_and_the_others_go_on(tmp_path: 
     assert [row["outcome"] for row in rows] == ["ok", "error", "error", "ok"]
     assert "'gold' is empty" in rows[1]["message"]
     assert scored.failed == 2
+
+
+def test_what_nobody_could_grade_earns_nothing_and_no_zero(tmp_path: Path) -> None:
+    rows = [{**row, "response": "abc"} for row in ROWS[:4]]
+    source = write(tmp_path / "in.jsonl", rows)
+    task = replace(Gsm8k(), grader=OutOfOrder())  # isn't there for responses of 3, 6, … characters
+    scored = score_responses(task, source, tmp_path / "out.jsonl", workers=1)
+    rows = read(tmp_path / "out.jsonl")
+    assert {(row["outcome"], row["reward"]) for row in rows} == {("unavailable", None)}
+    assert (scored.unavailable, scored.correct, scored.failed) == (4, 0, 0)
+    assert "nobody could grade" in str(scored)
 
 
 def test_progress_is_told_row_by_row_and_counts_what_was_there(tmp_path: Path) -> None:

@@ -88,6 +88,15 @@ def test_what_could_not_be_judged_is_asked_again_and_a_verdict_is_not() -> None:
     assert sorted(service.asked) == ["7", "down", "down", "down"]
 
 
+def test_no_service_is_asked_about_an_answer_whose_reward_is_decided() -> None:
+    service = Service()
+    with GraderPool(service) as pool:
+        assert pool.submit("7", PROBLEM, decided=True).result(timeout=0).outcome == "no_answer"
+        assert not service.asked
+    with GraderPool(FinalAnswer()) as pool:  # a rule costs nothing, and says what the answer was
+        assert pool.submit("#7", PROBLEM, decided=True).result(timeout=0).extracted == "7"
+
+
 @dataclass(frozen=True, eq=False)
 class ByGold(Grader):
     """Another grader for each gold."""

@@ -122,14 +122,15 @@ class PrepareData(DataPipeline):
         turns = [self.prompt] if isinstance(self.prompt, str) else [turn.content for turn in self.prompt]
         yield from (("prompt", text) for text in turns)
 
-    def rows_of(self, fields: Mapping[str, Any], number: int) -> list[Row | str]:
+    def rows_of(self, fields: Mapping[str, Any]) -> list[Row | str]:
         """The rows that a source's row becomes; in place of one that a filter drops, the filter's name.
 
         Raises NoValue or ValueError for a row that lacks something.
         """
         expanded: Any = fields
         if self.expand is not None:
-            expanded = _function(self.expand)(dict(fields), derive_seed(self.seed, number, "expand"))
+            content = repr(sorted(fields.items()))
+            expanded = _function(self.expand)(dict(fields), derive_seed(self.seed, content, "expand"))
         if not expanded:
             return ["expand"]
         several = expanded if isinstance(expanded, list) else [expanded]

@@ -160,7 +160,7 @@ def _read(pipeline: PrepareData, source: Source, splits: Sequence[Split]) -> Ite
     for split in splits:
         for place, fields in source.rows(split):
             try:
-                made = pipeline.rows_of(fields, number)
+                made = pipeline.rows_of(fields)
             except (NoValue, ValueError) as error:
                 if pipeline.bad_rows == "stop":
                     raise ValueError(f"{place}: {error}; put it right, or set bad_rows to 'drop'") from error

@@ -155,7 +155,7 @@ def _summary(
         "split": chosen.split,
         "iteration": done,
         **summarise(trajectories, seed),
-        **_by_domain(trajectories, seed),
+        **by_domain(trajectories, seed),
         "too_long": too_long,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -164,13 +164,13 @@ def _summary(
     }
 
 
-def _by_domain(trajectories: Sequence[Trajectory], seed: int) -> dict[str, Any]:
-    """`summarise` for each domain, where problems have one; a domain of which nothing was graded has none."""
+def by_domain(trajectories: Sequence[Trajectory], seed: int) -> dict[str, Any]:
+    """`summarise` for each domain, where there are several; a domain of which nothing was graded has none."""
     of_domain: dict[str, list[Trajectory]] = {}
     for one in trajectories:
         if one.problem.domain:
             of_domain.setdefault(one.problem.domain, []).append(one)
-    if not of_domain:
+    if len(of_domain) < 2:
         return {}
     graded = {name: own for name, own in sorted(of_domain.items()) if any(t.grade.is_known for t in own)}
     return {"domains": {name: summarise(own, seed) for name, own in graded.items()}}
@@ -216,7 +216,7 @@ def _row(trajectory: Trajectory) -> dict:
         "prompt": trajectory.problem.prompt,
         "gold": trajectory.problem.gold,
         "text": trajectory.text,
-        "reward": trajectory.reward,
+        "reward": trajectory.reward if trajectory.grade.is_known else None,
         "outcome": trajectory.grade.outcome,
         "extracted": trajectory.grade.extracted,
         "finish_reason": trajectory.finish_reason,

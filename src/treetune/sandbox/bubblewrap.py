@@ -16,7 +16,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from treetune.sandbox.program import (
     BOOT,
     ENVIRONMENT,
     PYTHON_FLAGS,
+    START_SECONDS,
     outcome_of,
     read_only,
     resource_limits,
@@ -43,6 +44,9 @@ _SHARED_MEMORY_MIB = 16
 
 _END_SECONDS = 30.0
 """How long the kernel may take to end a namespace that was killed."""
+
+_FILE_BYTES = 4096
+"""More than the kernel's memory for a file, so that a hundred thousand are too many."""
 
 _FIRST_UID = 1 << 30
 _COUNT = itertools.count()  # of programs that this process started
@@ -95,25 +99,42 @@ class Started:
         path = [WORK, _PACKAGES] if sandbox.packages else [WORK]
         setup = setup_of(code, files, _resource_limits(limits), work=WORK, path=path, uid=_uid())
         refused = read_only(refusals())
-        info, info_write = os.pipe()
+        # Bubblewrap says which its first process is, and holds that one back until it is held on to here: a
+        # number alone would be another process's as soon as a program has ended.
+        (info, info_write), (hold, go) = os.pipe(), os.pipe()
+        self._init = -1
+
+        def meet() -> None:
+            os.close(info_write)
+            self._first = _process_in(info)
+            self._init = os.pidfd_open(self._first) if self._first else -1
+            os.close(go)
+
+        open_ones = [refused, info, hold]
         try:
-            try:
-                command = _command(sandbox.packages, limits.disk_mib, refused, info_write)
-                self.process = start(
-                    command, setup, work=WORK, stdin=stdin, descriptors=(refused, info_write)
-                )
-            except FileNotFoundError as error:
-                raise SandboxUnavailable(_NOT_INSTALLED) from error
-            finally:
-                os.close(refused)
-                os.close(info_write)
-            # The first process of the namespace. It has said who it is before the program began.
-            self._init = os.pidfd_open(json.loads(os.read(info, 4096))["child-pid"])
+            command = _command(sandbox.packages, limits.disk_mib, refused, info_write, hold)
+            passed = (refused, info_write, hold)
+            self.process = start(command, setup, work=WORK, stdin=stdin, descriptors=passed, meet=meet)
+        except FileNotFoundError as error:
+            open_ones += [info_write, go]
+            raise SandboxUnavailable(_NOT_INSTALLED) from error
+        except BaseException:
+            if self._init >= 0:
+                os.close(self._init)
+            raise
         finally:
-            os.close(info)
+            for descriptor in open_ones:
+                os.close(descriptor)
 
     def usage(self) -> Usage:
-        return usage_of(descendants(self.process.pid))
+        """Files count as memory as well: empty ones fill no disk."""
+        used = usage_of(descendants(self.process.pid))
+        try:
+            rooms = [os.statvfs(f"/proc/{self._first}/root{place}") for place in (WORK, "/dev/shm")]
+        except OSError:  # it has ended
+            return used
+        files = sum(room.f_files - room.f_ffree for room in rooms)
+        return replace(used, memory=used.memory + files * _FILE_BYTES)
 
     def kill(self) -> None:
         """Ends it all, and returns when nothing of it is left. Safe to call twice."""
@@ -134,10 +155,22 @@ class Started:
             raise RuntimeError(f"programs in a sandbox did not end in {_END_SECONDS:g} s after being killed")
 
 
-def _command(packages: bool, disk_mib: int, refused: int, info: int) -> list[str]:
+def _process_in(info: int) -> int:
+    """The process that bubblewrap names there; 0 where it ends before it names one."""
+    said = b""
+    while b"}" not in said:
+        ready, _, _ = select.select([info], [], [], START_SECONDS)
+        data = os.read(info, 4096) if ready else b""
+        if not data:
+            return 0
+        said += data
+    return int(json.loads(said)["child-pid"])
+
+
+def _command(packages: bool, disk_mib: int, refused: int, info: int, hold: int) -> list[str]:
     """What starts boot.py in a sandbox, up to its arguments."""
     return [
-        *("bwrap", "--die-with-parent", "--new-session"),
+        *("bwrap", "--die-with-parent", "--new-session", "--as-pid-1"),
         *("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
         *("--hostname", "sandbox"),
         # Root gives up what it is in boot.py. In a user namespace there is nothing to give up.
@@ -154,7 +187,7 @@ def _command(packages: bool, disk_mib: int, refused: int, info: int) -> list[str
         *("--symlink", f"{WORK}/.stdin", "/dev/stdin"),
         *("--perms", "1777", "--size", str(_SHARED_MEMORY_MIB << 20), "--tmpfs", "/dev/shm"),
         *("--remount-ro", "/", "--chdir", "/"),
-        *("--seccomp", str(refused), "--info-fd", str(info)),
+        *("--seccomp", str(refused), "--info-fd", str(info), "--block-fd", str(hold)),
         *("--", _executable(), *PYTHON_FLAGS, "/boot.py"),
     ]
 
@@ -164,8 +197,14 @@ def _root() -> tuple[str, ...]:
     """Python and the libraries that it is linked to, in places where they are outside too."""
     prefix = Path(sys.base_prefix)
     libraries = [Path("/usr/lib"), Path("/usr/lib64"), Path("/lib"), Path("/lib64")]
+    own = [prefix / "lib", prefix / "lib64"]
+    multiarch = sysconfig.get_config_var("MULTIARCH")
+    if multiarch and Path("/usr/lib", multiarch).is_dir():
+        # Debian and its kin: what else lies in /usr/lib is programs'.
+        libraries[0] = Path("/usr/lib", multiarch)
+        own = [Path(sysconfig.get_path("stdlib"))] if prefix == Path("/usr") else own
     files = [Path(_executable()), Path("/etc/ld.so.cache"), Path("/usr/share/zoneinfo")]
-    bound = [path for path in (*libraries, prefix / "lib", prefix / "lib64", *files) if path.exists()]
+    bound = [path for path in (*libraries, *own, *files) if path.exists()]
     # Bubblewrap makes what lies above as closed as it is outside: a Python in root's home couldn't be read by
     # the nobody that programs run as. Nothing else of that home is there.
     above = {parent for path in bound for parent in path.parents} | {Path("/dev")}

@@ -7,7 +7,7 @@ import math
 import os
 import select
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
 }
 
-_START_SECONDS = 20.0
+START_SECONDS = 20.0
 """How long a busy machine may take from the call until the program begins."""
 
 
@@ -40,9 +40,11 @@ def start(
     work: str,
     stdin: int,
     descriptors: Sequence[int] = (),
+    meet: Callable[[], None] = lambda: None,
 ) -> subprocess.Popen[bytes]:
     """Starts a command that ends in boot.py, to which `setup` is handed. Returns when the program is about to
-    begin, whose standard input is the descriptor `stdin` (or a pipe, for `subprocess.PIPE`).
+    begin, whose standard input is the descriptor `stdin` (or a pipe, for `subprocess.PIPE`). `meet` is called
+    when the command has started.
 
     Raises SandboxUnavailable with what the command said if it ends before that, or takes too long.
     """
@@ -62,7 +64,8 @@ def start(
         finally:
             os.close(payload)
             os.close(begun_write)
-        ready, _, _ = select.select([begun], [], [], _START_SECONDS)
+        meet()
+        ready, _, _ = select.select([begun], [], [], START_SECONDS)
         if ready and os.read(begun, 1):
             return process
     finally:
@@ -70,7 +73,7 @@ def start(
     process.kill()
     said = process.communicate()[1].decode(errors="replace").strip()
     raise SandboxUnavailable(
-        f"{command[0]} did not start a program: {said or f'nothing happened in {_START_SECONDS:g} s'}"
+        f"{command[0]} did not start a program: {said or f'nothing happened in {START_SECONDS:g} s'}"
     )
 
 
@@ -98,7 +101,7 @@ def outcome_of(followed: Followed, status: int, seconds: float) -> Outcome:
     return Outcome(
         stdout=followed.stdout.decode(errors="replace"),
         stderr=followed.stderr.decode(errors="replace"),
-        # Bubblewrap says which signal ended the program as a shell does.
+        # The first process of a namespace says which signal ended the program as a shell does.
         exit=None if followed.killed_by else 128 - status if status > 128 else status,
         killed_by=followed.killed_by,
         seconds=seconds,

@@ -88,6 +88,7 @@ _CLONE = (56, 220)
 _SOCKET = (41, 198)
 _MMAP = (9, 222)
 _IOCTL = (16, 29)
+_PRLIMIT = (302, 261)
 
 _NEW_NAMESPACES = 0x7E020000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET."""
@@ -146,6 +147,8 @@ def _instructions(machine: str) -> list[_Instruction]:
     program += _where(_MMAP[place], 3, shared)
     typing = [one for request in _TYPE_INTO_TERMINAL for one in _if(_IF_EQUAL, request, _ERRNO | errno.EPERM)]
     program += _where(_IOCTL[place], 1, typing)
+    # Limits of the caller alone.
+    program += _where(_PRLIMIT[place], 0, _unless(_IF_EQUAL, 0, _ERRNO | errno.EPERM))
     return [*program, _Instruction(_RETURN, 0, 0, _ALLOW)]
 
 

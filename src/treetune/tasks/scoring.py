@@ -32,12 +32,17 @@ class Scored:
     correct: int
     no_answer: int
     failed: int
+    unavailable: int
 
     def __str__(self) -> str:
-        share = self.correct / self.rows if self.rows else 0.0
+        graded = self.rows - self.unavailable
+        share = self.correct / graded if graded else 0.0
+        lost = (
+            f", {self.unavailable} that nobody could grade and that don't count" if self.unavailable else ""
+        )
         return (
             f"{self.rows} responses ({self.resumed} were there already): {self.correct} correct "
-            f"({share:.2%}), {self.no_answer} without an answer, {self.failed} timeouts and errors"
+            f"({share:.2%}), {self.no_answer} without an answer, {self.failed} timeouts and errors{lost}"
         )
 
 
@@ -56,7 +61,8 @@ def score_responses(
     A row has a `problem`, a `gold` as it stands in the data set and a `response`, for a mixture its `domain`
     and for rows of many data sets its `data_source`. It comes out with
     `reward`, `extracted`, `outcome`, `seconds`, a `message` where something went wrong, and with
-    `steps` also `step_boundaries`. A row that lacks one of the three gets the outcome ``error``.
+    `steps` also `step_boundaries`. A row that lacks one of the three gets the outcome ``error``. The reward
+    of one that nobody could grade is null.
 
     An output that exists is gone on with: a torn last line is dropped, what stands there is kept.
     `progress` is told rows that are in the output and rows in all.
@@ -64,12 +70,13 @@ def score_responses(
     """
     if source.resolve() == output.resolve():
         raise ValueError(f"--input and --output are the same file, {source}")
-    counts = {"rows": 0, "resumed": 0, "correct": 0, "no_answer": 0, "failed": 0}
+    counts = {"rows": 0, "resumed": 0, "correct": 0, "no_answer": 0, "failed": 0, "unavailable": 0}
     waiting: deque[_Waiting] = deque()
 
     def count(row: dict[str, Any]) -> None:
         counts["rows"] += 1
-        counts["correct"] += row["reward"] >= CORRECT_SCORE
+        counts["correct"] += (row["reward"] or 0.0) >= CORRECT_SCORE
+        counts["unavailable"] += row["outcome"] == "unavailable"
         counts["no_answer"] += row["outcome"] == "no_answer"
         counts["failed"] += row["outcome"] in ("timeout", "error")
 
@@ -148,7 +155,7 @@ def _graded(waiting: _Waiting, steps: bool) -> dict[str, Any]:
     row, task, grade = waiting.row, waiting.task, waiting.grade.result()
     result = {
         **row,
-        "reward": grade.reward,
+        "reward": grade.reward if grade.is_known else None,
         "extracted": grade.extracted,
         "outcome": grade.outcome,
         "seconds": round(grade.seconds, 6),

@@ -136,10 +136,15 @@ def _check_prompts_of(task: Task, rollout: Rollout, experiment: Experiment) -> I
         )
 
 
+def is_decided(finish_reason: FinishReason, unfinished_reward: float | None) -> bool:
+    """Whether an answer earns what it earns whatever its grade is: it was cut off."""
+    return finish_reason == "length" and unfinished_reward is not None
+
+
 def with_unfinished(grade: Grade, finish_reason: FinishReason, unfinished_reward: float | None) -> Grade:
     """The grade of an answer; a cut one keeps what the grader found in it, but not its reward. What it earns
     is known then, whether or not somebody was there to grade it."""
-    if finish_reason != "length" or unfinished_reward is None:
+    if unfinished_reward is None or not is_decided(finish_reason, unfinished_reward):
         return grade
     outcome = grade.outcome if grade.is_known else "no_answer"
     return replace(grade, reward=unfinished_reward, outcome=outcome, message="cut off by max_tokens")

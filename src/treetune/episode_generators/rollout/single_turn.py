@@ -19,6 +19,7 @@ from treetune.episode_generators.rollout.answers import (
     check_prompts,
     check_sampling,
     encoded_prompt,
+    is_decided,
     rank_share,
     steps_of,
     token_budget,
@@ -135,7 +136,8 @@ def sample_answers(
         for completion in completions:
             text = context.codec.decode(completion.token_ids)
             said = before_stop(text, requests[index].sampling.stop)
-            grade = context.grader.submit(said, problems[index])
+            decided = is_decided(completion.finish_reason, unfinished_reward)
+            grade = context.grader.submit(said, problems[index], decided=decided)
             graded.append((completion, text, grade))
         answers[index] = graded
         context.progress(len(answers) * samples, len(requests) * samples)

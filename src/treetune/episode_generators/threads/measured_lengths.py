@@ -53,7 +53,7 @@ def measured_lengths(path: str) -> MeasuredLengths:
                 number += 1
                 row = json.loads(line)
                 prompts[row["problem"]] = row["prompt"]
-                if row["reward"] >= CORRECT_SCORE:
+                if (row["reward"] or 0.0) >= CORRECT_SCORE:  # null where nobody could grade it
                     lengths.setdefault(row["problem"], []).append(row["tokens"])
     except OSError as error:
         raise ValueError(

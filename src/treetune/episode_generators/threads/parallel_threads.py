@@ -19,6 +19,7 @@ from treetune.episode_generators.rollout.answers import (
     check_prompts,
     check_sampling,
     encoded_prompt,
+    is_decided,
     rank_share,
     steps_of,
     token_budget,
@@ -219,7 +220,9 @@ class ParallelThreads(Rollout):
         def finished(place: int) -> None:
             answer, start = growing.pop(place), starts[place]
             trajectory = self._trajectory(context, start, answer)
-            grown[place] = trajectory, context.grader.submit(trajectory.text, start.problem)
+            decided = is_decided(trajectory.finish_reason, self.unfinished_reward)
+            grade = context.grader.submit(trajectory.text, start.problem, decided=decided)
+            grown[place] = trajectory, grade
             context.progress(len(grown), len(starts))
 
         def on_result(index: int, completions: list[Completion]) -> list[Request]:

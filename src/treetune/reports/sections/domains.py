@@ -34,7 +34,7 @@ class DomainsSection(ReportSection):
     title = "By domain"
 
     def applies(self, experiment: Experiment) -> bool:
-        return bool(_names(experiment))
+        return len(_names(experiment)) > 1
 
     def html(self, experiment: Experiment) -> str:
         colours = {name: colour_of(place) for place, name in enumerate(_names(experiment))}

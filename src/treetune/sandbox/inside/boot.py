@@ -50,7 +50,23 @@ def _be_the_program(code: str, path: list[str]) -> None:
     exec(compile(code, "main.py", "exec", dont_inherit=True), main.__dict__)
 
 
+def _look_after_the_rest() -> None:
+    """As the first process of a namespace: waits for the program and whoever loses its parent, and ends with
+    the program; then the kernel ends all others. What returns is the program's process."""
+    program = os.fork()
+    if program == 0:
+        return
+    os.closerange(0, 64)
+    while True:
+        pid, status = os.wait()
+        if pid == program:
+            code = os.waitstatus_to_exitcode(status)
+            os._exit(code if code >= 0 else 128 - code)
+
+
 def _start() -> tuple[str, list[str]]:
+    if os.getpid() == 1:
+        _look_after_the_rest()
     with open(_SETUP, "rb") as file:
         setup = marshal.load(file)
     _take_on(setup)

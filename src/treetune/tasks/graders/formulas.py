@@ -21,6 +21,7 @@ _AND_SO_ON = re.compile(r"([-+]?) ?(\d{0,20})\.(\d{0,20}?)(\d{1,12}?)\4{1,20} ?\
 _MIXED = re.compile(r"(?<![\d.}A-Za-z)])(\d{1,20}) ?\\frac ?(\d|\{ ?\d{1,20} ?\}) ?(\d|\{ ?\d{1,20} ?\})")
 
 _HUGE = re.compile(r"\d{400}|\^ ?\{? ?[-+(]? ?\d{5}|!\s*!|\d{4,}\s*!|\^[^-+*/=,]{0,40}\^[^-+*/=,]{0,40}\^")
+_BLANK = re.compile(r"(?<!\d) | (?!\d)|(?<=\d) (?=\d{3}(?!\d))")
 _PRIME = re.compile(r"\d ?'")
 _LARGE_OPERATORS = re.compile(r"\\(?:i*o?int|sum|prod|lim)(?![a-z])")
 MOST_CHARACTERS = 200
@@ -51,7 +52,7 @@ def exact_value(formula: str) -> Fraction | None:
 
 def equal_formulas(given: str, gold: str) -> bool:
     """Exactly equal. Raises Absurd for a `given` that would cost too much to compare."""
-    if _spaceless(given) == _spaceless(gold):
+    if spaceless(given) == spaceless(gold):
         return True
     one, other = exact_value(given), exact_value(gold)
     if one is not None and other is not None:
@@ -90,8 +91,9 @@ def proportional_equations(given: tuple[str, str], gold: tuple[str, str]) -> boo
     return same_value(one, other * above / below)
 
 
-def _spaceless(formula: str) -> str:
-    return re.sub(r"(?<!\d)\s+|\s+(?!\d)|(?<=\d)\s(?=\d{3}(?!\d))", "", formula)
+def spaceless(text: str) -> str:
+    """Without white space, but for what parts numbers: "1 2" is not 12, and "12 000" is 12000."""
+    return _BLANK.sub("", " ".join(text.split()))
 
 
 def mixed_numbers_added(formula: str) -> str:

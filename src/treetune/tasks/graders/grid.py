@@ -18,7 +18,8 @@ Grid = tuple[tuple[int, ...], ...]
 LARGEST = 100
 """Rows, and cells of a row, that are read; ARC's grids have up to 30."""
 
-_LINE = re.compile(r"[0-9]{1,100}|[0-9]{1,3}(?:[ ,\t]+[0-9]{1,3})+")
+_AROUND = re.compile(r"\\(?:begin|end)\{[a-z]*matrix\}|```[a-z]*")
+_LINE = re.compile(r"[0-9]{1,100}|[0-9]{1,3}(?:[ ,|\t]+[0-9]{1,3})+")
 
 
 @Grader.register("grid")
@@ -80,21 +81,32 @@ def written(grid: Grid) -> str:
 def _of_lines(text: str) -> Grid | None:
     if len(text) > 10 * LARGEST * LARGEST:
         return None
-    lines = [line.strip(" \t\r[](),") for line in re.split("[\n/]", text.strip())]
-    if len(lines) > LARGEST or not all(map(_LINE.fullmatch, lines)):
+    text = _AROUND.sub("", text).replace("\\\\", "\n").replace("&", " ")
+    lines = [line.strip(" \t\r[](),|") for line in re.split("[\n/;]", text) if line.strip()]
+    if not 1 <= len(lines) <= LARGEST or not all(map(_LINE.fullmatch, lines)):
         return None
     rows = [re.findall("[0-9]+", line) for line in lines]
-    if all(len(row) == 1 for row in rows):
-        return _checked([[int(digit) for digit in row[0]] for row in rows])
-    return _checked([[int(cell) for cell in row] for row in rows])
+    return _checked([list(row[0]) for row in rows] if all(len(row) == 1 for row in rows) else rows)
 
 
 def _checked(rows: Any) -> Grid | None:
+    if isinstance(rows, dict) and len(rows) == 1:
+        (rows,) = rows.values()
     if not isinstance(rows, list | tuple) or not 1 <= len(rows) <= LARGEST:
         return None
-    for row in rows:
-        if not isinstance(row, list | tuple) or not 1 <= len(row) <= LARGEST or len(row) != len(rows[0]):
-            return None
-        if not all(isinstance(cell, int) and not isinstance(cell, bool) for cell in row):
-            return None
-    return tuple(tuple(row) for row in rows)
+    if all(isinstance(row, str) and row.isdecimal() for row in rows):
+        rows = [list(row) for row in rows]
+    if not all(isinstance(row, list | tuple) and 1 <= len(row) <= LARGEST for row in rows):
+        return None
+    grid = tuple(tuple(_cell(cell) for cell in row) for row in rows)
+    if len({len(row) for row in grid}) != 1 or any(cell is None for row in grid for cell in row):
+        return None
+    return grid  # type: ignore[return-value]
+
+
+def _cell(cell: Any) -> int | None:
+    if isinstance(cell, str) and len(cell) <= 3 and cell.isdecimal():
+        return int(cell)
+    if isinstance(cell, float) and cell.is_integer():
+        return int(cell)
+    return cell if isinstance(cell, int) and not isinstance(cell, bool) else None

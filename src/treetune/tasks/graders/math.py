@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import re
 from dataclasses import dataclass
 from functools import lru_cache
 
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.expressions import Absurd
+from treetune.tasks.graders.formulas import spaceless
 from treetune.tasks.graders.math_answers import Answer, Group, read_answer
 from treetune.tasks.graders.math_equality import equal_answers
 from treetune.tasks.graders.math_text import LONGEST, given_answer, gold_answer, undressed
@@ -77,5 +77,4 @@ def _read_gold(gold: str) -> tuple[str, Answer]:
 
 
 def _bare(text: str) -> str:
-    """Without white space, but for what parts numbers: "1 2" is not 12, and "12 000" is 12000."""
-    return re.sub(r"(?<!\d)\s+|\s+(?!\d)|(?<=\d)\s(?=\d{3}(?!\d))", "", text).rstrip(".")
+    return spaceless(text).rstrip(".")

@@ -16,14 +16,17 @@ from treetune.vocabulary import Grade, Problem
 
 _DRESS = re.compile(r"\\(?:boxed|fbox|text|textbf|mathrm|mathbf|textit|mathit)\s?(?=\{)|[{}$*_`\"'“”‘’]")
 _TOLD = re.compile(
-    r"\b(?:answer|choice|option)\b[ \t*_]*(?:is|[:=])[ \t*_:]*"
-    r"(?:(?:option|choice|answer)\b[ \t*_:]*)?(?P<said>[^\n]{0,200})",
+    r"(?:\b(?:answer|choice|option)\b[ \t*_]*(?:(?:is|(?:would|must|should) be)\b|[:=]|\n)"
+    r"|\bI (?:choose|pick|select)\b)"
+    r"[ \t*_:]*(?:(?:therefore|thus|hence|clearly)\b[ \t*_:]*)?(?:\n[ \t*_]*)?"
+    r"(?:(?:option|choice|answer|the letter)\b[ \t*_:]*)?(?P<said>[^\n]{0,200})"
+    r"|\b(?:option|choice|answer) \(?(?P<named>[A-Z])\)? is (?:the )?(?:correct|right|best)\b",
     re.IGNORECASE,
 )
 _ALONE = re.compile(r"\(?(?P<letter>[A-Za-z])\)?\s*[.,;:!]?\s*")
 _LABEL = re.compile(
     r"(?:option |choice )?"
-    r"(?:\((?P<inner>[A-Z])\)|(?P<letter>[A-Z])(?:[).:]|(?= (?:because|since)\b)))(?=\s|$)"
+    r"(?:\((?P<inner>[A-Z])\)|(?P<letter>[A-Z])(?:[).:]|(?= (?:because|since)\b| [-–—] )))(?=\s|$)"
 )
 
 
@@ -52,7 +55,7 @@ class MultipleChoice(Grader):
         boxed = boxes(said)[-1:]
         if boxed and (told is None or boxed[0][1] > told.start()):
             return self._letter(boxed[0][2])
-        return self._letter(told["said"]) if told is not None else None
+        return self._letter(told["named"] or told["said"]) if told is not None else None
 
     def verdict(self, extracted: str, problem: Problem) -> Grade:
         gold = self._letter(problem.gold)

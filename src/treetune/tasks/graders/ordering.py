@@ -9,16 +9,18 @@ from functools import lru_cache
 from typing import Literal
 
 from treetune.tasks.graders.base import Grader
-from treetune.tasks.graders.extraction import NoValue, read_value, values
-from treetune.tasks.graders.tagged import Tagged, all_plain, of_parts, plain
+from treetune.tasks.graders.extraction import NoValue, last_box, read_value, values
+from treetune.tasks.graders.tagged import Tagged, of_parts, plain
 from treetune.vocabulary import Grade, Problem
 
 LONGEST = 5_000
 """Characters of an answer that are read: hundreds of names."""
 
-_BETWEEN = re.compile(r"->|=>|[,;|\n→<>]")
-_NUMBERED = re.compile(r"^(?:[0-9]{1,3}[.):]|[-*•])\s+")
-_QUOTES = "\"'`*_.“”‘’"
+_BETWEEN = re.compile(r"->|=>|[,;|\n<>←-⇿➔-➾]")
+_BETWEEN_OR_AND = re.compile(_BETWEEN.pattern + r"|\band\b")
+_SPACE = re.compile(r"\s+")
+_BEFORE = re.compile(r"^(?:[0-9]{1,3}[.):]|[-*•]|and)\s+")
+_QUOTES = " \"'`*_.“”‘’"
 
 
 @Grader.register("ordering")
@@ -39,7 +41,7 @@ class OrderingGrader(Tagged):
 
     def verdict(self, extracted: str, problem: Problem) -> Grade:
         gold = gold_names(problem.gold)
-        given = read_names(extracted, letters=all(len(name) == 1 for name in gold))
+        given = read_names(extracted, gold)
         if sorted(given) != sorted(gold):
             return Grade(
                 reward=0.0, outcome="ok", message="other names than the gold's", numbers={"cells": 0.0}
@@ -57,18 +59,31 @@ def gold_names(gold: str) -> Sequence[str]:
     return names
 
 
-def read_names(text: str, *, letters: bool = False) -> list[str]:
-    """The names in their order, for comparison (see `plain`). With `letters`, a text of one word is a name
-    for each of its letters."""
+def read_names(text: str, gold: Sequence[str] = ()) -> list[str]:
+    """The names in their order, for comparison (see `plain`). What stands between them may depend on the
+    gold: letters need nothing, and "and" or a space is looked for where there would be too few names."""
     text = text.strip()[:LONGEST]
     listed = _list_in(text)
     if listed is not None:
-        return all_plain(listed)
-    text = text.strip("[](){}")
-    if letters and text.isalnum():
+        return [_name(str(name)) for name in listed]
+    text = (last_box(text) or text).strip("[](){}")
+    if text.isalnum() and gold and all(len(name) == 1 for name in gold):
         return [plain(letter) for letter in text]
-    parts = (_NUMBERED.sub("", part.strip(), count=1).strip(_QUOTES) for part in _BETWEEN.split(text))
-    return [plain(part) for part in parts if part]
+    parts = _parts(_BETWEEN, text)
+    if len(parts) < len(gold):
+        parts = _parts(_SPACE if len(parts) == 1 else _BETWEEN_OR_AND, text)
+    return parts
+
+
+def _parts(between: re.Pattern[str], text: str) -> list[str]:
+    parts = [_BEFORE.sub("", part.strip(), count=1) for part in between.split(text)]
+    parts[0] = parts[0].rpartition(":")[2]  # "from left to right: …"
+    return [_name(part.strip(_QUOTES)) for part in parts if part.strip(_QUOTES)]
+
+
+def _name(text: str) -> str:
+    """Without an article, and with one kind of apostrophe."""
+    return plain(text).replace("’", "'").removeprefix("the ")
 
 
 def _list_in(text: str) -> Sequence[object] | None:
@@ -76,6 +91,8 @@ def _list_in(text: str) -> Sequence[object] | None:
         value = read_value(text)
     except NoValue:
         value = next((value for _, value in values(text, "[")), None)
+    if isinstance(value, dict) and len(value) == 1:
+        (value,) = value.values()
     if not isinstance(value, list | tuple) or any(isinstance(name, list | tuple | dict) for name in value):
         return None
     return value

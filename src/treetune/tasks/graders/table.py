@@ -20,6 +20,7 @@ from treetune.vocabulary import Grade, Problem
 MOST_ANSWERS = 50
 
 _PERCENT = re.compile(r"%|\bper ?cent|\bpercent", re.IGNORECASE)
+_COMMAS = re.compile(r",(?!\d{3}(?!\d))|;|\band\b")
 _DRESS = re.compile(r"\\(?:text|textbf|mathrm|mathbf|textit)\s?(?=\{)|[{}$*`\"“”]|\\(?=[%$&#_])")
 
 
@@ -109,11 +110,11 @@ def gold_answers(gold: str) -> Sequence[str]:
 
 
 def split_answers(text: str, expected: int | None) -> Sequence[str]:
-    """The answers in a box. Where several are expected and there is no ``|``, commas part them, if that gives
-    as many as expected."""
+    """The answers in a box. Where several are expected and there is no ``|``, commas and "and" part them, if
+    that gives as many as expected."""
     parts = [one for part in re.split(r"\||\\mid\b|\\vert\b", text) if (one := _plain(part))]
     if expected is not None and expected > 1 and len(parts) == 1:
-        by_commas = [one for part in re.split(r",(?!\d{3}(?!\d))|;", text) if (one := _plain(part))]
+        by_commas = [one for part in _COMMAS.split(text) if (one := _plain(part))]
         if len(by_commas) == expected:
             return by_commas
     return parts
@@ -121,7 +122,7 @@ def split_answers(text: str, expected: int | None) -> Sequence[str]:
 
 def _plain(text: str) -> str:
     text = text.replace("{,}", ",").replace("\\!", "")
-    return " ".join(_DRESS.sub(" ", text).casefold().split()).strip(" .,;:")
+    return " ".join(_DRESS.sub(" ", text).casefold().split()).lstrip(" ,;:").rstrip(" .,;:")
 
 
 @lru_cache(maxsize=4096)

@@ -2,38 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Literal
 
+from treetune.tasks.graders.answer_tables import UNNAMED, Table, read_letters, read_table
 from treetune.tasks.graders.base import Grader
-from treetune.tasks.graders.extraction import NoValue, read_value, values
-from treetune.tasks.graders.tagged import Tagged, all_plain, of_parts, plain
+from treetune.tasks.graders.tagged import Tagged, all_plain, of_parts
 from treetune.vocabulary import Grade, Problem
 
-MOST_ROWS = 100
-
-
-@dataclass(frozen=True)
-class Table:
-    """A header (empty where there is none) and rows, all ready for comparison."""
-
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+_ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
 
 
 @Grader.register("zebra")
 @dataclass(frozen=True, kw_only=True)
 class ZebraGrader(Tagged):
     """Right is the gold's table: ``{"header": ["Position", "Pet"], "rows": [["1", "cat"], …]}`` in JSON
-    or Python, or its rows alone, or a list of objects with the header's keys. Names count in any case.
+    or Python, or its rows alone, or objects with the header's keys, or in Markdown. Names count in any case.
 
     Where all asked cells of the gold are single letters, also ``am/bn``, a row of them behind the other.
 
-    The header and the columns `given`, which the question tells, earn nothing: rows are found by what stands
-    in these columns (or by their order, where either table has none of them), columns by the header (or by
-    their order, where the answer's header doesn't name them). An answer with more rows earns nothing.
+    The header and the columns `given`, which the question tells as numbers, earn nothing: rows are found by
+    what stands in these columns (or by their order, where either table has none of them), columns by the
+    header (or by their order, where the answer's header doesn't name them). An answer with more rows earns
+    nothing.
 
     `score` says what a table that isn't right all over earns: nothing (``exact``), or the share of asked
     cells that are right (``cells``). That share is among the grade's numbers.
@@ -44,7 +37,7 @@ class ZebraGrader(Tagged):
 
     def verdict(self, extracted: str, problem: Problem) -> Grade:
         gold = gold_table(problem.gold)
-        known = [place for place, name in enumerate(gold.header) if name in all_plain(self.given)]
+        known = self._known(gold)
         asked = [place for place in range(len(gold.rows[0])) if place not in known]
         if not asked:
             raise ValueError(
@@ -66,6 +59,15 @@ class ZebraGrader(Tagged):
         )
         return of_parts(right, len(asked) * len(gold.rows), pays=self.score == "cells")
 
+    def _known(self, gold: Table) -> list[int]:
+        """Columns that the question tells: named `given`, with a number in each cell. A house may also be an
+        attribute: whoever lives in the red one."""
+        return [
+            place
+            for place, name in enumerate(gold.header)
+            if name in all_plain(self.given) and all(_place(row[place]).isdigit() for row in gold.rows)
+        ]
+
 
 @lru_cache(maxsize=1024)
 def gold_table(gold: str) -> Table:
@@ -83,40 +85,11 @@ def gold_table(gold: str) -> Table:
     return table
 
 
-def read_letters(text: str) -> Table | None:
-    """Rows of single letters with ``/`` between them; None for any other text."""
-    rows = text.split("/")
-    if len(rows) > MOST_ROWS or not all(row.isalnum() for row in rows):
-        return None
-    return Table((), tuple(tuple(all_plain(list(row))) for row in rows))
-
-
-def read_table(text: str) -> Table | None:
-    """The table that the text is or, where it is none, the last one among it."""
-    try:
-        return _table(read_value(text))
-    except NoValue:
-        found = (_table(value) for _, value in values(text))
-        return next((table for table in found if table is not None), None)
-
-
-def _table(value: Any) -> Table | None:
-    header: Any = ()
-    if isinstance(value, Mapping):
-        keys = {plain(str(key)): value[key] for key in value}
-        header, value = keys.get("header", ()), keys.get("rows")
-    if (
-        not isinstance(value, list | tuple)
-        or not 1 <= len(value) <= MOST_ROWS
-        or not isinstance(header, list | tuple)
-    ):
-        return None
-    if all(isinstance(row, Mapping) for row in value):
-        header = list(value[0])
-        value = [[row.get(name, "") for name in header] for row in value]
-    if not all(isinstance(row, list | tuple) and row for row in value):
-        return None
-    return Table(tuple(all_plain(header)), tuple(tuple(all_plain(row)) for row in value))
+def _place(cell: str) -> str:
+    """A position is known by its number: ``House 2``, ``second`` and ``2`` are one."""
+    if cell in _ORDINALS:
+        return str(_ORDINALS.index(cell) + 1)
+    return "".join(sign for sign in cell if sign.isdigit()) or cell
 
 
 def _cells(table: Table, gold: Table, known: Sequence[int], asked: Sequence[int]) -> list[list[str]]:
@@ -128,8 +101,8 @@ def _cells(table: Table, gold: Table, known: Sequence[int], asked: Sequence[int]
         return [*rows, *[[] for _ in gold.rows]][: len(gold.rows)]
     claims: dict[tuple[str, ...], list[list[str]]] = {}
     for row in rows:
-        claims.setdefault(tuple(row[len(asked) :]), []).append(row[: len(asked)])
-    of_places = [claims.get(tuple(row[place] for place in known), []) for row in gold.rows]
+        claims.setdefault(tuple(map(_place, row[len(asked) :])), []).append(row[: len(asked)])
+    of_places = [claims.get(tuple(_place(row[place]) for place in known), []) for row in gold.rows]
     return [claim[0] if len(claim) == 1 else [] for claim in of_places]
 
 
@@ -138,6 +111,8 @@ def _columns(table: Table, gold: Table, known: Sequence[int], asked: Sequence[in
     the gold's order where there is none of the gold's names."""
     if table.header and len(set(table.header)) == len(table.header):
         at = {name: place for place, name in enumerate(table.header)}
+        if len(known) == 1 and UNNAMED in at:
+            at.setdefault(gold.header[known[0]], at[UNNAMED])
         if all(gold.header[place] in at for place in asked):
             there = all(gold.header[place] in at for place in known)
             return [at[gold.header[place]] for place in (*asked, *(known if there else ()))]

@@ -1,0 +1,99 @@
+"""What the rows of some public data sets need before templates can be filled in with them.
+
+Each function is named by the `expand` of a `prepare_data` configuration. It is given a row and a seed, and
+gives the row with further fields, or None for one that is of no use.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+Fields = dict[str, Any]
+
+MOST_TESTS = 8
+"""Tests of a program that are kept; which ones, the seed draws."""
+
+
+def code_tests(row: Fields, seed: int) -> Fields | None:
+    """Adds `oracle`, the gold of a grader of programs, and `function_name`, from the tests as TACO
+    (`input_output`) and DeepCoder (`tests`) have them; None without any."""
+    tests = _read(row.get("tests") or row.get("input_output"))
+    if isinstance(tests, dict):  # as TACO has them
+        pairs = list(zip(tests.get("inputs") or (), tests.get("outputs") or ()))
+        name = tests.get("fn_name")
+    else:
+        pairs = [(test.get("input"), test.get("output")) for test in tests or ()]
+        name = _function_of(row, tests or ())
+    if not pairs:
+        return None
+    if name:
+        pairs = [(_arguments(given), _returned(expected)) for given, expected in pairs]
+    if len(pairs) > MOST_TESTS:
+        chosen = sorted(random.Random(seed).sample(range(len(pairs)), MOST_TESTS))
+        pairs = [pairs[place] for place in chosen]
+    inputs, outputs = (list(side) for side in zip(*pairs))
+    if not name:
+        inputs, outputs = [_lines(one) for one in inputs], [_lines(one) for one in outputs]
+    oracle = {"inputs": inputs, "outputs": outputs}
+    return {**row, "oracle": oracle | ({"fn_name": name} if name else {}), "function_name": name or ""}
+
+
+def codeio_pair(row: Fields, seed: int) -> Fields | None:
+    """Adds `given`, `wanted` and `direction` (``output`` is to be predicted, or ``input``, one as likely as
+    the other), from the first pair of the program's inputs and outputs; None without any."""
+    pairs = row.get("ios") or ()
+    if not pairs:
+        return None
+    first = pairs[0]
+    direction = random.Random(seed).choice(("output", "input"))
+    other = "input" if direction == "output" else "output"
+    return {**row, "direction": direction, "given": first[other], "wanted": first[direction]}
+
+
+def shuffled_choices(row: Fields, seed: int) -> Fields | None:
+    """Adds `choices`, a line for each, and `letter`, of GPQA's right answer and its three wrong ones in an
+    order that the seed draws."""
+    right = row["Correct Answer"]
+    options = [right, *(row[f"Incorrect Answer {number}"] for number in (1, 2, 3))]
+    random.Random(seed).shuffle(options)
+    lines = [f"{letter}) {str(option).strip()}" for letter, option in zip("ABCD", options)]
+    fields = {name.replace(" ", "_"): value for name, value in row.items()}
+    return {**fields, "choices": "\n".join(lines), "letter": "ABCD"[options.index(right)]}
+
+
+def orz_turns(row: Fields, seed: int) -> Fields | None:
+    """Adds `question` and `answer` to a pair of turns, as Open-Reasoner-Zero writes them."""
+    question, answer = (row[name] for name in sorted(row)[:2])
+    return {"question": question["value"], "answer": answer["ground_truth"]["value"]}
+
+
+def _read(value: Any) -> Any:
+    return json.loads(value) if isinstance(value, str) else value
+
+
+def _function_of(row: Fields, tests: Any) -> str | None:
+    """The name of the function that the tests call, as the sub-sets of DeepCoder say it."""
+    metadata = _read(row.get("metadata") or "{}")
+    named = next((test.get("fn_name") for test in tests if test.get("fn_name")), None)
+    functional = any(test.get("testtype") == "functional" for test in tests)
+    return named or (metadata.get("func_name") if functional else None)
+
+
+def _arguments(given: Any) -> Any:
+    """Arguments of a call: a list, or a line of JSON for each."""
+    return [json.loads(line) for line in given.split("\n")] if isinstance(given, str) else given
+
+
+def _returned(expected: Any) -> Any:
+    if isinstance(expected, str):
+        try:
+            return json.loads(expected)
+        except ValueError:
+            return expected
+    return expected[0] if isinstance(expected, list) and len(expected) == 1 else expected
+
+
+def _lines(text: Any) -> str:
+    return "\n".join(map(str, text)) if isinstance(text, list) else str(text)
