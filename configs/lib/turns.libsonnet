@@ -1,4 +1,4 @@
-// Tiny models that learn a game from random weights: eight answers to each of 64 problems, one step an iteration.
+// Tiny models that learn a game from random weights: eight answers to each of 32 problems, one step an iteration.
 function(name, game, rollout)
   (import '../models/tiny.jsonnet')
   + (import '../engines/vllm_cpu.jsonnet')
@@ -9,19 +9,19 @@ function(name, game, rollout)
     directory: 'experiments',
     experiment_name: 'multi_turn/' + name,
     seed: 1,
-    task: { type: 'environment', environment: game, train_size: 2000, validation_size: 100, test_size: 200 },
+    task: { type: 'environment', environment: game, train_size: 2000, validation_size: 100, test_size: 100 },
     model+: { layers: 2 },
     // A token a turn, with nothing but the environment's line in between.
     rollout: { type: 'multi_turn', samples: 8, turn_tokens: 1 } + rollout,
-    problems_per_iteration: 64,
+    problems_per_iteration: 32,
     selection: { type: 'all' },
     trainer+: { learning_rate: 1e-3 },
-    iterations: 100,
+    iterations: 60,
     checkpoints: { every: 20 },
     evaluation: {
       every: 20,
       sets: [
-        { split: 'validation', samples: 2, while_training: true },
+        { split: 'validation', while_training: true },
         { split: 'test', samples: 4 },
       ],
     },
