@@ -59,7 +59,7 @@ SMALL = """{
 STAND_IN = """{ task+: { grader: {
   type: 'judge',
   endpoint: { base_url: '%(url)s', model: 'stand-in', concurrency: 8, temperature: 0%(more)s },
-  rule: super.grader,
+  rule: { type: 'final_answer' },
 } } }"""
 MANAGED = """{
   task+: { grader: {
@@ -68,7 +68,7 @@ MANAGED = """{
     verdict_pattern: '([0-9a-z])',
     scores: { [c]: if std.member('0123456789abc', c) then 1 else 0
               for c in std.stringChars('0123456789abcdefghijklmnopqrstuvwxyz') },
-    rule: super.grader,
+    rule: { type: 'final_answer' },
   } },
   engines+: { judge: {
     model: '%(model)s',
@@ -380,8 +380,7 @@ def main() -> None:
         results.append(managed(work) if name == "managed" else strike(name, work))
         rows = results[-1].run.rows()
         print(results[-1].run.codes, [row.get("episodes/unavailable") for row in rows], flush=True)
-    reference = Run("undisturbed", work, []).weights()
-    options.output.write_text(page(results, reference))
+        options.output.write_text(page(results, Run("undisturbed", work, []).weights()))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import contextlib
 import math
 import random
 from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from treetune.inference.base import (
     Completion,
     Engine,
     EngineError,
+    Later,
     OnResult,
     Request,
     SamplingParams,
@@ -64,13 +66,21 @@ class FakeEngine(Engine):
         assert not self.closed
 
     def generate(
-        self, requests: Sequence[Request], on_result: OnResult | None = None
+        self, requests: Sequence[Request | Later], on_result: OnResult | None = None
     ) -> list[list[Completion]]:
         assert not self.closed
-        requests = list(requests)
+        given, promised = _parted(requests)
+        requests = given
         results: list[list[Completion]] = []
         done = 0
-        while done < len(requests):
+        while done < len(requests) or promised:
+            while done == len(requests) and promised:
+                wait([later.ready for later in promised], return_when=FIRST_COMPLETED)
+                later = next(later for later in promised if later.ready.done())
+                promised.remove(later)
+                more, further = _parted(later.requests())
+                requests += more
+                promised += further
             batch = range(done, len(requests))
             results += [[] for _ in batch]
             done = len(requests)
@@ -88,7 +98,9 @@ class FakeEngine(Engine):
                 ]
                 self.tokens += sum(len(completion.token_ids) for completion in results[index])
                 if on_result is not None:
-                    requests += on_result(index, results[index]) or ()
+                    more, further = _parted(on_result(index, results[index]) or ())
+                    requests += more
+                    promised += further
         return results
 
     def load(self, directory: Path, version: int, canary: Canary | None = None) -> SyncReport:
@@ -137,6 +149,12 @@ class FakeEngine(Engine):
         assert self._decode is not None, "stop strings need `decode`"
         text = self._decode(ids)
         return any(stop in text for stop in sampling.stop)
+
+
+def _parted(asked: Sequence[Request | Later]) -> tuple[list[Request], list[Later]]:
+    """What to sample now, and what comes later."""
+    now = [one for one in asked if isinstance(one, Request)]
+    return now, [one for one in asked if isinstance(one, Later)]
 
 
 def processed(probabilities: Sequence[float], sampling: SamplingParams) -> list[float]:

@@ -116,6 +116,8 @@ class TextCodec:
     all of it (the beginning of text, or nothing). `conversation` does for a problem's messages what `frame`
     does for a text; None where the model has no chat template. `eos_id` ends an answer that is written for
     the model; each of `end_ids`, which are `eos_id` alone where left out, ends an answer that it samples.
+    `turn_frame` is what a chat has between two turns of the model, around what is said there; None without
+    a chat.
     """
 
     encode: Callable[[str], Sequence[int]]
@@ -125,6 +127,7 @@ class TextCodec:
     frame: Callable[[str], str] = str
     begin: tuple[int, ...] = ()
     conversation: Callable[[Sequence[Message]], str] | None = None
+    turn_frame: Callable[[str], str] | None = None
 
     def __post_init__(self) -> None:
         if self.eos_id not in self.end_ids:
@@ -240,7 +243,8 @@ class Segment(Columnar):
     `logprobs` (one per token, of the distribution that was really sampled from) and
     `policy_version` (0 for the start weights, i+1 after iteration i) belong to sampled segments, and so
     do `seconds`, which the engine took for the request. What a segment was sampled after is the prompt
-    and the earlier segments that its `branch` `sees`.
+    and the earlier segments that its `branch` `sees`. `snapshot` is the state of the environment that said an
+    injected one, where that is gone on with from a copy.
     """
 
     token_ids: TokenIds
@@ -249,6 +253,7 @@ class Segment(Columnar):
     policy_version: int | None = None
     branch: Branch = ()
     seconds: float | None = field(default=None, compare=False)
+    snapshot: bytes | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         self._set("token_ids", token_array(self.token_ids))
@@ -288,6 +293,9 @@ class Trajectory(Columnar):
     `bonus` that shaping gave (negative for a penalty). `numbers` are what was counted and measured of it, by
     ``group/name`` (see `episode_generators.numbers`); seconds may be among them, so answers are compared
     without.
+
+    Where steps earn something by themselves (turns that an environment rewards), `step_rewards` are what each
+    of them earned; they add up to the score. Empty where all of it is earned at the end.
     """
 
     problem: Problem
@@ -300,6 +308,7 @@ class Trajectory(Columnar):
     step_ends: tuple[int, ...]
     bonus: float = 0.0
     numbers: Mapping[str, float] = field(default_factory=dict, compare=False)
+    step_rewards: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         self._set("prompt_ids", token_array(self.prompt_ids))
@@ -340,6 +349,9 @@ class Episode(Columnar):
 
     Where the answer has threads, `stretches` are its segments, and say what each token was sampled
     after; empty where every token was sampled after all before it. `domain` is the problem's.
+
+    `step_rewards` are the trajectory's, where there are any: what the reward is more than their sum is earned
+    at the end.
     """
 
     prompt_ids: TokenIds
@@ -360,6 +372,7 @@ class Episode(Columnar):
     score: float = None  # type: ignore[assignment]  # filled in below: a row always has one
     stretches: tuple[Stretch, ...] = ()
     domain: str = ""
+    step_rewards: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         import numpy as np

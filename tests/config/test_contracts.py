@@ -13,7 +13,8 @@ from treetune.config.errors import ConfigError, ConfigIssue
 from treetune.config.explain import Explanation
 from treetune.config.jsonnet import load
 from treetune.config.registrable import Registrable
-from treetune.contracts import UNKNOWN, Feature, Finding, Incomplete, Need, Part, findings
+from treetune.contracts import Feature, Finding, Need, Part
+from treetune.findings import UNKNOWN, Incomplete, findings
 from treetune.runtime.base import PolicyIteration, Runtime
 from treetune.tables.base import Table
 

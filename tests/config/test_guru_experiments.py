@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -127,7 +128,7 @@ def test_the_suite_is_the_published_one() -> None:
     sets = {one.label: one for one in built("guru/7b_grpo").evaluation.sets}
     assert list(sets) == [
         "aime24", "math500", "humaneval", "mbpp", "livecodebench", "gpqa_diamond", "supergpqa", "arcagi1",
-        "zebra_puzzle", "codeio", "cruxeval_i", "cruxeval_o", "finqa", "hitab", "multihier",
+        "zebra_puzzle", "codeio", "cruxeval-i", "cruxeval-o", "finqa", "hitab", "multihier",
         "livebench_reasoning", "livebench_language", "livebench_data_analysis", "ifeval",
     ]  # fmt: skip
     assert {(one.temperature, one.top_p) for one in sets.values()} == {(1.0, 0.7)}
@@ -137,6 +138,20 @@ def test_the_suite_is_the_published_one() -> None:
     assert sets["aime24"].samples == 32
     assert {sets[name].samples for name in ("livecodebench", "gpqa_diamond", "hitab", "zebra_puzzle")} == {4}
     assert (sets["finqa"].samples, sets["finqa"].problems, sets["finqa"].choose) == (1, 1000, "random")
+
+
+def test_every_file_that_is_read_has_a_configuration_that_makes_it() -> None:
+    experiment = built("guru/7b_grpo")
+    assert isinstance(experiment.task, Mixture)
+    tasks = [domain.task for domain in experiment.task.domains.values()]
+    tasks += [one.task for one in experiment.evaluation.sets if one.task is not None]
+    for task in tasks:
+        assert isinstance(task, RoutedRows)
+        for file in map(Path, (*task.train, *task.test)):
+            made_by = load([f"data/{file.parent.name}.jsonnet"], environ={}).data
+            source = made_by["data_source"]
+            assert source == file.parent.name
+            assert any(source.startswith(route) for route in task.routes)
 
 
 def test_a_set_of_each_domain_is_measured_while_training() -> None:

@@ -51,7 +51,7 @@ def thread(tokens: int, seconds: float | None = 1.0) -> Thread:
 OWN_NUMBERS = """
 from treetune.episode_generators.numbers import Number, NumberGroup
 
-@NumberGroup.register("turns", {"count": Number("turns of an answer")})
+@NumberGroup.register("rounds", {"count": Number("rounds of an answer")})
 def measure(trajectories, codec):
     return [{} for _ in trajectories]
 """
@@ -252,7 +252,7 @@ def test_metrics_of_threads_are_a_group_of_charts(tmp_path: Path) -> None:
 def test_the_command_knows_the_numbers_of_the_packages_parts_and_of_the_users(tmp_path: Path) -> None:
     path = write_experiment(tmp_path / "run", iterations=1)
     (tmp_path / "own_numbers.py").write_text(OWN_NUMBERS)
-    rows = [metrics_row(0, **{"threads/parallel_ratio": 0.5, "turns/count": 2.0})]
+    rows = [metrics_row(0, **{"threads/parallel_ratio": 0.5, "rounds/count": 2.0})]
     (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = json.loads((path / "config.json").read_text())
     for imports, shown in (["own_numbers"], True), (["no_such_module"], False):
@@ -261,7 +261,7 @@ def test_the_command_knows_the_numbers_of_the_packages_parts_and_of_the_users(tm
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
         page = (path / "report.html").read_text()
         assert "share of tokens within blocks" in page
-        assert ("turns of an answer" in page) == shown
+        assert ("rounds of an answer" in page) == shown
         assert ("no_such_module" in done.stdout) != shown
 
 

@@ -18,6 +18,7 @@ from treetune.sandbox.bubblewrap import Bubblewrap
 from treetune.tasks.graders.base import Grader, Unavailable
 from treetune.tasks.graders.codeio import CodeIO
 from treetune.tasks.graders.grid import GridGrader, read_grid, written
+from treetune.tasks.graders.instruction_following import InstructionFollowing
 from treetune.tasks.graders.multiple_choice import MultipleChoice
 from treetune.tasks.graders.one_word import OneWord
 from treetune.tasks.graders.ordering import OrderingGrader
@@ -61,7 +62,7 @@ def answer(text: object) -> str:
     return f"<think>so</think> <answer>{text if isinstance(text, str) else json.dumps(text)}</answer>"
 
 
-@pytest.mark.parametrize("name", GRADERS)
+@pytest.mark.parametrize("name", [*GRADERS, "instruction_following"])
 def test_labelled_cases_are_told_apart(name: str) -> None:
     """But those that say how good a grader is, since nothing is mended by them."""
     rows = [json.loads(line) for line in (LABELLED / f"{name}.jsonl").read_text().splitlines()]
@@ -69,9 +70,10 @@ def test_labelled_cases_are_told_apart(name: str) -> None:
     assert len(rows) >= 30
     assert {row["label"] for row in rows} == {True, False}
     wrong = []
+    grader = GRADERS.get(name, InstructionFollowing())
     for row in rows:
         problem = Problem(id="x", prompt="?", gold=row["gold"], data=row["data"])
-        if GRADERS[name].grade(row["response"], problem).correct is not row["label"]:
+        if grader.grade(row["response"], problem).correct is not row["label"]:
             wrong.append(row)
     assert not wrong
 
@@ -134,6 +136,12 @@ def test_the_given_column_and_the_header_earn_nothing() -> None:
     one_right = {**copied, "rows": [["1", "Ann", "?"], ["2", "?", "?"], ["3", "?", "?"]]}
     assert reward(ZebraGrader(), answer(one_right), ZEBRA) == pytest.approx(1 / 6)
     assert reward(ZebraGrader(score="exact"), answer(one_right), ZEBRA) == 0
+
+
+def test_a_house_that_is_no_number_is_asked_for_like_anything_else() -> None:
+    gold = json.dumps({"header": ["Position", "House"], "rows": [["1", "red"], ["2", "blue"]]})
+    assert reward(ZebraGrader(), answer([["1", "red"], ["2", "blue"]]), gold) == 1
+    assert reward(ZebraGrader(), answer([["1", "blue"], ["2", "red"]]), gold) == 0
 
 
 @pytest.mark.parametrize("block", ['```json\n"output": 3\n```', '```\n{"output": 3}\n```', "```json\n3\n```"])

@@ -2,7 +2,7 @@
 
 Nothing is built by halves: every mistake of the whole object is collected, each with its key path,
 the file that made it and a remedy, and raised as one `ConfigError`. What parts find wrong with each other
-(`contracts`) is told together with keys and types: where a value couldn't be read, the objects that hold
+(`findings`) is told together with keys and types: where a value couldn't be read, the objects that hold
 it are made without it, for the others to be checked against.
 """
 
@@ -16,12 +16,11 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import ValidationError
 
-from treetune import contracts
 from treetune.config import imports, remedies, schema
 from treetune.config.errors import ConfigError, ConfigIssue, KeyPath, dotted, nearest
 from treetune.config.explain import MISSING, Explanation, value_at
 from treetune.config.registrable import Registrable
-from treetune.contracts import UNKNOWN
+from treetune.findings import UNKNOWN, findings
 
 F = TypeVar("F", bound=Registrable)
 
@@ -130,7 +129,7 @@ class _Builder:
         if root is UNKNOWN or not isinstance(root, Registrable) or root.root is None:
             return
         told = {key for key, _ in self._issues}
-        for key, finding in contracts.findings(root, known_wrong=self._mistakes() > 0):
+        for key, finding in findings(root, known_wrong=self._mistakes() > 0):
             if key not in told:  # what is wrong there by itself comes first
                 issue = remedies.found(key, finding, self._explanation)
                 self._issues.append((key, issue))

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from treetune.config.registrable import Registrable
-from treetune.contracts import UNKNOWN, Experiment
+from treetune.contracts import Experiment
+from treetune.findings import UNKNOWN
 
 
 class DataPipeline(Registrable, root="a data pipeline"):

@@ -9,11 +9,12 @@ from typing import Annotated, Any
 
 from annotated_types import Ge, Gt, Le, MinLen
 
-from treetune.contracts import UNKNOWN, Finding
+from treetune.contracts import Finding
 from treetune.data_pipeline.base import DataPipeline
 from treetune.data_pipeline.difficulty.jobs import Jobs, LocalJobs
 from treetune.data_pipeline.difficulty.policies import Policy
 from treetune.episode_generators.rollout.answers import check_sampling
+from treetune.findings import UNKNOWN
 from treetune.inference.base import SamplingParams
 from treetune.tasks.base import Task
 from treetune.tasks.rows import RowsTask

@@ -15,6 +15,8 @@ from treetune.tree import Tree, answers_of
 from treetune.vocabulary import Episode, Metrics, Problem, TextCodec, Trajectory
 
 if TYPE_CHECKING:
+    from treetune.tasks.environments.journal import TurnJournal
+    from treetune.tasks.environments.pool import EnvironmentPool
     from treetune.tasks.graders.pool import GraderPool
 
 
@@ -29,7 +31,8 @@ class GenerationContext:
     `further_problems` are the training problems that the iteration was not given, in an order of
     their own that seed and iteration decide: all ranks are told the same. None where problems are
     fixed (evaluation). `say` writes a line into the run's log, once for all ranks. `rollout` is what the
-    answers are made by, for credit that goes on from parts of them.
+    answers are made by, for credit that goes on from parts of them. `environments` plays what answers of
+    several turns act in; what they say is kept in `turns`, so that it outlives a crash.
 
     `memory` is what was remembered of earlier iterations, as JSON has it: the same on all ranks. A part of
     shaping that `remembers` changes what stands under its label there, on all ranks alike; the runtime
@@ -52,6 +55,8 @@ class GenerationContext:
     sampling: SamplingParams | None = None
     unfinished_reward: float | None = 0.0
     rollout: Rollout | None = None
+    environments: EnvironmentPool = None  # type: ignore[assignment]  # there wherever a run samples
+    turns: TurnJournal | None = None
     memory: dict[str, Any] = field(default_factory=dict)
 
 
@@ -81,6 +86,14 @@ class Rollout(Registrable):
     def most_answers(self, problems: int) -> int:
         """How many answers there may be at most to an iteration of so many problems."""
         return problems * self.samples
+
+    def missing(self, task: Task) -> Sequence[str]:
+        """What it needs for the task's problems and isn't there, in words, with what to do about it."""
+        return ()
+
+    def prepare(self, codec: TextCodec) -> None:
+        """Raises ValueError where the model's tokenizer has no tokens for what the rollout does, before
+        anything is sampled."""
 
     def run(self, context: GenerationContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
         """Given all problems of the iteration, the trees of this rank's contiguous share of them (and of
@@ -139,6 +152,10 @@ class Shaping(Registrable):
 THREADS_REMEDY = (
     "choose the credit 'group', or 'monte_carlo' with states {type: 'threads'}, or set the rollout's parallel"
     " to false"
+)
+STATES_REMEDY = (
+    "choose the credit 'group', or 'monte_carlo' with states {type: 'threads'} for threads and"
+    " {type: 'turns'} for turns"
 )
 UNUSED_REMEDY = "choose an objective that learns from advantages, such as 'ppo', or the credit 'none'"
 

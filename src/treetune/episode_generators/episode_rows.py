@@ -47,6 +47,8 @@ def schema_of(episodes: Sequence[Episode], codec: TextCodec | None) -> pa.Schema
             "stretches": pa.list_(pa.struct({"end": pa.int64(), "branch": BRANCH})),
         }
     )
+    if any(episode.step_rewards for episode in episodes):
+        schema = schema.append(pa.field("step_rewards", NUMBERS))
     if any(episode.domain for episode in episodes):
         schema = schema.append(pa.field("domain", pa.string()))
     return schema if codec is None else schema.append(pa.field("prompt", pa.string()))
@@ -66,7 +68,7 @@ def columns_of(codec: TextCodec | None) -> Callable[[Sequence[Episode], pa.Schem
                 return nested(
                     list(map(len, values)), pa.StructArray.from_arrays(parts, fields=field.type.value_type)
                 )
-            if field.name in ("step_ends", "step_values"):
+            if field.name in ("step_ends", "step_values", "step_rewards"):
                 return tuples(values, field.type)
             return lists(values, field.type) if pa.types.is_list(field.type) else pa.array(values, field.type)
 
@@ -85,7 +87,7 @@ def episodes_of(batch: pa.RecordBatch) -> Iterator[Episode]:
                 tuple(Stretch(one["end"], branch_of(one["branch"])) for one in row)
                 for row in column.to_pylist()
             ]
-        elif name in ("step_ends", "step_values"):
+        elif name in ("step_ends", "step_values", "step_rewards"):
             columns[name] = tuples_of(column)
         else:
             is_list = pa.types.is_list(column.type)

@@ -11,6 +11,7 @@ import pyarrow as pa
 from treetune.episode_generators.columns import (
     BRANCH,
     IDS,
+    NUMBERS,
     branch_of,
     branches,
     lists,
@@ -50,7 +51,9 @@ def schema_of(trajectories: Sequence[Trajectory]) -> pa.Schema:
         "branch": BRANCH,
         "seconds": pa.float64(),
     }
-    return pa.schema(
+    if any(s.snapshot is not None for t in trajectories for s in t.segments):
+        segment["snapshot"] = pa.binary()
+    schema = pa.schema(
         {
             "problem": pa.struct(problem),
             "sample": pa.int64(),
@@ -64,6 +67,9 @@ def schema_of(trajectories: Sequence[Trajectory]) -> pa.Schema:
             "numbers": pa.map_(text, pa.float64()),
         }
     )
+    if any(trajectory.step_rewards for trajectory in trajectories):
+        schema = schema.append(pa.field("step_rewards", NUMBERS))
+    return schema
 
 
 def columns_of(trajectories: Sequence[Trajectory], schema: pa.Schema) -> list[pa.Array]:
@@ -82,7 +88,7 @@ def columns_of(trajectories: Sequence[Trajectory], schema: pa.Schema) -> list[pa
             return pa.array([_grade_row(grade) for grade in values], field.type)
         if field.name == "numbers":
             return pa.array([list(numbers.items()) for numbers in values], field.type)
-        if field.name == "step_ends":
+        if field.name in ("step_ends", "step_rewards"):
             return tuples(values, field.type)
         return lists(values, field.type) if pa.types.is_list(field.type) else pa.array(values, field.type)
 
@@ -148,8 +154,9 @@ def trajectories_of(batch: pa.RecordBatch) -> Iterator[Trajectory]:
     # A file from before there was shaping, or there were numbers.
     bonuses = batch["bonus"].to_pylist() if "bonus" in names else [0.0] * count
     counted = batch["numbers"].to_pylist() if "numbers" in names else [()] * count
+    earned = tuples_of(batch["step_rewards"]) if "step_rewards" in names else [()] * count
     problems: dict[str, Problem] = {}
-    for problem, sample, prompt_ids, n_segments, reason, text, grade, ends, bonus, numbers in zip(
+    for problem, sample, prompt_ids, n_segments, reason, text, grade, ends, bonus, numbers, rewards in zip(
         batch["problem"].to_pylist(),
         batch["sample"].to_pylist(),
         rows_of(batch["prompt_ids"]),
@@ -160,6 +167,7 @@ def trajectories_of(batch: pa.RecordBatch) -> Iterator[Trajectory]:
         tuples_of(batch["step_ends"]),
         bonuses,
         counted,
+        earned,
         strict=True,
     ):
         key = json.dumps(problem)
@@ -176,6 +184,7 @@ def trajectories_of(batch: pa.RecordBatch) -> Iterator[Trajectory]:
             step_ends=ends or (),
             bonus=bonus,
             numbers=dict(numbers or ()),
+            step_rewards=rewards or (),
         )
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from treetune.vocabulary import (
     Branch,
@@ -73,11 +75,24 @@ class Completion(Columnar):
         )
 
 
-OnResult = Callable[[int, list[Completion]], Sequence[Request] | None]
+@dataclass(frozen=True, eq=False)
+class Later:
+    """Requests that follow from something that isn't there yet, such as what an environment says.
+
+    Once `ready` has come to its end, whichever, `requests` is called in the thread that generates; what it
+    gives is treated as what `OnResult` returns. It may raise, which ends generating.
+    """
+
+    ready: Future[Any]
+    requests: Callable[[], Sequence[Request | Later]]
+
+
+OnResult = Callable[[int, list[Completion]], Sequence[Request | Later] | None]
 """Called with the request's index and its completions as soon as they are there, in any order.
 
 It may return further requests, which follow from these completions. They are numbered on from the last
-request, and sent before what still waits, so that what has begun ends first."""
+request, and sent before what still waits, so that what has begun ends first. Those that have to wait for
+something else come `Later`; sampling goes on meanwhile, and isn't over before."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +143,7 @@ class Engine:
         raise NotImplementedError
 
     def generate(
-        self, requests: Sequence[Request], on_result: OnResult | None = None
+        self, requests: Sequence[Request | Later], on_result: OnResult | None = None
     ) -> list[list[Completion]]:
         """Completions in the order of the requests, those that `on_result` asked for behind the given
         ones. Restarts the server and resends if it dies.

@@ -13,7 +13,7 @@ from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from treetune.inference.base import Completion, EngineError, Request
+from treetune.inference.base import Completion, EngineError, Later, Request
 from treetune.inference.key import header
 from treetune.inference.launch import MODEL_NAME
 from treetune.vocabulary import logprob_array, token_array
@@ -211,6 +211,9 @@ class Client:
         return answer if isinstance(answer, dict) else {"answer": answer}
 
 
+Came = tuple[RequestPart, list[Completion]] | Later
+
+
 class Sampling:
     """Parts of requests on their way through a server. A context manager; iterate over it for the samples.
 
@@ -225,9 +228,7 @@ class Sampling:
         self._concurrency, self._timeout = concurrency, timeout
         self._outstanding = 0
         # A SimpleQueue, so that the event loop never waits for the caller.
-        self._results: queue.SimpleQueue[tuple[RequestPart, list[Completion]] | BaseException] = (
-            queue.SimpleQueue()
-        )
+        self._results: queue.SimpleQueue[Came | BaseException] = queue.SimpleQueue()
         # From here on only the event loop's.
         self._waiting: deque[RequestPart] = deque()
         self._workers: set[asyncio.Task[None]] = set()
@@ -241,14 +242,17 @@ class Sampling:
         with contextlib.suppress(RuntimeError):  # the client was closed meanwhile
             self._client._loop.call_soon_threadsafe(self._stop)
 
-    def add(self, parts: Sequence[RequestPart]) -> None:
-        """Has them sampled as soon as there is room."""
+    def add(self, parts: Sequence[RequestPart], laters: Sequence[Later] = ()) -> None:
+        """Has the parts sampled as soon as there is room, and waits for what comes later as well."""
+        self._outstanding += len(parts) + len(laters)
         if parts:
-            self._outstanding += len(parts)
             self._client._loop.call_soon_threadsafe(self._accept, list(parts))
+        for later in laters:
+            later.ready.add_done_callback(lambda _, later=later: self._results.put(later))  # type: ignore[misc]
 
-    def __iter__(self) -> Iterator[tuple[RequestPart, list[Completion]]]:
-        """Parts and their samples as they come, until all that were given are there.
+    def __iter__(self) -> Iterator[Came]:
+        """Parts and their samples as they come, and each `Later` that is ready, until all that were given are
+        there.
 
         Raises ServerFailure at the first that fails, after those that had come before it.
         """

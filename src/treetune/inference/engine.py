@@ -16,6 +16,7 @@ from treetune.inference.base import (
     Completion,
     Engine,
     EngineError,
+    Later,
     OnResult,
     Request,
     SyncReport,
@@ -76,31 +77,42 @@ class VllmEngine(Engine):
     # Sampling
 
     def generate(
-        self, requests: Sequence[Request], on_result: OnResult | None = None
+        self, requests: Sequence[Request | Later], on_result: OnResult | None = None
     ) -> list[list[Completion]]:
         results: list[list[Completion]] = []
         arrived: dict[int, dict[int, list[Completion]]] = {}
         missing: dict[tuple[int, int], RequestPart] = {}
+        promised: list[Later] = []
 
-        def asked(further: Sequence[Request]) -> list[RequestPart]:
+        def asked(further: Sequence[Request | Later]) -> tuple[list[RequestPart], list[Later]]:
             parts: list[RequestPart] = []
             for request in further:
+                if isinstance(request, Later):
+                    continue
                 self._check(len(results), request)
                 parts += parts_of(len(results), request, self._settings.max_num_seqs)
                 results.append([])
+            laters = [one for one in further if isinstance(one, Later)]
             missing.update(((part.index, part.first), part) for part in parts)
-            return parts
+            promised.extend(laters)
+            return parts, laters
 
         asked(requests)
+        given = len(results)
         self._recent = [(time.monotonic(), 0)]
-        while missing:
+        while missing or promised:
             address = self._awake()
             # What follows from other answers goes first, as it did before.
-            parts = sorted(missing.values(), key=lambda part: part.index < len(requests))
+            parts = sorted(missing.values(), key=lambda part: part.index < given)
             try:
                 with self._sampling(address) as sampling:
-                    sampling.add(parts)
-                    for part, completions in sampling:
+                    sampling.add(parts, promised)
+                    for came in sampling:
+                        if isinstance(came, Later):
+                            promised.remove(came)
+                            sampling.add(*asked(came.requests()))
+                            continue
+                        part, completions = came
                         del missing[part.index, part.first]
                         done = arrived.setdefault(part.index, {})
                         done[part.first] = completions
@@ -110,7 +122,7 @@ class VllmEngine(Engine):
                         del arrived[part.index]
                         results[part.index] = [c for first in sorted(done) for c in done[first]]
                         if on_result is not None:
-                            sampling.add(asked(on_result(part.index, results[part.index]) or ()))
+                            sampling.add(*asked(on_result(part.index, results[part.index]) or ()))
             except ServerFailure as failure:
                 # Whoever is unfinished is sent again: the same seeds give the same tokens.
                 self._server.failed(address, str(failure))

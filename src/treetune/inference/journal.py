@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from treetune.inference.base import Canary, Completion, Engine, OnResult, Request, SyncReport
+from treetune.inference.base import Canary, Completion, Engine, Later, OnResult, Request, SyncReport
 from treetune.vocabulary import Column
 
 FLUSH_S = 0.2
@@ -42,7 +42,7 @@ class JournaledEngine(Engine):
         return self.engine.tokens_per_second
 
     def generate(
-        self, requests: Sequence[Request], on_result: OnResult | None = None
+        self, requests: Sequence[Request | Later], on_result: OnResult | None = None
     ) -> list[list[Completion]]:
         if self._known is None:
             self._known = {}
@@ -54,21 +54,33 @@ class JournaledEngine(Engine):
         sampled: list[str] = []  # of those that the engine below is asked for
         places: dict[str, list[int]] = {}
 
-        def numbered(further: Sequence[Request]) -> list[tuple[int, Request]]:
-            first = len(keys)
-            keys.extend(request_key(request, self.version) for request in further)
-            return list(enumerate(further, start=first))
+        def numbered(further: Sequence[Request | Later]) -> list[tuple[int, Request] | Later]:
+            found: list[tuple[int, Request] | Later] = []
+            for one in further:
+                if isinstance(one, Later):
+                    found.append(one)
+                else:
+                    found.append((len(keys), one))
+                    keys.append(request_key(one, self.version))
+            return found
 
-        def followers(index: int) -> list[tuple[int, Request]]:
+        def followers(index: int) -> list[tuple[int, Request] | Later]:
             """What follows from a request that has its answer."""
             further = on_result(index, known[keys[index]]) if on_result is not None else None
             return numbered(further or ())
 
-        def unknown(requests: list[tuple[int, Request]]) -> list[Request]:
+        def later(one: Later) -> Later:
+            return Later(one.ready, lambda: unknown(numbered(one.requests())))
+
+        def unknown(requests: Sequence[tuple[int, Request] | Later]) -> list[Request | Later]:
             """What has to be sampled of these requests, and of what follows from those that needn't be."""
-            waiting, wanted = deque(requests), []
+            waiting, wanted = deque(requests), list[Request | Later]()
             while waiting:
-                index, request = waiting.popleft()
+                following = waiting.popleft()
+                if isinstance(following, Later):
+                    wanted.append(later(following))
+                    continue
+                index, request = following
                 key = keys[index]
                 if key in known:
                     waiting.extend(followers(index))
@@ -82,7 +94,7 @@ class JournaledEngine(Engine):
 
         with _Writer(self.path) as writer:
 
-            def keep(position: int, completions: list[Completion]) -> list[Request]:
+            def keep(position: int, completions: list[Completion]) -> list[Request | Later]:
                 key = sampled[position]
                 known[key] = completions
                 writer.add(journal_line(key, completions))

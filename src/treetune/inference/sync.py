@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from treetune.inference.base import Canary, Completion, Request, SamplingParams
+from treetune.inference.base import Canary, Completion, Later, Request, SamplingParams
 from treetune.inference.client import Address, Client, RequestPart, ServerFailure
 from treetune.inference.launch import ADAPTER_CONFIG, MODEL_NAME
 from treetune.vocabulary import TokenIds
@@ -76,7 +76,11 @@ def sample_probes(
     parts = [RequestPart(index, 0, 1, request) for index, request in enumerate(requests)]
     with client.sampling(address, version, concurrency=PROBE_CONCURRENCY, timeout=timeout) as samples:
         samples.add(parts)
-        answers = {part.index: completions[0] for part, completions in samples}
+        answers = {}
+        for came in samples:
+            assert not isinstance(came, Later), "nothing is promised here"
+            part, completions = came
+            answers[part.index] = completions[0]
     return [(part.request.prompt_ids, answers[part.index]) for part in parts]
 
 

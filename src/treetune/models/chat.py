@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from treetune.vocabulary import Message
 
@@ -17,6 +17,7 @@ _OURS = {"add_generation_prompt", "chat_template", "conversation", "messages", "
 
 _DATE = "\N{REFERENCE MARK}today\N{REFERENCE MARK}"
 _ANSWER = "The answer is 7."
+_THOUGHT = "<think>\nThree and four.\n</think>\n\n"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,10 +27,15 @@ class Chat:
     `system` is the system message; None leaves it to the template, and some have one of their own.
     `template_arguments` are handed to the template by name: ``{enable_thinking: false}`` for Qwen3,
     ``{date_string: '26 Jul 2024'}`` for Llama 3.2.
+
+    `earlier_turns` is about answers of several turns, and templates that write an earlier turn otherwise than
+    it was sampled (those of models that think leave its thoughts out). Such a template is refused; or, with
+    ``as_sampled``, earlier turns stay in sight as they were sampled, which is how they are trained.
     """
 
     system: str | None = None
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
+    earlier_turns: Literal["as_templated", "as_sampled"] = "as_templated"
 
     def __post_init__(self) -> None:
         taken = sorted(_OURS & set(self.template_arguments))
@@ -93,6 +99,53 @@ def end_of_turn(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> int | None:
         return None
     added = tokenizer.added_tokens_decoder.get(ids[0])
     return ids[0] if added is not None and added.special else None
+
+
+def turn_frame(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> Callable[[str], str]:
+    """From what is said between two turns of the assistant to all that the template puts between them: from
+    the end of the one turn to where the next begins.
+
+    It is the difference of two chats that the template renders. Special tokens in what is said are left out:
+    an environment can't end its own message. Raises ValueError, with the reason, for a template that refuses
+    a second turn, or writes earlier turns otherwise than they were sampled.
+    """
+    name = repr(tokenizer.name_or_path)
+    specials = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
+
+    def after(answer: str, said: str, turns: Sequence[Mapping[str, str]] = ()) -> tuple[str, str, str]:
+        """The chat up to where the answer begins, the whole chat, and what of it is behind the answer."""
+        before = [*turns, _user("1 + 1?")]
+        begun = render(tokenizer, chat, before)
+        whole = render(tokenizer, chat, [*before, _assistant(answer), _user(said)])
+        _, found, behind = whole.partition(_ANSWER)
+        if not found:
+            raise ValueError(f"the chat template of {name} leaves an earlier answer out of a chat")
+        return begun, whole, behind
+
+    thinks = "</think>" in str(tokenizer.chat_template)
+    if chat.earlier_turns == "as_templated":
+        for answer in (_ANSWER, *([_THOUGHT + _ANSWER] if thinks else [])):
+            begun, whole, _ = after(answer, "2 + 2?")
+            if not whole.startswith(begun + answer):
+                raise ValueError(
+                    f"the chat template of {name} writes an earlier turn otherwise than it was sampled"
+                    f" ({'its thoughts are left out' if answer != _ANSWER else 'what begins it differs'}), so"
+                    " that a chat of several turns is not what the template makes of it: set"
+                    " chat.earlier_turns to 'as_sampled', to keep earlier turns in sight as they were sampled"
+                )
+    once, twice = (after(_ANSWER, "2 + 2?", turns)[2] for turns in ([], [_user("0 + 0?"), _assistant("0.")]))
+    if once != twice:
+        raise ValueError(
+            f"the chat template of {name} puts something else between later turns than between the first two:"
+            " answers of several turns can't be put together from it"
+        )
+
+    def frame(said: str) -> str:
+        while found := next((special for special in specials if special in said), None):
+            said = said.replace(found, "")
+        return after(_ANSWER, said)[2]
+
+    return frame
 
 
 def render(

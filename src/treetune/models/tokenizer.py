@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeVar
 
-from treetune.models.chat import Chat, chat_conversation, chat_frame, end_of_turn
+from treetune.models.chat import Chat, chat_conversation, chat_frame, end_of_turn, turn_frame
 from treetune.vocabulary import TextCodec, TokenIds
 
 if TYPE_CHECKING:
@@ -72,7 +72,20 @@ def codec_of(
         conversation=None
         if chat is None
         else _after_begin(chat_conversation(tokenizer, chat), tokenizer, begin_of_text),
+        turn_frame=None if chat is None else _when_asked(lambda: turn_frame(tokenizer, chat)),
     )
+
+
+def _when_asked(make: Callable[[], Callable[[str], str]]) -> Callable[[str], str]:
+    """The frame between turns, which some templates have none of: told where somebody needs it."""
+    frames: list[Callable[[str], str]] = []
+
+    def frame(text: str) -> str:
+        if not frames:
+            frames.append(make())
+        return frames[0](text)
+
+    return frame
 
 
 def _after_begin(

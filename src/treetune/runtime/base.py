@@ -245,11 +245,12 @@ class PolicyIteration(Runtime):
         return self.rollout.needs_engine or bool(self.evaluation.sets)
 
     def missing_for_grades(self) -> list[str]:
-        """What graders need and isn't there, of all tasks."""
+        """What graders and environments need and isn't there, of all tasks."""
         tasks = [self.task, *(one.task for one in self.evaluation.sets if one.task is not None)]
-        return list(
-            dict.fromkeys(words for task in tasks for part in task.grader.parts() for words in part.missing())
-        )
+        for_grades = (words for task in tasks for part in task.grader.parts() for words in part.missing())
+        rollout = self.rollout.sampler
+        for_turns = (words for task in tasks for part in task.parts() for words in rollout.missing(part))
+        return list(dict.fromkeys([*for_grades, *for_turns]))
 
     @classmethod
     def changeable(cls, settings: Mapping[str, Any]) -> frozenset[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ from treetune.runtime.judge_server import judge_server
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.session import Session
 from treetune.tasks.base import Task
+from treetune.tasks.environments.journal import SUFFIX, TurnJournal
+from treetune.tasks.environments.pool import EnvironmentPool
 from treetune.tasks.graders.pool import GraderPool
 from treetune.tasks.graders.service import Surroundings
 from treetune.vocabulary import Metrics, Problem
@@ -22,20 +24,33 @@ class Sampler:
     """Lends rollout, credit, evaluation and analyses what they need of the session and its server."""
 
     def __init__(
-        self, session: Session, server: PolicyServer, grader: GraderPool, around: Surroundings
+        self,
+        session: Session,
+        server: PolicyServer,
+        grader: GraderPool,
+        around: Surroundings,
+        environments: EnvironmentPool,
     ) -> None:
         """`around` is what graders are lent that are services."""
         self.session, self.server, self.grader, self._around = session, server, grader, around
+        self.environments = environments
 
     @staticmethod
     @contextmanager
     def open(session: Session, server: PolicyServer) -> Iterator[Sampler]:
-        """Starts what grades: the model that judges, too, where there is one. Collective."""
-        with judge_server(session) as judge:
+        """Starts what grades, the model that judges too, where answers are made. Collective."""
+        config = session.config
+        config.rollout.sampler.prepare(session.model.codec)
+        grades = server.engine is not None or session.purpose == "run"
+        with judge_server(session) if grades else nullcontext() as judge:
             name = f"{session.purpose}-{session.ranks.rank}"
             around = Surroundings(session.directory.path / "judge", name, judge)
-            with closing(around), grader_pool(session, session.config.task, around) as grader:
-                yield Sampler(session, server, grader, around)
+            with (
+                closing(around),
+                grader_pool(session, config.task, around) as grader,
+                EnvironmentPool(workers=config.grader_workers) as environments,
+            ):
+                yield Sampler(session, server, grader, around, environments)
 
     def context(
         self,
@@ -56,8 +71,10 @@ class Sampler:
         `grader` are the run's unless given; `memory` is shaping's.
         """
         session, engine = self.session, self.server.engine
+        turns: TurnJournal | None = None
         if engine is not None and journal is not None:
             engine = JournaledEngine(engine, journal, journals)
+            turns = TurnJournal(journal.with_suffix(SUFFIX), [one.with_suffix(SUFFIX) for one in journals])
         return GenerationContext(
             task=task or session.config.task,
             engine=engine,
@@ -75,6 +92,8 @@ class Sampler:
             sampling=rollout.sampling,
             unfinished_reward=rollout.unfinished_reward,
             rollout=rollout.sampler,
+            environments=self.environments,
+            turns=turns,
             memory={} if memory is None else memory,
         )
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from treetune.config.errors import did_you_mean
-from treetune.contracts import Continuations, CriticValues, Pairs, placed_parts
+from treetune.contracts import Continuations, CriticValues, Pairs
 from treetune.episode_generators.domains import OF_ITERATION, PREFIX, name_in
 from treetune.episode_generators.numbers import LARGEST, OF_CORRECT, registered
+from treetune.findings import placed_parts
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.clock import PHASES
 from treetune.runtime.diagnostics import SIGNS

@@ -7,6 +7,7 @@ from typing import Literal, TypeVar
 
 from treetune.config.registrable import Registrable
 from treetune.tasks.drawing import Drawing
+from treetune.tasks.environments.base import Environment
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.sampling import further_problems, sample_problems
 from treetune.vocabulary import Metrics, Problem
@@ -23,6 +24,8 @@ class Task(Registrable):
     """A source of problems. Sub-classes are frozen dataclasses whose fields are configuration."""
 
     grader: Grader
+    environment: Environment | None = None
+    """What its problems are played in, where answers have several turns."""
 
     def problems(self, split: Split) -> Sequence[Problem]:
         """All problems of a split, always in the same order; never empty (ValueError)."""

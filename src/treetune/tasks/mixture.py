@@ -15,6 +15,7 @@ from treetune.contracts import Answers, Finding, Need, Part, SampledAnswers
 from treetune.seeds import derived_random
 from treetune.tasks.base import NoSplit, Params, Split, Task
 from treetune.tasks.drawing import Drawing, by_preference, drawn, interleaved, shares
+from treetune.tasks.environments.base import Environment
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.routed import ByDomain
 from treetune.tasks.weighting import Curriculum, Fixed, Weighting
@@ -89,6 +90,10 @@ class DomainTask(Task):
     @property
     def grader(self) -> Grader:  # type: ignore[override]
         return self.task.grader
+
+    @property
+    def environment(self) -> Environment | None:  # type: ignore[override]
+        return self.task.environment
 
     def problems(self, split: Split) -> Sequence[Problem]:
         problems, difficulty = self.task.problems(split), self.domain.difficulty

@@ -24,7 +24,7 @@ from functools import cache
 from typing import Literal
 
 from treetune.episode_generators.base import GenerationContext
-from treetune.inference.base import Completion, Engine, OnResult, Request, SamplingParams
+from treetune.inference.base import Completion, Engine, Later, OnResult, Request, SamplingParams
 from treetune.seeds import derive_seed
 from treetune.tasks.base import Split, Task
 from treetune.tasks.graders.base import Grader
@@ -189,11 +189,12 @@ class ChainEngine(Engine):
         self.tokens = 0
 
     def generate(
-        self, requests: Sequence[Request], on_result: OnResult | None = None
+        self, requests: Sequence[Request | Later], on_result: OnResult | None = None
     ) -> list[list[Completion]]:
         results: list[list[Completion]] = []
         waiting = list(requests)
         for index, request in enumerate(waiting):  # what follows is put behind the rest
+            assert isinstance(request, Request), "no answer here waits for anything"
             results.append([self._completion(request, sample) for sample in range(request.n)])
             if on_result is not None:
                 waiting += on_result(index, results[index]) or ()

@@ -49,6 +49,8 @@ class Sequences:
     first_rows: list[int]
     starts: list[int]
     rewards: list[float]
+    rewards_on_the_way: list[list[tuple[int, float]]]
+    """What of a sequence's reward is earned before its end: on which of its trained tokens, and how much."""
     scores: list[float]
     groups: list[str]
     """The problem that each answers."""
@@ -74,6 +76,7 @@ class Sequences:
             first_rows,
             starts,
             rewards=[e.reward for e in episodes],
+            rewards_on_the_way=[_on_the_way(e) for e in episodes],
             scores=[e.score for e in episodes],
             groups=[e.group for e in episodes],
             domains=[e.domain for e in episodes],
@@ -115,6 +118,15 @@ class Sequences:
         first = self.first_alike()
         units = [tuple(row for row in self.rows_of((i,)) if first[row] == row) for i in range(len(self))]
         return [unit for unit in units if unit]
+
+
+def _on_the_way(episode: Episode) -> list[tuple[int, float]]:
+    """A step's reward is earned on its last trained token."""
+    if not episode.step_rewards:
+        return []
+    trained_before = np.cumsum(episode.trained)
+    steps = zip(episode.step_ends[:-1], episode.step_rewards[:-1], strict=True)
+    return [(int(trained_before[end - 1]) - 1, reward) for end, reward in steps]
 
 
 def _rows(episode: Episode) -> Iterator[tuple[TokenIds, np.ndarray]]:

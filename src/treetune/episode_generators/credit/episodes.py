@@ -47,6 +47,7 @@ def episode_of(
         step_values=None if step_values is None else tuple(step_values),
         text=trajectory.text,
         stretches=_stretches(trajectory),
+        step_rewards=trajectory.step_rewards,
         domain=trajectory.problem.domain,
     )
 

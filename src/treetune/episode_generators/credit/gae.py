@@ -88,7 +88,7 @@ class Gae(Credit):
 
     gives = (Advantages(), CriticValues(), CreditForRewards())
     needs = (
-        Need(OneLine(), "it goes back along an answer token by token", THREADS_REMEDY),
+        Need(OneLine(turns=True), "it goes back along an answer token by token", THREADS_REMEDY),
         Need(UseOfAdvantages(), "it trains a critic for them", UNUSED_REMEDY),
     )
 

@@ -12,6 +12,7 @@ from treetune.contracts import Forks, Need
 from treetune.episode_generators.base import GenerationContext
 from treetune.episode_generators.threads.parallel_threads import Fixed, ParallelThreads, Start
 from treetune.episode_generators.values.base import Beginning, Budget, Estimate, StateRule, Steps
+from treetune.episode_generators.values.whole_answers import estimated
 from treetune.inference.base import SamplingParams
 from treetune.seeds import derive_seed
 from treetune.vocabulary import Branch, Segment, Trajectory
@@ -70,25 +71,12 @@ class ThreadStates(StateRule):
         rollout = replace(
             rollout, temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k
         )
-        answers: list[list[Trajectory]] = [[] for _ in beginnings]
-        waiting, turn = list(range(len(beginnings))), 0
-        while waiting:
-            counts = {place: budget.ask(turn, partial(_rewards, answers[place])) for place in waiting}
-            owners = [place for place, count in counts.items() for _ in range(count)]
-            starts = [
-                _start(context, beginnings[place], len(answers[place]) + again, purpose)
-                for place, count in counts.items()
-                for again in range(count)
-            ]
-            for place, answer in zip(owners, rollout.answers(context, starts), strict=True):
-                answers[place].append(answer)
-            waiting, turn = [place for place in waiting if counts[place]], turn + 1
-        return [_estimate(*of_state, budget) for of_state in zip(beginnings, answers, strict=True)]
-
-
-def _rewards(answers: Sequence[Trajectory]) -> list[float]:
-    """Of those that could be graded."""
-    return [answer.reward for answer in answers if answer.grade.is_known]
+        return estimated(
+            beginnings,
+            budget,
+            lambda beginning, again: _start(context, beginning, again, purpose),
+            partial(rollout.answers, context),
+        )
 
 
 def _start(context: GenerationContext, beginning: Beginning, again: int, purpose: str) -> Start:
@@ -108,17 +96,3 @@ def _fixed(samples: Sequence[Segment]) -> Fixed:
         fixed[segment.branch, turns[segment.branch]] = segment
         turns[segment.branch] += 1
     return fixed
-
-
-def _estimate(beginning: Beginning, answers: Sequence[Trajectory], budget: Budget) -> Estimate:
-    known = sum(len(segment.token_ids) for segment in beginning.segments if segment.origin == "sampled")
-    sampled = [len(s.token_ids) for one in answers for s in one.segments if s.origin == "sampled"]
-    rewards = _rewards(answers)
-    counted = budget.counted(rewards)
-    return Estimate(
-        rewards=tuple(counted),
-        unfinished=sum(one.unfinished for one in answers),
-        tokens=sum(sampled) - known * len(answers),
-        unavailable=len(answers) - len(rewards),
-        set_aside=len(rewards) - len(counted),
-    )

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
 from treetune.contracts import Need, OneLine
-from treetune.episode_generators.base import THREADS_REMEDY, GenerationContext
+from treetune.episode_generators.base import STATES_REMEDY, GenerationContext
 from treetune.episode_generators.rollout.answers import before_stop, token_budget
 from treetune.episode_generators.values.base import Beginning, Budget, Estimate, StateRule
 from treetune.inference.base import Completion, Request, SamplingParams
@@ -19,7 +19,7 @@ from treetune.vocabulary import Grade, joined
 class OneLineStates(StateRule):
     """Anywhere in answers whose tokens were each sampled after all before it. Rules say where."""
 
-    needs = (Need(OneLine(), "it continues answers from their beginnings", THREADS_REMEDY),)
+    needs = (Need(OneLine(), "it continues answers from their beginnings", STATES_REMEDY),)
 
     def estimate(
         self,

@@ -29,7 +29,7 @@ class Siblings(ValueEstimator):
 
     needs = (
         Need(Answers(2), "it compares each answer with the others to its problem"),
-        Need(OneLine(), "it looks for equal beginnings", THREADS_REMEDY),
+        Need(OneLine(turns=True), "it looks for equal beginnings", THREADS_REMEDY),
     )
 
     @property

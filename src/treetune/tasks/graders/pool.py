@@ -8,16 +8,17 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import CancelledError, Future
+from functools import partial
 from types import TracebackType
 from typing import Self
 
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.process import Work
-from treetune.tasks.graders.processes import GraderProcesses
-from treetune.tasks.graders.service import Counts, Surroundings
-from treetune.tasks.graders.threads import GraderThreads
-from treetune.tasks.graders.worker import graded
-from treetune.vocabulary import Grade, Problem
+from treetune.tasks.graders.processes import WorkerProcesses
+from treetune.tasks.graders.service import Counts, Service, Surroundings
+from treetune.tasks.graders.threads import ServiceThreads
+from treetune.tasks.graders.worker import Grading, graded
+from treetune.vocabulary import Grade, GradeOutcome, Problem
 
 Key = tuple[int, str, str, bytes]
 
@@ -68,8 +69,9 @@ class GraderPool:
         self._works = 0
         self._graders: dict[int, tuple[int, Grader]] = {}
         memory_bytes = None if memory_gib is None else int(memory_gib * 2**30)
-        self._processes = GraderProcesses(workers, memory_bytes, self._settle, self._fail)
-        self._threads: dict[int, GraderThreads] = {}
+        self._processes = WorkerProcesses(workers, memory_bytes, self._settle, _lost, self._fail)
+        self._threads: dict[int, ServiceThreads] = {}
+        self._services: dict[int, Service] = {}
         self._around = around or Surroundings()
         for part in grader.parts():
             self._number(part)
@@ -123,8 +125,8 @@ class GraderPool:
     def counted(self) -> Counts:
         """What all services have done since this was last asked."""
         total: Counts = {}
-        for threads in list(self._threads.values()):
-            for name, (value, over) in threads.service.counted().items():
+        for service in list(self._services.values()):
+            for name, (value, over) in service.counted().items():
                 before, parts = total.get(name, (0.0, None if over is None else 0.0))
                 total[name] = before + value, None if over is None or parts is None else parts + over
         return total
@@ -135,6 +137,8 @@ class GraderPool:
             self._closed = True
         for threads in self._threads.values():
             threads.close()
+        for service in self._services.values():
+            service.close()
         self._processes.close()
         self._fail(CancelledError("the grader pool was closed before this answer was graded"))
 
@@ -155,10 +159,12 @@ class GraderPool:
         if id(grader) not in self._graders:
             number = len(self._graders)
             if grader.isolation == "process":
-                self._processes.teach(number, grader)
+                self._processes.teach(number, Grading(grader), type(grader).__name__)
             elif grader.isolation == "service":
-                service = grader.serve(self._around, self._grade_by)
-                self._threads[number] = GraderThreads(service, self._settle)
+                service = self._services[number] = grader.serve(self._around, self._grade_by)
+                self._threads[number] = ServiceThreads(
+                    partial(graded, service), service.concurrency, self._settle, _lost
+                )
             self._graders[id(grader)] = number, grader
         return self._graders[id(grader)][0]
 
@@ -174,7 +180,7 @@ class GraderPool:
         self._works += 1
         self._keys[self._works] = key
         deadline = self.deadline if grader.deadline is None else grader.deadline
-        work = Work(self._works, number, response, problem, deadline)
+        work = Work(self._works, number, (response, problem), deadline, about=problem.id)
         if grader.isolation == "service":
             self._threads[number].add(work)
         else:
@@ -205,3 +211,8 @@ class GraderPool:
         for future in futures:
             if future.set_running_or_notify_cancel():
                 future.set_exception(error)
+
+
+def _lost(outcome: GradeOutcome, message: str, seconds: float) -> Grade:
+    """Of an answer on which a grader hung or crashed."""
+    return Grade(reward=0.0, outcome=outcome, seconds=seconds, message=message)

@@ -1,4 +1,4 @@
-"""The parent's side of one grader process: start it, talk to it without ever waiting, kill it."""
+"""The parent's side of one worker process: start it, talk to it without ever waiting, kill it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from typing import Any
 import treetune
 from treetune.config import folders
 from treetune.tasks.graders.worker import LENGTH, frame
-from treetune.vocabulary import Grade, Problem
 
 START_SECONDS = 120.0
 """How long a worker may take to import its grader. Symbolic algebra on a busy disk takes a while."""
@@ -31,32 +30,36 @@ _READ_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class Work:
-    """One answer to grade within `deadline` seconds; `number` is its name between parent and worker, `grader`
-    that of what grades it."""
+    """Something to do within `deadline` seconds, such as an answer to grade.
+
+    `number` is its name between parent and worker, `servant` that of what does it, with `arguments`. `about`
+    is what it is called in a log. `worker` is the place of the one worker that may do it; None: any may.
+    """
 
     number: int
-    grader: int
-    response: str
-    problem: Problem
+    servant: int
+    arguments: tuple[Any, ...]
     deadline: float
+    about: str = ""
+    worker: int | None = None
 
 
 class WorkerStartError(RuntimeError):
-    """A grader process did not come up: its grader cannot be unpickled or imported there."""
+    """A worker process did not come up: its servant cannot be unpickled or imported there."""
 
 
 class WorkerProcess:
-    """A process that grades one batch at a time; `batch` is what it has not answered yet. It loads a grader
-    when it is first given an answer for it.
+    """A process that does one batch of work at a time; `batch` is what it has not answered yet. It loads a
+    servant when it is first given work for it.
 
     It is a fresh interpreter, not a fork: forking a process with threads, torch or CUDA in it is
     unsafe, and multiprocessing's spawn would import the run's main module again. It leads a
-    session of its own, so that Ctrl-C does not reach it and that whatever a grader starts is
+    session of its own, so that Ctrl-C does not reach it and that whatever a servant starts is
     killed along with it.
     """
 
-    def __init__(self, graders: Mapping[int, bytes], memory_bytes: int | None) -> None:
-        """`graders` are pickled, by their numbers, and may grow; `memory_bytes` limits the address space."""
+    def __init__(self, servants: Mapping[int, bytes], memory_bytes: int | None) -> None:
+        """`servants` are pickled, by their numbers, and may grow; `memory_bytes` limits the address space."""
         source = str(Path(treetune.__file__).parent.parent)
         path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
         setup = {
@@ -64,7 +67,7 @@ class WorkerProcess:
             "own_folders": folders.searched(),
             "memory_bytes": memory_bytes,
         }
-        self._graders = graders
+        self._servants = servants
         self._known: set[int] = set()
         self._loading = 0
         self._process = subprocess.Popen(
@@ -94,14 +97,14 @@ class WorkerProcess:
         self._up = False
         self.batch: deque[Work] = deque()
         self.since = time.monotonic()
-        """When the start, the loading of a grader, or the answer at work, began."""
+        """When the start, the loading of a servant, or the work that is being done, began."""
         self._outbox = bytearray(frame(setup))
         self._inbox = bytearray()
         self.send()
 
     @property
     def ready(self) -> bool:
-        """Whether what it does now, if anything, is grading."""
+        """Whether what it does now, if anything, is work."""
         return self._up and not self._loading
 
     @property
@@ -116,11 +119,11 @@ class WorkerProcess:
         assert self.idle
         self.batch.extend(batch)
         self.since = time.monotonic()
-        for grader in dict.fromkeys(work.grader for work in batch if work.grader not in self._known):
-            self._known.add(grader)
+        for servant in dict.fromkeys(work.servant for work in batch if work.servant not in self._known):
+            self._known.add(servant)
             self._loading += 1
-            self._outbox += frame((grader, self._graders[grader]))
-        self._outbox += frame([(work.number, work.grader, work.response, work.problem) for work in batch])
+            self._outbox += frame((servant, self._servants[servant]))
+        self._outbox += frame([(work.number, work.servant, work.arguments) for work in batch])
         self.send()
 
     def send(self) -> None:
@@ -133,10 +136,10 @@ class WorkerProcess:
         except BrokenPipeError:
             self._outbox.clear()
 
-    def receive(self) -> tuple[list[tuple[Work, Grade]], bool]:
-        """All grades that have come, and whether the worker is still there.
+    def receive(self) -> tuple[list[tuple[Work, Any]], bool]:
+        """All results that have come, and whether the worker is still there.
 
-        Raises WorkerStartError if the grader could not be loaded.
+        Raises WorkerStartError if the servant could not be loaded.
         """
         alive = True
         try:
@@ -148,10 +151,10 @@ class WorkerProcess:
                 self._inbox += data
         except BlockingIOError:
             pass
-        grades = []
+        results = []
         for message in self._messages():
             if message[0] == "failed":
-                raise WorkerStartError(f"a worker process cannot load the grader: {message[1]}")
+                raise WorkerStartError(f"a worker process cannot load what it works with: {message[1]}")
             self.since = message[1]
             if message[0] == "ready":
                 self._up = True
@@ -160,9 +163,9 @@ class WorkerProcess:
                 self._loading -= 1
                 continue
             work = self.batch.popleft()
-            assert work.number == message[2], "grades come in the order of the batch"
-            grades.append((work, message[3]))
-        return grades, alive
+            assert work.number == message[2], "results come in the order of the batch"
+            results.append((work, message[3]))
+        return results, alive
 
     def _messages(self) -> list[Any]:
         messages = []

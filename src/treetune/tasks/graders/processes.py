@@ -1,4 +1,4 @@
-"""Worker processes at work: answers handed out in batches, and whoever hangs or crashes replaced."""
+"""Worker processes at work: handed out in batches, and whoever hangs or crashes replaced."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
-from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.process import Work, WorkerProcess, WorkerStartError
-from treetune.vocabulary import Grade, GradeOutcome
+from treetune.tasks.graders.worker import Servant
+from treetune.vocabulary import GradeOutcome
 
 log = logging.getLogger(__name__)
 
@@ -25,50 +26,55 @@ the last batches of a wave keep all workers busy."""
 _BATCH_MOST = 64
 
 _MEAN_STEP = 0.1
-"""Weight of the newest grade in the running mean of seconds per grade."""
+"""Weight of the newest result in the running mean of seconds for one."""
 
 _CLOSE_SECONDS = 60.0
 
 
-class GraderProcesses:
-    """So many processes, which know the graders that they were taught. They start with the first answer, and
+class WorkerProcesses:
+    """So many processes, which know the servants that they were taught. They start with the first work, and
     end with this object or with this process, however it ends.
 
-    `settle` is given each grade, `fail` what went wrong where there are to be no more, from a thread of this
-    object. An answer on which a grader hangs is a ``timeout``, one on which it crashes an ``error``.
+    `settle` is given each result (which has the `seconds` that it took), `fail` what went wrong where there
+    are to be no more, from a thread of this object. `lost` makes the result of work on which a servant hung
+    (``timeout``) or its process died (``error``), from the outcome, words and seconds.
     """
 
     def __init__(
         self,
         workers: int,
         memory_bytes: int | None,
-        settle: Callable[[Work, Grade], None],
+        settle: Callable[[Work, Any], None],
+        lost: Callable[[GradeOutcome, str, float], Any],
         fail: Callable[[BaseException], None],
     ) -> None:
         self._worker_count, self._memory_bytes = workers, memory_bytes
-        self._settle, self._fail = settle, fail
+        self._settle, self._lost, self._fail = settle, lost, fail
         self._lock = threading.Lock()
-        self._graders: dict[int, bytes] = {}
+        self._servants: dict[int, bytes] = {}
         self._queue: deque[Work] = deque()
+        self._own_queues: list[deque[Work]] = [deque() for _ in range(workers)]
         self._closed = False
         self._thread: threading.Thread | None = None
         self._wake_read, self._wake_write = -1, -1
         self._mean_seconds = _BATCH_SECONDS
 
-    def teach(self, number: int, grader: Grader) -> None:
-        """From here on, work may name this grader. Raises ValueError for one that can't be sent."""
-        if number not in self._graders:
-            self._graders[number] = _pickled(grader)
+    def teach(self, number: int, servant: Servant, name: str) -> None:
+        """From here on, work may name this servant. Raises ValueError, with its name, for one that can't be
+        sent."""
+        if number not in self._servants:
+            self._servants[number] = _pickled(servant, name)
 
     def add(self, work: Work) -> None:
         with self._lock:
-            self._queue.append(work)
+            queue = self._queue if work.worker is None else self._own_queues[work.worker]
+            queue.append(work)
             if self._thread is None:
                 self._wake_read, self._wake_write = os.pipe()
                 os.set_blocking(self._wake_read, False)
-                self._thread = threading.Thread(target=self._serve, name="graders", daemon=True)
+                self._thread = threading.Thread(target=self._serve, name="workers", daemon=True)
                 self._thread.start()
-            elif len(self._queue) == 1:
+            elif len(queue) == 1:
                 os.write(self._wake_write, b"x")
 
     def close(self) -> None:
@@ -81,7 +87,7 @@ class GraderProcesses:
         if thread is not None:
             thread.join(timeout=_CLOSE_SECONDS)
             if thread.is_alive():
-                raise RuntimeError(f"grader processes did not end in {_CLOSE_SECONDS:g} s after being killed")
+                raise RuntimeError(f"worker processes did not end in {_CLOSE_SECONDS:g} s after being killed")
             os.close(self._wake_read)
             os.close(self._wake_write)
 
@@ -99,7 +105,7 @@ class GraderProcesses:
                 for place, worker in enumerate(workers):
                     if not self._attend(worker):
                         workers[place] = self._start()
-        except BaseException as error:  # handed on to everyone who waits for a grade
+        except BaseException as error:  # handed on to everyone who waits for a result
             failure = error
         finally:
             for worker in workers:
@@ -108,18 +114,19 @@ class GraderProcesses:
                 self._fail(failure)
 
     def _start(self) -> WorkerProcess:
-        return WorkerProcess(self._graders, self._memory_bytes)
+        return WorkerProcess(self._servants, self._memory_bytes)
 
     def _hand_out(self, workers: list[WorkerProcess]) -> None:
-        for worker in workers:
+        for worker, own_queue in zip(workers, self._own_queues, strict=True):
             if not worker.idle:
                 continue
             with self._lock:
-                if not self._queue:
-                    return
-                fair = -(-len(self._queue) // len(workers))
+                queue = own_queue or self._queue
+                if not queue:
+                    continue
+                fair = len(queue) if queue is own_queue else -(-len(queue) // len(workers))
                 quick = int(_BATCH_SECONDS / max(self._mean_seconds, _BATCH_SECONDS / _BATCH_MOST))
-                batch = [self._queue.popleft() for _ in range(max(1, min(fair, quick)))]
+                batch = [queue.popleft() for _ in range(max(1, min(fair, quick)))]
             worker.give(batch)
 
     def _wait(self, workers: list[WorkerProcess]) -> None:
@@ -139,11 +146,11 @@ class GraderProcesses:
         """Takes what the worker has to say; False if it had to be given up and must be replaced."""
         outcome: GradeOutcome
         now = time.monotonic()
-        grades, alive = worker.receive()
-        for work, grade in grades:
-            self._done(work, grade)
+        results, alive = worker.receive()
+        for work, result in results:
+            self._done(work, result)
         if not alive:
-            outcome, message = "error", f"the grader process {worker.ending()}"
+            outcome, message = "error", f"the worker process {worker.ending()}"
         elif (due := worker.overdue_at()) is not None and due <= now:
             outcome, message = "timeout", "it took too long"
         else:
@@ -155,24 +162,24 @@ class GraderProcesses:
         if worker.batch:
             work = worker.batch.popleft()
             if outcome == "timeout":
-                message = f"no grade within {work.deadline:g} s"
-            log.warning("%s on an answer to problem %s: %s", outcome, work.problem.id, message)
-            seconds = max(0.0, now - worker.since)
-            self._done(work, Grade(reward=0.0, outcome=outcome, seconds=seconds, message=message))
+                message = f"no result within {work.deadline:g} s"
+            log.warning("%s on an answer to problem %s: %s", outcome, work.about, message)
+            self._done(work, self._lost(outcome, message, max(0.0, now - worker.since)))
             with self._lock:
-                self._queue.extendleft(reversed(worker.batch))
+                for left in reversed(worker.batch):
+                    (self._queue if left.worker is None else self._own_queues[left.worker]).appendleft(left)
         return False
 
-    def _done(self, work: Work, grade: Grade) -> None:
-        self._mean_seconds += _MEAN_STEP * (grade.seconds - self._mean_seconds)
-        self._settle(work, grade)
+    def _done(self, work: Work, result: Any) -> None:
+        self._mean_seconds += _MEAN_STEP * (result.seconds - self._mean_seconds)
+        self._settle(work, result)
 
 
-def _pickled(grader: Grader) -> bytes:
+def _pickled(servant: Servant, name: str) -> bytes:
     try:
-        return pickle.dumps(grader)
+        return pickle.dumps(servant)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise ValueError(
-            f"{type(grader).__name__} cannot be sent to a worker process ({error}): define it at the top "
-            "level of a module, with fields that can be pickled"
+            f"{name} cannot be sent to a worker process ({error}): define it at the top level of a module,"
+            " with fields that can be pickled"
         ) from error

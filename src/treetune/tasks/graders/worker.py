@@ -1,9 +1,9 @@
-"""The child side of a grader process: reads batches of answers, grades them one by one.
+"""The child side of a worker process: reads batches of work, such as answers to grade, and does it in order.
 
 Run as ``python -m treetune.tasks.graders.worker`` by `WorkerProcess`, never by hand. Messages are
-pickles with a length before them. The first one sets the process up; each later one is a grader with the
-number that answers name it by, or a batch of answers. Every grade is sent as soon as it is there, stamped
-with the time of its end, so that the parent knows which answer is at work and since when.
+pickles with a length before them. The first one sets the process up; each later one is a servant with the
+number that work names it by, or a batch of work. Every result is sent as soon as it is there, stamped
+with the time of its end, so that the parent knows what is being done and since when.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import signal
 import struct
 import sys
 import time
-from dataclasses import replace
-from typing import Any, BinaryIO
+from dataclasses import dataclass, replace
+from typing import Any, BinaryIO, Protocol
 
 from treetune.config import folders
 from treetune.tasks.graders.base import Grader, Unavailable
@@ -26,6 +26,28 @@ from treetune.vocabulary import Grade, GradeOutcome, Problem
 
 LENGTH = struct.Struct("<I")
 _PR_SET_PDEATHSIG = 1
+
+
+class Servant(Protocol):
+    """What a worker process does work with. It is pickled; `answer` raises nothing."""
+
+    def prepare(self) -> None:
+        """Called once in each worker process, before deadlines begin."""
+
+    def answer(self, *arguments: Any) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Grading:
+    """Grades answers: the servant of a grader."""
+
+    grader: Grader
+
+    def prepare(self) -> None:
+        self.grader.prepare()
+
+    def answer(self, response: str, problem: Problem) -> Grade:
+        return graded(self.grader, response, problem)
 
 
 def frame(message: object) -> bytes:
@@ -89,28 +111,28 @@ def main() -> None:
     if setup["memory_bytes"] is not None:
         resource.setrlimit(resource.RLIMIT_AS, (setup["memory_bytes"], setup["memory_bytes"]))
     _write_all(results, frame(("ready", time.monotonic())))
-    graders: dict[int, Grader] = {}
+    servants: dict[int, Servant] = {}
     while True:
         message = _read(requests)
         if isinstance(message, tuple):
             number, pickled = message
-            graders[number] = _loaded(pickled, results)
+            servants[number] = _loaded(pickled, results)
             _write_all(results, frame(("loaded", time.monotonic())))
             continue
-        for number, grader, response, problem in message:
-            grade = graded(graders[grader], response, problem)
-            _write_all(results, frame(("grade", time.monotonic(), number, grade)))
+        for number, servant, arguments in message:
+            result = servants[servant].answer(*arguments)
+            _write_all(results, frame(("result", time.monotonic(), number, result)))
 
 
-def _loaded(pickled: bytes, results: int) -> Grader:
+def _loaded(pickled: bytes, results: int) -> Servant:
     try:
-        grader = pickle.loads(pickled)
-        grader.prepare()
+        servant: Servant = pickle.loads(pickled)
+        servant.prepare()
     except Exception as error:
-        # Reported to the parent, which tells the user; there is nothing to grade with.
+        # Reported to the parent, which tells the user; there is nothing to work with.
         _write_all(results, frame(("failed", f"{type(error).__name__}: {error}")))
         sys.exit(1)
-    return grader
+    return servant
 
 
 if __name__ == "__main__":

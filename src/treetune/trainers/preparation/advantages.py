@@ -22,10 +22,20 @@ def check_unthreaded(episodes: Sequence[Episode]) -> None:
             )
 
 
-def token_rewards(starts: Sequence[int], rewards: Sequence[float], penalties_N: Tensor | None) -> Tensor:
-    """Each trained token's reward, shape [N]: the sequence's at its last one, less the penalty."""
+def token_rewards(
+    starts: Sequence[int],
+    rewards: Sequence[float],
+    penalties_N: Tensor | None,
+    on_the_way: Sequence[Sequence[tuple[int, float]]] = (),
+) -> Tensor:
+    """Each trained token's reward, shape [N], less the penalty: the sequence's at its last one, but for what
+    is earned `on_the_way`, by the number of the token within its sequence."""
     rewards_N = torch.zeros(starts[-1])
     rewards_N[torch.tensor(starts[1:]) - 1] = torch.tensor(rewards, dtype=torch.float32)
+    for start, end, earned in zip(starts, starts[1:], on_the_way):
+        for token, reward in earned:
+            rewards_N[start + token] += reward
+            rewards_N[end - 1] -= reward
     return rewards_N if penalties_N is None else rewards_N - penalties_N
 
 

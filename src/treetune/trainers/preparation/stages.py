@@ -101,7 +101,9 @@ class GaeAdvantages(Stage):
 
     def run(self, tensors: IterationTensors, sequences: Sequences, models: Models) -> None:
         assert tensors.values_N is not None
-        rewards_N = token_rewards(sequences.starts, sequences.rewards, tensors.kl_penalties_N)
+        rewards_N = token_rewards(
+            sequences.starts, sequences.rewards, tensors.kl_penalties_N, sequences.rewards_on_the_way
+        )
         tensors.advantages_N, tensors.returns_N = critic_advantages(
             sequences.starts, rewards_N, tensors.values_N, self.gamma, self.lam
         )

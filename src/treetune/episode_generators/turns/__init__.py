@@ -1,0 +1,1 @@
+"""Answers of several turns, between which an environment speaks."""

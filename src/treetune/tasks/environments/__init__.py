@@ -1,0 +1,1 @@
+"""What a policy acts in, turn by turn: text in, text out."""
