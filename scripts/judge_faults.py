@@ -11,6 +11,7 @@ weights, which is killed. Allow two minutes a run on two cores.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
@@ -233,11 +234,18 @@ def killed(judge: StandIn, run: Run, process: subprocess.Popen[bytes]) -> str:
     return f"without a judge iteration 4 ends the run with exit code {first}: {ending[:300]}"
 
 
+def kill(which: Callable[[str], bool], process: subprocess.Popen[bytes]) -> None:
+    """Those below the run whose command lines are such, at once."""
+    for one in psutil.Process(process.pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if which(" ".join(one.cmdline())):
+                one.kill()
+
+
 def run_killed(judge: StandIn, run: Run, process: subprocess.Popen[bytes]) -> str:
     struck(judge, run, process)
-    for one in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
-        if "treetune.inference" not in " ".join(one.cmdline()) and "guard.py" not in " ".join(one.cmdline()):
-            one.kill()
+    kill(lambda words: "guard.py" not in words, process)
+    process.kill()
     process.wait()
     before = len(judge.asked)
     run.finish(run.start())
@@ -283,15 +291,7 @@ def managed(work: Path) -> Result:
     process = run.start()
     sampled = run.path / "iterations" / f"{STRUCK - 2:04d}" / "trajectories.arrow"
     until(sampled.is_file, process, "iteration 2 has been sampled")
-    judge = [
-        one
-        for one in psutil.Process(process.pid).children(recursive=True)
-        if str(model) in " ".join(one.cmdline()) and "api_server" in " ".join(one.cmdline())
-    ]
-    for one in judge:
-        for below in one.children(recursive=True):
-            below.kill()
-        one.kill()
+    kill(lambda words: str(model) in words and "guard.py" not in words, process)
     run.finish(process)
     starts = (run.path / "logs" / "judge.log").read_text().count("\n=== ")
     journal = [json.loads(line) for file in run.path.glob("judge/*.jsonl") for line in file.open()]
