@@ -264,11 +264,12 @@ def stand_in(folder: Path) -> Iterator[StandIn]:
 FAULTS: dict[str, tuple[str, Callable[[StandIn, Run, subprocess.Popen[bytes]], str], str]] = {
     "undisturbed": ("none", undisturbed, ""),
     "minute": ("`kill -9`, back after 60 s; retries as they are by default", minute, ""),
-    "impatient": ("`kill -9`, back after 60 s; one retry after 1 s", minute, IMPATIENT),
-    "nonsense": ("answers nonsense for the rest of iteration 3", nonsense, ""),
     "killed": ("`kill -9`, not back before the run has ended; one retry after 1 s", killed, IMPATIENT),
+    "nonsense": ("answers nonsense for the rest of iteration 3", nonsense, ""),
+    "impatient": ("`kill -9`, back after 60 s; one retry after 1 s", minute, IMPATIENT),
     "run_killed": ("the run itself is killed, not the judge", run_killed, ""),
 }
+ALL = ("undisturbed", "minute", "killed", "managed", "nonsense", "impatient", "run_killed")
 
 
 def strike(name: str, work: Path) -> Result:
@@ -367,7 +368,7 @@ def page(results: list[Result], reference: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--work", type=Path, default=Path("build/judge_faults"))
-    parser.add_argument("--only", nargs="*", choices=[*FAULTS, "managed"])
+    parser.add_argument("--only", nargs="*", choices=ALL)
     parser.add_argument("--output", type=Path, default=ROOT / "docs/results/judge.md")
     options = parser.parse_args()
     work = options.work.resolve()
@@ -375,7 +376,7 @@ def main() -> None:
     if not list((sft.path / "checkpoints").glob("*/policy")) and sft.finish(sft.start()):
         sys.exit(f"the start model could not be made: see {work}")
     results = []
-    for name in options.only or [*FAULTS, "managed"]:
+    for name in options.only or ALL:
         print(f"{time.strftime('%T')} {name}", flush=True)
         results.append(managed(work) if name == "managed" else strike(name, work))
         rows = results[-1].run.rows()
