@@ -38,7 +38,7 @@ from treetune.data_pipeline.difficulty.shard import (  # noqa: E402
 from treetune.inference.guard import descendants  # noqa: E402
 
 MAIN = ROOT / "src" / "treetune" / "main.py"
-SHARDS, SAMPLES = 4, 8
+SHARDS, SAMPLES, ITERATIONS = 4, 8, 8
 COMPARED = ("rates.parquet", "rows.parquet", "summary.json", "histogram.svg", "histogram.png")
 ADDITION = "{task+: {count: 3, digits: 2, train_size: %d}}"
 SFT_ITERATIONS = 12
@@ -97,7 +97,9 @@ def policy(work: Path) -> Path:
 
 def disturbed(work: Path) -> list[Killed]:
     """The command, with the jobs of shards 0 and 1 killed, then the server of shard 2."""
-    output = work / "disturbed"
+    output, record = work / "disturbed", work / "killed.json"
+    if record.is_file():
+        return [Killed(**one) for one in json.loads(record.read_text())]
     killed: list[Killed] = []
     with subprocess.Popen([sys.executable, str(MAIN), *estimate(work, output.name)]) as command:
         for shard, what in ((0, "job"), (1, "job"), (2, "server")):
@@ -109,6 +111,7 @@ def disturbed(work: Path) -> list[Killed]:
             print(f"{what} of shard {shard} killed after {answered} of {total} answers", flush=True)
     if command.returncode:
         sys.exit(f"the command ended with code {command.returncode}")
+    record.write_text(json.dumps([vars(one) for one in killed]))
     return killed
 
 
@@ -194,11 +197,12 @@ def trained(work: Path) -> list[dict[str, Any]]:
         "experiment_name": "difficulty/grpo",
         "task": task,
         "model": {"type": "pretrained", "name_or_path": str(policy(work))},
-        "iterations": 3,
+        "iterations": ITERATIONS,
         "evaluation": {"sets": []},
-        "checkpoints": {"every": 3},
+        "checkpoints": {"every": ITERATIONS},
     }
     words = ["--configs", str(ROOT / "configs/quickstart/grpo.jsonnet"), "--override", json.dumps(changes)]
+    words += ["--override", "{trainer+: {schedule+: {steps: 2}}}"]
     run(*words, "run_iteration_loop", APP_DIRECTORY=str(work / "experiments"))
     lines = (work / "experiments" / "difficulty" / "grpo" / "metrics.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
