@@ -6,7 +6,7 @@ A tiny model learns a little addition, two thousand rows of additions are writte
 domains, and its difficulty for them is estimated twice on real servers: undisturbed, and with SIGKILL for the
 jobs of two shards and for the engine process of a third one's server. Told are: whether both gave the same
 bytes, how often each answer was asked for, what the filter took, and a few iterations of training on the rows
-that are left. Some twenty minutes on two cores; a folder that is there already is gone on with.
+that are left. Half an hour on two cores; a folder that is there already is gone on with.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from treetune.data_pipeline.difficulty.shard import (  # noqa: E402
 from treetune.inference.guard import descendants  # noqa: E402
 
 MAIN = ROOT / "src" / "treetune" / "main.py"
-SHARDS, SAMPLES = 4, 8
+SHARDS, SAMPLES, ITERATIONS = 4, 8, 8
 COMPARED = ("rates.parquet", "rows.parquet", "summary.json", "histogram.svg", "histogram.png")
 ADDITION = "{task+: {count: 3, digits: 2, train_size: %d}}"
-SFT_ITERATIONS = 5
+SFT_ITERATIONS = 12
 SFT = (
-    f"{{iterations: {SFT_ITERATIONS}, problems_per_iteration: 3200, evaluation: {{sets: []}},"
+    f"{{iterations: {SFT_ITERATIONS}, problems_per_iteration: 6400, evaluation: {{sets: []}},"
     f" checkpoints: {{every: {SFT_ITERATIONS}}}}}"
 )
 ROUTES = {"": {"type": "final_answer", "marker": "#"}}
@@ -97,7 +97,9 @@ def policy(work: Path) -> Path:
 
 def disturbed(work: Path) -> list[Killed]:
     """The command, with the jobs of shards 0 and 1 killed, then the server of shard 2."""
-    output = work / "disturbed"
+    output, record = work / "disturbed", work / "killed.json"
+    if record.is_file():
+        return [Killed(**one) for one in json.loads(record.read_text())]
     killed: list[Killed] = []
     with subprocess.Popen([sys.executable, str(MAIN), *estimate(work, output.name)]) as command:
         for shard, what in ((0, "job"), (1, "job"), (2, "server")):
@@ -109,6 +111,7 @@ def disturbed(work: Path) -> list[Killed]:
             print(f"{what} of shard {shard} killed after {answered} of {total} answers", flush=True)
     if command.returncode:
         sys.exit(f"the command ended with code {command.returncode}")
+    record.write_text(json.dumps([vars(one) for one in killed]))
     return killed
 
 
@@ -122,7 +125,7 @@ def wait_for_a_part(output: Path, shard: int, command: subprocess.Popen[bytes]) 
         answered = path.read_bytes().count(b"\n") if path.is_file() else 0
         if (folder / DONE).is_file():
             sys.exit(f"shard {shard} was done before it could be disturbed: take more rows")
-        if answered > 20:
+        if total and answered > total // 8:
             return answered, total
         time.sleep(0.02)
     sys.exit(f"shard {shard} answered nothing")
@@ -194,17 +197,18 @@ def trained(work: Path) -> list[dict[str, Any]]:
         "experiment_name": "difficulty/grpo",
         "task": task,
         "model": {"type": "pretrained", "name_or_path": str(policy(work))},
-        "iterations": 3,
+        "iterations": ITERATIONS,
         "evaluation": {"sets": []},
-        "checkpoints": {"every": 3},
+        "checkpoints": {"every": ITERATIONS},
     }
     words = ["--configs", str(ROOT / "configs/quickstart/grpo.jsonnet"), "--override", json.dumps(changes)]
+    words += ["--override", "{trainer+: {schedule+: {steps: 2}}}"]
     run(*words, "run_iteration_loop", APP_DIRECTORY=str(work / "experiments"))
     lines = (work / "experiments" / "difficulty" / "grpo" / "metrics.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
 
 
-def report(work: Path, rows: int, killed: list[Killed], seconds: dict[str, float]) -> str:
+def report(work: Path, rows: int, killed: list[Killed]) -> str:
     undisturbed, disturbed_ = work / "undisturbed", work / "disturbed"
     one, other = digests(undisturbed), digests(disturbed_)
     summary = _json(undisturbed / "summary.json")
@@ -237,7 +241,6 @@ def report(work: Path, rows: int, killed: list[Killed], seconds: dict[str, float
             f"| answers that stand in the journals twice | {asked_twice(undisturbed)} |"
             f" {asked_twice(disturbed_)} |",
             *(f"| SHA-256 of {name} | {one[name]} | {other[name]} |" for name in COMPARED),
-            f"| seconds | {seconds.get('undisturbed', 0):.0f} | {seconds.get('disturbed', 0):.0f} |",
             "",
             "What a job had sampled and not yet written when it died was sampled again, to the same tokens:",
             f"seeds come from the row and the answer. Mean pass rate {summary['pass_rate']:.3f}; bins:",
@@ -269,7 +272,6 @@ def main() -> None:
     arguments = parser.parse_args()
     work: Path = arguments.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
-    seconds: dict[str, float] = {}
     if not policy(work).is_dir():
         words = ["--configs", str(ROOT / "configs/quickstart/sft.jsonnet")]
         changes = ["--override", ADDITION % 20000, "--override", SFT]
@@ -277,15 +279,11 @@ def main() -> None:
     addition = ["--configs", str(ROOT / "configs/tasks/addition_chain.jsonnet")]
     changes = ["--override", ADDITION % arguments.rows]
     run(*addition, *changes, "export_rows", "--split", "train", "--output", str(work / "rows.parquet"))
-    started = time.monotonic()
     run(*estimate(work, "undisturbed"))
-    seconds["undisturbed"] = time.monotonic() - started
-    started = time.monotonic()
     killed = disturbed(work)
-    seconds["disturbed"] = time.monotonic() - started
     filtered(work)
     trained(work)
-    text = report(work, arguments.rows, killed, seconds)
+    text = report(work, arguments.rows, killed)
     print(text)
     if arguments.output is not None:
         arguments.output.write_text(text)

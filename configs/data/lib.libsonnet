@@ -65,8 +65,21 @@ local test_set(name, hub, text, split='test', subset=null, revision='main') = {
     files: files,
   },
 
-  // The rows that the Guru data set has for a source, which have this schema already.
-  guru(file):: $.hub('LLM360/guru-RL-92k', files=file),
+  // The rows that the Guru data set has for a source, which have this schema already: those to train on and, where it has
+  // some, those to measure on. That its repository has its evaluation sets under these names is from scripts that
+  // read them: a name that has changed is told when it is fetched.
+  guru(train, test=null):: $.hub(
+    'LLM360/guru-RL-92k',
+    files={ train: 'train/' + train } + (if test == null then {} else { test: test }),
+    test=if test == null then null else 'test',
+  ),
+  from_guru(train, test=null):: {
+    type: 'prepare_data',
+    copy: true,
+    source: $.guru(train, test),
+    splits: if test == null then ['train'] else ['train', 'test'],
+    rules: [$.length],
+  },
 
   math_test_sets: [
     test_set('aime24', 'HuggingFaceH4/aime_2024', '{{ problem }}', split='train'),

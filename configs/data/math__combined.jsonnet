@@ -6,6 +6,6 @@ local lib = import 'data/lib.libsonnet';
   data_source: 'math__combined',
   ability: 'math',
   copy: true,
-  source: lib.guru('train/math__combined_54.4k.parquet'),
+  source: lib.guru('math__combined_54.4k.parquet'),
   rules: [lib.length, { type: 'contamination', against: lib.math_test_sets, ngram: 13 }],
 }

@@ -5,7 +5,7 @@ local lib = import 'data/lib.libsonnet';
   type: 'prepare_data',
   data_source: 'simulation__codeio',
   ability: 'simulation',
-  source: lib.hub('hkust-nlp/CodeIO-PyEdu-Reasoning-Raw', files='0_368500_filtered_v2_ds25.sced.jsonl'),
+  source: lib.hub('hkust-nlp/CodeIO-PyEdu-Reasoning-Raw', files={ train: '0_368500_filtered_v2_ds25.sced.jsonl' }),
   expand: 'treetune.data_pipeline.expansions:codeio_pair',
   prompt: |||
     {{ problem_description }}
@@ -30,6 +30,6 @@ local lib = import 'data/lib.libsonnet';
   extra_info: { direction: 'direction', refcode: 'refcode', dataset: 'source | default("pyedu")' },
   bad_rows: 'drop',
   rules: [lib.length, { type: 'exact_duplicates' }, { type: 'near_duplicates', similarity: 0.9 }],
-  hold_out: { test: 500 },
+  hold_out: { test: 200 },
   sample: { train: 20000 },
 }

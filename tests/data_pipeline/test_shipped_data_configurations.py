@@ -129,7 +129,7 @@ ROWS: dict[str, tuple[dict[str, Any], str, Any]] = {
         "def main_solution",
         None,
     ),
-    "simulation__cruxeval-o": (
+    "simulation__cruxeval_o": (
         {"code": "def f(x): return x", "input": "'a'", "output": "'a'", "id": "sample_0"},
         "assert f('a') == ??",
         {"code": "def f(x): return x", "input": "'a'"},
@@ -212,19 +212,15 @@ def test_choices_are_shuffled_with_their_right_letter() -> None:
 
 
 def test_either_side_of_a_program_is_asked_for_about_as_often() -> None:
-    fields = ROWS["simulation__codeio"][0]
-    asked = [_pipeline("simulation__codeio").rows_of(fields, number)[0] for number in range(60)]
-    outputs = sum(
-        "predict the output" in row["prompt"][0]["content"] for row in asked if isinstance(row, dict)
-    )
+    fields, pipeline = ROWS["simulation__codeio"][0], _pipeline("simulation__codeio")
+    asked = [pipeline.rows_of({**fields, "refcode": str(number)})[0] for number in range(60)]
+    outputs = sum("predict the output" in str(row) for row in asked)
     assert 20 < outputs < 40
 
 
 def test_eight_tests_of_a_program_are_kept() -> None:
-    tests = {
-        "inputs": [[str(number)] for number in range(50)],
-        "outputs": [str(number) for number in range(50)],
-    }
+    numbers = [str(number) for number in range(50)]
+    tests = {"inputs": [[number] for number in numbers], "outputs": numbers}
     made = code_tests({"input_output": json.dumps(tests)}, 3)
     assert made is not None
     oracle = made["oracle"]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -33,7 +34,8 @@ from treetune.inference.journal import JournaledEngine
 from treetune.tasks.base import Task
 from treetune.tasks.environments.journal import TurnJournal
 from treetune.tasks.environments.pool import EnvironmentPool
-from treetune.vocabulary import Trajectory, joined
+from treetune.tasks.graders.base import Grader, Isolation, Unavailable
+from treetune.vocabulary import Grade, Problem, Trajectory, joined
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +98,27 @@ def test_answers_depend_neither_on_the_order_nor_on_where_the_environment_runs(
 def test_answers_of_a_few_problems_are_those_among_many(pool: EnvironmentPool) -> None:
     few = sampled(Letters(golds=("",) * 2), pool)
     assert sampled(Letters(golds=("",) * 6), pool)[: len(few)] == few
+
+
+@dataclass(frozen=True)
+class Closed(Grader):
+    """Isn't there."""
+
+    isolation: ClassVar[Isolation] = "inline"
+
+    def grade(self, response: str, problem: Problem) -> Grade:
+        raise Unavailable("nobody judges here")
+
+
+def test_what_a_cut_answer_earns_is_known_also_where_nobody_is_there_to_grade_it(
+    pool: EnvironmentPool,
+) -> None:
+    task = Letters(grader=Closed())
+    answers = sampled(task, pool, reward="grader", max_turns=2, unfinished_reward=-1.0)
+    assert {(one.finish_reason, one.grade.outcome, one.reward) for one in answers} == {
+        ("length", "no_answer", -1.0),
+        ("stop", "unavailable", 0.0),
+    }
 
 
 def test_a_turn_that_comes_to_its_tokens_goes_on_and_an_answer_that_comes_to_its_ends(

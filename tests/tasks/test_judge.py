@@ -104,12 +104,17 @@ def test_a_key_that_is_not_there_is_told_before_the_run(judge: StandIn) -> None:
     assert "export NO_SUCH_KEY" in words
 
 
-def test_a_judge_that_is_back_in_time_costs_nothing(judge: StandIn) -> None:
+def test_a_judge_that_is_back_in_time_costs_nothing(judge: StandIn, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "treetune")
     replies = iter([(503, "busy"), (200, "<html>")])
     usual = judge.reply
     judge.reply = lambda body, key: next(replies, None) or usual(body, key)  # type: ignore[method-assign]
     (grade,), counts = grades(grader(judge, endpoint={"retries": 3}), "It is 7")
     assert (grade.reward, counts["judge/failed_attempts"]) == (1.0, 2.0)
+    first, last = [record.getMessage() for record in caplog.records if "judging" in record.name]
+    assert "the judge gives no answer" in first
+    assert "HTTP 503" in first
+    assert "the judge answers, after 2 failures" in last
 
 
 @pytest.mark.parametrize("mood", ["down", "nonsense", "html", "silent", "403", "413"])

@@ -21,7 +21,7 @@ from treetune.tasks.drawing import Drawing, first_of_shuffle, shares
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.final_answer import FinalAnswer
 from treetune.tasks.gsm8k import Gsm8k
-from treetune.tasks.mixture import Difficulty, Domain, Mixture
+from treetune.tasks.mixture import Difficulty, Domain, DomainTask, Mixture
 from treetune.tasks.sampling import Replacement
 from treetune.tasks.weighting import Curriculum, Fixed, Proportional, Temperature, Weighting
 from treetune.vocabulary import Problem
@@ -314,3 +314,18 @@ def test_where_nothing_was_right_in_part_draws_are_as_without_preference() -> No
     preferring, plain = Mixture(domains=domains, prefer_mixed=4.0), Mixture(domains=domains)
     known = [{"a/train/0": 1.0}]
     assert draw(preferring, 9, 1, pass_rates=known.__getitem__) == draw(plain, 9, 1)
+
+
+def test_a_domain_hands_on_all_that_its_task_can_do() -> None:
+    """What tasks learn to do, they can do within a mixture."""
+    others = {
+        "of",
+        "parts",
+        "domain_names",
+        "draw",
+        "draw_further",
+        "drawing_metrics",
+        "remembers_pass_rates",
+    }
+    own = {name for name in (*vars(Task), *Task.__annotations__) if not name.startswith("_")}
+    assert own - others - {"root"} <= vars(DomainTask).keys()

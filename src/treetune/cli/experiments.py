@@ -11,7 +11,7 @@ from treetune.cli.command import Argument, Command, built, evaluated, say
 
 if TYPE_CHECKING:
     from treetune.config.jsonnet import Config
-    from treetune.runtime.base import Runtime
+    from treetune.runtime.base import PolicyIteration, Runtime
 
 VINEPPO = "--configs configs/quickstart/vineppo.jsonnet"
 
@@ -61,6 +61,38 @@ def bisect_runs(options: argparse.Namespace) -> int:
     found = first_difference(options.first, options.second)
     say("the runs are the same, as far as both have it" if found is None else str(found))
     return 0 if found is None else 1
+
+
+def replay(options: argparse.Namespace) -> int:
+    from treetune.config.errors import ConfigError, ConfigIssue
+    from treetune.config.jsonnet import load
+
+    stored = options.experiment / "config.json"
+    if not stored.is_file():
+        raise ValueError(f"{options.experiment} holds no experiment: there is no {stored}")
+    files = [str(stored.resolve())]
+    own = load(files, environment_keys=())
+    other = load(files, options.override or (), environment_keys=())
+    from treetune.analyzers.replay import REPLACEABLE, in_words, replay
+
+    changed = [key for key in {**own.data, **other.data} if own.data.get(key) != other.data.get(key)]
+    if strange := [key for key in changed if key not in REPLACEABLE]:
+        raise ConfigError(
+            [
+                ConfigIssue(
+                    f"a replay works on the answers as they are; {strange[0]} decides which these were",
+                    strange[0],
+                    remedy=f"override {', '.join(REPLACEABLE)} alone",
+                )
+            ]
+        )
+    roots = [cast("PolicyIteration", built(one, "replay", "an experiment")) for one in (own, other)]
+    result = replay(
+        options.experiment.resolve(), options.iteration, roots[0], own.data, roots[1] if changed else None
+    )
+    for line in in_words(result):
+        say(line)
+    return 0
 
 
 def _import_own_parts(experiment: Path) -> None:
@@ -183,6 +215,22 @@ COMMANDS = (
         (
             Argument("first", {"type": Path, "metavar": "EXPERIMENT_DIR"}),
             Argument("second", {"type": Path, "metavar": "EXPERIMENT_DIR"}),
+        ),
+    ),
+    Command(
+        "replay",
+        replay,
+        "an iteration's stored answers with another credit, selection or objective",
+        "Trains one iteration again, as it was and as --override has it, from the stored answers and the"
+        " weights of then: advantages side by side, norms and cosine of the gradients and of the steps. Only"
+        " what another credit needs beyond what is stored is sampled.",
+        (
+            "treetune --override \"{credit: {type: 'group'}}\" replay experiments/quickstart/vineppo"
+            " --iteration 1",
+        ),
+        (
+            Argument("experiment", {"type": Path, "metavar": "EXPERIMENT_DIR"}),
+            Argument("--iteration", {"type": int, "required": True, "metavar": "N", "help": "from 1"}),
         ),
     ),
 )

@@ -31,6 +31,8 @@ from treetune.tasks.domain_rows import DATA_SOURCE, EXTRA_INFO, domain_of, read_
 from treetune.tasks.sources import InFiles, Source
 
 BAD_ROWS, EXPAND = "bad rows", "expand"
+ALL = "rows"
+"""The file of what is not cut into splits."""
 
 
 def prepare(pipeline: PrepareData, source: Path | None, output: Path, config: dict[str, Any]) -> int:
@@ -64,7 +66,7 @@ def filtered(pipeline: FilterData, source: Path, output: Path, config: dict[str,
             yield Read(place, str(row[EXTRA_INFO].get("split", "train")), row)
 
     def divided(rows: Rows) -> Mapping[int, str]:
-        return dict.fromkeys((one.number for one in rows), "rows")
+        return dict.fromkeys((one.number for one in rows), ALL)
 
     return _work("filter_data", read, identity, [], pipeline.rules, pipeline.seed, divided, output, config)
 
@@ -110,7 +112,7 @@ def _write(stages: Stages, divided: Any, output: Path, console: Console) -> None
     with console.phase("writing", "files") as progress:
         for done, name in enumerate(names):
             progress(done, len(names))
-            write_rows(output / f"{name}.parquet", Chosen(rows, splits, name))
+            write_rows(output / f"{name}.parquet", Chosen(rows, splits, name, name != ALL))
     sources = Counter(one.row[DATA_SOURCE] for one in rows if one.number in splits)
     domains = Counter[str]()
     for source, count in sources.items():

@@ -67,9 +67,14 @@ class Client:
     """
 
     def __init__(
-        self, settings: Asking, place: Place | Callable[[], Place], stopping: Callable[[], bool]
+        self,
+        settings: Asking,
+        place: Place | Callable[[], Place],
+        stopping: Callable[[], bool],
+        tell: Callable[[str], None] = log.info,
     ) -> None:
-        self.settings = settings
+        """`tell` is given a line about each attempt that failed and is made again."""
+        self.settings, self._tell = settings, tell
         self.failed_attempts = 0
         self._place = place
         self._stopping = stopping
@@ -100,7 +105,7 @@ class Client:
             if attempt + 1 == attempts or self._stopping():
                 break
             wait = min(LONGEST_WAIT_S, max(wait, self.settings.backoff * 2**attempt))
-            log.info("%s; attempt %d of %d, again in %.1f s", reason, attempt + 1, attempts, wait)
+            self._tell(f"{reason}; attempt {attempt + 1} of {attempts}, again in {wait:.1f} s")
             await self._wait(wait)
         raise Unanswered(f"{reason} ({attempt + 1} of {attempts} attempts)")
 

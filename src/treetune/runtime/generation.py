@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from treetune.episode_generators import unavailable
-from treetune.episode_generators.domains import domain_advantages
 from treetune.episode_generators.rollout.answers import contiguous_share
-from treetune.episode_generators.shaping.applied import shaped
 from treetune.episode_generators.storage import (
     TOKENS,
     read_episodes,
@@ -23,7 +21,8 @@ from treetune.episode_generators.storage import (
 )
 from treetune.files import write_json
 from treetune.runtime.clock import Clock
-from treetune.runtime.columns_of_ranks import episodes_everywhere, trajectories_on_first
+from treetune.runtime.columns_of_ranks import trajectories_on_first
+from treetune.runtime.crediting import credited
 from treetune.runtime.due import is_generated, samples_in
 from treetune.runtime.sampler import Sampler
 from treetune.runtime.session import Session
@@ -55,7 +54,7 @@ def generate(sampler: Sampler, iteration: int, clock: Clock) -> tuple[list[Episo
         episodes = read_episodes(folder / "episodes.arrow")
     else:
         trees, rollout_metrics = _rollout(sampler, iteration, clock)
-        memory = _remembered(session, iteration)
+        memory = remembered(session, iteration)
         episodes, metrics = _credit(sampler, iteration, trees, clock, memory)
         metrics = rollout_metrics | metrics
         if session.ranks.is_first:
@@ -189,31 +188,22 @@ def _credit(
             progress=show,
             memory=memory,
         )
-        metrics: Metrics = {}
-        if config.rollout.needs_engine:  # what a teacher wrote is learnt from whatever it is worth
-            trees, metrics = unavailable.graded(context, trees, config.credit)
-        trees, shaping_metrics = shaped(context, config.shaping, trees)
-        episodes, credit_metrics = config.credit.assign(context, trees)
-        everyones = episodes_everywhere(session.ranks, "episodes", episodes)
-        if not everyones and (metrics or "credit/unvalued" in credit_metrics):
+        try:
+            selected, metrics = credited(session.ranks, config, context, trees)
+        except unavailable.NothingGraded:
             if session.ranks.is_first:  # the next try asks for the grades of answers again
                 (folder / "trajectories.arrow").unlink(missing_ok=True)
-            raise unavailable.NothingGraded(
-                f"iteration {iteration + 1}: so few answers and continuations could be graded that no problem"
-                " is left to learn from. The same command asks for grades again, and samples none again"
-            )
-        credit_metrics |= domain_advantages(everyones)
-        selected, selection_metrics = config.selection.select(context, everyones)
+            raise
         if config.credit.needs_engine:
             metrics |= sampler.service_metrics(context.grader, "values_")
-    return selected, metrics | shaping_metrics | credit_metrics | selection_metrics
+    return selected, metrics
 
 
 def _remembers(session: Session) -> bool:
     return any(one.remembers for one in session.config.shaping)
 
 
-def _remembered(session: Session, iteration: int) -> dict[str, Any]:
+def remembered(session: Session, iteration: int) -> dict[str, Any]:
     """What was known when the iteration before had its credit; always read, so that a run that goes on
     knows what an undisturbed one knows. Collective.
     """

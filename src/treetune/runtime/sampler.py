@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +38,11 @@ class Sampler:
     @staticmethod
     @contextmanager
     def open(session: Session, server: PolicyServer) -> Iterator[Sampler]:
-        """Starts what grades: the model that judges, too, where there is one. Collective."""
+        """Starts what grades, the model that judges too, where answers are made. Collective."""
         config = session.config
         config.rollout.sampler.prepare(session.model.codec)
-        with judge_server(session) as judge:
+        grades = server.engine is not None or session.purpose == "run"
+        with judge_server(session) if grades else nullcontext() as judge:
             name = f"{session.purpose}-{session.ranks.rank}"
             around = Surroundings(session.directory.path / "judge", name, judge)
             with (

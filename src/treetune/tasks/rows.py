@@ -114,7 +114,7 @@ class RowsTask(Task):
         return _problems(self, split)
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=64)
 def _problems(task: RowsTask, split: Split) -> tuple[Problem, ...]:
     if split == "validation" and task.validation_size is not None:
         return tuple(_part(task, held_out=True))

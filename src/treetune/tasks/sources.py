@@ -6,7 +6,7 @@ import glob
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -79,21 +79,21 @@ class OnDisk(Source):
 @dataclass(frozen=True, kw_only=True)
 class OnHub(Source):
     """A data set of the Hugging Face hub, by `name` and `revision` (a commit or a tag: what is
-    measured today is measured tomorrow); `subset` where it has several, or `files` (a pattern in its
-    repository) where only some of its files are meant: they are then its split ``train``. Fetched once and
-    cached."""
+    measured today is measured tomorrow); `subset` where it has several, or `files` (for each
+    split a pattern in its repository) where its files are no splits to it. Fetched once and cached."""
 
     name: Annotated[str, MinLen(1)]
     revision: Annotated[str, MinLen(1)]
     subset: str | None = None
-    files: str | None = None
+    files: Mapping[str, str] | None = field(default=None, hash=False)
 
     def rows(self, split: Split) -> Iterator[Row]:
         name = self.name_of(split)
         from datasets import load_dataset
 
         try:
-            chosen = {} if self.files is None else {"data_files": self.files}
+            # One split at a time: files of another may have other columns.
+            chosen = {} if self.files is None else {"data_files": {name: self._file(name)}}
             splits = load_dataset(self.name, self.subset, revision=self.revision, **chosen)
         except Exception as error:  # of many kinds: no network, no such name, no such revision
             raise ValueError(
@@ -102,6 +102,12 @@ class OnHub(Source):
                 "source: {type: 'disk', path: …}"
             ) from error
         yield from _rows(splits, name, self.name)
+
+    def _file(self, name: str) -> str:
+        if name not in (self.files or {}):
+            raise ValueError(f"files of {self.name} has no pattern for its split {name!r}: add one")
+        assert self.files is not None
+        return self.files[name]
 
 
 @Source.register("files")

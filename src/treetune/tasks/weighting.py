@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Gt, Le
 
 from treetune.config.registrable import Registrable
 from treetune.tasks.drawing import Drawing
@@ -82,12 +82,12 @@ class Curriculum(Weighting):
     or never solved so falls to its `floor`, and is drawn often enough to be found out when that changes.
 
     p (1 − p) as what is to be learnt from a problem: Rutherford et al. (arXiv:2408.15099), and for language
-    models Foster et al. (arXiv:2502.12272). Its running mean over a category's answers: Chen et al.
-    (arXiv:2505.14970), who then draw by a softmax.
+    models Foster et al. (arXiv:2502.12272). A running mean by category: Chen et al. (arXiv:2505.14970), there
+    of absolute advantages, and drawn from by a softmax.
     """
 
     rate: Annotated[float, Gt(0), Le(1)] = 0.5
-    floor: Annotated[float, Ge(0)] = 0.1
+    floor: Annotated[float, Gt(0)] = 0.1
 
     def over_iterations(
         self, given: Mapping[str, float], sizes: Mapping[str, int], drawing: Drawing

@@ -54,6 +54,8 @@ def estimate(
 def _checked(pipeline: EstimateDifficulty, source: Path) -> int:
     """How many rows there are. Raises ValueError, before any job starts, for one that the task can't take."""
     assert isinstance(pipeline.task, RowsTask)
+    if missing := pipeline.task.grader.missing():
+        raise ValueError(f"answers can't be graded here: {'; '.join(missing)}")
     rows = 0
     for one in input_rows(source):
         pipeline.task.problem_of(one.row, f"row/{one.index}")

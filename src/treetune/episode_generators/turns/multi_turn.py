@@ -19,6 +19,7 @@ from treetune.episode_generators.rollout.answers import (
     check_prompts,
     check_sampling,
     encoded_prompt,
+    is_decided,
     rank_share,
     token_budget,
 )
@@ -279,7 +280,9 @@ class MultiTurn(Rollout):
     def _graded(self, context: GenerationContext, start: Start, conversation: Conversation) -> Future[Grade]:
         """What the answer earns beside its turns' rewards, or why it earns nothing."""
         if conversation.outcome == "ok" and self._earns(context, start) != "environment":
-            return context.grader.submit(conversation.actions[-1], start.problem)
+            assert conversation.finish is not None
+            decided = is_decided(conversation.finish, self.unfinished_reward)
+            return context.grader.submit(conversation.actions[-1], start.problem, decided=decided)
         last = conversation.turns[-1] if conversation.turns else Turn()
         graded: Future[Grade] = Future()
         graded.set_result(Grade(reward=0.0, outcome=last.outcome, message=last.message))
@@ -297,11 +300,12 @@ class MultiTurn(Rollout):
         if self._earns(context, start) == "grader":
             rewards = [0.0] * len(rewards)
         rewards[-1] += grade.reward
-        message = grade.message
+        message, outcome = grade.message, grade.outcome
         if conversation.outcome != "ok":
             rewards = [0.0] * len(rewards)
         elif conversation.finish == "length" and self.unfinished_reward is not None:
             rewards = [0.0] * (len(rewards) - 1) + [self.unfinished_reward]
+            outcome = outcome if grade.is_known else "no_answer"  # what it earns is known
             message = (
                 "cut off by max_turns" if conversation.events["turns_spent"] else "cut off by max_tokens"
             )
@@ -313,7 +317,7 @@ class MultiTurn(Rollout):
             segments=tuple(conversation.segments),
             finish_reason=conversation.finish,
             text=context.codec.decode(response_ids),
-            grade=replace(grade, reward=sum(rewards), message=message),
+            grade=replace(grade, reward=sum(rewards), outcome=outcome, message=message),
             step_ends=conversation.step_ends,
             numbers=_numbers(conversation),
             step_rewards=tuple(rewards) if any(rewards[:-1]) else (),

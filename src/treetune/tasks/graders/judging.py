@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import hashlib
 import json
+import logging
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -25,12 +26,16 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+log = logging.getLogger(__name__)
+
 AGAIN = "That holds no verdict in the form that was asked for. Give the verdict alone, in that form."
 
 PROBE_S = 30.0
 """While the judge is down, somebody looks as often as this whether it is back."""
 
 CLOSE_S = 5.0
+
+TOLD_EVERY_S = 15.0
 
 OWN_SHARE = 0.9
 """Of the deadline, after which the judge gives a question up itself and says what it waited for."""
@@ -58,7 +63,8 @@ class Judge:
                 " model: …}"
             )
         self.concurrency = self._asking.concurrency
-        self._loop = _Loop(lambda stopping: Client(self._asking, place, stopping))
+        self._trouble = _Trouble()
+        self._loop = _Loop(lambda stopping: Client(self._asking, place, stopping, self._trouble.met))
         self._line = _Line(self._asking.give_up_after)
         self._lock = threading.Lock()
         self._counts: Counts = {}
@@ -155,6 +161,7 @@ class Judge:
                 self._served.failed(why)
             raise Unavailable(f"the judge gave no answer: {why}") from error
         self._line.answered()
+        self._trouble.over()
         if self._served is not None:
             self._served.succeeded()
         self._count(asked=1, seconds=(time.monotonic() - began, 1))
@@ -214,6 +221,34 @@ class _Line:
     def answered(self) -> None:
         with self._lock:
             self._in_a_row = 0
+
+
+class _Trouble:
+    """What is said of failures while they go on: a line now and then, and one when they are over."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._said = -TOLD_EVERY_S
+        self._since: float | None = None
+        """When what was told of began; None where nobody was told of any."""
+        self._attempts = 0
+
+    def met(self, words: str) -> None:
+        with self._lock:
+            now = time.monotonic()
+            self._attempts += 1
+            if now - self._said < TOLD_EVERY_S:
+                return
+            self._said = now
+            self._since = now if self._since is None else self._since
+        log.info("the judge gives no answer: %s", words)
+
+    def over(self) -> None:
+        with self._lock:
+            since, self._since = self._since, None
+            attempts, self._attempts = self._attempts, 0
+        if since is not None:
+            log.info("the judge answers, after %d failures in %.0f s", attempts, time.monotonic() - since)
 
 
 class _Loop:

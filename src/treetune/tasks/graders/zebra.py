@@ -23,9 +23,10 @@ class ZebraGrader(Tagged):
 
     Where all asked cells of the gold are single letters, also ``am/bn``, a row of them behind the other.
 
-    The header and the columns `given`, which the question tells, earn nothing: rows are found by what stands
-    in these columns (or by their order, where either table has none of them), columns by the header (or by
-    their order, where the answer's header doesn't name them). An answer with more rows earns nothing.
+    The header and the columns `given`, which the question tells as numbers, earn nothing: rows are found by
+    what stands in these columns (or by their order, where either table has none of them), columns by the
+    header (or by their order, where the answer's header doesn't name them). An answer with more rows earns
+    nothing.
 
     `score` says what a table that isn't right all over earns: nothing (``exact``), or the share of asked
     cells that are right (``cells``). That share is among the grade's numbers.
@@ -36,7 +37,7 @@ class ZebraGrader(Tagged):
 
     def verdict(self, extracted: str, problem: Problem) -> Grade:
         gold = gold_table(problem.gold)
-        known = [place for place, name in enumerate(gold.header) if name in all_plain(self.given)]
+        known = self._known(gold)
         asked = [place for place in range(len(gold.rows[0])) if place not in known]
         if not asked:
             raise ValueError(
@@ -57,6 +58,15 @@ class ZebraGrader(Tagged):
             for one, other in zip(row, other_row, strict=False)
         )
         return of_parts(right, len(asked) * len(gold.rows), pays=self.score == "cells")
+
+    def _known(self, gold: Table) -> list[int]:
+        """Columns that the question tells: named `given`, with a number in each cell. A house may also be an
+        attribute: whoever lives in the red one."""
+        return [
+            place
+            for place, name in enumerate(gold.header)
+            if name in all_plain(self.given) and all(_place(row[place]).isdigit() for row in gold.rows)
+        ]
 
 
 @lru_cache(maxsize=1024)

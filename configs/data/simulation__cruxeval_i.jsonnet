@@ -1,7 +1,7 @@
 // CRUXEval-I: an input for which a function gives an output; 800 of them.
 local lib = import 'data/lib.libsonnet';
 lib.test {
-  data_source: 'simulation__cruxeval-i',
+  data_source: 'simulation__cruxeval_i',
   ability: 'simulation',
   source: lib.hub('cruxeval-org/cruxeval', train=null, test='test'),
   prompt: |||

@@ -1,7 +1,7 @@
 // CRUXEval-O: what a function gives for an input; 800 of them.
 local lib = import 'data/lib.libsonnet';
 lib.test {
-  data_source: 'simulation__cruxeval-o',
+  data_source: 'simulation__cruxeval_o',
   ability: 'simulation',
   source: lib.hub('cruxeval-org/cruxeval', train=null, test='test'),
   prompt: |||

@@ -1,0 +1,311 @@
+"""Stored answers once more: what another credit, selection or objective would have made of an iteration."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from treetune.analyzers.sources import policy_at
+from treetune.config.hashing import config_hash
+from treetune.episode_generators.storage import read_episodes, read_trajectories
+from treetune.files import replace_folder, whole_file, write_json
+from treetune.runtime.base import PolicyIteration
+from treetune.runtime.crediting import credited
+from treetune.runtime.directory import ExperimentDirectory
+from treetune.runtime.generation import remembered
+from treetune.runtime.policy_server import PolicyServer
+from treetune.runtime.sampler import Sampler
+from treetune.runtime.session import Session
+from treetune.runtime.training import make_trainer
+from treetune.tree import trees_of
+from treetune.vocabulary import Episode, Metrics
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+REPLACEABLE = ("credit", "selection", "shaping", "trainer")
+"""The keys that a replay may have otherwise: what comes after the answers."""
+
+JOURNAL = "journal.jsonl"
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one variant did: its episodes, the gradient of its whole loss, and what training changed.
+
+    `gradient` and `change` are flat, float64 and float32; `metrics` are those of credit and of training.
+    `same_as_run` says whether the weights are the run's own after the iteration, to the bit; None where
+    nobody can tell.
+    """
+
+    episodes: Sequence[Episode]
+    gradient: Tensor
+    change: Tensor
+    metrics: Metrics
+    same_as_run: bool | None
+    sampled_tokens: int
+
+
+def replay(
+    path: Path, iteration: int, own: PolicyIteration, plain: Mapping[str, Any], other: PolicyIteration | None
+) -> dict[str, Any]:
+    """Trains iteration `iteration` (from 1) of the run in `path` again, as it was and as `other` has it.
+
+    Nothing that the run stored is sampled again; what the other credit asks for beyond that is sampled from
+    the weights of then, and kept in the result's folder, ``analyses/replay-…``. Raises ValueError where the
+    run lacks the answers or the weights."""
+    directory = ExperimentDirectory(path)
+    point = iteration - 1
+    _require(directory, point)
+    config = replace(own, directory=str(path.parent), experiment_name=path.name)
+    variants = {"own": config} | ({} if other is None else {"other": other})
+    label = f"replay-{iteration:04d}"
+    if other is not None:
+        label += f"-{config_hash({key: repr(getattr(other, key)) for key in REPLACEABLE})[:8]}"
+    place = directory.analysis(label)
+    work = place.with_name(f".{place.name}.unfinished")
+    samples = other is not None and other.credit.needs_engine and not _same_credit(own, other)
+    steps: dict[str, Step] = {}
+    with (
+        Session.open(config, plain, "analysis") as session,
+        PolicyServer.start(session, needed=samples) as server,
+        Sampler.open(session, server) as sampler,
+    ):
+        for name, variant in variants.items():
+            steps[name] = _step(sampler, variant, point, work, place)
+        result = compared(steps)
+    work.mkdir(parents=True, exist_ok=True)
+    with whole_file(work / "advantages.jsonl") as file:
+        file.writelines(json.dumps(row) + "\n" for row in side_by_side(steps))
+    write_json(work / "result.json", {"iteration": iteration, **result})
+    replace_folder(work, place)
+    return result | {"folder": str(place)}
+
+
+def _same_credit(one: PolicyIteration, other: PolicyIteration) -> bool:
+    """Whether both make the same episodes of the same answers."""
+    return all(getattr(one, key) == getattr(other, key) for key in ("credit", "selection", "shaping"))
+
+
+def _require(directory: ExperimentDirectory, point: int) -> None:
+    folder = directory.iteration(point)
+    for name in ("trajectories.arrow", "episodes.arrow"):
+        if not (folder / name).is_file():
+            raise ValueError(
+                f"{folder / name} isn't there: a replay is of an iteration, from 1, that sampled and trained"
+            )
+    if point and not (directory.checkpoint(point) / "policy").is_dir():
+        kept = ", ".join(str(number + 1) for number in [0, *directory.checkpoints()])
+        raise ValueError(
+            f"{directory.checkpoint(point)} isn't there, whose weights sampled the iteration: these can be"
+            f" replayed: {kept}. checkpoints: {{keep_every: 1}} keeps all"
+        )
+
+
+def _step(sampler: Sampler, config: PolicyIteration, point: int, work: Path, earlier: Path) -> Step:
+    """Credit, and training from the weights of then. `earlier` is where the same replay may lie."""
+    session, own = sampler.session, sampler.session.config
+    folder = session.directory.iteration(point)
+    metrics: Metrics = {}
+    tokens = 0
+    if _same_credit(own, config):
+        episodes = read_episodes(folder / "episodes.arrow")
+    else:
+        engine = sampler.server.engine if config.credit.needs_engine else None
+        if engine is not None:
+            sampler.server.load_checkpoint(point)
+        before = 0 if engine is None else engine.tokens
+        with sampler.phase(f"iteration {point + 1}: other credit", "continuations") as show:
+            context = sampler.context(
+                own.rollout,
+                seed=own.seed,
+                iteration=point,
+                journal=work / JOURNAL if engine is not None else None,
+                journals=[*sorted((folder / "journal").glob("credit-*.jsonl")), earlier / JOURNAL],
+                progress=show,
+                memory=remembered(session, point),
+            )
+            trees = trees_of(read_trajectories(folder / "trajectories.arrow"))
+            episodes, metrics = credited(session.ranks, config, context, trees)
+        tokens = 0 if engine is None else engine.tokens - before
+    if not episodes:
+        raise ValueError(
+            f"the selection ({type(config.selection).__name__}) keeps no episode of this iteration"
+        )
+    with _as(session, config):
+        return _trained(session, point, episodes, metrics, tokens)
+
+
+@contextlib.contextmanager
+def _as(session: Session, config: PolicyIteration) -> Iterator[None]:
+    """The session with another trainer and credit, while inside."""
+    before, session.config = session.config, config
+    try:
+        yield
+    finally:
+        session.config = before
+
+
+def _trained(
+    session: Session, point: int, episodes: Sequence[Episode], metrics: Metrics, tokens: int
+) -> Step:
+    import torch
+
+    directory = session.directory
+    trainer = make_trainer(session)
+    state = directory.checkpoint(point) / "trainer"
+    if point and state.is_dir():
+        trainer.load(state)
+    elif point:
+        _put(trainer.model, policy_at(session, point))
+        session.console.say(
+            f"the trainer's state after iteration {point} is gone (the newest one is kept): the step is that"
+            " of a fresh optimiser"
+        )
+    before = trainer.weights()
+    before = {name: tensor.clone() for name, tensor in before.items()}
+    gradient = _gradient(session, point, episodes)
+    metrics = metrics | trainer.train(point, episodes)
+    after = trainer.weights()
+    names = sorted(after)
+    change = torch.cat([(after[name] - before[name]).flatten().float() for name in names])
+    stored = directory.checkpoint(point + 1) / "policy"
+    same = None
+    if stored.is_dir() and (not point or state.is_dir()):
+        from treetune.models.export import read_policy
+
+        kept, _ = read_policy(stored)
+        same = all(
+            torch.equal(kept[name], after[name].to(kept[name].dtype)) for name in kept if name in after
+        )
+    trainer.policy.close()
+    return Step(episodes, gradient, change, metrics, same, tokens)
+
+
+def _put(model: Any, other: Any) -> None:
+    import torch
+
+    with torch.no_grad():
+        for own, given in zip(model.parameters(), other.parameters(), strict=True):
+            own.copy_(given)
+
+
+def _gradient(session: Session, point: int, episodes: Sequence[Episode]) -> Tensor:
+    """Of the loss over all episodes at the weights that sampled them, in plain PyTorch."""
+    import torch
+
+    from treetune.analyzers.gradients import Loss
+    from treetune.analyzers.scoring import StoredModels
+    from treetune.trainers.tokens import Sequences, units_of
+
+    settings = session.config.trainer
+    sequences = Sequences.of(episodes)
+    models = StoredModels(session, point, session.temperature)
+    loss = Loss(models, settings, session.config.credit, episodes, sequences)
+    loss.backward(units_of(episodes, in_pairs=settings.objective.needs_pairs))
+    parts = [p.grad for p in models.policy.parameters() if p.grad is not None]
+    return torch.cat([part.detach().flatten().double().cpu() for part in parts])
+
+
+def compared(steps: Mapping[str, Step]) -> dict[str, Any]:
+    """Norms of gradients and of changes, cosines between the two variants, and how alike advantages are."""
+    own, other = steps["own"], steps.get("other")
+    result: dict[str, Any] = {
+        name: {
+            "episodes": len(step.episodes),
+            "gradient_norm": float(step.gradient.norm()),
+            "change_norm": float(step.change.norm()),
+            "same_as_run": step.same_as_run,
+            "sampled_tokens": step.sampled_tokens,
+            "metrics": {
+                key: value for key, value in step.metrics.items() if key.startswith(("train/", "credit/"))
+            },
+        }
+        for name, step in steps.items()
+    }
+    if other is not None:
+        result["cosine_of_gradients"] = _cosine(own.gradient, other.gradient)
+        result["cosine_of_changes"] = _cosine(own.change.double(), other.change.double())
+        result["correlation_of_advantages"] = _correlation(own.episodes, other.episodes)
+    return result
+
+
+def _cosine(one: Tensor, other: Tensor) -> float | None:
+    length = float(one.norm()) * float(other.norm())
+    return float(one @ other) / length if length else None
+
+
+def _correlation(one: Sequence[Episode], other: Sequence[Episode]) -> float | None:
+    """Of the advantages of tokens that both train."""
+    import numpy as np
+
+    from treetune.analyzers.statistics import correlation
+
+    theirs = {episode.trajectory: episode.advantages for episode in other}
+    pairs = [
+        (episode.advantages[episode.trained], advantages[episode.trained])
+        for episode in one
+        if episode.advantages is not None and (advantages := theirs.get(episode.trajectory)) is not None
+    ]
+    if not pairs:
+        return None
+    found = correlation(*(np.concatenate(side) for side in zip(*pairs, strict=True)))
+    return None if math.isnan(found) else found
+
+
+def side_by_side(steps: Mapping[str, Step]) -> Iterator[dict[str, Any]]:
+    """A row for each answer that any variant trains: what each gives the steps of the first that has it."""
+    of_variants = {name: {e.trajectory: e for e in step.episodes} for name, step in steps.items()}
+    for trajectory in dict.fromkeys(key for episodes in of_variants.values() for key in episodes):
+        having = {name: found[trajectory] for name, found in of_variants.items() if trajectory in found}
+        first = next(iter(having.values()))
+        starts = (0, *first.step_ends[:-1])
+        yield {
+            "answer": trajectory,
+            "reward": first.reward,
+            "text": first.text,
+            "step_ends": list(first.step_ends),
+            "advantages": {
+                name: None
+                if episode.advantages is None
+                else [float(episode.advantages[start]) for start in starts]
+                for name, episode in having.items()
+            },
+            "values": {
+                name: None if episode.step_values is None else [float(value) for value in episode.step_values]
+                for name, episode in having.items()
+            },
+        }
+
+
+SAME = {
+    True: "; the weights are the run's own after it, to the bit",
+    False: "; the weights are others than the run's after it",
+    None: "; whether the weights are the run's own can't be told, for want of a state or a checkpoint",
+}
+
+
+def in_words(result: Mapping[str, Any]) -> Iterator[str]:
+    """What the command prints."""
+    for name in ("own", "other"):
+        if name in result:
+            one = result[name]
+            yield (
+                f"{name:5}  {one['episodes']} episodes  gradient {one['gradient_norm']:.6g}  change of the"
+                f" weights {one['change_norm']:.6g}  {one['sampled_tokens']} tokens sampled"
+                + (SAME[one["same_as_run"]] if name == "own" else "")
+            )
+    if "other" in result:
+        for key, words in (
+            ("cosine_of_gradients", "cosine of the gradients"),
+            ("cosine_of_changes", "cosine of the changes"),
+            ("correlation_of_advantages", "correlation of the advantages"),
+        ):
+            value = result[key]
+            yield f"{words}: {'none to be told' if value is None else f'{value:.4f}'}"
+    yield f"answer by answer: {result['folder']}/advantages.jsonl"

@@ -1,0 +1,113 @@
+"""A stored iteration, trained once more: as it was to the bit, and as another credit would have had it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runtime.in_process import sampled_requests, small, train
+from treetune.analyzers.replay import in_words, replay
+from treetune.episode_generators.credit.group import Group
+from treetune.episode_generators.credit.monte_carlo import MonteCarlo
+from treetune.episode_generators.rollout.single_turn import SingleTurn
+from treetune.episode_generators.selection.correct_only import CorrectOnly
+from treetune.runtime.base import PolicyIteration
+from treetune.runtime.directory import ExperimentDirectory
+from treetune.trainers.objectives.ppo import ClippedPolicyGradient
+
+PLAIN = {"type": "policy_iteration", "trainer": {"seed": 1}}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[PolicyIteration, ExperimentDirectory]:
+    """Two iterations, each a single step on all of its answers; what is cut off earns a half."""
+    config = small(
+        tmp_path_factory.mktemp("replayed"),
+        seed=3,
+        rollout=SingleTurn(samples=4, max_tokens=12, unfinished_reward=0.5),
+        credit=MonteCarlo(samples=1),
+    )
+    return config, train(config)
+
+
+def replayed(
+    run: tuple[PolicyIteration, ExperimentDirectory], iteration: int, **other: Any
+) -> dict[str, Any]:
+    config, directory = run
+    return replay(directory.path, iteration, config, PLAIN, replace(config, **other) if other else None)
+
+
+@pytest.mark.parametrize("iteration", [1, 2])
+def test_an_iteration_with_its_own_settings_gives_its_gradient(
+    run: tuple[PolicyIteration, ExperimentDirectory], iteration: int
+) -> None:
+    _, directory = run
+    first, again = (replayed(run, iteration)["own"] for _ in range(2))
+    assert first == again
+    recorded = json.loads((directory.iteration(iteration - 1) / "metrics.json").read_text())
+    assert first["metrics"]["train/grad_norm"] == pytest.approx(recorded["train/grad_norm"], rel=1e-6)
+    assert first["gradient_norm"] == pytest.approx(recorded["train/grad_norm"], rel=1e-5)
+    # The trainer's state is kept of the newest checkpoint alone: the second step was Adam's second.
+    assert first["same_as_run"] is (True if iteration == 1 else None)
+
+
+def test_another_credit_is_held_against_the_own_one_answer_by_answer(
+    run: tuple[PolicyIteration, ExperimentDirectory],
+) -> None:
+    found = replayed(run, 1, credit=Group(std=False))
+    assert found["other"]["sampled_tokens"] == 0
+    assert -1 <= found["cosine_of_gradients"] < 1
+    assert found["own"]["episodes"] == found["other"]["episodes"]
+    rows = [json.loads(line) for line in (Path(found["folder"]) / "advantages.jsonl").open()]
+    assert len(rows) == found["own"]["episodes"]
+    for row in rows:
+        own, other = row["advantages"]["own"], row["advantages"]["other"]
+        assert len(own) == len(other) == len(row["step_ends"])
+        assert len(set(other)) == 1
+        assert row["values"]["other"] is None is not row["values"]["own"]
+    assert any("cosine of the gradients" in line for line in in_words(found))
+
+
+def test_what_another_credit_needs_beyond_what_is_stored_is_sampled_once(
+    run: tuple[PolicyIteration, ExperimentDirectory],
+) -> None:
+    more = MonteCarlo(samples=2)
+    first = replayed(run, 1, credit=more)
+    assert first["other"]["sampled_tokens"] > 0
+    before = sampled_requests(run[0])
+    again = replayed(run, 1, credit=more)
+    assert again["other"]["sampled_tokens"] == 0
+    assert sampled_requests(run[0]) == before
+    assert first["other"]["metrics"] == again["other"]["metrics"]
+    assert first["cosine_of_gradients"] == again["cosine_of_gradients"]
+
+
+def test_the_same_credit_written_again_samples_nothing_and_is_the_same(
+    run: tuple[PolicyIteration, ExperimentDirectory],
+) -> None:
+    config, _ = run
+    found = replayed(run, 1, trainer=replace(config.trainer, learning_rate=config.trainer.learning_rate))
+    assert found["cosine_of_gradients"] == pytest.approx(1.0)
+    assert found["own"]["gradient_norm"] == found["other"]["gradient_norm"]
+    assert found["other"]["sampled_tokens"] == 0
+
+
+def test_another_objective_trains_on_the_stored_episodes(
+    run: tuple[PolicyIteration, ExperimentDirectory],
+) -> None:
+    config, _ = run
+    entropic = replace(config.trainer, objective=ClippedPolicyGradient(entropy_coef=0.1))
+    found = replayed(run, 1, trainer=entropic)
+    assert found["correlation_of_advantages"] == pytest.approx(1.0)
+    assert found["cosine_of_gradients"] < 0.9999
+
+
+def test_what_cannot_be_replayed_is_told(run: tuple[PolicyIteration, ExperimentDirectory]) -> None:
+    with pytest.raises(ValueError, match="from 1, that sampled and trained"):
+        replayed(run, 3)
+    with pytest.raises(ValueError, match=r"CorrectOnly\) keeps no episode"):
+        replayed(run, 1, selection=CorrectOnly())
