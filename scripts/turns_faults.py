@@ -2,10 +2,10 @@
 
     python scripts/turns_faults.py [--output docs/results/turns_faults.md]
 
-The environment (scripts/turns/unruly_environment.py) hangs, dies, answers a megabyte or isn't there at many a
-level. The run must come to its end all the same, with those answers ended as they should be; then it is killed
-with `kill -9` in the middle of an iteration's rollout and of another's credit, given again, and must come to
-the same weights. A few minutes on two cores.
+The environment (scripts/turns/unruly_environment.py) hangs, dies, answers a megabyte or isn't there at many
+a level. The run must come to its end all the same, with those answers ended as they should be; then it is
+killed with `kill -9` in the middle of an iteration's rollout and of another's credit, given again, and must
+come to the same weights. A few minutes on two cores.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def told(undisturbed: Experiment, lines: list[str], seconds: float) -> str:
             "# Turns that go wrong, and runs that are killed",
             "",
             "Four iterations of twelve problems with two answers each, and a continuation from each turn's",
-            "beginning, on the real server (`scripts/turns/unruly.jsonnet`). In the second turn, the level says",
-            "whether the environment hangs, dies, says 2^20 characters, or isn't there.",
+            "beginning, on the real server (`scripts/turns/unruly.jsonnet`). In the second turn, the level",
+            "says whether the environment hangs, dies, says 2^20 characters, or isn't there.",
             "",
             "| the environment | answers | outcomes | tokens of the longest |",
             "|---|---|---|---|",

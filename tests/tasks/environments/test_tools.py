@@ -140,6 +140,7 @@ def test_a_search_finds_the_passages_that_fit(tmp_path: Path) -> None:
     assert search.call("  ") == "Nothing was asked for."
     assert not search.missing() and pickle.loads(pickle.dumps(search)) == search
     assert Search(corpus=("nowhere.jsonl",)).missing() == ["nowhere.jsonl isn't there, which is searched"]
-    corpus.write_text(json.dumps({"title": "Cats"}) + "\n")
+    other = tmp_path / "other.jsonl"
+    other.write_text(json.dumps({"title": "Cats"}) + "\n")
     with pytest.raises(ValueError, match="no text under 'text'"):
-        Search(corpus=(str(corpus),), results=3, characters=1, name="again").prepare()
+        Search(corpus=(str(other),)).prepare()
