@@ -214,6 +214,10 @@ def _root() -> tuple[str, ...]:
     for path in dict.fromkeys(bound):
         link = path.is_symlink() and path in libraries
         binds += ["--symlink", os.readlink(path), str(path)] if link else ["--ro-bind", str(path), str(path)]
+    # What is installed for everybody is nothing that Python needs.
+    for name in ("site-packages", "dist-packages"):
+        if (installed := Path(sysconfig.get_path("stdlib"), name)).is_dir():
+            binds += ["--size", "4096", "--tmpfs", str(installed), "--remount-ro", str(installed)]
     for device in ("null", "random", "urandom"):
         binds += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
     return tuple(binds)
