@@ -79,6 +79,6 @@ def test_credit_that_is_made_for_turns_goes_with_games_and_tools(file: str, cred
 
 
 def test_what_an_environment_needs_and_is_not_there_is_told_before_a_run(tmp_path: Path) -> None:
-    search = "{type: 'tools', tools: [{type: 'search', corpus: ['%s/passages.jsonl']}]}" % tmp_path
-    told = built(TOOLS, "{rollout+: {environment: %s}}" % search).missing_for_grades()
+    search = f"{{type: 'search', corpus: ['{tmp_path}/passages.jsonl']}}"
+    told = built(TOOLS, f"{{rollout+: {{environment+: {{tools: [{search}]}}}}}}").missing_for_grades()
     assert told == [f"{tmp_path}/passages.jsonl isn't there, which is searched"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -35,12 +34,11 @@ class Corridor:
 
 
 @pytest.fixture(autouse=True)
-def libraries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("gymnasium", "gem"):
         library = ModuleType(name)
         library.make = lambda id, **arguments: {"corridor": Corridor}[id](**arguments)  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, name, library)
-    yield
 
 
 def test_numbers_have_words_and_a_word_that_is_none_costs_a_turn() -> None:
@@ -84,14 +82,14 @@ def test_one_that_is_copied_goes_on_from_its_copy_and_is_not_played_again() -> N
     assert lost.turns[-1].outcome == "unavailable"
 
 
-def test_what_is_not_installed_is_told_with_its_name_and_nothing_is_made_to_check_a_configuration() -> None:
-    game = Gymnasium(id="corridor")
-    assert not game.missing()
-    task = EnvironmentTask(environment=game, train_size=5, validation_size=2, test_size=3)
+def test_a_configuration_is_checked_without_making_an_environment() -> None:
+    task = EnvironmentTask(environment=Gymnasium(id="corridor"), train_size=5, validation_size=2, test_size=3)
     assert task.examples(4) == ()
     assert [problem.prompt for problem in task.problems("train")] == ["1", "2", "3", "0", "1"]
-    sys.modules.pop("gymnasium")
-    sys.modules["gymnasium"] = None  # type: ignore[assignment]
-    assert game.missing() == [
-        "the package 'gymnasium' isn't installed, which the environment 'corridor' needs"
-    ]
+
+
+def test_a_package_that_is_not_installed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "gymnasium")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    (told,) = Gymnasium(id="corridor").missing()
+    assert told == "the package 'gymnasium' isn't installed, which the environment 'corridor' needs"
