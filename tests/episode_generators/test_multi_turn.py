@@ -20,6 +20,7 @@ from tests.episode_generators.turns import (
     Letters,
     Obedient,
     Unsteady,
+    UnsteadyHere,
     decode,
     encode,
     lent,
@@ -31,6 +32,7 @@ from treetune.episode_generators.storage import read_trajectories, write_traject
 from treetune.inference.base import Engine, EngineError
 from treetune.inference.journal import JournaledEngine
 from treetune.tasks.base import Task
+from treetune.tasks.environments.journal import TurnJournal
 from treetune.tasks.environments.pool import EnvironmentPool
 from treetune.tasks.graders.base import Grader, Isolation, Unavailable
 from treetune.vocabulary import Grade, Problem, Trajectory, joined
@@ -219,6 +221,42 @@ def test_a_killed_rollout_goes_on_to_the_same_answers_and_asks_nothing_twice(
         assert sampled(task, pool, JournaledEngine(second, journal)) == expected
         assert len(first.asked) == killed_after
         assert len(second.asked) == len(whole.asked) - killed_after
+
+
+def test_what_an_environment_said_before_a_run_was_killed_it_need_not_say_again(
+    tmp_path: Path, pool: EnvironmentPool
+) -> None:
+    def of_run(engine: Engine) -> list[Trajectory]:
+        task, asked = Letters(environment=UnsteadyHere()), rollout()
+        journaled, said = JournaledEngine(engine, tmp_path / "0.jsonl"), TurnJournal(tmp_path / "0.turns")
+        context = lent(task, journaled, pool, rollout=asked, turns=said)
+        return answered(asked.run(context, task.problems("train")))[0]
+
+    with pytest.raises(EngineError):
+        of_run(turns.engine(fail_after=40))
+    said = (tmp_path / "0.turns").read_bytes()
+    (tmp_path / "0.turns").write_bytes(said[:-3])  # the end of a line is lost with the run
+    answers = of_run(turns.engine())
+    assert (tmp_path / "0.turns").read_bytes().startswith(said[:-3] + b"\n")
+    again = turns.engine()
+    assert of_run(again) == answers and not again.asked, "though no seed decides what is said"
+
+
+def test_what_hung_is_not_tried_again_and_what_was_not_there_is(
+    tmp_path: Path, pool: EnvironmentPool
+) -> None:
+    def outcomes(golds: tuple[str, str]) -> list[tuple[str, str]]:
+        task, asked = Letters(golds=golds, environment=Obedient()), rollout(samples=1)
+        context = lent(task, turns.engine(), pool, turns=TurnJournal(tmp_path / "0.turns"))
+        return [
+            (answer.grade.outcome, str(answer.grade.message))
+            for answer in answered(asked.run(context, task.problems("train")))[0]
+        ]
+
+    first = outcomes(("raise", "gone"))
+    assert [outcome for outcome, _ in first] == ["error", "unavailable"]
+    # The environment would do better now.
+    assert outcomes(("fine", "fine")) == [first[0], ("ok", "None")]
 
 
 def test_a_grader_may_judge_the_last_turn_beside_what_the_environment_gives(pool: EnvironmentPool) -> None:

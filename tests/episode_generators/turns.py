@@ -136,6 +136,13 @@ class Unsteady(Environment):
 
 
 @dataclass(frozen=True, kw_only=True)
+class UnsteadyHere(Unsteady):
+    """The same in this process."""
+
+    isolation: ClassVar[Isolation] = "inline"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Fleeting(Unsteady):
     again: Again = "never"
 
