@@ -380,6 +380,34 @@ def test_programs_run_in_the_sandbox() -> None:
     assert not grader.grade('```json\n{"input": {"n": 4}}\n```', problem).correct
 
 
+def test_two_answers_at_once_are_none() -> None:
+    assert reward(CodeIO(), '```json\n{"output": 1, "input": 2}\n```', "1") == 0
+    assert reward(CodeIO(), '```json\n{"output": 1, "input": 2}\n```', '{"output": 1}') == 1
+    assert reward(MultipleChoice(), r"\boxed{A or B}", "A") == reward(OneWord(), answer("x or y"), "x") == 0
+    assert reward(TableGrader(), r"\boxed{1 or 2}", "1") == 0
+
+
+_FORMS = {
+    "one_word": ("<answer>{}</answer>", st.text(alphabet="abcxyz", min_size=1, max_size=6)),
+    "exact_match": ("<answer>{}</answer>", st.text(alphabet="bcx yz", min_size=1, max_size=9)),
+    "table": ("\\boxed{{{}}}", st.text(alphabet="qxyz", min_size=2, max_size=6)),
+    "multiple_choice": ("\\boxed{{{}}}", st.sampled_from("ABCDEFGHIJ")),
+}
+
+
+@pytest.mark.parametrize("name", _FORMS)
+@given(st.data(), st.sampled_from(["", " ", "\n", "\t \n"]), st.randoms(use_true_random=False))
+@settings(max_examples=40)
+def test_case_and_spaces_around_change_no_verdict(name: str, data: Any, space: str, draw: Any) -> None:
+    form, texts = _FORMS[name]
+    gold = data.draw(texts.filter(str.strip))
+    other = data.draw(texts.filter(str.strip))
+    same = " ".join(gold.lower().split()) == " ".join(other.lower().split())
+    for text in (other, other.upper(), _swapped(draw, other), f"{space}{other}{space}"):
+        assert reward(GRADERS[name], form.format(text), gold) == same
+        assert reward(GRADERS[name], form.format(text), gold.upper()) == same
+
+
 @given(st.sampled_from("ABCDEFGHIJ"), st.sampled_from("ABCDEFGHIJ"))
 def test_a_choice_is_right_where_it_is_the_gold_and_nowhere_else(said: str, gold: str) -> None:
     for form in (

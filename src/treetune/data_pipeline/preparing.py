@@ -43,7 +43,7 @@ def prepare(pipeline: PrepareData, source: Path | None, output: Path, config: di
     if isinstance(chosen, InFiles):
         files = file_hashes([file for split in splits for file in chosen.files(split)])
     made_of = {name: value for name, value in vars(pipeline).items() if name not in _DECIDED_LATER}
-    identity = content_hash([VERSION, repr(made_of), repr(chosen), splits, files])
+    identity = content_hash([VERSION, repr(made_of), pipeline.code(), repr(chosen), splits, files])
     reasons = [BAD_ROWS, *([EXPAND] if pipeline.expand else []), *(one.name for one in pipeline.filters)]
 
     def read() -> Iterator[Read]:

@@ -24,7 +24,6 @@ from treetune.sandbox.base import Limits, Outcome, Sandbox, SandboxUnavailable
 from treetune.sandbox.follow import follow
 from treetune.sandbox.program import (
     BOOT,
-    ENVIRONMENT,
     PYTHON_FLAGS,
     START_SECONDS,
     outcome_of,
@@ -170,7 +169,7 @@ def _process_in(info: int) -> int:
 def _command(packages: bool, disk_mib: int, refused: int, info: int, hold: int) -> list[str]:
     """What starts boot.py in a sandbox, up to its arguments."""
     return [
-        *("bwrap", "--die-with-parent", "--new-session", "--as-pid-1"),
+        *(_bwrap() or "bwrap", "--die-with-parent", "--new-session", "--as-pid-1"),
         *("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
         *("--hostname", "sandbox"),
         # Root gives up what it is in boot.py. In a user namespace there is nothing to give up.
@@ -214,6 +213,10 @@ def _root() -> tuple[str, ...]:
     for path in dict.fromkeys(bound):
         link = path.is_symlink() and path in libraries
         binds += ["--symlink", os.readlink(path), str(path)] if link else ["--ro-bind", str(path), str(path)]
+    # What is installed for everybody is nothing that Python needs.
+    for name in ("site-packages", "dist-packages"):
+        if (installed := Path(sysconfig.get_path("stdlib"), name)).is_dir():
+            binds += ["--size", "4096", "--tmpfs", str(installed), "--remount-ro", str(installed)]
     for device in ("null", "random", "urandom"):
         binds += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
     return tuple(binds)
@@ -279,11 +282,15 @@ _NO_NAMESPACES = (
 )
 
 
+def _bwrap() -> str | None:
+    return shutil.which("bwrap")
+
+
 @cache
 def _missing(sandbox: Bubblewrap) -> tuple[str, ...]:
     if sys.platform != "linux":
         return ("the sandbox needs Linux",)
-    if shutil.which("bwrap", path=ENVIRONMENT["PATH"]) is None:
+    if _bwrap() is None:
         return (_NOT_INSTALLED,)
     try:
         outcome = sandbox.run("print(6 * 7)", limits=Limits(seconds=60))
