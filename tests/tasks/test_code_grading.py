@@ -364,3 +364,33 @@ def test_a_gold_without_tests_is_an_error_and_not_a_wrong_answer(gold: str) -> N
 )
 def test_printed_output_is_compared_by_words(printed: str, expected: str, same: bool) -> None:
     assert same_output(printed, expected) == same
+
+
+def test_a_function_may_rest_on_another_of_the_prefix() -> None:
+    """As in HumanEval: the prompt holds a helper and the head of what is to be written."""
+    prefix = '''
+from typing import List
+import math
+
+def poly(xs: List[float], x: float) -> float:
+    """The value at x."""
+    return sum(c * math.pow(x, i) for i, c in enumerate(xs))
+
+def find_zero(xs: List[float]) -> float:
+    """A zero of poly."""
+'''
+    code = prefix + "    return -xs[0] / xs[1]\n"
+    tests = """
+METADATA = {}
+def check(candidate):
+    import random
+    rng = random.Random(42)
+    for _ in range(20):
+        xs = [rng.uniform(-9, 9), rng.uniform(1, 9)]
+        assert math.fabs(poly(xs, candidate(xs.copy()))) < 1e-4
+check(find_zero)
+"""
+    gold = {"functional": tests}
+    assert grade(code, gold, data={"prefix": prefix}).message is None
+    forged = code.replace("-xs[0]", "xs[0]") + "def poly(xs, x): return 0.0\n"
+    assert grade(forged, gold, data={"prefix": prefix}).reward == 0.0

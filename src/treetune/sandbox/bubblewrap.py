@@ -24,7 +24,6 @@ from treetune.sandbox.base import Limits, Outcome, Sandbox, SandboxUnavailable
 from treetune.sandbox.follow import follow
 from treetune.sandbox.program import (
     BOOT,
-    ENVIRONMENT,
     PYTHON_FLAGS,
     START_SECONDS,
     outcome_of,
@@ -170,7 +169,7 @@ def _process_in(info: int) -> int:
 def _command(packages: bool, disk_mib: int, refused: int, info: int, hold: int) -> list[str]:
     """What starts boot.py in a sandbox, up to its arguments."""
     return [
-        *("bwrap", "--die-with-parent", "--new-session", "--as-pid-1"),
+        *(_bwrap() or "bwrap", "--die-with-parent", "--new-session", "--as-pid-1"),
         *("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
         *("--hostname", "sandbox"),
         # Root gives up what it is in boot.py. In a user namespace there is nothing to give up.
@@ -283,11 +282,15 @@ _NO_NAMESPACES = (
 )
 
 
+def _bwrap() -> str | None:
+    return shutil.which("bwrap")
+
+
 @cache
 def _missing(sandbox: Bubblewrap) -> tuple[str, ...]:
     if sys.platform != "linux":
         return ("the sandbox needs Linux",)
-    if shutil.which("bwrap", path=ENVIRONMENT["PATH"]) is None:
+    if _bwrap() is None:
         return (_NOT_INSTALLED,)
     try:
         outcome = sandbox.run("print(6 * 7)", limits=Limits(seconds=60))
