@@ -422,16 +422,15 @@ def main() -> None:
     changes = ["--override", ADDITION % arguments.rows]
     run(*addition, *changes, "export_rows", "--split", "train", "--output", str(work / "rows.parquet"))
     pairs = []
-    only = f" --only {arguments.only}" if arguments.only else ""
+    command = f"python scripts/difficulty_endurance.py --rows {arguments.rows}"
+    command += f" --only {arguments.only}" if arguments.only else ""
     page = [
         "# Difficulty, with two shards and a server killed",
         "",
-        f"`python scripts/difficulty_endurance.py --rows {arguments.rows}{only}`, on {os.cpu_count()} cores of"
-        f" {platform.machine()}: additions of two two-digit",
-        f"numbers, {SAMPLES} answers to each row, {SHARDS} shards, two jobs side by side. What a job had asked for"
-        " and not yet",
-        "written when it or its server died is asked for again, with the same seed: at most what it has under"
-        " way.",
+        f"`{command}`, on {os.cpu_count()} cores of {platform.machine()}: additions of two two-digit",
+        f"numbers, {SAMPLES} answers to each row, {SHARDS} shards, two jobs side by side. What a job had asked",
+        "for and not yet written when it or its server died is asked for again, with the same seed: at most what",
+        "it has under way.",
         "",
         "## At an address whose server keeps book",
         "",
