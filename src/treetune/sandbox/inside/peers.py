@@ -21,23 +21,11 @@ if TYPE_CHECKING:
 _SIMPLE = (type(None), bool, str, int, float)
 _DEEPEST = 200
 _LARGEST = 1 << 28
-_FORWARDED: tuple[str, ...] = (
-    "lt",
-    "le",
-    "gt",
-    "ge",
-    "add",
-    "sub",
-    "mul",
-    "truediv",
-    "floordiv",
-    "mod",
-    "neg",
-    "contains",
-)
-_FORWARDED += ("getitem", "setitem", "delitem")
+_ORDERS = ("lt", "le", "gt", "ge")
+_SUMS = ("add", "sub", "mul", "truediv", "floordiv", "mod")
+_OF_CONTAINERS = ("contains", "getitem", "setitem", "delitem")
 _OPERATIONS: dict[str, Callable[..., Any]] = {
-    name: getattr(operator, name) for name in (*_FORWARDED, "eq", "ne", "truth")
+    name: getattr(operator, name) for name in (*_ORDERS, *_SUMS, *_OF_CONTAINERS, "neg", "eq", "ne", "truth")
 } | {
     "len": len,
     "iter": iter,
@@ -116,8 +104,23 @@ def _forward(operation: str) -> Callable[..., Any]:
     return method
 
 
-for _method in (*_FORWARDED, "len", "iter", "next", "int", "float"):
+def _forward_among_remotes(operation: str) -> Callable[..., Any]:
+    """As with `__eq__`: a number that is less than everything would pass ``abs(f(x) - 3) < 1e-6``. With data
+    an object may be added or multiplied to give another object, and to give nothing else."""
+
+    def method(self: Remote, other: Any) -> Any:
+        if not isinstance(other, Remote) and operation in _ORDERS:
+            return NotImplemented
+        found = self._peer.ask(operation, self, other)
+        return found if isinstance(other, Remote) or isinstance(found, Remote) else NotImplemented
+
+    return method
+
+
+for _method in (*_OF_CONTAINERS, "neg", "len", "iter", "next", "int", "float"):
     setattr(Remote, f"__{_method}__", _forward(_method))
+for _method in (*_ORDERS, *_SUMS):
+    setattr(Remote, f"__{_method}__", _forward_among_remotes(_method))
 
 
 class Peer:
