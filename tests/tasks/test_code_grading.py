@@ -294,6 +294,10 @@ AS_IF_IN_ONE_PROCESS = {
         "    def __mul__(self, k): return V(self.x * k)\n    def __lt__(self, o): return self.x < o.x",
         "assert (V(1) + V(2) * 3).x == 7\nassert V(1) < V(2)",
     ),
+    "has a class that is a list": (
+        "class Stack(list):\n    push = list.append\ndef f(): return Stack([1])",
+        "s = Stack()\ns.push(3)\nassert s.pop() == 3 and len(s) == 0\nassert f() == [1]",
+    ),
     "is a context": (
         "class S:\n    def __enter__(self): return 5\n    def __exit__(self, *a): return False",
         "with S() as s:\n    assert s == 5",
