@@ -35,7 +35,16 @@ from treetune.tasks.base import Task
 from treetune.tasks.environments.journal import TurnJournal
 from treetune.tasks.environments.pool import EnvironmentPool
 from treetune.tasks.graders.base import Grader, Isolation, Unavailable
+from treetune.tasks.graders.final_answer import FinalAnswer
+from treetune.tasks.mixture import Domain, Mixture
 from treetune.vocabulary import Grade, Problem, Trajectory, joined
+
+
+class LastLetter(FinalAnswer):
+    """The whole turn is the answer."""
+
+    def extract(self, response: str, problem: Problem) -> str:
+        return response
 
 
 @pytest.fixture(scope="module")
@@ -260,18 +269,27 @@ def test_what_hung_is_not_tried_again_and_what_was_not_there_is(
 
 
 def test_a_grader_may_judge_the_last_turn_beside_what_the_environment_gives(pool: EnvironmentPool) -> None:
-    from treetune.tasks.graders.final_answer import FinalAnswer
-
-    class LastLetter(FinalAnswer):
-        def extract(self, response, problem):
-            return response
-
     task = Letters(golds=("a",) * 4, grader=LastLetter(marker="#"))
     alone = {answer.text: answer for answer in sampled(task, pool)}
     for answer in sampled(task, pool, reward="grader"):
         assert answer.reward == float(answer.text[-1] == "a") and answer.step_rewards == ()
     for answer in sampled(task, pool, reward="sum"):
         assert answer.reward == alone[answer.text].reward + float(answer.text[-1] == "a")
+
+
+def test_in_a_mixture_each_domain_has_its_own_environment_or_one_turn_and_its_grader(
+    pool: EnvironmentPool,
+) -> None:
+    games = Letters(golds=("",) * 2)
+    questions = Letters(golds=("a",) * 2, environment=None, grader=LastLetter(marker="#"))  # type: ignore[arg-type]
+    task = Mixture(domains={"games": Domain(task=games), "questions": Domain(task=questions)})
+    asked = rollout()
+    context = lent(task, turns.engine(), pool, rollout=asked)
+    for answer in answered(asked.run(context, list(task.problems("train"))))[0]:
+        if answer.problem.domain == "games":
+            assert len(answer.step_ends) > 1 and answer.reward in {i / 4 for i in range(8)}
+        else:
+            assert len(answer.text) == 1 and answer.reward == float(answer.text == "a")
 
 
 def test_the_way_a_model_is_told_of_observations_is_a_setting(pool: EnvironmentPool) -> None:

@@ -124,7 +124,7 @@ class Obedient(Environment):
 class Unsteady(Environment):
     """Says what no seed decides on, and has states that can be copied, or (`Fleeting`) can't be."""
 
-    again: Again = "copy"
+    again: ClassVar[Again] = "copy"
 
     def reset(self, problem: Problem, seed: int) -> list[float]:
         return []
@@ -144,7 +144,7 @@ class UnsteadyHere(Unsteady):
 
 @dataclass(frozen=True, kw_only=True)
 class Fleeting(Unsteady):
-    again: Again = "never"
+    again: ClassVar[Again] = "never"
 
 
 @dataclass(frozen=True, kw_only=True)

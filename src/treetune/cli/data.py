@@ -97,6 +97,8 @@ def estimate_difficulty(options: argparse.Namespace) -> int:
     folder = shard_folder(options.output, options.shard)
     try:
         _, root = _pipeline(options)
+        if not 0 <= options.shard < root.shards:
+            raise ValueError(f"--shard is {options.shard}, and there are shards 0 to {root.shards - 1}")
         refuse_another(root, options.input, options.output)
         return work_on_shard(root, options.input, options.output, options.shard)
     except (ValueError, OSError, RuntimeError, MemoryError) as error:

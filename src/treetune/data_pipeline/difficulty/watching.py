@@ -76,8 +76,14 @@ _CHANGES_NO_ANSWER = ("policy", "jobs", "column", "grader_workers", "grader_dead
 
 
 def refuse_another(pipeline: EstimateDifficulty, source: Path, output: Path) -> None:
-    """Raises ValueError where the folder was begun with other rows or settings."""
-    begun = json.loads((output / "estimate.json").read_text())
+    """Raises ValueError where the folder was begun with other rows or settings, or not at all."""
+    try:
+        begun = json.loads((output / "estimate.json").read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{output} holds no estimate that a job could work on ({error}): the command without --shard"
+            " begins one"
+        ) from error
     if begun["identity"] != identity(pipeline, source):
         raise ValueError(
             f"{output} was begun with other rows, another policy, other answers, or {begun['shards']} shards:"
