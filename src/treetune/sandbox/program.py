@@ -77,8 +77,8 @@ def start(
 
 
 def wait_for(descriptor: int, seconds: float) -> bool:
-    """Whether there is something to read, or an end, within so long. (`select.select` knows the first thousand
-    descriptors alone.)"""
+    """Whether there is something to read, or an end, within so long. (`select.select` knows the first
+    thousand descriptors alone.)"""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(1000 * seconds))
