@@ -29,7 +29,7 @@ from treetune.runtime.console import Console
 from treetune.seeds import derive_seed
 from treetune.tasks.base import Split
 from treetune.tasks.domain_rows import DATA_SOURCE, EXTRA_INFO, domain_of, read_domain_rows, row_key
-from treetune.tasks.sources import InFiles, Source
+from treetune.tasks.sources import InFiles, Source, files_matching
 
 BAD_ROWS, EXPAND = "bad rows", "expand"
 ALL = "rows"
@@ -59,7 +59,7 @@ def prepare(pipeline: PrepareData, source: Path | None, output: Path, config: di
 
 def filtered(pipeline: FilterData, source: Path, output: Path, config: dict[str, Any]) -> int:
     """See `DataPipeline.run`."""
-    identity = content_hash([VERSION, file_hashes([source])])
+    identity = content_hash([VERSION, file_hashes(files_matching(source))])
 
     def read() -> Iterator[Read]:
         for place, row in read_domain_rows(source):
