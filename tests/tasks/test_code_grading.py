@@ -410,3 +410,36 @@ check(find_zero)
     assert grade(code, gold, data={"prefix": prefix}).message is None
     forged = code.replace("-xs[0]", "xs[0]") + "def poly(xs, x): return 0.0\n"
     assert grade(forged, gold, data={"prefix": prefix}).reward == 0.0
+
+
+ENDS = {
+    "by itself": ("print(1, end='')", True),
+    "with 0": ("print(1); raise SystemExit(0)", True),
+    "with True": ("print(1); exit(True)", False),
+    "with words": ("print(1); exit('no')", False),
+    "with nothing": ("print(1); exit()", True),
+    "by an error": ("print(1); 1 / 0", False),
+    "in a thread": (
+        "import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.1), print(1))).start()",
+        True,
+    ),
+    "with a last word": ("import atexit\natexit.register(print, 1)", True),
+    "without a flush": ("import sys\nsys.stdout.write('1')", True),
+    "with its output closed": ("import sys\nprint(1)\nsys.stdout.close()", True),
+    "by a signal": ("import os\nprint(1, flush=True)\nos.kill(os.getpid(), 9)", False),
+    "with a file left open": ("out = open(1, 'w')\nout.write('1')", True),
+    "with a stream of its own": (
+        "import sys\nclass Out:\n    text = ''\n    def write(self, s): self.text += s\n"
+        "    def flush(self): sys.__stdout__.write(self.text); self.text = ''\nsys.stdout = Out()\nprint(1)",
+        True,
+    ),
+    "with another stream": (
+        "import io, sys\nsys.stdout = io.StringIO()\nprint(2)\nsys.__stdout__.write('1')",
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize(("code", "right"), ENDS.values(), ids=ENDS)
+def test_a_program_may_end_as_programs_do(code: str, right: bool) -> None:
+    assert grade(code, {"inputs": [""], "outputs": ["1"]}).correct == right
