@@ -2,8 +2,9 @@
 
     .venv/bin/python scripts/hostile_answers.py --count 10000 --seed 1
 
-Every grader gets all of them, in two worker processes with the deadline that a run has. Ends with
-exit code 1 if a grade is missing, a grade took longer than the deadline allows, or a process is left.
+Every grader gets all of them where a run calls it: in two worker processes with the deadline that a run has,
+or, what can't hang, in this one. Ends with exit code 1 if a grade is missing, a grade took longer than the
+deadline allows, or a process is left.
 """
 
 from __future__ import annotations
@@ -18,7 +19,24 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(1, str(ROOT / "src"))
 
-GRADERS = ("math", "minerva", "numeric")
+TAGGED, BOXED, FENCED = "<answer>{}</answer>", "\\boxed{{{}}}", "```json\n{}\n```"
+
+GRADERS: dict[str, tuple[str, str | None]] = {
+    "math": ("{}", None),
+    "minerva": ("{}", None),
+    "numeric": ("{}", None),
+    "codeio": (FENCED, None),
+    "exact_match": (TAGGED, None),
+    "f1": (TAGGED, None),
+    "grid": (TAGGED, "[[1, 0], [0, 1]]"),
+    "multiple_choice": (BOXED, "B"),
+    "one_word": (TAGGED, None),
+    "ordering": (TAGGED, '["Ann", "Bob", "Eve"]'),
+    "table": (BOXED, None),
+    "zebra": (TAGGED, '{"header": ["Position", "Name"], "rows": [["1", "Ann"], ["2", "Bob"]]}'),
+}
+"""How an answer is put before each grader, so that it looks into it, and the gold; None: the answer's own."""
+
 SPARE_S = 2.0
 """What a busy machine may add to a deadline until the worker is killed and its end noted."""
 
@@ -47,8 +65,9 @@ def _measure(name: str, options: argparse.Namespace) -> int:
     from treetune.testing.hostile import hostile_answers
     from treetune.vocabulary import Problem
 
+    written, own = GRADERS[name]
     pairs = [
-        (response, Problem(id=f"hostile/{number}", prompt="?", gold=gold))
+        (written.format(response), Problem(id=f"hostile/{number}", prompt="?", gold=own or gold))
         for number, (response, gold) in enumerate(hostile_answers(options.seed, options.count))
     ]
     most = 0
@@ -69,7 +88,7 @@ def _measure(name: str, options: argparse.Namespace) -> int:
     slowest = max(grade.seconds for grade in grades)
     left = [pid for pid in workers if psutil.pid_exists(pid)]
     print(
-        f"| {name} | {len(grades)} | {sum(grade.reward for grade in grades):.0f} | {outcomes['ok']} "
+        f"| {name} | {len(grades)} | {sum(grade.correct for grade in grades)} | {outcomes['ok']} "
         f"| {outcomes['no_answer']} | {outcomes['error']} | {outcomes['timeout']} | {seconds:.0f} "
         f"| {slowest:.2f} | {most / 2**20:.0f} |",
         flush=True,

@@ -11,6 +11,7 @@ weights, which is killed. Allow two minutes a run on two cores.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
@@ -233,11 +234,18 @@ def killed(judge: StandIn, run: Run, process: subprocess.Popen[bytes]) -> str:
     return f"without a judge iteration 4 ends the run with exit code {first}: {ending[:300]}"
 
 
+def kill(which: Callable[[str], bool], process: subprocess.Popen[bytes]) -> None:
+    """Those below the run whose command lines are such, at once."""
+    for one in psutil.Process(process.pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if which(" ".join(one.cmdline())):
+                one.kill()
+
+
 def run_killed(judge: StandIn, run: Run, process: subprocess.Popen[bytes]) -> str:
     struck(judge, run, process)
-    for one in [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]:
-        if "treetune.inference" not in " ".join(one.cmdline()) and "guard.py" not in " ".join(one.cmdline()):
-            one.kill()
+    kill(lambda words: "guard.py" not in words, process)
+    process.kill()
     process.wait()
     before = len(judge.asked)
     run.finish(run.start())
@@ -256,11 +264,12 @@ def stand_in(folder: Path) -> Iterator[StandIn]:
 FAULTS: dict[str, tuple[str, Callable[[StandIn, Run, subprocess.Popen[bytes]], str], str]] = {
     "undisturbed": ("none", undisturbed, ""),
     "minute": ("`kill -9`, back after 60 s; retries as they are by default", minute, ""),
-    "impatient": ("`kill -9`, back after 60 s; one retry after 1 s", minute, IMPATIENT),
-    "nonsense": ("answers nonsense for the rest of iteration 3", nonsense, ""),
     "killed": ("`kill -9`, not back before the run has ended; one retry after 1 s", killed, IMPATIENT),
+    "nonsense": ("answers nonsense for the rest of iteration 3", nonsense, ""),
+    "impatient": ("`kill -9`, back after 60 s; one retry after 1 s", minute, IMPATIENT),
     "run_killed": ("the run itself is killed, not the judge", run_killed, ""),
 }
+ALL = ("undisturbed", "minute", "killed", "managed", "nonsense", "impatient", "run_killed")
 
 
 def strike(name: str, work: Path) -> Result:
@@ -283,15 +292,7 @@ def managed(work: Path) -> Result:
     process = run.start()
     sampled = run.path / "iterations" / f"{STRUCK - 2:04d}" / "trajectories.arrow"
     until(sampled.is_file, process, "iteration 2 has been sampled")
-    judge = [
-        one
-        for one in psutil.Process(process.pid).children(recursive=True)
-        if str(model) in " ".join(one.cmdline()) and "api_server" in " ".join(one.cmdline())
-    ]
-    for one in judge:
-        for below in one.children(recursive=True):
-            below.kill()
-        one.kill()
+    kill(lambda words: str(model) in words and "guard.py" not in words, process)
     run.finish(process)
     starts = (run.path / "logs" / "judge.log").read_text().count("\n=== ")
     journal = [json.loads(line) for file in run.path.glob("judge/*.jsonl") for line in file.open()]
@@ -367,7 +368,7 @@ def page(results: list[Result], reference: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--work", type=Path, default=Path("build/judge_faults"))
-    parser.add_argument("--only", nargs="*", choices=[*FAULTS, "managed"])
+    parser.add_argument("--only", nargs="*", choices=ALL)
     parser.add_argument("--output", type=Path, default=ROOT / "docs/results/judge.md")
     options = parser.parse_args()
     work = options.work.resolve()
@@ -375,7 +376,7 @@ def main() -> None:
     if not list((sft.path / "checkpoints").glob("*/policy")) and sft.finish(sft.start()):
         sys.exit(f"the start model could not be made: see {work}")
     results = []
-    for name in options.only or [*FAULTS, "managed"]:
+    for name in options.only or ALL:
         print(f"{time.strftime('%T')} {name}", flush=True)
         results.append(managed(work) if name == "managed" else strike(name, work))
         rows = results[-1].run.rows()

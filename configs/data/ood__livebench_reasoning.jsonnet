@@ -1,4 +1,4 @@
-// LiveBench, reasoning: the questions of June and July 2024. Each of its tasks has a scorer of its own; an exact match is stricter.
+// LiveBench, reasoning: the questions of June and July 2024. The grader `livebench` goes by `task`.
 local lib = import 'data/lib.libsonnet';
 lib.test {
   data_source: 'ood__livebench_reasoning',

@@ -7,6 +7,7 @@
   experiment_name: 'domains/tiny_sft',
   iterations: 12,
   problems_per_iteration: 6400,
+  task+: { domains+: { code+: { weight: 1 } } },
   rollout+: { graded: false },
   trainer+: { learning_rate: 1e-3, minibatch_size: 16 },
   evaluation+: { every: null },

@@ -17,8 +17,7 @@
   stem__supergpqa: { type: 'multiple_choice' },
   // Published: a model's verdict (stem_judged.jsonnet).
   stem__web: { type: 'math' },
-  // LiveBench has a scorer for each of its tasks, of which most ask for an answer in bold; here that has to be the gold's
-  // words.
-  ood__livebench: { type: 'exact_match', opening: '**', closing: '**' },
+  // By the row's `task`.
+  ood__livebench: { type: 'livebench' },
   ood__ifeval: { type: 'instruction_following' },
 }

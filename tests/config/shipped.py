@@ -8,7 +8,12 @@ from treetune.config import lexer
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "configs"
-NAMING = ("lib/experiment.libsonnet", "lib/quickstart.libsonnet", "correct_paths.libsonnet")
+NAMING = (
+    "lib/experiment.libsonnet",
+    "lib/quickstart.libsonnet",
+    "lib/turns.libsonnet",
+    "correct_paths.libsonnet",
+)
 
 
 def whole_configurations() -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import treetune
 from treetune.main import main
 from treetune.tasks.domain_rows import read_domain_rows, write_parquet
 
@@ -247,6 +249,17 @@ def test_a_row_that_becomes_several_or_none(work: Work, monkeypatch: pytest.Monk
     assert work.run(expand="expansions_of_a_test:both") == 0
     assert work.rule("expand")["dropped"] == 6
     assert len(work.rows()) == 28 and work.rows()[1]["prompt"][0]["content"].startswith("Again: ")
+
+
+def test_a_changed_function_makes_the_rows_anew(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = work.folder / "changing_expansions.py"
+    monkeypatch.chdir(work.folder)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(treetune.__file__).parents[1])]))
+    for text in ("First", "Then"):
+        module.write_text(f"def made(row, seed):\n    return row | {{'question': {text!r}}}\n")
+        command = [sys.executable, "-m", "treetune.main"]
+        subprocess.run([*command, *work.arguments(expand="changing_expansions:made")], check=True)
+        assert work.rows()[0]["prompt"][0]["content"].startswith(text)
 
 
 def test_of_equal_rows_in_two_splits_the_one_to_measure_on_stays(work: Work) -> None:

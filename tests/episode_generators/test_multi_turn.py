@@ -20,6 +20,7 @@ from tests.episode_generators.turns import (
     Letters,
     Obedient,
     Unsteady,
+    UnsteadyHere,
     decode,
     encode,
     lent,
@@ -31,9 +32,19 @@ from treetune.episode_generators.storage import read_trajectories, write_traject
 from treetune.inference.base import Engine, EngineError
 from treetune.inference.journal import JournaledEngine
 from treetune.tasks.base import Task
+from treetune.tasks.environments.journal import TurnJournal
 from treetune.tasks.environments.pool import EnvironmentPool
 from treetune.tasks.graders.base import Grader, Isolation, Unavailable
+from treetune.tasks.graders.final_answer import FinalAnswer
+from treetune.tasks.mixture import Domain, Mixture
 from treetune.vocabulary import Grade, Problem, Trajectory, joined
+
+
+class LastLetter(FinalAnswer):
+    """The whole turn is the answer."""
+
+    def extract(self, response: str, problem: Problem) -> str:
+        return response
 
 
 @pytest.fixture(scope="module")
@@ -221,19 +232,64 @@ def test_a_killed_rollout_goes_on_to_the_same_answers_and_asks_nothing_twice(
         assert len(second.asked) == len(whole.asked) - killed_after
 
 
+def test_what_an_environment_said_before_a_run_was_killed_it_need_not_say_again(
+    tmp_path: Path, pool: EnvironmentPool
+) -> None:
+    def of_run(engine: Engine) -> list[Trajectory]:
+        task, asked = Letters(environment=UnsteadyHere()), rollout()
+        journaled, said = JournaledEngine(engine, tmp_path / "0.jsonl"), TurnJournal(tmp_path / "0.turns")
+        context = lent(task, journaled, pool, rollout=asked, turns=said)
+        return answered(asked.run(context, task.problems("train")))[0]
+
+    with pytest.raises(EngineError):
+        of_run(turns.engine(fail_after=40))
+    said = (tmp_path / "0.turns").read_bytes()
+    (tmp_path / "0.turns").write_bytes(said[:-3])  # the end of a line is lost with the run
+    answers = of_run(turns.engine())
+    assert (tmp_path / "0.turns").read_bytes().startswith(said[:-3] + b"\n")
+    again = turns.engine()
+    assert of_run(again) == answers and not again.asked, "though no seed decides what is said"
+
+
+def test_what_hung_is_not_tried_again_and_what_was_not_there_is(
+    tmp_path: Path, pool: EnvironmentPool
+) -> None:
+    def outcomes(golds: tuple[str, str]) -> list[tuple[str, str]]:
+        task, asked = Letters(golds=golds, environment=Obedient()), rollout(samples=1)
+        context = lent(task, turns.engine(), pool, turns=TurnJournal(tmp_path / "0.turns"))
+        return [
+            (answer.grade.outcome, str(answer.grade.message))
+            for answer in answered(asked.run(context, task.problems("train")))[0]
+        ]
+
+    first = outcomes(("raise", "gone"))
+    assert [outcome for outcome, _ in first] == ["error", "unavailable"]
+    # The environment would do better now.
+    assert outcomes(("fine", "fine")) == [first[0], ("ok", "None")]
+
+
 def test_a_grader_may_judge_the_last_turn_beside_what_the_environment_gives(pool: EnvironmentPool) -> None:
-    from treetune.tasks.graders.final_answer import FinalAnswer
-
-    class LastLetter(FinalAnswer):
-        def extract(self, response, problem):
-            return response
-
     task = Letters(golds=("a",) * 4, grader=LastLetter(marker="#"))
     alone = {answer.text: answer for answer in sampled(task, pool)}
     for answer in sampled(task, pool, reward="grader"):
         assert answer.reward == float(answer.text[-1] == "a") and answer.step_rewards == ()
     for answer in sampled(task, pool, reward="sum"):
         assert answer.reward == alone[answer.text].reward + float(answer.text[-1] == "a")
+
+
+def test_in_a_mixture_each_domain_has_its_own_environment_or_one_turn_and_its_grader(
+    pool: EnvironmentPool,
+) -> None:
+    games = Letters(golds=("",) * 2)
+    questions = Letters(golds=("a",) * 2, environment=None, grader=LastLetter(marker="#"))  # type: ignore[arg-type]
+    task = Mixture(domains={"games": Domain(task=games), "questions": Domain(task=questions)})
+    asked = rollout()
+    context = lent(task, turns.engine(), pool, rollout=asked)
+    for answer in answered(asked.run(context, list(task.problems("train"))))[0]:
+        if answer.problem.domain == "games":
+            assert len(answer.step_ends) > 1 and answer.reward in {i / 4 for i in range(8)}
+        else:
+            assert len(answer.text) == 1 and answer.reward == float(answer.text == "a")
 
 
 def test_the_way_a_model_is_told_of_observations_is_a_setting(pool: EnvironmentPool) -> None:

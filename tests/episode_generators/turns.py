@@ -124,7 +124,7 @@ class Obedient(Environment):
 class Unsteady(Environment):
     """Says what no seed decides on, and has states that can be copied, or (`Fleeting`) can't be."""
 
-    again: Again = "copy"
+    again: ClassVar[Again] = "copy"
 
     def reset(self, problem: Problem, seed: int) -> list[float]:
         return []
@@ -136,8 +136,15 @@ class Unsteady(Environment):
 
 
 @dataclass(frozen=True, kw_only=True)
+class UnsteadyHere(Unsteady):
+    """The same in this process."""
+
+    isolation: ClassVar[Isolation] = "inline"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Fleeting(Unsteady):
-    again: Again = "never"
+    again: ClassVar[Again] = "never"
 
 
 @dataclass(frozen=True, kw_only=True)

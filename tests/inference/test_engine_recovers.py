@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from treetune.inference.base import Completion, EngineError
+from treetune.inference.base import Completion, EngineError, Later, Request
 from treetune.vocabulary import TokenIds
 
 from . import stub_server
@@ -51,6 +52,51 @@ def test_unfinished_requests_alone_are_sent_again_after_a_failure(stub: Stub, fa
     assert sorted(reported) == list(range(6))
     assert engine.restarts == 1
     assert len(stub.asked()) == 7
+
+
+def test_what_follows_later_is_waited_for_and_holds_nobody_up(stub: Stub) -> None:
+    engine = stub.start()
+    slow: list[Future[None]] = [Future() for _ in range(3)]
+    asked: list[int] = []
+
+    def on_result(index: int, completions: list[Completion]) -> Sequence[Request | Later]:
+        asked.append(index)
+        if index < 3:
+            return [Later(slow[index], lambda: [request(100 + index)])]
+        if index == 7:  # the others are done by then: let the first of the three go on
+            slow[2].set_result(None)
+        if len(asked) == 9:
+            slow[0].set_result(None)
+        if len(asked) == 10:
+            slow[1].set_exception(RuntimeError("whoever asked looks for himself"))
+        return []
+
+    results = engine.generate([request(i) for i in range(8)], on_result)
+    assert sorted(asked) == list(range(11))
+    seeds = [*range(8), 102, 100, 101]
+    assert results == [[expected(seed, k) for k in range(2)] for seed in seeds]
+
+
+@pytest.mark.parametrize("first", ["request", "later"])
+def test_a_server_that_dies_while_something_is_awaited_is_replaced_and_nothing_lost(
+    first: str, stub: Stub
+) -> None:
+    engine = stub.start(max_concurrency=1)
+    engine.wait_ready()
+    stub.order("dies-after-two")
+    ready: Future[None] = Future()
+    answered: list[int] = []
+
+    def on_result(index: int, completions: list[Completion]) -> None:
+        answered.append(index)
+        if len(answered) == 6:
+            ready.set_result(None)
+
+    later = Later(ready, lambda: [request(50)])
+    requests: list[Request | Later] = [request(i) for i in range(6)]
+    results = engine.generate([later, *requests] if first == "later" else [*requests, later], on_result)
+    assert results == [[expected(seed, k) for k in range(2)] for seed in [*range(6), 50]]
+    assert engine.restarts == 1 and sorted(answered) == list(range(7))
 
 
 def test_a_server_that_falls_silent_is_replaced_after_the_deadline(stub: Stub) -> None:

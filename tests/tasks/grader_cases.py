@@ -14,6 +14,7 @@ from treetune.tasks.graders.final_answer import FinalAnswer
 from treetune.tasks.graders.function import FunctionGrader
 from treetune.tasks.graders.grid import GridGrader
 from treetune.tasks.graders.instruction_following import InstructionFollowing
+from treetune.tasks.graders.livebench import LiveBench
 from treetune.tasks.graders.math import MathGrader
 from treetune.tasks.graders.minerva import Minerva
 from treetune.tasks.graders.multiple_choice import MultipleChoice
@@ -199,6 +200,24 @@ LABELLED: dict[str, Labelled] = {
                 nearly=["the sea is blue, and it is very wide", "The sea is blue and it is very wide"],
                 silent=["<think>the sea is blue</think>"],
             )
+        ],
+    ),
+    "livebench": Labelled(
+        LiveBench(),
+        [
+            Case(
+                Problem(id="test/lies", prompt="?", gold="yes, no, yes", data={"task": "web_of_lies_v2"}),
+                right=["So: **yes, no, yes**", "<solution>yes, no, yes</solution>"],
+                wrong=["**no, no, yes**"],
+                nearly=["**yes, no**", "**yes, unknown, yes**", "**yes, no, yes** or **no, no, no**"],
+            ),
+            Case(
+                Problem(id="test/join", prompt="?", gold="{'a': 'x', 'b': 'y'}", data={"task": "tablejoin"}),
+                right=["```python\n{'b': 'y', 'a': 'x'}\n```"],
+                wrong=["```python\n{'a': 'y'}\n```", "no columns"],
+                nearly=["{'a': 'x'}"],
+                hanging=["{" * 50_000],
+            ),
         ],
     ),
     "math": Labelled(

@@ -17,11 +17,12 @@ from treetune.inference.base import SamplingParams
 from treetune.tasks.addition_chain import AdditionChain
 from treetune.tasks.base import NoSplit, Split, Task
 from treetune.tasks.countdown import Countdown
+from treetune.tasks.domain import Difficulty, Domain, DomainTask
 from treetune.tasks.drawing import Drawing, first_of_shuffle, shares
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.final_answer import FinalAnswer
 from treetune.tasks.gsm8k import Gsm8k
-from treetune.tasks.mixture import Difficulty, Domain, Mixture
+from treetune.tasks.mixture import Mixture
 from treetune.tasks.sampling import Replacement
 from treetune.tasks.weighting import Curriculum, Fixed, Proportional, Temperature, Weighting
 from treetune.vocabulary import Problem
@@ -245,6 +246,8 @@ def test_stop_and_budget_are_the_domains_own() -> None:
             "plain": Domain(task=Rated(count=3)),
             "rows": Domain(task=own, max_tokens=30),
             "said": Domain(task=own, stop=("said",), max_tokens=300),
+            "silent": Domain(task=Gsm8k(stop=())),
+            "none": Domain(task=own, stop=()),
         }
     )
 
@@ -254,6 +257,8 @@ def test_stop_and_budget_are_the_domains_own() -> None:
     assert sampling("plain") == PARAMS
     assert sampling("rows") == SamplingParams(max_tokens=30, stop=("task's",))
     assert sampling("said") == SamplingParams(max_tokens=100, stop=("said",))
+    assert sampling("silent") == PARAMS
+    assert sampling("none") == SamplingParams(max_tokens=100)
 
 
 def test_each_answer_is_graded_and_cut_by_its_domain() -> None:
@@ -314,3 +319,18 @@ def test_where_nothing_was_right_in_part_draws_are_as_without_preference() -> No
     preferring, plain = Mixture(domains=domains, prefer_mixed=4.0), Mixture(domains=domains)
     known = [{"a/train/0": 1.0}]
     assert draw(preferring, 9, 1, pass_rates=known.__getitem__) == draw(plain, 9, 1)
+
+
+def test_a_domain_hands_on_all_that_its_task_can_do() -> None:
+    """What tasks learn to do, they can do within a mixture."""
+    others = {
+        "of",
+        "parts",
+        "domain_names",
+        "draw",
+        "draw_further",
+        "drawing_metrics",
+        "remembers_pass_rates",
+    }
+    own = {name for name in (*vars(Task), *Task.__annotations__) if not name.startswith("_")}
+    assert own - others - {"root"} <= vars(DomainTask).keys()

@@ -19,6 +19,8 @@ from treetune.tasks.graders.base import Grader, Unavailable
 from treetune.tasks.graders.codeio import CodeIO
 from treetune.tasks.graders.grid import GridGrader, read_grid, written
 from treetune.tasks.graders.instruction_following import InstructionFollowing
+from treetune.tasks.graders.livebench import SCORES, LiveBench
+from treetune.tasks.graders.livebench_scores import edit_distance
 from treetune.tasks.graders.multiple_choice import MultipleChoice
 from treetune.tasks.graders.one_word import OneWord
 from treetune.tasks.graders.ordering import OrderingGrader
@@ -62,7 +64,11 @@ def answer(text: object) -> str:
     return f"<think>so</think> <answer>{text if isinstance(text, str) else json.dumps(text)}</answer>"
 
 
-@pytest.mark.parametrize("name", [*GRADERS, "instruction_following"])
+OF_ROWS = {"instruction_following": InstructionFollowing(), "livebench": LiveBench()}
+"""Graders that need fields of the row."""
+
+
+@pytest.mark.parametrize("name", [*GRADERS, *OF_ROWS])
 def test_labelled_cases_are_told_apart(name: str) -> None:
     """But those that say how good a grader is, since nothing is mended by them."""
     rows = [json.loads(line) for line in (LABELLED / f"{name}.jsonl").read_text().splitlines()]
@@ -70,7 +76,7 @@ def test_labelled_cases_are_told_apart(name: str) -> None:
     assert len(rows) >= 30
     assert {row["label"] for row in rows} == {True, False}
     wrong = []
-    grader = GRADERS.get(name, InstructionFollowing())
+    grader = (GRADERS | OF_ROWS)[name]
     for row in rows:
         problem = Problem(id="x", prompt="?", gold=row["gold"], data=row["data"])
         if grader.grade(row["response"], problem).correct is not row["label"]:
@@ -374,6 +380,34 @@ def test_programs_run_in_the_sandbox() -> None:
     assert not grader.grade('```json\n{"input": {"n": 4}}\n```', problem).correct
 
 
+def test_two_answers_at_once_are_none() -> None:
+    assert reward(CodeIO(), '```json\n{"output": 1, "input": 2}\n```', "1") == 0
+    assert reward(CodeIO(), '```json\n{"output": 1, "input": 2}\n```', '{"output": 1}') == 1
+    assert reward(MultipleChoice(), r"\boxed{A or B}", "A") == reward(OneWord(), answer("x or y"), "x") == 0
+    assert reward(TableGrader(), r"\boxed{1 or 2}", "1") == 0
+
+
+_FORMS = {
+    "one_word": ("<answer>{}</answer>", st.text(alphabet="abcxyz", min_size=1, max_size=6)),
+    "exact_match": ("<answer>{}</answer>", st.text(alphabet="bcx yz", min_size=1, max_size=9)),
+    "table": ("\\boxed{{{}}}", st.text(alphabet="qxyz", min_size=2, max_size=6)),
+    "multiple_choice": ("\\boxed{{{}}}", st.sampled_from("ABCDEFGHIJ")),
+}
+
+
+@pytest.mark.parametrize("name", _FORMS)
+@given(st.data(), st.sampled_from(["", " ", "\n", "\t \n"]), st.randoms(use_true_random=False))
+@settings(max_examples=40)
+def test_case_and_spaces_around_change_no_verdict(name: str, data: Any, space: str, draw: Any) -> None:
+    form, texts = _FORMS[name]
+    gold = data.draw(texts.filter(str.strip))
+    other = data.draw(texts.filter(str.strip))
+    same = " ".join(gold.lower().split()) == " ".join(other.lower().split())
+    for text in (other, other.upper(), _swapped(draw, other), f"{space}{other}{space}"):
+        assert reward(GRADERS[name], form.format(text), gold) == same
+        assert reward(GRADERS[name], form.format(text), gold.upper()) == same
+
+
 @given(st.sampled_from("ABCDEFGHIJ"), st.sampled_from("ABCDEFGHIJ"))
 def test_a_choice_is_right_where_it_is_the_gold_and_nowhere_else(said: str, gold: str) -> None:
     for form in (
@@ -404,6 +438,45 @@ def test_several_answers_count_in_any_order_and_each_once(golds: list[str], draw
     assert reward(TableGrader(), rf"\boxed{{{'|'.join([*golds, golds[0]])}}}", gold) == 0
     changed = ["qqqqqqqqqq", *golds[1:]]
     assert reward(TableGrader(), rf"\boxed{{{'|'.join(changed)}}}", gold) == 0
+
+
+def of_livebench(task: str, response: str, gold: str) -> float:
+    return LiveBench().grade(response, Problem(id="x", prompt="?", gold=gold, data={"task": task})).reward
+
+
+def test_parts_of_an_answer_to_livebench_earn_parts() -> None:
+    groups = "a, b, c, d, e, f, g, h"
+    assert of_livebench("connections", "<solution>d, c, b, a, e, f, g, x</solution>", groups) == 0.5
+    assert of_livebench("zebra_puzzle", "<solution>a, c</solution>", "a, b") == 0.25
+    assert of_livebench("tablejoin", "{'a': 'x'}", "{'a': 'x', 'b': 'y'}") == pytest.approx(2 / 3)
+    plot = "One thing happens. Another thing follows. They all go home."
+    other = "They all go home. One thing happens. Another thing follows."
+    assert of_livebench("plot_unscrambling", other, plot) == pytest.approx(1 - 2 / 3)
+
+
+def test_the_last_answer_alone_counts_however_many_stand_in_bold() -> None:
+    """The published scorers take the best of all groups in bold, or any of the last three words."""
+    assert of_livebench("connections", "**a, b, c, d**\n\n**a, b, x, y**", "a, b, c, d") == 0
+    assert of_livebench("spatial", "**4**\n\n**5**\n\n**6**", "4") == 0
+
+
+def test_a_task_that_livebench_does_not_have_is_told() -> None:
+    with pytest.raises(ValueError, match="did you mean 'spatial'"):
+        of_livebench("spacial", "4", "4")
+
+
+@given(st.sampled_from(sorted(SCORES)), st.text(max_size=80))
+def test_any_answer_to_livebench_earns_at_most_1(task: str, text: str) -> None:
+    gold = {"tablejoin": "{'a': 'b'}", "tablereformat": '[{"a": 1, "b": 2}]'}.get(task, "One. Two")
+    assert 0 <= of_livebench(task, text, gold) <= 1
+
+
+@given(st.lists(st.integers(0, 3), max_size=6), st.lists(st.integers(0, 3), max_size=6))
+def test_edit_distance_is_a_metric_that_ends_at_the_longer_length(one: list[int], other: list[int]) -> None:
+    distance = edit_distance(one, other)
+    assert distance == edit_distance(other, one)
+    assert (distance == 0) == (one == other)
+    assert abs(len(one) - len(other)) <= distance <= max(len(one), len(other))
 
 
 @given(st.lists(_words, min_size=1, max_size=5), st.lists(_words, min_size=1, max_size=5))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -89,6 +90,20 @@ def test_a_hub_data_set_is_asked_for_by_revision(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("datasets.load_dataset", load)
     assert len(Math(source=OnHub(name="a/b", revision="abc", subset="main")).problems("test")) == 2
     assert asked == [(("a/b", "main"), {"revision": "abc"})]
+
+
+def test_files_of_the_hub_are_splits_where_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def load(*arguments: object, data_files: dict[str, str], **options: object) -> dict[str, Any]:
+        asked.append(data_files)
+        return dict.fromkeys(data_files, ROWS[:1])
+
+    monkeypatch.setattr("datasets.load_dataset", load)
+    source = OnHub(name="a/b", revision="abc", files={"train": "train/*.parquet"})
+    assert len(list(source.rows("train"))) == 1 and asked == [{"train": "train/*.parquet"}]
+    with pytest.raises(ValueError, match="files of a/b has no pattern for its split 'test'"):
+        list(source.rows("test"))
 
 
 def test_the_gold_is_the_solution_where_a_row_has_no_answer(tmp_path: Path) -> None:

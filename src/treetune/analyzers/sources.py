@@ -101,7 +101,7 @@ def answers_at(
 ) -> tuple[list[Trajectory], str]:
     """Answers to training problems by the weights after `point` iterations, and whether they were
     ``stored`` or ``sampled``: where the run didn't keep any, as after its last iteration, `problems`
-    problems are answered now. The engine has to hold these weights.
+    problems are answered now. The engine has to hold these weights. What nobody could grade is left out.
     """
     session = sampler.session
     stored = session.directory.iteration(point) / "trajectories.arrow"
@@ -113,7 +113,7 @@ def answers_at(
                 f"{stored} was sampled by the policy versions {sorted(map(str, versions))}, not by the"
                 f" weights after {point} iterations alone"
             )
-        return trajectories, "stored"
+        return [one for one in trajectories if one.grade.is_known], "stored"
     rollout = sampler_of(session.config)
     with sampler.phase(f"answers after iteration {point}", "answers") as show:
         context = context_at(sampler, point, work, seed, "answers", show)
@@ -121,7 +121,7 @@ def answers_at(
             session.train_problems, min(problems, len(session.train_problems)), seed, point
         )
         trees, _ = rollout.run(context, chosen)
-    return answers_of(trees), "sampled"
+    return [one for one in answers_of(trees) if one.grade.is_known], "sampled"
 
 
 def judged_at(

@@ -90,8 +90,8 @@ def built(config: Config, command: str, wanted: str | None) -> Registrable:
             f"{command} works on {wanted}, and this configuration is {family.root}",
             key="type",
             source=explanation.source(("type",)),
-            remedy="run_iteration_loop trains an experiment; make_table makes a table; make_threads carries"
-            " out a data pipeline",
+            remedy="run_iteration_loop trains an experiment; make_table makes a table; a data pipeline is"
+            " carried out by the command of its type, such as prepare_data",
         )
         raise ConfigError([issue])
     root = build(family, config.data, explanation)

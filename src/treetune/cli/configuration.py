@@ -39,7 +39,7 @@ def check_config(options: argparse.Namespace) -> int:
     for name in root.task.missing() if isinstance(root, PolicyIteration) else ():
         print(wrapped("note: ", f"the task reads {name}, which isn't there yet"), file=sys.stderr)
     for words in root.missing_for_grades() if isinstance(root, PolicyIteration) else ():
-        print(wrapped("note: ", f"answers can't be graded here: {words}"), file=sys.stderr)
+        print(wrapped("note: ", f"what answers need isn't here: {words}"), file=sys.stderr)
     say(f"fine: {config.data['type']} {config.data.get('experiment_name', '')}".rstrip())
     return 0
 

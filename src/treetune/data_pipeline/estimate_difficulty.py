@@ -90,7 +90,7 @@ class EstimateDifficulty(DataPipeline):
         yield from self.policy.check_answers(self.answers.params)
 
     def _check_task(self) -> Iterator[Finding]:
-        if not isinstance(self.task, RowsTask):
+        if self.task is not UNKNOWN and not isinstance(self.task, RowsTask):
             yield Finding(
                 "the task doesn't read rows, and what is estimated are rows",
                 "task",

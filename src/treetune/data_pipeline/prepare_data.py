@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +22,7 @@ from treetune.tasks.base import Split
 from treetune.tasks.domain_rows import Row, domain_of, domain_row, normalised
 from treetune.tasks.sources import Source
 
-_SOURCE = re.compile(r"[a-z][a-z0-9]*__\S+")
+_SOURCE = re.compile(r"[a-z][a-z0-9_]*?__\S+")
 
 VERSION = 1
 """Of how rows are made: another one makes all of them anew."""
@@ -159,6 +161,12 @@ class PrepareData(DataPipeline):
             extra_info={name: value_of(text, fields) for name, text in self.extra_info.items()},
             raw_prompt=raw,
             apply_chat_template=self.apply_chat_template,
+        )
+
+    def code(self) -> str:
+        """The source of the module that `expand` names: rows are made anew when it changes."""
+        return (
+            "" if self.expand is None else inspect.getsource(sys.modules[_function(self.expand).__module__])
         )
 
     def run(self, source: Path | None, output: Path, config: dict[str, Any]) -> int:

@@ -147,16 +147,17 @@ class _Left(Rows):
 
 
 class Chosen:
-    """Rows that go into one file: those whose numbers are in `splits`, under the split that they have
-    there."""
+    """Rows that go into one file: those whose file `files` says so. With `splits`, rows say that they are of
+    the split of that name."""
 
-    def __init__(self, rows: Rows, splits: Mapping[int, str], wanted: str) -> None:
-        self._rows, self._splits, self._wanted = rows, splits, wanted
+    def __init__(self, rows: Rows, files: Mapping[int, str], wanted: str, splits: bool) -> None:
+        self._rows, self._files, self._wanted, self._splits = rows, files, wanted, splits
 
     def __iter__(self) -> Iterator[Row]:
         for one in self._rows:
-            if self._splits.get(one.number) == self._wanted:
-                yield one.row | {EXTRA_INFO: {**one.row[EXTRA_INFO], "split": self._wanted}}
+            if self._files.get(one.number) == self._wanted:
+                split = {"split": self._wanted} if self._splits else {}
+                yield one.row | {EXTRA_INFO: {**one.row[EXTRA_INFO], **split}}
 
 
 def write_rows(path: Path, rows: Chosen) -> None:

@@ -68,7 +68,7 @@ class Asking:
     At most `concurrency` requests are in flight, each for `timeout` s. A request that meets HTTP 429, 5xx,
     a broken connection, silence or what is no answer is sent up to `retries` times more, after `backoff` s,
     twice that, and so on, or after what the endpoint asks for. When `give_up_after` requests in a row have
-    come to nothing, the work stops.
+    come to nothing, the endpoint counts as down: a pipeline stops, a run goes on without its judge.
     """
 
     api: Literal["chat", "completions"] = "chat"

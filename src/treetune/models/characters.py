@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 PAD = "<pad>"
 EOS = "<eos>"
 
-_BRACKETS = ("<>", "⟨⟩")
+_BRACKETS = (("<", ">"), ("⟨", "⟩"))
 """Around the names of special tokens; the second pair for alphabets that can spell the first."""
 
 

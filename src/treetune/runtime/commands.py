@@ -37,7 +37,7 @@ def run(command: str, root: Runtime, plain_config: Mapping[str, Any], options: A
         if root.engines.judge is not None:
             resolve_policy(root.engines.judge.model)
         if missing := root.missing_for_grades():
-            raise ValueError("answers can't be graded here: " + "; ".join(missing))
+            raise ValueError("what answers need isn't here: " + "; ".join(missing))
         for one in root.evaluation.sets:
             set_problems(root, one)  # before days of training, not after them
     if command in (run_iteration_loop.__name__, only_generate_episodes.__name__) and root.shaping:

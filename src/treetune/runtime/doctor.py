@@ -55,6 +55,7 @@ def _findings() -> Iterator[Finding]:
     yield _port()
     compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     yield Finding("C++ compiler", compiler is not None, compiler or "none", "apt-get install g++")
+    yield _sandbox()
     yield _accelerator()
     yield _sampled_token()
 
@@ -108,6 +109,15 @@ def _port() -> Finding:
             return Finding("port on 127.0.0.1", True, str(server.getsockname()[1]))
     except OSError as error:
         return Finding("port on 127.0.0.1", False, str(error), "allow this user to listen on the loopback")
+
+
+def _sandbox() -> Finding:
+    from treetune.sandbox.bubblewrap import Bubblewrap
+
+    absent = "; ".join(Bubblewrap().missing())
+    # Most experiments need none.
+    found = f"none, so that answers that are programs can't be graded: {absent}" if absent else "bubblewrap"
+    return Finding("sandbox", True, found)
 
 
 def _accelerator() -> Finding:

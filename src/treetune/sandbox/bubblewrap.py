@@ -8,7 +8,6 @@ import json
 import os
 import platform
 import re
-import select
 import shutil
 import signal
 import subprocess
@@ -24,7 +23,6 @@ from treetune.sandbox.base import Limits, Outcome, Sandbox, SandboxUnavailable
 from treetune.sandbox.follow import follow
 from treetune.sandbox.program import (
     BOOT,
-    ENVIRONMENT,
     PYTHON_FLAGS,
     START_SECONDS,
     outcome_of,
@@ -32,6 +30,7 @@ from treetune.sandbox.program import (
     resource_limits,
     setup_of,
     start,
+    wait_for,
 )
 from treetune.sandbox.seccomp import refusals
 from treetune.sandbox.usage import Usage, descendants, usage_of
@@ -107,7 +106,9 @@ class Started:
         def meet() -> None:
             os.close(info_write)
             self._first = _process_in(info)
-            self._init = os.pidfd_open(self._first) if self._first else -1
+            if self._first:
+                with contextlib.suppress(ProcessLookupError):  # what it found wrong is told below
+                    self._init = os.pidfd_open(self._first)
             os.close(go)
 
         open_ones = [refused, info, hold]
@@ -144,7 +145,7 @@ class Started:
             signal.pidfd_send_signal(self._init, signal.SIGKILL)
         # The first process of a namespace ends after all others in it. Bubblewrap, outside, waits for it and
         # ends too: killed as well, it would leave a zombie to whoever is the first process of the machine.
-        ended, _, _ = select.select([self._init], [], [], _END_SECONDS)
+        ended = wait_for(self._init, _END_SECONDS)
         os.close(self._init)
         self._init = -1
         try:
@@ -159,8 +160,7 @@ def _process_in(info: int) -> int:
     """The process that bubblewrap names there; 0 where it ends before it names one."""
     said = b""
     while b"}" not in said:
-        ready, _, _ = select.select([info], [], [], START_SECONDS)
-        data = os.read(info, 4096) if ready else b""
+        data = os.read(info, 4096) if wait_for(info, START_SECONDS) else b""
         if not data:
             return 0
         said += data
@@ -170,7 +170,7 @@ def _process_in(info: int) -> int:
 def _command(packages: bool, disk_mib: int, refused: int, info: int, hold: int) -> list[str]:
     """What starts boot.py in a sandbox, up to its arguments."""
     return [
-        *("bwrap", "--die-with-parent", "--new-session", "--as-pid-1"),
+        *(_bwrap() or "bwrap", "--die-with-parent", "--new-session", "--as-pid-1"),
         *("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"),
         *("--hostname", "sandbox"),
         # Root gives up what it is in boot.py. In a user namespace there is nothing to give up.
@@ -214,6 +214,10 @@ def _root() -> tuple[str, ...]:
     for path in dict.fromkeys(bound):
         link = path.is_symlink() and path in libraries
         binds += ["--symlink", os.readlink(path), str(path)] if link else ["--ro-bind", str(path), str(path)]
+    # What is installed for everybody is nothing that Python needs.
+    for name in ("site-packages", "dist-packages"):
+        if (installed := Path(sysconfig.get_path("stdlib"), name)).is_dir():
+            binds += ["--size", "4096", "--tmpfs", str(installed), "--remount-ro", str(installed)]
     for device in ("null", "random", "urandom"):
         binds += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
     return tuple(binds)
@@ -279,11 +283,15 @@ _NO_NAMESPACES = (
 )
 
 
+def _bwrap() -> str | None:
+    return shutil.which("bwrap")
+
+
 @cache
 def _missing(sandbox: Bubblewrap) -> tuple[str, ...]:
     if sys.platform != "linux":
         return ("the sandbox needs Linux",)
-    if shutil.which("bwrap", path=ENVIRONMENT["PATH"]) is None:
+    if _bwrap() is None:
         return (_NOT_INSTALLED,)
     try:
         outcome = sandbox.run("print(6 * 7)", limits=Limits(seconds=60))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import permutations, product
+from itertools import permutations
 from typing import Literal
 
 from treetune.tasks.graders.grid import Grid
@@ -74,7 +74,8 @@ class Rule:
     def __call__(self, grid: Grid) -> Grid:
         if self.name == "recolour":
             one, other = self.colours
-            return tuple(tuple({one: other, other: one}.get(cell, cell) for cell in row) for row in grid)
+            exchanged = {one: other, other: one}
+            return tuple(tuple(exchanged.get(cell, cell) for cell in row) for row in grid)
         if self.name == "fill":
             (colour,) = self.colours
             return tuple(tuple(colour if cell == EMPTY else cell for cell in row) for row in grid)
@@ -139,6 +140,16 @@ def explanations(
     rules: Sequence[Rule], count: int, examples: Sequence[tuple[Grid, Grid]]
 ) -> Iterator[tuple[Rule, ...]]:
     """Every chain of `count` rules that leads from each example's first grid to its second."""
-    for chain in product(rules, repeat=count):
-        if all(applied(chain, before) == after for before, after in examples):
+    first, *others = examples
+    for chain in _chains(rules, count, *first):
+        if all(applied(chain, before) == after for before, after in others):
             yield chain
+
+
+def _chains(rules: Sequence[Rule], count: int, before: Grid, after: Grid) -> Iterator[tuple[Rule, ...]]:
+    if count == 0:
+        if before == after:
+            yield ()
+        return
+    for rule in rules:
+        yield from ((rule, *rest) for rest in _chains(rules, count - 1, rule(before), after))

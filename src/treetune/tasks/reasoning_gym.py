@@ -93,7 +93,7 @@ class ReasoningGym(Task):
             yield Finding(f"reasoning_gym lacks {', '.join(lacking)}", "type", INSTALL)
             return
         try:
-            self._problems_of(self._made([("example", 1)]), "example")
+            self._examples(_LOOKED_AT)
         except NotTaken as error:
             yield Finding(error.what, error.key, error.remedy)
 
@@ -107,7 +107,7 @@ class ReasoningGym(Task):
 
     def examples(self, count: int) -> Sequence[Problem]:
         try:
-            return self._problems_of(self._made([("example", count)]), "example")
+            return self._examples(max(count, _LOOKED_AT))[:count]
         except NotTaken:
             return ()
 
@@ -139,6 +139,10 @@ class ReasoningGym(Task):
                 f"data set {self.dataset!r} is written with {' '.join(others[:5])} too: use a real tokenizer"
             )
         return "".join(sorted(typed))
+
+    def _examples(self, count: int) -> tuple[Problem, ...]:
+        """Raises NotTaken."""
+        return self._problems_of(self._made([("example", count)]), "example")
 
     def _sizes(self) -> dict[Split, int]:
         """The held-out splits come first: they stay when train_size changes."""
@@ -193,8 +197,8 @@ class ReasoningGym(Task):
         )
 
 
-_LOOKED_AT = 64
-"""Problems by which a data set's signs are judged."""
+_LOOKED_AT = 4
+"""Problems that a configuration is checked by: they are made once, however often it is asked for some."""
 
 
 @lru_cache(maxsize=48)

@@ -53,6 +53,7 @@ class Experiment:
     base: Path
     name: str = "small"
     ranks: int = 1
+    config: Path = CONFIG
 
     @property
     def directory(self) -> ExperimentDirectory:
@@ -74,7 +75,7 @@ class Experiment:
             f"--master_port={_free_port()}",
             str(ROOT / "src/treetune/main.py"),
             "--configs",
-            str(CONFIG),
+            str(self.config),
         ]
         for text in overrides:
             line += ["--override", text]
@@ -119,7 +120,7 @@ class Experiment:
 
     def copy(self, base: Path) -> Experiment:
         shutil.copytree(self.directory.path, base / self.name)
-        return Experiment(base, self.name, self.ranks)
+        return Experiment(base, self.name, self.ranks, self.config)
 
     def forget_training(self) -> None:
         """Leaves what was sampled, and nothing of what was trained."""

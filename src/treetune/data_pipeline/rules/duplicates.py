@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import Ge, Gt, Le
 
 from treetune.data_pipeline.rules.base import Rows, Rule, RuleContext, Verdict
 from treetune.data_pipeline.rules.words import word_list
 from treetune.tasks.domain_rows import DATA_SOURCE, GROUND_TRUTH, REWARD_MODEL, prompt_text
+
+if TYPE_CHECKING:
+    import numpy as np
 
 MISSED = 1e-3
 
@@ -65,21 +68,23 @@ class NearDuplicates(Rule):
     name: str | None = None
 
     def judge(self, rows: Rows, context: RuleContext) -> Verdict:
+        import numpy as np
         from datasketch import MinHash, MinHashLSH
 
         bands = bands_for(self.similarity, self.permutations)
         index = MinHashLSH(num_perm=self.permutations, params=bands)
-        kept: dict[int, tuple[str, str, frozenset[int]]] = {}
+        empty = MinHash(num_perm=self.permutations, seed=1, hashfunc=_as_it_is)  # its permutations are dear
+        kept: dict[int, tuple[str, str, np.ndarray]] = {}
         found = {}
         for done, one in enumerate(rows):
             if done % 64 == 0:
                 context.progress(done, len(rows))
-            runs = frozenset(_runs(prompt_text(one.row), self.ngram))
-            sketch = MinHash(num_perm=self.permutations, seed=1, hashfunc=_as_it_is)
-            sketch.update_batch(sorted(runs))
+            runs = np.unique(np.fromiter(_runs(prompt_text(one.row), self.ngram), np.uint32))
+            sketch = empty.copy()
+            sketch.update_batch(runs.tolist())
             best = max(
                 (
-                    (len(runs & other) / len(runs | other), -number)
+                    (_jaccard(runs, other), -number)
                     for number in index.query(sketch)
                     for _, source, other in [kept[number]]
                     if not self.within_source or source == one.row[DATA_SOURCE]
@@ -116,6 +121,14 @@ def _runs(text: str, ngram: int) -> Iterator[int]:
         yield int.from_bytes(
             hashlib.blake2b(run.encode(errors="surrogatepass"), digest_size=4).digest(), "big"
         )
+
+
+def _jaccard(runs: np.ndarray, other: np.ndarray) -> float:
+    """Of two sets, each sorted."""
+    import numpy as np
+
+    both = len(np.intersect1d(runs, other, assume_unique=True))
+    return both / (len(runs) + len(other) - both)
 
 
 def _as_it_is(run: int) -> int:

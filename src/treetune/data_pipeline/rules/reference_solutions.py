@@ -50,6 +50,8 @@ class ReferenceSolutions(Rule):
         check_text(self.answer, "answer")
 
     def judge(self, rows: Rows, context: RuleContext) -> Verdict:
+        if missing := self.grader.missing():
+            raise ValueError(f"reference solutions can't be graded here: {'; '.join(missing)}")
         found: dict[int, str] = {}
         without = 0
         settings = repr((self.grader, self.deadline))

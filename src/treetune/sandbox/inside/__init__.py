@@ -1,6 +1,5 @@
 """Programs of ours that run inside of the sandbox. Nothing else of the package is there."""
 
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
@@ -12,6 +11,13 @@ def source(name: str) -> str:
 
 
 @cache
-def files(*names: str) -> Mapping[str, str]:
-    """Those that another one imports, by the paths at which it finds them."""
-    return {f"treetune/sandbox/inside/{name}.py": source(name) for name in names}
+def bundle(name: str, *others: str) -> str:
+    """The text of a program that makes `others`, and then one that imports these, known as modules. Its names
+    are those of the latter."""
+    texts = {f"{__name__}.{one}": source(one) for one in (*others, name)}
+    return f"""import sys
+for name, text in {texts!r}.items():
+    sys.modules[name] = type(sys)(name)
+    exec(compile(text, name, "exec"), sys.modules[name].__dict__)
+globals().update(sys.modules["{__name__}.{name}"].__dict__)
+"""

@@ -27,7 +27,7 @@ class Adapted(Game):
     """Given to it where it is made."""
     instructions: str = ""
     modules: tuple[str, ...] = ()
-    again: Again = "replay"
+    again: Again = "replay"  # type: ignore[misc]  # who adapts one has to say it
     """Whether the same seed and actions give the same answers (``replay``), or its object is pickled after
     each turn (``copy``), or neither (``never``)."""
 
@@ -81,6 +81,7 @@ class Gymnasium(Adapted):
 
     actions: tuple[str, ...] = ()
     observe: Literal["observation", "rendered"] = "observation"
+    """What the policy reads of it."""
 
     library: ClassVar[str] = "gymnasium"
 
@@ -100,7 +101,7 @@ class Gem(Adapted):
     """An environment of GEM's (the package `gem-llm`, Liu et al., arXiv:2510.01051). They share one generator
     of chances in a process, so that they are copied and not played again."""
 
-    again: Again = "copy"
+    again: Again = "copy"  # type: ignore[misc]
 
     library: ClassVar[str] = "gem"
 

@@ -61,9 +61,9 @@ class Environment(Registrable):
     training and measurements, and counted. Anything else that `step` raises ends the answer as ``error``.
     """
 
-    again: Again = "replay"
+    again: ClassVar[Again] = "replay"
     isolation: ClassVar[Isolation] = "process"
-    earns: Reward = "environment"
+    earns: ClassVar[Reward] = "environment"
     """What answers earn unless the rollout says otherwise."""
     deadline: float = 10.0
     """Seconds for one turn."""
@@ -91,7 +91,7 @@ class Nothing(Environment):
     """Where there is no environment: the first turn is the answer, which the task's grader judges."""
 
     isolation: ClassVar[Isolation] = "inline"
-    earns: Reward = "grader"
+    earns: ClassVar[Reward] = "grader"
 
     def reset(self, problem: Problem, seed: int) -> None:
         return None

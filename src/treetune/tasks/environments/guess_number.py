@@ -26,14 +26,13 @@ class Hidden:
 class GuessNumber(Game):
     """A number from 0 to `most` is hidden; each guess is told where it lies, and the right one of at most
     `guesses` earns 1. Halving what is left finds every number in about log2(`most` + 1) guesses.
-
-    In ``symbols`` the answer to a guess is ``<`` (it is lower), ``>`` (higher) or ``!`` (that was no number),
-    so that a small model can play; in ``words`` it is said in English.
     """
 
     most: Annotated[int, Gt(0)] = 9
     guesses: Annotated[int, Gt(0)] = 4
     form: Literal["symbols", "words"] = "symbols"
+    """In ``symbols`` the answer to a guess is ``<`` (it is lower), ``>`` (higher) or ``!`` (that was no
+    number), so that a small model can play; in ``words`` it is said in English."""
 
     isolation: ClassVar[Isolation] = "inline"
 

@@ -36,7 +36,8 @@ class EnvironmentTask(Task):
     validation and test don't change with `train_size`.
     """
 
-    environment: Game
+    environment: Game = field()
+    """What makes the problems, and answers in them."""
     train_size: Annotated[int, Gt(0)] = 1000
     """Problems to train on."""
     validation_size: Annotated[int, Gt(0)] = 100

@@ -174,7 +174,7 @@ def read_prediction(text: str) -> Any:
 
 def candidates(given: Any, key: str | None) -> list[Any]:
     """What may be meant: the value under the gold's key, or under either where the gold has none, and all
-    of it."""
+    of it. Not both keys: two answers are none."""
     keys = KEYS if key is None else (key,)
     named = [given[key] for key in keys if isinstance(given, Mapping) and key in given]
-    return [*named, given]
+    return [*named, given] if len(named) < 2 else [given]

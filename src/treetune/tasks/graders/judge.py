@@ -67,6 +67,7 @@ class JudgeGrader(Grader):
     isolation: ClassVar[Isolation] = "service"
 
     endpoint: EndpointSettings | None = None
+    """Where the model is, and how it is asked; null: the model that the run serves (`engines.judge`)."""
     prompt: Annotated[str, MinLen(1)] = PROMPT
     system: str | None = None
     verdict_pattern: Annotated[str, MinLen(1)] = r"verdict\W{0,10}(correct|incorrect)\b"

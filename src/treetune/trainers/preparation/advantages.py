@@ -63,8 +63,8 @@ def normalised_by_domain(
     """`normalised` over the tokens of each domain's sequences."""
     result_N = advantages_N.clone()
     for domain in dict.fromkeys(domains):
-        spans = [range(a, b) for (a, b), own in zip(pairwise(starts), domains, strict=True) if own == domain]
-        index = torch.tensor([token for span in spans for token in span])
+        spans = [ab for ab, own in zip(pairwise(starts), domains, strict=True) if own == domain]
+        index = torch.cat([torch.arange(a, b) for a, b in spans])
         result_N[index] = normalised(advantages_N[index], how)
     return result_N
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from annotated_types import Gt, MinLen
 
@@ -49,8 +49,8 @@ class Tools(Environment):
     deadline: Annotated[float, Gt(0)] = 30.0
     """Seconds for one call; tools have shorter limits of their own."""
 
-    again: Again = "copy"
-    earns: Reward = "grader"
+    again: ClassVar[Again] = "copy"
+    earns: ClassVar[Reward] = "grader"
 
     def __post_init__(self) -> None:
         names = [tool.name for tool in self.tools]

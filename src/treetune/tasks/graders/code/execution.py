@@ -44,7 +44,7 @@ def run_cases(
     most = limits.output_kib * 1024
     call = f"\nrun({code!r}, {list(inputs)!r}, {seconds!r}, {most}, {stop_early})"
     report_kib = (limits.output_kib + 4) * len(inputs) + _REPORT_KIB
-    text = _run(sandbox, inside.source("cases") + call, "", {}, replace(limits, output_kib=report_kib))
+    text = _run(sandbox, inside.source("cases") + call, "", replace(limits, output_kib=report_kib))
     found: list[Case] = []
     while text and len(found) < len(inputs):
         line, _, text = text.partition("\n")
@@ -63,9 +63,7 @@ def run_tests(
     """The tests of an `order` (see `sandbox.inside.tests`) against the code. Raises Unavailable."""
     # The tests come on standard input, which is read when the answer's process has been forked and lost it.
     call = f"\nmain({prefix!r}, {code!r}, {seconds!r})"
-    text = _run(
-        sandbox, inside.source("tests") + call, json.dumps(order), dict(inside.files("peers")), limits
-    )
+    text = _run(sandbox, inside.bundle("tests", "peers") + call, json.dumps(order), limits)
     count: int | None = None
     tests: list[Mapping[str, Any]] = []
     for line in text.splitlines():
@@ -81,8 +79,8 @@ def run_tests(
     return Report(count, tuple(tests[: count or 0]), message)
 
 
-def _run(sandbox: Sandbox, code: str, stdin: str, files: dict[str, str], limits: Limits) -> str:
+def _run(sandbox: Sandbox, code: str, stdin: str, limits: Limits) -> str:
     try:
-        return sandbox.run(code, stdin=stdin, files=files, limits=limits).stdout
+        return sandbox.run(code, stdin=stdin, limits=limits).stdout
     except SandboxUnavailable as error:
         raise Unavailable(str(error)) from error
