@@ -374,6 +374,8 @@ def main() -> None:
             f"reward {rewards}.",
             "",
         ]
+    else:
+        page += ["Not run here: the same on vLLM servers, and training on the rows that are left.", ""]
     text = "\n".join(page)
     print(text)
     if arguments.output is not None:
