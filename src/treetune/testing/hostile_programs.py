@@ -147,10 +147,10 @@ except OSError as error:
     print(error)
 """
 
+_FOLDERS = ("usr/lib", "etc", "root", "dev", "dev/null", "sys", "home", "var", "run", "packages")
 _PLACES = (
-    "$OUTSIDE/file", "$SECRET", "/file", "/boot.py", "/usr/lib/file", "/etc/file", "/root/file",
-    "/dev/file", "/dev/null/file",
-    "/proc/sys/kernel/core_pattern", "/sys/file", "/home/file", "/var/file", "/run/file", "/packages/file",
+    "$OUTSIDE/file", "$SECRET", "/file", "/boot.py", "/proc/sys/kernel/core_pattern",
+    *(f"/{folder}/file" for folder in _FOLDERS),
 )  # fmt: skip
 _WRITE = """
 import os
