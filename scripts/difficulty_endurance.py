@@ -1,26 +1,35 @@
 """Difficulty of two thousand rows in four shards, two of them killed and a server too; a filter; training.
 
-    python scripts/difficulty_endurance.py [--rows N] [--work DIR] [--output docs/results/difficulty.md]
+    python scripts/difficulty_endurance.py [--rows N] [--work DIR] [--only address] [--output FILE]
 
-A tiny model learns a little addition, two thousand rows of additions are written in the schema of many
-domains, and its difficulty for them is estimated twice on real servers: undisturbed, and with SIGKILL for the
-jobs of two shards and for the engine process of a third one's server. Told are: whether both gave the same
-bytes, how often each answer was asked for, what the filter took, and a few iterations of training on the rows
-that are left. Some twenty minutes on two idle cores; a folder that is there already is gone on with.
+Two thousand additions are written in the schema of many domains, and their difficulty is estimated twice,
+each time undisturbed and with SIGKILL for the jobs of two shards and for a server. First at an address of
+this script's own, whose server keeps book of what it is asked; then on vLLM servers, with a tiny model that
+learned a little addition, whose engine process is killed. Told are: whether both gave the same bytes, how
+often each answer was asked for, what the filter took, and a few iterations of training on the rows that are
+left.
+
+`--only address` leaves the servers and the training out, and takes two minutes; all takes some twenty on two
+idle cores. A folder that is there already is gone on with.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import hashlib
 import json
 import os
 import platform
+import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +45,7 @@ from treetune.data_pipeline.difficulty.shard import (  # noqa: E402
     shard_folder,
 )
 from treetune.inference.guard import descendants  # noqa: E402
+from treetune.seeds import derived_random  # noqa: E402
 
 MAIN = ROOT / "src" / "treetune" / "main.py"
 SHARDS, SAMPLES, ITERATIONS = 4, 8, 8
@@ -48,6 +58,7 @@ SFT = (
 )
 ROUTES = {"": {"type": "final_answer", "marker": "#"}}
 PATIENCE_S = 1800.0
+CONCURRENCY = 8
 
 
 def run(*words: str, **environment: str) -> None:
@@ -64,49 +75,129 @@ class Killed:
     total: int
 
 
-def estimate(work: Path, name: str) -> list[str]:
+# The address
+
+
+class Book:
+    """Answers additions, rightly as often as the last digit of the first number says, by the request's seed.
+    What was asked is written to a file before it is answered."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file.open("a")
+
+    async def answer(self, request: Any) -> Any:
+        from aiohttp import web
+
+        body = await request.json()
+        prompt = body["messages"][-1]["content"]
+        self._file.write(json.dumps([prompt, body["seed"]]) + "\n")
+        self._file.flush()
+        await asyncio.sleep(0.02)
+        one, other = map(int, re.findall(r"\d+", prompt))
+        right = derived_random(body["seed"], "answer").random() < one % 10 / 9
+        text = f"{one + other + (0 if right else 1)}\n#{one + other + (0 if right else 1)}"
+        usage = {"prompt_tokens": len(prompt), "completion_tokens": len(text)}
+        choice = {"message": {"content": text}, "finish_reason": "stop"}
+        return web.json_response({"choices": [choice], "usage": usage})
+
+
+def serve(port: int, file: Path) -> None:
+    from aiohttp import web
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", Book(file).answer)
+    web.run_app(app, host="127.0.0.1", port=port, print=None)
+
+
+class Address:
+    """The server as a process that can be killed and started again."""
+
+    def __init__(self, book: Path) -> None:
+        self.book = book
+        book.unlink(missing_ok=True)
+        with socket.socket() as one:
+            one.bind(("127.0.0.1", 0))
+            self.port = int(one.getsockname()[1])
+        self.start()
+
+    def start(self) -> None:
+        words = [sys.executable, __file__, "--serve", str(self.port), "--work", str(self.book)]
+        self.process = subprocess.Popen(words)
+        for _ in range(600):
+            with socket.socket() as one:
+                if one.connect_ex(("127.0.0.1", self.port)) == 0:
+                    return
+            time.sleep(0.1)
+        sys.exit("the address did not come up")
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def asked(self) -> Counter[str]:
+        return Counter(self.book.read_text().splitlines())
+
+
+@contextmanager
+def address(book: Path) -> Iterator[Address]:
+    made = Address(book)
+    try:
+        yield made
+    finally:
+        made.kill()
+
+
+# Estimates
+
+
+def estimate(work: Path, output: Path, policy: dict[str, Any]) -> list[str]:
     config = {
         "type": "estimate_difficulty",
         "task": {"type": "rows", "routes": ROUTES},
-        "policy": {
-            "type": "served",
-            "model": {"type": "pretrained", "name_or_path": str(policy(work))},
-            "engine": {
-                "type": "vllm",
-                "omp_threads": 1,
-                "max_num_seqs": 64,
-                "max_concurrency": 64,
-                "prefix_caching": False,
-                "start_timeout": 900.0,
-            },
-            "context_length": 96,
-        },
+        "policy": policy,
         "answers": {"samples": SAMPLES, "max_tokens": 24, "temperature": 1.0, "top_p": 1.0, "top_k": -1},
         "shards": SHARDS,
         "jobs": {"type": "local", "at_once": 2},
     }
-    file = work / "estimate.jsonnet"
+    file = work / f"{output.name}.jsonnet"
     file.write_text(json.dumps(config, indent=1))
     words = ["--configs", str(file), "estimate_difficulty", "--input", str(work / "rows.parquet")]
-    return [*words, "--output", str(work / name)]
+    return [*words, "--output", str(output)]
+
+
+def at_address(port: int) -> dict[str, Any]:
+    one = {"base_url": f"http://127.0.0.1:{port}/v1", "model": "scripted", "concurrency": CONCURRENCY}
+    return {"type": "endpoint", "addresses": [{**one, "retries": 10, "backoff": 0.5, "give_up_after": 100}]}
+
+
+def served(work: Path) -> dict[str, Any]:
+    engine = {"type": "vllm", "omp_threads": 1, "max_num_seqs": 64, "max_concurrency": 64}
+    return {
+        "type": "served",
+        "model": {"type": "pretrained", "name_or_path": str(policy(work))},
+        "engine": {**engine, "prefix_caching": False, "start_timeout": 900.0},
+        "context_length": 96,
+    }
 
 
 def policy(work: Path) -> Path:
     return work / "experiments" / "quickstart" / "sft" / "checkpoints" / f"{SFT_ITERATIONS:04d}" / "policy"
 
 
-def disturbed(work: Path) -> list[Killed]:
+def disturbed(words: list[str], output: Path, kill_server: Callable[[int], None]) -> list[Killed]:
     """The command, with the jobs of shards 0 and 1 killed, then the server of shard 2."""
-    output, record = work / "disturbed", work / "killed.json"
+    record = output.with_name(f"{output.name}_killed.json")
     if record.is_file():
         return [Killed(**one) for one in json.loads(record.read_text())]
     killed: list[Killed] = []
-    with subprocess.Popen([sys.executable, str(MAIN), *estimate(work, output.name)]) as command:
+    with subprocess.Popen([sys.executable, str(MAIN), *words]) as command:
         for shard, what in ((0, "job"), (1, "job"), (2, "server")):
             answered, total = wait_for_a_part(output, shard, command)
             job = job_of(command.pid, shard)
-            victim = job if what == "job" else engine_below(job)
-            os.kill(victim, signal.SIGKILL)
+            if what == "job":
+                os.kill(job, signal.SIGKILL)
+            else:
+                kill_server(job)
             killed.append(Killed(what, shard, answered, total))
             print(f"{what} of shard {shard} killed after {answered} of {total} answers", flush=True)
     if command.returncode:
@@ -139,10 +230,11 @@ def job_of(command: int, shard: int) -> int:
     sys.exit(f"no job works on shard {shard}")
 
 
-def engine_below(job: int) -> int:
+def kill_engine_below(job: int) -> None:
     for pid in descendants(job):
         if _words(pid) and _words(pid)[0].startswith("VLLM::EngineCore"):
-            return pid
+            os.kill(pid, signal.SIGKILL)
+            return
     sys.exit("no engine process runs below the job")
 
 
@@ -160,7 +252,7 @@ def _json(path: Path) -> dict[str, Any]:
         return {}
 
 
-def asked_twice(output: Path) -> int:
+def written_twice(output: Path) -> int:
     """Answers that stand more than once in the journals."""
     twice = 0
     for shard in range(SHARDS):
@@ -174,22 +266,80 @@ def digests(output: Path) -> dict[str, str]:
     return {name: hashlib.sha256((output / name).read_bytes()).hexdigest()[:16] for name in COMPARED}
 
 
-def filtered(work: Path) -> dict[str, Any]:
-    rates = str(work / "undisturbed")
-    rule = {"type": "pass_rates", "strong": rates, "weak": rates, "low": 0.0, "high": 1.0}
+# The three parts
+
+
+def part_at_an_address(work: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name in ("address_undisturbed", "address_disturbed"):
+        output = work / name
+        if _json(work / f"{name}.json"):
+            found[name] = _json(work / f"{name}.json")
+            continue
+        with address(work / f"{name}.book") as server:
+            words = estimate(work, output, at_address(server.port))
+            killed: list[Killed] = []
+            if name.endswith("undisturbed"):
+                run(*words)
+            else:
+
+                def kill_and_start(job: int, server: Address = server) -> None:
+                    server.kill()
+                    time.sleep(2.0)
+                    server.start()
+
+                killed = disturbed(words, output, kill_and_start)
+            asked = server.asked()
+        found[name] = {
+            **described(output, killed),
+            "asked": sum(asked.values()),
+            "asked_twice": sum(count - 1 for count in asked.values()),
+        }
+        (work / f"{name}.json").write_text(json.dumps(found[name]))
+    return found
+
+
+def part_on_servers(work: Path) -> dict[str, Any]:
+    if not policy(work).is_dir():
+        words = ["--configs", str(ROOT / "configs/quickstart/sft.jsonnet")]
+        changes = ["--override", ADDITION % 2500, "--override", SFT]
+        run(*words, *changes, "run_iteration_loop", APP_DIRECTORY=str(work / "experiments"))
+    found = {}
+    for name in ("undisturbed", "disturbed"):
+        words = estimate(work, work / name, served(work))
+        killed: list[Killed] = []
+        if name == "undisturbed":
+            run(*words)
+        else:
+            killed = disturbed(words, work / name, kill_engine_below)
+        found[name] = described(work / name, killed)
+    return found
+
+
+def described(output: Path, killed: list[Killed]) -> dict[str, Any]:
+    return {
+        "summary": _json(output / "summary.json"),
+        "killed": [vars(one) for one in killed],
+        "written_twice": written_twice(output),
+        "digests": digests(output),
+    }
+
+
+def filtered(work: Path, rates: Path) -> dict[str, Any]:
+    rule = {"type": "pass_rates", "strong": str(rates), "weak": str(rates), "low": 0.0, "high": 1.0}
     file = work / "filter.jsonnet"
     file.write_text(json.dumps({"type": "filter_data", "rules": [rule]}, indent=1))
-    output = work / "filtered"
+    output = work / f"{rates.name}_filtered"
     words = ["--configs", str(file), "filter_data", "--input", str(work / "rows.parquet")]
     run(*words, "--output", str(output))
     return _json(output / "summary.json")
 
 
-def trained(work: Path) -> list[dict[str, Any]]:
-    """The metrics of a few iterations of GRPO on the rows that are left."""
+def trained(work: Path) -> list[float]:
+    """The mean rewards of a few iterations of GRPO on the rows that are left."""
     task = {
         "type": "rows",
-        "train": [str(work / "filtered" / "rows.parquet")],
+        "train": [str(work / "undisturbed_filtered" / "rows.parquet")],
         "routes": ROUTES,
         "steps": {"type": "lines"},
     }
@@ -205,61 +355,52 @@ def trained(work: Path) -> list[dict[str, Any]]:
     words += ["--override", "{trainer+: {schedule+: {steps: 2}}}"]
     run(*words, "run_iteration_loop", APP_DIRECTORY=str(work / "experiments"))
     lines = (work / "experiments" / "difficulty" / "grpo" / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
+    return [json.loads(line)["episodes/reward"] for line in lines]
 
 
-def report(work: Path, rows: int, killed: list[Killed]) -> str:
-    undisturbed, disturbed_ = work / "undisturbed", work / "disturbed"
-    one, other = digests(undisturbed), digests(disturbed_)
-    summary = _json(undisturbed / "summary.json")
-    took = _json(work / "filtered" / "summary.json")
-    metrics = (work / "experiments" / "difficulty" / "grpo" / "metrics.jsonl").read_text().splitlines()
-    rewards = [json.loads(line)["episodes/reward"] for line in metrics]
+# The page
+
+
+def compared(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
     kills = [
-        f"| {kill.what} of shard {kill.shard} | {kill.answered:,} of {kill.total:,} |" for kill in killed
+        f"| {kill['what']} of shard {kill['shard']} | {kill['answered']:,} of {kill['total']:,} |"
+        for kill in other["killed"]
     ]
+    counted = [
+        f"| {words} | {one[key]:,} | {other[key]:,} |"
+        for key, words in (
+            ("asked", "requests that the server was sent"),
+            ("asked_twice", "of them for an answer that had been asked for before"),
+            ("written_twice", "answers that stand in the journals twice"),
+        )
+        if key in one
+    ]
+    return [
+        "| SIGKILL met | answers of the shard that were there |",
+        "|---|---|",
+        *kills,
+        "",
+        "| | undisturbed | disturbed |",
+        "|---|---|---|",
+        f"| answers | {one['summary']['answers']:,} | {other['summary']['answers']:,} |",
+        *counted,
+        *(f"| SHA-256 of {name} | {one['digests'][name]} | {other['digests'][name]} |" for name in COMPARED),
+        "",
+        f"Mean pass rate {one['summary']['pass_rate']:.3f}; bins:",
+        "",
+        "```",
+        *text_histogram(one["summary"]["bins"]),
+        "```",
+        "",
+    ]
+
+
+def table_of(took: dict[str, Any]) -> list[str]:
     rules = [
         f"| {rule['rule']} | {rule['rows']:,} | {rule['dropped']:,} | {rule['left']:,} |"
         for rule in took["rules"]
     ]
-    return "\n".join(
-        [
-            "# Difficulty, with two shards and a server killed",
-            "",
-            f"`python scripts/difficulty_endurance.py --rows {rows}`, on {os.cpu_count()} cores of"
-            f" {platform.machine()}: additions of two two-digit numbers, a model of 0.9 million weights",
-            f"that learned some of them, {SAMPLES} answers to each row, {SHARDS} shards, two jobs side by"
-            " side, each with a vLLM server.",
-            "",
-            "| SIGKILL met | answers of the shard that were there |",
-            "|---|---|",
-            *kills,
-            "",
-            "| | undisturbed | disturbed |",
-            "|---|---|---|",
-            f"| answers | {summary['answers']:,} | {_json(disturbed_ / 'summary.json')['answers']:,} |",
-            f"| answers that stand in the journals twice | {asked_twice(undisturbed)} |"
-            f" {asked_twice(disturbed_)} |",
-            *(f"| SHA-256 of {name} | {one[name]} | {other[name]} |" for name in COMPARED),
-            "",
-            "What a job had sampled and not yet written when it died was sampled again, to the same tokens:",
-            f"seeds come from the row and the answer. Mean pass rate {summary['pass_rate']:.3f}; bins:",
-            "",
-            "```",
-            *text_histogram(summary["bins"]),
-            "```",
-            "",
-            "`filter_data`, with this model in both roles: rows that it never or always solves go.",
-            "",
-            "| rule | rows | dropped | left |",
-            "|---|---|---|---|",
-            *rules,
-            "",
-            "GRPO on the rows that are left (task `rows`), 64 of them an iteration with 8 answers each: mean",
-            "reward " + ", ".join(f"{reward:.3f}" for reward in rewards) + ".",
-            "",
-        ]
-    )
+    return ["| rule | rows | dropped | left |", "|---|---|---|---|", *rules, ""]
 
 
 def main() -> None:
@@ -268,29 +409,60 @@ def main() -> None:
     )
     parser.add_argument("--rows", type=int, default=2000)
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "difficulty")
+    parser.add_argument("--only", choices=["address"])
     parser.add_argument("--output", type=Path)
+    parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.serve is not None:
+        serve(arguments.serve, arguments.work)
+        return
     work: Path = arguments.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
-    if not policy(work).is_dir():
-        words = ["--configs", str(ROOT / "configs/quickstart/sft.jsonnet")]
-        changes = ["--override", ADDITION % 2500, "--override", SFT]
-        run(*words, *changes, "run_iteration_loop", APP_DIRECTORY=str(work / "experiments"))
     addition = ["--configs", str(ROOT / "configs/tasks/addition_chain.jsonnet")]
     changes = ["--override", ADDITION % arguments.rows]
     run(*addition, *changes, "export_rows", "--split", "train", "--output", str(work / "rows.parquet"))
-    run(*estimate(work, "undisturbed"))
-    killed = disturbed(work)
-    filtered(work)
-    trained(work)
-    text = report(work, arguments.rows, killed)
+    pairs = []
+    command = f"python scripts/difficulty_endurance.py --rows {arguments.rows}"
+    command += f" --only {arguments.only}" if arguments.only else ""
+    page = [
+        "# Difficulty, with two shards and a server killed",
+        "",
+        f"`{command}`, on {os.cpu_count()} cores of {platform.machine()}: additions of two two-digit",
+        f"numbers, {SAMPLES} answers to each row, {SHARDS} shards, two jobs side by side. What a job had",
+        "asked for and not yet written when it or its server died is asked for again, with the same seed: at",
+        "most what it has under way.",
+        "",
+        "## At an address whose server keeps book",
+        "",
+        f"Each job has {CONCURRENCY} requests under way.",
+        "",
+    ]
+    found = part_at_an_address(work)
+    pairs.append((found["address_undisturbed"], found["address_disturbed"]))
+    page += compared(*pairs[-1])
+    page += ["`filter_data`, with this model in both roles: rows that it never or always solves go.", ""]
+    page += table_of(filtered(work, work / "address_undisturbed"))
+    if arguments.only != "address":
+        found = part_on_servers(work)
+        pairs.append((found["undisturbed"], found["disturbed"]))
+        page += ["## On vLLM servers, with a model of 0.9 million weights that learned some additions", ""]
+        page += compared(*pairs[-1])
+        page += ["`filter_data`, as above:", "", *table_of(filtered(work, work / "undisturbed"))]
+        rewards = ", ".join(f"{reward:.3f}" for reward in trained(work))
+        page += [
+            "GRPO on the rows that are left (task `rows`), 64 of them an iteration with 8 answers each: mean",
+            f"reward {rewards}.",
+            "",
+        ]
+    text = "\n".join(page)
     print(text)
     if arguments.output is not None:
         arguments.output.write_text(text)
-    if digests(work / "undisturbed") != digests(work / "disturbed"):
-        sys.exit("the two estimates differ")
-    if asked_twice(work / "undisturbed") or asked_twice(work / "disturbed"):
-        sys.exit("an answer was asked for twice")
+    for one, other in pairs:
+        if one["digests"] != other["digests"]:
+            sys.exit("two estimates of the same rows differ")
+        if one["written_twice"] or other["written_twice"]:
+            sys.exit("an answer stands in the journals twice")
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ class Work:
 
     def arguments(self, **settings: Any) -> list[str]:
         address = {
-            "base_url": self.oracle.url, "model": "oracle", "concurrency": 2, "retries": 0, "timeout": 20,
+            "base_url": self.oracle.url, "model": "oracle", "concurrency": 2, "retries": 0, "timeout": 600,
             "give_up_after": 2,
         }  # fmt: skip
         config = {
@@ -163,6 +163,19 @@ def test_killed_jobs_and_a_killed_command_change_nothing(work: Work) -> None:
     assert "another job goes on" in log and "signal 9" in log
 
 
+@pytest.mark.slow
+def test_a_job_that_falls_silent_is_ended_and_another_goes_on(work: Work) -> None:
+    work.oracle.seconds = 600.0
+    # Longer than a job takes to start on a busy machine.
+    jobs = {"type": "local", "at_once": 1, "poll": 0.05, "silence": 15.0}
+    with work.started(jobs=jobs, shards=1) as command:
+        work.wait_for_answers(2)
+        work.oracle.seconds = 0.0
+        assert command.wait(180) == 0
+    assert "has shown nothing for" in (work.output / "logs" / "run.log").read_text()
+    assert sum(work.oracle.asked.values()) == 40 * SAMPLES + 2, "two were under way when it fell silent"
+
+
 def test_a_job_that_dies_again_and_again_is_left_with_what_it_said(
     work: Work, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -228,6 +241,16 @@ def test_a_folder_of_other_rows_or_settings_is_refused(
     assert "was begun with other rows" in capsys.readouterr().err
     write(work.input, sums(41))
     assert work.run(answers={"samples": 1}) == 2
+
+
+@pytest.mark.parametrize(
+    ("shard", "what"), [("0", "holds no estimate that a job could work on"), ("2", "--shard is 2")]
+)
+def test_a_shard_that_is_not_there_is_refused(
+    shard: str, what: str, work: Work, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*work.arguments(), "--shard", shard]) == 2
+    assert what in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

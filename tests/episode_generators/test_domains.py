@@ -21,7 +21,8 @@ from treetune.episode_generators.rollout.answers import before_stop
 from treetune.episode_generators.rollout.demonstrations import Demonstrations
 from treetune.episode_generators.rollout.single_turn import SingleTurn
 from treetune.inference.base import SamplingParams
-from treetune.tasks.mixture import Domain, Mixture
+from treetune.tasks.domain import Domain
+from treetune.tasks.mixture import Mixture
 from treetune.tree import answers_of, trees_of
 from treetune.vocabulary import Grade, Metrics, Problem, Trajectory
 

@@ -17,8 +17,9 @@ from treetune.episode_generators.storage import read_episodes, read_trajectories
 from treetune.inference.base import EngineError
 from treetune.runtime.base import Evaluation, EvaluationSet, PolicyIteration
 from treetune.runtime.summary import summary_line
+from treetune.tasks.domain import Domain
 from treetune.tasks.drawing import Drawing
-from treetune.tasks.mixture import Domain, Mixture
+from treetune.tasks.mixture import Mixture
 from treetune.tasks.weighting import Curriculum
 from treetune.trainers.base import Trainer
 from treetune.trainers.objectives.ppo import ClippedPolicyGradient

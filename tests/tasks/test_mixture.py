@@ -17,11 +17,12 @@ from treetune.inference.base import SamplingParams
 from treetune.tasks.addition_chain import AdditionChain
 from treetune.tasks.base import NoSplit, Split, Task
 from treetune.tasks.countdown import Countdown
+from treetune.tasks.domain import Difficulty, Domain, DomainTask
 from treetune.tasks.drawing import Drawing, first_of_shuffle, shares
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.final_answer import FinalAnswer
 from treetune.tasks.gsm8k import Gsm8k
-from treetune.tasks.mixture import Difficulty, Domain, DomainTask, Mixture
+from treetune.tasks.mixture import Mixture
 from treetune.tasks.sampling import Replacement
 from treetune.tasks.weighting import Curriculum, Fixed, Proportional, Temperature, Weighting
 from treetune.vocabulary import Problem
@@ -245,6 +246,8 @@ def test_stop_and_budget_are_the_domains_own() -> None:
             "plain": Domain(task=Rated(count=3)),
             "rows": Domain(task=own, max_tokens=30),
             "said": Domain(task=own, stop=("said",), max_tokens=300),
+            "silent": Domain(task=Gsm8k(stop=())),
+            "none": Domain(task=own, stop=()),
         }
     )
 
@@ -254,6 +257,8 @@ def test_stop_and_budget_are_the_domains_own() -> None:
     assert sampling("plain") == PARAMS
     assert sampling("rows") == SamplingParams(max_tokens=30, stop=("task's",))
     assert sampling("said") == SamplingParams(max_tokens=100, stop=("said",))
+    assert sampling("silent") == PARAMS
+    assert sampling("none") == SamplingParams(max_tokens=100)
 
 
 def test_each_answer_is_graded_and_cut_by_its_domain() -> None:

@@ -10,8 +10,9 @@ import pytest
 from tests.runtime.even_answers import OutOfOrder
 from treetune.main import main
 from treetune.tasks.addition_chain import AdditionChain
+from treetune.tasks.domain import Domain
 from treetune.tasks.gsm8k import Gsm8k
-from treetune.tasks.mixture import Domain, Mixture
+from treetune.tasks.mixture import Mixture
 from treetune.tasks.scoring import score_responses
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from treetune.tasks.base import Split, Task
+from treetune.tasks.domain import DomainTask
 from treetune.tasks.domain_rows import (
     ABILITY,
     DATA_SOURCE,
@@ -14,7 +15,6 @@ from treetune.tasks.domain_rows import (
     domain_row,
     write_parquet,
 )
-from treetune.tasks.mixture import DomainTask
 from treetune.vocabulary import Problem
 
 RATES = (LOW_PASS_RATE, HIGH_PASS_RATE)

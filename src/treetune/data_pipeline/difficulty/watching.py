@@ -27,6 +27,7 @@ from treetune.runtime.claims import Claims
 from treetune.runtime.console import Console
 from treetune.runtime.lifeline import Stopped
 from treetune.tasks.rows import RowsTask
+from treetune.tasks.sources import files_matching
 
 USER_ERROR = 2
 """The code of a failure that no other attempt mends."""
@@ -69,15 +70,21 @@ def identity(pipeline: EstimateDifficulty, source: Path) -> str:
     """What the answers of a folder have in common."""
     settings = {name: value for name, value in vars(pipeline).items() if name not in _CHANGES_NO_ANSWER}
     policy = pipeline.policy.identity()
-    return content_hash([repr(settings), repr(policy), pipeline.shards, file_hashes([source])])
+    return content_hash([repr(settings), repr(policy), pipeline.shards, file_hashes(files_matching(source))])
 
 
 _CHANGES_NO_ANSWER = ("policy", "jobs", "column", "grader_workers", "grader_deadline")
 
 
 def refuse_another(pipeline: EstimateDifficulty, source: Path, output: Path) -> None:
-    """Raises ValueError where the folder was begun with other rows or settings."""
-    begun = json.loads((output / "estimate.json").read_text())
+    """Raises ValueError where the folder was begun with other rows or settings, or not at all."""
+    try:
+        begun = json.loads((output / "estimate.json").read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{output} holds no estimate that a job could work on ({error}): the command without --shard"
+            " begins one"
+        ) from error
     if begun["identity"] != identity(pipeline, source):
         raise ValueError(
             f"{output} was begun with other rows, another policy, other answers, or {begun['shards']} shards:"
