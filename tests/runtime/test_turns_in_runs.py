@@ -76,10 +76,13 @@ class Uniform(FakeSettings):
         return engine
 
 
+ROLLOUT = MultiTurn(samples=2, max_tokens=24, max_turns=4, turn_tokens=1, observation_characters=6)
+
+
 def experiment(folder: Path, **changes: Any) -> PolicyIteration:
     settings = {
         "task": EnvironmentTask(environment=Moody(), train_size=16),
-        "rollout": MultiTurn(samples=2, max_tokens=24, max_turns=4, turn_tokens=1, observation_characters=6),
+        "rollout": ROLLOUT,
         "problems_per_iteration": 16,
     }
     return small(folder, Uniform(), **{**settings, **changes})
@@ -127,6 +130,7 @@ LIVELY = EnvironmentTask(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed_after", [12, 50])
 def test_a_run_that_ended_anywhere_goes_on_to_the_same_weights_and_samples_nothing_twice(
     killed_after: int, tmp_path: Path
@@ -158,7 +162,14 @@ def engines(config: PolicyIteration) -> list[FakeEngine]:
 def test_turns_are_trained_and_measured_with_every_credit(credit: Group | Gae, tmp_path: Path) -> None:
     sets = (EvaluationSet(split="validation", problems=4, while_training=True),)
     evaluation = Evaluation(sets=sets, every=1)
-    config = experiment(tmp_path, task=LIVELY, credit=credit, evaluation=evaluation, problems_per_iteration=4)
+    config = experiment(
+        tmp_path,
+        task=EnvironmentTask(environment=Moody(moods=("calm",)), train_size=4),
+        rollout=replace(ROLLOUT, samples=4),
+        credit=credit,
+        evaluation=evaluation,
+        problems_per_iteration=4,
+    )
     run_iteration_loop(config, {})
     first, last = directory_of(config).read_metrics()
     for row in (first, last):
