@@ -1,68 +1,26 @@
-"""Graders of logic, simulation, tables, choices and facts: labelled cases, faults of others, properties."""
+"""Graders of logic, simulation, tables, choices and facts: labelled cases and faults of others."""
 
 from __future__ import annotations
 
 import json
-import string
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from treetune.sandbox.base import Limits, Outcome, Sandbox, SandboxUnavailable
-from treetune.sandbox.bubblewrap import Bubblewrap
-from treetune.tasks.graders.base import Grader, Unavailable
+from tests.tasks.rule_grading import GRADERS, ZEBRA, answer, grade, reward
 from treetune.tasks.graders.codeio import CodeIO
-from treetune.tasks.graders.grid import GridGrader, read_grid, written
+from treetune.tasks.graders.grid import GridGrader
 from treetune.tasks.graders.instruction_following import InstructionFollowing
-from treetune.tasks.graders.livebench import SCORES, LiveBench
-from treetune.tasks.graders.livebench_scores import edit_distance
+from treetune.tasks.graders.livebench import LiveBench
 from treetune.tasks.graders.multiple_choice import MultipleChoice
 from treetune.tasks.graders.one_word import OneWord
 from treetune.tasks.graders.ordering import OrderingGrader
-from treetune.tasks.graders.retrieval import F1, ExactMatch
 from treetune.tasks.graders.table import TableGrader
 from treetune.tasks.graders.zebra import ZebraGrader
 from treetune.testing.hostile import hostile_answers
 from treetune.vocabulary import Grade, Problem
 
-GRADERS: dict[str, Grader] = {
-    "codeio": CodeIO(),
-    "exact_match": ExactMatch(),
-    "f1": F1(),
-    "grid": GridGrader(),
-    "multiple_choice": MultipleChoice(),
-    "one_word": OneWord(),
-    "ordering": OrderingGrader(),
-    "table": TableGrader(),
-    "zebra": ZebraGrader(),
-}
-
 LABELLED = Path(__file__).parent / "labelled"
-
-ZEBRA = json.dumps(
-    {
-        "header": ["Position", "Name", "Pet"],
-        "rows": [["1", "Ann", "cat"], ["2", "Bob", "dog"], ["3", "Eve", "eel"]],
-    }
-)
-
-
-def grade(grader: Grader, response: str, gold: str, prompt: str = "?") -> Grade:
-    return grader.grade(response, Problem(id="x", prompt=prompt, gold=gold))
-
-
-def reward(grader: Grader, response: str, gold: str, prompt: str = "?") -> float:
-    return grade(grader, response, gold, prompt).reward
-
-
-def answer(text: object) -> str:
-    return f"<think>so</think> <answer>{text if isinstance(text, str) else json.dumps(text)}</answer>"
-
 
 OF_ROWS = {"instruction_following": InstructionFollowing(), "livebench": LiveBench()}
 """Graders that need fields of the row."""
@@ -150,12 +108,6 @@ def test_a_house_that_is_no_number_is_asked_for_like_anything_else() -> None:
     assert reward(ZebraGrader(), answer([["1", "blue"], ["2", "red"]]), gold) == 0
 
 
-@pytest.mark.parametrize("block", ['```json\n"output": 3\n```', '```\n{"output": 3}\n```', "```json\n3\n```"])
-def test_a_value_counts_with_and_without_braces(block: str) -> None:
-    assert reward(CodeIO(), block, '{"output": 3}') == 1
-    assert reward(CodeIO(), block, "3") == 1
-
-
 @pytest.mark.parametrize("given", ["x.", " x ", "X", '"x"', "**x**", "\nx\n", "`x`!"])
 def test_signs_around_a_word_do_not_matter(given: str) -> None:
     assert reward(OneWord(), answer(given), "x") == 1
@@ -179,205 +131,7 @@ def test_nothing_that_an_answer_says_is_evaluated(tmp_path: Path) -> None:
     assert not target.exists()
 
 
-# Properties.
-
-_words = st.text(alphabet=string.ascii_letters, min_size=1, max_size=6)
-_cells = st.text(alphabet=string.ascii_lowercase, min_size=1, max_size=4)
-
-
-def _swapped(draw: Any, text: str) -> str:
-    return "".join(draw.choice((sign.upper(), sign.lower())) for sign in text)
-
-
-@given(
-    st.integers(1, 5).flatmap(
-        lambda n: st.lists(st.lists(st.integers(0, 9), min_size=n, max_size=n), min_size=1, max_size=5)
-    ),
-    st.data(),
-)
-@settings(max_examples=100)
-def test_every_way_to_write_a_grid_is_read_and_one_changed_cell_is_seen(
-    grid: list[list[int]], data: Any
-) -> None:
-    gold = json.dumps(grid)
-    for text in (gold, str(grid), written(grid), "\n".join(" ".join(map(str, row)) for row in grid)):  # type: ignore[arg-type]
-        assert read_grid(text) == tuple(map(tuple, grid))
-        assert reward(GridGrader(), answer(text), gold) == 1
-    row = data.draw(st.integers(0, len(grid) - 1))
-    column = data.draw(st.integers(0, len(grid[0]) - 1))
-    changed = [list(one) for one in grid]
-    changed[row][column] = (changed[row][column] + data.draw(st.integers(1, 9))) % 10
-    found = grade(GridGrader(score="cells"), answer(changed), gold)
-    assert found.reward == pytest.approx(1 - 1 / (len(grid) * len(grid[0])))
-    assert reward(GridGrader(), answer(changed), gold) == 0
-    assert reward(GridGrader(), answer([*grid, grid[0]]), gold) == 0
-
-
-@given(
-    st.lists(_words, min_size=2, max_size=6, unique_by=str.lower),
-    st.randoms(use_true_random=False),
-    st.sampled_from(["json", "commas", "lines", "numbered"]),
-)
-@settings(max_examples=100)
-def test_an_order_is_right_in_every_writing_and_no_other_order_is(
-    names: list[str], draw: Any, form: str
-) -> None:
-    def text(order: list[str]) -> str:
-        said = [_swapped(draw, name) for name in order]
-        if form == "json":
-            return json.dumps(said)
-        numbered = [f"{place}. {name}" for place, name in enumerate(said, start=1)]
-        return {"commas": ", ".join(said), "lines": "\n".join(said), "numbered": "\n".join(numbered)}[form]
-
-    gold = json.dumps(names)
-    assert reward(OrderingGrader(), answer(text(names)), gold) == 1
-    other = list(names)
-    one, another = draw.sample(range(len(names)), 2)
-    other[one], other[another] = other[another], other[one]
-    assert reward(OrderingGrader(), answer(text(other)), gold) == 0
-    assert reward(OrderingGrader(score="places"), answer(text(other)), gold) == pytest.approx(
-        1 - 2 / len(names)
-    )
-    assert reward(OrderingGrader(score="places"), answer(text([*names, "Zz"])), gold) == 0
-    assert reward(OrderingGrader(score="places"), answer(text(names[:-1])), gold) == 0
-
-
-@given(
-    st.integers(2, 4).flatmap(
-        lambda n: st.lists(st.lists(_cells, min_size=n, max_size=n), min_size=1, max_size=5)
-    ),
-    st.randoms(use_true_random=False),
-)
-@settings(max_examples=100)
-def test_a_table_is_right_in_any_order_of_rows_and_columns_and_one_changed_cell_is_seen(
-    cells: list[list[str]], draw: Any
-) -> None:
-    header = ["Position", *(f"Thing {place}" for place in range(len(cells[0])))]
-    rows = [[str(place), *row] for place, row in enumerate(cells, start=1)]
-    gold = json.dumps({"header": header, "rows": rows})
-    order = draw.sample(range(len(header)), len(header))
-    shuffled = {
-        "header": [_swapped(draw, header[place]) for place in order],
-        "rows": [[_swapped(draw, row[place]) for place in order] for row in draw.sample(rows, len(rows))],
-    }
-    grader = ZebraGrader()
-    for table in (
-        shuffled,
-        rows,
-        cells,
-        {"header": header[1:], "rows": cells},
-        [dict(zip(header, row, strict=True)) for row in rows],
-    ):
-        assert reward(grader, answer(table), gold) == 1
-    changed = [list(row) for row in rows]
-    row, column = draw.randrange(len(rows)), draw.randrange(1, len(header))
-    changed[row][column] += "x"
-    assert reward(grader, answer(changed), gold) == pytest.approx(1 - 1 / (len(cells) * len(cells[0])))
-    assert reward(ZebraGrader(score="exact"), answer(changed), gold) == 0
-    assert reward(grader, answer([*rows, rows[0]]), gold) == 0
-
-
-_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | _words,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_words, inner, max_size=3),
-    max_leaves=8,
-)
-
-
-@given(_values, _values, st.sampled_from(["output", "input"]), st.booleans())
-@settings(max_examples=200)
-def test_a_value_equals_itself_in_every_writing_and_equality_has_no_direction(
-    value: Any, other: Any, key: str, in_braces: bool
-) -> None:
-    block = json.dumps({key: value}) if in_braces else f'"{key}": {json.dumps(value)}'
-    grader = CodeIO()
-    for gold in (json.dumps({key: value}), json.dumps(value)):
-        assert reward(grader, f"So:\n```json\n{block}\n```", gold) == 1
-    assert grader.equal(value, other) == grader.equal(other, value)
-    assert not grader.equal([value], [value, other])
-    assert not grader.equal({"a": value}, {"b": value})
-
-
-def test_truth_values_are_no_numbers_and_nested_json_is_what_it_holds() -> None:
-    grader = CodeIO()
-    assert not grader.equal(True, 1)
-    assert not grader.equal(0, False)
-    assert grader.equal("True", True)
-    assert grader.equal('{"a": [1, 2]}', {"a": (1, 2.0)})
-    assert not grader.equal("3", 3)
-    assert not grader.equal(10**400, 1e300)
-    assert grader.equal(0.1 + 0.2, 0.3)
-    assert not grader.equal(1234567, 1234568)
-
-
-SQUARE = "def main_solution(n, unit='m'):\n    print('working')\n    return [n * n, unit]"
-
-
-class FakeSandbox(Sandbox):
-    """Runs programs that this test wrote, here."""
-
-    def run(self, code: str, **keys: Any) -> Outcome:
-        limits, stdin = keys["limits"], keys["stdin"]
-        try:
-            done = subprocess.run(
-                [sys.executable, "-c", code],
-                input=stdin,
-                capture_output=True,
-                text=True,
-                timeout=limits.seconds,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as error:
-            said = (error.stdout or b"").decode()
-            return Outcome(stdout=said, stderr="", exit=None, killed_by="time", seconds=limits.seconds)
-        return Outcome(
-            stdout=done.stdout, stderr=done.stderr, exit=done.returncode, killed_by=None, seconds=0.0
-        )
-
-
-class NoSandbox(Sandbox):
-    def run(self, code: str, **keys: Any) -> Outcome:
-        raise SandboxUnavailable("there is none")
-
-
-@pytest.mark.parametrize(
-    ("said", "right"),
-    [
-        ('{"input": {"n": 3}}', True),
-        ('{"input": {"n": -3}}', True),
-        ('"input": {"n": -3, "unit": "m"}', True),
-        ('{"input": {"n": 4}}', False),
-        ('{"input": {"n": 3, "unit": "km"}}', False),
-        ('{"input": {"m": 3}}', False),
-        ('{"input": "import os"}', False),
-        ('{"input": [3]}', True),
-    ],
-)
-def test_another_input_with_the_same_output_is_right_where_the_program_is_run(said: str, right: bool) -> None:
-    problem = Problem(id="x", prompt="?", gold='{"input": {"n": 3}}', data={"reference": SQUARE})
-    running = CodeIO(program="reference", sandbox=FakeSandbox())
-    assert running.grade(f"```json\n{said}\n```", problem).correct is right
-    plain = CodeIO().grade(f"```json\n{said}\n```", problem)
-    assert plain.correct is (said == '{"input": {"n": 3}}')
-
-
-def test_a_program_that_hangs_on_an_input_makes_it_wrong_and_a_missing_sandbox_judges_nothing() -> None:
-    program = "def main_solution(n):\n    while n > 3: pass\n    return 1"
-    problem = Problem(id="x", prompt="?", gold='{"input": {"n": 3}}', data={"reference": program})
-    quick = CodeIO(program="reference", sandbox=FakeSandbox(), limits=Limits(seconds=2))
-    assert not quick.grade('```json\n{"input": {"n": 9}}\n```', problem).correct
-    with pytest.raises(Unavailable, match="there is none"):
-        CodeIO(program="reference", sandbox=NoSandbox()).grade('```json\n{"input": {"n": 9}}\n```', problem)
-    with pytest.raises(ValueError, match="no program under 'code'"):
-        CodeIO(program="code", sandbox=FakeSandbox()).grade('```json\n{"input": {"n": 9}}\n```', problem)
-
-
-@pytest.mark.skipif(bool(Bubblewrap().missing()), reason=" ".join(Bubblewrap().missing()))
-def test_programs_run_in_the_sandbox() -> None:
-    problem = Problem(id="x", prompt="?", gold='{"input": {"n": 3}}', data={"reference": SQUARE})
-    grader = CodeIO(program="reference")
-    assert grader.grade('```json\n{"input": {"n": -3}}\n```', problem).correct
-    assert not grader.grade('```json\n{"input": {"n": 4}}\n```', problem).correct
+# What is no answer, and what is no gold.
 
 
 def test_two_answers_at_once_are_none() -> None:
@@ -385,120 +139,6 @@ def test_two_answers_at_once_are_none() -> None:
     assert reward(CodeIO(), '```json\n{"output": 1, "input": 2}\n```', '{"output": 1}') == 1
     assert reward(MultipleChoice(), r"\boxed{A or B}", "A") == reward(OneWord(), answer("x or y"), "x") == 0
     assert reward(TableGrader(), r"\boxed{1 or 2}", "1") == 0
-
-
-_FORMS = {
-    "one_word": ("<answer>{}</answer>", st.text(alphabet="abcxyz", min_size=1, max_size=6)),
-    "exact_match": ("<answer>{}</answer>", st.text(alphabet="bcx yz", min_size=1, max_size=9)),
-    "table": ("\\boxed{{{}}}", st.text(alphabet="qxyz", min_size=2, max_size=6)),
-    "multiple_choice": ("\\boxed{{{}}}", st.sampled_from("ABCDEFGHIJ")),
-}
-
-
-@pytest.mark.parametrize("name", _FORMS)
-@given(st.data(), st.sampled_from(["", " ", "\n", "\t \n"]), st.randoms(use_true_random=False))
-@settings(max_examples=40)
-def test_case_and_spaces_around_change_no_verdict(name: str, data: Any, space: str, draw: Any) -> None:
-    form, texts = _FORMS[name]
-    gold = data.draw(texts.filter(str.strip))
-    other = data.draw(texts.filter(str.strip))
-    same = " ".join(gold.lower().split()) == " ".join(other.lower().split())
-    for text in (other, other.upper(), _swapped(draw, other), f"{space}{other}{space}"):
-        assert reward(GRADERS[name], form.format(text), gold) == same
-        assert reward(GRADERS[name], form.format(text), gold.upper()) == same
-
-
-@given(st.sampled_from("ABCDEFGHIJ"), st.sampled_from("ABCDEFGHIJ"))
-def test_a_choice_is_right_where_it_is_the_gold_and_nowhere_else(said: str, gold: str) -> None:
-    for form in (
-        r"\boxed{%s}",
-        r"\boxed{(%s)}",
-        r"\boxed{\text{%s}}",
-        "Answer: %s",
-        "**Answer:** (%s)",
-        "the final answer is %s.",
-        "Answer: %s) Paris",
-        "The correct answer is option (%s) Paris",
-    ):
-        assert reward(MultipleChoice(), form % said, gold) == (said == gold), form
-    assert grade(MultipleChoice(options=4), rf"\boxed{{{said}}}", "A").outcome == (
-        "ok" if said <= "D" else "no_answer"
-    )
-
-
-@given(
-    st.lists(st.integers(-9999, 9999).map(str) | _words.map(lambda word: f"q{word}"), min_size=1, max_size=5),
-    st.randoms(use_true_random=False),
-)
-@settings(max_examples=100)
-def test_several_answers_count_in_any_order_and_each_once(golds: list[str], draw: Any) -> None:
-    gold = " | ".join(golds)
-    shuffled = draw.sample(golds, len(golds))
-    assert reward(TableGrader(), rf"\boxed{{{'|'.join(shuffled)}}}", gold) == 1
-    assert reward(TableGrader(), rf"\boxed{{{'|'.join([*golds, golds[0]])}}}", gold) == 0
-    changed = ["qqqqqqqqqq", *golds[1:]]
-    assert reward(TableGrader(), rf"\boxed{{{'|'.join(changed)}}}", gold) == 0
-
-
-def of_livebench(task: str, response: str, gold: str) -> float:
-    return LiveBench().grade(response, Problem(id="x", prompt="?", gold=gold, data={"task": task})).reward
-
-
-def test_parts_of_an_answer_to_livebench_earn_parts() -> None:
-    groups = "a, b, c, d, e, f, g, h"
-    assert of_livebench("connections", "<solution>d, c, b, a, e, f, g, x</solution>", groups) == 0.5
-    assert of_livebench("zebra_puzzle", "<solution>a, c</solution>", "a, b") == 0.25
-    assert of_livebench("tablejoin", "{'a': 'x'}", "{'a': 'x', 'b': 'y'}") == pytest.approx(2 / 3)
-    plot = "One thing happens. Another thing follows. They all go home."
-    other = "They all go home. One thing happens. Another thing follows."
-    assert of_livebench("plot_unscrambling", other, plot) == pytest.approx(1 - 2 / 3)
-
-
-def test_the_last_answer_alone_counts_however_many_stand_in_bold() -> None:
-    """The published scorers take the best of all groups in bold, or any of the last three words."""
-    assert of_livebench("connections", "**a, b, c, d**\n\n**a, b, x, y**", "a, b, c, d") == 0
-    assert of_livebench("spatial", "**4**\n\n**5**\n\n**6**", "4") == 0
-
-
-def test_a_task_that_livebench_does_not_have_is_told() -> None:
-    with pytest.raises(ValueError, match="did you mean 'spatial'"):
-        of_livebench("spacial", "4", "4")
-
-
-@given(st.sampled_from(sorted(SCORES)), st.text(max_size=80))
-def test_any_answer_to_livebench_earns_at_most_1(task: str, text: str) -> None:
-    gold = {"tablejoin": "{'a': 'b'}", "tablereformat": '[{"a": 1, "b": 2}]'}.get(task, "One. Two")
-    assert 0 <= of_livebench(task, text, gold) <= 1
-
-
-@given(st.lists(st.integers(0, 3), max_size=6), st.lists(st.integers(0, 3), max_size=6))
-def test_edit_distance_is_a_metric_that_ends_at_the_longer_length(one: list[int], other: list[int]) -> None:
-    distance = edit_distance(one, other)
-    assert distance == edit_distance(other, one)
-    assert (distance == 0) == (one == other)
-    assert abs(len(one) - len(other)) <= distance <= max(len(one), len(other))
-
-
-@given(st.lists(_words, min_size=1, max_size=5), st.lists(_words, min_size=1, max_size=5))
-def test_f1_is_symmetric_and_one_exactly_for_the_same_words(one: list[str], other: list[str]) -> None:
-    there, back = (
-        reward(F1(), answer(" ".join(one)), json.dumps([" ".join(other)])),
-        reward(F1(), answer(" ".join(other)), json.dumps([" ".join(one)])),
-    )
-    assert there == pytest.approx(back)
-    if reward(ExactMatch(), answer(" ".join(one)), json.dumps([" ".join(other)])):
-        assert there == 1
-
-
-@pytest.mark.parametrize("name", GRADERS)
-@given(
-    st.text(max_size=60),
-    st.sampled_from(["{}", "<answer>{}</answer>", "\\boxed{{{}}}", "```json\n{}\n```", "Answer: {}"]),
-)
-@settings(max_examples=60)
-def test_any_text_gets_a_verdict(name: str, text: str, form: str) -> None:
-    gold = {"zebra": ZEBRA, "grid": "[[4]]", "multiple_choice": "A"}.get(name, "4")
-    assert 0 <= reward(GRADERS[name], form.format(text), gold) <= 1
 
 
 @pytest.mark.parametrize("name", GRADERS)
