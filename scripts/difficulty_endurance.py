@@ -16,20 +16,16 @@ idle cores. A folder that is there already is gone on with.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import hashlib
 import json
 import os
 import platform
-import re
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,7 +41,7 @@ from treetune.data_pipeline.difficulty.shard import (  # noqa: E402
     shard_folder,
 )
 from treetune.inference.guard import descendants  # noqa: E402
-from treetune.seeds import derived_random  # noqa: E402
+from treetune.testing.bookkeeping import Address, address  # noqa: E402
 
 MAIN = ROOT / "src" / "treetune" / "main.py"
 SHARDS, SAMPLES, ITERATIONS = 4, 8, 8
@@ -73,78 +69,6 @@ class Killed:
     shard: int
     answered: int
     total: int
-
-
-# The address
-
-
-class Book:
-    """Answers additions, rightly as often as the last digit of the first number says, by the request's seed.
-    What was asked is written to a file before it is answered."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = file.open("a")
-
-    async def answer(self, request: Any) -> Any:
-        from aiohttp import web
-
-        body = await request.json()
-        prompt = body["messages"][-1]["content"]
-        self._file.write(json.dumps([prompt, body["seed"]]) + "\n")
-        self._file.flush()
-        await asyncio.sleep(0.02)
-        one, other = map(int, re.findall(r"\d+", prompt))
-        right = derived_random(body["seed"], "answer").random() < one % 10 / 9
-        text = f"{one + other + (0 if right else 1)}\n#{one + other + (0 if right else 1)}"
-        usage = {"prompt_tokens": len(prompt), "completion_tokens": len(text)}
-        choice = {"message": {"content": text}, "finish_reason": "stop"}
-        return web.json_response({"choices": [choice], "usage": usage})
-
-
-def serve(port: int, file: Path) -> None:
-    from aiohttp import web
-
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", Book(file).answer)
-    web.run_app(app, host="127.0.0.1", port=port, print=None)
-
-
-class Address:
-    """The server as a process that can be killed and started again."""
-
-    def __init__(self, book: Path) -> None:
-        self.book = book
-        book.unlink(missing_ok=True)
-        with socket.socket() as one:
-            one.bind(("127.0.0.1", 0))
-            self.port = int(one.getsockname()[1])
-        self.start()
-
-    def start(self) -> None:
-        words = [sys.executable, __file__, "--serve", str(self.port), "--work", str(self.book)]
-        self.process = subprocess.Popen(words)
-        for _ in range(600):
-            with socket.socket() as one:
-                if one.connect_ex(("127.0.0.1", self.port)) == 0:
-                    return
-            time.sleep(0.1)
-        sys.exit("the address did not come up")
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-    def asked(self) -> Counter[str]:
-        return Counter(self.book.read_text().splitlines())
-
-
-@contextmanager
-def address(book: Path) -> Iterator[Address]:
-    made = Address(book)
-    try:
-        yield made
-    finally:
-        made.kill()
 
 
 # Estimates
@@ -411,11 +335,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "difficulty")
     parser.add_argument("--only", choices=["address"])
     parser.add_argument("--output", type=Path)
-    parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.serve is not None:
-        serve(arguments.serve, arguments.work)
-        return
     work: Path = arguments.work.resolve()
     work.mkdir(parents=True, exist_ok=True)
     addition = ["--configs", str(ROOT / "configs/tasks/addition_chain.jsonnet")]
@@ -454,6 +374,8 @@ def main() -> None:
             f"reward {rewards}.",
             "",
         ]
+    else:
+        page += ["Not run here: the same on vLLM servers, and training on the rows that are left.", ""]
     text = "\n".join(page)
     print(text)
     if arguments.output is not None:

@@ -128,7 +128,7 @@ def test_the_suite_is_the_published_one() -> None:
     sets = {one.label: one for one in built("guru/7b_grpo").evaluation.sets}
     assert list(sets) == [
         "aime24", "math500", "humaneval", "mbpp", "livecodebench", "gpqa_diamond", "supergpqa", "arcagi1",
-        "zebra_puzzle", "codeio", "cruxeval-i", "cruxeval-o", "finqa", "hitab", "multihier",
+        "zebra_puzzle", "codeio", "cruxeval_i", "cruxeval_o", "finqa", "hitab", "multihier",
         "livebench_reasoning", "livebench_language", "livebench_data_analysis", "ifeval",
     ]  # fmt: skip
     assert {(one.temperature, one.top_p) for one in sets.values()} == {(1.0, 0.7)}

@@ -146,6 +146,13 @@ def test_rows_stay_as_they_are(work: Work) -> None:
     assert [one for _, one in read_domain_rows(work.output / "rows.parquet")] == before
 
 
+def test_several_files_are_filtered_together(work: Work) -> None:
+    write_parquet(work.folder / "rows2.parquet", [row("easy"), row("new")])
+    work.input = work.folder / "rows*.parquet"
+    assert work.run({"type": "exact_duplicates"}) == 0
+    assert work.kept == [*RATES, "new"]
+
+
 def test_no_rates_no_filter(work: Work, capsys: pytest.CaptureFixture[str]) -> None:
     assert work.run({"type": "pass_rates", "strong": "nowhere"}) == 2
     assert "nowhere" in capsys.readouterr().err

@@ -7,6 +7,7 @@ import random
 import pytest
 
 from treetune.reports.tables.intervals import (
+    of_shares,
     over_seeds,
     over_seeds_and_problems,
     stretch,
@@ -87,3 +88,25 @@ def test_few_seeds_are_stretched_by_students_quantiles(seeds: int, quantile: flo
     """97.5 % quantiles, from any printed table."""
     factor = stretch(seeds, "student") / stretch(seeds, "bootstrap")
     assert factor * 1.959964 == pytest.approx(quantile, abs=6e-4)
+
+
+def test_where_nothing_is_right_a_share_is_not_sure_to_be_zero() -> None:
+    nothing = [{str(number): 0.0 for number in range(30)} for _ in range(3)]
+    found = of_shares(nothing, "student")
+    assert (found.mean, found.low) == (0.0, 0.0)
+    assert found.high == pytest.approx(0.1135, abs=1e-4)
+
+
+def test_one_seeds_share_of_thirty_problems_has_an_interval_that_holds_it() -> None:
+    generator, held = random.Random(3), 0
+    for _ in range(400):
+        found = of_shares([{str(number): float(generator.random() < 0.05) for number in range(30)}])
+        assert found.low is not None and found.high is not None
+        held += found.low <= 0.05 <= found.high
+    assert held / 400 > 0.93
+
+
+def test_shares_of_several_seeds_that_vary_have_the_interval_of_seeds_and_problems() -> None:
+    generator = random.Random(1)
+    values = [{str(number): float(generator.random() < 0.5) for number in range(40)} for _ in range(3)]
+    assert of_shares(values, "student") == over_seeds_and_problems(values, "student")

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treetune.runtime.evaluation import bootstrap_interval, by_domain, pass_at_k, summarise
+from treetune.runtime.evaluation import by_domain, pass_at_k, summarise
+from treetune.runtime.intervals import bootstrap, interval_of_mean
 from treetune.vocabulary import Grade, Problem, Segment, Trajectory
 
 Answer = tuple[str | None, bool, int]
@@ -91,26 +92,40 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_right_answer(n: int, data: st.
     assert pass_at_k(n, sum(right), k) == pytest.approx(brute)
 
 
-def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
-    draw, truth, trials = random.Random(7), 0.6, 100
+@pytest.mark.parametrize(("truth", "problems"), [(0.6, 60), (0.1, 30), (0.02, 30)])
+def test_the_interval_of_a_share_covers_the_truth_as_often_as_it_says(truth: float, problems: int) -> None:
+    draw, trials = random.Random(7), 2000
     covered = 0
     for trial in range(trials):
-        low, high = bootstrap_interval([float(draw.random() < truth) for _ in range(60)], seed=trial)
+        low, high = interval_of_mean([float(draw.random() < truth) for _ in range(problems)], seed=trial)
         covered += low <= truth <= high
+    assert 0.93 <= covered / trials <= 0.99
+
+
+def test_the_interval_of_means_of_several_samples_covers_the_truth_about_as_often_as_it_says() -> None:
+    draw, trials = random.Random(7), 100
+    covered = 0
+    for trial in range(trials):
+        values = [sum(draw.random() < 0.6 for _ in range(4)) / 4 for _ in range(60)]
+        low, high = interval_of_mean(values, seed=trial)
+        covered += low <= 0.6 <= high
     assert 88 <= covered <= 100
 
 
 def test_the_interval_is_as_wide_as_the_normal_one() -> None:
     values = [float(i < 300) for i in range(500)]
-    low, high = bootstrap_interval(values, seed=3)
     half = 1.96 * (0.6 * 0.4 / 500) ** 0.5
-    assert low == pytest.approx(0.6 - half, abs=0.01)
-    assert high == pytest.approx(0.6 + half, abs=0.01)
-    assert bootstrap_interval(values, seed=3) == (low, high)
+    for low, high in (interval_of_mean(values, seed=3), bootstrap(values, seed=3)):
+        assert low == pytest.approx(0.6 - half, abs=0.01)
+        assert high == pytest.approx(0.6 + half, abs=0.01)
+    assert bootstrap(values, seed=3) == bootstrap(values, seed=3)
 
 
-def test_problems_that_all_went_alike_have_an_interval_of_no_width() -> None:
-    assert bootstrap_interval([1.0] * 20, seed=0) == (1.0, 1.0)
+def test_problems_that_all_went_alike_leave_room_for_others() -> None:
+    low, high = interval_of_mean([1.0] * 20, seed=0)
+    assert (round(low, 3), high) == (0.839, 1.0)
+    low, high = interval_of_mean([0.0] * 20, seed=0)
+    assert (low, round(high, 3)) == (0.0, 0.161)
 
 
 def test_a_summary_by_domain_is_that_of_each_domain_alone_and_needs_several() -> None:

@@ -95,3 +95,20 @@ def test_a_sandbox_that_cannot_start_says_so_and_blames_no_program(
     monkeypatch.setattr("treetune.sandbox.bubblewrap._root", lambda: ("--ro-bind", "/not/there", "/a"))
     with pytest.raises(SandboxUnavailable, match="/not/there"):
         sandbox.run("print(1)")
+
+
+def test_a_process_with_many_open_files_can_run_programs(sandbox: Bubblewrap) -> None:
+    import os
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 2000:
+        pytest.skip(f"this user may open {hard} files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2000), hard))
+    opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        assert sandbox.run("print(1)").stdout == "1\n"
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

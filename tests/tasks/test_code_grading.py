@@ -31,6 +31,7 @@ SUM = {"inputs": ["1 2\n", "3 4\n", "-1 1"], "outputs": ["3\n", "7", "0\n"]}
 FUNCTIONAL = {
     "functional": "from math import pi\nassert f(2) == 4\nassert f(3) == 9\nassert isinstance(f(1), int)"
 }
+NEAR = {"functional": "assert abs(f(2) - 4) < 1e-6\nassert 8.5 < f(3) < 9.5"}
 CHECK = {
     "functional": "def check(f):\n    assert f(2) == 4\n    assert f(3) == 9\ncheck(f)",
 }
@@ -138,6 +139,12 @@ class Any:
     def __ne__(self, other): return False
 def f(n=0): return Any()
 g = f""",
+    "is near to everything": """
+class Near:
+    __sub__ = __rsub__ = __abs__ = lambda self, *other: 0.0
+    __lt__ = __le__ = __gt__ = __ge__ = lambda self, other: True
+def f(n=0): return Near()
+g = f""",
     "mocks": "from unittest.mock import ANY\ndef f(n=0): return ANY\ng = f",
     "writes a report": """
 import os
@@ -182,7 +189,7 @@ g = f""",
 }
 
 
-@pytest.mark.parametrize("gold", [SUM, FUNCTIONAL, PYTEST], ids=lambda gold: next(iter(gold)))
+@pytest.mark.parametrize("gold", [SUM, FUNCTIONAL, NEAR, PYTEST], ids=lambda gold: next(iter(gold)))
 @pytest.mark.parametrize("code", FORGED.values(), ids=FORGED)
 def test_no_forged_verdict_is_believed(code: str, gold: dict[str, Any]) -> None:
     assert grade(code, gold).reward == 0.0
@@ -281,6 +288,15 @@ AS_IF_IN_ONE_PROCESS = {
         SQUARE,
         "import unittest\nclass T(unittest.TestCase):\n    def test_f(self): self.assertEqual(f(3), 9)\n"
         "unittest.main()",
+    ),
+    "adds its own": (
+        "class V:\n    def __init__(self, x): self.x = x\n    def __add__(self, o): return V(self.x + o.x)\n"
+        "    def __mul__(self, k): return V(self.x * k)\n    def __lt__(self, o): return self.x < o.x",
+        "assert (V(1) + V(2) * 3).x == 7\nassert V(1) < V(2)",
+    ),
+    "has a class that is a list": (
+        "class Stack(list):\n    push = list.append\ndef f(): return Stack([1])",
+        "s = Stack()\ns.push(3)\nassert s.pop() == 3 and len(s) == 0\nassert f() == [1]",
     ),
     "is a context": (
         "class S:\n    def __enter__(self): return 5\n    def __exit__(self, *a): return False",
@@ -394,3 +410,36 @@ check(find_zero)
     assert grade(code, gold, data={"prefix": prefix}).message is None
     forged = code.replace("-xs[0]", "xs[0]") + "def poly(xs, x): return 0.0\n"
     assert grade(forged, gold, data={"prefix": prefix}).reward == 0.0
+
+
+ENDS = {
+    "by itself": ("print(1, end='')", True),
+    "with 0": ("print(1); raise SystemExit(0)", True),
+    "with True": ("print(1); exit(True)", False),
+    "with words": ("print(1); exit('no')", False),
+    "with nothing": ("print(1); exit()", True),
+    "by an error": ("print(1); 1 / 0", False),
+    "in a thread": (
+        "import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.1), print(1))).start()",
+        True,
+    ),
+    "with a last word": ("import atexit\natexit.register(print, 1)", True),
+    "without a flush": ("import sys\nsys.stdout.write('1')", True),
+    "with its output closed": ("import sys\nprint(1)\nsys.stdout.close()", True),
+    "by a signal": ("import os\nprint(1, flush=True)\nos.kill(os.getpid(), 9)", False),
+    "with a file left open": ("out = open(1, 'w')\nout.write('1')", True),
+    "with a stream of its own": (
+        "import sys\nclass Out:\n    text = ''\n    def write(self, s): self.text += s\n"
+        "    def flush(self): sys.__stdout__.write(self.text); self.text = ''\nsys.stdout = Out()\nprint(1)",
+        True,
+    ),
+    "with another stream": (
+        "import io, sys\nsys.stdout = io.StringIO()\nprint(2)\nsys.__stdout__.write('1')",
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize(("code", "right"), ENDS.values(), ids=ENDS)
+def test_a_program_may_end_as_programs_do(code: str, right: bool) -> None:
+    assert grade(code, {"inputs": [""], "outputs": ["1"]}).correct == right

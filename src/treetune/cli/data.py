@@ -62,6 +62,7 @@ def _pipeline(options: argparse.Namespace) -> tuple[Config, Any]:
     from treetune.config.errors import ConfigError, ConfigIssue
     from treetune.config.explain import Explanation
     from treetune.runtime import lifeline
+    from treetune.tasks.sources import files_matching
 
     config = evaluated(options)
     root = built(config, options.command, "a data pipeline")
@@ -74,8 +75,8 @@ def _pipeline(options: argparse.Namespace) -> tuple[Config, Any]:
         )
         raise ConfigError([issue])
     options.log_file = options.output / "logs" / "run.log"
-    if options.input is not None and not options.input.is_file():
-        raise ValueError(f"there is no file {options.input} (looked for in {Path.cwd()})")
+    if options.input is not None:
+        files_matching(options.input)
     lifeline.exit_on_signals()
     return config, root
 
@@ -196,7 +197,12 @@ COMMANDS = (
         (
             Argument(
                 "--input",
-                {"type": Path, "required": True, "metavar": "FILE", "help": "rows, Parquet or JSON lines"},
+                {
+                    "type": Path,
+                    "required": True,
+                    "metavar": "FILE",
+                    "help": "Parquet or JSON lines; a pattern for several",
+                },
             ),
             Argument(
                 "--output",
@@ -221,7 +227,12 @@ COMMANDS = (
         (
             Argument(
                 "--input",
-                {"type": Path, "required": True, "metavar": "FILE", "help": "rows, Parquet or JSON lines"},
+                {
+                    "type": Path,
+                    "required": True,
+                    "metavar": "FILE",
+                    "help": "Parquet or JSON lines; a pattern for several",
+                },
             ),
             Argument(
                 "--output",

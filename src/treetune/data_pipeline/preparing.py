@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
@@ -28,7 +29,7 @@ from treetune.runtime.console import Console
 from treetune.seeds import derive_seed
 from treetune.tasks.base import Split
 from treetune.tasks.domain_rows import DATA_SOURCE, EXTRA_INFO, domain_of, read_domain_rows, row_key
-from treetune.tasks.sources import InFiles, Source
+from treetune.tasks.sources import InFiles, Source, files_matching
 
 BAD_ROWS, EXPAND = "bad rows", "expand"
 ALL = "rows"
@@ -52,14 +53,13 @@ def prepare(pipeline: PrepareData, source: Path | None, output: Path, config: di
     def divided(rows: Rows) -> Mapping[int, str]:
         return _splits(pipeline, rows)
 
-    return _work(
-        "prepare_data", read, identity, reasons, pipeline.rules, pipeline.seed, divided, output, config
-    )
+    made = _Making("prepare_data", identity, reasons, read, pipeline.rules, divided, pipeline.seed)
+    return _make(made, output, config)
 
 
 def filtered(pipeline: FilterData, source: Path, output: Path, config: dict[str, Any]) -> int:
     """See `DataPipeline.run`."""
-    identity = content_hash([VERSION, file_hashes([source])])
+    identity = content_hash([VERSION, file_hashes(files_matching(source))])
 
     def read() -> Iterator[Read]:
         for place, row in read_domain_rows(source):
@@ -68,42 +68,46 @@ def filtered(pipeline: FilterData, source: Path, output: Path, config: dict[str,
     def divided(rows: Rows) -> Mapping[int, str]:
         return dict.fromkeys((one.number for one in rows), ALL)
 
-    return _work("filter_data", read, identity, [], pipeline.rules, pipeline.seed, divided, output, config)
+    made = _Making("filter_data", identity, (), read, pipeline.rules, divided, pipeline.seed)
+    return _make(made, output, config)
 
 
 _DECIDED_LATER = ("rules", "hold_out", "sample", "source", "splits")
 """Settings that no row depends on when it is read."""
 
 
-def _work(
-    command: str,
-    read: Any,
-    identity: str,
-    reasons: Sequence[str],
-    rules: Sequence[Rule],
-    seed: int,
-    divided: Any,
-    output: Path,
-    config: dict[str, Any],
-) -> int:
-    with alone(output, command):
+@dataclass(frozen=True)
+class _Making:
+    """How a folder of rows is made: `identity` is what decides on the rows that are read, `reasons` are those
+    not to take one in, and `divided` says into which file each goes that the rules leave."""
+
+    command: str
+    identity: str
+    reasons: Sequence[str]
+    read: Callable[[], Iterator[Read]]
+    rules: Sequence[Rule]
+    divided: Callable[[Rows], Mapping[int, str]]
+    seed: int
+
+
+def _make(making: _Making, output: Path, config: dict[str, Any]) -> int:
+    with alone(output, making.command):
         console = Console(output / "logs" / "run.log", visible=True)
         try:
             write_json(output / "config.json", config)
-            stages = Stages(output, console, seed)
-            stages.read(read(), identity, reasons)
-            for number, rule in enumerate(rules):
+            stages = Stages(output, console, making.seed)
+            stages.read(making.read(), making.identity, making.reasons)
+            for number, rule in enumerate(making.rules):
                 stages.judge(rule, number)
-            _write(stages, divided, output, console)
+            _write(stages, making.divided(stages.rows()), output, console)
         finally:
             console.close()
     return 0
 
 
-def _write(stages: Stages, divided: Any, output: Path, console: Console) -> None:
+def _write(stages: Stages, files: Mapping[int, str], output: Path, console: Console) -> None:
     rows = stages.rows()
-    splits = divided(rows)
-    names = sorted(set(splits.values()))
+    names = sorted(set(files.values()))
     if not names:
         for line in table(stages.stages, stages.total):
             console.say(line)
@@ -112,8 +116,8 @@ def _write(stages: Stages, divided: Any, output: Path, console: Console) -> None
     with console.phase("writing", "files") as progress:
         for done, name in enumerate(names):
             progress(done, len(names))
-            write_rows(output / f"{name}.parquet", Chosen(rows, splits, name, name != ALL))
-    sources = Counter(one.row[DATA_SOURCE] for one in rows if one.number in splits)
+            write_rows(output / f"{name}.parquet", Chosen(rows, files, name, name != ALL))
+    sources = Counter(one.row[DATA_SOURCE] for one in rows if one.number in files)
     domains = Counter[str]()
     for source, count in sources.items():
         domains[domain_of(source)] += count
@@ -129,7 +133,7 @@ def _write(stages: Stages, divided: Any, output: Path, console: Console) -> None
             }
             for stage in stages.stages
         ],
-        "files": {f"{name}.parquet": sum(one == name for one in splits.values()) for name in names},
+        "files": {f"{name}.parquet": sum(one == name for one in files.values()) for name in names},
         "sources": dict(sorted(sources.items())),
         "domains": dict(sorted(domains.items())),
     }

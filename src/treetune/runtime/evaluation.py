@@ -19,6 +19,7 @@ from treetune.runtime.claims import Claim
 from treetune.runtime.clock import Clock
 from treetune.runtime.columns_of_ranks import trajectories_on_first
 from treetune.runtime.due import due_sets, is_measured
+from treetune.runtime.intervals import interval_of_mean
 from treetune.runtime.sampler import Sampler
 from treetune.seeds import derived_random
 from treetune.tree import answers_of
@@ -26,9 +27,6 @@ from treetune.vocabulary import Grade, Metrics, Problem, Trajectory, token_array
 
 EVALUATED = ("pass_at_1", "ci_low", "ci_high", "majority_vote", "unfinished", "mean_tokens")
 """What becomes a metric of the run, of all problems and of each domain's."""
-
-BOOTSTRAP_RESAMPLES = 2000
-INTERVAL = 0.95
 
 
 def evaluate_due(sampler: Sampler, done: int, clock: Clock) -> Metrics:
@@ -230,8 +228,8 @@ def _row(trajectory: Trajectory) -> dict:
 def summarise(trajectories: Sequence[Trajectory], seed: int) -> dict:
     """pass@1 with its interval, pass@k, majority vote and lengths, over problems.
 
-    pass@1 is the mean over problems of the share of their samples that are right; its 95 % interval resamples
-    problems (percentile bootstrap). pass@k for k = 1, 2, 4, … up to the number of samples n is the
+    pass@1 is the mean over problems of the share of their samples that are right; for its 95 % interval
+    see `interval_of_mean`. pass@k for k = 1, 2, 4, … up to the number of samples n is the
     unbiased ``1 - C(n-c, k)/C(n, k)`` (Chen et al. 2021, eq. 1), c being the samples of full
     reward. Majority vote: the share of problems whose most frequent extracted answer (the first
     of several) earned full reward; samples without an answer have no vote.
@@ -246,7 +244,7 @@ def summarise(trajectories: Sequence[Trajectory], seed: int) -> dict:
         if trajectory.grade.is_known:
             groups.setdefault(trajectory.problem.id, []).append(trajectory)
     means = [sum(t.grade.correct for t in group) / len(group) for group in groups.values()]
-    low, high = bootstrap_interval(means, seed)
+    low, high = interval_of_mean(means, seed)
     n = min(samples.values())
     correct = [(len(group), sum(t.grade.correct for t in group)) for group in groups.values()]
     most = max(len(group) for group in groups.values())
@@ -273,15 +271,6 @@ def _mean_pass_at_k(correct: Sequence[tuple[int, int]], k: int) -> float:
 def pass_at_k(n: int, c: int, k: int) -> float:
     """Probability that k of n samples, of which c are right, hold a right one."""
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
-
-
-def bootstrap_interval(values: Sequence[float], seed: int) -> tuple[float, float]:
-    """95 % percentile interval of the mean of `values` under resampling."""
-    generator = derived_random(seed, "bootstrap")
-    size = len(values)
-    means = sorted(math.fsum(generator.choices(values, k=size)) / size for _ in range(BOOTSTRAP_RESAMPLES))
-    tail = (1 - INTERVAL) / 2
-    return means[int(tail * len(means))], means[int((1 - tail) * len(means)) - 1]
 
 
 def _majority_is_right(group: Sequence[Trajectory]) -> bool:

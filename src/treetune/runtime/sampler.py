@@ -40,7 +40,8 @@ class Sampler:
     def open(session: Session, server: PolicyServer) -> Iterator[Sampler]:
         """Starts what grades, the model that judges too, where answers are made. Collective."""
         config = session.config
-        config.rollout.sampler.prepare(session.model.codec)
+        for rollout in (config.rollout, config.evaluation.rollout or config.rollout):
+            rollout.sampler.prepare(session.model.codec)
         grades = server.engine is not None or session.purpose == "run"
         with judge_server(session) if grades else nullcontext() as judge:
             name = f"{session.purpose}-{session.ranks.rank}"

@@ -8,7 +8,6 @@ import json
 import os
 import platform
 import re
-import select
 import shutil
 import signal
 import subprocess
@@ -31,6 +30,7 @@ from treetune.sandbox.program import (
     resource_limits,
     setup_of,
     start,
+    wait_for,
 )
 from treetune.sandbox.seccomp import refusals
 from treetune.sandbox.usage import Usage, descendants, usage_of
@@ -106,7 +106,9 @@ class Started:
         def meet() -> None:
             os.close(info_write)
             self._first = _process_in(info)
-            self._init = os.pidfd_open(self._first) if self._first else -1
+            if self._first:
+                with contextlib.suppress(ProcessLookupError):  # what it found wrong is told below
+                    self._init = os.pidfd_open(self._first)
             os.close(go)
 
         open_ones = [refused, info, hold]
@@ -143,7 +145,7 @@ class Started:
             signal.pidfd_send_signal(self._init, signal.SIGKILL)
         # The first process of a namespace ends after all others in it. Bubblewrap, outside, waits for it and
         # ends too: killed as well, it would leave a zombie to whoever is the first process of the machine.
-        ended, _, _ = select.select([self._init], [], [], _END_SECONDS)
+        ended = wait_for(self._init, _END_SECONDS)
         os.close(self._init)
         self._init = -1
         try:
@@ -158,8 +160,7 @@ def _process_in(info: int) -> int:
     """The process that bubblewrap names there; 0 where it ends before it names one."""
     said = b""
     while b"}" not in said:
-        ready, _, _ = select.select([info], [], [], START_SECONDS)
-        data = os.read(info, 4096) if ready else b""
+        data = os.read(info, 4096) if wait_for(info, START_SECONDS) else b""
         if not data:
             return 0
         said += data

@@ -65,8 +65,7 @@ def start(
             os.close(payload)
             os.close(begun_write)
         meet()
-        ready, _, _ = select.select([begun], [], [], START_SECONDS)
-        if ready and os.read(begun, 1):
+        if wait_for(begun, START_SECONDS) and os.read(begun, 1):
             return process
     finally:
         os.close(begun)
@@ -75,6 +74,14 @@ def start(
     raise SandboxUnavailable(
         f"{command[0]} did not start a program: {said or f'nothing happened in {START_SECONDS:g} s'}"
     )
+
+
+def wait_for(descriptor: int, seconds: float) -> bool:
+    """Whether there is something to read, or an end, within so long. (`select.select` knows the first
+    thousand descriptors alone.)"""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(1000 * seconds))
 
 
 def setup_of(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treetune.files import whole_file
-from treetune.tasks.sources import JSON_FIELDS, ROW_GROUP, read_rows
+from treetune.tasks.sources import JSON_FIELDS, ROW_GROUP, files_matching, read_rows
 from treetune.vocabulary import Message, Problem
 
 if TYPE_CHECKING:
@@ -121,13 +121,15 @@ def row_key(row: Mapping[str, Any]) -> str:
 
 
 def read_domain_rows(path: Path) -> Iterator[tuple[str, Row]]:
-    """The rows of a Parquet or JSON-lines file, `normalised`, each with its place. Raises ValueError."""
-    for place, row in read_rows(path):
-        try:
-            own = normalised(row)
-        except ValueError as error:
-            raise ValueError(f"{place}: {error}") from error
-        yield place, own
+    """The rows of a Parquet or JSON-lines file, or of all that the pattern `path` finds, `normalised`, each
+    with its place. Raises ValueError."""
+    for file in files_matching(path):
+        for place, row in read_rows(file):
+            try:
+                own = normalised(row)
+            except ValueError as error:
+                raise ValueError(f"{place}: {error}") from error
+            yield place, own
 
 
 def write_parquet(path: Path, rows: Iterable[Row]) -> None:

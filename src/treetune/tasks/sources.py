@@ -126,11 +126,18 @@ class InFiles(Source):
 
     def files(self, split: Split) -> list[Path]:
         """Raises ValueError where there is none."""
-        name = self.name_of(split)
-        found = sorted(map(Path, glob.glob(name)))
-        if not found:
-            raise ValueError(f"there is no file {name} (looked for in {Path.cwd()})")
-        return found
+        return files_matching(self.name_of(split))
+
+
+def files_matching(pattern: str | Path) -> list[Path]:
+    """A file, or those that a pattern (``data/*/train.parquet``) finds, in the order of their names. Raises
+    ValueError where there is none."""
+    if Path(pattern).is_file():
+        return [Path(pattern)]
+    found = sorted(map(Path, glob.glob(str(pattern))))
+    if not found:
+        raise ValueError(f"there is no file {pattern} (looked for in {Path.cwd()})")
+    return found
 
 
 def read_rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[Row]:

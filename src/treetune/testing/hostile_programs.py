@@ -147,10 +147,10 @@ except OSError as error:
     print(error)
 """
 
+_FOLDERS = ("usr/lib", "etc", "root", "dev", "dev/null", "sys", "home", "var", "run", "packages")
 _PLACES = (
-    "$OUTSIDE/file", "$SECRET", "/file", "/boot.py", "/usr/lib/file", "/etc/file", "/root/file",
-    "/dev/file", "/dev/null/file",
-    "/proc/sys/kernel/core_pattern", "/sys/file", "/home/file", "/var/file", "/run/file", "/packages/file",
+    "$OUTSIDE/file", "$SECRET", "/file", "/boot.py", "/proc/sys/kernel/core_pattern",
+    *(f"/{folder}/file" for folder in _FOLDERS),
 )  # fmt: skip
 _WRITE = """
 import os
@@ -192,6 +192,7 @@ for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_RAW, socket.SOCK
 FORGED_GOLDS = (
     '{"inputs": ["2", "3"], "outputs": ["4", "9"]}',
     '{"functional": "assert f(2) == 4\\nassert f(3) == 9"}',
+    '{"functional": "assert abs(f(2) - 4) < 1e-6\\nassert 8.5 <= f(3) <= 9.5"}',
     '{"inputs": [[2], [3]], "outputs": [4, 9], "fn_name": "f"}',
     '{"pytest": "from solution import f\\ndef test_f():\\n    assert f(2) == 4\\n    assert f(3) == 9"}',
 )

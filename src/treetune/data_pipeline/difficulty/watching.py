@@ -27,6 +27,7 @@ from treetune.runtime.claims import Claims
 from treetune.runtime.console import Console
 from treetune.runtime.lifeline import Stopped
 from treetune.tasks.rows import RowsTask
+from treetune.tasks.sources import files_matching
 
 USER_ERROR = 2
 """The code of a failure that no other attempt mends."""
@@ -69,7 +70,7 @@ def identity(pipeline: EstimateDifficulty, source: Path) -> str:
     """What the answers of a folder have in common."""
     settings = {name: value for name, value in vars(pipeline).items() if name not in _CHANGES_NO_ANSWER}
     policy = pipeline.policy.identity()
-    return content_hash([repr(settings), repr(policy), pipeline.shards, file_hashes([source])])
+    return content_hash([repr(settings), repr(policy), pipeline.shards, file_hashes(files_matching(source))])
 
 
 _CHANGES_NO_ANSWER = ("policy", "jobs", "column", "grader_workers", "grader_deadline")

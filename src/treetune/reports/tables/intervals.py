@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from treetune.runtime.intervals import wilson
+
 RESAMPLES = 4000
 LEVEL = 0.95
 
@@ -70,6 +72,20 @@ def over_seeds_and_problems(values: Sequence[Mapping[str, float]], kind: Kind = 
     tail = (1 - LEVEL) / 2
     low, high = float(np.quantile(means_B, tail)), float(np.quantile(means_B, 1 - tail))
     return Estimate(float(matrix_SP.mean()), low, high)
+
+
+def of_shares(values: Sequence[Mapping[str, float]], kind: Kind = "bootstrap") -> Estimate:
+    """The same where each problem's value is a share, which is nowhere surer than its problems are many.
+
+    Resampling knows no spread where all problems went alike, and too little where each of one seed went right
+    or wrong: there the interval is Wilson's, of the problems.
+    """
+    found = over_seeds_and_problems(values, kind)
+    everything = {value for of_seed in values for value in of_seed.values()}
+    if everything in ({0.0}, {1.0}) or (len(values) == 1 and everything <= {0.0, 1.0}):
+        problems = len(values[0])
+        return Estimate(found.mean, *wilson(found.mean * problems, problems))
+    return found
 
 
 def over_seeds(values: Sequence[float], kind: Kind = "bootstrap") -> Estimate:

@@ -13,7 +13,7 @@ from treetune.config.hashing import config_hash
 from treetune.episode_generators.numbers import declared_ratios
 from treetune.reports.tables.costs import Cost, costs_of
 from treetune.reports.tables.curves import speedup
-from treetune.reports.tables.intervals import Estimate, over_seeds, over_seeds_and_problems
+from treetune.reports.tables.intervals import Estimate, of_shares, over_seeds, over_seeds_and_problems
 from treetune.tables.columns import Column
 from treetune.tables.runs import MEASURABLE, Plan, PlannedRun
 from treetune.tables.settings import MethodRow
@@ -112,7 +112,7 @@ def _cell(plan: Plan, row: MethodRow, column: Column) -> CellResult:
     estimate, notes = None, []
     if found:
         try:
-            estimate = _estimate(found, plan)
+            estimate = _estimate(found, plan, column)
         except ValueError as error:
             notes.append(str(error))
             estimate = over_seeds([one.value for one in found], plan.table.interval)
@@ -121,10 +121,11 @@ def _cell(plan: Plan, row: MethodRow, column: Column) -> CellResult:
     return CellResult(row, column, tuple(found), absent, estimate, notes=tuple(notes))
 
 
-def _estimate(found: list[SeedResult], plan: Plan) -> Estimate:
+def _estimate(found: list[SeedResult], plan: Plan, column: Column) -> Estimate:
     by_problem = [one.by_problem for one in found if one.by_problem is not None]
     if len(by_problem) == len(found):
-        return over_seeds_and_problems(by_problem, plan.table.interval)
+        are_shares = column.evaluation is not None and column.known.share
+        return (of_shares if are_shares else over_seeds_and_problems)(by_problem, plan.table.interval)
     (first, *others) = found
     if not others and first.bounds is not None:
         return Estimate(first.value, *first.bounds)

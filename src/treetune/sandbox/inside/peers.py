@@ -21,23 +21,11 @@ if TYPE_CHECKING:
 _SIMPLE = (type(None), bool, str, int, float)
 _DEEPEST = 200
 _LARGEST = 1 << 28
-_FORWARDED: tuple[str, ...] = (
-    "lt",
-    "le",
-    "gt",
-    "ge",
-    "add",
-    "sub",
-    "mul",
-    "truediv",
-    "floordiv",
-    "mod",
-    "neg",
-    "contains",
-)
-_FORWARDED += ("getitem", "setitem", "delitem")
+_ORDERS = ("lt", "le", "gt", "ge")
+_SUMS = ("add", "sub", "mul", "truediv", "floordiv", "mod")
+_OF_CONTAINERS = ("contains", "getitem", "setitem", "delitem")
 _OPERATIONS: dict[str, Callable[..., Any]] = {
-    name: getattr(operator, name) for name in (*_FORWARDED, "eq", "ne", "truth")
+    name: getattr(operator, name) for name in (*_ORDERS, *_SUMS, *_OF_CONTAINERS, "neg", "eq", "ne", "truth")
 } | {
     "len": len,
     "iter": iter,
@@ -116,8 +104,23 @@ def _forward(operation: str) -> Callable[..., Any]:
     return method
 
 
-for _method in (*_FORWARDED, "len", "iter", "next", "int", "float"):
+def _forward_among_remotes(operation: str) -> Callable[..., Any]:
+    """As with `__eq__`: a number that is less than everything would pass ``abs(f(x) - 3) < 1e-6``. With data
+    an object may be added or multiplied to give another object, and to give nothing else."""
+
+    def method(self: Remote, other: Any) -> Any:
+        if not isinstance(other, Remote) and operation in _ORDERS:
+            return NotImplemented
+        found = self._peer.ask(operation, self, other)
+        return found if isinstance(other, Remote) or isinstance(found, Remote) else NotImplemented
+
+    return method
+
+
+for _method in (*_OF_CONTAINERS, "neg", "len", "iter", "next", "int", "float"):
     setattr(Remote, f"__{_method}__", _forward(_method))
+for _method in (*_ORDERS, *_SUMS):
+    setattr(Remote, f"__{_method}__", _forward_among_remotes(_method))
 
 
 class Peer:
@@ -165,6 +168,9 @@ class Peer:
             given = (
                 self.names[args[0]] if operation == "name" else _OPERATIONS[operation](*args, **dict(named))
             )
+            made = operation == "call" and type(given) is args[0]
+            if made and args[0].__module__ == "solution" and isinstance(given, (list, dict, set)):
+                self.keep(given)  # a class of the answer's own, with a state and methods, not mere data
             kind, encoded = "gives", Told(self).whole(given)
             after = self._mutable(operation, args)
             changed = [[place, now] for place, now in after.items() if now != before[place]]
@@ -202,6 +208,9 @@ class Peer:
         number = self._numbers.setdefault(id(value), len(self._numbers) + 1)
         self._objects[number] = value
         return number
+
+    def keeps(self, value: Any) -> bool:
+        return self._objects.get(self._numbers.get(id(value), 0)) is value
 
     def decode(self, whole: Any) -> Any:
         """Plain data of exactly the built-in types, instances of `by_value`, or Remote."""
@@ -301,6 +310,8 @@ class Told:
             raise RecursionError("a value that is too deep, or holds itself")
         if kind is Remote:
             return {"yours": value._number}
+        if isinstance(value, (list, dict, set)) and self._peer.keeps(value):
+            return {"remote": self._peer.keep(value)}
         if self._peer.by_value.get(kind.__name__) is kind:
             if id(value) not in self._places:
                 self._places[id(value)] = len(self._instances)

@@ -160,9 +160,8 @@ class _Masked:
             text.append(piece)
             shown.append(character * len(piece))
             widths += [MASK / len(piece) if character == self._mark else 1] * len(piece)
-        prose = "".join(shown), [0, *accumulate(widths)]
-        whole = "".join(text)
-        formulas = whole, range(len(whole) + 1)
+        places = [0, *accumulate(widths)]
+        prose, formulas = ("".join(shown), places), ("".join(text), places)
         todo = [(start, end, False) for start, end in pairwise(offsets)]
         cuts = set(offsets)
         while todo:

@@ -77,7 +77,8 @@ CHAIN_SUM = Problem(
 )
 
 ELSEWHERE = {"judge": "test_judge.py"}
-"""Those that need something to be started, and where they are held against their cases."""
+"""Those that need something to be started, and the file of tests that holds them against their cases."""
+
 FENCED = "```python\n{}\n```"
 
 LABELLED: dict[str, Labelled] = {
@@ -151,7 +152,7 @@ LABELLED: dict[str, Labelled] = {
         [Case(problem("7"), right=["3+4=#7", "#6\n#07"], wrong=["#8"], nearly=["#7.0"], silent=["7", "7#"])],
     ),
     "function": Labelled(
-        FunctionGrader(path="tests.tasks.grader_cases:is_gold"),
+        FunctionGrader(path="treetune.testing.grader_cases:is_gold"),
         [Case(problem("7"), right=["it is 7"], wrong=["it is 8"], nearly=["it is 7."])],
     ),
     "grid": Labelled(
