@@ -66,8 +66,11 @@ def score_responses(
 
     An output that exists is gone on with: a torn last line is dropped, what stands there is kept.
     `progress` is told rows that are in the output and rows in all.
-    Raises ValueError if it belongs to another input, and for an input line that is no JSON object.
+    Raises ValueError if it belongs to another input, for an input line that is no JSON object, and where what
+    the grader needs isn't there: such rows would stay ungraded, since those in the output are kept.
     """
+    if absent := task.grader.missing():
+        raise ValueError(f"answers can't be graded here: {'; '.join(absent)}")
     if source.resolve() == output.resolve():
         raise ValueError(f"--input and --output are the same file, {source}")
     counts = {"rows": 0, "resumed": 0, "correct": 0, "no_answer": 0, "failed": 0, "unavailable": 0}
