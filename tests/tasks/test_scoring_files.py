@@ -77,6 +77,7 @@ def test_a_row_without_a_gold_answer_is_an_error_and_the_others_go_on(tmp_path: 
     rows = read(tmp_path / "out.jsonl")
     assert [row["outcome"] for row in rows] == ["ok", "error", "error", "ok"]
     assert "'gold' is empty" in rows[1]["message"]
+    assert f"2 timeouts and errors (the first: {rows[1]['message']})" in str(scored)
     assert scored.failed == 2
 
 
