@@ -58,7 +58,9 @@ def treetune_commands(document: Document) -> Iterator[tuple[list[str], list[str]
         # A task alone is no experiment that could be checked.
         alone = command in ("score_responses", "export_rows")
         instead = "print_config" if alone else "check_config"
-        yield typed, typed if command in RUN_AS_IT_IS else [*shared, instead] if shared else []
+        # Overrides without files are of a run's own configuration, which no document holds.
+        tried = [*shared, instead] if "--configs" in shared else []
+        yield typed, typed if command in RUN_AS_IT_IS else tried
 
 
 @pytest.mark.parametrize("name", [name for name in DOCUMENTS if any(treetune_commands(DOCUMENTS[name]))])

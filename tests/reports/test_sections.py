@@ -20,25 +20,25 @@ def _the_lists_are_left_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_section_is_shown_where_it_applies_with_its_columns_of_the_results(tmp_path: Path) -> None:
-    class Turns(base.ReportSection):
-        title = "Turns & tools"
+    class Hops(base.ReportSection):
+        title = "Hops & skips"
 
         def applies(self, experiment: Experiment) -> bool:
             return experiment.name == "with"
 
         def html(self, experiment: Experiment) -> str:
-            experiment.missing.append("no tool was called")
-            return f"<p>{len(experiment.metrics)} iterations of turns</p>"
+            experiment.missing.append("no hop was seen")
+            return f"<p>{len(experiment.metrics)} iterations of hops</p>"
 
         def columns(self, summary: Mapping[str, Any]) -> Mapping[str, str]:
-            return {"turns": str(summary["turns"])} if "turns" in summary else {}
+            return {"hops": str(summary["hops"])} if "hops" in summary else {}
 
     paths = [write_experiment(tmp_path / name, name=name, iterations=3) for name in ("with", "without")]
-    write_summary(paths[0], 3, "validation", summary(0.5, turns=4.25))
+    write_summary(paths[0], 3, "validation", summary(0.5, hops=4.25))
     page = Page(write_report(paths))
-    assert page.text.count("Turns & tools") == 1 and "3 iterations of turns" in page.text
-    assert "no tool was called" in page.text, "what a section misses stands with what is missing"
-    assert "iteration turns" in page.words and page.words.count("4.25") == 1
+    assert page.text.count("Hops & skips") == 1 and "3 iterations of hops" in page.text
+    assert "no hop was seen" in page.text, "what a section misses stands with what is missing"
+    assert "iteration hops" in page.words and page.words.count("4.25") == 1
 
 
 def test_a_section_with_nothing_to_show_has_no_title(tmp_path: Path) -> None:

@@ -108,6 +108,25 @@ def test_an_unknown_source_is_told_before_the_run_with_all_of_them_and_the_neare
     assert "'math__sums'" in findings(by_pattern)[0].what
 
 
+@pytest.mark.parametrize(
+    ("broken", "told"),
+    [
+        ({"data_source": None}, "it has no data_source"),
+        ({"reward_model": None}, "it has no reward_model"),
+        ({"reward_model": {"groundtruth": "2"}}, "its reward_model has no ground_truth"),
+    ],
+)
+def test_a_row_that_lacks_something_is_told_before_the_run_with_its_place(
+    tmp_path: Path, broken: dict[str, Any], told: str
+) -> None:
+    rows = [ROWS[0], {**ROWS[1], **broken}]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (finding,) = findings(rows_task(path))
+    assert finding.key == "train" and finding.what.startswith(f"{path}:2: {told}")
+    assert not findings(rows_task(path, bad_rows="skip"))
+
+
 def test_of_parquet_nothing_is_read_that_nobody_asked_for(tmp_path: Path) -> None:
     import pyarrow.parquet as parquet
 

@@ -1,19 +1,25 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.runtime.even_answers import OutOfOrder
+from tests.runtime.even_answers import EvenAnswers, OutOfOrder
 from treetune.main import main
 from treetune.tasks.addition_chain import AdditionChain
 from treetune.tasks.domain import Domain
 from treetune.tasks.gsm8k import Gsm8k
 from treetune.tasks.mixture import Mixture
 from treetune.tasks.scoring import score_responses
+
+
+class Absent(EvenAnswers):
+    def missing(self) -> Sequence[str]:
+        return ("no judge",)
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -71,6 +77,7 @@ def test_a_row_without_a_gold_answer_is_an_error_and_the_others_go_on(tmp_path: 
     rows = read(tmp_path / "out.jsonl")
     assert [row["outcome"] for row in rows] == ["ok", "error", "error", "ok"]
     assert "'gold' is empty" in rows[1]["message"]
+    assert f"2 timeouts and errors (the first: {rows[1]['message']})" in str(scored)
     assert scored.failed == 2
 
 
@@ -105,10 +112,19 @@ def test_rows_of_a_mixture_are_graded_and_cut_by_their_domain(tmp_path: Path) ->
         {"domain": "words", "problem": "?", "gold": "#### 8", "response": response},
         {"domain": "sums", "problem": "?", "gold": "8", "response": response},
         {"domain": "other", "problem": "?", "gold": "8", "response": response},
+        {"problem": "?", "gold": "8", "response": response},
     ]
     source, output = write(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
     score_responses(task, source, output, workers=1, steps=True)
-    words, sums, other = read(output)
+    words, sums, other, unnamed = read(output)
     assert words["reward"] == 1.0 and words["step_boundaries"] == [0, 4, len(response)]
     assert sums["reward"] == 0.0 and sums["step_boundaries"] == [0, 1, 5, 8, len(response)]
     assert other["outcome"] == "error" and "known are sums, words" in other["message"]
+    assert "says no domain: give it one of sums, words" in unnamed["message"]
+
+
+def test_nothing_is_graded_where_what_the_grader_needs_is_not_there(tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    with pytest.raises(ValueError, match="can't be graded here: no judge"):
+        score_responses(replace(Gsm8k(), grader=Absent()), write(tmp_path / "in.jsonl", ROWS), output)
+    assert not output.exists()  # or the next run would keep what nobody has judged

@@ -114,8 +114,9 @@ COMMANDS = (
         "score_responses",
         score_responses,
         "grade a JSON-lines file of answers with a task's grader; resumes",
-        "Rows have `problem`, `gold` and `response`, and come out with `reward`, `extracted`, `outcome` and"
-        " `seconds`. A configuration with a task is enough.",
+        "Rows have `problem`, `gold` and `response`, for a mixture also a `domain` and for the task 'rows' a"
+        " `data_source`. They come out with `reward`, `extracted`, `outcome` and `seconds`. A configuration"
+        " with a task is enough.",
         (
             "treetune --configs configs/tasks/math.jsonnet score_responses --input answers.jsonl"
             " --output graded.jsonl",

@@ -219,6 +219,8 @@ def _messages(prompt: Any, raw: str) -> list[dict[str, str]]:
 
 def _object(value: Any, name: str) -> dict[str, Any]:
     """A field that is an object, or JSON text of one."""
+    if value is None:
+        raise ValueError(f"it has no {name}")
     if isinstance(value, str):
         try:
             value = json.loads(value)

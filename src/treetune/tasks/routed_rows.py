@@ -30,7 +30,7 @@ from treetune.tasks.domain_rows import (
 )
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.routed import BySource
-from treetune.tasks.rows import QUICKLY_READ, BadRow, RowsTask, is_quickly_read
+from treetune.tasks.rows import QUICKLY_READ, BadRow, RowsTask, file_rows, is_quickly_read
 from treetune.tasks.sources import InFiles, values_of
 from treetune.tasks.steps.base import StepSplitter
 from treetune.tasks.steps.lines import Lines
@@ -86,8 +86,12 @@ class RoutedRows(RowsTask):
         for path in self._at_hand():
             try:
                 sources = values_of(path, DATA_SOURCE)
+                wrong = self._first_bad_row(path)
             except ValueError as error:
                 yield Finding.of(error, "train")
+                return
+            if wrong:
+                yield Finding(wrong, "train", "put the row right, or set bad_rows to 'skip'")
                 return
             found = dict.fromkeys(sources, path) | found
         unknown = [source for source in found if self._route(source) is None]
@@ -115,6 +119,17 @@ class RoutedRows(RowsTask):
                 with contextlib.suppress(ValueError):  # told when the split is asked for
                     given += self.source.files(split)
         return [path for path in given if is_quickly_read(path)]
+
+    def _first_bad_row(self, path: Path) -> str:
+        """Its place and what it lacks; empty where there is none, bad rows are left out, or the file is
+        large: then the run tells."""
+        if self.bad_rows == "stop" and path.stat().st_size <= QUICKLY_READ:
+            for place, row in file_rows(path, self.columns):
+                try:
+                    normalised(row)
+                except ValueError as error:
+                    return f"{place}: {error}"
+        return ""
 
     def _route(self, source: str) -> Grader | None:
         return BySource(routes=self.routes).route(source)

@@ -25,7 +25,8 @@ _AHEAD = 256
 
 @dataclass(frozen=True)
 class Scored:
-    """What `score_responses` did: rows in the output, how many of them it found there, and the sums."""
+    """What `score_responses` did: rows in the output, how many of them it found there, and the sums.
+    `why` is what the first that failed says."""
 
     rows: int
     resumed: int
@@ -33,6 +34,7 @@ class Scored:
     no_answer: int
     failed: int
     unavailable: int
+    why: str
 
     def __str__(self) -> str:
         graded = self.rows - self.unavailable
@@ -40,9 +42,10 @@ class Scored:
         lost = (
             f", {self.unavailable} that nobody could grade and that don't count" if self.unavailable else ""
         )
+        why = f" (the first: {self.why})" if self.why else ""
         return (
             f"{self.rows} responses ({self.resumed} were there already): {self.correct} correct "
-            f"({share:.2%}), {self.no_answer} without an answer, {self.failed} timeouts and errors{lost}"
+            f"({share:.2%}), {self.no_answer} without an answer, {self.failed} timeouts and errors{why}{lost}"
         )
 
 
@@ -66,19 +69,26 @@ def score_responses(
 
     An output that exists is gone on with: a torn last line is dropped, what stands there is kept.
     `progress` is told rows that are in the output and rows in all.
-    Raises ValueError if it belongs to another input, and for an input line that is no JSON object.
+    Raises ValueError if it belongs to another input, for an input line that is no JSON object, and where what
+    the grader needs isn't there: such rows would stay ungraded, since those in the output are kept.
     """
+    if absent := task.grader.missing():
+        raise ValueError(f"answers can't be graded here: {'; '.join(absent)}")
     if source.resolve() == output.resolve():
         raise ValueError(f"--input and --output are the same file, {source}")
     counts = {"rows": 0, "resumed": 0, "correct": 0, "no_answer": 0, "failed": 0, "unavailable": 0}
     waiting: deque[_Waiting] = deque()
+    why = ""
 
     def count(row: dict[str, Any]) -> None:
+        nonlocal why
         counts["rows"] += 1
         counts["correct"] += (row["reward"] or 0.0) >= CORRECT_SCORE
         counts["unavailable"] += row["outcome"] == "unavailable"
         counts["no_answer"] += row["outcome"] == "no_answer"
-        counts["failed"] += row["outcome"] in ("timeout", "error")
+        if row["outcome"] in ("timeout", "error"):
+            counts["failed"] += 1
+            why = why or row.get("message", row["outcome"])
 
     def write(file: BinaryIO) -> None:
         row = _graded(waiting.popleft(), steps)
@@ -108,7 +118,7 @@ def score_responses(
         while waiting:
             write(file)
         os.fsync(file.fileno())
-    return Scored(**counts)
+    return Scored(**counts, why=why)
 
 
 def _lines(source: Path) -> int:

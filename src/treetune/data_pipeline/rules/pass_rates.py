@@ -82,4 +82,9 @@ class PassRates(Rule):
 
 def _file(name: str) -> Path:
     path = Path(name)
+    if not path.exists():
+        raise ValueError(
+            f"there are no pass rates {name} (looked for in {Path.cwd()}): make them with"
+            f" estimate_difficulty --output {name}, or set it to null where the rows hold their rates"
+        )
     return path / RATES_FILE if path.is_dir() else path

@@ -45,7 +45,8 @@ class TurnStates(StateRule):
                 f"it goes on with answers from their middle, and the environment {type(environment).__name__}"
                 " can neither be copied nor played again (again = 'never')",
                 "type",
-                "choose a credit for whole answers, such as 'group', or another environment",
+                "choose a credit for whole answers, such as 'group', or another environment; one in which the"
+                " same seed and actions make the same observations may say again = 'replay'",
             )
 
     def step_starts(self, trajectory: Trajectory) -> Sequence[int]:

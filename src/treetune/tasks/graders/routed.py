@@ -43,7 +43,11 @@ class ByDomain(RoutedGrader):
         """Raises ValueError for a problem of no domain."""
         if problem.domain not in self.graders:
             known = ", ".join(sorted(self.graders))
-            raise ValueError(f"problem {problem.id!r} is of domain {problem.domain!r}: known are {known}")
+            raise ValueError(
+                f"{problem.id} is of the domain {problem.domain!r}: known are {known}"
+                if problem.domain
+                else f"{problem.id} says no domain: give it one of {known}"
+            )
         return self.graders[problem.domain].of(problem)
 
     def parts(self) -> Sequence[Grader]:
@@ -65,7 +69,12 @@ class BySource(RoutedGrader):
         source = str(problem.data.get("data_source", ""))
         found = self.route(source)
         if found is None:
-            raise ValueError(f"no route fits the data_source {source!r} of problem {problem.id!r}")
+            raise ValueError(
+                f"no route fits the data_source {source!r} of {problem.id}: routes are"
+                f" {', '.join(map(repr, sorted(self.routes)))}"
+                if source
+                else f"{problem.id} has no data_source, which says who grades it"
+            )
         return found
 
     def parts(self) -> Sequence[Grader]:
