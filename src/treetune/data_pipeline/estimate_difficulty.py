@@ -29,7 +29,9 @@ class Answers:
     """Answers to each row."""
     max_tokens: Annotated[int, Gt(0)] = 4096
     temperature: Annotated[float, Ge(0)] = 1.0
+    """Of sampling."""
     top_p: Annotated[float, Gt(0), Le(1)] = 0.9
+    """Samples among the likeliest tokens that together have this probability."""
     top_k: Annotated[int, Ge(-1)] = 100
     """Of a step's tokens, the likeliest so many; -1: all."""
     stop: tuple[Annotated[str, MinLen(1)], ...] = ()

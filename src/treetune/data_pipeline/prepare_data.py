@@ -34,6 +34,7 @@ class Turn:
 
     content: Annotated[str, MinLen(1)]
     role: Literal["system", "user", "assistant"] = "user"
+    """Who says it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,7 @@ class TestSet:
     __test__ = False  # no class of tests, whatever pytest takes it for
 
     name: Annotated[str, MinLen(1)]
+    """What the report calls it."""
     source: Source
     split: Split = "test"
     """The split of the source that holds its problems."""
