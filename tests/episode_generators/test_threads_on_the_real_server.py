@@ -26,7 +26,7 @@ from treetune.episode_generators.threads.parallel_threads import ParallelThreads
 from treetune.episode_generators.threads.states import ThreadStates
 from treetune.inference.base import Completion, Engine, OnResult, Request
 from treetune.inference.engine import VllmEngine
-from treetune.inference.settings import VllmSettings
+from treetune.inference.settings import Engines, VllmSettings
 from treetune.models.sources import PretrainedModel
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.commands import run_iteration_loop
@@ -212,7 +212,7 @@ def test_a_run_trains_on_what_each_call_saw(
         experiment = PolicyIteration(
             task=QuestionMarks(),
             model=PretrainedModel(name_or_path=str(models["threads"].folder)),
-            engine=replace(shared, settings=SETTINGS_OF_SERVER),
+            engines=Engines(policy=replace(shared, settings=SETTINGS_OF_SERVER)),
             rollout=ParallelThreads(samples=4, max_tokens=120, max_depth=2),
             credit=credit,
             selection=All(),

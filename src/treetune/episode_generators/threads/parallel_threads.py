@@ -10,6 +10,7 @@ from typing import Annotated
 
 from annotated_types import Ge, Gt, Le
 
+import treetune.episode_generators.threads.numbers  # noqa: F401  (declares what is counted here)
 from treetune.contracts import Answers, Experiment, Feature, Finding, Forks, OneLine, SampledAnswers
 from treetune.episode_generators.base import GenerationContext, Rollout
 from treetune.episode_generators.metrics import trajectory_metrics
