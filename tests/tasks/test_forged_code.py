@@ -74,7 +74,7 @@ def g():
     "plants modules for the tests": """
 import os
 for name in ('difflib', 'pprint', 'textwrap', 'json', 'math', 'conftest', 'token', 'numpy'):
-    open(f'/work/{name}.py', 'w').write('import os; os._exit(0)')
+    open(f'{name}.py', 'w').write('import os; os._exit(0)')
 def f(n=0): return 5
 g = f""",
     "kills the tests": "import os, signal\ndef f(n=0): os.kill(os.getppid(), 9)\ng = f",

@@ -132,7 +132,7 @@ _FILES = (
     "/etc/hostname", "/proc/1/environ", "/proc/self/environ", "/proc/$PID/environ",
     "/proc/$PID/root$SECRET", "/proc/self/root$SECRET", "/proc/kcore", "/proc/sys/kernel/core_pattern",
     "/proc/self/maps", "/sys/kernel", "/dev/mem", "/dev/sda", "/dev/kmsg", "/dev/vsock",
-    "/var/run/docker.sock", "/work/../$SECRET", "/tmp/../../$SECRET", "/run", "/var/log", "/home", "/mnt",
+    "/var/run/docker.sock", "./../$SECRET", "/tmp/../../$SECRET", "/run", "/var/log", "/home", "/mnt",
     "/opt", "/srv",
 )  # fmt: skip
 _READ = """
