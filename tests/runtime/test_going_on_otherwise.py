@@ -17,12 +17,18 @@ from treetune.trainers.base import Trainer
 from treetune.trainers.objectives.ppo import ClippedPolicyGradient
 from treetune.trainers.schedule import Schedule, Warmup
 
+JUDGE: dict[str, Any] = {"model": "one", "server": {"type": "vllm"}, "context_length": 512}
 STORED: dict[str, Any] = {
     "type": "policy_iteration",
     "iterations": 2,
     "trainer": {"objective": {"type": "ppo"}, "learning_rate": 1e-3},
     "rollout": {"type": "single_turn", "samples": 2, "max_tokens": 12},
+    "engines": {"policy": {"type": "vllm"}, "judge": JUDGE},
 }
+
+
+def engines(**keys: Any) -> dict[str, Any]:
+    return {"engines": {**STORED["engines"], **keys}}
 
 
 def trainer(schedule: Schedule | None = None) -> Trainer:
@@ -81,7 +87,8 @@ def test_where_every_iteration_starts_anew_the_schedule_spans_one_of_them(tmp_pa
         {"sinks": [{"type": "tensorboard"}]},
         {"evaluation": {"every": 3}},
         {"diagnostics": {"patience": 9}},
-        {"engines": {"policy": {"type": "vllm", "max_num_seqs": 7}}},
+        engines(policy={"type": "vllm", "max_num_seqs": 7}),
+        engines(judge={**JUDGE, "server": {"type": "vllm", "max_num_seqs": 7}, "timeout": 7.0}),
         {"checkpoints": {"keep_every": 2}},
         {"grader_workers": 7, "grader_deadline": 3.0, "rank_deadline": 7.0},
         {"trainer": {**STORED["trainer"], "tokens_per_micro_batch": 99, "layout": "packed"}},
@@ -105,6 +112,8 @@ def test_what_leaves_training_as_it_is_goes_on(keys: dict[str, Any]) -> None:
         ({"rollout": {**STORED["rollout"], "samples": 4}}, "rollout.samples was 2 and is 4"),
         ({"rollout": {"type": "demonstrations"}}, "rollout.type was 'single_turn' and is 'demonstrations'"),
         ({"seed": 7}, "seed was 0 and is 7"),
+        (engines(judge={**JUDGE, "model": "two"}), "engines.judge.model was 'one' and is 'two'"),
+        (engines(judge={**JUDGE, "max_tokens": 64}), "engines.judge.max_tokens was 512 and is 64"),
     ],
 )
 def test_what_would_have_trained_otherwise_is_refused_by_name_with_both_values(

@@ -169,7 +169,7 @@ def test_another_configuration_is_refused_once_there_is_something(undisturbed) -
 
 
 def test_what_computes_nothing_may_change(undisturbed) -> None:
-    train(undisturbed, evaluation={"every": 3}, engines={"policy": {"max_num_seqs": 8}}, sinks=[])
+    train(undisturbed, evaluation={"every": 3}, grader_workers=1, sinks=[])
 
 
 def test_an_evaluation_set_larger_than_its_split_is_refused(undisturbed, tmp_path: Path) -> None:

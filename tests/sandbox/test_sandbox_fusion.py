@@ -21,12 +21,14 @@ from treetune.vocabulary import Problem
 
 
 class Server(ThreadingHTTPServer):
-    """Speaks as SandboxFusion does. `fails` says how it answers instead of running anything."""
+    """Speaks as SandboxFusion does. `fails` says how it answers instead of running anything; where there is
+    `together`, it answers when the others have been asked as well."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.asked = 0
         self.fails: str | None = None
+        self.together: threading.Barrier | None = None
 
     @property
     def address(self) -> str:
@@ -39,6 +41,8 @@ class Handler(BaseHTTPRequestHandler):
         self.server.asked += 1
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         assert self.path == "/run_code"
+        if self.server.together is not None:
+            self.server.together.wait(timeout=20)
         if self.server.fails == "status":
             return self.send_error(503)
         self.answer(asked)
@@ -103,7 +107,9 @@ def test_programs_run_there(servers: list[Server]) -> None:
 
 def test_the_servers_share_the_programs(servers: list[Server]) -> None:
     fusion = SandboxFusion(addresses=addresses(servers))
-    with ThreadPoolExecutor(4) as threads:
+    # No server answers before the other has been asked: two programs at a time have to go to both.
+    servers[0].together = servers[1].together = threading.Barrier(2)
+    with ThreadPoolExecutor(2) as threads:
         list(threads.map(lambda _: fusion.run("print(1)"), range(12)))
     assert [server.asked for server in servers] == [6, 6]
 

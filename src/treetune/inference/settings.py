@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, MinLen
 
@@ -96,6 +96,11 @@ class JudgeModel(Asking, Part):
     max_tokens: Annotated[int, Gt(0)] = 512
     timeout: Annotated[float, Gt(0)] = 120.0
 
+    @classmethod
+    def changeable(cls, settings: Mapping[str, Any]) -> frozenset[str]:
+        """How it is served; who judges, and how it is asked, decides what answers earn."""
+        return frozenset({"server", "timeout"})
+
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         from treetune.tasks.graders.judge import asks_the_run
 
@@ -130,6 +135,10 @@ class Engines(Part):
 
     policy: EngineSettings
     judge: JudgeModel | None = None
+
+    @classmethod
+    def changeable(cls, settings: Mapping[str, Any]) -> frozenset[str]:
+        return frozenset({"policy"})
 
 
 @EngineSettings.register("vllm")

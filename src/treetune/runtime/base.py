@@ -259,7 +259,6 @@ class PolicyIteration(Runtime):
             "checkpoints",
             "diagnostics",
             "directory",
-            "engines",
             "grader_deadline",
             "grader_workers",
             "imports",
