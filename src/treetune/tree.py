@@ -102,6 +102,11 @@ class Tree:
         self.leaves.append(trajectory)
         self._ends.append(node)
 
+    @property
+    def sampled_tokens(self) -> int:
+        """What the policy sampled for it, each node once, however many answers go through it."""
+        return sum(len(segment.token_ids) for segment, _ in self.nodes if segment.origin == "sampled")
+
     def keeping(self, leaves: Sequence[int]) -> Tree:
         """The tree with some of its answers alone, given their places. All nodes stay as they are."""
         return replace(

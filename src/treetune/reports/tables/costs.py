@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from treetune.runtime.stop_after import ANSWERS, CONTINUATIONS
 from treetune.tables.runs import MEASURABLE, Plan
 
 
@@ -48,8 +49,9 @@ def answers_of(row: Mapping[str, Any], config: Mapping[str, Any]) -> float:
 
 def tokens_of(row: Mapping[str, Any], config: Mapping[str, Any]) -> float:
     """Tokens that the engine sampled, for answers and for their credit."""
-    answers = answers_of(row, config) * row.get("episodes/response_tokens", 0.0)
-    return float(answers + row.get("credit/value_tokens", 0.0))
+    # Runs of earlier versions did not count those of answers.
+    counted = answers_of(row, config) * row.get("episodes/response_tokens", 0.0)
+    return float(row.get(ANSWERS, counted) + row.get(CONTINUATIONS, 0.0))
 
 
 def seconds_of(row: Mapping[str, Any]) -> float:
