@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from treetune.runtime.base import EvaluationSet, PolicyIteration
 from treetune.runtime.directory import ExperimentDirectory
-from treetune.runtime.stop_after import tokens_sampled
+from treetune.runtime.stop_after import expected_iterations
 
 
 def is_last(config: PolicyIteration, directory: ExperimentDirectory, done: int) -> bool:
@@ -16,10 +16,7 @@ def is_last(config: PolicyIteration, directory: ExperimentDirectory, done: int) 
 
 def iterations_of(config: PolicyIteration, directory: ExperimentDirectory, done: int) -> int:
     """How many the run has; where a budget ends it, as far as the first `done` of them let expect."""
-    if config.stop_after is None or done >= config.iterations:
-        return config.iterations
-    further = config.stop_after.further_iterations(tokens_sampled(directory, done))
-    return config.iterations if further is None else min(config.iterations, done + further)
+    return expected_iterations(config.iterations, config.stop_after, directory, done)
 
 
 def is_generated(directory: ExperimentDirectory, iteration: int) -> bool:

@@ -55,6 +55,16 @@ class StopAfter(Part):
         return max(0, math.floor(left / max(1, of_iterations[-1]) + 0.5))
 
 
+def expected_iterations(
+    most: int, budget: StopAfter | None, directory: ExperimentDirectory, done: int
+) -> int:
+    """Of a run that has `done` of at most so many: `done` itself where it is over."""
+    if budget is None or done >= most:
+        return most
+    further = budget.further_iterations(tokens_sampled(directory, done))
+    return most if further is None else min(most, done + further)
+
+
 def tokens_sampled(directory: ExperimentDirectory, done: int) -> list[int]:
     """In each of the first `done` iterations, from what rollout and credit wrote when they were done.
 

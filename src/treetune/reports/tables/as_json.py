@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from treetune.reports.tables.costs import Cost
-from treetune.reports.tables.intervals import Estimate
 from treetune.reports.tables.measure import CellResult, Results
+from treetune.tables.intervals import Estimate
 
 
 def as_json(results: Results, account: Mapping[str, str]) -> dict[str, Any]:

@@ -24,14 +24,13 @@ class Cost:
 def costs_of(plan: Plan, name: str) -> list[Cost]:
     """Of an experiment's finished runs."""
     found = []
-    for seed in plan.table.seeds:
-        run = plan.run(name, seed)
+    for run in plan.of(name):
         if run.template is None or plan.statuses[run.key].state not in MEASURABLE:
             continue
         rows = run.directory.read_metrics()
         found.append(
             Cost(
-                seed=seed,
+                seed=run.seed,
                 answers=round(sum(answers_of(row, run.template) for row in rows)),
                 sampled_tokens=round(sum(tokens_of(row, run.template) for row in rows)),
                 gradient_steps=round(sum(row.get("train/steps", 0.0) for row in rows)),

@@ -78,8 +78,7 @@ def curve_of(plan: Plan, row: MethodRow, panel: Panel, name: str | None) -> Curv
 
 
 def finished(plan: Plan, name: str | None) -> list[PlannedRun]:
-    runs = [run for run in plan.runs if run.name == name]
-    return [run for run in runs if plan.statuses[run.key].state in MEASURABLE]
+    return [run for run in plan.of(name) if plan.statuses[run.key].state in MEASURABLE]
 
 
 def _along(plan: Plan, run: PlannedRun, panel: Panel) -> Measured:

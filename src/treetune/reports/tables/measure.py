@@ -13,8 +13,8 @@ from treetune.config.hashing import config_hash
 from treetune.episode_generators.numbers import declared_ratios
 from treetune.reports.tables.costs import Cost, costs_of
 from treetune.reports.tables.curves import speedup
-from treetune.reports.tables.intervals import Estimate, of_shares, over_seeds, over_seeds_and_problems
 from treetune.tables.columns import Column
+from treetune.tables.intervals import Estimate, of_shares, over_seeds, over_seeds_and_problems
 from treetune.tables.runs import MEASURABLE, Plan, PlannedRun
 from treetune.tables.settings import MethodRow
 from treetune.tables.values import by_problem, number_in
@@ -103,12 +103,11 @@ def _cell(plan: Plan, row: MethodRow, column: Column) -> CellResult:
         return CellResult(row, column)
     found: list[SeedResult] = []
     absent: dict[int, str] = {}
-    for seed in plan.table.seeds:
-        run = plan.run(name, seed)
+    for run in plan.of(name):
         try:
             found.append(_read(plan, run, row, column))
         except ValueError as error:
-            absent[seed] = str(error)
+            absent[run.seed] = str(error)
     estimate, notes = None, []
     if found:
         try:
@@ -178,7 +177,9 @@ def _run_of(plan: Plan, row: str, column: Column, seed: int) -> PlannedRun:
     name = next(one for one in plan.table.rows if one.name == row).cell(column.name).experiment
     if name is None:
         raise ValueError(f"{row} has no experiment in this column")
-    run = plan.run(name, seed)
+    run = next((run for run in plan.of(name) if run.recipe.shared or run.seed == seed), None)
+    if run is None:
+        raise ValueError(f"{name} has no run with seed {seed}")
     if plan.statuses[run.key].state not in MEASURABLE:
         raise ValueError(f"{run.name} is {plan.statuses[run.key].state}")
     return run
@@ -229,11 +230,23 @@ def _number_at(analysis: Path, path: str | None) -> tuple[float, tuple[float, fl
     return float(value), bounds
 
 
+def _is_shared(cell: CellResult, plan: Plan) -> bool:
+    return cell.experiment is not None and plan.table.experiments[cell.experiment].shared
+
+
+def _of_every_seed(cell: CellResult, plan: Plan) -> dict[int, SeedResult]:
+    """What a seed is compared by: its own result, or the one that all seeds share."""
+    if _is_shared(cell, plan):
+        return {seed: one for seed in plan.table.seeds for one in cell.seeds}
+    return {one.seed: one for one in cell.seeds}
+
+
 def _compared(cell: CellResult, base: CellResult, plan: Plan) -> CellResult:
     """With the difference to the baseline, paired by seed and problem."""
-    own = {one.seed: one for one in cell.seeds}
-    theirs = {one.seed: one for one in base.seeds}
+    own, theirs = _of_every_seed(cell, plan), _of_every_seed(base, plan)
     common = [seed for seed in own if seed in theirs]
+    if _is_shared(cell, plan) and _is_shared(base, plan):
+        common = common[:1]
     if not common:
         return cell
     kind = plan.table.interval

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from treetune.episode_generators.numbers import declared, declared_ratios
-from treetune.reports.tables.intervals import HELD, Estimate
 from treetune.reports.tables.measure import CellResult, Results
 from treetune.tables.columns import Column, Panel
+from treetune.tables.intervals import HELD, Estimate
 
 WHOLE_FROM = 999.5
 """What has more than three digits before the point is shown whole."""
