@@ -52,9 +52,7 @@ def reproduce(table: Reproduction, write: Write, launcher: Launcher | None = Non
         refuse_unwritten(plan)
         say(cost_line(plan, at_once))
         while True:
-            unfinished = carry_out(
-                plan, launcher or Launcher.of_this_machine(at_once), say, at_once, known=finished
-            )
+            unfinished = carry_out(plan, launcher, say, at_once, known=finished)
             plan = refreshed(plan)
             finished = {run.key for run in plan.runs if plan.statuses[run.key].state == "finished"}
             more = grown(plan)
