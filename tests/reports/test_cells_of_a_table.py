@@ -45,7 +45,7 @@ def test_a_difference_is_called_only_where_its_interval_excludes_zero(tmp_path: 
     forms = [as_markdown(results, ACCOUNT), as_html(results, [], ACCOUNT)]
     assert all("▲" in text for text in forms)
     assert "| Vine_PPO | 83.8 [" in forms[0]
-    assert "| SFT | test | −1.2 |" in forms[0] and "| not told apart |" in forms[0]
+    assert "| SFT | test | 2 | −1.2 |" in forms[0] and "| not told apart |" in forms[0]
     line = next(line for line in as_latex(results).splitlines() if line.startswith(r"Vine\_PPO"))
     assert r"$\blacktriangle$" in line and r"& 53.0 \\" in line
     found = {cell["row"]: cell["called"] for cell in as_json(results, ACCOUNT)["cells"]}

@@ -76,6 +76,14 @@ class MethodRow:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Pair:
+    """Two rows to compare, beside all that are compared with the baseline."""
+
+    row: Name
+    to: Name
+
+
+@dataclass(frozen=True, kw_only=True)
 class Seeds:
     """How many of the table's seeds a row has: the first `at_least`, and at most `at_most` (None: all)."""
 
@@ -105,12 +113,12 @@ class Reproduction(Table):
     """Rows of methods, columns of evaluation sets or analyses, every cell over all seeds.
 
     Runs go to ``<directory>/seed-<seed>/<experiment_name>``, shared ones to
-    ``<directory>/shared/<experiment_name>``; tables may share a directory and with
-    it their runs. Files of the table are called after `name`. Differences are taken from the row
-    `baseline`, paired by seed and problem. `on_failure` says whether the other runs go on after one
-    has failed. `interval` is described in `intervals`. `deadline_hours` ends a run that hangs.
-    `panels` make one figure along training, over `panels_over`. With `until`, `seeds` are those that may be
-    run, and all rows have the first ``until.seeds.at_least`` of them.
+    ``<directory>/shared/<experiment_name>``; tables may share a directory and with it their runs. Files of
+    the table are called after `name`. Differences are taken from the row `baseline`, and between `pairs`,
+    paired by seed and problem. `on_failure` says whether the other runs go on after one has failed.
+    `interval` is described in `intervals`. `deadline_hours` ends a run that hangs. `panels` make one figure
+    along training, over `panels_over`. With `until`, `seeds` are those that may be run, and all rows have
+    the first ``until.seeds.at_least`` of them.
     """
 
     name: Name
@@ -126,6 +134,7 @@ class Reproduction(Table):
     panels: tuple[Panel, ...] = ()
     panels_over: PanelAxis = "iterations"
     baseline: Name | None = None
+    pairs: tuple[Pair, ...] = ()
     until: Until | None = None
     on_failure: Literal["go_on", "stop"] = "go_on"
     interval: Literal["bootstrap", "student"] = "student"
@@ -152,6 +161,10 @@ class Reproduction(Table):
             )
         if self.baseline is not None and self.baseline not in rows:
             yield _no_row(self.baseline, "baseline", rows)
+        for place, pair in enumerate(self.pairs):
+            for key, name in (("row", pair.row), ("to", pair.to)):
+                if name not in rows:
+                    yield _no_row(name, f"pairs.{place}.{key}", rows)
         for place, one in enumerate(self.columns):
             if one.speedup is not None and one.speedup.of not in rows:
                 yield _no_row(one.speedup.of, f"columns.{place}.speedup.of", rows)
