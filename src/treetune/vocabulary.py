@@ -345,11 +345,11 @@ class Episode(Columnar):
     computes them (`gae`) or none are needed (`mle`). `behaviour_logprobs` are the engine's. `step_ends`,
     `step_values` (of the state *before* each step) and their standard errors `step_errors` are kept for
     reports and analyses; the error is infinite for a step that is credited as one with the one before it,
-    whose value it repeats. Where answers are compared, `pair` numbers the comparison and `chosen` says whether
-    this is its better answer; the two are neighbours, the better one first.
+    whose value it repeats. Where answers are compared, `pair` numbers the comparison and `chosen` says
+    whether this is its better answer; the two are neighbours, the better one first.
 
-    Where the answer has threads, `stretches` are its segments, and say what each token was sampled after; empty
-    where every token was sampled after all before it. `domain` is the problem's. `step_rewards` are the
+    Where the answer has threads, `stretches` are its segments, and say what each token was sampled after;
+    empty where every token was sampled after all before it. `domain` is the problem's. `step_rewards` are the
     trajectory's, where there are any: what the reward is more than their sum is earned at the end.
     """
 
