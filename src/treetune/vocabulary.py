@@ -344,7 +344,9 @@ class Episode(Columnar):
     `trained` marks the tokens that the loss may touch (sampled ones); `advantages` is None where
     the trainer computes them (`gae`) or none are needed (`mle`). `behaviour_logprobs` are the
     engine's. `step_ends` and `step_values` (value of the state *before* each step) are kept for
-    reports and analyses. Where answers are compared, `pair` numbers the comparison and `chosen` says
+    reports and analyses, and so are `step_errors`, the standard errors of these values as estimates, where
+    credit knows them: infinite for a step that is credited as one with the step before it, whose value it
+    then repeats. Where answers are compared, `pair` numbers the comparison and `chosen` says
     whether this is its better answer; the two are neighbours, the better one first.
 
     Where the answer has threads, `stretches` are its segments, and say what each token was sampled
@@ -373,6 +375,7 @@ class Episode(Columnar):
     stretches: tuple[Stretch, ...] = ()
     domain: str = ""
     step_rewards: tuple[float, ...] = ()
+    step_errors: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         import numpy as np
