@@ -85,9 +85,19 @@ def test_precision_follows_the_device_unless_set() -> None:
 
 
 def test_the_canary_is_as_strict_as_the_precision_allows() -> None:
-    assert VllmSettings().tolerance("cpu") == 1e-4
-    assert VllmSettings().tolerance("cuda") == 5e-2
-    assert VllmSettings(canary_tolerance=0.3).tolerance("cpu") == 0.3
+    assert VllmSettings().tolerance("cpu") == (1e-4, 1e-4)
+    assert VllmSettings().tolerance("cuda") == (5e-2, 2.0)
+    assert VllmSettings(dtype="float32").tolerance("cuda") == (1e-4, 1e-2)
+    assert VllmSettings(canary_tolerance=0.3).tolerance("cpu") == (0.3, 0.3)
+
+
+def test_float32_on_a_gpu_is_not_rounded_to_tf32() -> None:
+    def said(device: str, **settings: object) -> str | None:
+        return launch(device, **settings).environment(Path("/s"), {}).get("TRITON_F32_DEFAULT")
+
+    assert said("cuda", dtype="float32") == "ieee"
+    assert said("cuda") is None, "bfloat16 has no such thing"
+    assert said("cpu") is None
 
 
 def test_nothing_of_the_training_launcher_reaches_the_server() -> None:

@@ -141,6 +141,9 @@ class Launch:
             environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"  # opens the route that exchanges adapters
         if self.device == "cuda":
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(self._visible_devices(inherited))
+            if settings.resolved_dtype(self.device) == "float32":
+                # Triton's dot products, vLLM's attention in float32, round to TF32 otherwise.
+                environment["TRITON_F32_DEFAULT"] = "ieee"
         else:
             environment["VLLM_CPU_KVCACHE_SPACE"] = str(settings.kv_cache_gib)
             environment["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
