@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.runtime import in_process
+from treetune.checksums import read_record, write_record
 from treetune.episode_generators.credit.monte_carlo import MonteCarlo
 from treetune.inference.base import EngineError
 from treetune.runtime.base import Checkpoints, Evaluation, EvaluationSet, PolicyIteration
@@ -100,8 +100,8 @@ def test_a_run_whose_tokens_nobody_counted_is_refused(tmp_path: Path) -> None:
     config = budgeted(tmp_path, 600)
     directory = in_process.train(config)
     path = directory.iteration(0) / "rollout.json"
-    record = json.loads(path.read_text())
+    record = read_record(path, "")
     del record["metrics"]["rollout/sampled_tokens"]
-    path.write_text(json.dumps(record))
+    write_record(path, record)
     with pytest.raises(ValueError, match="did not count its tokens"):
         in_process.train(config)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import Gt
 
+from treetune.checksums import read_record
 from treetune.contracts import Finding, Need, Part, SampledAnswers
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.vocabulary import Metrics
@@ -84,7 +84,9 @@ def _in_iteration(folder: Path) -> int:
 
 def _metrics(path: Path) -> Metrics:
     try:
-        return json.loads(path.read_text())["metrics"]
+        return read_record(path, f"delete {path.parent} but for its journal/, and give the command again")[
+            "metrics"
+        ]
     except FileNotFoundError as error:
         raise ValueError(
             f"{path} is gone, which says how many tokens were sampled there: put it back, or leave stop_after"
