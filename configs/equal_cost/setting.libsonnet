@@ -4,7 +4,7 @@
 function(task, name, max_tokens, budget)
   local setting =
     task
-    + (import '../models/tiny.jsonnet')
+    + (import '../models/tiny_narrow.jsonnet')
     + (import '../engines/vllm_cpu.jsonnet')
     + {
       type: 'policy_iteration',
@@ -23,8 +23,8 @@ function(task, name, max_tokens, budget)
     };
   local start = setting + (import '../trainers/tiny_sft.jsonnet') + (import '../methods/sft.jsonnet') + {
     experiment_name: 'equal_cost/%s_start' % name,
-    iterations: 12,
-    problems_per_iteration: 6400,
+    iterations: 5,
+    problems_per_iteration: 4800,
     evaluation+: { every: null },
   };
   // Eight answers to each problem, one step an iteration.

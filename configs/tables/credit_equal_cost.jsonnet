@@ -1,6 +1,6 @@
 // Which credit is worth its tokens: all methods start from one model and sample as many tokens, for answers and for their
 // credit together, in about as many iterations of one step. Seeds are those of reinforcement learning.
-local task = 'chain';
+local task = 'fork';
 {
   local from_start(name, fragments, problems, more='{}') = {
     configs: ['configs/equal_cost/%s.jsonnet' % task] + ['configs/%s.jsonnet' % one for one in fragments],
@@ -30,16 +30,16 @@ local task = 'chain';
       seconds_per_run: 400,
       estimated_from: 'a guess for one of two cores',
     },
-    restem: from_start('restem', ['methods/restem', 'equal_cost/filtered'], 210),
-    dpo_positive: from_start('dpo_positive', ['methods/dpo_positive', 'equal_cost/preferences'], 132),
-    ppo: from_start('ppo', ['methods/ppo'], 66, '{ credit+: { critic+: { learning_rate: 1e-3 } } }'),
-    grpo: from_start('grpo', ['methods/ppo_group_credit'], 66),
-    dr_grpo: from_start('dr_grpo', ['presets/dr_grpo'], 66),
-    rloo: from_start('rloo', ['methods/ppo_rloo_credit'], 66),
-    vineppo_1: monte_carlo('vineppo_1', 1, 35),
-    vineppo_3: monte_carlo('vineppo_3', 3, 14),
-    vineppo_9: monte_carlo('vineppo_9', 9, 5),
-    smoothed_3: monte_carlo('smoothed_3', 3, 14, '{ credit+: { values: { type: "smoothed" } } }'),
+    restem: from_start('restem', ['methods/restem', 'equal_cost/filtered'], 208),
+    dpo_positive: from_start('dpo_positive', ['methods/dpo_positive', 'equal_cost/preferences'], 130),
+    ppo: from_start('ppo', ['methods/ppo'], 65, '{ credit+: { critic+: { learning_rate: 1e-3 } } }'),
+    grpo: from_start('grpo', ['methods/ppo_group_credit'], 65),
+    dr_grpo: from_start('dr_grpo', ['presets/dr_grpo'], 65),
+    rloo: from_start('rloo', ['methods/ppo_rloo_credit'], 65),
+    vineppo_1: monte_carlo('vineppo_1', 1, 37),
+    vineppo_3: monte_carlo('vineppo_3', 3, 15),
+    vineppo_9: monte_carlo('vineppo_9', 9, 6),
+    smoothed_3: monte_carlo('smoothed_3', 3, 15, '{ credit+: { values: { type: "smoothed" } } }'),
   },
   columns: [{ name: 'test pass@1', evaluation: 'test', curve: 'validation' }],
   rows: [

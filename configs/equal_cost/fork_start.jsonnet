@@ -1,0 +1,1 @@
+(import 'fork.libsonnet').start

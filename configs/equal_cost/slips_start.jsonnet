@@ -1,0 +1,1 @@
+(import 'slips.libsonnet').start
