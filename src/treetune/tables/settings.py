@@ -184,12 +184,12 @@ class Reproduction(Table):
             yield from self._check_until(self.until)
         for name, experiment in self.experiments.items():
             for number, needed in enumerate(experiment.needs):
-                key = ("experiments", name, "needs", str(number))
-                yield from self._check_name(needed, key)
+                place_of_need = ("experiments", name, "needs", str(number))
+                yield from self._check_name(needed, place_of_need)
                 if experiment.shared and needed in self.experiments and not self.experiments[needed].shared:
                     yield Finding(
                         f"{name!r} is shared by all seeds, and every seed has its own {needed!r}",
-                        key,
+                        place_of_need,
                         f"make {needed!r} shared as well, or {name!r} not",
                     )
         try:
