@@ -1,9 +1,15 @@
-// Learning at equal cost: what every experiment on a task has. One start model, made once, and runs that end when they have
-// sampled `budget` tokens, in about sixteen iterations, whatever these are spent on: a method whose credit takes more tokens
-// has fewer answers in an iteration (`problems_per_iteration`, `rollout.samples`).
-function(task, name, max_tokens, budget)
+// Learning at equal cost: what every experiment on a variant of signposts has. One start model, made once, and runs that end
+// when they have sampled a budget of tokens, in about sixteen iterations, whatever these are spent on: a method whose credit
+// takes more tokens has fewer answers in an iteration (`problems_per_iteration`, `rollout.samples`).
+local tasks = {
+  fork: import '../tasks/signposts_fork.jsonnet',
+  slips: import '../tasks/signposts_slips.jsonnet',
+};
+local budget = 400000, max_tokens = 56;
+
+function(name)
   local setting =
-    task
+    tasks[name]
     + (import '../models/tiny_narrow.jsonnet')
     + (import '../engines/vllm_cpu.jsonnet')
     + {
