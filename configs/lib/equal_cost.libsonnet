@@ -33,14 +33,14 @@ function(name)
     problems_per_iteration: 4800,
     evaluation+: { every: null },
   };
-  // Eight answers to each problem, one step an iteration.
+  // GRPO, with eight answers to each problem and one step an iteration; another method goes on its right.
   local on_policy = setting + (import '../trainers/tiny_one_step.jsonnet') + {
     experiment_name: 'equal_cost/' + name,
     model: { type: 'pretrained', name_or_path: $.directory + '/equal_cost/%s_start/checkpoints/last/policy' % name },
     rollout: { type: 'single_turn', samples: 8, max_tokens: max_tokens },
-    selection: { type: 'all' },
-    trainer+: { objective: { type: 'ppo' }, measure_kl: false },
+    problems_per_iteration: 64,
+    trainer+: { measure_kl: false },
     iterations: 1000,
     stop_after: { sampled_tokens: budget },
-  };
+  } + (import '../methods/ppo_group_credit.jsonnet');
   { start:: start, on_policy:: on_policy }

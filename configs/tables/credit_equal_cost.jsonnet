@@ -33,7 +33,7 @@ local task = 'fork';
     restem: from_start('restem', ['methods/restem', 'equal_cost/filtered'], 208),
     dpo_positive: from_start('dpo_positive', ['methods/dpo_positive', 'equal_cost/preferences'], 130),
     ppo: from_start('ppo', ['methods/ppo'], 65, '{ credit+: { critic+: { learning_rate: 1e-3 } } }'),
-    grpo: from_start('grpo', ['methods/ppo_group_credit'], 65),
+    grpo: from_start('grpo', [], 65),
     dr_grpo: from_start('dr_grpo', ['presets/dr_grpo'], 65),
     rloo: from_start('rloo', ['methods/ppo_rloo_credit'], 65),
     vineppo_1: monte_carlo('vineppo_1', 1, 37),
