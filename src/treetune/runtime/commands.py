@@ -63,8 +63,9 @@ def run_iteration_loop(config: PolicyIteration, plain: Mapping[str, Any]) -> Non
         PolicyServer.start(session, needed=config.needs_engine, trains=True) as server,
         Sampler.open(session, server) as sampler,
     ):
-        # The server is on its way up meanwhile.
-        trainer = make_trainer(session)
+        # On a CPU, the server is on its way up meanwhile.
+        with server.asleep():
+            server.trainer = trainer = make_trainer(session)
         run_iterations(session, server, sampler, trainer)
 
 

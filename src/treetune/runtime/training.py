@@ -131,7 +131,8 @@ class _Choice:
             if session.ranks.is_first:
                 shutil.rmtree(self._state, ignore_errors=True)
             session.ranks.barrier("room for the candidate")
-            self.trainer.save(self._state)
+            with self.sampler.server.asleep():
+                self.trainer.save(self._state)
 
     def _known(self, epoch: int) -> Path | None:
         """Where these weights were measured already, by a run that was interrupted or, with restarts,
@@ -147,7 +148,8 @@ class _Choice:
         """Leaves the trainer with the chosen weights. Collective."""
         session, chosen = self.session, self.chosen
         if chosen < len(self.accuracies) - 1:
-            self.trainer.load(self._state)
+            with self.sampler.server.asleep():
+                self.trainer.load(self._state)
         session.ranks.barrier("the chosen weights are back")
         if session.ranks.is_first:
             shutil.rmtree(self._state, ignore_errors=True)

@@ -96,6 +96,24 @@ class PolicyTrainer:
         measured.ref_logprobs_N = self.policy_logprobs(sequences)
         return measured.gap_metrics()
 
+    # Memory that an engine needs in turn
+
+    def step_aside(self) -> None:
+        """All that only training needs leaves the accelerator: optimiser, master weights, gradients, the
+        critic, and what was freed and kept. The policy can still be scored and exported."""
+        self.policy.step_aside()
+        if self.critic is not None:
+            self.critic.model.step_aside(weights=True)
+        gc.collect()
+        if self.ranks.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def come_back(self) -> None:
+        """Everything where training needs it."""
+        self.policy.come_back()
+        if self.critic is not None:
+            self.critic.model.come_back()
+
     # One iteration
 
     def train(
