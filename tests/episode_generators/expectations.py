@@ -16,6 +16,7 @@ from tests.episode_generators import tabular_mdp as mdp
 from treetune.episode_generators.base import Credit
 from treetune.episode_generators.credit.monte_carlo import MonteCarlo
 from treetune.episode_generators.critic import Critic
+from treetune.episode_generators.values.base import Budget
 from treetune.episode_generators.values.valuation import AlongAnswer, Valuation, ValueEstimator
 from treetune.inference.base import Completion, Request
 from treetune.tree import trees_of
@@ -94,6 +95,12 @@ class Recorded(ValueEstimator):
 
     over: ValueEstimator
     said: list[tuple[Valuation, list[list[AlongAnswer]]]] = field(default_factory=list)
+
+    def budget(self, samples: int) -> Budget:
+        return self.over.budget(samples)
+
+    def first_states(self, states: int) -> Sequence[int]:
+        return self.over.first_states(states)
 
     def values(self, valuation: Valuation) -> list[list[AlongAnswer]]:
         found = self.over.values(valuation)

@@ -83,6 +83,20 @@ def test_siblings_count_among_continuations_without_the_answers_own_reward() -> 
         assert of_counted.step_values == pytest.approx([(3 * v + other) / 4 for v in of_alone.step_values])
 
 
+def test_values_have_the_standard_errors_of_their_means_and_steps_without_a_value_none() -> None:
+    group = answers((A, NEXT, A, EOS), (B, EOS))
+    (first, second), _ = MonteCarlo(values=Siblings()).assign(mdp.context(), trees_of(group))
+    # One other answer, which was wrong or right: the share is shrunk to 1 of 3 or 2 of 3.
+    assert first.step_errors == (pytest.approx(math.sqrt(2 / 9)), math.inf)
+    assert second.step_errors == (pytest.approx(math.sqrt(2 / 9)),)
+    (of_three, _), _ = MonteCarlo(samples=3).assign(mdp.context(), trees_of(group))
+    assert of_three.step_values is not None
+    shares = [(3 * value + 1) / 5 for value in of_three.step_values]
+    assert of_three.step_errors == pytest.approx([math.sqrt(p * (1 - p) / 3) for p in shares])
+    (bounded, _), _ = MonteCarlo(samples=3, max_states=1).assign(mdp.context(), trees_of(group))
+    assert bounded.step_errors == (of_three.step_errors[0], 0.0)
+
+
 def long_answer(steps: int) -> Trajectory:
     """Longer than the language has any; what it is worth is scripted by `Jump`."""
     ids = (A, NEXT) * (steps - 1) + (A, EOS)

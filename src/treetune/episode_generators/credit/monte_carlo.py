@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import pstdev
@@ -29,7 +30,7 @@ from treetune.episode_generators.values.base import Estimate, StateRule
 from treetune.episode_generators.values.continuations import FreshContinuations
 from treetune.episode_generators.values.estimation import check_continuations
 from treetune.episode_generators.values.step_boundaries import StepBoundaries
-from treetune.episode_generators.values.valuation import Valuation, ValueEstimator
+from treetune.episode_generators.values.valuation import AlongAnswer, Valuation, ValueEstimator, mean_of
 from treetune.inference.base import SamplingParams
 from treetune.tree import Tree, answers_of
 from treetune.vocabulary import Episode, Metrics
@@ -149,38 +150,37 @@ class MonteCarlo(Credit):
         episodes = []
         for tree, ways, of_tree in zip(trees, valuation.ways, found, strict=True):
             for leaf, (way, along) in enumerate(zip(ways, of_tree, strict=True)):
-                values = [None if one is None else one.value for one in along]
-                baselines = [None if one is None else one.held_against for one in along]
-                tree.values.update({s: v for (s, _), v in zip(way, values, strict=True) if v is not None})
+                tree.values.update(
+                    {s: v.value for (s, _), v in zip(way, along, strict=True) if v is not None}
+                )
+                values = [*along]
                 if self.siblings_count_into_prompt_value:
                     at_prompt = valuation.found[way[0][0]].rewards
                     others = [other.reward for place, other in enumerate(tree.leaves) if place != leaf]
-                    values[0] = mean([*at_prompt, *others]) if at_prompt or others else None
-                    baselines[0] = values[0]
+                    values[0] = mean_of([*at_prompt, *others])
                 if values[0] is not None:
-                    episodes.append(self._episode(context, tree, leaf, values, baselines))
+                    episodes.append(self._episode(context, tree, leaf, values))
         unvalued = len(answers_of(trees)) - len(episodes)
         metrics = _value_metrics(valuation.everyones) | advantage_metrics(context, episodes)
         return episodes, metrics | valuation.metrics | _told(context, valuation.everyones, unvalued)
 
-    def _episode(
-        self,
-        context: GenerationContext,
-        tree: Tree,
-        leaf: int,
-        values: list[float | None],
-        baselines: list[float | None],
-    ) -> Episode:
+    def _episode(self, context: GenerationContext, tree: Tree, leaf: int, along: AlongAnswer) -> Episode:
         answer = tree.leaves[leaf]
-        behind = [answer.reward] * (len(self.states.step_starts(answer)) - len(values))
-        values += behind
-        advantages = step_advantages(values, answer.reward, [*baselines, *behind])
+        values = [None if one is None else one.value for one in along]
+        baselines = [None if one is None else one.held_against for one in along]
+        errors = [math.inf if one is None else math.sqrt(one.variance) for one in along]
+        beyond = len(self.states.step_starts(answer)) - len(values)
+        values += [answer.reward] * beyond
+        baselines += [answer.reward] * beyond
+        errors += [0.0] * beyond
+        advantages = step_advantages(values, answer.reward, baselines)
         # Of steps that are credited as one, each shows the value before the first.
         shown: list[float] = []
         for value in values:
             shown.append(shown[-1] if value is None else value)
-        steps = self.states.laid_out(answer, advantages, shown)
-        return episode_of(context, replace(answer, step_ends=steps.ends), steps.advantages, steps.values)
+        steps = self.states.laid_out(answer, advantages, shown, errors)
+        whole = replace(answer, step_ends=steps.ends)
+        return episode_of(context, whole, steps.advantages, steps.values, steps.errors)
 
     def _sampling(self, context: GenerationContext) -> SamplingParams:
         if context.sampling is None:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from treetune.contracts import Experiment, Finding
 from treetune.episode_generators.critic import CriticSettings, check_critic_goes_on
+from treetune.episode_generators.values.base import Budget
 from treetune.episode_generators.values.continuations import FreshContinuations
 from treetune.episode_generators.values.critic import CRITIC_NEEDS, critic_values
 from treetune.episode_generators.values.valuation import AlongAnswer, Valuation, Value, ValueEstimator
@@ -52,6 +53,12 @@ class ControlVariate(ValueEstimator):
     @property
     def continues(self) -> bool:
         return self.over.continues
+
+    def budget(self, samples: int) -> Budget:
+        return self.over.budget(samples)
+
+    def first_states(self, states: int) -> Sequence[int]:
+        return self.over.first_states(states)
 
     @property
     def critic_settings(self) -> CriticSettings:
