@@ -53,11 +53,12 @@ class CreditBench(OfCheckpoints):
                 "put configs/analyzers/credit_bench.jsonnet on the right",
             )
         for name, credit in self.methods.items():
-            if credit.needs_critic:
+            if credit.needs_critic and not (credit.asks_critic and experiment.credit.needs_critic):
                 yield Finding(
                     f"{name!r} needs a critic, which is trained with a run and not by an analysis",
                     ("methods", name),
-                    "leave it out; value_accuracy judges a run's own critic",
+                    "leave it out, or take a run that trains one, and monte_carlo with the values 'critic' or"
+                    " 'control_variate'",
                 )
 
     def analyse(self, sampler: Sampler, points: Sequence[int], work: Path) -> Findings:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from treetune.contracts import Experiment, Finding, Need, OneLine
-from treetune.episode_generators.base import THREADS_REMEDY
 from treetune.episode_generators.critic import CriticSettings, check_critic_goes_on
 from treetune.episode_generators.values.valuation import AlongAnswer, Valuation, ValueEstimator, mean_of
 
@@ -16,7 +15,9 @@ if TYPE_CHECKING:
 
 CRITIC_NEEDS = (
     Need(
-        OneLine(turns=True), "what its critic learns goes back along an answer token by token", THREADS_REMEDY
+        OneLine(turns=True),
+        "its critic learns from answers token by token",
+        "choose values without a critic, such as 'continuations', or set the rollout's parallel to false",
     ),
 )
 
