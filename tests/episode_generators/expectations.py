@@ -154,8 +154,9 @@ def expectation(
 ) -> Expectation:
     """Over all groups of answers to one problem and all that could be drawn of their states, beside fixed
     answers to other problems. With `logprobs` the answers have the policy's."""
-    recorded = Recorded(over=credit.values) if isinstance(credit, MonteCarlo) else None
+    recorded: Recorded | None = None
     if isinstance(credit, MonteCarlo) and not credit.siblings_count_into_prompt_value:
+        recorded = Recorded(over=credit.values)
         credit = replace(credit, values=recorded)
     found = Expectation()
     for group in itertools.product(mdp.answers().items(), repeat=group_size):
@@ -173,7 +174,7 @@ def expectation(
                 mdp.add(mean, term, 1 / group_size)
             mdp.add(found.gradient, mean, weight)
             found.square += weight * math.fsum(slope * slope for slope in mean.values())
-            if recorded is not None and recorded.said:
+            if recorded is not None:
                 _add_values(found.values, *recorded.said[0], weight)
     return found
 

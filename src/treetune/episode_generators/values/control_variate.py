@@ -90,12 +90,12 @@ class ControlVariate(ValueEstimator):
 
 
 class Moments(NamedTuple):
-    """Of the critic's errors at `count` states by two looks, the state's own and the next one's: the squares
+    """Of the critic's errors at so many states by two looks, the state's own and the next one's: the squares
     of the first, and the products."""
 
     squares: float
     products: float
-    count: int
+    states: int
 
     @staticmethod
     def of(errors: Sequence[tuple[float, float]]) -> Moments:
@@ -111,23 +111,23 @@ class Moments(NamedTuple):
         return Moments(
             math.fsum(one.squares for one in parts),
             math.fsum(one.products for one in parts),
-            sum(one.count for one in parts),
+            sum(one.states for one in parts),
         )
 
     def without(self, part: Moments) -> Moments:
-        return Moments(self.squares - part.squares, self.products - part.products, self.count - part.count)
+        return Moments(self.squares - part.squares, self.products - part.products, self.states - part.states)
 
     @property
     def share(self) -> float:
         """c: how much of V̂ − V_φ is V − V_φ."""
-        return min(max(self.products / self.squares, 0.0), 1.0) if self.count and self.squares > 0 else 1.0
+        return min(max(self.products / self.squares, 0.0), 1.0) if self.states and self.squares > 0 else 1.0
 
     @property
     def metrics(self) -> dict[str, float]:
         """The two looks share no noise, so that the mean of their products is the critic's squared error."""
-        if not self.count:
+        if not self.states:
             return {}
-        error = math.sqrt(max(self.products / self.count, 0.0))
+        error = math.sqrt(max(self.products / self.states, 0.0))
         return {"credit/critic_error": error, "credit/critic_weight": 1 - self.share}
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from treetune.contracts import Experiment, Finding, Need, OneLine
 from treetune.episode_generators.critic import CriticSettings, check_critic_goes_on
-from treetune.episode_generators.values.valuation import AlongAnswer, Valuation, ValueEstimator, mean_of
+from treetune.episode_generators.values.valuation import AlongAnswer, Valuation, Value, ValueEstimator
 
 if TYPE_CHECKING:
     from treetune.vocabulary import Column
@@ -20,6 +20,10 @@ CRITIC_NEEDS = (
         "choose values without a critic, such as 'continuations', or set the rollout's parallel to false",
     ),
 )
+
+
+UNKNOWN_VARIANCE = 0.25
+"""The largest of one reward between 0 and 1: nobody knows by how much a critic is wrong."""
 
 
 @ValueEstimator.register("critic")
@@ -55,11 +59,7 @@ class CriticValues(ValueEstimator):
     def values(self, valuation: Valuation) -> list[list[AlongAnswer]]:
         return [
             [
-                # As unsure as one reward: nobody knows the critic's error.
-                [
-                    None if value is None else mean_of([min(max(value, 0.0), 1.0)])._replace(value=value)
-                    for value in of_answer
-                ]
+                [None if value is None else Value(value, UNKNOWN_VARIANCE) for value in of_answer]
                 for of_answer in of_tree
             ]
             for of_tree in critic_values(valuation)
