@@ -42,7 +42,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def looked_at(run: tuple[PolicyIteration, ExperimentDirectory], **settings: Any) -> dict[str, Any]:
     config, directory = run
-    analyzer = CreditMicroscope(**{"name": "looked", "problems": 3, "answers": 2} | settings)
+    given: dict[str, Any] = {"problems": 3, "answers": 2, **settings}
+    analyzer = CreditMicroscope(**given)
     label = "-".join([*analyzer.methods, str(analyzer.truth), str(analyzer.iterations)])
     analyzer = replace(analyzer, name=label)
     plain = {**PLAIN, "analyzers": [{"type": "credit_microscope", "name": label}]}
