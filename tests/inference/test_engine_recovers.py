@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from treetune.inference.base import Completion, EngineError, Later, Request
-from treetune.vocabulary import TokenIds
+from treetune.inference.base import Canary, Completion, EngineError, Later, Request
+from treetune.inference.gaps import Tolerance
+from treetune.vocabulary import TokenIds, token_array
 
 from . import stub_server
 from .stub_server import CONTEXT
@@ -162,6 +163,20 @@ def test_a_failed_sync_replaces_the_server_by_one_with_the_new_weights(stub: Stu
     report = engine.load(stub.weights(1), 1, stub.canary(1))
     assert (report.canary_gap, report.restarts) == (0.0, 1)
     assert engine.generate([request(5, n=1)]) == [[expected(5, 0, version=1)]]
+
+
+def test_old_weights_replace_the_server_though_their_gap_is_tolerated(stub: Stub) -> None:
+    engine = stub.start()
+    prompts = [token_array((prompt,)) for prompt in range(6)]
+
+    def tolerant(version: int) -> Canary:
+        return replace(stub.canary(version), prompts=prompts, tolerance=Tolerance(1e9, 1e9))
+
+    engine.load(stub.weights(1), 1, tolerant(1))
+    stub.order("reload-lies")
+    report = engine.load(stub.weights(2), 2, tolerant(2))
+    assert (report.canary_gap, report.restarts) == (0.0, 1)
+    assert engine.generate([request(5, n=1)]) == [[expected(5, 0, version=2)]]
 
 
 def test_log_probs_that_stay_wrong_end_in_an_error_that_names_the_gap(stub: Stub) -> None:

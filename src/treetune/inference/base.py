@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from treetune.inference.gaps import Tolerance
 from treetune.vocabulary import (
     Branch,
     Column,
@@ -107,7 +109,7 @@ class Canary:
 
     prompts: Sequence[TokenIds]
     score: Callable[[Sequence[tuple[TokenIds, TokenIds]]], Sequence[Sequence[float]]]
-    tolerance: float | None = None
+    tolerance: Tolerance | None = None
     max_tokens: int = 16
     seed: int = 0
     temperature: float = 1.0
@@ -115,10 +117,12 @@ class Canary:
 
 @dataclass(frozen=True)
 class SyncReport:
-    """What a weight sync did: seconds by part, largest |engine - trainer| log-prob, restarts."""
+    """What a weight sync did: seconds by part, the largest and the mean |engine - trainer| log-prob,
+    restarts."""
 
     seconds: float
     canary_gap: float
+    canary_mean_gap: float = math.nan
     restarts: int = 0
     parts: dict[str, float] = field(default_factory=dict)
 

@@ -122,6 +122,7 @@ class PolicyServer:
             self.folder.keep_only(version)
         return {
             "engine/canary_gap": report.canary_gap,
+            "engine/canary_mean_gap": report.canary_mean_gap,
             "engine/restarts": float(report.restarts),
             **{f"engine/sync_{part}": seconds for part, seconds in report.parts.items()},
         }

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from treetune.episode_generators.metrics import mean, pooled
+from treetune.episode_generators.values.base import Budget
 from treetune.episode_generators.values.continuations import FreshContinuations
 from treetune.episode_generators.values.valuation import AlongAnswer, Valuation, Value, ValueEstimator
 
@@ -38,6 +39,12 @@ class Smoothed(ValueEstimator):
     @property
     def continues(self) -> bool:
         return self.over.continues
+
+    def budget(self, samples: int) -> Budget:
+        return self.over.budget(samples)
+
+    def first_states(self, states: int) -> Sequence[int]:
+        return self.over.first_states(states)
 
     def values(self, valuation: Valuation) -> list[list[AlongAnswer]]:
         found = self.over.values(valuation)

@@ -109,6 +109,15 @@ class Valuation:
             self.found.update(zip(first, found, strict=True))
         self.everyones += everyones
 
+    def begin(self, estimator: ValueEstimator) -> None:
+        """Samples the continuations that the estimator says it wants of each answer whatever the others are;
+        where credit is pipelined, they were asked for when the answer came. Collective.
+        """
+        first = [
+            [way[place] for way in ways for place in estimator.first_states(len(way))] for ways in self.ways
+        ]
+        self.go_on(first, estimator.budget(self.samples))
+
     def anywhere(self, own: bool) -> bool:
         """Whether it is so on any rank. Collective."""
         return any(one for (one,) in self.context.exchange("value-waves", [own]))
@@ -130,6 +139,19 @@ class ValueEstimator(Registrable):
     def continues(self) -> bool:
         """Whether it samples continuations."""
         return True
+
+    def budget(self, samples: int) -> Budget:
+        """How often a state is gone on from, which usually has so many continuations."""
+        return FixedBudget(samples)
+
+    def first_states(self, states: int) -> Sequence[int]:
+        """Which of an answer's so many states, numbered from the prompt on, it goes on from with that budget
+        whatever the other answers are and whatever continuations earned.
+
+        `Valuation.begin` asks for these, and a run may do so as soon as the answer is graded, while others
+        are still sampled. None by default: for those that have to see all answers first, or sample nothing.
+        """
+        return ()
 
     def values(self, valuation: Valuation) -> list[list[AlongAnswer]]:
         """Of each answer of each tree, one for each state of its way. Collective."""
