@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -52,13 +52,7 @@ class CreditBench(OfCheckpoints):
                 "methods",
                 "put configs/analyzers/credit_bench.jsonnet on the right",
             )
-        for name, credit in self.methods.items():
-            if credit.needs_critic:
-                yield Finding(
-                    f"{name!r} needs a critic, which is trained with a run and not by an analysis",
-                    ("methods", name),
-                    "leave it out; value_accuracy judges a run's own critic",
-                )
+        yield from critics_asked_for(self.methods)
 
     def analyse(self, sampler: Sampler, points: Sequence[int], work: Path) -> Findings:
         from treetune.analyzers.credit_measures import measure
@@ -109,6 +103,17 @@ class CreditBench(OfCheckpoints):
                 for point, of_point in result["numbers"]["by_checkpoint"].items()
             }
         )
+
+
+def critics_asked_for(methods: Mapping[str, Credit]) -> Iterator[Finding]:
+    """What is wrong with methods that nobody can compute from stored answers."""
+    for name, credit in methods.items():
+        if credit.needs_critic:
+            yield Finding(
+                f"{name!r} needs a critic, which is trained with a run and not by an analysis",
+                ("methods", name),
+                "leave it out; value_accuracy judges a run's own critic",
+            )
 
 
 def credited(context: GenerationContext, credit: Credit, answers: Sequence[Trajectory]) -> Credited:
