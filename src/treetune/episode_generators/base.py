@@ -229,6 +229,8 @@ class Selection(Registrable):
 
     at_most: int | None = None
     """How many groups it keeps at most. None: there is no bound."""
+    keeps_groups: bool = True
+    """Whether it keeps all answers to a problem or none."""
 
     def most_kept(self, answers: int, problems: int) -> int:
         """How many rows (pairs, where it makes such) it keeps at most of so many answers and problems."""
