@@ -52,7 +52,7 @@ class CreditBench(OfCheckpoints):
                 "methods",
                 "put configs/analyzers/credit_bench.jsonnet on the right",
             )
-        yield from critics_asked_for(self.methods)
+        yield from critics_asked_for(self.methods, experiment)
 
     def analyse(self, sampler: Sampler, points: Sequence[int], work: Path) -> Findings:
         from treetune.analyzers.credit_measures import measure
@@ -105,14 +105,15 @@ class CreditBench(OfCheckpoints):
         )
 
 
-def critics_asked_for(methods: Mapping[str, Credit]) -> Iterator[Finding]:
+def critics_asked_for(methods: Mapping[str, Credit], experiment: PolicyIteration) -> Iterator[Finding]:
     """What is wrong with methods that nobody can compute from stored answers."""
     for name, credit in methods.items():
-        if credit.needs_critic:
+        if credit.needs_critic and not (credit.asks_critic and experiment.credit.needs_critic):
             yield Finding(
                 f"{name!r} needs a critic, which is trained with a run and not by an analysis",
                 ("methods", name),
-                "leave it out; value_accuracy judges a run's own critic",
+                "leave it out, or take a run that trains one, and monte_carlo with the values 'critic' or"
+                " 'control_variate'",
             )
 
 

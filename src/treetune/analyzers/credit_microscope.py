@@ -72,7 +72,7 @@ class CreditMicroscope(OfIterations):
 
     def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
         yield from super().check(experiment)
-        yield from critics_asked_for(self.methods)
+        yield from critics_asked_for(self.methods, experiment)
         for name in (OWN, TRUTH):
             if name in self.methods:
                 yield Finding(f"a method is called {name!r}", ("methods", name), "give it another name")

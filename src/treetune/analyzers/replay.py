@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treetune.analyzers.sources import policy_at
+from treetune.analyzers.sources import lent_critic_at, policy_at
 from treetune.config.hashing import config_hash
 from treetune.episode_generators.storage import read_episodes, read_trajectories
 from treetune.files import replace_folder, whole_file, write_json
@@ -62,6 +62,11 @@ def replay(
     directory = ExperimentDirectory(path)
     point = iteration - 1
     _require(directory, point)
+    if other is not None and other.credit.asks_critic and not own.credit.needs_critic:
+        raise ValueError(
+            f"the run in {path} trained no critic, which the other credit asks: replay it with a credit"
+            " without one"
+        )
     config = replace(own, directory=str(path.parent), experiment_name=path.name)
     variants = {"own": config} | ({} if other is None else {"other": other})
     label = f"replay-{iteration:04d}"
@@ -159,6 +164,7 @@ def credited_again(
             progress=show,
             memory=remembered(session, point),
         )
+        context = replace(context, critic=lent_critic_at(sampler, point))
         episodes, metrics = credited(session.ranks, config, context, trees)
     return episodes, metrics, 0 if engine is None else engine.tokens - before
 

@@ -34,6 +34,7 @@ def make_trainer(session: Session) -> PolicyTrainer:
         temperature=session.temperature,
         iterations=config.iterations,
         gae=config.credit if isinstance(config.credit, Gae) else None,
+        critic=config.credit.critic_settings,
         restarts=config.restart == "every_iteration",
     )
 
