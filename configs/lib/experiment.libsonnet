@@ -86,7 +86,8 @@ local models = {
 // 64 problems an iteration, 8 answers to each: 512 episodes, two epochs. A problem comes once in an iteration and may
 // come again in the next. Advantages are whitened over the iteration's tokens (the paper's code: over each
 // micro-batch, so that they change with the machine). The KL to the start model is the sum over an answer's tokens
-// beside a policy term that is their mean: its coefficient was chosen for that.
+// beside a policy term that is their mean: its coefficient was chosen for that. A minibatch whose mean ratio to the old
+// policy is above 10 has no loss (the paper's code: each GPU's micro-batch).
 local policy_gradient(model, data) = {
   rollout: sampling { samples: 8 },
   problems_per_iteration: 64,
@@ -103,6 +104,7 @@ local policy_gradient(model, data) = {
       kl_estimator: 'k3',
       kl_clamp: [0, 10],
       kl_reduction: 'sequence_sum',
+      ratio_threshold: 10,
     },
     advantage_normalisation: 'whiten',
     epochs: 2,

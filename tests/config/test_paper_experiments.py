@@ -179,6 +179,7 @@ def test_a_policy_gradient_has_the_papers_budget_and_loss(family: str, method: s
     assert (objective.clip_low, objective.clip_high) == (0.2, 0.2)
     assert (objective.kl_coef, objective.kl_placement, objective.kl_estimator) == (1e-4, "loss", "k3")
     assert (objective.kl_clamp, objective.kl_reduction) == ((0.0, 10.0), "sequence_sum")
+    assert objective.ratio_threshold == 10
     assert (objective.aggregation, objective.entropy_coef) == ("token", 0.0)
     assert objective.importance_cap is None
 

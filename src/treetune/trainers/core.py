@@ -19,6 +19,7 @@ from treetune.trainers.critic import Critic
 from treetune.trainers.entropy import EntropyCoefficient
 from treetune.trainers.minibatch import Minibatch, micro_batch_loss
 from treetune.trainers.model_factory import ModelFactory, Reference
+from treetune.trainers.objectives.base import SKIPPED_BY_RATIO, without_skipped
 from treetune.trainers.preparation.advantages import check_unthreaded
 from treetune.trainers.preparation.stages import preparation, prepare
 from treetune.trainers.preparation.tensors import IterationTensors
@@ -211,16 +212,17 @@ class PolicyTrainer:
                 weights_N = part.tokens.weights_N / minibatch.weight_sum
                 for name, value in self.critic.backward(batch, tensors, weights_N).items():
                     sums[name] += value
+        names = sorted(sums)
+        totals = self.ranks.sum(torch.stack([sums[name] for name in names]).cpu())
+        result = without_skipped(objective, dict(zip(names, totals.tolist(), strict=True)))
         rate = settings.learning_rate * self._rate_factor(iterations_done, steps_in_iteration)
-        result = {"train/learning_rate": rate, "train/grad_norm": self.policy.step(rate)}
+        without_loss = bool(result.get(SKIPPED_BY_RATIO))
+        result |= {"train/learning_rate": rate, "train/grad_norm": self.policy.step(rate, without_loss)}
         if self.critic is not None:
             result["critic/grad_norm"] = self.critic.step(rate, settings.learning_rate)
         if scored_N is not None:
             tensors.old_logprobs_N = self.ranks.sum(scored_N)
             tensors.old_logprobs_mask_N = minibatch.weights_N != 0
-        names = sorted(sums)
-        totals = self.ranks.sum(torch.stack([sums[name] for name in names]).cpu())
-        result |= dict(zip(names, totals.tolist(), strict=True))
         if settings.entropy_target is not None:
             result["train/entropy_coef"] = entropy_coef
         self.entropy.observe(result["train/entropy"])
