@@ -52,6 +52,7 @@ local rho1b = {
             + (import '../trainers/bf16.jsonnet')
             + { trainer+: { zero_stage: 1 } },
   sft_learning_rate: 1e-5,
+  dpo_candidates: 500,
   checkpoints: { every: 10, keep_every: 40 },
   with_critic: { checkpoints: { every: 40, keep_every: 40 } },
 };
@@ -67,6 +68,7 @@ local deepseek7b = {
               engines+: { policy+: { max_num_seqs: 256, gpu_memory_utilization: 0.5 } },
             },
   sft_learning_rate: 5e-5,
+  dpo_candidates: 450,
   checkpoints: { every: 10, keep_every: 60 },
   with_critic: { checkpoints: { every: 30, keep_every: 60 }, trainer+: { offload_optimizer: true } },
 };
@@ -118,6 +120,16 @@ local all_problems(samples) = {
   checkpoints: { every: 1, keep_every: 1 },
 };
 
+// The paper keeps a candidate every so many gradient steps, and the start weights; validation says which is taken.
+local chosen_among(every, rule) = {
+  local experiment = self,
+  choose_checkpoint: {
+    set: [one.name for one in experiment.evaluation.sets if one.split == 'validation'][0],
+    every: every,
+    rule: rule,
+  },
+};
+
 local methods = {
   vineppo(model, data):: (import '../methods/vineppo.jsonnet') + policy_gradient(model, data)
                          + (import '../analyzers/value_accuracy.jsonnet')
@@ -142,22 +154,15 @@ local methods = {
 
   restem(model, data):: (import '../methods/restem.jsonnet') + all_problems(8)
                         + (import '../analyzers/kl_to_reference.jsonnet')
-                        + {
-                          local experiment = self,
-                          trainer+: { epochs: 8 },
-                          iterations: 10,
-                          choose_checkpoint: {
-                            set: [one.name for one in experiment.evaluation.sets if one.split == 'validation'][0],
-                            rule: 'first_maximum',
-                          },
-                        },
+                        + { trainer+: { epochs: 8 }, iterations: 10 }
+                        + chosen_among(500, 'first_maximum'),
 
-  // One iteration on the start model's own answers. No KL but the loss's own.
+  // One iteration on the start model's own answers. No KL but the loss's own. The paper picks the checkpoint by hand.
   dpo_positive(model, data):: (import '../methods/dpo_positive.jsonnet') + all_problems(64) + {
     selection+: { max_pairs_per_problem: 64 },
     trainer+: { objective+: { beta: data.dpo_beta, positive_penalty: 50.0, label_smoothing: 0.0 }, epochs: 3 },
     iterations: 1,
-  },
+  } + chosen_among(model.dpo_candidates, 'best'),
 
   // What makes the start weights: two passes over the training problems' own solutions, each weighing the same.
   sft(model, data):: (import '../methods/sft.jsonnet') + {

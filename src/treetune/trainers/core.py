@@ -6,7 +6,7 @@ import gc
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,14 @@ if TYPE_CHECKING:
 
 COMPUTED = "train/computed_tokens"
 """Tokens that the policy ran over for the iteration's updates, on all ranks; padding is not counted."""
+
+
+class Stretch(NamedTuple):
+    """How far an iteration's training has come: whole epochs, steps, and whether that is all."""
+
+    epochs: int
+    steps: int
+    is_last: bool
 
 
 class PolicyTrainer:
@@ -104,16 +112,19 @@ class PolicyTrainer:
     ) -> Metrics:
         """All epochs over these episodes; every rank is given the same ones. Collective."""
         metrics: Metrics = {}
-        for metrics in self.epochs(iteration, episodes, progress):  # noqa: B007
+        for _, metrics in self.stretches(iteration, episodes, progress=progress):  # noqa: B007
             pass
         return metrics
 
-    def epochs(
-        self, iteration: int, episodes: Sequence[Episode], progress: Callable[[int, int], None] | None = None
-    ) -> Iterator[Metrics]:
-        """Trains one epoch whenever it is asked for the next element: the metrics of those so far.
-
-        Collective.
+    def stretches(
+        self,
+        iteration: int,
+        episodes: Sequence[Episode],
+        every: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Iterator[tuple[Stretch, Metrics]]:
+        """Trains on whenever it is asked for the next element, up to the end of an epoch, or for `every`
+        steps and at last to the end: how far that came, and the metrics so far. Collective.
         """
         if self.gae is not None:
             check_unthreaded(episodes)
@@ -138,13 +149,17 @@ class PolicyTrainer:
                 number += 1
                 if progress is not None:
                     progress(number, steps)
-            taken = number - skipped
-            metrics = constant | {name: value / taken for name, value in sums.items()}
-            if tensors.old_logprobs_N is not None:  # filled by the first step where it is the only one
-                metrics |= tensors.gap_metrics()
-            metrics |= {"train/steps": float(taken), "train/tokens": float(sequences.n_tokens)}
-            metrics[COMPUTED] = sums[COMPUTED]
-            yield metrics | ({"train/skipped_steps": float(skipped)} if skipped else {})
+                end_of_epoch = number * self.settings.epochs == (epoch + 1) * steps
+                if not (end_of_epoch if every is None else number % every == 0 or number == steps):
+                    continue
+                taken = number - skipped
+                metrics = constant | {name: value / taken for name, value in sums.items()}
+                if tensors.old_logprobs_N is not None:  # filled by the first step where it is the only one
+                    metrics |= tensors.gap_metrics()
+                metrics |= {"train/steps": float(taken), "train/tokens": float(sequences.n_tokens)}
+                metrics[COMPUTED] = sums[COMPUTED]
+                metrics |= {"train/skipped_steps": float(skipped)} if skipped else {}
+                yield Stretch(epoch + end_of_epoch, number, number == steps), metrics
 
     def _minibatches(self, iteration: int, epoch: int, units: Sequence[Unit]) -> Iterator[list[Unit]]:
         size = self.settings.minibatch_size or len(units)
