@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -66,6 +67,7 @@ episodes = st.builds(
     text=names,
     score=rewards,
     step_rewards=st.just(()) | numbers,
+    step_errors=st.none() | numbers,
     domain=st.just("") | names,
 )
 trajectories = st.builds(
@@ -196,7 +198,10 @@ def episode(number: int = 0) -> Episode:
 def test_an_episodes_file_has_a_column_per_field_and_the_prompts_text(tmp_path: Path) -> None:
     import pyarrow as pa
 
-    rows = [episode(), replace(episode(1), domain="sums", step_rewards=(0.5, 0.5))]
+    rows = [
+        episode(),
+        replace(episode(1), domain="sums", step_rewards=(0.5, 0.5), step_errors=(0.1, math.inf)),
+    ]
     write_episodes(tmp_path / "episodes.arrow", rows, mdp.CODEC)
     with pa.ipc.open_stream(tmp_path / "episodes.arrow") as reader:
         table = reader.read_all()
@@ -206,12 +211,12 @@ def test_an_episodes_file_has_a_column_per_field_and_the_prompts_text(tmp_path: 
     assert read_episodes(tmp_path / "episodes.arrow") == rows
 
 
-def test_what_has_no_domain_and_no_rewards_on_the_way_has_no_columns_for_them(tmp_path: Path) -> None:
+def test_what_has_no_domain_rewards_on_the_way_or_errors_has_no_columns_for_them(tmp_path: Path) -> None:
     import pyarrow as pa
 
     write_episodes(tmp_path / "episodes.arrow", [episode()])
     with pa.ipc.open_stream(tmp_path / "episodes.arrow") as reader:
-        assert not {"domain", "step_rewards"} & set(reader.schema.names)
+        assert not {"domain", "step_rewards", "step_errors"} & set(reader.schema.names)
 
 
 def without_column(path: Path, name: str) -> None:

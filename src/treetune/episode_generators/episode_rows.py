@@ -24,6 +24,8 @@ from treetune.episode_generators.columns import (
 )
 from treetune.vocabulary import Episode, Stretch, TextCodec
 
+OF_STEPS = ("step_ends", "step_values", "step_errors", "step_rewards")
+
 
 def schema_of(episodes: Sequence[Episode], codec: TextCodec | None) -> pa.Schema:
     schema = pa.schema(
@@ -49,6 +51,8 @@ def schema_of(episodes: Sequence[Episode], codec: TextCodec | None) -> pa.Schema
     )
     if any(episode.step_rewards for episode in episodes):
         schema = schema.append(pa.field("step_rewards", NUMBERS))
+    if any(episode.step_errors is not None for episode in episodes):
+        schema = schema.append(pa.field("step_errors", NUMBERS))
     if any(episode.domain for episode in episodes):
         schema = schema.append(pa.field("domain", pa.string()))
     return schema if codec is None else schema.append(pa.field("prompt", pa.string()))
@@ -68,7 +72,7 @@ def columns_of(codec: TextCodec | None) -> Callable[[Sequence[Episode], pa.Schem
                 return nested(
                     list(map(len, values)), pa.StructArray.from_arrays(parts, fields=field.type.value_type)
                 )
-            if field.name in ("step_ends", "step_values", "step_rewards"):
+            if field.name in OF_STEPS:
                 return tuples(values, field.type)
             return lists(values, field.type) if pa.types.is_list(field.type) else pa.array(values, field.type)
 
@@ -87,7 +91,7 @@ def episodes_of(batch: pa.RecordBatch) -> Iterator[Episode]:
                 tuple(Stretch(one["end"], branch_of(one["branch"])) for one in row)
                 for row in column.to_pylist()
             ]
-        elif name in ("step_ends", "step_values", "step_rewards"):
+        elif name in OF_STEPS:
             columns[name] = tuples_of(column)
         else:
             is_list = pa.types.is_list(column.type)

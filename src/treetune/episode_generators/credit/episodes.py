@@ -16,6 +16,7 @@ def episode_of(
     trajectory: Trajectory,
     step_advantages: Sequence[float] | None = None,
     step_values: Sequence[float] | None = None,
+    step_errors: Sequence[float] | None = None,
 ) -> Episode:
     """The training row of an answer; every token of step i gets `step_advantages[i]`.
 
@@ -45,6 +46,7 @@ def episode_of(
         behaviour_logprobs=_behaviour_logprobs(trajectory),
         step_ends=ends,
         step_values=None if step_values is None else tuple(step_values),
+        step_errors=None if step_errors is None else tuple(step_errors),
         text=trajectory.text,
         stretches=_stretches(trajectory),
         step_rewards=trajectory.step_rewards,

@@ -44,19 +44,28 @@ class ThreadStates(StateRule):
         of_samples = [end for end, one in zip(ends, trajectory.segments) if one.origin == "sampled"]
         return (0, *of_samples[:-1])
 
-    def laid_out(self, trajectory: Trajectory, advantages: Sequence[float], values: Sequence[float]) -> Steps:
+    def laid_out(
+        self,
+        trajectory: Trajectory,
+        advantages: Sequence[float],
+        values: Sequence[float],
+        errors: Sequence[float],
+    ) -> Steps:
         """Segments are steps where there are threads; an injected one has the value of the sample behind."""
         if len(trajectory.segments) == 1:
             steps = len(trajectory.step_ends)
-            return Steps(trajectory.step_ends, list(advantages) * steps, list(values) * steps)
-        of_segments, value_of = [], []
+            return Steps(
+                trajectory.step_ends, list(advantages) * steps, list(values) * steps, list(errors) * steps
+            )
+        of_segments, value_of, error_of = [], [], []
         place = 0
         for segment in trajectory.segments:
             sampled = segment.origin == "sampled"
             of_segments.append(advantages[place] if sampled else 0.0)
             value_of.append(values[place] if place < len(values) else trajectory.reward)
+            error_of.append(errors[place] if place < len(errors) else 0.0)
             place += sampled
-        return Steps(trajectory.step_ends, of_segments, value_of)
+        return Steps(trajectory.step_ends, of_segments, value_of, error_of)
 
     def estimate(
         self,

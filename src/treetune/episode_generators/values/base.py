@@ -77,11 +77,12 @@ class FixedBudget(Budget):
 
 class Steps(NamedTuple):
     """Steps of an answer as its training row has them: where each ends, what it and its beginning are
-    worth."""
+    worth, and the latter's standard error."""
 
     ends: tuple[int, ...]
     advantages: Sequence[float]
     values: Sequence[float]
+    errors: Sequence[float]
 
 
 class StateRule(Registrable):
@@ -91,10 +92,16 @@ class StateRule(Registrable):
         """How many of the answer's tokens stand before each of its steps: there are its states, from 0 on."""
         raise NotImplementedError
 
-    def laid_out(self, trajectory: Trajectory, advantages: Sequence[float], values: Sequence[float]) -> Steps:
-        """Advantages and values of its steps, by where these end."""
+    def laid_out(
+        self,
+        trajectory: Trajectory,
+        advantages: Sequence[float],
+        values: Sequence[float],
+        errors: Sequence[float],
+    ) -> Steps:
+        """Advantages and values of its steps, and the values' standard errors, by where steps end."""
         ends = (*tuple(self.step_starts(trajectory))[1:], trajectory.step_ends[-1])
-        return Steps(ends, advantages, values)
+        return Steps(ends, advantages, values, errors)
 
     def estimate(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -32,12 +33,16 @@ class Bisect(ValueEstimator):
     """Of a difference of values, to be looked into. Below the noise of two means, noise is halved."""
     most_tokens: Annotated[int, Gt(0)] | None = None
 
+    def first_states(self, states: int) -> Sequence[int]:
+        return (0,)
+
     def values(self, valuation: Valuation) -> list[list[AlongAnswer]]:
         searches = [
             [_Search(self, valuation, way, leaf.reward) for way, leaf in zip(ways, tree.leaves, strict=True)]
             for tree, ways in zip(valuation.trees, valuation.ways, strict=True)
         ]
-        wanted = [[one for search in of_tree for one in search.wave] for of_tree in searches]
+        valuation.begin(self)
+        wanted = [[one for search in of_tree for one in search.next()] for of_tree in searches]
         while valuation.anywhere(any(wanted)):
             valuation.go_on(wanted)
             wanted = [[one for search in of_tree for one in search.next()] for of_tree in searches]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from treetune.contracts import Answers, Need
@@ -25,8 +26,11 @@ class FreshContinuations(ValueEstimator):
         more = Need(Answers(2), "count_siblings counts the other answers", "set it to false")
         return (more,) if self.count_siblings else ()
 
+    def first_states(self, states: int) -> Sequence[int]:
+        return range(states)
+
     def values(self, valuation: Valuation) -> list[list[AlongAnswer]]:
-        valuation.go_on([(one for way in ways for one in way) for ways in valuation.ways])
+        valuation.begin(self)
         if not self.count_siblings:
             return [[[valuation.value(state) for state, _ in way] for way in ways] for ways in valuation.ways]
         found: list[list[AlongAnswer]] = []

@@ -63,7 +63,12 @@ class Sequential(ValueEstimator):
     def unbiased(self) -> bool:  # type: ignore[override]
         return self.pilot
 
+    def budget(self, samples: int) -> Budget:
+        return UntilSure(samples, self.error, max(self.most, samples), self.pilot)
+
+    def first_states(self, states: int) -> Sequence[int]:
+        return range(states)
+
     def values(self, valuation: Valuation) -> list[list[AlongAnswer]]:
-        budget = UntilSure(valuation.samples, self.error, max(self.most, valuation.samples), self.pilot)
-        valuation.go_on([(one for way in ways for one in way) for ways in valuation.ways], budget)
+        valuation.begin(self)
         return [[[valuation.value(state) for state, _ in way] for way in ways] for ways in valuation.ways]

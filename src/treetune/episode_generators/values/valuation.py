@@ -8,20 +8,31 @@ from typing import NamedTuple
 
 from treetune.config.registrable import Registrable
 from treetune.episode_generators.base import GenerationContext
+from treetune.episode_generators.critic import CriticSettings
 from treetune.episode_generators.metrics import mean
 from treetune.episode_generators.values.base import Budget, Estimate, FixedBudget, StateRule
 from treetune.episode_generators.values.estimation import Wanted, estimates
 from treetune.inference.base import SamplingParams
 from treetune.tree import State, Tree
+from treetune.vocabulary import Metrics
 
 
 class Value(NamedTuple):
     """What a state is worth to one answer, the variance of that as an estimate, and of how many rewards it is
-    the mean."""
+    the mean.
+
+    The value is what the steps before the state have brought about. What follows is held against `baseline`,
+    where there is one: any number that doesn't depend on what the answer did from there on, so that its bias
+    is none of the gradient's."""
 
     value: float
     variance: float
     samples: int = 1
+    baseline: float | None = None
+
+    @property
+    def held_against(self) -> float:
+        return self.value if self.baseline is None else self.baseline
 
 
 AlongAnswer = list[Value | None]
@@ -68,6 +79,8 @@ class Valuation:
     max_states: int | None = None
     found: dict[State, Estimate] = field(default_factory=dict)
     everyones: list[Estimate] = field(default_factory=list)
+    metrics: Metrics = field(default_factory=dict)
+    """What estimators have to say of all ranks' states."""
 
     def __post_init__(self) -> None:
         self.ways = [
@@ -109,6 +122,15 @@ class Valuation:
             self.found.update(zip(first, found, strict=True))
         self.everyones += everyones
 
+    def begin(self, estimator: ValueEstimator) -> None:
+        """Samples the continuations that the estimator says it wants of each answer whatever the others are;
+        where credit is pipelined, they were asked for when the answer came. Collective.
+        """
+        first = [
+            [way[place] for way in ways for place in estimator.first_states(len(way))] for ways in self.ways
+        ]
+        self.go_on(first, estimator.budget(self.samples))
+
     def anywhere(self, own: bool) -> bool:
         """Whether it is so on any rank. Collective."""
         return any(one for (one,) in self.context.exchange("value-waves", [own]))
@@ -130,6 +152,24 @@ class ValueEstimator(Registrable):
     def continues(self) -> bool:
         """Whether it samples continuations."""
         return True
+
+    @property
+    def critic_settings(self) -> CriticSettings | None:
+        """How the critic is trained that it asks; None where it asks none."""
+        return None
+
+    def budget(self, samples: int) -> Budget:
+        """How often a state is gone on from, which usually has so many continuations."""
+        return FixedBudget(samples)
+
+    def first_states(self, states: int) -> Sequence[int]:
+        """Which of an answer's so many states, numbered from the prompt on, it goes on from with that budget
+        whatever the other answers are and whatever continuations earned.
+
+        `Valuation.begin` asks for these, and a run may do so as soon as the answer is graded, while others
+        are still sampled. None by default: for those that have to see all answers first, or sample nothing.
+        """
+        return ()
 
     def values(self, valuation: Valuation) -> list[list[AlongAnswer]]:
         """Of each answer of each tree, one for each state of its way. Collective."""
