@@ -1,6 +1,6 @@
 """Expectations over all answers and all that could be sampled of them, against the exact ones: every credit's
 gradient, and every value estimator's values, are equal to these where they are said to be unbiased, and as
-far off as stated where they aren't. `test_credit_is_unbiased` has the credits whose share is known by formula."""
+far off as stated where they aren't. `test_credit_is_unbiased` has the credits whose share a formula tells."""
 
 from __future__ import annotations
 
