@@ -27,6 +27,7 @@ from treetune.episode_generators.values.continuations import FreshContinuations
 from treetune.episode_generators.values.control_variate import ControlVariate
 from treetune.episode_generators.values.critic import CriticValues
 from treetune.episode_generators.values.every_n_tokens import EveryNTokens
+from treetune.episode_generators.values.filtered import Filtered
 from treetune.episode_generators.values.low_probability import LowProbability
 from treetune.episode_generators.values.sequential import Sequential
 from treetune.episode_generators.values.siblings import Siblings
@@ -55,7 +56,8 @@ OTHERS = [
     others((A, NEXT, B, NEXT, A, EOS), (B, NEXT, B, NEXT, A, EOS)),
     others((A, EOS), (B, NEXT, A, NEXT, A, EOS), (A, NEXT, A, NEXT, B, EOS)),
 ]
-"""What a control variate learns its coefficient from."""
+"""What those learn from that learn from other problems alone."""
+LEARNING = (ControlVariate, Filtered)
 
 UNBIASED: list[tuple[MonteCarlo, int]] = [
     (credit(FreshContinuations()), 1),
@@ -70,6 +72,9 @@ UNBIASED: list[tuple[MonteCarlo, int]] = [
     (credit(ControlVariate()), 1),
     (credit(ControlVariate(), samples=2), 1),
     (credit(ControlVariate(over=Siblings())), 2),
+    (credit(Filtered()), 1),
+    (credit(Filtered(), samples=2), 1),
+    (credit(Filtered(over=Siblings()), states=EveryNTokens(tokens=1)), 2),
 ]
 
 BIASED: list[tuple[MonteCarlo, int, float, float, float]] = [
@@ -80,6 +85,7 @@ BIASED: list[tuple[MonteCarlo, int, float, float, float]] = [
     (credit(Smoothed(), samples=2), 1, 0.5275, 0.9768, 0.0591),
     (credit(Smoothed(over=Siblings())), 2, 0.4966, 0.9998, 1.9e-5),
     (credit(CriticValues()), 1, 0.8369, 0.5511, 0.2588),
+    (credit(ControlVariate(over=Filtered())), 1, 0.0393, 0.9997, 0.0),
 ]
 
 
@@ -97,7 +103,7 @@ def expected(part: MonteCarlo, group_size: int, of_others: list[Trajectory]) -> 
 @pytest.mark.parametrize(("part", "group_size"), UNBIASED, ids=_name)
 def test_what_says_unbiased_is(part: MonteCarlo, group_size: int) -> None:
     assert part.values.unbiased
-    for of_others in OTHERS if isinstance(part.values, ControlVariate) else [[]]:
+    for of_others in OTHERS if isinstance(part.values, LEARNING) else [[]]:
         found = expected(part, group_size, of_others)
         assert found.bias_and_cosine[0] < 1e-9
         assert found.value_bias < 1e-9
@@ -108,7 +114,7 @@ def test_what_is_biased_is_as_far_off_as_stated(
     part: MonteCarlo, group_size: int, bias: float, cosine: float, of_values: float
 ) -> None:
     assert not part.values.unbiased
-    found = expected(part, group_size, [])
+    found = expected(part, group_size, OTHERS[0] if isinstance(part.values, LEARNING) else [])
     assert (*found.bias_and_cosine, found.value_bias) == pytest.approx((bias, cosine, of_values), abs=5e-5)
 
 

@@ -35,6 +35,7 @@ class Smoothed(ValueEstimator):
     don't see its length."""
 
     unbiased = False
+    learns_from_others = True
 
     over: ValueEstimator = field(default_factory=FreshContinuations)
 
