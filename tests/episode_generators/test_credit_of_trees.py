@@ -11,15 +11,20 @@ import pytest
 from tests.columns import plain
 from tests.episode_generators import enumerated_trees
 from tests.episode_generators import tabular_mdp as mdp
-from treetune.episode_generators.base import Credit
+from treetune.episode_generators.base import Credit, GenerationContext
+from treetune.episode_generators.credit.monte_carlo import MonteCarlo
 from treetune.episode_generators.credit.tree import TreeCredit
 from treetune.episode_generators.rollout.tree import TreeRollout
 from treetune.episode_generators.trees.at_states import AtStates
 from treetune.episode_generators.trees.branching import Branching
 from treetune.episode_generators.trees.least_sure import LeastSure
 from treetune.episode_generators.trees.up_to_width import UpToWidth
+from treetune.episode_generators.values.base import StateRule
+from treetune.episode_generators.values.continuations import FreshContinuations
 from treetune.episode_generators.values.every_n_tokens import EveryNTokens
+from treetune.episode_generators.values.siblings import Siblings
 from treetune.episode_generators.values.step_boundaries import StepBoundaries
+from treetune.inference.base import SamplingParams
 from treetune.tree import Tree
 
 SAMPLES, MAX_TOKENS = 2, 3
@@ -28,8 +33,8 @@ SAMPLES, MAX_TOKENS = 2, 3
 EVERY_TOKEN = EveryNTokens(tokens=1)
 TWO_WAYS = AtStates(states=StepBoundaries(), ways=(2,))
 THREE_WAYS = AtStates(states=StepBoundaries(), ways=(3,))
-TWICE = AtStates(states=EVERY_TOKEN, ways=(2, 2))
 WIDE = UpToWidth(states=EVERY_TOKEN, width=3)
+TWICE = UpToWidth(states=EVERY_TOKEN, width=5)
 UNSURE = LeastSure(positions=1, ways=1)
 
 
@@ -39,11 +44,17 @@ def trees(branching: Branching) -> list[tuple[Tree, float]]:
     return list(enumerated_trees.trees(rollout))
 
 
+def context() -> GenerationContext:
+    """Its continuations are all that could be sampled."""
+    sampling = SamplingParams(max_tokens=MAX_TOKENS)
+    return mdp.context(engine=mdp.ExactEngine(), sampling=sampling, unfinished_reward=None)
+
+
 def bias_and_cosine(branching: Branching, credit: Credit) -> tuple[float, float]:
     """The length of the difference from the exact gradient as a share of the exact one's, and the cosine."""
     found: mdp.Gradient = {}
     for tree, probability in trees(branching):
-        episodes, _ = credit.assign(mdp.context(), [tree])
+        episodes, _ = credit.assign(context(), [tree])
         for episode in episodes:
             assert episode.advantages is not None
             advantages = (episode.advantages * episode.trained).tolist()
@@ -65,6 +76,22 @@ def _name(part: object) -> str | None:
 def test_what_a_branch_is_worth_less_its_siblings_is_unbiased(branching: Branching) -> None:
     assert branching.unbiased
     assert bias_and_cosine(branching, TreeCredit())[0] < 1e-9
+
+
+@pytest.mark.parametrize("branching", [TWO_WAYS, THREE_WAYS, WIDE], ids=repr)
+@pytest.mark.parametrize("states", [StepBoundaries(), EVERY_TOKEN], ids=repr)
+def test_siblings_value_what_follows_in_a_tree_without_bias(branching: Branching, states: StateRule) -> None:
+    assert bias_and_cosine(branching, MonteCarlo(values=Siblings(), states=states))[0] < 1e-9
+
+
+@pytest.mark.parametrize("aware", [False, True])
+def test_continuations_value_what_follows_in_a_tree_without_bias(aware: bool) -> None:
+    credit = MonteCarlo(
+        samples=mdp.EXACT_SAMPLES,
+        values=FreshContinuations(count_siblings=aware),
+        siblings_count_into_prompt_value=not aware,
+    )
+    assert bias_and_cosine(TWO_WAYS, credit)[0] < 1e-9
 
 
 @pytest.mark.parametrize(

@@ -64,8 +64,9 @@ def run_iteration_loop(config: PolicyIteration, plain: Mapping[str, Any]) -> Non
         PolicyServer.start(session, needed=config.needs_engine, trains=True) as server,
         Sampler.open(session, server) as sampler,
     ):
-        # The server is on its way up meanwhile.
-        trainer = make_trainer(session)
+        # On a CPU, the server is on its way up meanwhile.
+        with server.asleep():
+            server.trainer = trainer = make_trainer(session)
         if config.credit.asks_critic:
             sampler.critic = lent_critic(session, server, trainer.values)
         run_iterations(session, server, sampler, trainer)
@@ -125,9 +126,10 @@ def only_generate_episodes(config: PolicyIteration, plain: Mapping[str, Any]) ->
         if server.engine is not None:
             server.load_checkpoint(iteration)
         if config.credit.asks_critic:
-            trainer = make_trainer(session)
-            if iteration:
-                trainer.load(directory.checkpoint(iteration) / "trainer")
+            with server.asleep():
+                server.trainer = trainer = make_trainer(session)
+                if iteration:
+                    trainer.load(directory.checkpoint(iteration) / "trainer")
             sampler.critic = lent_critic(session, server, trainer.values)
         episodes, metrics = generate(sampler, iteration, Clock())
         say(

@@ -14,6 +14,7 @@ from treetune.contracts import (
     Advantages,
     Answers,
     Continuations,
+    CreditForTrees,
     CriticValues,
     Experiment,
     Feature,
@@ -26,11 +27,19 @@ from treetune.episode_generators.base import UNUSED_REMEDY, Credit, GenerationCo
 from treetune.episode_generators.credit.episodes import advantage_metrics, episode_of
 from treetune.episode_generators.critic import CriticSettings
 from treetune.episode_generators.metrics import mean
+from treetune.episode_generators.trees.sharing import sharing_of
 from treetune.episode_generators.values.base import Estimate, StateRule
 from treetune.episode_generators.values.continuations import FreshContinuations
 from treetune.episode_generators.values.estimation import check_continuations
+from treetune.episode_generators.values.siblings import rewards_below
 from treetune.episode_generators.values.step_boundaries import StepBoundaries
-from treetune.episode_generators.values.valuation import AlongAnswer, Valuation, ValueEstimator, mean_of
+from treetune.episode_generators.values.valuation import (
+    AlongAnswer,
+    Place,
+    Valuation,
+    ValueEstimator,
+    mean_of,
+)
 from treetune.inference.base import SamplingParams
 from treetune.tree import Tree, answers_of
 from treetune.vocabulary import Episode, Metrics
@@ -66,9 +75,8 @@ class MonteCarlo(Credit):
 
     Continuations are sampled from token ids and graded together with the prefix that they
     continue, as in the rollout; `temperature`, `top_p` and `top_k` are the rollout's unless given.
-    They are never trained on. The gradient is unbiased where a task's boundary depends on what comes
-    before it only: an end token straight behind a boundary belongs to the step before, though other
-    tokens there would begin a new one.
+    They are never trained on. The gradient is unbiased where a boundary depends on what comes before it
+    only; what a task's steps and its end token's place make of that, `Task.answer_boundaries` says.
 
     `max_states` bounds the estimated states of an answer, its prompt included: later ones are
     worth the reward that was observed, which gives the steps between them no advantage.
@@ -98,7 +106,7 @@ class MonteCarlo(Credit):
     def gives(self) -> tuple[Feature, ...]:
         sampled = (Continuations(),) if self.values.continues else ()
         learnt = () if self.critic_settings is None else (CriticValues(),)
-        return (Advantages(before_training=True), *sampled, *learnt)
+        return (Advantages(before_training=True), CreditForTrees(), *sampled, *learnt)
 
     @property
     def critic_settings(self) -> CriticSettings | None:
@@ -156,8 +164,8 @@ class MonteCarlo(Credit):
                 values = [*along]
                 if self.siblings_count_into_prompt_value:
                     at_prompt = valuation.found[way[0][0]].rewards
-                    others = [other.reward for place, other in enumerate(tree.leaves) if place != leaf]
-                    values[0] = mean_of([*at_prompt, *others])
+                    anywhere = [[0] * len(tree.leaves)] * len(tree.leaves)
+                    values[0] = mean_of([*at_prompt, *rewards_below(tree, anywhere, Place(leaf, 0))])
                 if values[0] is not None:
                     episodes.append(self._episode(context, tree, leaf, values))
         unvalued = len(answers_of(trees)) - len(episodes)
@@ -180,7 +188,8 @@ class MonteCarlo(Credit):
             shown.append(shown[-1] if value is None else value)
         steps = self.states.laid_out(answer, advantages, shown, errors)
         whole = replace(answer, step_ends=steps.ends)
-        return episode_of(context, whole, steps.advantages, steps.values, steps.errors)
+        episode = episode_of(context, whole, steps.advantages, steps.values, steps.errors)
+        return sharing_of(tree).trained_once(leaf, episode) if tree.forked else episode
 
     def _sampling(self, context: GenerationContext) -> SamplingParams:
         if context.sampling is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from treetune.tree import ROOT, Tree
 from treetune.vocabulary import Column, Episode
@@ -47,6 +48,15 @@ class Sharing:
         lengths = [len(node.segment.token_ids) for node in tree.nodes]
         return Sharing(paths, lengths, children, below, reach)
 
+    def branch_at(self, place: int, length: int) -> int:
+        """The node that the answer goes through behind its first `length` tokens: answers with the same one
+        have the same token there, sampled once."""
+        for node in self.paths[place]:
+            length -= self.lengths[node]
+            if length < 0:
+                return node
+        raise AssertionError("the answer is longer")
+
     def own_tokens(self, place: int) -> int:
         """How many of an answer's last tokens are trained in it: those that no earlier answer has."""
         return sum(self.lengths[node] for node in self.paths[place] if self.below[node][0] == place)
@@ -64,3 +74,9 @@ class Sharing:
         trained[: len(trained) - self.own_tokens(place)] = False
         scales_T: Column = np.repeat(np.array(scales, np.float64), [self.lengths[node] for node in path])
         return replace(episode, trained=trained, advantages=episode.advantages * scales_T)
+
+
+@lru_cache(maxsize=1)
+def sharing_of(tree: Tree) -> Sharing:
+    """Of a tree to which no answer is added any more; kept for those who ask answer by answer."""
+    return Sharing.of(tree)
