@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from treetune.checksums import read_record, write_record
 from treetune.episode_generators import unavailable
 from treetune.episode_generators.rollout.answers import contiguous_share
 from treetune.episode_generators.storage import (
@@ -19,7 +19,6 @@ from treetune.episode_generators.storage import (
     write_tokens,
     write_trajectories,
 )
-from treetune.files import write_json
 from treetune.runtime.clock import Clock
 from treetune.runtime.columns_of_ranks import trajectories_on_first
 from treetune.runtime.crediting import credited
@@ -35,6 +34,8 @@ PASS_RATES = "pass_rates.json"
 
 MEMORY = "memory.json"
 """What parts of shaping remember, in an iteration's folder: of that iteration and all before it."""
+
+BEGIN_AGAIN = "put it back, or begin again under another experiment_name"
 
 
 def generate(sampler: Sampler, iteration: int, clock: Clock) -> tuple[list[Episode], Metrics]:
@@ -60,7 +61,7 @@ def generate(sampler: Sampler, iteration: int, clock: Clock) -> tuple[list[Episo
         if session.ranks.is_first:
             _record(folder / "credit.json", metrics, clock, "credit")
             if _remembers(session):
-                write_json(folder / MEMORY, memory)
+                write_record(folder / MEMORY, memory)
             _write_tokens(session)
             # Last: from here on, both phases are done.
             write_episodes(folder / "episodes.arrow", episodes, session.model.codec)
@@ -121,7 +122,7 @@ def _rollout(sampler: Sampler, iteration: int, clock: Clock) -> tuple[list[Tree]
         everyones = trajectories_on_first(session.ranks, "trajectories", answers_of(trees))
     if session.ranks.is_first:
         if config.task.remembers_pass_rates:
-            write_json(folder / PASS_RATES, _shares_of_right(everyones))
+            write_record(folder / PASS_RATES, _shares_of_right(everyones))
         _record(folder / "rollout.json", metrics, clock, "generation")
         if config.rollout.needs_engine:
             write_trajectories(folder / "trajectories.arrow", everyones)
@@ -142,12 +143,9 @@ def _left_by(session: Session, iteration: int, name: str) -> dict[str, Any]:
     undisturbed one knows. Collective."""
     path = session.directory.iteration(iteration) / name
     there = session.ranks.is_first and path.is_file()
-    found = session.ranks.from_first(f"earlier {name}", json.loads(path.read_text()) if there else None)
+    found = session.ranks.from_first(f"earlier {name}", read_record(path, BEGIN_AGAIN) if there else None)
     if found is None:
-        raise ValueError(
-            f"{path} is gone, which says how the policy did on problems then: put it back, or begin again"
-            " under another experiment_name"
-        )
+        raise ValueError(f"{path} is gone, which says how the policy did on problems then: {BEGIN_AGAIN}")
     return found
 
 
@@ -211,11 +209,10 @@ def remembered(session: Session, iteration: int) -> dict[str, Any]:
         return {}
     path = session.directory.iteration(iteration - 1) / MEMORY
     there = session.ranks.is_first and path.is_file()
-    memory = session.ranks.from_first("memory", json.loads(path.read_text()) if there else None)
+    memory = session.ranks.from_first("memory", read_record(path, BEGIN_AGAIN) if there else None)
     if memory is None:
         raise ValueError(
-            f"{path} is gone, where shaping had kept what it knows of earlier answers: put it back, or begin"
-            " again under another experiment_name"
+            f"{path} is gone, where shaping had kept what it knows of earlier answers: {BEGIN_AGAIN}"
         )
     return memory
 
@@ -230,11 +227,11 @@ def _journal(sampler: Sampler, folder: Path, phase: str) -> Path | None:
 
 def _record(path: Path, metrics: Metrics, clock: Clock, phase: str) -> None:
     counted = {"seconds": clock.seconds[phase], "tokens": clock.tokens.get(phase, 0)}
-    write_json(path, counted | {"metrics": metrics})
+    write_record(path, counted | {"metrics": metrics})
 
 
 def _recorded(path: Path, clock: Clock, phase: str) -> Metrics:
-    record = json.loads(path.read_text())
+    record = read_record(path, f"delete {path.parent} but for its journal/, and give the command again")
     clock.add_earlier(phase, record["seconds"])
     clock.tokens[phase] = record.get("tokens", 0)  # runs of earlier versions didn't count
     return record["metrics"]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -114,7 +117,8 @@ class DeepSpeedModel:
 
     def load(self, directory: Path) -> None:
         """Raises RuntimeError where `directory` holds no such state. Collective."""
-        path, _ = self.engine.load_checkpoint(str(directory), tag=CHECKPOINT_TAG)
+        with _only_data():
+            path, _ = self.engine.load_checkpoint(str(directory), tag=CHECKPOINT_TAG)
         if path is None:
             raise RuntimeError(f"{directory} holds no trainer state to continue from")
 
@@ -122,6 +126,21 @@ class DeepSpeedModel:
         """Lets go of weights and optimiser; nothing else may be asked of it afterwards."""
         self.engine.destroy()
         del self.engine
+
+
+@contextmanager
+def _only_data() -> Iterator[None]:
+    """Inside, PyTorch loads tensors, plain values and what DeepSpeed keeps with them: a pickle could run
+    code."""
+    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from deepspeed.utils.tensor_fragment import fragment_address
+
+    kept = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]
+    # DeepSpeed asks for whatever a pickle does; PyTorch's own switch is the only one above that.
+    only = patch.dict(os.environ, {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"})
+    with only, torch.serialization.safe_globals(kept):
+        yield
 
 
 def without_dropout(module: nn.Module) -> None:
