@@ -31,8 +31,8 @@ LEAST_WEIGHT = 1e-6
 @TrueValues.register("in_process")
 @dataclass(frozen=True, kw_only=True)
 class InProcess(TrueValues):
-    """`samples` continuations of each state in plain PyTorch, all of a batch token by token: for models so small
-    that a server's bookkeeping costs more than the model.
+    """`samples` continuations of each state in plain PyTorch, all of a batch token by token: for models so
+    small that a server's bookkeeping costs more than the model.
 
     Where the task knows what is decided (`KnowsDecisions`), a continuation takes both ways at such a
     place, each with its probability, and ends where the reward is certain. What is left to chance is what
@@ -45,8 +45,8 @@ class InProcess(TrueValues):
         sampling = experiment.rollout.sampling
         if sampling is not None and (sampling.top_p < 1 or sampling.top_k != -1 or sampling.stop):
             yield Finding(
-                "in_process samples whole distributions up to the end token, and the rollout has top_p, top_k or"
-                " stop strings",
+                "in_process samples whole distributions up to the end token, and the rollout has top_p, top_k"
+                " or stop strings",
                 "truth",
                 "choose truth: {type: 'continuations'}",
             )
@@ -120,8 +120,8 @@ class _Way:
 def expanded(
     steps: NextTokens, context: GenerationContext, places: Sequence[Place], samples: int
 ) -> list[Known]:
-    """The value of each place, from `samples` continuations each. Whatever chance decides comes from the place
-    and the context's seed alone."""
+    """The value of each place, from `samples` continuations each. Chance comes from the place and the
+    context's seed alone."""
     order = sorted(range(len(places)), key=lambda i: len(whole_ids(places[i])))
     found: dict[int, Known] = {}
     for _, alike in groupby(order, key=lambda i: len(whole_ids(places[i]))):
@@ -198,8 +198,10 @@ class _Batch:
                 own_WV[number, right] = 0.0
         sums_WV = own_WV.cumsum(1)
         drawn_W = np.array([self.chance[way.place, way.sample, len(way.ids)] for way in self.ways])
-        tokens = (sums_WV <= drawn_W[:, None] * sums_WV[:, -1:]).sum(1)
-        for way, right, share, token in zip(self.ways, right_W, shares.tolist(), tokens.tolist(), strict=True):
+        tokens = (sums_WV[:, :-1] <= drawn_W[:, None] * sums_WV[:, -1:]).sum(1)
+        for way, right, share, token in zip(
+            self.ways, right_W, shares.tolist(), tokens.tolist(), strict=True
+        ):
             if right is not None:
                 yield self._child(way, right, way.weight * (1 - share))
             yield self._child(way, token, way.weight * share)

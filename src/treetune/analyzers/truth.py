@@ -104,8 +104,8 @@ def found_once(
     for start in range(0, len(missing), AT_ONCE):
         keys = missing[start : start + AT_ONCE]
         found = truth.find(context, session, point, [with_name[key] for key in keys])
-        with file.open("a") as out:
-            out.writelines(json.dumps([key, *one]) + "\n" for key, one in zip(keys, found, strict=True))
+        with file.open("a") as out:  # the line's end comes first: the last line may have been cut short
+            out.writelines("\n" + json.dumps([key, *one]) for key, one in zip(keys, found, strict=True))
         known |= zip(keys, found, strict=True)
         context.progress(start + len(keys), len(missing))
     return [known[key] for key in asked]

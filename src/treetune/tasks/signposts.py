@@ -176,9 +176,7 @@ class Signposts(Task):
         won = [any(right[line] for line in group if line < chosen) for group in groups(problem)]
         if all(won):
             return 1.0
-        lost = any(
-            not good and group[-1] < chosen for good, group in zip(won, groups(problem), strict=True)
-        )
+        lost = any(not good and group[-1] < chosen for good, group in zip(won, groups(problem), strict=True))
         return 0.0 if lost else None
 
     def _signs(self, problem: Problem) -> list[int]:

@@ -1,0 +1,13 @@
+// For the right of a run on signposts: credit methods on 1,024 answers at its start, middle and end, against true values in
+// which both ways are taken wherever something is decided.
+(import '../analyzers/credit_bench.jsonnet') + {
+  analyzers: [
+    one {
+      checkpoints: [0, 10, 20],
+      problems: 128,
+      truth: { type: 'in_process', samples: 8 },
+      gradient_batch: 64,
+    }
+    for one in super.analyzers
+  ],
+}
