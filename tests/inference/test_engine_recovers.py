@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -16,7 +17,7 @@ from treetune.vocabulary import TokenIds, token_array
 
 from . import stub_server
 from .stub_server import CONTEXT
-from .stubs import Stub, below, none_alive, request
+from .stubs import Stub, below, none_alive, request, until
 
 
 def expected(seed: int, index: int, version: int = 0, max_tokens: int = 5) -> Completion:
@@ -214,6 +215,29 @@ def test_a_sleeping_engine_gets_its_weights_before_its_cache_has_room(stub: Stub
     ]
     engine.generate([request(1)])
     assert stub.paths() == []
+
+
+def test_a_server_that_dies_asleep_is_not_started_before_its_memory_is_free(stub: Stub) -> None:
+    before = set(below(os.getpid()))
+    engine = stub.start(sleep=True)
+    with engine.asleep():
+        started = [pid for pid in below(os.getpid()) if pid not in before]
+        (server,) = [pid for pid in started if len(below(pid)) == 1]  # its engine stands below it
+        os.kill(server, signal.SIGKILL)
+        assert until(lambda: none_alive(started))
+        assert not until(lambda: stub.starts() > 1, seconds=1.0)
+    assert engine.generate([request(1, n=1)]) == [[expected(1, 0)]]
+    assert (stub.starts(), engine.restarts) == (2, 1)
+    assert stub.paths() == ["/sleep?level=1"], "a new server never slept"
+
+
+def test_a_server_that_cannot_fall_asleep_is_replaced_by_one_that_can(stub: Stub) -> None:
+    engine = stub.start(sleep=True)
+    engine.wait_ready()
+    stub.order("sleep-fails")
+    with engine.asleep():
+        assert stub.paths() == ["/sleep?level=1", "/sleep?level=1"]
+    assert engine.restarts == 1
 
 
 def test_a_sleeping_engine_wakes_for_whoever_samples(stub: Stub) -> None:

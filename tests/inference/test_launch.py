@@ -107,6 +107,14 @@ def test_nothing_of_the_training_launcher_reaches_the_server() -> None:
     assert not {"RANK", "WORLD_SIZE", "MASTER_PORT", "SLURM_JOB_ID"} & set(environment)
 
 
+def test_no_key_of_the_user_reaches_the_server() -> None:
+    mine = {"HF_TOKEN": "1", "WANDB_API_KEY": "2", "AWS_SECRET_ACCESS_KEY": "3", "db_password": "4"}
+    needed = {"TOKENIZERS_PARALLELISM": "false", "HF_HOME": "/cache", "KEYBOARD": "us", "PATH": "/bin"}
+    found = launch().environment(Path("/tmp/scratch"), {**mine, **needed})
+    assert not mine.keys() & found.keys()
+    assert needed.items() <= found.items()
+
+
 def test_threads_inherited_from_the_trainer_are_not_the_servers() -> None:
     environment = launch(omp_threads=3).environment(Path("/scratch"), {"OMP_NUM_THREADS": "1"})
     assert environment["OMP_NUM_THREADS"] == "3"

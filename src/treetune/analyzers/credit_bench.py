@@ -63,13 +63,7 @@ class CreditBench(OfCheckpoints):
                 "put configs/analyzers/credit_bench.jsonnet on the right",
             )
         yield from self.truth.check(experiment)
-        for name, credit in self.methods.items():
-            if credit.needs_critic:
-                yield Finding(
-                    f"{name!r} needs a critic, which is trained with a run and not by an analysis",
-                    ("methods", name),
-                    "leave it out; value_accuracy judges a run's own critic",
-                )
+        yield from critics_asked_for(self.methods, experiment)
 
     def analyse(self, sampler: Sampler, points: Sequence[int], work: Path) -> Findings:
         return Findings(
@@ -168,6 +162,18 @@ class Speed:
         if not tokens:
             return 0.0
         return self._seconds * tokens / self._tokens if self._tokens else None
+
+
+def critics_asked_for(methods: Mapping[str, Credit], experiment: PolicyIteration) -> Iterator[Finding]:
+    """What is wrong with methods that nobody can compute from stored answers."""
+    for name, credit in methods.items():
+        if credit.needs_critic and not (credit.asks_critic and experiment.credit.needs_critic):
+            yield Finding(
+                f"{name!r} needs a critic, which is trained with a run and not by an analysis",
+                ("methods", name),
+                "leave it out, or take a run that trains one, and monte_carlo with the values 'critic' or"
+                " 'control_variate'",
+            )
 
 
 def credited(context: GenerationContext, credit: Credit, answers: Sequence[Trajectory]) -> Credited:

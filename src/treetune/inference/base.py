@@ -136,6 +136,8 @@ class Engine:
     version: int
     tokens: int
     """Sampled tokens that this rank has been given so far, those of the canary left out."""
+    sleeps: bool = False
+    """Whether `asleep` gives anybody memory."""
 
     @property
     def tokens_per_second(self) -> float:
@@ -145,6 +147,10 @@ class Engine:
     def wait_ready(self) -> None:
         """Blocks until a token has been sampled. Raises EngineError with the end of the log."""
         raise NotImplementedError
+
+    def wait_settled(self) -> None:
+        """Blocks until the engine has taken the memory that it is going to hold, where the trainer could
+        take it away meanwhile: it measures what is free. Raises EngineError as `wait_ready` does."""
 
     def generate(
         self, requests: Sequence[Request | Later], on_result: OnResult | None = None
@@ -165,7 +171,8 @@ class Engine:
         raise NotImplementedError
 
     def asleep(self) -> AbstractContextManager[None]:
-        """Inside, the engine's memory belongs to the trainer, if so configured."""
+        """Inside, the engine's memory belongs to the trainer, if so configured; a server that dies there is
+        not started anew before the end."""
         raise NotImplementedError
 
     def close(self) -> None:

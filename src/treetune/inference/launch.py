@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import treetune
 from treetune.inference import key
+from treetune.inherited import without_secrets
 
 if TYPE_CHECKING:
     from treetune.inference.settings import VllmSettings
@@ -116,11 +117,12 @@ class Launch:
         return [*command, *self._extra]
 
     def environment(self, scratch: Path, inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
-        """The server's environment: the inherited one without the launcher's words to a rank."""
+        """The server's environment: the inherited one without keys, and without the launcher's words to a
+        rank."""
         settings = self.settings
         environment = {
             name: value
-            for name, value in inherited.items()
+            for name, value in without_secrets(inherited).items()
             if name not in _FROM_THE_LAUNCHER and not name.startswith(_LAUNCHER_PREFIXES)
         }
         if self.is_trained:

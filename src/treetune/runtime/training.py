@@ -34,6 +34,7 @@ def make_trainer(session: Session) -> PolicyTrainer:
         temperature=session.temperature,
         iterations=config.iterations,
         gae=config.credit if isinstance(config.credit, Gae) else None,
+        critic=config.credit.critic_settings,
         restarts=config.restart == "every_iteration",
     )
 
@@ -131,7 +132,8 @@ class _Choice:
             if session.ranks.is_first:
                 shutil.rmtree(self._state, ignore_errors=True)
             session.ranks.barrier("room for the candidate")
-            self.trainer.save(self._state)
+            with self.sampler.server.asleep():
+                self.trainer.save(self._state)
             session.ranks.barrier("the candidate is written")
             if session.ranks.is_first:
                 seal_folder(self._state)
@@ -151,7 +153,8 @@ class _Choice:
         session, chosen = self.session, self.chosen
         if chosen < len(self.accuracies) - 1:
             _refuse_damaged(session, self._state)
-            self.trainer.load(self._state)
+            with self.sampler.server.asleep():
+                self.trainer.load(self._state)
         session.ranks.barrier("the chosen weights are back")
         if session.ranks.is_first:
             shutil.rmtree(self._state, ignore_errors=True)

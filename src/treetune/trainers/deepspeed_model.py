@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from treetune.models.inputs import ModelInputs
+from treetune.trainers.aside import Aside, of_the_weights, of_training_alone
 from treetune.trainers.base import Trainer
 from treetune.trainers.ranks import Ranks
 
@@ -35,6 +36,7 @@ class DeepSpeedModel:
         self.ranks = ranks
         self.zero_stage, self.tensor_parallel = settings.zero_stage, settings.tensor_parallel_size > 1
         self._norm: Tensor | None = None
+        self.aside = Aside()
         without_dropout(module)
         self.engine, *_ = deepspeed.initialize(
             model=module, model_parameters=_groups(module, settings), config=_config(settings, ranks)
@@ -121,6 +123,18 @@ class DeepSpeedModel:
             path, _ = self.engine.load_checkpoint(str(directory), tag=CHECKPOINT_TAG)
         if path is None:
             raise RuntimeError(f"{directory} holds no trainer state to continue from")
+
+    def step_aside(self, *, weights: bool = False) -> None:
+        """Optimiser state, master weights and gradients go to the memory of the CPU, and so do the `weights`
+        that the module runs on where that is said; between two steps. Nothing where they are aside already.
+        """
+        if not self.aside.bytes:
+            chosen = of_training_alone(self.engine) + (of_the_weights(self.module) if weights else [])
+            self.aside.put(chosen, self.ranks.device)
+
+    def come_back(self) -> None:
+        """Undoes `step_aside`."""
+        self.aside.take_back(self.ranks.device)
 
     def close(self) -> None:
         """Lets go of weights and optimiser; nothing else may be asked of it afterwards."""
