@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -86,14 +86,17 @@ class CreditBench(OfCheckpoints):
             context = context_at(sampler, point, work, self.seed, "truth", show)
             truths = self._truths(context, sampler.session, point, answers)
         methods, of_engine = {}, Speed(sampler.server.engine)
-        for name, credit in self.methods.items():
+        context = context_at(sampler, point, work, self.seed, "credit")
+        # Those that ask for most come first: what others ask for is then among theirs.
+        for name in sorted(self.methods, key=lambda name: -getattr(self.methods[name], "samples", 0)):
             with sampler.phase(f"{name} after iteration {point}", "continuations") as show:
-                context = context_at(sampler, point, work, self.seed, "credit", show)
+                context = replace(context, progress=show)
                 with of_engine.measured():
-                    methods[name] = credited(context, credit, answers)
+                    methods[name] = credited(context, self.methods[name], answers)
         found = {
-            name: measure(truths, one, self.seed) | {"seconds": of_engine.seconds(one.tokens)}
-            for name, one in methods.items()
+            name: measure(truths, methods[name], self.seed)
+            | {"seconds": of_engine.seconds(methods[name].tokens)}
+            for name in self.methods
         }
         if self.gradient_batch is not None:
             from treetune.analyzers.credit_gradients import against_true_ones
