@@ -172,7 +172,7 @@ def read_journal(path: Path, *, repair: bool = True) -> dict[str, list[Completio
                 whole += len(line)
                 try:
                     key, rows = json.loads(row_of(line))
-                    known[key] = [_completion(*row) for row in rows]
+                    known[key] = [completion_of(*row) for row in rows]
                 except (ValueError, TypeError):
                     log.warning("line %d of %s is damaged: what it held is sampled again", number, path)
     except FileNotFoundError:
@@ -188,8 +188,8 @@ def _text(column: Column) -> str:
     return base64.b64encode(column.astype(kind, copy=False).tobytes()).decode("ascii")
 
 
-def _completion(token_ids: Any, logprobs: Any, *rest: Any) -> Completion:
-    """Lists of numbers are those of a journal from before they were written as bytes."""
+def completion_of(token_ids: Any, logprobs: Any, *rest: Any) -> Completion:
+    """From a row of a journal. Lists of numbers are those of one from before they were written as bytes."""
     import numpy as np
 
     if isinstance(token_ids, str):
