@@ -126,17 +126,19 @@ ChoiceRule = Literal["first_maximum", "best"]
 class ChooseCheckpoint(Part):
     """After an iteration's training, goes on with the weights that do best on held-out problems.
 
-    Candidates are the weights that training began with (epoch 0) and those after each epoch. Each is
-    measured on the evaluation set called `set`: its pass@1. ``first_maximum`` takes epochs as long
-    as each is strictly better than the one before, and trains no further once one isn't (the rule
-    of RestEM in the VinePPO paper, which there is applied to checkpoints every 500 steps); ``best``
-    takes the best of all, the earliest of equals. The chosen weights are those that the next
-    iteration samples from, that the checkpoint holds and that evaluations measure.
+    Candidates are the weights that training began with (epoch 0) and those after each epoch, or after every
+    so many optimiser steps and at the end. Each is measured on the evaluation set called `set`: its pass@1.
+    ``first_maximum`` takes candidates as long as each is strictly better than the one before, and trains no
+    further once one isn't (the rule of RestEM in the VinePPO paper); ``best`` takes the best of all, the
+    earliest of equals. The chosen weights are those that the next iteration samples from, that the
+    checkpoint holds and that evaluations measure.
     """
 
     set: str
     rule: ChoiceRule = "first_maximum"
-    """``first_maximum`` stops at the first epoch that is no better; ``best`` looks at all."""
+    """``first_maximum`` stops at the first candidate that is no better; ``best`` looks at all."""
+    every: Annotated[int, Gt(0)] | None = None
+    """Steps between candidates; None: after every epoch."""
 
     def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
         labels = [one.label for one in experiment.evaluation.sets]
