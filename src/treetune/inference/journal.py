@@ -30,12 +30,14 @@ class JournaledEngine(Engine):
 
     A request is known by its content and by the policy version that samples it, so one journal can
     serve several calls and a restarted run. `others` are journals to find requests in as well, and
-    not to write to. Everything but `generate` goes straight through.
+    not to write to. A request that differs from an earlier one in asking for fewer samples is given the first
+    of those: no sample depends on how many there are. Everything but `generate` goes straight through.
     """
 
     def __init__(self, engine: Engine, path: Path, others: Sequence[Path] = ()) -> None:
         self.engine, self.path, self.others = engine, path, tuple(others)
         self._known: dict[str, list[Completion]] | None = None
+        self._widest: dict[str, tuple[int, str]] = {}
 
     @property
     def version(self) -> int:  # type: ignore[override]
@@ -65,7 +67,7 @@ class JournaledEngine(Engine):
                     found.append(one)
                 else:
                     found.append((len(keys), one))
-                    keys.append(request_key(one, self.version))
+                    keys.append(self._key(one))
             return found
 
         def followers(index: int) -> list[tuple[int, Request] | Later]:
@@ -86,6 +88,8 @@ class JournaledEngine(Engine):
                     continue
                 index, request = following
                 key = keys[index]
+                if key not in known and (among := self._among(request)) in known:
+                    known[key] = known[among][: request.n]
                 if key in known:
                     waiting.extend(followers(index))
                 elif key in places:
@@ -107,6 +111,20 @@ class JournaledEngine(Engine):
             if missing := unknown(numbered(requests)):
                 self.engine.generate(missing, keep)
         return [known[key] for key in keys]
+
+    def _key(self, request: Request) -> str:
+        """The request's, which is remembered where none like it has asked for more samples."""
+        key, alike = request_key(request, self.version), self._alike(request)
+        if self._widest.get(alike, (0, ""))[0] < request.n:
+            self._widest[alike] = request.n, key
+        return key
+
+    def _among(self, request: Request) -> str:
+        """The key of the request like this one that asked for the most samples."""
+        return self._widest[self._alike(request)][1]
+
+    def _alike(self, request: Request) -> str:
+        return request_key(dataclasses.replace(request, n=0), self.version)
 
     def wait_ready(self) -> None:
         self.engine.wait_ready()
