@@ -7,13 +7,22 @@ import dataclasses
 import hashlib
 import json
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
-from treetune.inference.base import Canary, Completion, Engine, Later, OnResult, Request, SyncReport
+from treetune.inference.base import (
+    ANSWERS,
+    Canary,
+    Completion,
+    Engine,
+    Later,
+    OnResult,
+    Request,
+    SyncReport,
+)
 from treetune.vocabulary import Column
 
 FLUSH_S = 0.2
@@ -26,11 +35,18 @@ class JournaledEngine(Engine):
 
     A request is known by its content and by the policy version that samples it, so one journal can
     serve several calls and a restarted run. `others` are journals to find requests in as well, and
-    not to write to. Everything but `generate` goes straight through.
+    not to write to. Continuations that are asked for among answers are kept in the file `continuations`,
+    where there is one. Everything but `generate` goes straight through.
+
+    `sampled` counts the tokens that were not in a journal, by the priority of their requests.
     """
 
-    def __init__(self, engine: Engine, path: Path, others: Sequence[Path] = ()) -> None:
+    def __init__(
+        self, engine: Engine, path: Path, others: Sequence[Path] = (), continuations: Path | None = None
+    ) -> None:
         self.engine, self.path, self.others = engine, path, tuple(others)
+        self.continuations = continuations
+        self.sampled: Counter[int] = Counter()
         self._known: dict[str, list[Completion]] | None = None
 
     @property
@@ -48,10 +64,11 @@ class JournaledEngine(Engine):
             self._known = {}
             for other in self.others:
                 self._known |= read_journal(other, repair=False)
-            self._known |= read_journal(self.path)
+            for path in filter(None, (self.continuations, self.path)):
+                self._known |= read_journal(path)
         known = self._known
         keys: list[str] = []  # of all requests
-        sampled: list[str] = []  # of those that the engine below is asked for
+        sampled: list[tuple[str, int]] = []  # of those that the engine below is asked for, and priorities
         places: dict[str, list[int]] = {}
 
         def numbered(further: Sequence[Request | Later]) -> list[tuple[int, Request] | Later]:
@@ -88,16 +105,19 @@ class JournaledEngine(Engine):
                     places[key].append(index)
                 else:
                     places[key] = [index]
-                    sampled.append(key)
+                    sampled.append((key, request.priority))
                     wanted.append(request)
             return wanted
 
-        with _Writer(self.path) as writer:
+        with ExitStack() as stack:
+            writer = stack.enter_context(_Writer(self.path))
+            aside = stack.enter_context(_Writer(self.continuations)) if self.continuations else writer
 
             def keep(position: int, completions: list[Completion]) -> list[Request | Later]:
-                key = sampled[position]
+                key, priority = sampled[position]
                 known[key] = completions
-                writer.add(journal_line(key, completions))
+                self.sampled[priority] += sum(len(one.token_ids) for one in completions)
+                (writer if priority == ANSWERS else aside).add(journal_line(key, completions))
                 return unknown([follower for index in places.pop(key) for follower in followers(index)])
 
             if missing := unknown(numbered(requests)):
