@@ -338,22 +338,19 @@ class Trajectory(Columnar):
 class Episode(Columnar):
     """One training row. All columns but `prompt_ids` have one entry per response token.
 
-    `reward` is what credit was given for, shaping included; `score` (the reward where left out) is
-    the grader's verdict alone, by which selections tell correct answers from others.
+    `reward` is what credit was given for, shaping included; `score` (the reward where left out) is the
+    grader's verdict alone, by which selections tell correct answers from others.
 
-    `trained` marks the tokens that the loss may touch (sampled ones); `advantages` is None where
-    the trainer computes them (`gae`) or none are needed (`mle`). `behaviour_logprobs` are the
-    engine's. `step_ends` and `step_values` (value of the state *before* each step) are kept for
-    reports and analyses, and so are `step_errors`, the standard errors of these values as estimates, where
-    credit knows them: infinite for a step that is credited as one with the step before it, whose value it
-    then repeats. Where answers are compared, `pair` numbers the comparison and `chosen` says
+    `trained` marks the tokens that the loss may touch (sampled ones); `advantages` is None where the trainer
+    computes them (`gae`) or none are needed (`mle`). `behaviour_logprobs` are the engine's. `step_ends`,
+    `step_values` (of the state *before* each step) and their standard errors `step_errors` are kept for
+    reports and analyses; the error is infinite for a step that is credited as one with the one before it,
+    whose value it repeats. Where answers are compared, `pair` numbers the comparison and `chosen` says
     whether this is its better answer; the two are neighbours, the better one first.
 
-    Where the answer has threads, `stretches` are its segments, and say what each token was sampled
-    after; empty where every token was sampled after all before it. `domain` is the problem's.
-
-    `step_rewards` are the trajectory's, where there are any: what the reward is more than their sum is earned
-    at the end.
+    Where the answer has threads, `stretches` are its segments, and say what each token was sampled after;
+    empty where every token was sampled after all before it. `domain` is the problem's. `step_rewards` are the
+    trajectory's, where there are any: what the reward is more than their sum is earned at the end.
     """
 
     prompt_ids: TokenIds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import shutil
 import struct
@@ -22,6 +23,8 @@ from treetune.episode_generators.storage import (
     write_episodes,
     write_trajectories,
 )
+from treetune.inference.base import Completion
+from treetune.inference.journal import journal_line
 from treetune.main import main
 from treetune.tree import trees_of
 
@@ -37,6 +40,10 @@ def runs(tmp_path: Path) -> tuple[Path, Path]:
         iteration.mkdir(parents=True)
         write_trajectories(iteration / "trajectories.arrow", answers)
         write_episodes(iteration / "episodes.arrow", episodes)
+        for phase in ("rollout", "credit"):
+            lines = [journal_line(f"{phase}{i}", [sampled(i), sampled(i + 1)]) for i in range(3)]
+            (iteration / "journal").mkdir(exist_ok=True)
+            (iteration / "journal" / f"{phase}-0.jsonl").write_text("".join(lines))
         (iteration / "metrics.json").write_text(json.dumps({"train/loss": 0.25, "seconds/training": 1.0}))
         checkpoint = one / "checkpoints" / f"{number + 1:04d}"
         for part in ("policy", "trainer"):
@@ -55,6 +62,10 @@ def runs(tmp_path: Path) -> tuple[Path, Path]:
     return one, other
 
 
+def sampled(first: int) -> Completion:
+    return Completion([first, 7], [-0.5, -0.25], "stop", 0, 0.1)
+
+
 def flip(path: Path, at: int) -> None:
     data = bytearray(path.read_bytes())
     data[at] ^= 1
@@ -71,6 +82,11 @@ def test_runs_that_only_a_clock_tells_apart_are_the_same(
     summary = other / "evaluations/0001/test/summary.json"
     summary.write_text(json.dumps({"pass_at_1": 0.5, "seconds": 1.0}))
     shutil.rmtree(other / "checkpoints/0001")
+    journal = other / "iterations/0000/journal/rollout-0.jsonl"
+    *lines, last = journal.read_text().splitlines(keepends=True)
+    journal.write_text(last.replace(",0.1]", ",7.5]"))
+    journal.with_name("rollout-1.jsonl").write_text("".join(lines))
+    shutil.rmtree(other / "iterations/0001/journal")
     assert first_difference(one, other) is None
     assert main(["bisect_runs", str(one), str(other)]) == 0
     assert "the same" in capsys.readouterr().out
@@ -106,6 +122,17 @@ def _change_answer(run: Path) -> None:
     write_trajectories(path, [first, replace(second, text="z"), *rest])
 
 
+def _change_continuation(run: Path) -> None:
+    """The lowest bit of a log-prob, which the value doesn't see."""
+    path = run / "iterations/0001/journal/credit-0.jsonl"
+    first, second, third = path.read_text().splitlines(keepends=True)
+    key, rows = json.loads(second)
+    numbers = bytearray(base64.b64decode(rows[1][1]))
+    numbers[0] ^= 1
+    rows[1][1] = base64.b64encode(bytes(numbers)).decode()
+    path.write_text(first + json.dumps([key, rows]) + "\n" + third)
+
+
 def _change_credit(run: Path) -> None:
     path = run / "iterations/0001/episodes.arrow"
     *rest, last = read_episodes(path)
@@ -128,6 +155,7 @@ def _change_evaluation(run: Path) -> None:
 CHANGES: list[tuple[Callable[[Path], None], str, str]] = [
     (_change_answer, "sampling", "text"),
     (_change_credit, "credit", "advantages[0]"),
+    (_change_continuation, "credit", "journal: the credit's request credit1, sample[1].logprobs[0]"),
     (_change_metric, "training (metrics)", "train/loss"),
     (_change_state, "trainer's state", "byte 77"),
     (_change_evaluation, "evaluation", "pass_at_1"),
@@ -148,6 +176,21 @@ def test_the_first_phase_that_differs_is_told_whatever_differs_after_it(
     assert place in found.place
     assert main(["bisect_runs", str(one), str(other)]) == 1
     assert phase in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("bit", range(1, 52, 5))
+def test_a_flipped_bit_of_a_journal_is_found_wherever_it_lies(runs: tuple[Path, Path], bit: int) -> None:
+    """In a key, in bytes as text, in what holds a line together: all but the seconds."""
+    one, other = runs
+    path = other / "iterations/0000/journal/rollout-0.jsonl"
+    data = bytearray(path.read_bytes())
+    data[bit] ^= 2
+    path.write_bytes(data)
+    found = first_difference(one, other)
+    assert found is not None
+    assert (found.iteration, found.phase) == (1, "sampling")
+    assert "the rollout's request" in found.place
+    assert found.first != found.second
 
 
 def test_what_is_damaged_is_named_and_a_folder_without_a_run_as_well(

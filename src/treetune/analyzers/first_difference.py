@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from treetune.inference.base import Completion
+from treetune.inference.journal import read_journal
 from treetune.runtime.directory import ExperimentDirectory
 
 if TYPE_CHECKING:
@@ -19,6 +23,7 @@ TIMED = ("seconds", "time", "speed", "tokens_per_second", "sync_", "restarts")
 
 CHUNK_BYTES = 1 << 20
 
+JOURNALS = "journal"
 
 PARTS = {"policy": "weights", "critic": "weights of the critic", "trainer": "trainer's state"}
 """The folders of a checkpoint, and what they hold."""
@@ -46,8 +51,8 @@ class Difference:
 
 def first_difference(first: Path, second: Path) -> Difference | None:
     """Of two experiments' folders, in the order in which a run writes them: in each iteration what was
-    sampled, what credit it got, the metrics of training, the weights and the trainer's state, the
-    evaluations. None where all that both have is the same, but for what a clock decides.
+    sampled, what credit it got, with the journals of both, the metrics of training, the weights and the
+    trainer's state, the evaluations. None where all that both have is the same, but for what a clock decides.
 
     What only one of them has, such as checkpoints that were cleaned up, is no difference; the runs must share
     an iteration. Raises ValueError where one holds no run, or nothing is to be found in both."""
@@ -68,7 +73,9 @@ def _of_iteration(one: ExperimentDirectory, other: ExperimentDirectory, number: 
         """Of the first run: what is compared, and how."""
         place = one.iteration(number)
         yield "sampling", place / "trajectories.arrow", tables_differ
+        yield "sampling", place / JOURNALS, partial(journals_differ, phase="rollout")
         yield "credit", place / "episodes.arrow", tables_differ
+        yield "credit", place / JOURNALS, partial(journals_differ, phase="credit")
         yield "training (metrics)", place / "metrics.json", numbers_differ
         for part, words in PARTS.items():
             for path in _files(one.checkpoint(done) / part):
@@ -80,7 +87,7 @@ def _of_iteration(one: ExperimentDirectory, other: ExperimentDirectory, number: 
     for phase, first, differ in files():
         name = first.relative_to(one.path)
         second = other.path / name
-        if first.is_file() and second.is_file():
+        if first.exists() and second.exists():
             found = differ(first, second)
             if found is not None:
                 place, of_first, of_second = found
@@ -191,6 +198,46 @@ def _json(path: Path) -> Any:
         return json.loads(path.read_text())
     except ValueError as error:
         raise ValueError(f"{path} is no JSON ({error}): it was damaged or cut") from error
+
+
+def journals_differ(first: Path, second: Path, phase: str) -> tuple[str, str, str] | None:
+    """Of two folders of journals, the requests of a phase, whichever rank and in which order they were
+    answered. Where one of both has no journal of it, there is nothing to compare."""
+    one, other = (_requests(folder, phase) for folder in (first, second))
+    if not one or not other:
+        return None
+    for key in [*one, *(key for key in other if key not in one)]:
+        if key not in one or key not in other:
+            words = "answered", "missing or damaged"
+            return (f"the {phase}'s request {key}", *(words if key in one else reversed(words)))
+        found = _within(one[key], other[key])
+        if found is not None:
+            return f"the {phase}'s request {key}, sample{found[0]}", repr(found[1]), repr(found[2])
+    return None
+
+
+def _requests(folder: Path, phase: str) -> dict[str, list[dict[str, Any]]]:
+    """What each request was answered with, without what a clock decides. Lines that are no record are
+    left out, as a run that goes on leaves them out."""
+    found = {}
+    for path in sorted(folder.glob(f"{phase}-*.jsonl")):
+        answered = read_journal(path, repair=False)
+        for line in path.read_bytes().splitlines():
+            with contextlib.suppress(ValueError, TypeError, KeyError):
+                key, rows = json.loads(line)
+                found[key] = [_sample(*pair) for pair in zip(answered[key], rows, strict=True)]
+    return found
+
+
+def _sample(one: Completion, row: list[Any]) -> dict[str, Any]:
+    """`written` is last: base64 has several texts for the same numbers."""
+    return {
+        "token_ids": one.token_ids.tolist(),
+        "logprobs": one.logprobs.tolist(),
+        "finish_reason": one.finish_reason,
+        "policy_version": one.policy_version,
+        "written": row[:2],
+    }
 
 
 def bytes_differ(first: Path, second: Path) -> tuple[str, str, str] | None:
