@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +13,10 @@ from treetune.contracts import Need
 from treetune.inference.base import Engine, SamplingParams
 from treetune.tasks.base import Task
 from treetune.tree import Tree, answers_of
-from treetune.vocabulary import Episode, Metrics, Problem, TextCodec, Trajectory
+from treetune.vocabulary import Episode, Grade, Metrics, Problem, TextCodec, Trajectory
 
 if TYPE_CHECKING:
+    from treetune.episode_generators.values.ahead import Ahead
     from treetune.tasks.environments.journal import TurnJournal
     from treetune.tasks.environments.pool import EnvironmentPool
     from treetune.tasks.graders.pool import GraderPool
@@ -37,6 +39,11 @@ class GenerationContext:
     `memory` is what was remembered of earlier iterations, as JSON has it: the same on all ranks. A part of
     shaping that `remembers` changes what stands under its label there, on all ranks alike; the runtime
     keeps it with the iteration.
+
+    A rollout that knows an answer before the others tells `on_answer` of it and of the grade that it is going
+    to have (its own says nothing yet), within what its engine calls back. None: nobody wants to know, and
+    answers to a problem may as well come together. `begun` are the states that were gone on from meanwhile,
+    each on the rank of its answer. None: credit begins when all answers are there.
     """
 
     task: Task
@@ -58,6 +65,8 @@ class GenerationContext:
     environments: EnvironmentPool = None  # type: ignore[assignment]  # there wherever a run samples
     turns: TurnJournal | None = None
     memory: dict[str, Any] = field(default_factory=dict)
+    on_answer: Callable[[Trajectory, Future[Grade]], None] | None = None
+    begun: Mapping[Any, Any] | None = None
 
 
 class Rollout(Registrable):
@@ -177,6 +186,10 @@ class Credit(Registrable):
     @property
     def needs_critic(self) -> bool:
         return contracts.CriticValues() in self.gives
+
+    def ahead(self, context: GenerationContext) -> Ahead | None:
+        """What it asks for with each answer, while others are sampled. None: nothing."""
+        return None
 
     def assign(self, context: GenerationContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
         """One episode for each answer of this rank's trees, in their order, and the metrics of all ranks.

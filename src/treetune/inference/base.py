@@ -97,8 +97,8 @@ OnResult = Callable[[int, list[Completion]], Sequence[Request | Later] | None]
 """Called with the request's index and its completions as soon as they are there, in any order.
 
 It may return further requests, which follow from these completions. They are numbered on from the last
-request, and sent before what still waits of their priority, so that what has begun ends first. Those that have to wait for
-something else come `Later`; sampling goes on meanwhile, and isn't over before."""
+request, and sent before what still waits of their priority, so that what has begun ends first. Those that
+have to wait for something else come `Later`; sampling goes on meanwhile, and isn't over before."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ class Clock:
         self._start = time.perf_counter()
         self._earlier = 0.0
         self.seconds: dict[str, float] = defaultdict(float)
-        self.tokens: dict[str, int] = {}
+        self.tokens: dict[str, int] = defaultdict(int)
         """Sampled tokens of phases, on all ranks."""
 
     @contextmanager
@@ -31,6 +31,13 @@ class Clock:
             yield
         finally:
             self.seconds[name] += time.perf_counter() - start
+
+    def give(self, name: str, to: str, seconds: float, tokens: int) -> None:
+        """Counts a part of one phase with another, which was carried out in the midst of it."""
+        assert name in PHASES and to in PHASES, (name, to)
+        for counts, part in ((self.seconds, seconds), (self.tokens, tokens)):
+            counts[name] -= part
+            counts[to] += part
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
