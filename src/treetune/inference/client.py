@@ -271,9 +271,9 @@ class Sampling:
     def _accept(self, parts: list[RequestPart]) -> None:
         for part in reversed(parts):
             self._waiting.setdefault(part.request.priority, deque()).appendleft(part)
-        while self._working < self._concurrency and not self._over and (part := self._next()) is not None:
+        while self._working < self._concurrency and not self._over and (first := self._next()) is not None:
             self._working += 1
-            worker = self._client._loop.create_task(self._work(part))
+            worker = self._client._loop.create_task(self._work(first))
             self._workers.add(worker)
             worker.add_done_callback(self._workers.discard)
 

@@ -35,9 +35,10 @@ class Clock:
     def give(self, name: str, to: str, seconds: float, tokens: int) -> None:
         """Counts a part of one phase with another, which was carried out in the midst of it."""
         assert name in PHASES and to in PHASES, (name, to)
-        for counts, part in ((self.seconds, seconds), (self.tokens, tokens)):
-            counts[name] -= part
-            counts[to] += part
+        self.seconds[name] -= seconds
+        self.seconds[to] += seconds
+        self.tokens[name] -= tokens
+        self.tokens[to] += tokens
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
