@@ -216,8 +216,8 @@ def page(report: dict[str, Any]) -> str:
         "",
         f"`python scripts/iteration_seconds.py --output docs/results`, {report['seconds'] / 60:.0f} minutes"
         f" on {report['cores']} cores of {report['processor']}. Medians over turns; a ratio is that of one"
-        " turn to two waves in the same turn. Generation lasts until the last answer is there, credit from then"
-        " on; overlap is the part of generation in which continuations were sampled too.",
+        " turn to two waves in the same turn. Generation lasts until the last answer is there, and credit"
+        " goes on from then; overlap is the part of generation in which continuations were sampled too.",
     ]
     for one in report["measured"]:
         lengths = one["lengths"]
