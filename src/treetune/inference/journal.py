@@ -10,6 +10,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -198,23 +199,23 @@ def _completion(token_ids: Any, logprobs: Any, *rest: Any) -> Completion:
 
 
 class _Writer:
-    """Appends lines, a batch at a time."""
+    """Appends lines, a batch at a time. Where there is none, no file is made."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-
-    def __enter__(self) -> _Writer:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self._path.open("ab", buffering=0)
+        self._file: FileIO | None = None
         self._lines: list[str] = []
         self._flushed = time.monotonic()
+
+    def __enter__(self) -> _Writer:
         return self
 
     def __exit__(self, *error: object) -> None:
         try:
             self._flush()
         finally:
-            self._file.close()
+            if self._file is not None:
+                self._file.close()
 
     def add(self, line: str) -> None:
         self._lines.append(line)
@@ -225,7 +226,10 @@ class _Writer:
         left = memoryview("".join(self._lines).encode())
         self._lines = []
         try:
-            while left:
+            if left and self._file is None:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._file = self._path.open("ab", buffering=0)
+            while left and self._file is not None:
                 left = left[self._file.write(left) or 0 :]
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(self._path)) from error
