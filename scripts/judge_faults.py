@@ -292,7 +292,8 @@ def managed(work: Path) -> Result:
     process = run.start()
     sampled = run.path / "iterations" / f"{STRUCK - 2:04d}" / "trajectories.arrow"
     until(sampled.is_file, process, "iteration 2 has been sampled")
-    kill(lambda words: str(model) in words and "guard.py" not in words, process)
+    # The run's own command names the model as well.
+    kill(lambda words: str(model) in words and "main.py" not in words and "guard.py" not in words, process)
     run.finish(process)
     starts = (run.path / "logs" / "judge.log").read_text().count("\n=== ")
     journal = [json.loads(line) for file in run.path.glob("judge/*.jsonl") for line in file.open()]

@@ -115,7 +115,7 @@ class FakeEngine(Engine):
             gap = max(
                 (abs(a - b) for s, row in zip(samples, scores) for a, b in zip(s.logprobs, row)), default=0.0
             )
-            if gap > (canary.tolerance or 1e-4):
+            if gap > (1e-4 if canary.tolerance is None else canary.tolerance.largest):
                 raise EngineError(f"canary gap {gap}")
         return SyncReport(seconds=0.0, canary_gap=gap)
 

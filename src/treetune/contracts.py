@@ -229,6 +229,17 @@ class CreditForRewards(Feature):
 
 
 @dataclass(frozen=True)
+class CreditForTrees(Feature):
+    """A credit that trains tokens once which several answers share."""
+
+    remedy = "choose the credit 'tree', or 'monte_carlo'"
+
+    @property
+    def words(self) -> str:
+        return "a credit for answers that grow out of each other"
+
+
+@dataclass(frozen=True)
 class UseOfAdvantages(Feature):
     """A loss that learns from advantages."""
 

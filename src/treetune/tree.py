@@ -14,6 +14,7 @@ from treetune.vocabulary import (
     Branch,
     Column,
     FinishReason,
+    Fork,
     Grade,
     Problem,
     Segment,
@@ -95,12 +96,44 @@ class Tree:
         return trajectory
 
     def take(self, trajectory: Trajectory) -> None:
-        """Adds an answer that was made elsewhere, segment by segment."""
-        node = ROOT
-        for segment in trajectory.segments:
+        """Adds an answer that was made elsewhere, segment by segment. Where the answer that it grew out of is
+        there, it goes through that one's nodes up to their fork."""
+        shared = self._shared(trajectory.fork)
+        node = shared[-1] if shared else ROOT
+        for segment in trajectory.segments[len(shared) :]:
             node = self.add(segment, node)
         self.leaves.append(trajectory)
         self._ends.append(node)
+
+    def _shared(self, fork: Fork | None) -> list[int]:
+        """The nodes that lie before a fork; none where the answer with it isn't there."""
+        origin = [] if fork is None else [end for leaf, end in self._answers() if leaf.sample == fork.sample]
+        if fork is None or not origin:
+            return []
+        path, tokens = list[int](), 0
+        for number in self.path(origin[0]):
+            if tokens == fork.tokens:
+                break
+            path.append(number)
+            tokens += len(self.nodes[number].segment.token_ids)
+        assert tokens == fork.tokens, (
+            f"{self.problem.id}: no segment of answer {fork.sample} ends at its fork"
+        )
+        return path
+
+    def _answers(self) -> Iterator[tuple[Trajectory, int]]:
+        """Each answer and its last node."""
+        return zip(self.leaves, self._ends, strict=True)
+
+    @property
+    def paths(self) -> list[list[int]]:
+        """Of each answer the numbers of its nodes, from the prompt on."""
+        return [self.path(end) for end in self._ends]
+
+    @property
+    def forked(self) -> bool:
+        """Whether answers grew out of each other, so that they share tokens that were sampled once."""
+        return any(leaf.fork is not None for leaf in self.leaves)
 
     def keeping(self, leaves: Sequence[int]) -> Tree:
         """The tree with some of its answers alone, given their places. All nodes stay as they are."""

@@ -11,6 +11,7 @@ CONFIGS = ROOT / "configs"
 NAMING = (
     "lib/experiment.libsonnet",
     "lib/quickstart.libsonnet",
+    "lib/signposts.libsonnet",
     "lib/turns.libsonnet",
     "correct_paths.libsonnet",
 )

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import fmean
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.columns import plain
 from tests.episode_generators import tabular_mdp as mdp
+from tests.episode_generators.expectations import critic_of, expectation, knows_length_alone
 from treetune.episode_generators.credit.monte_carlo import MonteCarlo
 from treetune.episode_generators.credit.rloo import Rloo
 from treetune.episode_generators.values.bisect import Bisect
 from treetune.episode_generators.values.continuations import FreshContinuations
+from treetune.episode_generators.values.control_variate import ControlVariate
+from treetune.episode_generators.values.critic import CriticValues, critic_values
 from treetune.episode_generators.values.every_n_tokens import EveryNTokens
 from treetune.episode_generators.values.low_probability import LowProbability
 from treetune.episode_generators.values.sequential import Sequential, UntilSure
 from treetune.episode_generators.values.siblings import Siblings, shared_tokens
 from treetune.episode_generators.values.smoothed import Smoothed, smoothed
-from treetune.episode_generators.values.valuation import Value, ValueEstimator, mean_of
+from treetune.episode_generators.values.valuation import Valuation, Value, ValueEstimator, mean_of
 from treetune.tree import trees_of
 from treetune.vocabulary import Segment, Trajectory
 
@@ -155,7 +160,11 @@ def test_bisecting_stops_at_its_bound_of_tokens() -> None:
     assert asked(Bisect(threshold=0.1, most_tokens=1)) == 1 < asked(Bisect(threshold=0.1))
 
 
-@pytest.mark.parametrize("values", [Bisect(threshold=0.2), Smoothed(), Sequential(), Siblings()], ids=repr)
+@pytest.mark.parametrize(
+    "values",
+    [Bisect(threshold=0.2), Smoothed(), Sequential(), Siblings(), CriticValues(), ControlVariate()],
+    ids=repr,
+)
 def test_values_are_the_same_however_many_ranks_find_them(values: ValueEstimator) -> None:
     def run(context: mdp.GenerationContext) -> dict[str, tuple[float, ...]]:
         problems = mdp.problems(4)[context.rank :: context.world_size]
@@ -169,11 +178,62 @@ def test_values_are_the_same_however_many_ranks_find_them(values: ValueEstimator
             one.trajectory: tuple(one.advantages.tolist()) for one in episodes if one.advantages is not None
         }
 
-    (alone,) = mdp.on_ranks(1, run, engine=mdp.TabularEngine)
+    lent = {"engine": mdp.TabularEngine, "critic": lambda: critic_of(knows_length_alone)}
+    (alone,) = mdp.on_ranks(1, run, **lent)
     together: dict[str, tuple[float, ...]] = {}
-    for of_rank in mdp.on_ranks(3, run, engine=mdp.TabularEngine):
+    for of_rank in mdp.on_ranks(3, run, **lent):
         together |= of_rank
     assert together == alone
+
+
+def test_the_critic_is_asked_for_the_state_before_the_next_sampled_token() -> None:
+    def critic(given: Sequence[Trajectory]) -> list[np.ndarray]:
+        return [np.array([0.9, math.nan, 0.4, 0.3, 0.2, math.nan]) for _ in given]
+
+    (answer,) = answers((A, NEXT, A, NEXT, B, EOS))
+    rule = EveryNTokens(tokens=1)
+    valuation = Valuation(mdp.context(critic=critic), trees_of([answer]), rule, mdp.SamplingParams(6), 1)
+    assert critic_values(valuation) == [[[0.9, 0.4, 0.4, 0.3, 0.2, None]]]
+    engine = mdp.TabularEngine()
+    (episode,), metrics = MonteCarlo(values=CriticValues()).assign(
+        mdp.context(critic=critic, engine=engine), trees_of([answer])
+    )
+    assert not engine.requests
+    assert "credit/value_tokens" not in metrics
+    assert episode.step_values == (0.9, 0.4, 0.2)
+    assert episode.advantages is not None
+    assert episode.advantages.tolist() == pytest.approx([-0.5] * 2 + [-0.2] * 2 + [0.8] * 2)
+
+
+def test_a_perfect_critic_takes_the_noise_of_all_baselines_away() -> None:
+    other = [mdp.trajectory((A, NEXT, B, EOS), mdp.problems(2)[1])]
+    plain_one = expectation(MonteCarlo(samples=1), 1)
+    beside = expectation(MonteCarlo(samples=1, values=ControlVariate()), 1, critic_of(mdp.value), other)
+    assert beside.variance < 0.5 * plain_one.variance
+    assert beside.gradient == pytest.approx(plain_one.gradient, abs=1e-12)
+
+
+def test_a_control_variate_learns_nothing_from_the_problem_that_it_is_for() -> None:
+    group = answers((A, NEXT, A, EOS), (A, NEXT, B, EOS))
+    context = mdp.context(critic=critic_of(lambda prefix: -3.0))
+    found, _ = MonteCarlo(samples=2, values=ControlVariate()).assign(context, trees_of(group))
+    alone, _ = MonteCarlo(samples=2).assign(context, trees_of(group))
+    assert [one.advantages.tolist() for one in found] == [one.advantages.tolist() for one in alone]
+
+
+def test_a_control_variate_leans_on_a_critic_as_far_as_that_is_right() -> None:
+    def weight_and_error(value: Callable[[mdp.Ids], float]) -> tuple[float, float]:
+        problems = mdp.problems(60)
+        trees = trees_of(mdp.trajectory(a, p, i) for p in problems for i, a in enumerate(mdp.answers()))
+        context = mdp.context(critic=critic_of(value))
+        _, metrics = MonteCarlo(samples=3, values=ControlVariate()).assign(context, trees)
+        return metrics["credit/critic_weight"], metrics["credit/critic_error"]
+
+    right, wrong = weight_and_error(mdp.value), weight_and_error(lambda prefix: mdp.value(prefix) + 2.0)
+    assert right[0] > 0.9
+    assert right[1] < 0.1
+    assert wrong[0] < 0.1
+    assert wrong[1] == pytest.approx(2.0, abs=0.1)
 
 
 def test_a_state_that_is_sure_is_not_asked_for_again() -> None:

@@ -66,7 +66,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/v1/completions":
             self.complete(body)
         elif self.path.startswith(("/sleep", "/wake_up")):
-            self.answer(200, {})
+            self.answer(500 if take("sleep-fails") else 200, {})
         elif self.path == "/collective_rpc":
             if take("reload-fails"):
                 return self.answer(500, {"error": "reload"})

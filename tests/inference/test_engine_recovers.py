@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -13,16 +14,18 @@ import pytest
 from treetune.inference.base import (
     ANSWERS,
     CONTINUATIONS,
+    Canary,
     Completion,
     EngineError,
     Later,
     Request,
 )
-from treetune.vocabulary import TokenIds
+from treetune.inference.gaps import Tolerance
+from treetune.vocabulary import TokenIds, token_array
 
 from . import stub_server
 from .stub_server import CONTEXT
-from .stubs import Stub, below, none_alive, request
+from .stubs import Stub, below, none_alive, request, until
 
 
 def expected(seed: int, index: int, version: int = 0, max_tokens: int = 5) -> Completion:
@@ -179,6 +182,20 @@ def test_a_failed_sync_replaces_the_server_by_one_with_the_new_weights(stub: Stu
     assert engine.generate([request(5, n=1)]) == [[expected(5, 0, version=1)]]
 
 
+def test_old_weights_replace_the_server_though_their_gap_is_tolerated(stub: Stub) -> None:
+    engine = stub.start()
+    prompts = [token_array((prompt,)) for prompt in range(6)]
+
+    def tolerant(version: int) -> Canary:
+        return replace(stub.canary(version), prompts=prompts, tolerance=Tolerance(1e9, 1e9))
+
+    engine.load(stub.weights(1), 1, tolerant(1))
+    stub.order("reload-lies")
+    report = engine.load(stub.weights(2), 2, tolerant(2))
+    assert (report.canary_gap, report.restarts) == (0.0, 1)
+    assert engine.generate([request(5, n=1)]) == [[expected(5, 0, version=2)]]
+
+
 def test_log_probs_that_stay_wrong_end_in_an_error_that_names_the_gap(stub: Stub) -> None:
     engine = stub.start()
     with pytest.raises(EngineError, match="differ from the trainer's by up to"):
@@ -214,6 +231,29 @@ def test_a_sleeping_engine_gets_its_weights_before_its_cache_has_room(stub: Stub
     ]
     engine.generate([request(1)])
     assert stub.paths() == []
+
+
+def test_a_server_that_dies_asleep_is_not_started_before_its_memory_is_free(stub: Stub) -> None:
+    before = set(below(os.getpid()))
+    engine = stub.start(sleep=True)
+    with engine.asleep():
+        started = [pid for pid in below(os.getpid()) if pid not in before]
+        (server,) = [pid for pid in started if len(below(pid)) == 1]  # its engine stands below it
+        os.kill(server, signal.SIGKILL)
+        assert until(lambda: none_alive(started))
+        assert not until(lambda: stub.starts() > 1, seconds=1.0)
+    assert engine.generate([request(1, n=1)]) == [[expected(1, 0)]]
+    assert (stub.starts(), engine.restarts) == (2, 1)
+    assert stub.paths() == ["/sleep?level=1"], "a new server never slept"
+
+
+def test_a_server_that_cannot_fall_asleep_is_replaced_by_one_that_can(stub: Stub) -> None:
+    engine = stub.start(sleep=True)
+    engine.wait_ready()
+    stub.order("sleep-fails")
+    with engine.asleep():
+        assert stub.paths() == ["/sleep?level=1", "/sleep?level=1"]
+    assert engine.restarts == 1
 
 
 def test_a_sleeping_engine_wakes_for_whoever_samples(stub: Stub) -> None:

@@ -95,9 +95,19 @@ def test_precision_follows_the_device_unless_set() -> None:
 
 
 def test_the_canary_is_as_strict_as_the_precision_allows() -> None:
-    assert VllmSettings().tolerance("cpu") == 1e-4
-    assert VllmSettings().tolerance("cuda") == 5e-2
-    assert VllmSettings(canary_tolerance=0.3).tolerance("cpu") == 0.3
+    assert VllmSettings().tolerance("cpu") == (1e-4, 1e-4)
+    assert VllmSettings().tolerance("cuda") == (5e-2, 2.0)
+    assert VllmSettings(dtype="float32").tolerance("cuda") == (1e-4, 1e-2)
+    assert VllmSettings(canary_tolerance=0.3).tolerance("cpu") == (0.3, 0.3)
+
+
+def test_float32_on_a_gpu_is_not_rounded_to_tf32() -> None:
+    def said(device: str, **settings: object) -> str | None:
+        return launch(device, **settings).environment(Path("/s"), {}).get("TRITON_F32_DEFAULT")
+
+    assert said("cuda", dtype="float32") == "ieee"
+    assert said("cuda") is None, "bfloat16 has no such thing"
+    assert said("cpu") is None
 
 
 def test_nothing_of_the_training_launcher_reaches_the_server() -> None:
@@ -105,6 +115,14 @@ def test_nothing_of_the_training_launcher_reaches_the_server() -> None:
     environment = launch().environment(Path("/scratch"), inherited)
     assert environment["HOME"] == "/h"
     assert not {"RANK", "WORLD_SIZE", "MASTER_PORT", "SLURM_JOB_ID"} & set(environment)
+
+
+def test_no_key_of_the_user_reaches_the_server() -> None:
+    mine = {"HF_TOKEN": "1", "WANDB_API_KEY": "2", "AWS_SECRET_ACCESS_KEY": "3", "db_password": "4"}
+    needed = {"TOKENIZERS_PARALLELISM": "false", "HF_HOME": "/cache", "KEYBOARD": "us", "PATH": "/bin"}
+    found = launch().environment(Path("/tmp/scratch"), {**mine, **needed})
+    assert not mine.keys() & found.keys()
+    assert needed.items() <= found.items()
 
 
 def test_threads_inherited_from_the_trainer_are_not_the_servers() -> None:

@@ -12,6 +12,7 @@ from treetune.episode_generators.credit.group import Group
 from treetune.episode_generators.rollout.single_turn import SingleTurn
 from treetune.episode_generators.selection.all import All
 from treetune.inference.base import Engine
+from treetune.inference.gaps import Tolerance
 from treetune.inference.settings import Engines, EngineSettings
 from treetune.models.characters import character_tokenizer
 from treetune.models.sources import TinyModel
@@ -33,8 +34,8 @@ class FakeSettings(EngineSettings):
     fail_after: int | None = None
     engines: list[FakeEngine] = field(default_factory=list)
 
-    def tolerance(self, device: str) -> float:
-        return 1e9  # it samples from no model, so the trainer's log-probs are others
+    def tolerance(self, device: str) -> Tolerance:
+        return Tolerance(1e9, 1e9)  # it samples from no model, so the trainer's log-probs are others
 
     def start(self, model_directory: Path, log_directory: Path, **rest: Any) -> Engine:
         tokenizer = character_tokenizer(TASK.alphabet(), 64)

@@ -17,6 +17,7 @@ from treetune.config.build import build
 from treetune.config.explain import Explanation
 from treetune.config.jsonnet import Config
 from treetune.inference.base import Engine
+from treetune.inference.gaps import Tolerance
 from treetune.inference.settings import Engines, EngineSettings
 from treetune.runtime.base import PolicyIteration, Runtime
 from treetune.runtime.commands import run_iteration_loop
@@ -32,7 +33,7 @@ class SharedServer(EngineSettings):
     started: list[tuple[EngineSettings, Engine]] = field(default_factory=list)
     settings: EngineSettings | None = None
 
-    def tolerance(self, device: str) -> float:
+    def tolerance(self, device: str) -> Tolerance:
         assert self.settings is not None
         return self.settings.tolerance(device)
 

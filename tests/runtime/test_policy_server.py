@@ -11,6 +11,7 @@ import torch
 from tests.runtime.in_process import FakeSettings, directory_of, small, train
 from treetune.episode_generators.credit.monte_carlo import MonteCarlo
 from treetune.inference.base import Completion, EngineError
+from treetune.inference.gaps import Tolerance
 from treetune.models.sources import TinyModel
 from treetune.runtime import commands
 from treetune.runtime.base import Evaluation, EvaluationSet
@@ -25,8 +26,8 @@ SETS = Evaluation(sets=(EvaluationSet(split="validation", problems=4),))
 class Strict(FakeSettings):
     """The fake engine's tokens are all equally likely, which no checkpoint's are."""
 
-    def tolerance(self, device: str) -> float:
-        return 1e-4
+    def tolerance(self, device: str) -> Tolerance:
+        return Tolerance(1e-4, 1e-4)
 
 
 def test_an_engine_that_samples_from_other_weights_than_the_checkpoints_measures_nothing(

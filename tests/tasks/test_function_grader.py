@@ -40,6 +40,9 @@ def raises(response, gold):
 def text(response, gold):
     return "good"
 
+def key(response, gold):
+    return float("OWN_API_KEY" in os.environ)
+
 def one(response):
     return 1
 """
@@ -82,6 +85,14 @@ def test_a_function_may_give_a_grade() -> None:
 )
 def test_a_function_that_fails_costs_an_answer_its_reward_and_nothing_else(name: str, outcome: str) -> None:
     assert grades(name, "x", deadline=2.0 if name == "hangs" else 30.0) == [(outcome, 0.0)]
+
+
+def test_keys_reach_those_alone_who_wait_for_a_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OWN_API_KEY", "secret")
+    assert grades("key", "x") == [("ok", 0.0)]
+    service = FunctionGrader(path="own_rewards:key", isolation="service")
+    with GraderPool(service, workers=1, deadline=30) as pool:
+        assert pool.grade_many([("x", PROBLEM)])[0].reward == 1.0
 
 
 @pytest.mark.parametrize(

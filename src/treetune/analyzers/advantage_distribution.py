@@ -62,7 +62,7 @@ class AdvantageDistribution(OfIterations):
             values = self._values(session, point, episodes)
             for episode, of_states in zip(episodes, values, strict=True):
                 advantages = steps_advantages(
-                    episode, of_states if session.config.credit.needs_critic else None
+                    episode, of_states if _leaves_values_to_trainer(session.config) else None
                 )
                 counts["episodes"] += 1
                 counts["episodes_without_advantages"] += advantages is None
@@ -76,7 +76,7 @@ class AdvantageDistribution(OfIterations):
         return Findings({**counts, **self.summarise(rows)}, rows)
 
     def points(self, config: PolicyIteration, directory: ExperimentDirectory) -> list[int]:
-        if not config.credit.needs_critic or self.iterations != "all":
+        if not _leaves_values_to_trainer(config) or self.iterations != "all":
             return super().points(config, directory)
         # Without its critic an iteration says nothing, and the critic of the start has learnt nothing.
         critics = [n for n in directory.checkpoints() if (directory.checkpoint(n) / "critic").is_dir()]
@@ -86,7 +86,7 @@ class AdvantageDistribution(OfIterations):
     def _values(session: Session, point: int, episodes: Sequence[Episode]) -> list[tuple[float, ...] | None]:
         """Values of the states before each episode's steps; None for an episode without any."""
         critic_is_there = point == 0 or (session.directory.checkpoint(point) / "critic").is_dir()
-        if not session.config.credit.needs_critic or not critic_is_there:
+        if not _leaves_values_to_trainer(session.config) or not critic_is_there:
             return [episode.step_values for episode in episodes]
         from treetune.analyzers.scoring import state_values
         from treetune.analyzers.sources import critic_at
@@ -171,6 +171,11 @@ class AdvantageDistribution(OfIterations):
             axes.set_xlabel("relative step", fontsize=8)
         legend_below(figure, shares)
         return figure
+
+
+def _leaves_values_to_trainer(config: PolicyIteration) -> bool:
+    """Whether the episodes lack values and advantages, which the critic gave while training."""
+    return config.credit.needs_critic and not config.credit.asks_critic
 
 
 def steps_advantages(

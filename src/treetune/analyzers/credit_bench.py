@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -52,13 +52,7 @@ class CreditBench(OfCheckpoints):
                 "methods",
                 "put configs/analyzers/credit_bench.jsonnet on the right",
             )
-        for name, credit in self.methods.items():
-            if credit.needs_critic:
-                yield Finding(
-                    f"{name!r} needs a critic, which is trained with a run and not by an analysis",
-                    ("methods", name),
-                    "leave it out; value_accuracy judges a run's own critic",
-                )
+        yield from critics_asked_for(self.methods, experiment)
 
     def analyse(self, sampler: Sampler, points: Sequence[int], work: Path) -> Findings:
         from treetune.analyzers.credit_measures import measure
@@ -109,6 +103,18 @@ class CreditBench(OfCheckpoints):
                 for point, of_point in result["numbers"]["by_checkpoint"].items()
             }
         )
+
+
+def critics_asked_for(methods: Mapping[str, Credit], experiment: PolicyIteration) -> Iterator[Finding]:
+    """What is wrong with methods that nobody can compute from stored answers."""
+    for name, credit in methods.items():
+        if credit.needs_critic and not (credit.asks_critic and experiment.credit.needs_critic):
+            yield Finding(
+                f"{name!r} needs a critic, which is trained with a run and not by an analysis",
+                ("methods", name),
+                "leave it out, or take a run that trains one, and monte_carlo with the values 'critic' or"
+                " 'control_variate'",
+            )
 
 
 def credited(context: GenerationContext, credit: Credit, answers: Sequence[Trajectory]) -> Credited:

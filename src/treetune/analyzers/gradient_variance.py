@@ -66,7 +66,7 @@ class GradientVariance(OfCheckpoints):
             )
         what = f"a checkpoint in {directory.path} whose weights sampled an iteration that is kept"
         points = choose(self.checkpoints, both, self.at_most, what, f"there are {both}")
-        if config.credit.needs_critic:
+        if config.credit.needs_critic and not config.credit.asks_critic:
             for point in points:
                 require_critic(config, directory, point)
         return points

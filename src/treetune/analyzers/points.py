@@ -156,7 +156,10 @@ def _listed(numbers: Sequence[int]) -> str:
 def require_critic(config: PolicyIteration, directory: ExperimentDirectory, point: int) -> None:
     """Raises ValueError where the critic of this point can't be had."""
     if not config.credit.needs_critic:
-        raise ValueError(f"{directory.path} trains no critic: experiments with the credit 'gae' do")
+        raise ValueError(
+            f"{directory.path} trains no critic: experiments with the credit 'gae', or the values 'critic' or"
+            " 'control_variate', do"
+        )
     if point and not (directory.checkpoint(point) / "critic").is_dir():
         raise ValueError(
             f"the checkpoint {directory.checkpoint(point)} holds no critic (critic/ is missing): it was"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treetune.analyzers.sources import policy_at
+from treetune.analyzers.sources import lent_critic_at, policy_at
 from treetune.config.hashing import config_hash
 from treetune.episode_generators.storage import read_episodes, read_trajectories
 from treetune.files import replace_folder, whole_file, write_json
@@ -22,7 +22,7 @@ from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.sampler import Sampler
 from treetune.runtime.session import Session
 from treetune.runtime.training import make_trainer
-from treetune.tree import trees_of
+from treetune.tree import Tree, trees_of
 from treetune.vocabulary import Episode, Metrics
 
 if TYPE_CHECKING:
@@ -62,6 +62,11 @@ def replay(
     directory = ExperimentDirectory(path)
     point = iteration - 1
     _require(directory, point)
+    if other is not None and other.credit.asks_critic and not own.credit.needs_critic:
+        raise ValueError(
+            f"the run in {path} trained no critic, which the other credit asks: replay it with a credit"
+            " without one"
+        )
     config = replace(own, directory=str(path.parent), experiment_name=path.name)
     variants = {"own": config} | ({} if other is None else {"other": other})
     label = f"replay-{iteration:04d}"
@@ -116,29 +121,52 @@ def _step(sampler: Sampler, config: PolicyIteration, point: int, work: Path, ear
     if _same_credit(own, config):
         episodes = read_episodes(folder / "episodes.arrow")
     else:
-        engine = sampler.server.engine if config.credit.needs_engine else None
-        if engine is not None:
-            sampler.server.load_checkpoint(point)
-        before = 0 if engine is None else engine.tokens
-        with sampler.phase(f"iteration {point + 1}: other credit", "continuations") as show:
-            context = sampler.context(
-                own.rollout,
-                seed=own.seed,
-                iteration=point,
-                journal=work / JOURNAL if engine is not None else None,
-                journals=[*sorted((folder / "journal").glob("credit-*.jsonl")), earlier / JOURNAL],
-                progress=show,
-                memory=remembered(session, point),
-            )
-            trees = trees_of(read_trajectories(folder / "trajectories.arrow"))
-            episodes, metrics = credited(session.ranks, config, context, trees)
-        tokens = 0 if engine is None else engine.tokens - before
+        trees = trees_of(read_trajectories(folder / "trajectories.arrow"))
+        episodes, metrics, tokens = credited_again(
+            sampler, config, point, trees, "other credit", work / JOURNAL, [earlier / JOURNAL]
+        )
     if not episodes:
         raise ValueError(
             f"the selection ({type(config.selection).__name__}) keeps no episode of this iteration"
         )
     with _as(session, config):
         return _trained(session, point, episodes, metrics, tokens)
+
+
+def credited_again(
+    sampler: Sampler,
+    config: PolicyIteration,
+    point: int,
+    trees: Sequence[Tree],
+    what: str,
+    journal: Path,
+    journals: Sequence[Path] = (),
+) -> tuple[list[Episode], Metrics, int]:
+    """The episodes that `config` makes of stored answers of iteration `point` (from 0), the metrics, and how
+    many tokens were sampled for it. `what` names it on the console.
+
+    Continuations are the run's own, seeds and all: those that it stored are read, and those that it would
+    have sampled besides are sampled from the weights of then and kept in `journal`.
+    """
+    session, own = sampler.session, sampler.session.config
+    engine = sampler.server.engine if config.credit.needs_engine else None
+    if engine is not None:
+        sampler.server.load_checkpoint(point)
+    before = 0 if engine is None else engine.tokens
+    stored = sorted((session.directory.iteration(point) / "journal").glob("*.jsonl"))
+    with sampler.phase(f"iteration {point + 1}: {what}", "continuations") as show:
+        context = sampler.context(
+            own.rollout,
+            seed=own.seed,
+            iteration=point,
+            journal=journal if engine is not None else None,
+            journals=[*stored, *journals],
+            progress=show,
+            memory=remembered(session, point),
+        )
+        context = replace(context, critic=lent_critic_at(sampler, point))
+        episodes, metrics = credited(session.ranks, config, context, trees)
+    return episodes, metrics, 0 if engine is None else engine.tokens - before
 
 
 @contextlib.contextmanager

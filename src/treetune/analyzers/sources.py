@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from treetune.analyzers.points import require_critic
 from treetune.episode_generators.base import GenerationContext, Rollout
+from treetune.episode_generators.critic import Critic
 from treetune.episode_generators.storage import read_trajectories
 from treetune.runtime.base import PolicyIteration
+from treetune.runtime.lent_critic import lent_critic
 from treetune.runtime.sampler import Sampler
 from treetune.runtime.session import Session
 from treetune.seeds import derive_seed
@@ -19,10 +22,11 @@ from treetune.tree import answers_of
 from treetune.vocabulary import TokenIds, Trajectory
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
     from transformers import PreTrainedModel
 
     from treetune.models.logprobs import CriticModule
+    from treetune.trainers.tokens import Sequences
 
 
 def policy_at(session: Session, point: int) -> PreTrainedModel:
@@ -87,13 +91,29 @@ def context_at(
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> GenerationContext:
     """What sampling needs, with the policy's own settings; requests outlive a crash."""
-    return sampler.context(
+    context = sampler.context(
         sampler_of(sampler.session.config),
         seed=seed,
         iteration=point,
         journal=work / f"{point:04d}-{purpose}.jsonl",
         progress=progress,
     )
+    return replace(context, critic=lent_critic_at(sampler, point))
+
+
+def lent_critic_at(sampler: Sampler, point: int) -> Critic | None:
+    """The critic after `point` iterations as credit is lent it, loaded when it is asked; None where the
+    experiment trains none."""
+    session = sampler.session
+    if not session.config.credit.needs_critic:
+        return None
+
+    def values(sequences: Sequences) -> Tensor:
+        from treetune.analyzers.scoring import StoredModels
+
+        return StoredModels(session, point, session.temperature).values(sequences)
+
+    return lent_critic(session, sampler.server, values)
 
 
 def answers_at(

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from treetune.checksums import row_of, sealed_line
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -67,7 +69,7 @@ class AnswerJournal:
 
     def add(self, answer: Answer) -> None:
         """From here a killed process doesn't lose it."""
-        line = json.dumps(asdict(answer), separators=(",", ":")).encode() + b"\n"
+        line = sealed_line(json.dumps(asdict(answer), separators=(",", ":"))).encode()
         left = memoryview(line)
         try:
             while left:
@@ -85,6 +87,6 @@ class AnswerJournal:
 def read_answer(line: bytes) -> Answer | None:
     """None for a line that is none."""
     try:
-        return Answer(**json.loads(line))
+        return Answer(**json.loads(row_of(line)))
     except (ValueError, TypeError):
         return None

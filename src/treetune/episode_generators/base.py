@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from treetune import contracts
 from treetune.config.registrable import Registrable
 from treetune.contracts import Need
+from treetune.episode_generators.critic import Critic, CriticSettings
 from treetune.inference.base import Engine, SamplingParams
 from treetune.tasks.base import Task
 from treetune.tree import Tree, answers_of
@@ -38,7 +39,8 @@ class GenerationContext:
 
     `memory` is what was remembered of earlier iterations, as JSON has it: the same on all ranks. A part of
     shaping that `remembers` changes what stands under its label there, on all ranks alike; the runtime
-    keeps it with the iteration.
+    keeps it with the iteration. `critic` is that of the run, where one is trained: as it is before the
+    iteration's training.
 
     A rollout that knows an answer before the others tells `on_answer` of it and of the grade that it is going
     to have (its own says nothing yet), within what its engine calls back. None: nobody wants to know, and
@@ -67,6 +69,7 @@ class GenerationContext:
     memory: dict[str, Any] = field(default_factory=dict)
     on_answer: Callable[[Trajectory, Future[Grade]], None] | None = None
     begun: Mapping[Any, Any] | None = None
+    critic: Critic | None = None
 
 
 class Rollout(Registrable):
@@ -191,6 +194,16 @@ class Credit(Registrable):
         """What it asks for with each answer, while others are sampled. None: nothing."""
         return None
 
+    @property
+    def critic_settings(self) -> CriticSettings | None:
+        """How the critic is trained, for credit that needs one."""
+        return None
+
+    @property
+    def asks_critic(self) -> bool:
+        """Whether `assign` asks the critic, rather than leave its values to the trainer."""
+        return self.needs_critic and contracts.Advantages(before_training=True) in self.gives
+
     def assign(self, context: GenerationContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
         """One episode for each answer of this rank's trees, in their order, and the metrics of all ranks.
         All answers to one problem are in one tree. Collective.
@@ -229,6 +242,8 @@ class Selection(Registrable):
 
     at_most: int | None = None
     """How many groups it keeps at most. None: there is no bound."""
+    keeps_groups: bool = True
+    """Whether it keeps all answers to a problem or none."""
 
     def most_kept(self, answers: int, problems: int) -> int:
         """How many rows (pairs, where it makes such) it keeps at most of so many answers and problems."""

@@ -7,9 +7,11 @@ shows them looks it up in the experiment's `TOKENS`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from treetune.checksums import SealingFile, verify_stream
 from treetune.files import whole_file
 from treetune.vocabulary import Episode, Trajectory
 
@@ -23,29 +25,32 @@ Row = TypeVar("Row")
 ROWS_PER_BATCH = 1024
 """Keeps an Arrow list column, whose offsets have 32 bits, far below 2**31 elements."""
 
+REMEDY = "delete it, and the same command makes it again from the iteration's journals"
+
 TOKENS = "tokens.arrow"
 """In an experiment's folder: the text of every token by its id, for readers who have no tokenizer."""
 
 
 def write_episodes(path: Path, episodes: Sequence[Episode], codec: TextCodec | None = None) -> None:
     """One column per field of Episode; with a codec also `prompt`, its text."""
-    with whole_file(path, "wb") as file:
+    with _sealed(path) as file:
         _stream_episodes(file, episodes, codec)
 
 
 def read_episodes(path: Path) -> list[Episode]:
-    """What `write_episodes` wrote. Raises ValueError for a file that is not whole or not of that
-    kind, FileNotFoundError for none."""
+    """What `write_episodes` wrote. Raises ValueError for a file that is not whole, not as it was written or
+    not of that kind, FileNotFoundError for none."""
     from treetune.episode_generators.episode_rows import episodes_of
 
     with path.open("rb") as file:
-        return _rows(file, str(path), "episodes", episodes_of)
+        verify_stream(file, str(path), REMEDY)
+        return _rows(file, str(path), "episodes", episodes_of, f"; {REMEDY}")
 
 
 def write_trajectories(path: Path, trajectories: Sequence[Trajectory]) -> None:
     """One column per field of Trajectory. Raises ValueError for problem data other than JSON's types
     and tuples of them."""
-    with whole_file(path, "wb") as file:
+    with _sealed(path) as file:
         _stream_trajectories(file, trajectories)
 
 
@@ -54,7 +59,8 @@ def read_trajectories(path: Path) -> list[Trajectory]:
     from treetune.episode_generators.trajectory_rows import trajectories_of
 
     with path.open("rb") as file:
-        return _rows(file, str(path), "trajectories", trajectories_of)
+        verify_stream(file, str(path), REMEDY)
+        return _rows(file, str(path), "trajectories", trajectories_of, f"; {REMEDY}")
 
 
 def episodes_to_bytes(episodes: Sequence[Episode]) -> bytes:
@@ -98,6 +104,15 @@ def read_tokens(path: Path) -> list[str]:
 
 
 # Streams
+
+
+@contextmanager
+def _sealed(path: Path) -> Iterator[SealingFile]:
+    """A whole file with a checksum behind the end of its stream, where readers of Arrow don't look."""
+    with whole_file(path, "wb") as file:
+        sealing = SealingFile(file)
+        yield sealing
+        sealing.seal()
 
 
 def _stream_episodes(sink: Any, episodes: Sequence[Episode], codec: TextCodec | None) -> None:
@@ -147,7 +162,13 @@ def _batches(
         yield pa.RecordBatch.from_arrays(own, schema=schema)
 
 
-def _rows(source: Any, name: str, kind: str, rows_of: Callable[[pa.RecordBatch], Iterator[Row]]) -> list[Row]:
+def _rows(
+    source: Any,
+    name: str,
+    kind: str,
+    rows_of: Callable[[pa.RecordBatch], Iterator[Row]],
+    remedy: str = "",
+) -> list[Row]:
     import pyarrow as pa
 
     try:
@@ -157,9 +178,7 @@ def _rows(source: Any, name: str, kind: str, rows_of: Callable[[pa.RecordBatch],
                 raise ValueError(f"{name} holds no {kind}, but {metadata.get(b'treetune')!r}")
             rows = [row for batch in reader for row in rows_of(batch)]
     except (pa.ArrowInvalid, OSError) as error:
-        raise ValueError(f"{name} is not a whole Arrow file of {kind}: {error}") from error
+        raise ValueError(f"{name} is not a whole Arrow file of {kind} ({error}){remedy}") from error
     if len(rows) != int(metadata[b"rows"]):
-        raise ValueError(
-            f"{name} is cut short: {len(rows)} of {int(metadata[b'rows'])} {kind}; delete it and rerun"
-        )
+        raise ValueError(f"{name} is cut short: {len(rows)} of {int(metadata[b'rows'])} {kind}{remedy}")
     return rows

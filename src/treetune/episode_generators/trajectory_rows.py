@@ -21,7 +21,7 @@ from treetune.episode_generators.columns import (
     tuples,
     tuples_of,
 )
-from treetune.vocabulary import Grade, Message, Problem, Segment, Trajectory
+from treetune.vocabulary import Fork, Grade, Message, Problem, Segment, Trajectory
 
 _TUPLE = "tuple()"
 
@@ -69,6 +69,9 @@ def schema_of(trajectories: Sequence[Trajectory]) -> pa.Schema:
     )
     if any(trajectory.step_rewards for trajectory in trajectories):
         schema = schema.append(pa.field("step_rewards", NUMBERS))
+    if any(trajectory.fork is not None for trajectory in trajectories):
+        fork = pa.struct({"sample": pa.int64(), "tokens": pa.int64()})
+        schema = schema.append(pa.field("fork", fork))
     return schema
 
 
@@ -90,6 +93,8 @@ def columns_of(trajectories: Sequence[Trajectory], schema: pa.Schema) -> list[pa
             return pa.array([list(numbers.items()) for numbers in values], field.type)
         if field.name in ("step_ends", "step_rewards"):
             return tuples(values, field.type)
+        if field.name == "fork":
+            return pa.array([None if one is None else one._asdict() for one in values], field.type)
         return lists(values, field.type) if pa.types.is_list(field.type) else pa.array(values, field.type)
 
     return [column(field) for field in schema]
@@ -155,8 +160,22 @@ def trajectories_of(batch: pa.RecordBatch) -> Iterator[Trajectory]:
     bonuses = batch["bonus"].to_pylist() if "bonus" in names else [0.0] * count
     counted = batch["numbers"].to_pylist() if "numbers" in names else [()] * count
     earned = tuples_of(batch["step_rewards"]) if "step_rewards" in names else [()] * count
+    forks = batch["fork"].to_pylist() if "fork" in names else [None] * count
     problems: dict[str, Problem] = {}
-    for problem, sample, prompt_ids, n_segments, reason, text, grade, ends, bonus, numbers, rewards in zip(
+    for (
+        problem,
+        sample,
+        prompt_ids,
+        n_segments,
+        reason,
+        text,
+        grade,
+        ends,
+        bonus,
+        numbers,
+        rewards,
+        fork,
+    ) in zip(
         batch["problem"].to_pylist(),
         batch["sample"].to_pylist(),
         rows_of(batch["prompt_ids"]),
@@ -168,6 +187,7 @@ def trajectories_of(batch: pa.RecordBatch) -> Iterator[Trajectory]:
         bonuses,
         counted,
         earned,
+        forks,
         strict=True,
     ):
         key = json.dumps(problem)
@@ -185,6 +205,7 @@ def trajectories_of(batch: pa.RecordBatch) -> Iterator[Trajectory]:
             bonus=bonus,
             numbers=dict(numbers or ()),
             step_rewards=rewards or (),
+            fork=None if fork is None else Fork(**fork),
         )
 
 

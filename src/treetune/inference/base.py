@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from treetune.inference.gaps import Tolerance
 from treetune.vocabulary import (
     Branch,
     Column,
@@ -113,7 +115,7 @@ class Canary:
 
     prompts: Sequence[TokenIds]
     score: Callable[[Sequence[tuple[TokenIds, TokenIds]]], Sequence[Sequence[float]]]
-    tolerance: float | None = None
+    tolerance: Tolerance | None = None
     max_tokens: int = 16
     seed: int = 0
     temperature: float = 1.0
@@ -121,10 +123,12 @@ class Canary:
 
 @dataclass(frozen=True)
 class SyncReport:
-    """What a weight sync did: seconds by part, largest |engine - trainer| log-prob, restarts."""
+    """What a weight sync did: seconds by part, the largest and the mean |engine - trainer| log-prob,
+    restarts."""
 
     seconds: float
     canary_gap: float
+    canary_mean_gap: float = math.nan
     restarts: int = 0
     parts: dict[str, float] = field(default_factory=dict)
 
@@ -138,6 +142,8 @@ class Engine:
     version: int
     tokens: int
     """Sampled tokens that this rank has been given so far, those of the canary left out."""
+    sleeps: bool = False
+    """Whether `asleep` gives anybody memory."""
 
     @property
     def tokens_per_second(self) -> float:
@@ -147,6 +153,10 @@ class Engine:
     def wait_ready(self) -> None:
         """Blocks until a token has been sampled. Raises EngineError with the end of the log."""
         raise NotImplementedError
+
+    def wait_settled(self) -> None:
+        """Blocks until the engine has taken the memory that it is going to hold, where the trainer could
+        take it away meanwhile: it measures what is free. Raises EngineError as `wait_ready` does."""
 
     def generate(
         self, requests: Sequence[Request | Later], on_result: OnResult | None = None
@@ -167,7 +177,8 @@ class Engine:
         raise NotImplementedError
 
     def asleep(self) -> AbstractContextManager[None]:
-        """Inside, the engine's memory belongs to the trainer, if so configured."""
+        """Inside, the engine's memory belongs to the trainer, if so configured; a server that dies there is
+        not started anew before the end."""
         raise NotImplementedError
 
     def close(self) -> None:

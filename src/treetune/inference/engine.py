@@ -22,9 +22,10 @@ from treetune.inference.base import (
     SyncReport,
 )
 from treetune.inference.client import Address, Client, RequestPart, Sampling, ServerFailure, parts_of
+from treetune.inference.gaps import Gap, Probe, judge
 from treetune.inference.ranks import RankFiles
 from treetune.inference.server import OwnServer, Server
-from treetune.inference.sync import largest_gap, probes_of, reload_weights, sample_probes
+from treetune.inference.sync import probes_of, reload_weights, sample_probes
 from treetune.vocabulary import TokenIds
 
 if TYPE_CHECKING:
@@ -51,11 +52,14 @@ class VllmEngine(Engine):
     ) -> None:
         self.version = 0
         self.tokens = 0
+        self.sleeps = settings.sleep
         self._settings, self._server, self._ranks = settings, server, ranks
         self._context_length, self._device = context_length, device
         self._client = Client(end_ids)
         self._recent: list[tuple[float, int]] = []
         self._asleep_epoch: int | None = None
+        self._verified: list[Probe] = []
+        """The canary's probes of the weights that are in the engine, where there was one."""
         atexit.register(self.close)
 
     @property
@@ -73,6 +77,10 @@ class VllmEngine(Engine):
 
     def wait_ready(self) -> None:
         self._server.ready()
+
+    def wait_settled(self) -> None:
+        if self._device == "cuda":
+            self._server.ready()
 
     # Sampling
 
@@ -166,7 +174,7 @@ class VllmEngine(Engine):
         self._ranks.gather(None)
         problem: str | None = None
         for attempt in range(2):
-            parts, gap, problem = self._attempt(directory, version, canary, afresh=attempt > 0)
+            parts, gap, probes, problem = self._attempt(directory, version, canary, afresh=attempt > 0)
             problems = [other for other in self._ranks.gather(problem) if other]
             if not problems:
                 break
@@ -177,20 +185,21 @@ class VllmEngine(Engine):
                 f"the weights in {directory} could not be brought into the engine, not even by a new"
                 f" server: {'; '.join(problems)}"
             )
-        self.version = version
+        self.version, self._verified = version, probes
         if isinstance(self._server, OwnServer):
             self._server.use(directory)
         self._server.succeeded()
-        return SyncReport(time.monotonic() - started, gap, self._server.restarts - restarts, parts)
+        seconds = time.monotonic() - started
+        return SyncReport(seconds, gap.largest, gap.mean, self._server.restarts - restarts, parts)
 
     def _attempt(
         self, directory: Path, version: int, canary: Canary | None, *, afresh: bool
-    ) -> tuple[dict[str, float], float, str | None]:
-        """Seconds by part, gap, and what went wrong, if anything. `afresh`: a new server has the
-        weights from its start, or needed no new start.
+    ) -> tuple[dict[str, float], Gap, list[Probe], str | None]:
+        """Seconds by part, gap, what it was found on, and what went wrong, if anything. `afresh`: a new
+        server has the weights from its start, or needed no new start.
         """
         parts: dict[str, float] = {}
-        probes: list[tuple[TokenIds, Completion]] = []
+        sampled: list[tuple[TokenIds, Completion]] = []
         problem: str | None = None
         timeout = self._settings.sync_timeout
         own = isinstance(self._server, OwnServer)
@@ -206,24 +215,24 @@ class VllmEngine(Engine):
                 if canary is not None:
                     before = time.monotonic()
                     requests = probes_of(canary, self._context_length)
-                    probes = sample_probes(self._client, address, requests, version, timeout)
+                    sampled = sample_probes(self._client, address, requests, version, timeout)
                     parts["sample_canary"] = time.monotonic() - before
             except (ServerFailure, EngineError) as failure:
                 problem = str(failure)
-        gap = math.nan
+        gap, probes = Gap(math.nan, math.nan), []
         if canary is not None:
             before = time.monotonic()
             # Every rank comes here, with nothing to score if it has no server: scoring may be collective.
-            scores = canary.score([(prompt, completion.token_ids) for prompt, completion in probes])
+            scores = canary.score([(prompt, completion.token_ids) for prompt, completion in sampled])
             parts["score_canary"] = time.monotonic() - before
-            gap = largest_gap(probes, scores)
+            probes = [
+                Probe(prompt, completion.token_ids, completion.logprobs.tolist(), row)
+                for (prompt, completion), row in zip(sampled, scores, strict=True)
+            ]
             tolerance = canary.tolerance or self._settings.tolerance(self._device)
-            if gap > tolerance:
-                problem = (
-                    f"the engine's log-probs differ from the trainer's by up to {gap:.3g}, more than the"
-                    f" canary_tolerance of {tolerance:.3g}"
-                )
-        return parts, gap, problem
+            gap = judge(probes, self._verified, tolerance)
+            problem = gap.problem or problem
+        return parts, gap, probes, problem
 
     # Memory
 
@@ -234,15 +243,19 @@ class VllmEngine(Engine):
             return
         self._ranks.gather(None)
         if isinstance(self._server, OwnServer):
-            address = self._server.ready()
-            if address.epoch != self._asleep_epoch:  # else nobody has needed it since it went to sleep
+            # A server that can't fall asleep is replaced by one that then has to.
+            while (address := self._server.ready()).epoch != self._asleep_epoch:
                 with self._or_restart(address):
                     self._client.post(address, "/sleep?level=1", timeout=self._settings.sync_timeout)
                     self._asleep_epoch = address.epoch
+        self._server.hold(True)
         self._ranks.gather(None)
-        # It wakes when it is next needed: weights first, the cache after the new weights are in, so
-        # that the peak of memory stays low.
-        yield
+        try:
+            yield
+        finally:
+            # It wakes when it is next needed: weights first, the cache after the new weights are in, so
+            # that the peak of memory stays low.
+            self._server.hold(False)
 
     def _awake(self) -> Address:
         """The server, ready to sample."""

@@ -6,6 +6,7 @@ import base64
 import dataclasses
 import hashlib
 import json
+import logging
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
+from treetune.checksums import row_of, sealed_line
 from treetune.inference.base import (
     ANSWERS,
     Canary,
@@ -25,6 +27,8 @@ from treetune.inference.base import (
     SyncReport,
 )
 from treetune.vocabulary import Column
+
+log = logging.getLogger(__name__)
 
 FLUSH_S = 0.2
 """A killed process loses at most what it was given in this time."""
@@ -152,28 +156,28 @@ def journal_line(key: str, completions: Sequence[Completion]) -> str:
         (_text(c.token_ids), _text(c.logprobs), c.finish_reason, c.policy_version, c.seconds)
         for c in completions
     ]
-    return json.dumps([key, rows], separators=(",", ":")) + "\n"
+    return sealed_line(json.dumps([key, rows], separators=(",", ":")))
 
 
 def read_journal(path: Path, *, repair: bool = True) -> dict[str, list[Completion]]:
     """The finished requests in a journal, by key; empty if there is no such file.
 
     A last line that a crash cut short is cut off the file with `repair`, so that the next one starts
-    clean; a line that is no record (a crash of the machine can leave such) counts as not written.
+    clean; a line that is damaged counts as not written, and what it held is sampled again to the same bits.
     """
     known = {}
     whole = 0
     try:
         with path.open("rb") as file:
-            for line in file:
+            for number, line in enumerate(file, start=1):
                 if not line.endswith(b"\n"):
                     break
                 whole += len(line)
                 try:
-                    key, rows = json.loads(line)
+                    key, rows = json.loads(row_of(line))
                     known[key] = [_completion(*row) for row in rows]
                 except (ValueError, TypeError):
-                    continue
+                    log.warning("line %d of %s is damaged: what it held is sampled again", number, path)
     except FileNotFoundError:
         return {}
     if repair and whole < path.stat().st_size:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import treetune
 from treetune.inference import key
+from treetune.inherited import without_secrets
 
 if TYPE_CHECKING:
     from treetune.inference.settings import VllmSettings
@@ -118,11 +119,12 @@ class Launch:
         return [*command, *self._extra]
 
     def environment(self, scratch: Path, inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
-        """The server's environment: the inherited one without the launcher's words to a rank."""
+        """The server's environment: the inherited one without keys, and without the launcher's words to a
+        rank."""
         settings = self.settings
         environment = {
             name: value
-            for name, value in inherited.items()
+            for name, value in without_secrets(inherited).items()
             if name not in _FROM_THE_LAUNCHER and not name.startswith(_LAUNCHER_PREFIXES)
         }
         if self.is_trained:
@@ -143,6 +145,9 @@ class Launch:
             environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"  # opens the route that exchanges adapters
         if self.device == "cuda":
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(self._visible_devices(inherited))
+            if settings.resolved_dtype(self.device) == "float32":
+                # Triton's dot products, vLLM's attention in float32, round to TF32 otherwise.
+                environment["TRITON_F32_DEFAULT"] = "ieee"
         else:
             environment["VLLM_CPU_KVCACHE_SPACE"] = str(settings.kv_cache_gib)
             environment["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"

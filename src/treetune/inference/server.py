@@ -44,6 +44,9 @@ class Server(Protocol):
     def succeeded(self) -> None:
         """Work was finished: the restarts so far are forgiven."""
 
+    def hold(self, held: bool) -> None:
+        """While held, a server that ends is not started anew: its memory is somebody else's."""
+
     @property
     def restarts(self) -> int:
         """How often it was started anew."""
@@ -129,7 +132,7 @@ class OwnServer:
         self._in_a_row = 0
         self._start_wanted = True
         self._bad_epoch: tuple[int, str] = (0, "")
-        self._closed = False
+        self._closed = self._held = False
         self._client = Client()
         # The thread starts the processes; it lives as long as this object.
         self._thread = threading.Thread(target=self._supervise, name="engine-server", daemon=True)
@@ -163,6 +166,11 @@ class OwnServer:
     def succeeded(self) -> None:
         self._in_a_row = 0
 
+    def hold(self, held: bool) -> None:
+        with self._changed:
+            self._held = held
+            self._changed.notify_all()
+
     def use(self, weights: Path) -> None:
         """From here on, a new start is on these weights."""
         self._weights = weights
@@ -188,7 +196,7 @@ class OwnServer:
     def _supervise(self) -> None:
         while True:
             with self._changed:
-                while not (self._start_wanted or self._closed):
+                while not self._closed and (self._held or not self._start_wanted):
                     self._changed.wait(0.5)
                 if self._closed:
                     return
@@ -342,6 +350,9 @@ class RemoteServer:
 
     def succeeded(self) -> None:
         """The first rank's own work decides."""
+
+    def hold(self, held: bool) -> None:
+        """The first rank's decides of this, too."""
 
     def close(self) -> None:
         self._closed = True

@@ -82,14 +82,3 @@ def sample_probes(
             part, completions = came
             answers[part.index] = completions[0]
     return [(part.request.prompt_ids, answers[part.index]) for part in parts]
-
-
-def largest_gap(probes: Sequence[tuple[TokenIds, Completion]], scores: Sequence[Sequence[float]]) -> float:
-    """max |engine log-prob - trainer log-prob| over all sampled tokens; inf where one is no number."""
-    gap = 0.0
-    for (_, completion), trainer in zip(probes, scores, strict=True):
-        for ours, theirs in zip(completion.logprobs.tolist(), trainer, strict=True):
-            difference = abs(ours - theirs)
-            # A comparison with NaN is false: `max` would drop it.
-            gap = max(gap, difference) if difference == difference else float("inf")
-    return gap

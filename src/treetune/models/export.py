@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from treetune.checksums import refuse_damaged
 from treetune.files import sync, whole_folder
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def write_critic(weights: Mapping[str, torch.Tensor], config: PretrainedConfig, 
 def read_policy(directory: Path) -> tuple[dict[str, torch.Tensor], PretrainedConfig]:
     """Weights by name, on the CPU, and configuration of what `write_policy` or `write_critic` wrote.
 
-    Raises ValueError if there is none.
+    Raises ValueError if there is none, or if it isn't as it was written.
     """
     from safetensors.torch import load_file
     from transformers import AutoConfig
@@ -75,6 +76,7 @@ def read_policy(directory: Path) -> tuple[dict[str, torch.Tensor], PretrainedCon
     files = sorted(directory.glob("*.safetensors"))
     if not files or not (directory / "config.json").is_file():
         raise ValueError(f"{directory} holds no weights: config.json and *.safetensors have to be there")
+    refuse_damaged(directory, "choose another checkpoint, or train again from the one before it")
     weights: dict[str, torch.Tensor] = {}
     for file in files:
         weights |= load_file(file)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Gt, MinLen
 
+from treetune.checksums import refuse_damaged
 from treetune.config.registrable import Registrable
 from treetune.contracts import Experiment, Finding
 from treetune.models.added_tokens import add_tokens, check_tokens, embed_tokens, missing_tokens, word_ids
@@ -332,6 +333,7 @@ class PretrainedModel(ModelSource):
         from transformers import AutoModelForCausalLM
 
         path = resolve_policy(self.name_or_path)
+        refuse_damaged(Path(path), "choose another checkpoint, or train again from the one before it")
         try:
             model = AutoModelForCausalLM.from_pretrained(
                 path,

@@ -17,6 +17,7 @@ from treetune.runtime.directory import ExperimentDirectory
 from treetune.runtime.evaluation import set_problems
 from treetune.runtime.evaluators import follow, measure_claimed, unmeasured
 from treetune.runtime.generation import generate
+from treetune.runtime.lent_critic import lent_critic
 from treetune.runtime.loop import run_iterations
 from treetune.runtime.manifest import refuse_another
 from treetune.runtime.policy_server import PolicyServer
@@ -63,8 +64,11 @@ def run_iteration_loop(config: PolicyIteration, plain: Mapping[str, Any]) -> Non
         PolicyServer.start(session, needed=config.needs_engine, trains=True) as server,
         Sampler.open(session, server) as sampler,
     ):
-        # The server is on its way up meanwhile.
-        trainer = make_trainer(session)
+        # On a CPU, the server is on its way up meanwhile.
+        with server.asleep():
+            server.trainer = trainer = make_trainer(session)
+        if config.credit.asks_critic:
+            sampler.critic = lent_critic(session, server, trainer.values)
         run_iterations(session, server, sampler, trainer)
 
 
@@ -121,6 +125,12 @@ def only_generate_episodes(config: PolicyIteration, plain: Mapping[str, Any]) ->
             return
         if server.engine is not None:
             server.load_checkpoint(iteration)
+        if config.credit.asks_critic:
+            with server.asleep():
+                server.trainer = trainer = make_trainer(session)
+                if iteration:
+                    trainer.load(directory.checkpoint(iteration) / "trainer")
+            sampler.critic = lent_critic(session, server, trainer.values)
         episodes, metrics = generate(sampler, iteration, Clock())
         say(
             f"{len(episodes)} episodes of iteration {iteration + 1}, reward"

@@ -18,6 +18,9 @@ LOCK_TRIES, LOCK_TRY_S = 4, 0.05
 
 EVALUATORS_MOST = 1000
 
+METRICS_REMEDY = "delete it; its line of metrics.jsonl is lost, and the run goes on"
+"""With a damaged record of an iteration that was trained."""
+
 Lock = Literal["run", "evaluation", "analysis"]
 """What a process is here for: to change the run, to measure it, or to look into it."""
 
@@ -61,10 +64,13 @@ class ExperimentDirectory:
         found = (self.path / "checkpoints").glob("[0-9][0-9][0-9][0-9]*/state.json")
         return sorted(int(state.parent.name) for state in found if state.parent.name.isdigit())
 
+    def resumables(self) -> list[int]:
+        """The checkpoints that hold a trainer's state, oldest first."""
+        return [i for i in self.checkpoints() if (self.checkpoint(i) / "trainer").is_dir()]
+
     def resumable(self) -> int | None:
-        """The newest checkpoint that holds a trainer's state."""
-        with_state = [i for i in self.checkpoints() if (self.checkpoint(i) / "trainer").is_dir()]
-        return with_state[-1] if with_state else None
+        """The newest of them."""
+        return next(reversed(self.resumables()), None)
 
     def has_work(self) -> bool:
         """Whether anything was sampled or trained."""

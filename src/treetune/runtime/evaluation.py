@@ -9,11 +9,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from treetune.checksums import read_record, write_record
 from treetune.episode_generators import unavailable
 from treetune.episode_generators.base import Rollout
 from treetune.episode_generators.domains import PREFIX
 from treetune.episode_generators.numbers import by_group, columns, evaluated, number_metrics
-from treetune.files import whole_file, write_json
+from treetune.files import whole_file
 from treetune.runtime.base import EvaluationSet, PolicyIteration
 from treetune.runtime.claims import Claim
 from treetune.runtime.clock import Clock
@@ -27,6 +28,9 @@ from treetune.vocabulary import Grade, Metrics, Problem, Trajectory, token_array
 
 EVALUATED = ("pass_at_1", "ci_low", "ci_high", "majority_vote", "unfinished", "mean_tokens")
 """What becomes a metric of the run, of all problems and of each domain's."""
+
+
+MEASURE_AGAIN = "delete its folder, and it is measured again"
 
 
 def evaluate_due(sampler: Sampler, done: int, clock: Clock) -> Metrics:
@@ -51,7 +55,7 @@ def evaluate(
     metrics: Metrics = {}
     for chosen in sampler.session.config.evaluation.sets:
         if is_measured(directory, done, chosen):
-            summary = json.loads((directory.evaluation(done, chosen.label) / "summary.json").read_text())
+            summary = read_record(directory.evaluation(done, chosen.label) / "summary.json", MEASURE_AGAIN)
             for name in EVALUATED:
                 metrics[f"evaluation/{chosen.label}/{name}"] = summary[name]
             for domain, own in summary.get("domains", {}).items():
@@ -177,7 +181,7 @@ def by_domain(trajectories: Sequence[Trajectory], seed: int) -> dict[str, Any]:
 def _write(folder: Path, summary: dict[str, Any], rows: Iterable[dict]) -> None:
     with whole_file(folder / "answers.jsonl") as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)
-    write_json(folder / "summary.json", summary)  # last: it says that the set is measured
+    write_record(folder / "summary.json", summary)  # last: it says that the set is measured
 
 
 def _in_words(summary: dict[str, Any]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -10,6 +9,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from treetune.checksums import read_record, write_record
 from treetune.episode_generators import unavailable
 from treetune.episode_generators.rollout.answers import contiguous_share
 from treetune.episode_generators.storage import (
@@ -21,7 +21,6 @@ from treetune.episode_generators.storage import (
     write_trajectories,
 )
 from treetune.episode_generators.values.ahead import Ahead
-from treetune.files import write_json
 from treetune.runtime.clock import Clock
 from treetune.runtime.columns_of_ranks import trajectories_on_first
 from treetune.runtime.crediting import credited
@@ -38,6 +37,8 @@ PASS_RATES = "pass_rates.json"
 
 MEMORY = "memory.json"
 """What parts of shaping remember, in an iteration's folder: of that iteration and all before it."""
+
+BEGIN_AGAIN = "put it back, or begin again under another experiment_name"
 
 
 def generate(sampler: Sampler, iteration: int, clock: Clock) -> tuple[list[Episode], Metrics]:
@@ -63,7 +64,7 @@ def generate(sampler: Sampler, iteration: int, clock: Clock) -> tuple[list[Episo
         if session.ranks.is_first:
             _record(folder / "credit.json", metrics, clock, "credit")
             if _remembers(session):
-                write_json(folder / MEMORY, memory)
+                write_record(folder / MEMORY, memory)
             _write_tokens(session)
             # Last: from here on, both phases are done.
             write_episodes(folder / "episodes.arrow", episodes, session.model.codec)
@@ -128,7 +129,7 @@ def _rollout(sampler: Sampler, iteration: int, clock: Clock) -> tuple[list[Tree]
         everyones = trajectories_on_first(session.ranks, "trajectories", answers_of(trees))
     if session.ranks.is_first:
         if config.task.remembers_pass_rates:
-            write_json(folder / PASS_RATES, _shares_of_right(everyones))
+            write_record(folder / PASS_RATES, _shares_of_right(everyones))
         # What credit has asked for meanwhile stays its own, should this process not come to its end.
         _record(folder / "rollout.json", metrics, clock, "generation", "credit")
         if config.rollout.needs_engine:
@@ -150,12 +151,9 @@ def _left_by(session: Session, iteration: int, name: str) -> dict[str, Any]:
     undisturbed one knows. Collective."""
     path = session.directory.iteration(iteration) / name
     there = session.ranks.is_first and path.is_file()
-    found = session.ranks.from_first(f"earlier {name}", json.loads(path.read_text()) if there else None)
+    found = session.ranks.from_first(f"earlier {name}", read_record(path, BEGIN_AGAIN) if there else None)
     if found is None:
-        raise ValueError(
-            f"{path} is gone, which says how the policy did on problems then: put it back, or begin again"
-            " under another experiment_name"
-        )
+        raise ValueError(f"{path} is gone, which says how the policy did on problems then: {BEGIN_AGAIN}")
     return found
 
 
@@ -227,11 +225,10 @@ def remembered(session: Session, iteration: int) -> dict[str, Any]:
         return {}
     path = session.directory.iteration(iteration - 1) / MEMORY
     there = session.ranks.is_first and path.is_file()
-    memory = session.ranks.from_first("memory", json.loads(path.read_text()) if there else None)
+    memory = session.ranks.from_first("memory", read_record(path, BEGIN_AGAIN) if there else None)
     if memory is None:
         raise ValueError(
-            f"{path} is gone, where shaping had kept what it knows of earlier answers: put it back, or begin"
-            " again under another experiment_name"
+            f"{path} is gone, where shaping had kept what it knows of earlier answers: {BEGIN_AGAIN}"
         )
     return memory
 
@@ -247,12 +244,12 @@ def _journal(sampler: Sampler, folder: Path, phase: str) -> Path | None:
 def _record(path: Path, metrics: Metrics, clock: Clock, phase: str, *begun: str) -> None:
     """`begun` are phases of which a part was done."""
     counted = {one: {"seconds": clock.seconds[one], "tokens": clock.tokens[one]} for one in (phase, *begun)}
-    write_json(path, counted.pop(phase) | {"metrics": metrics} | counted)
+    write_record(path, counted.pop(phase) | {"metrics": metrics} | counted)
 
 
 def _recorded(path: Path, clock: Clock, phase: str, begun: str | None = None) -> Metrics:
     """With `begun`, that phase's part too."""
-    record = json.loads(path.read_text())
+    record = read_record(path, f"delete {path.parent} but for its journal/, and give the command again")
     for name, counted in ((phase, record), (begun, record.get(begun, {}))):
         if name is not None:
             # Runs of earlier versions didn't count tokens, nor one phase's in another.

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from treetune.checksums import read_record
 from treetune.config.folders import own_modules
 from treetune.config.hashing import config_hash
 from treetune.files import write_json
@@ -77,7 +78,7 @@ def begin(
 
 def read_manifest(directory: ExperimentDirectory) -> dict[str, Any]:
     stored = directory.path / MANIFEST
-    return json.loads(stored.read_text()) if stored.is_file() else {}
+    return read_record(stored, "put it back, or delete it") if stored.is_file() else {}
 
 
 def changed_modules(manifest: Mapping[str, Any]) -> list[str]:
@@ -94,7 +95,7 @@ def different_keys(stored: Mapping[str, Any], plain: Mapping[str, Any]) -> list[
 def refuse_another(path: Path, plain: Mapping[str, Any], config: PolicyIteration) -> list[Difference]:
     """Raises ValueError if the configuration in `path` computed something else than `plain` would have so
     far; otherwise those keys that are others from here on."""
-    found = differences(json.loads((path / CONFIG).read_text()), plain)
+    found = differences(read_record(path / CONFIG, "put it back from `treetune … print_config`"), plain)
     elsewhere = " It was left as it is: give this one another name (APP_EXPERIMENT_NAME), or move that away"
     if different := [one for one in found if not one.changeable]:
         raise ValueError(

@@ -12,10 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from treetune.checksums import Damaged, damage_of, read_record, seal_folder, write_record
 from treetune.config.hashing import config_hash
 from treetune.files import replace_folder, write_json, write_text
 from treetune.runtime.clock import Clock
-from treetune.runtime.directory import ExperimentDirectory, metrics_row
+from treetune.runtime.directory import METRICS_REMEDY, ExperimentDirectory, metrics_row
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.session import Session
 from treetune.runtime.sinks import Mirrors
@@ -39,31 +40,55 @@ def resume(session: Session, server: PolicyServer, trainer: PolicyTrainer) -> in
     config, directory = session.config, session.directory
     # Problems are made here, before the clock of the first iteration starts.
     session.console.say(f"{len(session.train_problems)} training problems, {config.iterations} iterations")
-    start = session.ranks.from_first("newest checkpoint", directory.resumable()) or 0
+    start = session.ranks.from_first("newest checkpoint", _whole(session) if session.ranks.is_first else 0)
     if start:
-        trainer.load(directory.checkpoint(start) / "trainer")
+        with server.asleep():
+            trainer.load(directory.checkpoint(start) / "trainer")
         server.offer(trainer, start)
         session.console.say(f"continuing after iteration {start} of {config.iterations}")
     if session.ranks.is_first:
         rows = [directory.iteration(i) / "metrics.json" for i in range(start)]
-        lines = [json.dumps(json.loads(row.read_text())) + "\n" for row in rows if row.is_file()]
+        lines = [json.dumps(read_record(row, METRICS_REMEDY)) + "\n" for row in rows if row.is_file()]
         write_text(directory.metrics, "".join(lines))
     return start
+
+
+def _whole(session: Session) -> int:
+    """The newest checkpoint whose trainer's state is as it was written; 0 where there is none at all. Raises
+    Damaged where only damaged ones are left."""
+    directory, damaged = session.directory, list[str]()
+    for number in reversed(directory.resumables()):
+        damage = damage_of(directory.checkpoint(number) / "trainer")
+        if damage is None:
+            for words in damaged:
+                session.console.say(f"{words}: going on from the checkpoint before it, {number}")
+            return number
+        damaged.append(damage)
+    if damaged:
+        raise Damaged(
+            f"{damaged[-1]}, and no older checkpoint holds a trainer's state: delete"
+            f" {directory.path / 'checkpoints'}, and the same command trains again from the beginning, on the"
+            " episodes that are stored"
+        )
+    return 0
 
 
 class Record:
     """Lines of metrics and their mirrors, checkpoints, and what the metrics show so far."""
 
-    def __init__(self, session: Session, trainer: PolicyTrainer, watch: Watch, mirrors: Mirrors) -> None:
-        self._session, self._trainer, self._watch, self._mirrors = session, trainer, watch, mirrors
+    def __init__(
+        self, session: Session, server: PolicyServer, trainer: PolicyTrainer, watch: Watch, mirrors: Mirrors
+    ) -> None:
+        self._session, self._server, self._trainer = session, server, trainer
+        self._watch, self._mirrors = watch, mirrors
 
     @staticmethod
     @contextmanager
-    def open(session: Session, trainer: PolicyTrainer, start: int) -> Iterator[Record]:
+    def open(session: Session, server: PolicyServer, trainer: PolicyTrainer, start: int) -> Iterator[Record]:
         """The record of a run that goes on after `start` iterations. Collective."""
         watch = Watch.of(session, start)
         with contextlib.closing(Mirrors.of(session)) as mirrors:
-            yield Record(session, trainer, watch, mirrors)
+            yield Record(session, server, trainer, watch, mirrors)
 
     def commit(self, iteration: int, metrics: Metrics, clock: Clock) -> None:
         """Checkpoint (where one is due) and metrics of a finished iteration. Collective.
@@ -79,7 +104,7 @@ class Record:
             self._keep_line(iteration, metrics | clock.metrics())
             last = done == config.iterations or watch.stopping
             if last or done % config.checkpoints.every == 0:
-                with session.console.phase(f"iteration {done}: checkpoint"):
+                with self._server.asleep(), session.console.phase(f"iteration {done}: checkpoint"):
                     self._checkpoint(done)
         row = self._keep_line(iteration, metrics | clock.metrics())
         if session.ranks.is_first:
@@ -92,7 +117,7 @@ class Record:
     def _keep_line(self, iteration: int, metrics: Metrics) -> dict[str, Any]:
         row = metrics_row(iteration, time.time(), metrics)
         if self._session.ranks.is_first:
-            write_json(self._session.directory.iteration(iteration) / "metrics.json", row)
+            write_record(self._session.directory.iteration(iteration) / "metrics.json", row)
         return row
 
     def _checkpoint(self, done: int) -> None:
@@ -119,6 +144,8 @@ class Record:
                     write_adapters(trainer.settings.lora, adapters, beside / "adapter", base)
                 if critic:
                     write_critic(critic, architecture, beside / "critic")
+                for part in beside.iterdir():
+                    seal_folder(part)
                 state = {"iteration": done, "config": config_hash(session.plain_config)}
                 write_json(beside / "state.json", state)
                 replace_folder(beside, place)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from treetune.episode_generators.base import GenerationContext, Rollout
+from treetune.episode_generators.critic import Critic
 from treetune.inference.journal import JournaledEngine
 from treetune.runtime.judge_server import judge_server
 from treetune.runtime.policy_server import PolicyServer
@@ -34,6 +35,8 @@ class Sampler:
         """`around` is what graders are lent that are services."""
         self.session, self.server, self.grader, self._around = session, server, grader, around
         self.environments = environments
+        self.critic: Critic | None = None
+        """That of the run's trainer, where its credit asks one: see `lent_critic`."""
 
     @staticmethod
     @contextmanager
@@ -98,6 +101,7 @@ class Sampler:
             environments=self.environments,
             turns=turns,
             memory={} if memory is None else memory,
+            critic=self.critic,
         )
 
     @contextmanager

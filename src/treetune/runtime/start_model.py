@@ -14,6 +14,13 @@ if TYPE_CHECKING:
     from treetune.models.sources import ModelSource
 
 
+def cast_parameters(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """In place. Buffers stay as they are: in bfloat16, the frequencies of rotary embeddings would turn the
+    1000th position by half a radian."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+
+
 class StartModel:
     """Tokenizer, codec and fresh copies of the experiment's start model, on this rank's device.
 
@@ -27,8 +34,8 @@ class StartModel:
         self._config, self._device = config, device
         self._refuse_unlearned_tokens()
 
-    def load(self) -> PreTrainedModel:
-        """A fresh copy in the trainer's precision."""
+    def load(self, device: torch.device | None = None) -> PreTrainedModel:
+        """A fresh copy in the trainer's precision, on `device` (None: this rank's)."""
         config = self._config
         model = self.source.load_model(config.seed, config.task.alphabet)
         from treetune.trainers.deepspeed_model import torch_dtype
@@ -39,12 +46,18 @@ class StartModel:
                 f"the tokenizer has {len(self.tokenizer)} tokens, and the model embeds only {rows}: they do"
                 " not belong together, or tokens were added and the model's embeddings not resized"
             )
-        precision = config.trainer.precision
-        return model.to(device=self._device, dtype=torch_dtype(precision))
+        cast_parameters(model, torch_dtype(config.trainer.precision))
+        return model.to(device=device or self._device)
+
+    def on_cpu(self) -> PreTrainedModel:
+        """A fresh copy for whoever writes it down: it takes nothing of the accelerator's memory."""
+        import torch
+
+        return self.load(torch.device("cpu"))
 
     def weights(self) -> tuple[dict[str, Tensor], PretrainedConfig]:
-        """Its weights by name, and its architecture."""
-        model = self.load()
+        """Its weights by name, on the CPU, and its architecture."""
+        model = self.on_cpu()
         return dict(model.named_parameters()), model.config
 
     def _refuse_unlearned_tokens(self) -> None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from treetune.checksums import Damaged, damage_of, read_record, seal_folder, write_record
 from treetune.episode_generators.credit.gae import Gae
-from treetune.files import write_json, write_text
+from treetune.files import write_text
 from treetune.runtime.base import ChoiceRule, ChooseCheckpoint
 from treetune.runtime.clock import Clock
-from treetune.runtime.evaluation import measure
+from treetune.runtime.evaluation import MEASURE_AGAIN, measure
 from treetune.runtime.sampler import Sampler
 from treetune.runtime.session import Session
 from treetune.vocabulary import Episode, Metrics
@@ -34,6 +34,7 @@ def make_trainer(session: Session) -> PolicyTrainer:
         temperature=session.temperature,
         iterations=config.iterations,
         gae=config.credit if isinstance(config.credit, Gae) else None,
+        critic=config.credit.critic_settings,
         restarts=config.restart == "every_iteration",
     )
 
@@ -126,12 +127,16 @@ class _Choice:
             name = f"{self.set.label} after epoch {epoch} of iteration {done}"
             measure(self.sampler, done, self.set, known, name)
         self._measured.append(known)
-        self.accuracies.append(json.loads((known / "summary.json").read_text())["pass_at_1"])
+        self.accuracies.append(read_record(known / "summary.json", MEASURE_AGAIN)["pass_at_1"])
         if self.chosen == epoch < self.epochs:
             if session.ranks.is_first:
                 shutil.rmtree(self._state, ignore_errors=True)
             session.ranks.barrier("room for the candidate")
-            self.trainer.save(self._state)
+            with self.sampler.server.asleep():
+                self.trainer.save(self._state)
+            session.ranks.barrier("the candidate is written")
+            if session.ranks.is_first:
+                seal_folder(self._state)
 
     def _known(self, epoch: int) -> Path | None:
         """Where these weights were measured already, by a run that was interrupted or, with restarts,
@@ -147,7 +152,9 @@ class _Choice:
         """Leaves the trainer with the chosen weights. Collective."""
         session, chosen = self.session, self.chosen
         if chosen < len(self.accuracies) - 1:
-            self.trainer.load(self._state)
+            _refuse_damaged(session, self._state)
+            with self.sampler.server.asleep():
+                self.trainer.load(self._state)
         session.ranks.barrier("the chosen weights are back")
         if session.ranks.is_first:
             shutil.rmtree(self._state, ignore_errors=True)
@@ -166,9 +173,15 @@ class _Choice:
         folder = self.session.directory.evaluation(done, self.set.label)
         if (folder / "summary.json").is_file():
             return
-        summary = json.loads((measured / "summary.json").read_text())
+        summary = read_record(measured / "summary.json", MEASURE_AGAIN)
         write_text(folder / "answers.jsonl", (measured / "answers.jsonl").read_text())
-        write_json(folder / "summary.json", summary | {"iteration": done})
+        write_record(folder / "summary.json", summary | {"iteration": done})
+
+
+def _refuse_damaged(session: Session, state: Path) -> None:
+    damage = session.ranks.from_first("the candidate", damage_of(state) if session.ranks.is_first else None)
+    if damage is not None:
+        raise Damaged(f"{damage}: give the same command again, which trains the iteration's epochs again")
 
 
 def choose(accuracies: Sequence[float], rule: ChoiceRule) -> int:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from treetune.checksums import read_record
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.diagnostics import (
     REMEDIES,
@@ -18,7 +18,7 @@ from treetune.runtime.diagnostics import (
     last_good,
     verdict,
 )
-from treetune.runtime.directory import ExperimentDirectory, metrics_row
+from treetune.runtime.directory import METRICS_REMEDY, ExperimentDirectory, metrics_row
 from treetune.runtime.session import Session
 from treetune.vocabulary import Metrics
 
@@ -96,7 +96,7 @@ def kept_for_good(config: PolicyIteration, directory: ExperimentDirectory) -> in
 def history(directory: ExperimentDirectory, done: int) -> list[dict[str, Any]]:
     """The rows of the first `done` iterations, from the iterations' own files."""
     files = (directory.iteration(i) / "metrics.json" for i in range(done))
-    return [json.loads(file.read_text()) for file in files if file.is_file()]
+    return [read_record(file, METRICS_REMEDY) for file in files if file.is_file()]
 
 
 def _done(rows: list[dict[str, Any]]) -> int:

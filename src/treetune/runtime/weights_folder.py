@@ -43,7 +43,7 @@ class WeightsFolder:
 
         session, lora, place = self._session, self.adapters, self.of(0)
         if session.ranks.is_first:
-            model, tokenizer = session.model.load(), session.model.tokenizer
+            model, tokenizer = session.model.on_cpu(), session.model.tokenizer
             whole = place if lora is None else self._start_model
             write_for_engine(dict(model.named_parameters()), model.config, tokenizer, whole)
             if lora is not None:

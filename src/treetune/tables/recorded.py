@@ -20,10 +20,11 @@ METRICS: Mapping[str, tuple[str, ...]] = {
     group: tuple(names.split())
     for group, names in {
         "choice": "accuracy epoch",
-        "credit": "advantage_mean advantage_std advantage_zero unvalued value_decided value_mean"
-        " value_samples value_states value_std value_tokens value_unavailable value_unfinished value_unknown",
+        "credit": "advantage_mean advantage_std advantage_zero critic_error critic_weight unvalued"
+        " value_decided value_mean value_samples value_states value_std value_tokens value_unavailable"
+        " value_unfinished value_unknown",
         "critic": "clip_fraction grad_norm loss mse return value",
-        "engine": "canary_gap logprob_gap_max logprob_gap_mean restarts tokens_per_second",
+        "engine": "canary_gap canary_mean_gap logprob_gap_max logprob_gap_mean restarts tokens_per_second",
         "episodes": "correct count error groups_ungraded left_out mixed no_answer once_hit problems"
         " prompt_tokens response_tokens response_tokens_max reward score steps timeout unavailable"
         " unfinished unique",
@@ -42,6 +43,7 @@ experiments alone; `ONLY_WITH` knows of whole groups."""
 ONLY_WITH: Mapping[str, tuple[Callable[[PolicyIteration], bool], str]] = {
     "choice": (lambda root: root.choose_checkpoint is not None, "it chooses no checkpoint"),
     "critic": (lambda root: CriticValues() in root.credit.gives, "its credit trains no critic"),
+    "credit/critic": (lambda root: CriticValues() in root.credit.gives, "its credit asks no critic"),
     "preference": (lambda root: Pairs() in root.selection.gives, "its selection makes no pairs"),
     "credit/value": (
         lambda root: Continuations() in root.credit.gives,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import treetune
+from treetune.inherited import without_secrets
 
 INSTALL = "install it with ./scripts/setup.sh"
 
@@ -80,7 +81,7 @@ def _made(request: str) -> dict[str, Any]:
         input=request,
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"},
+        env={**without_secrets(), "PYTHONPATH": path, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"},
         check=False,
     )
     if done.returncode:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from treetune.episode_generators.credit.gae import Gae
+from treetune.episode_generators.critic import CriticSettings
 from treetune.seeds import derived_random
 from treetune.trainers.base import Trainer
 from treetune.trainers.batching import Unit
@@ -35,7 +36,7 @@ COMPUTED = "train/computed_tokens"
 
 
 class PolicyTrainer:
-    """Trains a policy, and a critic where the credit is `gae`.
+    """Trains a policy, and a critic where the credit is `gae` or `critic` says how.
 
     `load_model` gives a fresh copy of the start model. `temperature` is the rollout's: log-probs
     are those of the distribution that was sampled. The schedule spans `iterations`, or, where
@@ -52,6 +53,7 @@ class PolicyTrainer:
         temperature: float,
         iterations: int,
         gae: Gae | None,
+        critic: CriticSettings | None = None,
         restarts: bool = False,
     ) -> None:
         self.settings, self.ranks, self.seed = settings, ranks, seed
@@ -65,7 +67,8 @@ class PolicyTrainer:
         if settings.keeps_reference:
             self.reference = self.factory.reference(lambda: self.policy)
         self.entropy = EntropyCoefficient(objective.entropy_coef, settings.entropy_target)
-        self.critic = None if gae is None else Critic(self.factory.critic(), gae.critic)
+        learns = critic if gae is None else gae.critic
+        self.critic = None if learns is None else Critic(self.factory.critic(), learns)
 
     @property
     def model(self) -> PreTrainedModel:
@@ -96,6 +99,24 @@ class PolicyTrainer:
         measured.ref_logprobs_N = self.policy_logprobs(sequences)
         return measured.gap_metrics()
 
+    # Memory that an engine needs in turn
+
+    def step_aside(self) -> None:
+        """All that only training needs leaves the accelerator: optimiser, master weights, gradients, the
+        critic, and what was freed and kept. The policy can still be scored and exported."""
+        self.policy.step_aside()
+        if self.critic is not None:
+            self.critic.model.step_aside(weights=True)
+        gc.collect()
+        if self.ranks.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def come_back(self) -> None:
+        """Everything where training needs it."""
+        self.policy.come_back()
+        if self.critic is not None:
+            self.critic.model.come_back()
+
     # One iteration
 
     def train(
@@ -114,12 +135,12 @@ class PolicyTrainer:
 
         Collective.
         """
-        if self.gae is not None:
+        if self.critic is not None:
             check_unthreaded(episodes)
         sequences = Sequences.of(episodes)
         units = units_of(episodes, in_pairs=self.settings.objective.needs_pairs)
         steps = self.settings.epochs * len(list(self._minibatches(iteration, 0, units)))
-        stages = preparation(self.settings, self.gae, several_steps=steps > 1)
+        stages = preparation(self.settings, self.gae, several_steps=steps > 1, critic=self.critic is not None)
         tensors = prepare(stages, IterationTensors.of(episodes), sequences, self)
         constant = tensors.token_metrics()
         sums: dict[str, float] = defaultdict(float)

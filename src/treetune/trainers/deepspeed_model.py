@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 
 from treetune.models.inputs import ModelInputs
+from treetune.trainers.aside import Aside, of_the_weights, of_training_alone
 from treetune.trainers.base import Trainer
 from treetune.trainers.ranks import Ranks
 
@@ -32,6 +36,7 @@ class DeepSpeedModel:
         self.ranks = ranks
         self.zero_stage, self.tensor_parallel = settings.zero_stage, settings.tensor_parallel_size > 1
         self._norm: Tensor | None = None
+        self.aside = Aside()
         without_dropout(module)
         self.engine, *_ = deepspeed.initialize(
             model=module, model_parameters=_groups(module, settings), config=_config(settings, ranks)
@@ -114,14 +119,42 @@ class DeepSpeedModel:
 
     def load(self, directory: Path) -> None:
         """Raises RuntimeError where `directory` holds no such state. Collective."""
-        path, _ = self.engine.load_checkpoint(str(directory), tag=CHECKPOINT_TAG)
+        with _only_data():
+            path, _ = self.engine.load_checkpoint(str(directory), tag=CHECKPOINT_TAG)
         if path is None:
             raise RuntimeError(f"{directory} holds no trainer state to continue from")
+
+    def step_aside(self, *, weights: bool = False) -> None:
+        """Optimiser state, master weights and gradients go to the memory of the CPU, and so do the `weights`
+        that the module runs on where that is said; between two steps. Nothing where they are aside already.
+        """
+        if not self.aside.bytes:
+            chosen = of_training_alone(self.engine) + (of_the_weights(self.module) if weights else [])
+            self.aside.put(chosen, self.ranks.device)
+
+    def come_back(self) -> None:
+        """Undoes `step_aside`."""
+        self.aside.take_back(self.ranks.device)
 
     def close(self) -> None:
         """Lets go of weights and optimiser; nothing else may be asked of it afterwards."""
         self.engine.destroy()
         del self.engine
+
+
+@contextmanager
+def _only_data() -> Iterator[None]:
+    """Inside, PyTorch loads tensors, plain values and what DeepSpeed keeps with them: a pickle could run
+    code."""
+    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from deepspeed.utils.tensor_fragment import fragment_address
+
+    kept = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]
+    # DeepSpeed asks for whatever a pickle does; PyTorch's own switch is the only one above that.
+    only = patch.dict(os.environ, {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"})
+    with only, torch.serialization.safe_globals(kept):
+        yield
 
 
 def without_dropout(module: nn.Module) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Le
 
 from treetune.contracts import (
     Advantages,
@@ -24,6 +24,7 @@ from treetune.contracts import (
 )
 from treetune.episode_generators.base import THREADS_REMEDY, UNUSED_REMEDY, Credit, GenerationContext
 from treetune.episode_generators.credit.episodes import episode_of
+from treetune.episode_generators.critic import CriticSettings, check_critic_goes_on
 from treetune.tree import Tree, answers_of
 from treetune.vocabulary import Episode, Metrics
 
@@ -58,20 +59,6 @@ def gae(
     return advantages, returns
 
 
-@dataclass(frozen=True, kw_only=True)
-class CriticSettings:
-    """How the critic is trained: a copy of the start model with a linear head and an optimiser of its own,
-    which has the trainer's schedule, precision and sharding.
-
-    `learning_rate` None is the policy's. `value_clip` bounds how far a value may move from what
-    it was before the iteration's training while that still lowers the loss (Schulman et al.'s code of
-    PPO); None: there is no bound.
-    """
-
-    learning_rate: Annotated[float, Gt(0)] | None = None
-    value_clip: Annotated[float, Gt(0)] | None = 0.2
-
-
 @Credit.register("gae")
 @dataclass(frozen=True, kw_only=True)
 class Gae(Credit):
@@ -92,14 +79,13 @@ class Gae(Credit):
         Need(UseOfAdvantages(), "it trains a critic for them", UNUSED_REMEDY),
     )
 
+    @property
+    def critic_settings(self) -> CriticSettings:
+        return self.critic
+
     def check(self, experiment: Experiment) -> Iterable[Finding]:
-        if experiment.restart == "every_iteration":
-            yield Finding(
-                "restart 'every_iteration' throws away what was trained, and the critic of credit 'gae' goes"
-                " on learning",
-                "$.restart",
-                "set restart to 'never', or choose a credit without a critic, such as 'none'",
-            )
+        remedy = "choose a credit without a critic, such as 'none'"
+        yield from check_critic_goes_on(experiment, "credit 'gae'", remedy)
 
     def assign(self, context: GenerationContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
         return [episode_of(context, answer) for answer in answers_of(trees)], {}

@@ -14,6 +14,8 @@ from treetune.contracts import (
     Advantages,
     Answers,
     Continuations,
+    CreditForTrees,
+    CriticValues,
     Experiment,
     Feature,
     Finding,
@@ -23,35 +25,47 @@ from treetune.contracts import (
 )
 from treetune.episode_generators.base import UNUSED_REMEDY, Credit, GenerationContext
 from treetune.episode_generators.credit.episodes import advantage_metrics, episode_of
+from treetune.episode_generators.critic import CriticSettings
 from treetune.episode_generators.metrics import mean
+from treetune.episode_generators.trees.sharing import sharing_of
 from treetune.episode_generators.unavailable import least_answers
 from treetune.episode_generators.values.ahead import Ahead
 from treetune.episode_generators.values.base import Estimate, StateRule
 from treetune.episode_generators.values.continuations import FreshContinuations
 from treetune.episode_generators.values.estimation import check_continuations
+from treetune.episode_generators.values.siblings import rewards_below
 from treetune.episode_generators.values.step_boundaries import StepBoundaries
-from treetune.episode_generators.values.valuation import AlongAnswer, Valuation, ValueEstimator, mean_of
+from treetune.episode_generators.values.valuation import (
+    AlongAnswer,
+    Place,
+    Valuation,
+    ValueEstimator,
+    mean_of,
+)
 from treetune.inference.base import SamplingParams
 from treetune.tree import Tree, answers_of
 from treetune.vocabulary import Episode, Metrics
 
 
-def step_advantages(values: Sequence[float | None], reward: float) -> list[float]:
+def step_advantages(
+    values: Sequence[float | None], reward: float, baselines: Sequence[float | None] | None = None
+) -> list[float]:
     """A_i = r_i + V_{i+1} − V_i for every step, where `values[i]` is V before step i.
 
     The reward belongs to the last step and the terminal state is worth 0, so the advantages of an
     answer sum to reward − V(prompt) (Kazemnejad et al., arXiv:2410.01679, section 4, with γ = 1).
 
     Where V before a step is not known (None), there is no boundary: the step and the one before it are one,
-    and each has its advantage. The first V is known.
+    and each has its advantage. The first V is known. With `baselines` it is A_i = r_i + V_{i+1} − b_i.
     """
     advantages: list[float] = []
-    before, *following = values
-    assert before is not None, "without a first value there is nothing to hold the others against"
-    for end, after in enumerate([*following, reward], start=1):
+    held_against = values if baselines is None else baselines
+    before = held_against[0]
+    for end, after in enumerate([*values[1:], reward], start=1):
         if after is not None:
+            assert before is not None, "without a first value there is nothing to hold the others against"
             advantages += [after - before] * (end - len(advantages))
-            before = after
+            before = held_against[end] if end < len(values) else None
     return advantages
 
 
@@ -107,7 +121,12 @@ class MonteCarlo(Credit):
     @property
     def gives(self) -> tuple[Feature, ...]:
         sampled = (Continuations(),) if self.values.continues else ()
-        return (Advantages(before_training=True), *sampled)
+        learnt = () if self.critic_settings is None else (CriticValues(),)
+        return (Advantages(before_training=True), CreditForTrees(), *sampled, *learnt)
+
+    @property
+    def critic_settings(self) -> CriticSettings | None:
+        return self.values.critic_settings
 
     @property
     def needs(self) -> tuple[Need, ...]:
@@ -173,29 +192,32 @@ class MonteCarlo(Credit):
                 values = [*along]
                 if self.siblings_count_into_prompt_value:
                     at_prompt = valuation.found[way[0][0]].rewards
-                    others = [other.reward for place, other in enumerate(tree.leaves) if place != leaf]
-                    values[0] = mean_of([*at_prompt, *others])
+                    anywhere = [[0] * len(tree.leaves)] * len(tree.leaves)
+                    values[0] = mean_of([*at_prompt, *rewards_below(tree, anywhere, Place(leaf, 0))])
                 if values[0] is not None:
                     episodes.append(self._episode(context, tree, leaf, values))
         unvalued = len(answers_of(trees)) - len(episodes)
         metrics = _value_metrics(valuation.everyones) | advantage_metrics(context, episodes)
-        return episodes, metrics | _told(context, valuation.everyones, unvalued)
+        return episodes, metrics | valuation.metrics | _told(context, valuation.everyones, unvalued)
 
     def _episode(self, context: GenerationContext, tree: Tree, leaf: int, along: AlongAnswer) -> Episode:
         answer = tree.leaves[leaf]
         values = [None if one is None else one.value for one in along]
+        baselines = [None if one is None else one.held_against for one in along]
         errors = [math.inf if one is None else math.sqrt(one.variance) for one in along]
         beyond = len(self.states.step_starts(answer)) - len(values)
         values += [answer.reward] * beyond
+        baselines += [answer.reward] * beyond
         errors += [0.0] * beyond
-        advantages = step_advantages(values, answer.reward)
+        advantages = step_advantages(values, answer.reward, baselines)
         # Of steps that are credited as one, each shows the value before the first.
         shown: list[float] = []
         for value in values:
             shown.append(shown[-1] if value is None else value)
         steps = self.states.laid_out(answer, advantages, shown, errors)
         whole = replace(answer, step_ends=steps.ends)
-        return episode_of(context, whole, steps.advantages, steps.values, steps.errors)
+        episode = episode_of(context, whole, steps.advantages, steps.values, steps.errors)
+        return sharing_of(tree).trained_once(leaf, episode) if tree.forked else episode
 
     def _sampling(self, context: GenerationContext) -> SamplingParams:
         if context.sampling is None:

@@ -27,6 +27,8 @@ class CorrectOnly(Selection):
     reward_threshold: float = CORRECT_SCORE
     max_per_problem: Annotated[int, Gt(0)] | None = None
 
+    keeps_groups = False
+
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         return unreachable(self.reward_threshold, experiment)
 

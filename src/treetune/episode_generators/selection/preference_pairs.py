@@ -31,6 +31,8 @@ class PreferencePairs(Selection):
     reward_threshold: float = CORRECT_SCORE
     max_pairs_per_problem: Annotated[int, Gt(0)] | None = 64
 
+    keeps_groups = False
+
     gives = (Pairs(),)
     needs = (
         Need(UseOfPairs(), "it makes pairs of answers"),

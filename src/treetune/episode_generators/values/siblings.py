@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from treetune.contracts import Answers, Need, OneLine
 from treetune.episode_generators.base import THREADS_REMEDY
+from treetune.episode_generators.metrics import mean
+from treetune.episode_generators.trees.sharing import sharing_of
 from treetune.episode_generators.values.valuation import (
     AlongAnswer,
     Place,
@@ -25,7 +27,9 @@ class Siblings(ValueEstimator):
 
     Behind the last state that an answer shares with another there are no values: what follows is one step,
     which earned the answer's reward. With no shared state but the prompt this is RLOO. Unbiased: where others
-    went on from a state, they are samples of its value, and where none did, the reward is one."""
+    went on from a state, they are samples of its value, and where none did, the reward is one.
+
+    In a sampled tree (rollout ``tree``) each other branch at a state is one sample."""
 
     needs = (
         Need(Answers(2), "it compares each answer with the others to its problem"),
@@ -45,10 +49,24 @@ class Siblings(ValueEstimator):
 
 
 def rewards_below(tree: Tree, shared: list[list[int]], at: Place) -> Iterator[float]:
-    """What the other answers earned that begin as an answer does up to a place on its way."""
-    for place, other in enumerate(tree.leaves):
-        if place != at.leaf and shared[at.leaf][place] >= at.length:
-            yield other.reward
+    """What the other answers earned that begin as an answer does up to a place on its way.
+
+    Where answers grew out of each other, those that also share what follows the place depend on what the
+    answer did there, and are left out; of every other branch it is the mean, weighted by what its answers
+    reach.
+    """
+    alike = [place for place in range(len(tree.leaves)) if shared[at.leaf][place] >= at.length]
+    if not tree.forked:
+        yield from (tree.leaves[place].reward for place in alike if place != at.leaf)
+        return
+    sharing = sharing_of(tree)
+    branches: dict[int, list[int]] = {}
+    for place in alike:
+        branches.setdefault(sharing.branch_at(place, at.length), []).append(place)
+    branches.pop(sharing.branch_at(at.leaf, at.length), None)
+    for places in branches.values():
+        reached = [sharing.reach[sharing.paths[place][-1]] for place in places]
+        yield mean([tree.leaves[place].reward for place in places], reached)
 
 
 def shared_tokens(tree: Tree) -> list[list[int]]:

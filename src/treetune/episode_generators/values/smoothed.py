@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from treetune.episode_generators.critic import CriticSettings
 from treetune.episode_generators.metrics import mean, pooled
 from treetune.episode_generators.values.base import Budget
 from treetune.episode_generators.values.continuations import FreshContinuations
@@ -39,6 +40,10 @@ class Smoothed(ValueEstimator):
     @property
     def continues(self) -> bool:
         return self.over.continues
+
+    @property
+    def critic_settings(self) -> CriticSettings | None:
+        return self.over.critic_settings
 
     def budget(self, samples: int) -> Budget:
         return self.over.budget(samples)

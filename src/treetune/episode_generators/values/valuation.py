@@ -8,20 +8,31 @@ from typing import NamedTuple
 
 from treetune.config.registrable import Registrable
 from treetune.episode_generators.base import GenerationContext
+from treetune.episode_generators.critic import CriticSettings
 from treetune.episode_generators.metrics import mean
 from treetune.episode_generators.values.base import Budget, Estimate, FixedBudget, StateRule
 from treetune.episode_generators.values.estimation import Wanted, estimates
 from treetune.inference.base import SamplingParams
 from treetune.tree import State, Tree
+from treetune.vocabulary import Metrics
 
 
 class Value(NamedTuple):
     """What a state is worth to one answer, the variance of that as an estimate, and of how many rewards it is
-    the mean."""
+    the mean.
+
+    The value is what the steps before the state have brought about. What follows is held against `baseline`,
+    where there is one: any number that doesn't depend on what the answer did from there on, so that its bias
+    is none of the gradient's."""
 
     value: float
     variance: float
     samples: int = 1
+    baseline: float | None = None
+
+    @property
+    def held_against(self) -> float:
+        return self.value if self.baseline is None else self.baseline
 
 
 AlongAnswer = list[Value | None]
@@ -68,6 +79,8 @@ class Valuation:
     max_states: int | None = None
     found: dict[State, Estimate] = field(default_factory=dict)
     everyones: list[Estimate] = field(default_factory=list)
+    metrics: Metrics = field(default_factory=dict)
+    """What estimators have to say of all ranks' states."""
 
     def __post_init__(self) -> None:
         self.ways = [
@@ -146,6 +159,11 @@ class ValueEstimator(Registrable):
     def continues(self) -> bool:
         """Whether it samples continuations."""
         return True
+
+    @property
+    def critic_settings(self) -> CriticSettings | None:
+        """How the critic is trained that it asks; None where it asks none."""
+        return None
 
     def budget(self, samples: int) -> Budget:
         """How often a state is gone on from, which usually has so many continuations."""

@@ -8,5 +8,6 @@ import treetune.reports.sections.numbers
 import treetune.reports.sections.threads
 import treetune.reports.sections.diagnostics
 import treetune.reports.sections.times
+import treetune.reports.sections.microscope
 import treetune.reports.sections.tree
 import treetune.reports.sections.episodes

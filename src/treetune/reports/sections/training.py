@@ -30,7 +30,10 @@ CURVES: tuple[tuple[str, tuple[str, ...]], ...] = (
         "|engine − trainer log-prob|: mean, and in grey the largest",
         ("engine/logprob_gap_mean", "engine/logprob_gap_max"),
     ),
-    ("canary gap after each sync", ("engine/canary_gap",)),
+    (
+        "canary gap after each sync: mean, and in grey the largest",
+        ("engine/canary_mean_gap", "engine/canary_gap"),
+    ),
 )
 """Title and the metrics in it. What an experiment did not record has no chart."""
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
+from treetune.checksums import row_of, sealed_line
 from treetune.tasks.environments.base import Turn
 from treetune.tasks.environments.worlds import Played
 
@@ -51,7 +52,7 @@ class TurnJournal:
                 self._file = self._path.open("ab", buffering=0)
                 if self._file.tell():
                     self._file.write(b"\n")  # behind a line that a crash cut short
-            self._file.write(line.encode() + b"\n")
+            self._file.write(sealed_line(line).encode())
 
     def close(self) -> None:
         with self._lock:
@@ -66,11 +67,11 @@ def _key(answer: int, actions: Sequence[str]) -> str:
 
 
 def _read(path: Path) -> dict[str, Played]:
-    """The turns in a file; none if there is no such file. A line that a crash cut short is none."""
+    """The turns in a file; none if there is no such file. A line that was cut short or damaged is none."""
     known = {}
     for line in path.read_bytes().splitlines() if path.is_file() else ():
         try:
-            key, turn, copied = json.loads(line)
+            key, turn, copied = json.loads(row_of(line + b"\n"))
         except ValueError:
             continue
         snapshot = None if copied is None else (copied[0], base64.b64decode(copied[1]))

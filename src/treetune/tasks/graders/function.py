@@ -31,7 +31,8 @@ class FunctionGrader(Grader):
 
     One that waits for something outside, and computes nothing that could hang, is a ``service`` by its
     `isolation`: it is called in `concurrency` threads of the run's process. Broken connections, and what
-    takes longer than the deadline, then leave the answer out as well.
+    takes longer than the deadline, then leave the answer out as well. It alone finds keys and tokens in the
+    environment: worker processes inherit none.
     """
 
     path: str

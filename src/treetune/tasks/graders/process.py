@@ -17,6 +17,7 @@ from typing import Any
 
 import treetune
 from treetune.config import folders
+from treetune.inherited import without_secrets
 from treetune.tasks.graders.worker import LENGTH, frame
 
 START_SECONDS = 120.0
@@ -79,7 +80,7 @@ class WorkerProcess:
             # One thread each: there are as many workers as there is work for, and idle threads of
             # linear algebra libraries would count against the memory.
             env={
-                **os.environ,
+                **without_secrets(),
                 "PYTHONPATH": path,
                 "OMP_NUM_THREADS": "1",
                 "OPENBLAS_NUM_THREADS": "1",

@@ -17,8 +17,9 @@ def check_unthreaded(episodes: Sequence[Episode]) -> None:
     for episode in episodes:
         if episode.stretches:
             raise ValueError(
-                f"episode {episode.trajectory} has threads, and the credit 'gae' goes back along an answer"
-                " token by token, which threads don't follow in one order: choose a credit such as 'group'"
+                f"episode {episode.trajectory} has threads, and what a critic learns goes back along an"
+                " answer token by token, which threads don't follow in one order: choose a credit such as"
+                " 'group'"
             )
 
 
@@ -47,14 +48,18 @@ def critic_advantages(
     return torch.cat([torch.tensor(a) for a, _ in pairs]), torch.cat([torch.tensor(r) for _, r in pairs])
 
 
+def rewards_to_come(starts: Sequence[int], rewards_N: Tensor) -> Tensor:
+    """What each sequence earns from each of its trained tokens on."""
+    return torch.cat([rewards_N[a:b].flip(0).cumsum(0).flip(0) for a, b in pairwise(starts)])
+
+
 def less_future_penalty(starts: Sequence[int], advantages_N: Tensor, penalties_N: Tensor) -> Tensor:
     """Advantages that were given before training, less the penalties still to come from each token.
 
     With the penalty in the reward, the policy gradient weighs a token by everything that follows
     it, its own penalty included; what came before it can't be its doing.
     """
-    future_N = torch.cat([penalties_N[a:b].flip(0).cumsum(0).flip(0) for a, b in pairwise(starts)])
-    return advantages_N - future_N
+    return advantages_N - rewards_to_come(starts, penalties_N)
 
 
 def normalised_by_domain(

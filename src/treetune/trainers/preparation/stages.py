@@ -20,6 +20,7 @@ from treetune.trainers.preparation.advantages import (
     less_future_penalty,
     normalised,
     normalised_by_domain,
+    rewards_to_come,
     token_rewards,
 )
 from treetune.trainers.preparation.tensors import IterationTensors
@@ -109,6 +110,18 @@ class GaeAdvantages(Stage):
         )
 
 
+class RewardsToCome(Stage):
+    """What a critic learns whose values credit asks for: the rewards that continuations would earn, so
+    without penalties."""
+
+    needs = ()
+    fills = ("returns_N",)
+
+    def run(self, tensors: IterationTensors, sequences: Sequences, models: Models) -> None:
+        rewards_N = token_rewards(sequences.starts, sequences.rewards, None, sequences.rewards_on_the_way)
+        tensors.returns_N = rewards_to_come(sequences.starts, rewards_N)
+
+
 class CreditAdvantages(Stage):
     """Those that came with the episodes, less the penalties still to come where there are any.
 
@@ -170,8 +183,11 @@ def _kl(tensors: IterationTensors, estimator: KlEstimator) -> Tensor:
     return kl_estimate(tensors.old_logprobs_N, tensors.ref_logprobs_N, estimator)
 
 
-def preparation(settings: Trainer, gae: Gae | None, *, several_steps: bool) -> list[Stage]:
-    """The stages that an objective with this credit needs, in their order.
+def preparation(
+    settings: Trainer, gae: Gae | None, *, several_steps: bool, critic: bool = False
+) -> list[Stage]:
+    """The stages that an objective with this credit needs, in their order. `critic` says whether one learns
+    whose values the credit had before training.
 
     Where an iteration takes one step alone, that step's own log-probs are the old ones, and they are
     scored beforehand only for penalties.
@@ -191,6 +207,7 @@ def preparation(settings: Trainer, gae: Gae | None, *, several_steps: bool) -> l
     if gae is not None:
         stages += [CriticValues(), GaeAdvantages(gae.gamma, gae.lam)]
     else:
+        stages += [CriticValues(), RewardsToCome()] if critic else []
         stages.append(CreditAdvantages())
     if settings.advantage_normalisation != "none":
         stages.append(Normalisation(settings.advantage_normalisation, settings.normalise_by_domain))

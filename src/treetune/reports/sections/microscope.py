@@ -1,0 +1,174 @@
+"""The credit microscope: a few answers, and what each credit method gives their steps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from treetune.episode_generators.step_credit import step_credit
+from treetune.episode_generators.storage import TOKENS, read_episodes, read_tokens
+from treetune.reports.charts import number
+from treetune.reports.experiment import Experiment
+from treetune.reports.pages import render
+from treetune.reports.sections.base import ReportSection
+from treetune.reports.tokens import plain
+from treetune.vocabulary import Episode
+
+ANALYZER = "credit_microscope"
+OWN = "the run's own"
+ANSWERS = 4
+"""Of the run's own values, where nobody looked through the microscope."""
+
+
+class MicroscopeSection(ReportSection):
+    """What the analyzer `credit_microscope` found, and else the run's own values, which need no sampling."""
+
+    title = "Credit microscope"
+
+    def applies(self, experiment: Experiment) -> bool:
+        return bool(_results(experiment.path)) or (experiment.path / TOKENS).is_file()
+
+    def html(self, experiment: Experiment) -> str:
+        looks = [*_looks(experiment)] or [*_own(experiment)]
+        return "".join(render("microscope.html", **look) for look in looks)
+
+
+def _results(path: Path) -> list[Path]:
+    return sorted(path.glob("analyses/*/result.json"))
+
+
+def _looks(experiment: Experiment) -> Iterator[dict[str, Any]]:
+    """What the analyzer left, an iteration after the other."""
+    for path in _results(experiment.path):
+        try:
+            result = json.loads(path.read_text())
+            if result["analyzer"] != ANALYZER:
+                continue
+            numbers = result["numbers"]
+            for point, found in numbers["by_iteration"].items():
+                yield {
+                    "iteration": int(point) + 1,
+                    "truth": numbers["truth"],
+                    "command": "",
+                    "answers": [_answer(one, found["costs"]) for one in found["answers"]],
+                }
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            experiment.missing.append(f"{path.relative_to(experiment.path)} can't be read: {error!r}")
+
+
+def _own(experiment: Experiment) -> Iterator[dict[str, Any]]:
+    """The newest iteration's own values."""
+    for path in sorted(experiment.path.glob("iterations/*/episodes.arrow"), reverse=True):
+        try:
+            valued = [one for one in read_episodes(path) if one.step_values and one.advantages is not None]
+            texts = read_tokens(experiment.path / TOKENS)
+        except (OSError, ValueError):  # another section says so
+            return
+        valued = [one for one in valued if not one.stretches]  # threads have a drawing of their own
+        if valued:
+            rows = [_row(one, texts) for one in _telling(valued)]
+            yield {
+                "iteration": int(path.parent.name) + 1,
+                "truth": 0,
+                "command": "configs/analyzers/credit_microscope.jsonnet",
+                "answers": [_answer(row, {}) for row in rows],
+            }
+        return
+
+
+def _telling(episodes: Sequence[Episode]) -> list[Episode]:
+    """Right and wrong answers in equal parts, those first whose values move most."""
+
+    def spread(one: Episode) -> tuple[float, str]:
+        values = one.step_values or (0.0,)
+        return min(values) - max(values), one.trajectory
+
+    first: dict[tuple[bool, str], Episode] = {}
+    for one in sorted(episodes, key=spread):
+        first.setdefault((one.correct, one.group), one)
+    right = [one for one in first.values() if one.correct]
+    wrong = [one for one in first.values() if not one.correct]
+    of_right = min(len(right), max(ANSWERS // 2, ANSWERS - len(wrong)))
+    return [*right[:of_right], *wrong[: ANSWERS - of_right]]
+
+
+def _row(one: Episode, texts: Sequence[str]) -> dict[str, Any]:
+    """As the analyzer writes them."""
+
+    def text(ids: Any) -> str:
+        return "".join(texts[token] if token < len(texts) else "" for token in ids.tolist())
+
+    assert one.advantages is not None
+    starts = (0, *one.step_ends[:-1])
+    credit = step_credit(
+        one.step_ends,
+        one.reward,
+        one.advantages.tolist(),
+        one.step_ends,
+        one.step_values,
+        one.step_errors,
+    )
+    return {
+        "answer": one.trajectory,
+        "prompt": text(one.prompt_ids),
+        "reward": one.reward,
+        "correct": one.correct,
+        "unfinished": one.finish_reason == "length",
+        "steps": [
+            text(one.response_ids[start:end]) for start, end in zip(starts, one.step_ends, strict=True)
+        ],
+        "credit": {OWN: credit.plain()},
+    }
+
+
+def _answer(row: Mapping[str, Any], costs: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+    """What the template shows of an answer: texts as HTML, numbers as words."""
+    methods = []
+    for name, credit in row["credit"].items():
+        # Methods have units of their own: each is coloured fully at its largest advantage of this answer.
+        scale = max((abs(one["value"]) for one in credit["advantages"]), default=0.0) or 1.0
+        cells = [
+            {
+                "value": _value(value),
+                "advantage": _signed(advantage),
+                "down": advantage["value"] < 0,
+                "strength": f"{abs(advantage['value']) / scale:.2f}",
+            }
+            for value, advantage in zip(credit["values"], credit["advantages"], strict=True)
+        ]
+        cost = costs.get(name)
+        tokens = "" if cost is None else f"{cost['tokens_per_answer']:.0f} tokens an answer"
+        methods.append({"name": name, "cost": tokens, "cells": cells})
+    return {
+        "answer": row["answer"],
+        "prompt": row["prompt"],
+        "correct": row["correct"],
+        "earned": f"reward {number(row['reward'])}",
+        "unfinished": row["unfinished"],
+        "steps": [*zip((plain([text]) for text in row["steps"]), methods[0]["cells"], strict=True)],
+        "methods": methods,
+    }
+
+
+def _value(shown: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """A value with its places on a scale from 0 to 1, in percent, where it and its interval lie there."""
+    if shown is None:
+        return None
+    value, low, high = shown["value"], shown["low"], shown["high"]
+    known = low is not None and high is not None
+    on_scale = known and low >= 0 and high <= 1
+    return {
+        "text": f"{value:.2f}",
+        "interval": f"[{low:.2f}, {high:.2f}]" if known else "",
+        "mark": (f"{100 * low:.0f}", f"{100 * (high - low):.0f}", f"{100 * value:.0f}") if on_scale else None,
+    }
+
+
+def _signed(shown: Mapping[str, Any]) -> dict[str, str]:
+    known = shown["low"] is not None and shown["high"] is not None
+    return {
+        "text": f"{shown['value']:+z.2f}",
+        "interval": f"[{shown['low']:+z.2f}, {shown['high']:+z.2f}]" if known else "",
+    }

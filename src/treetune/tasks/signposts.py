@@ -1,0 +1,209 @@
+"""Signposts: ways along signs, on which it is known which choice decides and what every state is worth."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Annotated, Literal, get_args
+
+from annotated_types import Ge, Gt, Le, MinLen
+
+from treetune.seeds import derived_random
+from treetune.tasks.base import Split, Task
+from treetune.tasks.graders.base import Grader
+from treetune.tasks.steps.lines import ends_of_lines
+from treetune.vocabulary import Problem
+
+Rule = Literal["all", "first", "last", "once"]
+
+SIGNS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+CHATTER = "abcdefghijklmnop"
+BLANK = "."
+"""In a prompt, where the way's lines have a choice and chatter; in a gold, where any choice is right."""
+
+
+@Grader.register("signposts")
+@dataclass(frozen=True, kw_only=True)
+class SignpostsGrader(Grader):
+    """Reads the choice on every line, its second character, and looks whether those that decide are right.
+
+    The answer is correct where every one of the problem's groups of lines has a right choice on at least one
+    of them. A line that isn't there is wrong.
+    """
+
+    isolation = "inline"
+
+    def extract(self, response: str, problem: Problem) -> str | None:
+        said = [line[1:2] or BLANK for line in response.split("\n")[: len(problem.gold)]]
+        return "".join(said) if response else None
+
+    def verdict(self, extracted: str, problem: Problem) -> float:
+        right = [said == gold for said, gold in zip(extracted, problem.gold)]
+        return float(
+            all(any(right[line] for line in group if line < len(right)) for group in groups(problem))
+        )
+
+
+def groups(problem: Problem) -> Sequence[Sequence[int]]:
+    """Lines, counted from 0: of each group one right choice is needed."""
+    found: Sequence[Sequence[int]] = problem.data["groups"]
+    return found
+
+
+@Task.register("signposts")
+@dataclass(frozen=True, kw_only=True)
+class Signposts(Task):
+    r"""A way of `steps` lines. Each shows a sign, then the choice of a direction (a digit from 1 to
+    `options`), then `chatter` letters that mean nothing: ``B3kea\nF1oab\nB2hhc\n``. Signs come round again
+    after `period` lines. The prompt shows the first round with blanks, ``B....\nF....\n``, so that a tiny
+    model finds each sign at the same distance.
+
+    Which direction is right at a sign is the same in all problems, and the prompt doesn't say it. The `rule`
+    says whose choices decide:
+
+    | rule | an answer is correct where |
+    |---|---|
+    | ``all`` | every choice is right: one slip spoils all |
+    | ``first`` | the first choice is right: a fork, and then a long way on which nothing matters |
+    | ``last`` | the last choice is right: the reward comes late |
+    | ``once`` | at every sign one of the choices is right: a wrong one can be repaired in the next round |
+
+    The **teacher** chooses right with the rate of the sign's kind, else one of the other directions, each as
+    likely; there are as many kinds as `rates`, and signs take turns in them. Chatter is drawn evenly from
+    `letters` letters. So the value of each state is known (`teacher_value`).
+
+    `seed` decides on what is right and what is held out, and is not the run's; the held-out problems don't
+    change with `train_size`. Raises ValueError where there are too few different prompts.
+    """
+
+    steps: Annotated[int, Ge(1), Le(32)] = 6
+    period: Annotated[int, Ge(1), Le(4)] = 3
+    rule: Rule = "all"
+    rates: Annotated[tuple[Annotated[float, Ge(0), Le(1)], ...], MinLen(1)] = (0.9,)
+    options: Annotated[int, Ge(2), Le(9)] = 4
+    chatter: Annotated[int, Ge(0), Le(64)] = 3
+    letters: Annotated[int, Ge(1), Le(len(CHATTER))] = 8
+    signs: Annotated[int, Ge(1), Le(len(SIGNS))] = 20
+    """How many different signs there are."""
+    train_size: Annotated[int, Gt(0)] = 6000
+    validation_size: Annotated[int, Gt(0)] = 500
+    """Problems of the validation split."""
+    test_size: Annotated[int, Gt(0)] = 1000
+    """Problems of the test split."""
+    seed: int = 0
+    grader: Grader = SignpostsGrader()
+
+    def __post_init__(self) -> None:
+        needed, there_are = sum(self._sizes().values()), self.signs**self.period
+        if needed > there_are:
+            raise ValueError(
+                f"train_size + validation_size + test_size is {needed}, but {self.period} signs out of"
+                f" {self.signs} make only {there_are} different prompts: ask for fewer, or for more signs"
+            )
+        if self.period > self.steps:
+            raise ValueError(f"period is {self.period}, more than the {self.steps} steps of a way")
+
+    def _sizes(self) -> dict[Split, int]:
+        """The held-out splits come first: they stay when train_size changes."""
+        return {"test": self.test_size, "validation": self.validation_size, "train": self.train_size}
+
+    def problems(self, split: Split) -> Sequence[Problem]:
+        if split not in get_args(Split):
+            raise ValueError(f"no split {split!r}: choose one of {', '.join(get_args(Split))}")
+        return _problems(self, split)
+
+    def size(self, split: Split) -> int:
+        return self._sizes()[split]
+
+    def examples(self, count: int) -> Sequence[Problem]:
+        return _made(self, "example", _prompts(self)[:count])
+
+    def right(self, sign: int) -> int:
+        """The right direction at the sign with this number, from 1."""
+        return derived_random(self.seed, "direction", sign).randint(1, self.options)
+
+    def rate(self, sign: int) -> float:
+        """How often the teacher chooses right there."""
+        return self.rates[sign % len(self.rates)]
+
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """Lines of which one right choice is needed."""
+        if self.rule == "once":
+            return tuple(tuple(range(first, self.steps, self.period)) for first in range(self.period))
+        lines = {"all": range(self.steps), "first": [0], "last": [self.steps - 1]}[self.rule]
+        return tuple((line,) for line in lines)
+
+    def demonstration(self, problem: Problem, seed: int) -> str:
+        """The teacher's way. Choices and chatter are drawn from `seed` and the problem."""
+        generator = derived_random(seed, problem.id, "demonstration")
+        lines = []
+        for sign in self._signs(problem):
+            choice = self.right(sign)
+            if generator.random() >= self.rate(sign):
+                choice = generator.choice([other for other in range(1, self.options + 1) if other != choice])
+            chatter = "".join(generator.choices(CHATTER[: self.letters], k=self.chatter))
+            lines.append(f"{SIGNS[sign]}{choice}{chatter}\n")
+        return "".join(lines)
+
+    def teacher_value(self, problem: Problem, prefix: str) -> float:
+        """The probability that the teacher, going on from `prefix`, ends with a correct answer.
+
+        `prefix` is any number of complete lines, by the teacher or by a policy. Raises ValueError where it
+        ends within a line.
+        """
+        *written, rest = prefix.split("\n")
+        if rest:
+            raise ValueError(f"the prefix {prefix!r} ends within a line; give complete lines")
+        signs = self._signs(problem)
+        right = [int(line[1:2] == str(self.right(sign))) for line, sign in zip(written, signs)]
+        misses = [1.0 - chance for chance in [*right, *map(self.rate, signs[len(right) :])]]
+        return math.prod(1.0 - math.prod(misses[line] for line in group) for group in groups(problem))
+
+    def _signs(self, problem: Problem) -> list[int]:
+        """The number of each line's sign."""
+        shown: Sequence[int] = problem.data["signs"]
+        return [shown[line % self.period] for line in range(self.steps)]
+
+    def step_boundaries(self, response: str) -> list[int]:
+        """A step is a line with the newline that ends it."""
+        return ends_of_lines(response)
+
+    def alphabet(self) -> str:
+        directions = "".join(str(one) for one in range(1, self.options + 1))
+        return SIGNS[: self.signs] + directions + CHATTER[: self.letters] + BLANK + "\n"
+
+
+@lru_cache(maxsize=16)
+def _prompts(task: Signposts) -> list[int]:
+    """All there are, each a number in the base of the signs, shuffled."""
+    prompts = list(range(task.signs**task.period))
+    derived_random(task.seed, "signposts", task.signs, task.period).shuffle(prompts)
+    return prompts
+
+
+@lru_cache(maxsize=16)
+def _problems(task: Signposts, split: Split) -> tuple[Problem, ...]:
+    sizes = task._sizes()
+    start = sum(size for name, size in sizes.items() if list(sizes).index(name) < list(sizes).index(split))
+    return _made(task, split, _prompts(task)[start : start + sizes[split]])
+
+
+def _made(task: Signposts, place: str, prompts: Sequence[int]) -> tuple[Problem, ...]:
+    right = [str(task.right(sign)) for sign in range(task.signs)]
+    lines_of = task.groups()
+    decisive = {line for group in lines_of for line in group}
+    problems = []
+    for index, number in enumerate(prompts):
+        signs = tuple(number // task.signs**place_ % task.signs for place_ in range(task.period))
+        gold = [right[signs[line % task.period]] if line in decisive else BLANK for line in range(task.steps)]
+        problems.append(
+            Problem(
+                id=f"{place}/{index}",
+                prompt="".join(f"{SIGNS[sign]}{BLANK * (1 + task.chatter)}\n" for sign in signs),
+                gold="".join(gold),
+                data={"signs": signs, "groups": lines_of},
+            )
+        )
+    return tuple(problems)

@@ -1,0 +1,114 @@
+"""The expected gradient of credit for trees, over all trees that could be grown, against the exact one: equal
+where it says unbiased, as far off as stated where it doesn't."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import pytest
+
+from tests.columns import plain
+from tests.episode_generators import enumerated_trees
+from tests.episode_generators import tabular_mdp as mdp
+from treetune.episode_generators.base import Credit, GenerationContext
+from treetune.episode_generators.credit.monte_carlo import MonteCarlo
+from treetune.episode_generators.credit.tree import TreeCredit
+from treetune.episode_generators.rollout.tree import TreeRollout
+from treetune.episode_generators.trees.at_states import AtStates
+from treetune.episode_generators.trees.branching import Branching
+from treetune.episode_generators.trees.least_sure import LeastSure
+from treetune.episode_generators.trees.up_to_width import UpToWidth
+from treetune.episode_generators.values.base import StateRule
+from treetune.episode_generators.values.continuations import FreshContinuations
+from treetune.episode_generators.values.every_n_tokens import EveryNTokens
+from treetune.episode_generators.values.siblings import Siblings
+from treetune.episode_generators.values.step_boundaries import StepBoundaries
+from treetune.inference.base import SamplingParams
+from treetune.tree import Tree
+
+SAMPLES, MAX_TOKENS = 2, 3
+"""Few enough to enumerate all trees; cut answers are graded."""
+
+EVERY_TOKEN = EveryNTokens(tokens=1)
+TWO_WAYS = AtStates(states=StepBoundaries(), ways=(2,))
+THREE_WAYS = AtStates(states=StepBoundaries(), ways=(3,))
+WIDE = UpToWidth(states=EVERY_TOKEN, width=3)
+TWICE = UpToWidth(states=EVERY_TOKEN, width=5)
+UNSURE = LeastSure(positions=1, ways=1)
+
+
+@cache
+def trees(branching: Branching) -> list[tuple[Tree, float]]:
+    rollout = TreeRollout(samples=SAMPLES, max_tokens=MAX_TOKENS, branching=branching, unfinished_reward=None)
+    return list(enumerated_trees.trees(rollout))
+
+
+def context() -> GenerationContext:
+    """Its continuations are all that could be sampled."""
+    sampling = SamplingParams(max_tokens=MAX_TOKENS)
+    return mdp.context(engine=mdp.ExactEngine(), sampling=sampling, unfinished_reward=None)
+
+
+def bias_and_cosine(branching: Branching, credit: Credit) -> tuple[float, float]:
+    """The length of the difference from the exact gradient as a share of the exact one's, and the cosine."""
+    found: mdp.Gradient = {}
+    for tree, probability in trees(branching):
+        episodes, _ = credit.assign(context(), [tree])
+        for episode in episodes:
+            assert episode.advantages is not None
+            advantages = (episode.advantages * episode.trained).tolist()
+            mdp.add(found, mdp.score_gradient(plain(episode.response_ids), advantages), probability / SAMPLES)
+    exact = enumerated_trees.exact_gradient(MAX_TOKENS)
+    length = math.hypot(*exact.values())
+    off = math.hypot(*(found.get(key, 0.0) - slope for key, slope in exact.items()))
+    along = sum(found.get(key, 0.0) * slope for key, slope in exact.items())
+    return off / length, along / (length * math.hypot(*found.values()))
+
+
+def _name(part: object) -> str | None:
+    if isinstance(part, TreeCredit):
+        return f"{part.advantage}-{part.weight}"
+    return repr(part) if isinstance(part, Branching) else None
+
+
+@pytest.mark.parametrize("branching", [TWO_WAYS, TWICE, WIDE], ids=repr)
+def test_what_a_branch_is_worth_less_its_siblings_is_unbiased(branching: Branching) -> None:
+    assert branching.unbiased
+    assert bias_and_cosine(branching, TreeCredit())[0] < 1e-9
+
+
+@pytest.mark.parametrize("branching", [TWO_WAYS, THREE_WAYS, WIDE], ids=repr)
+@pytest.mark.parametrize("states", [StepBoundaries(), EVERY_TOKEN], ids=repr)
+def test_siblings_value_what_follows_in_a_tree_without_bias(branching: Branching, states: StateRule) -> None:
+    assert bias_and_cosine(branching, MonteCarlo(values=Siblings(), states=states))[0] < 1e-9
+
+
+@pytest.mark.parametrize("aware", [False, True])
+def test_continuations_value_what_follows_in_a_tree_without_bias(aware: bool) -> None:
+    credit = MonteCarlo(
+        samples=mdp.EXACT_SAMPLES,
+        values=FreshContinuations(count_siblings=aware),
+        siblings_count_into_prompt_value=not aware,
+    )
+    assert bias_and_cosine(TWO_WAYS, credit)[0] < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("branching", "credit", "bias", "cosine"),
+    [
+        (TWO_WAYS, TreeCredit(advantage="local"), 0.5, 1.0),
+        (THREE_WAYS, TreeCredit(advantage="local"), 0.4843, 0.9949),
+        (TWO_WAYS, TreeCredit(weight="once"), 0.3333, 0.9623),
+        (TWO_WAYS, TreeCredit(advantage="local", weight="once"), 0.4714, 0.9623),
+        (TWO_WAYS, TreeCredit(advantage="global_and_local", weight="sqrt_leaves"), 0.4985, 0.9577),
+        (TWO_WAYS, TreeCredit(advantage="subgroups", weight="leaves"), 0.5359, 0.9059),
+        (UNSURE, TreeCredit(), 0.1103, 0.9977),
+        (UNSURE, TreeCredit(advantage="global_and_local", weight="sqrt_leaves"), 1.2664, 0.9656),
+    ],
+    ids=_name,
+)
+def test_what_is_biased_is_as_far_off_as_stated(
+    branching: Branching, credit: TreeCredit, bias: float, cosine: float
+) -> None:
+    assert bias_and_cosine(branching, credit) == pytest.approx((bias, cosine), abs=1e-4)

@@ -1,0 +1,118 @@
+"""Runs whose credit asks the critic: what it is asked, what it learns, and that it survives being killed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.runtime.in_process import directory_of, raises_after, small, train
+from treetune.analyzers.scoring import state_values
+from treetune.analyzers.sources import critic_at
+from treetune.config.build import checked
+from treetune.config.errors import ConfigError
+from treetune.episode_generators.credit.monte_carlo import MonteCarlo
+from treetune.episode_generators.storage import read_episodes
+from treetune.episode_generators.threads.parallel_threads import ParallelThreads
+from treetune.episode_generators.threads.states import ThreadStates
+from treetune.episode_generators.values.control_variate import ControlVariate
+from treetune.episode_generators.values.critic import CriticValues
+from treetune.episode_generators.values.smoothed import Smoothed
+from treetune.models.export import read_policy
+from treetune.runtime.base import Checkpoints, PolicyIteration
+from treetune.runtime.session import Session
+from treetune.trainers.ranks import Ranks
+from treetune.vocabulary import joined
+
+ALONE = MonteCarlo(values=CriticValues())
+BESIDE = MonteCarlo(samples=2, values=ControlVariate())
+
+
+@pytest.fixture(autouse=True)
+def _one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DeepSpeed remembers a process group that was left: several runs in one process share one."""
+    monkeypatch.setattr(Ranks, "leave", lambda self: None)
+
+
+def run(base: Path, credit: MonteCarlo, **changes: Any) -> PolicyIteration:
+    config = small(base, credit=credit, **changes)
+    train(config)
+    return config
+
+
+def weights(config: PolicyIteration, what: str) -> dict[str, torch.Tensor]:
+    found, _ = read_policy(directory_of(config).checkpoint(config.iterations) / what)
+    return found
+
+
+def test_values_are_those_of_the_critic_before_the_iteration_that_trains_it(tmp_path: Path) -> None:
+    config = run(tmp_path, ALONE)
+    directory = directory_of(config)
+    with Session.open(config, {"type": "policy_iteration", "trainer": {"seed": 1}}, "analysis") as session:
+        for iteration in range(config.iterations):
+            critic = critic_at(session, iteration)
+            for episode in read_episodes(directory.iteration(iteration) / "episodes.arrow"):
+                states = [
+                    joined([episode.prompt_ids, episode.response_ids[:start]])
+                    for start in (0, *episode.step_ends[:-1])
+                ]
+                expected = state_values(critic, session.ranks.device, states)
+                assert episode.step_values == pytest.approx(expected, abs=1e-4)
+                assert episode.advantages is not None
+                after = [*expected[1:], episode.reward]
+                gains = [behind - before for before, behind in zip(expected, after, strict=True)]
+                found = [episode.advantages[end - 1] for end in episode.step_ends]
+                assert found == pytest.approx(gains, abs=1e-4)
+
+
+def test_the_critic_learns_what_answers_earn(tmp_path: Path) -> None:
+    config = run(tmp_path, BESIDE, iterations=8)
+    rows = [json.loads(line) for line in directory_of(config).metrics.read_text().splitlines()]
+    assert rows[-1]["critic/mse"] < 0.5 * rows[0]["critic/mse"]
+    assert {"credit/critic_weight", "credit/critic_error"} <= rows[0].keys()
+    assert 0 <= rows[-1]["credit/critic_weight"] <= 1
+
+
+@pytest.mark.parametrize("credit", [ALONE, BESIDE], ids=["alone", "beside continuations"])
+def test_a_run_that_is_struck_while_it_credits_ends_with_the_same_bits(
+    credit: MonteCarlo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    undisturbed = run(tmp_path / "one", credit, iterations=3, checkpoints=Checkpoints(every=3))
+    with monkeypatch.context() as patch:
+        struck = raises_after(MonteCarlo.assign, 2, KeyboardInterrupt())
+        patch.setattr(MonteCarlo, "assign", struck)
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path / "two", credit, iterations=3, checkpoints=Checkpoints(every=3))
+    again = run(tmp_path / "two", credit, iterations=3, checkpoints=Checkpoints(every=3))
+    for what in ("policy", "critic"):
+        one, other = weights(undisturbed, what), weights(again, what)
+        assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+
+
+@pytest.mark.parametrize(
+    "values", [CriticValues(), ControlVariate(), Smoothed(over=CriticValues())], ids=repr
+)
+@pytest.mark.parametrize(
+    ("changes", "remedy"),
+    [
+        ({"restart": "every_iteration"}, "set restart to 'never'"),
+        (
+            {
+                "rollout": ParallelThreads(samples=2, max_tokens=12),
+                "credit": MonteCarlo(states=ThreadStates(), values=ControlVariate()),
+            },
+            "choose values without a critic",
+        ),
+    ],
+    ids=["restart", "threads"],
+)
+def test_what_a_critic_does_not_go_with_is_told_before_anything_starts(
+    values: Any, changes: dict[str, Any], remedy: str, tmp_path: Path
+) -> None:
+    checked(small(tmp_path, credit=MonteCarlo(values=values)))
+    with pytest.raises(ConfigError) as refused:
+        checked(small(tmp_path, **{"credit": MonteCarlo(values=values), **changes}))
+    assert remedy in " ".join(str(refused.value).split())

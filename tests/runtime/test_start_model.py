@@ -1,0 +1,77 @@
+"""The start model comes in the trainer's precision, and onto a device only where somebody computes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.runtime.in_process import small
+from treetune.runtime.session import Session
+from treetune.runtime.start_model import StartModel
+from treetune.runtime.training import make_trainer
+from treetune.runtime.weights_folder import WeightsFolder
+from treetune.trainers.base import Trainer
+from treetune.trainers.objectives.ppo import ClippedPolicyGradient
+
+A_GPU = torch.device("meta")
+"""Stands for a device that tensors must not be taken to: what is there can't be read."""
+
+BF16 = Trainer(
+    objective=ClippedPolicyGradient(kl_coef=0.1), learning_rate=1e-3, precision="bfloat16", zero_stage=1
+)
+
+
+def floating_buffers(module: nn.Module) -> dict[str, Tensor]:
+    return {name: b for name, b in module.named_buffers() if b.is_floating_point()}
+
+
+def test_in_bfloat16_parameters_are_cast_and_rotary_frequencies_are_not(tmp_path: Path) -> None:
+    config = small(tmp_path, trainer=BF16)
+    exact = config.model.load_model(config.seed, config.task.alphabet)
+    model = StartModel(config, torch.device("cpu")).load()
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    buffers = floating_buffers(model)
+    assert buffers
+    for name, buffer in floating_buffers(exact).items():
+        assert torch.equal(buffers[name], buffer), name
+
+
+def test_a_trainer_in_bfloat16_has_no_rounded_buffer(tmp_path: Path) -> None:
+    """Neither its policy nor its reference, after all that DeepSpeed does to a model."""
+    with Session.open(small(tmp_path, trainer=BF16), {}) as session:
+        trainer = make_trainer(session)
+        assert trainer.reference is not None
+        with trainer.reference() as reference:
+            for module in (trainer.policy.module, reference):
+                assert isinstance(module, nn.Module)
+                assert {b.dtype for b in floating_buffers(module).values()} == {torch.float32}
+
+
+def test_start_weights_are_written_without_a_device(tmp_path: Path) -> None:
+    from treetune.models.export import read_policy
+
+    with Session.open(small(tmp_path), {}) as session:
+        session.model = StartModel(session.config, A_GPU)
+        assert next(session.model.load().parameters()).device == A_GPU
+        folder = WeightsFolder(session, None)
+        try:
+            written, _ = read_policy(folder.write_start())
+            stored, _ = read_policy(folder.write_stored(0))
+        finally:
+            folder.remove()
+    expected = session.config.model.load_model(session.config.seed, session.config.task.alphabet)
+    for name, weight in expected.named_parameters():
+        assert torch.equal(written[name], weight)
+        assert torch.equal(stored[name], weight)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_tied_weights_stay_one(tmp_path: Path, precision: str) -> None:
+    config = small(tmp_path, trainer=replace(BF16, precision=precision))
+    config = replace(config, model=replace(config.model, tie_word_embeddings=True))  # type: ignore[type-var]
+    model = StartModel(config, torch.device("cpu")).load()
+    assert model.get_input_embeddings().weight is model.get_output_embeddings().weight

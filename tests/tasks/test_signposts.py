@@ -1,0 +1,110 @@
+"""The ways along signs: what is right, what the teacher does, and what its states are worth."""
+
+from __future__ import annotations
+
+import pytest
+
+from treetune.tasks.signposts import SIGNS, Rule, Signposts
+from treetune.tasks.steps.lines import ends_of_lines
+from treetune.vocabulary import Problem
+
+RULES: tuple[Rule, ...] = ("all", "first", "last", "once")
+
+
+def signposts(rule: Rule, **settings: object) -> Signposts:
+    sizes = {"signs": 6, "train_size": 60, "validation_size": 20, "test_size": 30}
+    return Signposts(rule=rule, rates=(0.8, 0.4, 0.6), **(sizes | settings))  # type: ignore[arg-type]
+
+
+def way(task: Signposts, problem: Problem, right: list[bool]) -> str:
+    """An answer whose choices are right on these lines."""
+    signs = [problem.data["signs"][line % task.period] for line in range(len(right))]
+    return "".join(
+        f"{SIGNS[sign]}{task.right(sign) if good else task.right(sign) % task.options + 1}aaa\n"
+        for sign, good in zip(signs, right, strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("rule", "right", "correct"),
+    [
+        ("all", [True] * 6, True),
+        ("all", [True] * 5 + [False], False),
+        ("first", [True] + [False] * 5, True),
+        ("first", [False] + [True] * 5, False),
+        ("last", [False] * 5 + [True], True),
+        ("last", [True] * 5 + [False], False),
+        ("once", [True, False, True, False, True, False], True),
+        ("once", [True, False, True, True, False, True], False),
+        ("once", [True, True], False),
+    ],
+)
+def test_the_rule_says_whose_choices_decide(rule: Rule, right: list[bool], correct: bool) -> None:
+    task = signposts(rule)
+    problem = task.problems("train")[0]
+    assert task.grader.grade(way(task, problem, right), problem).correct is correct
+
+
+@pytest.mark.parametrize("response", ["", "\n\n\n", "A", "xxxxxxxxx", "\n" * 50])
+@pytest.mark.parametrize("rule", RULES)
+def test_what_is_no_way_earns_nothing(rule: Rule, response: str) -> None:
+    task = signposts(rule)
+    assert task.grader.grade(response, task.problems("train")[0]).reward == 0
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_state_of_the_teacher_is_worth_the_mean_of_what_follows(rule: Rule) -> None:
+    """The value before a line is the mean of those behind it, right and wrong, and of the last the reward."""
+    task = signposts(rule)
+    for problem in task.problems("train")[:3]:
+        before: list[list[bool]] = [[]]
+        for line in range(task.steps):
+            rate = task.rate(problem.data["signs"][line % task.period])
+            for so_far in before:
+                behind = [
+                    task.teacher_value(problem, way(task, problem, [*so_far, good])) for good in (False, True)
+                ]
+                here = task.teacher_value(problem, way(task, problem, so_far))
+                assert here == pytest.approx((1 - rate) * behind[0] + rate * behind[1], abs=1e-12)
+            before = [[*so_far, good] for so_far in before for good in (False, True)]
+        for so_far in before:
+            text = way(task, problem, so_far)
+            assert task.teacher_value(problem, text) == task.grader.grade(text, problem).reward
+
+
+def test_the_teacher_is_as_often_right_as_it_is_said_to_be() -> None:
+    task = signposts("all", signs=20, train_size=4000)
+    problems = task.problems("train")
+    solved = [task.grader.grade(task.demonstration(one, 1), one).reward for one in problems]
+    known = [task.teacher_value(one, "") for one in problems]
+    assert sum(solved) / len(solved) == pytest.approx(sum(known) / len(known), abs=0.02)
+    assert task.demonstration(problems[0], 1) == task.demonstration(problems[0], 1)
+    assert task.demonstration(problems[0], 1) != task.demonstration(problems[0], 2)
+
+
+def test_every_line_is_a_step_and_shows_the_sign_of_the_prompt() -> None:
+    task = signposts("all", period=2, signs=20)
+    problem = task.problems("test")[3]
+    response = task.demonstration(problem, 5)
+    assert task.step_boundaries(response) == ends_of_lines(response)
+    lines, shown = response.splitlines(), problem.prompt.splitlines()
+    assert [line[0] for line in lines] == [shown[line % 2][0] for line in range(6)]
+    assert {len(line) for line in [*lines, *shown]} == {5}
+    assert set(problem.prompt + response) <= set(task.alphabet())
+
+
+def test_no_problem_is_in_two_splits_and_the_held_out_ones_stay() -> None:
+    small, large = signposts("all"), signposts("all", train_size=100)
+    prompts = [[one.prompt for one in large.problems(split)] for split in ("train", "validation", "test")]
+    assert len({prompt for of_split in prompts for prompt in of_split}) == sum(map(len, prompts))
+    assert small.problems("test") == large.problems("test")
+    assert small.problems("train") == large.problems("train")[:60]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [({"train_size": 1000}, "6 make only 216"), ({"period": 4, "steps": 3}, "more than the 3 steps")],
+)
+def test_what_can_not_be_is_refused(settings: dict[str, int], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        signposts("all", **settings)
