@@ -250,11 +250,11 @@ def _record(path: Path, metrics: Metrics, clock: Clock, phase: str, *begun: str)
 def _recorded(path: Path, clock: Clock, phase: str, begun: str | None = None) -> Metrics:
     """With `begun`, that phase's part too."""
     record = read_record(path, f"delete {path.parent} but for its journal/, and give the command again")
-    for name, counted in ((phase, record), (begun, record.get(begun, {}))):
-        if name is not None:
-            # Runs of earlier versions didn't count tokens, nor one phase's in another.
-            clock.add_earlier(name, counted.get("seconds", 0.0))
-            clock.tokens[name] += counted.get("tokens", 0)
+    # Runs of earlier versions didn't count tokens, nor what of a phase was done in another.
+    counts = {phase: record} | ({begun: record.get(begun, {})} if begun else {})
+    for name, counted in counts.items():
+        clock.add_earlier(name, counted.get("seconds", 0.0))
+        clock.tokens[name] += counted.get("tokens", 0)
     return record["metrics"]
 
 
