@@ -21,9 +21,7 @@ class OneLineStates(StateRule):
     """Anywhere in answers whose tokens were each sampled after all before it. Rules say where."""
 
     needs = (Need(OneLine(), "it continues answers from their beginnings", STATES_REMEDY),)
-
-    def begins(self, context: GenerationContext) -> bool:
-        return True
+    begins = True
 
     def begin(
         self,
