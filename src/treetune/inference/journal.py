@@ -40,8 +40,9 @@ class JournaledEngine(Engine):
 
     A request is known by its content and by the policy version that samples it, so one journal can
     serve several calls and a restarted run. `others` are journals to find requests in as well, and
-    not to write to. Continuations that are asked for among answers are kept in the file `continuations`,
-    where there is one. Everything but `generate` goes straight through.
+    not to write to. A request that differs from an earlier one in asking for fewer samples is given the first
+    of those: no sample depends on how many there are. Continuations that are asked for among answers are kept
+    in the file `continuations`, where there is one. Everything but `generate` goes straight through.
 
     `sampled` counts the tokens that were not in a journal, by the priority of their requests.
     """
@@ -53,6 +54,7 @@ class JournaledEngine(Engine):
         self.continuations = continuations
         self.sampled: Counter[int] = Counter()
         self._known: dict[str, list[Completion]] | None = None
+        self._widest: dict[str, tuple[int, str]] = {}
 
     @property
     def version(self) -> int:  # type: ignore[override]
@@ -83,7 +85,7 @@ class JournaledEngine(Engine):
                     found.append(one)
                 else:
                     found.append((len(keys), one))
-                    keys.append(request_key(one, self.version))
+                    keys.append(self._key(one))
             return found
 
         def followers(index: int) -> list[tuple[int, Request] | Later]:
@@ -104,6 +106,8 @@ class JournaledEngine(Engine):
                     continue
                 index, request = following
                 key = keys[index]
+                if key not in known and (among := self._among(request)) in known:
+                    known[key] = known[among][: request.n]
                 if key in known:
                     waiting.extend(followers(index))
                 elif key in places:
@@ -128,6 +132,20 @@ class JournaledEngine(Engine):
             if missing := unknown(numbered(requests)):
                 self.engine.generate(missing, keep)
         return [known[key] for key in keys]
+
+    def _key(self, request: Request) -> str:
+        """The request's, which is remembered where none like it has asked for more samples."""
+        key, alike = request_key(request, self.version), self._alike(request)
+        if self._widest.get(alike, (0, ""))[0] < request.n:
+            self._widest[alike] = request.n, key
+        return key
+
+    def _among(self, request: Request) -> str:
+        """The key of the request like this one that asked for the most samples."""
+        return self._widest[self._alike(request)][1]
+
+    def _alike(self, request: Request) -> str:
+        return request_key(dataclasses.replace(request, n=0), self.version)
 
     def wait_ready(self) -> None:
         self.engine.wait_ready()
@@ -175,7 +193,7 @@ def read_journal(path: Path, *, repair: bool = True) -> dict[str, list[Completio
                 whole += len(line)
                 try:
                     key, rows = json.loads(row_of(line))
-                    known[key] = [_completion(*row) for row in rows]
+                    known[key] = [completion_of(*row) for row in rows]
                 except (ValueError, TypeError):
                     log.warning("line %d of %s is damaged: what it held is sampled again", number, path)
     except FileNotFoundError:
@@ -191,8 +209,8 @@ def _text(column: Column) -> str:
     return base64.b64encode(column.astype(kind, copy=False).tobytes()).decode("ascii")
 
 
-def _completion(token_ids: Any, logprobs: Any, *rest: Any) -> Completion:
-    """Lists of numbers are those of a journal from before they were written as bytes."""
+def completion_of(token_ids: Any, logprobs: Any, *rest: Any) -> Completion:
+    """From a row of a journal. Lists of numbers are those of one from before they were written as bytes."""
     import numpy as np
 
     if isinstance(token_ids, str):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import treetune
 from treetune.inference import key
+from treetune.inference.scratch import variables
 from treetune.inherited import without_secrets
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ class Launch:
             "VLLM_NO_USAGE_STATS": "1",
             "DO_NOT_TRACK": "1",
             "HF_HUB_OFFLINE": "1",
-            "VLLM_RPC_BASE_PATH": str(scratch),  # sockets: gone with the server, whatever ends it
+            **variables(scratch),
             # Longer than the client keeps one: a request on a connection that the server just closed would
             # look like a failure of the server, and on a busy machine its 5 s are not far from our 3.
             "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "60",

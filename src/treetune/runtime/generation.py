@@ -28,6 +28,7 @@ from treetune.runtime.due import is_generated, samples_in
 from treetune.runtime.overlap import give_to_credit
 from treetune.runtime.sampler import Sampler
 from treetune.runtime.session import Session
+from treetune.runtime.stop_after import ANSWERS
 from treetune.tasks.drawing import Drawing
 from treetune.tree import Tree, answers_of, trees_of
 from treetune.vocabulary import Episode, Metrics, Trajectory
@@ -126,6 +127,8 @@ def _rollout(sampler: Sampler, iteration: int, clock: Clock) -> tuple[list[Tree]
         metrics |= give_to_credit(session.ranks, clock, ahead.engine)
     everyones: list[Trajectory] = []
     if config.rollout.needs_engine:  # demonstrations cost less to make again than to keep
+        own = sum(tree.sampled_tokens for tree in trees)
+        metrics[ANSWERS] = float(sum(session.ranks.exchange("tokens of answers", own)))
         everyones = trajectories_on_first(session.ranks, "trajectories", answers_of(trees))
     if session.ranks.is_first:
         if config.task.remembers_pass_rates:

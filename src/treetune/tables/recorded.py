@@ -19,7 +19,7 @@ from treetune.tasks.base import Task
 METRICS: Mapping[str, tuple[str, ...]] = {
     group: tuple(names.split())
     for group, names in {
-        "choice": "accuracy epoch",
+        "choice": "accuracy epoch step",
         "credit": "advantage_mean advantage_std advantage_zero critic_error critic_weight unvalued"
         " value_decided value_mean value_samples value_states value_std value_tokens value_unavailable"
         " value_unfinished value_unknown",
@@ -29,12 +29,13 @@ METRICS: Mapping[str, tuple[str, ...]] = {
         " prompt_tokens response_tokens response_tokens_max reward score steps timeout unavailable"
         " unfinished unique",
         "preference": "accuracy chosen_reward margin ranking reference_ranking rejected_reward shortfall",
-        "rollout": "groups_dropped groups_lacking rounds",
+        "rollout": "groups_dropped groups_lacking rounds sampled_tokens",
         "selection": "episodes groups groups_capped groups_dropped groups_kept groups_surplus kept pairs"
         " pairs_possible",
         "spo": "distance first_choice lacking",
         "train": "advantage_abs advantage_mean approx_kl clip_fraction computed_tokens entropy entropy_coef"
-        " grad_norm kl kl_loss learning_rate loss policy_loss ratio skipped_steps steps tokens",
+        " grad_norm kl kl_loss learning_rate loss policy_loss ratio skipped_by_ratio"
+        " skipped_steps steps tokens",
     }.items()
 }
 """By what stands before the slash: the metrics of the package's own parts. Many are recorded by some

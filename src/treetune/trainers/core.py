@@ -6,7 +6,7 @@ import gc
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,7 @@ from treetune.trainers.critic import Critic
 from treetune.trainers.entropy import EntropyCoefficient
 from treetune.trainers.minibatch import Minibatch, micro_batch_loss
 from treetune.trainers.model_factory import ModelFactory, Reference
+from treetune.trainers.objectives.base import SKIPPED_BY_RATIO, without_skipped
 from treetune.trainers.preparation.advantages import check_unthreaded
 from treetune.trainers.preparation.stages import preparation, prepare
 from treetune.trainers.preparation.tensors import IterationTensors
@@ -33,6 +34,14 @@ if TYPE_CHECKING:
 
 COMPUTED = "train/computed_tokens"
 """Tokens that the policy ran over for the iteration's updates, on all ranks; padding is not counted."""
+
+
+class Stretch(NamedTuple):
+    """How far an iteration's training has come: whole epochs, steps, and whether that is all."""
+
+    epochs: int
+    steps: int
+    is_last: bool
 
 
 class PolicyTrainer:
@@ -124,16 +133,19 @@ class PolicyTrainer:
     ) -> Metrics:
         """All epochs over these episodes; every rank is given the same ones. Collective."""
         metrics: Metrics = {}
-        for metrics in self.epochs(iteration, episodes, progress):  # noqa: B007
+        for _, metrics in self.stretches(iteration, episodes, progress=progress):  # noqa: B007
             pass
         return metrics
 
-    def epochs(
-        self, iteration: int, episodes: Sequence[Episode], progress: Callable[[int, int], None] | None = None
-    ) -> Iterator[Metrics]:
-        """Trains one epoch whenever it is asked for the next element: the metrics of those so far.
-
-        Collective.
+    def stretches(
+        self,
+        iteration: int,
+        episodes: Sequence[Episode],
+        every: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Iterator[tuple[Stretch, Metrics]]:
+        """Trains on whenever it is asked for the next element, up to the end of an epoch, or for `every`
+        steps and at last to the end: how far that came, and the metrics so far. Collective.
         """
         if self.critic is not None:
             check_unthreaded(episodes)
@@ -158,13 +170,17 @@ class PolicyTrainer:
                 number += 1
                 if progress is not None:
                     progress(number, steps)
-            taken = number - skipped
-            metrics = constant | {name: value / taken for name, value in sums.items()}
-            if tensors.old_logprobs_N is not None:  # filled by the first step where it is the only one
-                metrics |= tensors.gap_metrics()
-            metrics |= {"train/steps": float(taken), "train/tokens": float(sequences.n_tokens)}
-            metrics[COMPUTED] = sums[COMPUTED]
-            yield metrics | ({"train/skipped_steps": float(skipped)} if skipped else {})
+                end_of_epoch = number * self.settings.epochs == (epoch + 1) * steps
+                if not (end_of_epoch if every is None else number % every == 0 or number == steps):
+                    continue
+                taken = number - skipped
+                metrics = constant | {name: value / taken for name, value in sums.items()}
+                if tensors.old_logprobs_N is not None:  # filled by the first step where it is the only one
+                    metrics |= tensors.gap_metrics()
+                metrics |= {"train/steps": float(taken), "train/tokens": float(sequences.n_tokens)}
+                metrics[COMPUTED] = sums[COMPUTED]
+                metrics |= {"train/skipped_steps": float(skipped)} if skipped else {}
+                yield Stretch(epoch + end_of_epoch, number, number == steps), metrics
 
     def _minibatches(self, iteration: int, epoch: int, units: Sequence[Unit]) -> Iterator[list[Unit]]:
         size = self.settings.minibatch_size or len(units)
@@ -232,16 +248,17 @@ class PolicyTrainer:
                 weights_N = part.tokens.weights_N / minibatch.weight_sum
                 for name, value in self.critic.backward(batch, tensors, weights_N).items():
                     sums[name] += value
+        names = sorted(sums)
+        totals = self.ranks.sum(torch.stack([sums[name] for name in names]).cpu())
+        result = without_skipped(objective, dict(zip(names, totals.tolist(), strict=True)))
         rate = settings.learning_rate * self._rate_factor(iterations_done, steps_in_iteration)
-        result = {"train/learning_rate": rate, "train/grad_norm": self.policy.step(rate)}
+        without_loss = bool(result.get(SKIPPED_BY_RATIO))
+        result |= {"train/learning_rate": rate, "train/grad_norm": self.policy.step(rate, without_loss)}
         if self.critic is not None:
             result["critic/grad_norm"] = self.critic.step(rate, settings.learning_rate)
         if scored_N is not None:
             tensors.old_logprobs_N = self.ranks.sum(scored_N)
             tensors.old_logprobs_mask_N = minibatch.weights_N != 0
-        names = sorted(sums)
-        totals = self.ranks.sum(torch.stack([sums[name] for name in names]).cpu())
-        result |= dict(zip(names, totals.tolist(), strict=True))
         if settings.entropy_target is not None:
             result["train/entropy_coef"] = entropy_coef
         self.entropy.observe(result["train/entropy"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -19,6 +19,8 @@ from treetune.trainers.base import Trainer
 from treetune.trainers.ranks import Ranks
 
 CHECKPOINT_TAG = "state"
+BELOW_ALL = 1e-300
+"""A norm to clip by that leaves 0 of any gradient in float32. (0 itself would be no clipping.)"""
 
 
 class DeepSpeedModel:
@@ -58,11 +60,13 @@ class DeepSpeedModel:
         """Accumulates the gradient of this rank's share of the minibatch's loss."""
         self.engine.backward(loss * self.ranks.world_size, scale_wrt_gas=False)
 
-    def step(self, learning_rate: float) -> float:
-        """One update from what was accumulated; the gradient's norm before clipping."""
+    def step(self, learning_rate: float, without_gradient: bool = False) -> float:
+        """One update from what was accumulated; the gradient's norm before clipping. `without_gradient` it is
+        0, and what moves the weights is the optimiser's momentum."""
         for group in self.engine.optimizer.param_groups:
             group["lr"] = learning_rate
-        self.engine.step()
+        with self._clipped_away() if without_gradient else nullcontext():
+            self.engine.step()
         norm = self._norm if self._norm is not None else self.engine.get_global_grad_norm()
         assert norm is not None, "every DeepSpeed optimiser that we configure reports its norm"
         norm = float(norm)
@@ -71,7 +75,21 @@ class DeepSpeedModel:
                 f"the gradient's norm is {norm}: training has diverged (try a longer warm-up, a smaller"
                 " learning rate, or float32); the last checkpoint is untouched"
             )
-        return norm
+        return 0.0 if without_gradient else norm
+
+    @contextmanager
+    def _clipped_away(self) -> Iterator[None]:
+        """Within it, whatever was accumulated is clipped to exactly 0: the one way to drop a gradient that
+        is the same for every kind of sharding and offloading."""
+        optimizer, max_norm = self.engine.optimizer, self._max_norm
+        clip = getattr(optimizer, "clip_grad", None)  # where DeepSpeed's optimiser clips, and not `_clip`
+        self._max_norm = 0.0
+        if clip is not None:
+            optimizer.clip_grad = BELOW_ALL
+        yield
+        self._max_norm = max_norm
+        if clip is not None:
+            optimizer.clip_grad = clip
 
     def _clip(self) -> None:
         if not self.tensor_parallel:

@@ -77,9 +77,8 @@ class MonteCarlo(Credit):
 
     Continuations are sampled from token ids and graded together with the prefix that they
     continue, as in the rollout; `temperature`, `top_p` and `top_k` are the rollout's unless given.
-    They are never trained on. The gradient is unbiased where a task's boundary depends on what comes
-    before it only: an end token straight behind a boundary belongs to the step before, though other
-    tokens there would begin a new one.
+    They are never trained on. The gradient is unbiased where a boundary depends on what comes before it
+    only; what a task's steps and its end token's place make of that, `Task.answer_boundaries` says.
 
     `max_states` bounds the estimated states of an answer, its prompt included: later ones are
     worth the reward that was observed, which gives the steps between them no advantage.

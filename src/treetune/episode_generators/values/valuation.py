@@ -155,6 +155,9 @@ class ValueEstimator(Registrable):
     """Whether the mean of an estimate over all that could have been sampled is the state's value, and the
     expectation of the gradient so the policy gradient."""
 
+    learns_from_others: bool = False
+    """Whether values of one problem depend on what was sampled of others."""
+
     @property
     def continues(self) -> bool:
         """Whether it samples continuations."""
