@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from treetune.models.inputs import ModelInputs
 from treetune.models.nucleus import Nucleus
+from treetune.models.packed_attention import packed_arguments
 from treetune.models.sequence_parallel import SequenceParallel
 from treetune.models.tree_attention import tree_arguments
 
@@ -166,6 +167,7 @@ def _hidden(backbone: nn.Module, inputs: ModelInputs) -> Tensor:
         input_ids=inputs.input_ids_BT,
         position_ids=inputs.position_ids_BT,
         use_cache=False,
+        **packed_arguments(backbone, inputs.position_ids_BT),
         **tree_arguments(backbone, inputs.subtree_last_1T),
     )
     return run.last_hidden_state.flatten(0, 1)[inputs.positions_N]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.console import Console
 from treetune.runtime.directory import ExperimentDirectory, Lock
+from treetune.runtime.due import is_last
 from treetune.runtime.lifeline import TERMINATED, Stopped
 from treetune.runtime.manifest import begin
 from treetune.runtime.start_model import StartModel
@@ -84,9 +85,11 @@ class Session:
 
     def remaining_iterations(self, start: int) -> Iterator[int]:
         """Those that the experiment still lacks, after `start`."""
-        for iteration in range(start, self.config.iterations):
+        iteration = start
+        while not is_last(self.config, self.directory, iteration):
             self.iteration = iteration
             yield iteration
+            iteration += 1
 
     @cached_property
     def train_problems(self) -> list[Problem]:

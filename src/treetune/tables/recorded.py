@@ -30,7 +30,7 @@ METRICS: Mapping[str, tuple[str, ...]] = {
         " prompt_tokens response_tokens response_tokens_max reward score steps timeout unavailable"
         " unfinished unique",
         "preference": "accuracy chosen_reward margin ranking reference_ranking rejected_reward shortfall",
-        "rollout": "groups_dropped groups_lacking rounds",
+        "rollout": "groups_dropped groups_lacking rounds sampled_tokens",
         "selection": "episodes groups groups_capped groups_dropped groups_kept groups_surplus kept pairs"
         " pairs_possible",
         "spo": "distance first_choice lacking",
