@@ -193,7 +193,7 @@ def _iteration(sampler: Any, trainer: Any, turn: int, version: int) -> dict[str,
         "lengths": [len(one.response_ids) for one in episodes],
         "tokens": dict(clock.tokens),
         "states": metrics["credit/value_states"],
-        "overlap": metrics.get("credit/overlap_seconds", 0.0),
+        "overlap": metrics.get("credit/value_overlap_seconds", 0.0),
         **{phase: clock.seconds[phase] for phase in PHASES},
     }
 
