@@ -19,6 +19,7 @@ from typing import Any
 from treetune.analyzers.credit_bench import CreditBench, credited
 from treetune.analyzers.credit_figure import draw_credit
 from treetune.analyzers.credit_measures import Truth, measure, told
+from treetune.analyzers.credit_page import table
 from treetune.analyzers.figures import save
 from treetune.config.build import build
 from treetune.config.jsonnet import load
@@ -90,20 +91,7 @@ def page(results: Mapping[str, Any]) -> str:
     lines = ["# Credit methods against exact truth", "", (__doc__ or "").split("\n\n", 2)[2].strip(), ""]
     lines += ["![quality against tokens](credit_bench.png)", ""]
     for panel, found in results.items():
-        lines += [
-            f"## {panel} ({found['solved']:.0%} solved)",
-            "",
-            "| method | tokens an answer ↓ | correlation ↑ | error ↓ | bias of values → 0"
-            " | right signs at the decisive step ↑ | cosine of a batch's gradient ↑ | its relative variance ↓"
-            " | seconds |",
-            "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
-        ]
-        for name, one in found["methods"].items():
-            cells = [told(one, key) for key in ("correlation", "error", "bias", "decisive_signs")]
-            lines.append(
-                f"| {name} | {one['tokens_per_answer']:.0f} | {' | '.join(cells)} | {one['cosine']:.3f} |"
-                f" {one['relative_variance']:.2f} | {one['seconds']:.1f} |"
-            )
+        lines += [f"## {panel} ({found['solved']:.0%} solved)", "", *table(found["methods"])]
         lines.append("")
     return "\n".join(lines)
 

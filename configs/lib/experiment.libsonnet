@@ -52,6 +52,7 @@ local rho1b = {
             + (import '../trainers/bf16.jsonnet')
             + { trainer+: { zero_stage: 1 } },
   sft_learning_rate: 1e-5,
+  dpo_candidates: 500,
   checkpoints: { every: 10, keep_every: 40 },
   with_critic: { checkpoints: { every: 40, keep_every: 40 } },
 };
@@ -67,6 +68,7 @@ local deepseek7b = {
               engines+: { policy+: { max_num_seqs: 256, gpu_memory_utilization: 0.5 } },
             },
   sft_learning_rate: 5e-5,
+  dpo_candidates: 450,
   checkpoints: { every: 10, keep_every: 60 },
   with_critic: { checkpoints: { every: 30, keep_every: 60 }, trainer+: { offload_optimizer: true } },
 };
@@ -86,7 +88,8 @@ local models = {
 // 64 problems an iteration, 8 answers to each: 512 episodes, two epochs. A problem comes once in an iteration and may
 // come again in the next. Advantages are whitened over the iteration's tokens (the paper's code: over each
 // micro-batch, so that they change with the machine). The KL to the start model is the sum over an answer's tokens
-// beside a policy term that is their mean: its coefficient was chosen for that.
+// beside a policy term that is their mean: its coefficient was chosen for that. A minibatch whose mean ratio to the old
+// policy is above 10 has no loss (the paper's code: each GPU's micro-batch).
 local policy_gradient(model, data) = {
   rollout: sampling { samples: 8 },
   problems_per_iteration: 64,
@@ -103,6 +106,7 @@ local policy_gradient(model, data) = {
       kl_estimator: 'k3',
       kl_clamp: [0, 10],
       kl_reduction: 'sequence_sum',
+      ratio_threshold: 10,
     },
     advantage_normalisation: 'whiten',
     epochs: 2,
@@ -114,6 +118,16 @@ local all_problems(samples) = {
   problems_per_iteration: null,
   problem_sampling: 'epochs',
   checkpoints: { every: 1, keep_every: 1 },
+};
+
+// The paper keeps a candidate every so many gradient steps, and the start weights; validation says which is taken.
+local chosen_among(every, rule) = {
+  local experiment = self,
+  choose_checkpoint: {
+    set: [one.name for one in experiment.evaluation.sets if one.split == 'validation'][0],
+    every: every,
+    rule: rule,
+  },
 };
 
 local methods = {
@@ -140,22 +154,15 @@ local methods = {
 
   restem(model, data):: (import '../methods/restem.jsonnet') + all_problems(8)
                         + (import '../analyzers/kl_to_reference.jsonnet')
-                        + {
-                          local experiment = self,
-                          trainer+: { epochs: 8 },
-                          iterations: 10,
-                          choose_checkpoint: {
-                            set: [one.name for one in experiment.evaluation.sets if one.split == 'validation'][0],
-                            rule: 'first_maximum',
-                          },
-                        },
+                        + { trainer+: { epochs: 8 }, iterations: 10 }
+                        + chosen_among(500, 'first_maximum'),
 
-  // One iteration on the start model's own answers. No KL but the loss's own.
+  // One iteration on the start model's own answers. No KL but the loss's own. The paper picks the checkpoint by hand.
   dpo_positive(model, data):: (import '../methods/dpo_positive.jsonnet') + all_problems(64) + {
     selection+: { max_pairs_per_problem: 64 },
     trainer+: { objective+: { beta: data.dpo_beta, positive_penalty: 50.0, label_smoothing: 0.0 }, epochs: 3 },
     iterations: 1,
-  },
+  } + chosen_among(model.dpo_candidates, 'best'),
 
   // What makes the start weights: two passes over the training problems' own solutions, each weighing the same.
   sft(model, data):: (import '../methods/sft.jsonnet') + {

@@ -9,7 +9,11 @@ local tasks = {
   late: import '../tasks/signposts_late.jsonnet',
 };
 
+// Whose SFT a variant begins with, where the teachers are the same.
+local starts = { late: 'fork' };
+
 function(variant) (
+  local start = std.get(starts, variant, variant);
   local setting = tasks[variant]
                   + (import '../models/tiny_narrow.jsonnet')
                   + (import '../engines/vllm_cpu.jsonnet')
@@ -22,7 +26,7 @@ function(variant) (
                   };
 
   local from_sft = setting + (import '../rollouts/short_answers.jsonnet') + {
-    model: { type: 'pretrained', name_or_path: '%s/signposts/%s/sft/checkpoints/last/policy' % [$.directory, variant] },
+    model: { type: 'pretrained', name_or_path: '%s/signposts/%s/sft/checkpoints/last/policy' % [$.directory, start] },
     rollout+: { max_tokens: 56 },
   };
 

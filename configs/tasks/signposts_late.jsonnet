@@ -1,4 +1,3 @@
-// The last of six choices decides, at which the teacher guesses: a late reward, for none of what came before it.
-{
-  task: { type: 'signposts', rule: 'last', steps: 6, period: 3, rates: [0.25], options: 4, chatter: 3 },
-}
+// The last of four choices decides, at which the teacher guesses: a late reward, for none of what came before it. The
+// teacher writes as on the fork, so that one start model does for both.
+(import 'signposts_fork.jsonnet') + { task+: { rule: 'last' } }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import random
 import shutil
 import struct
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from safetensors.numpy import load_file, save_file
 
 from tests.episode_generators import tabular_mdp as mdp
 from treetune.analyzers.first_difference import first_difference
+from treetune.checksums import row_of, seal_folder, sealed_line, write_record
 from treetune.episode_generators.credit.rloo import Rloo
 from treetune.episode_generators.storage import (
     read_episodes,
@@ -44,7 +46,7 @@ def runs(tmp_path: Path) -> tuple[Path, Path]:
             lines = [journal_line(f"{phase}{i}", [sampled(i), sampled(i + 1)]) for i in range(3)]
             (iteration / "journal").mkdir(exist_ok=True)
             (iteration / "journal" / f"{phase}-0.jsonl").write_text("".join(lines))
-        (iteration / "metrics.json").write_text(json.dumps({"train/loss": 0.25, "seconds/training": 1.0}))
+        write_record(iteration / "metrics.json", {"train/loss": 0.25, "seconds/training": 1.0})
         checkpoint = one / "checkpoints" / f"{number + 1:04d}"
         for part in ("policy", "trainer"):
             (checkpoint / part).mkdir(parents=True)
@@ -54,9 +56,11 @@ def runs(tmp_path: Path) -> tuple[Path, Path]:
         }
         save_file(tensors, checkpoint / "policy" / "model.safetensors")
         (checkpoint / "trainer" / "state.pt").write_bytes(bytes(range(256)))
+        for part in ("policy", "trainer"):
+            seal_folder(checkpoint / part)
         evaluation = one / "evaluations" / f"{number + 1:04d}" / "test"
         evaluation.mkdir(parents=True)
-        (evaluation / "summary.json").write_text(json.dumps({"pass_at_1": 0.5, "seconds": 3.0}))
+        write_record(evaluation / "summary.json", {"pass_at_1": 0.5, "seconds": 3.0})
     other = tmp_path / "other"
     shutil.copytree(one, other)
     return one, other
@@ -76,16 +80,13 @@ def test_runs_that_only_a_clock_tells_apart_are_the_same(
     runs: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     one, other = runs
-    (other / "iterations/0000/metrics.json").write_text(
-        json.dumps({"train/loss": 0.25, "seconds/training": 9.0})
-    )
-    summary = other / "evaluations/0001/test/summary.json"
-    summary.write_text(json.dumps({"pass_at_1": 0.5, "seconds": 1.0}))
+    write_record(other / "iterations/0000/metrics.json", {"train/loss": 0.25, "seconds/training": 9.0})
+    write_record(other / "evaluations/0001/test/summary.json", {"pass_at_1": 0.5, "seconds": 1.0})
     shutil.rmtree(other / "checkpoints/0001")
     journal = other / "iterations/0000/journal/rollout-0.jsonl"
-    *lines, last = journal.read_text().splitlines(keepends=True)
-    journal.write_text(last.replace(",0.1]", ",7.5]"))
-    journal.with_name("rollout-1.jsonl").write_text("".join(lines))
+    *lines, last = journal.read_bytes().splitlines(keepends=True)
+    journal.write_text(sealed_line(row_of(last).decode().replace(",0.1]", ",7.5]")))
+    journal.with_name("rollout-1.jsonl").write_bytes(b"".join(lines))
     shutil.rmtree(other / "iterations/0001/journal")
     assert first_difference(one, other) is None
     assert main(["bisect_runs", str(one), str(other)]) == 0
@@ -125,12 +126,12 @@ def _change_answer(run: Path) -> None:
 def _change_continuation(run: Path) -> None:
     """The lowest bit of a log-prob, which the value doesn't see."""
     path = run / "iterations/0001/journal/credit-0.jsonl"
-    first, second, third = path.read_text().splitlines(keepends=True)
-    key, rows = json.loads(second)
+    first, second, third = path.read_bytes().splitlines(keepends=True)
+    key, rows = json.loads(row_of(second))
     numbers = bytearray(base64.b64decode(rows[1][1]))
     numbers[0] ^= 1
     rows[1][1] = base64.b64encode(bytes(numbers)).decode()
-    path.write_text(first + json.dumps([key, rows]) + "\n" + third)
+    path.write_bytes(first + sealed_line(json.dumps([key, rows])).encode() + third)
 
 
 def _change_credit(run: Path) -> None:
@@ -178,9 +179,41 @@ def test_the_first_phase_that_differs_is_told_whatever_differs_after_it(
     assert phase in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("bit", range(1, 52, 5))
+FILES = {
+    "iterations/0000/trajectories.arrow": "sampling",
+    "iterations/0000/journal/rollout-0.jsonl": "sampling",
+    "iterations/0000/episodes.arrow": "credit",
+    "iterations/0000/journal/credit-0.jsonl": "credit",
+    "iterations/0000/metrics.json": "training (metrics)",
+    "checkpoints/0001/policy/model.safetensors": "weights",
+    "checkpoints/0001/trainer/state.pt": "trainer's state",
+    "evaluations/0001/test/summary.json": "evaluation",
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_any_single_bit_that_is_flipped_in_a_copy_is_found(runs: tuple[Path, Path], name: str) -> None:
+    """Whether numbers change by it, or the file can't be read, or only its checksum knows."""
+    one, other = runs
+    path = other / name
+    whole = path.read_bytes()
+    rng = random.Random(name)
+    for _ in range(6):
+        at, bit = rng.randrange(len(whole)), rng.randrange(8)
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :])
+        assert told(one, other).startswith((f"{path} ", f"the runs part in iteration 1, {FILES[name]}: ")), at
+
+
+def told(one: Path, other: Path) -> str:
+    try:
+        return str(first_difference(one, other))
+    except ValueError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("bit", range(0, 88, 7))
 def test_a_flipped_bit_of_a_journal_is_found_wherever_it_lies(runs: tuple[Path, Path], bit: int) -> None:
-    """In a key, in bytes as text, in what holds a line together: all but the seconds."""
+    """In a checksum, in a key, in bytes as text, in what holds a line together."""
     one, other = runs
     path = other / "iterations/0000/journal/rollout-0.jsonl"
     data = bytearray(path.read_bytes())

@@ -119,7 +119,7 @@ def test_an_experiment_has_what_all_of_them_share(family: str, method: str, data
             ("deepseek", "GSM8K"): "deepseekmath-7b-sft-GSM8K",
         }[family, data]
     )
-    assert (model.dtype, model.attention) == ("bfloat16", "flash_attention_2")
+    assert (model.dtype, model.attention) == ("bfloat16", "sdpa")
     assert (model.begin_of_text, model.chat) == (True, None)
     assert config.context_length == {"rho1b": 2048, "deepseek": 2499}[family]
 
@@ -179,6 +179,7 @@ def test_a_policy_gradient_has_the_papers_budget_and_loss(family: str, method: s
     assert (objective.clip_low, objective.clip_high) == (0.2, 0.2)
     assert (objective.kl_coef, objective.kl_placement, objective.kl_estimator) == (1e-4, "loss", "k3")
     assert (objective.kl_clamp, objective.kl_reduction) == ((0.0, 10.0), "sequence_sum")
+    assert objective.ratio_threshold == 10
     assert (objective.aggregation, objective.entropy_coef) == ("token", 0.0)
     assert objective.importance_cap is None
 
@@ -230,6 +231,9 @@ def test_dpo_positive_has_the_papers_pairs_and_loss(family: str, data: str) -> N
     assert isinstance(objective, DpoPositive)
     assert objective.beta == {"MATH": 0.1, "GSM8K": 0.3}[data]
     assert (objective.positive_penalty, objective.label_smoothing) == (50.0, 0.0)
+    validation = {"MATH": "math_validation", "GSM8K": "gsm8k_validation"}[data]
+    every = {"rho1b": 500, "deepseek": 450}[family]
+    assert config.choose_checkpoint == ChooseCheckpoint(set=validation, rule="best", every=every)
 
 
 @pytest.mark.parametrize("data", DATA)
@@ -243,7 +247,7 @@ def test_restem_has_the_papers_filter_restart_and_choice(family: str, data: str)
     assert trainer.epochs == 8
     assert config.restart == "every_iteration"
     validation = {"MATH": "math_validation", "GSM8K": "gsm8k_validation"}[data]
-    assert config.choose_checkpoint == ChooseCheckpoint(set=validation, rule="first_maximum")
+    assert config.choose_checkpoint == ChooseCheckpoint(set=validation, rule="first_maximum", every=500)
 
 
 @pytest.mark.parametrize("name", SFT)

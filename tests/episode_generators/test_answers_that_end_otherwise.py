@@ -44,15 +44,16 @@ def test_a_stop_string_ends_an_answer_with_what_was_sampled_and_nothing_else() -
     assert any(t.response_ids[-1] == mdp.EOS for t in trajectories)
 
 
-def test_a_stop_string_is_not_shown_to_graders_and_is_no_step_of_its_own() -> None:
+def test_a_stop_string_is_not_shown_to_graders_and_begins_a_step_where_another_token_would() -> None:
     pool = mdp.InlinePool()
     trajectories, _ = answered(ROLLOUT.run(mdp.context(engine=engine(), grader=pool), mdp.problems(2)))
     assert {text for _, text in pool.submitted} == {before_stop(t.text, (STOP,)) for t in trajectories}
     stopped = [t for t in trajectories if STOP in t.text]
     assert any(t.text == STOP for t in stopped), "an answer of nothing else"
     for t in stopped:
-        boundaries = mdp.LetterTask().step_boundaries(t.text.removesuffix(STOP))
-        assert t.step_ends == (*boundaries[1:-1], len(t.response_ids))
+        words = t.text.removesuffix(STOP)
+        ends = [place + 1 for place, character in enumerate(words) if character == ";"]
+        assert t.step_ends == (*ends, len(t.response_ids))
 
 
 def test_continuations_are_graded_without_the_stop_string_that_ended_them() -> None:

@@ -83,6 +83,10 @@ class Stub:
         file.write_text("")
         return found
 
+    def starts(self) -> int:
+        """How often a server was started."""
+        return self.log.read_text().count("\n=== ") if self.log.is_file() else 0
+
     def canary(self, version: int) -> Canary:
         """A trainer that has exactly the weights of `version`."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -10,13 +11,21 @@ from pathlib import Path
 
 import pytest
 
-from treetune.inference.base import Canary, Completion, EngineError, Later, Request
+from treetune.inference.base import (
+    ANSWERS,
+    CONTINUATIONS,
+    Canary,
+    Completion,
+    EngineError,
+    Later,
+    Request,
+)
 from treetune.inference.gaps import Tolerance
 from treetune.vocabulary import TokenIds, token_array
 
 from . import stub_server
 from .stub_server import CONTEXT
-from .stubs import Stub, below, none_alive, request
+from .stubs import Stub, below, none_alive, request, until
 
 
 def expected(seed: int, index: int, version: int = 0, max_tokens: int = 5) -> Completion:
@@ -40,6 +49,14 @@ def test_more_samples_than_the_server_holds_are_sent_in_parts_with_the_same_seed
     engine = stub.start(max_num_seqs=4)
     assert engine.generate([request(7, n=10)]) == [[expected(7, k) for k in range(10)]]
     assert sorted((a["seed"], a["n"]) for a in stub.asked()) == [(7, 4), (11, 4), (15, 2)]
+
+
+def test_answers_are_sent_before_continuations(stub: Stub) -> None:
+    engine = stub.start(max_concurrency=1)
+    mixed = [replace(request(i), priority=(CONTINUATIONS, ANSWERS)[i % 2]) for i in range(6)]
+    assert engine.generate(mixed) == [[expected(i, k) for k in range(2)] for i in range(6)]
+    order = [(asked["seed"], asked["priority"]) for asked in stub.asked()]
+    assert order == [(1, 0), (3, 0), (5, 0), (0, 1), (2, 1), (4, 1)]
 
 
 @pytest.mark.parametrize("fault", ["dies-after-two", "forgets-a-logprob"])
@@ -214,6 +231,29 @@ def test_a_sleeping_engine_gets_its_weights_before_its_cache_has_room(stub: Stub
     ]
     engine.generate([request(1)])
     assert stub.paths() == []
+
+
+def test_a_server_that_dies_asleep_is_not_started_before_its_memory_is_free(stub: Stub) -> None:
+    before = set(below(os.getpid()))
+    engine = stub.start(sleep=True)
+    with engine.asleep():
+        started = [pid for pid in below(os.getpid()) if pid not in before]
+        (server,) = [pid for pid in started if len(below(pid)) == 1]  # its engine stands below it
+        os.kill(server, signal.SIGKILL)
+        assert until(lambda: none_alive(started))
+        assert not until(lambda: stub.starts() > 1, seconds=1.0)
+    assert engine.generate([request(1, n=1)]) == [[expected(1, 0)]]
+    assert (stub.starts(), engine.restarts) == (2, 1)
+    assert stub.paths() == ["/sleep?level=1"], "a new server never slept"
+
+
+def test_a_server_that_cannot_fall_asleep_is_replaced_by_one_that_can(stub: Stub) -> None:
+    engine = stub.start(sleep=True)
+    engine.wait_ready()
+    stub.order("sleep-fails")
+    with engine.asleep():
+        assert stub.paths() == ["/sleep?level=1", "/sleep?level=1"]
+    assert engine.restarts == 1
 
 
 def test_a_sleeping_engine_wakes_for_whoever_samples(stub: Stub) -> None:

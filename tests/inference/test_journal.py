@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,17 @@ def test_equal_requests_are_sampled_once_and_reported_each(tmp_path: Path) -> No
     assert results[:2] == results[2:]
     assert sorted(reported) == [0, 1, 2, 3]
     assert inner.asked == requests(2)
+
+
+def test_who_asks_for_fewer_samples_of_the_same_is_given_the_first_of_them(tmp_path: Path) -> None:
+    more = [replace(one, n=5) for one in requests(3)]
+    for path in (tmp_path / "new", tmp_path / "again"):
+        inner = engine()
+        journaled = JournaledEngine(inner, path)
+        whole = journaled.generate(more)
+        assert journaled.generate(requests(4)) == engine().generate(requests(4))
+        assert inner.asked == [*more, *requests(1, first=3)]
+        assert [few[:2] for few in whole] == engine().generate(requests(3))
 
 
 def test_another_policy_version_samples_anew(tmp_path: Path) -> None:

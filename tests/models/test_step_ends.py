@@ -114,6 +114,13 @@ def test_the_end_token_belongs_to_the_last_step() -> None:
     assert ends_of((), [0], codec) == ()
 
 
+def test_the_end_token_is_a_step_of_its_own_where_the_end_of_the_text_is_told_twice() -> None:
+    codec = CODECS["characters"]
+    assert ends_of((*codec.encode("a\nb"), codec.eos_id), [0, 2, 3, 3], codec) == (2, 3, 4)
+    assert ends_of(codec.encode("a\nb"), [0, 2, 3, 3], codec) == (2, 3)
+    assert ends_of((codec.eos_id,), [0, 0], codec) == (1,)
+
+
 def test_boundaries_of_another_text_are_refused() -> None:
     codec = CODECS["characters"]
     for boundaries in ([0, 2], [1, 3], []):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,9 @@ from treetune.trainers.objectives.preference import DpoPositive
 SETS = Evaluation(sets=(EvaluationSet(split="validation", problems=3),))
 
 
-def restem(base: Path, epochs: int = 3, rule: Any = None, **changes: Any) -> PolicyIteration:
+def restem(
+    base: Path, epochs: int = 3, rule: Any = None, every: int | None = None, **changes: Any
+) -> PolicyIteration:
     """Two iterations; `rule` None chooses nothing."""
     return small(
         base,
@@ -56,14 +59,17 @@ def restem(base: Path, epochs: int = 3, rule: Any = None, **changes: Any) -> Pol
             ),
             "restart": "every_iteration",
             "evaluation": SETS,
-            "choose_checkpoint": rule and ChooseCheckpoint(set="validation", rule=rule),
+            "choose_checkpoint": rule and ChooseCheckpoint(set="validation", rule=rule, every=every),
         }
         | changes,
     )
 
 
-def scripted(monkeypatch: pytest.MonkeyPatch, accuracies: Sequence[Sequence[float]]) -> list[tuple[int, int]]:
-    """Measurements come from this table, by iteration and epoch; the list of those that were asked for."""
+def scripted(
+    monkeypatch: pytest.MonkeyPatch, accuracies: Sequence[Sequence[float] | Mapping[int, float]]
+) -> list[tuple[int, int]]:
+    """Measurements come from this table, by iteration and epoch (or step); the list of those that were asked
+    for."""
     asked: list[tuple[int, int]] = []
 
     def measure(sampler: Sampler, done: int, chosen: EvaluationSet, folder: Path, name: str) -> None:
@@ -138,21 +144,24 @@ def test_the_best_epoch_is_taken_after_all_were_trained(
     assert weights(config, 1) == weights(config, 2), "the start weights, both times"
 
 
-@pytest.mark.parametrize("after", [3, 4, 8, 11])
+@pytest.mark.parametrize(("after", "every"), [(3, None), (4, None), (8, None), (11, None), (8, 3), (11, 3)])
 def test_a_run_that_ends_in_a_measurement_continues_there_with_the_same_weights(
-    after: int, tmp_path: Path
+    after: int, every: int | None, tmp_path: Path
 ) -> None:
     """The fake engine fails at a request; the answers before it are kept, and none is asked for twice."""
-    undisturbed = restem(tmp_path / "undisturbed", rule="best", epochs=2)
+    undisturbed = restem(tmp_path / "undisturbed", rule="best", epochs=2, every=every)
     train(undisturbed)
-    config = restem(tmp_path / "hit", rule="best", epochs=2, engine=FakeSettings(fail_after=after))
+    config = restem(
+        tmp_path / "hit", rule="best", epochs=2, every=every, engine=FakeSettings(fail_after=after)
+    )
     with pytest.raises(EngineError, match="told to fail here"):
         train(config)
     again = replace(config, engines=Engines(policy=FakeSettings()))
     train(again)
     assert weights(again) == weights(undisturbed)
     assert sampled_requests(again) == sampled_requests(undisturbed) - after
-    choices = [[row["choice/epoch"] for row in directory_of(c).read_metrics()] for c in (again, undisturbed)]
+    name = "choice/epoch" if every is None else "choice/step"
+    choices = [[row[name] for row in directory_of(c).read_metrics()] for c in (again, undisturbed)]
     assert choices[0] == choices[1]
 
 
@@ -200,6 +209,56 @@ def test_pairs_are_trained_on_and_the_best_epoch_is_chosen(
     assert row["selection/pairs"] > 4
     assert row["preference/chosen_reward"] > 0 > row["preference/rejected_reward"]
     assert row["choice/epoch"] == 1
+
+
+def preferences(base: Path, every: int | None = None) -> PolicyIteration:
+    """One iteration on pairs, in two epochs."""
+    return small(
+        base,
+        rollout=SingleTurn(samples=6, max_tokens=12, unfinished_reward=1.0),
+        credit=NoCredit(),
+        selection=PreferencePairs(max_pairs_per_problem=4),
+        trainer=Trainer(objective=DpoPositive(), learning_rate=1e-2, epochs=2, minibatch_size=4),
+        iterations=1,
+        evaluation=SETS,
+        choose_checkpoint=ChooseCheckpoint(set="validation", rule="best", every=every),
+    )
+
+
+def test_candidates_may_be_so_many_steps_apart_and_the_end_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table: defaultdict[int, float] = defaultdict(lambda: 0.1)
+    asked = scripted(monkeypatch, [table])
+    (row,) = train(preferences(tmp_path / "all", every=3)).read_metrics()
+    assert row["train/steps"] == 8
+    assert asked == [(0, 0), (0, 3), (0, 6), (0, 8)]
+    assert (row["choice/step"], row["choice/accuracy"], row["choice/step_3"]) == (0, 0.1, 0.1)
+
+    # What is between two candidates of one epoch is in neither of those that epochs would have given.
+    table[3] = 0.9
+    chosen = preferences(tmp_path / "third step", every=3)
+    (row,) = train(chosen).read_metrics()
+    assert (row["choice/step"], row["choice/accuracy"]) == (3, 0.9)
+    table.clear()
+    table[8] = 0.9
+    last = preferences(tmp_path / "last step", every=3)
+    train(last)
+    assert weights(chosen, 1) != weights(last, 1)
+    table.clear()
+    table[2] = 0.9
+    by_epoch = preferences(tmp_path / "last epoch")
+    train(by_epoch)
+    assert weights(last, 1) == weights(by_epoch, 1), "where candidates lie changes no weights"
+
+
+def test_the_first_step_that_is_no_better_ends_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = scripted(monkeypatch, [{0: 0.1, 2: 0.2, 4: 0.2, 6: 0.9}, {0: 0.1, 2: 0.1}])
+    directory = train(restem(tmp_path, rule="first_maximum", epochs=8, every=2))
+    assert asked == [(0, 0), (0, 2), (0, 4), (1, 2)]
+    assert [row["choice/step"] for row in directory.read_metrics()] == [2, 0]
 
 
 def test_where_an_evaluation_chooses_it_belongs_to_what_a_run_computes(tmp_path: Path) -> None:

@@ -27,6 +27,14 @@ finally:
     (out / "left").write_text("in order")
 """
 
+LATE = """
+import os, sys, time
+from pathlib import Path
+(Path(sys.argv[1]) / "early.pid").write_text(str(os.getpid()))
+while not (Path(sys.argv[1]) / "go").exists():
+    time.sleep(0.02)
+"""
+
 LAUNCHER = """
 import os, subprocess, sys
 from pathlib import Path
@@ -55,6 +63,31 @@ def test_a_rank_leaves_in_order_when_a_process_of_its_launcher_is_killed(killed:
         os.kill(pid_in(tmp_path / killed), signal.SIGKILL)
         wait_for(lambda: not rank.alive())
         assert (tmp_path / "left").read_text() == "in order"
+    finally:
+        top.kill()
+        top.wait()
+
+
+@pytest.mark.parametrize("killed", ["launcher-1.pid", "launcher-0.pid"])
+def test_a_rank_whose_launcher_was_gone_before_it_looked_begins_nothing(killed: str, tmp_path: Path) -> None:
+    """It was importing, say, while that was killed, and has become init's child or grandchild."""
+    (tmp_path / "rank.py").write_text(LATE + RANK)
+    lower = tmp_path / "deepspeed.launcher.launch.py"  # DeepSpeed's name for the per-node half
+    lower.write_text(LAUNCHER)
+    (tmp_path / "deepspeed_launcher.py").write_text(LAUNCHER.replace("__file__", repr(str(lower))))
+    top = subprocess.Popen(
+        [sys.executable, str(tmp_path / "deepspeed_launcher.py"), str(tmp_path), "1"],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src"), "CROSS_SIZE": "1"},
+    )
+    try:
+        wait_for(lambda: pid_in(tmp_path / "early.pid") > 0)
+        rank = Process.of(pid_in(tmp_path / "early.pid"))
+        assert rank is not None
+        os.kill(pid_in(tmp_path / killed), signal.SIGKILL)
+        top.wait()
+        (tmp_path / "go").touch()
+        wait_for(lambda: not rank.alive())
+        assert not (tmp_path / "rank.pid").exists()
     finally:
         top.kill()
         top.wait()

@@ -28,17 +28,32 @@ MATTERS = 0.01
 
 @dataclass(frozen=True)
 class Truth:
-    """Of one answer: the problem, where its steps end, the true value before each, and its reward."""
+    """Of one answer: the problem, where its steps end, the true value before each, and its reward; the
+    variances of the values as estimates, where they are such."""
 
     problem: Hashable
     step_ends: tuple[int, ...]
     values: tuple[float, ...]
     reward: float
+    noise: tuple[float, ...] = ()
 
     @property
     def advantages(self) -> list[float]:
         after = (*self.values[1:], self.reward)
         return [behind - before for before, behind in zip(self.values, after, strict=True)]
+
+
+def reliability(truths: Sequence[Truth]) -> float | None:
+    """The share of the variance of true advantages that is not their own noise: a correlation with them is
+    that with the exact ones times its root. None where they don't vary."""
+    noise = [
+        before + after
+        for truth in truths
+        if truth.noise
+        for before, after in zip(truth.noise, (*truth.noise[1:], 0.0), strict=True)
+    ]
+    variance = float(np.var([one for truth in truths for one in truth.advantages]))
+    return 1.0 - float(np.mean(noise)) / variance if variance and noise else None
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treetune.inference.base import Completion
-from treetune.inference.journal import read_journal
+from treetune.checksums import KEY, SUMS, Damaged, damage_of, read_record, row_of, verify_stream
+from treetune.inference.journal import completion_of
 from treetune.runtime.directory import ExperimentDirectory
 
 if TYPE_CHECKING:
@@ -24,6 +24,9 @@ TIMED = ("seconds", "time", "speed", "tokens_per_second", "sync_", "restarts")
 CHUNK_BYTES = 1 << 20
 
 JOURNALS = "journal"
+
+SEAL, SEAL_BYTES = b"checksum", 128
+"""A word that checksums begin with, and how far from a file's end at most."""
 
 PARTS = {"policy": "weights", "critic": "weights of the critic", "trainer": "trainer's state"}
 """The folders of a checkpoint, and what they hold."""
@@ -80,6 +83,7 @@ def _of_iteration(one: ExperimentDirectory, other: ExperimentDirectory, number: 
         for part, words in PARTS.items():
             for path in _files(one.checkpoint(done) / part):
                 yield words, path, tensors_differ if path.suffix == ".safetensors" else bytes_differ
+            yield words, one.checkpoint(done) / part, folders_differ
         for path in _files(one.path / "evaluations" / f"{done:04d}"):
             if path.name == "summary.json":
                 yield "evaluation", path, numbers_differ
@@ -97,9 +101,8 @@ def _of_iteration(one: ExperimentDirectory, other: ExperimentDirectory, number: 
 def tensors_differ(first: Path, second: Path) -> tuple[str, str, str] | None:
     """Of two files of tensors, by name; what isn't in both names is told as such."""
     import numpy as np
-    from safetensors import safe_open
 
-    with safe_open(first, "pt") as one, safe_open(second, "pt") as other:
+    with _tensors(first) as one, _tensors(second) as other:
         if sorted(one.keys()) != sorted(other.keys()):
             return "the names of its tensors", str(len(one.keys())), f"{len(other.keys())} or others"
         for name in one.keys():  # noqa: SIM118  (no mapping)
@@ -118,6 +121,18 @@ def tensors_differ(first: Path, second: Path) -> tuple[str, str, str] | None:
     return None
 
 
+@contextlib.contextmanager
+def _tensors(path: Path) -> Iterator[Any]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        file = safe_open(path, "pt")
+    except SafetensorError as error:
+        raise ValueError(f"{path} can't be read as a whole ({error}): it was damaged or cut") from error
+    with file as opened:
+        yield opened
+
+
 def _bytes() -> Any:
     import torch
 
@@ -133,7 +148,7 @@ def tables_differ(first: Path, second: Path) -> tuple[str, str, str] | None:
     rows = [_first_row(one.column(name), other.column(name)) for name in names]
     known = [(row, name) for row, name in zip(rows, names, strict=True) if row is not None]
     if not known:
-        return None
+        return _damage_differs(first, second, _verify_stream) or _seal_differs(first, second)
     row, name = min(known, key=lambda found: (found[0], names.index(found[1])))
     values = one.column(name)[row].as_py(), other.column(name)[row].as_py()
     within = _within(*values)
@@ -144,12 +159,38 @@ def tables_differ(first: Path, second: Path) -> tuple[str, str, str] | None:
     return f"{who}, {name}{where}", repr(of_both[0]), repr(of_both[1])
 
 
+def _verify_stream(path: Path) -> None:
+    with path.open("rb") as file:
+        verify_stream(file, str(path), "")
+
+
+def _verify_record(path: Path) -> None:
+    read_record(path, "")
+
+
+def _seal_differs(first: Path, second: Path) -> tuple[str, str, str] | None:
+    """Of two files that are as long and say the same: whether one alone has a seal. What an earlier version
+    wrote has none, and is shorter by it."""
+    sizes, sealed = [], []
+    for path in (first, second):
+        with path.open("rb") as file:
+            sizes.append(file.seek(0, 2))
+            file.seek(max(0, sizes[-1] - SEAL_BYTES))
+            sealed.append(SEAL in file.read())
+    if sizes[0] != sizes[1] or sealed[0] == sealed[1]:
+        return None
+    words = ["there" if one else "missing or damaged" for one in sealed]
+    return "its checksum", words[0], words[1]
+
+
 def _table(path: Path) -> pa.Table:
     import pyarrow as pa
 
     try:
         with path.open("rb") as file:
-            return pa.ipc.open_stream(file).read_all()
+            table = pa.ipc.open_stream(file).read_all()
+        table.validate(full=True)  # else a flipped bit of an offset is read as what lies anywhere
+        return table
     except (pa.ArrowInvalid, OSError) as error:
         raise ValueError(f"{path} can't be read as a whole ({error}): it was damaged or cut") from error
 
@@ -190,14 +231,45 @@ def numbers_differ(first: Path, second: Path) -> tuple[str, str, str] | None:
     """Of two JSON objects, the numbers that both have and no clock decides."""
     one, other = (_json(path) for path in (first, second))
     found = _within(one, other)
-    return None if found is None else (found[0].lstrip("."), repr(found[1]), repr(found[2]))
+    if found is None:
+        return _damage_differs(first, second, _verify_record) or _seal_differs(first, second)
+    return found[0].lstrip("."), repr(found[1]), repr(found[2])
 
 
 def _json(path: Path) -> Any:
+    """Without the checksum, in which a clock has its part."""
     try:
-        return json.loads(path.read_text())
+        value = json.loads(path.read_text())
     except ValueError as error:
         raise ValueError(f"{path} is no JSON ({error}): it was damaged or cut") from error
+    return {name: one for name, one in value.items() if name != KEY}
+
+
+def _damage_differs(
+    first: Path, second: Path, verify: Callable[[Path], object]
+) -> tuple[str, str, str] | None:
+    """Of two files or folders whose content is the same: whether the checksum of one alone says that it isn't
+    what was written."""
+
+    def told(path: Path) -> str:
+        try:
+            verify(path)
+        except Damaged:
+            return "damaged"
+        return "right"
+
+    of_both = told(first), told(second)
+    return None if of_both[0] == of_both[1] else ("what its checksum covers", *of_both)
+
+
+def folders_differ(first: Path, second: Path) -> tuple[str, str, str] | None:
+    """Whether one alone of two folders with the same tensors isn't as it was sealed."""
+
+    def verify(path: Path) -> None:
+        if damage := damage_of(path):
+            raise Damaged(damage)
+
+    return _damage_differs(first, second, verify)
 
 
 def journals_differ(first: Path, second: Path, phase: str) -> tuple[str, str, str] | None:
@@ -221,16 +293,16 @@ def _requests(folder: Path, phase: str) -> dict[str, list[dict[str, Any]]]:
     left out, as a run that goes on leaves them out."""
     found = {}
     for path in sorted(folder.glob(f"{phase}-*.jsonl")):
-        answered = read_journal(path, repair=False)
-        for line in path.read_bytes().splitlines():
-            with contextlib.suppress(ValueError, TypeError, KeyError):
-                key, rows = json.loads(line)
-                found[key] = [_sample(*pair) for pair in zip(answered[key], rows, strict=True)]
+        for line in path.read_bytes().splitlines(keepends=True):
+            with contextlib.suppress(ValueError, TypeError):
+                key, rows = json.loads(row_of(line))
+                found[key] = [_sample(row) for row in rows]
     return found
 
 
-def _sample(one: Completion, row: list[Any]) -> dict[str, Any]:
+def _sample(row: list[Any]) -> dict[str, Any]:
     """`written` is last: base64 has several texts for the same numbers."""
+    one = completion_of(*row)
     return {
         "token_ids": one.token_ids.tolist(),
         "logprobs": one.logprobs.tolist(),
@@ -264,7 +336,7 @@ def _iterations(directory: ExperimentDirectory) -> list[int]:
 
 
 def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.is_file())
+    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != SUMS)
 
 
 def _both(one: list[Any], other: list[Any]) -> list[Any]:

@@ -117,15 +117,17 @@ def lent_critic_at(sampler: Sampler, point: int) -> Critic | None:
 
 
 def answers_at(
-    sampler: Sampler, point: int, work: Path, seed: int, problems: int
+    sampler: Sampler, point: int, work: Path, seed: int, problems: int, *, enough: int = 1
 ) -> tuple[list[Trajectory], str]:
     """Answers to training problems by the weights after `point` iterations, and whether they were
-    ``stored`` or ``sampled``: where the run didn't keep any, as after its last iteration, `problems`
-    problems are answered now. The engine has to hold these weights. What nobody could grade is left out.
+    ``stored`` or ``sampled``: where the run didn't keep any, as after its last iteration, or kept those of
+    fewer than `enough` problems, `problems` problems are answered now. The engine has to hold these weights.
+    What nobody could grade is left out.
     """
     session = sampler.session
     stored = session.directory.iteration(point) / "trajectories.arrow"
-    if stored.is_file():
+    kept = session.config.problems_per_iteration
+    if stored.is_file() and (kept is None or kept >= enough):
         trajectories = read_trajectories(stored)
         versions = {segment.policy_version for t in trajectories for segment in t.segments} - {None}
         if versions != {point}:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from treetune.analyzers.truth import Place
 from treetune.episode_generators.base import GenerationContext
 from treetune.episode_generators.unavailable import NothingGraded
 from treetune.episode_generators.values.base import Estimate, FixedBudget
@@ -76,12 +77,20 @@ def continued(
     """What `samples` continuations of each (an answer to the problem, prefix ids) earn, sampled as the
     answers were. The prefix need not be the answer's own.
     """
+    places = [Place(one.problem, one.prompt_ids, token_array(prefix)) for one, prefix in nodes]
+    return continued_places(context, places, samples, purpose)
+
+
+def continued_places(
+    context: GenerationContext, places: Sequence[Place], samples: int, purpose: str
+) -> list[Estimate]:
+    """What `samples` continuations of each place earn."""
     assert context.sampling is not None, "the context is that of a rollout that samples"
-    if not nodes:
+    if not places:
         return []
     wanted = [
-        Wanted(one.problem, one.prompt_ids, [[Segment(token_array(prefix))]], [(0, len(prefix))])
-        for one, prefix in nodes
+        Wanted(problem, prompt_ids, [[Segment(begun_ids)]], [(0, len(begun_ids))])
+        for problem, prompt_ids, begun_ids in places
     ]
     found, everyones = estimates(
         context, wanted, StepBoundaries(), FixedBudget(samples), context.sampling, purpose

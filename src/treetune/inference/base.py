@@ -38,14 +38,20 @@ class SamplingParams:
     stop_ids: tuple[int, ...] = ()
 
 
+ANSWERS, CONTINUATIONS = 0, 1
+"""Priorities of requests: those of the lower number are sampled first."""
+
+
 @dataclass(frozen=True, eq=False)
 class Request(Columnar):
-    """`n` samples from one prompt. Sample i is drawn with ``seed + i`` and depends on nothing else."""
+    """`n` samples from one prompt. Sample i is drawn with ``seed + i`` and depends on nothing else: not on
+    the `priority`, which says what is sampled first."""
 
     prompt_ids: TokenIds
     seed: int
     n: int
     sampling: SamplingParams
+    priority: int = field(default=ANSWERS, compare=False)
 
     def __post_init__(self) -> None:
         self._set("prompt_ids", token_array(self.prompt_ids))
@@ -93,8 +99,8 @@ OnResult = Callable[[int, list[Completion]], Sequence[Request | Later] | None]
 """Called with the request's index and its completions as soon as they are there, in any order.
 
 It may return further requests, which follow from these completions. They are numbered on from the last
-request, and sent before what still waits, so that what has begun ends first. Those that have to wait for
-something else come `Later`; sampling goes on meanwhile, and isn't over before."""
+request, and sent before what still waits of their priority, so that what has begun ends first. Those that
+have to wait for something else come `Later`; sampling goes on meanwhile, and isn't over before."""
 
 
 @dataclass(frozen=True)
@@ -136,6 +142,8 @@ class Engine:
     version: int
     tokens: int
     """Sampled tokens that this rank has been given so far, those of the canary left out."""
+    sleeps: bool = False
+    """Whether `asleep` gives anybody memory."""
 
     @property
     def tokens_per_second(self) -> float:
@@ -145,6 +153,10 @@ class Engine:
     def wait_ready(self) -> None:
         """Blocks until a token has been sampled. Raises EngineError with the end of the log."""
         raise NotImplementedError
+
+    def wait_settled(self) -> None:
+        """Blocks until the engine has taken the memory that it is going to hold, where the trainer could
+        take it away meanwhile: it measures what is free. Raises EngineError as `wait_ready` does."""
 
     def generate(
         self, requests: Sequence[Request | Later], on_result: OnResult | None = None
@@ -165,7 +177,8 @@ class Engine:
         raise NotImplementedError
 
     def asleep(self) -> AbstractContextManager[None]:
-        """Inside, the engine's memory belongs to the trainer, if so configured."""
+        """Inside, the engine's memory belongs to the trainer, if so configured; a server that dies there is
+        not started anew before the end."""
         raise NotImplementedError
 
     def close(self) -> None:

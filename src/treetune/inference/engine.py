@@ -52,6 +52,7 @@ class VllmEngine(Engine):
     ) -> None:
         self.version = 0
         self.tokens = 0
+        self.sleeps = settings.sleep
         self._settings, self._server, self._ranks = settings, server, ranks
         self._context_length, self._device = context_length, device
         self._client = Client(end_ids)
@@ -76,6 +77,10 @@ class VllmEngine(Engine):
 
     def wait_ready(self) -> None:
         self._server.ready()
+
+    def wait_settled(self) -> None:
+        if self._device == "cuda":
+            self._server.ready()
 
     # Sampling
 
@@ -105,8 +110,8 @@ class VllmEngine(Engine):
         self._recent = [(time.monotonic(), 0)]
         while missing or promised:
             address = self._awake()
-            # What follows from other answers goes first, as it did before.
-            parts = sorted(missing.values(), key=lambda part: part.index < given)
+            # What follows from other answers goes first among its like, as it did before.
+            parts = sorted(missing.values(), key=lambda part: (part.request.priority, part.index < given))
             try:
                 with self._sampling(address) as sampling:
                     sampling.add(parts, promised)
@@ -238,15 +243,19 @@ class VllmEngine(Engine):
             return
         self._ranks.gather(None)
         if isinstance(self._server, OwnServer):
-            address = self._server.ready()
-            if address.epoch != self._asleep_epoch:  # else nobody has needed it since it went to sleep
+            # A server that can't fall asleep is replaced by one that then has to.
+            while (address := self._server.ready()).epoch != self._asleep_epoch:
                 with self._or_restart(address):
                     self._client.post(address, "/sleep?level=1", timeout=self._settings.sync_timeout)
                     self._asleep_epoch = address.epoch
+        self._server.hold(True)
         self._ranks.gather(None)
-        # It wakes when it is next needed: weights first, the cache after the new weights are in, so
-        # that the peak of memory stays low.
-        yield
+        try:
+            yield
+        finally:
+            # It wakes when it is next needed: weights first, the cache after the new weights are in, so
+            # that the peak of memory stays low.
+            self._server.hold(False)
 
     def _awake(self) -> Address:
         """The server, ready to sample."""

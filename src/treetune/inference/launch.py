@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import treetune
 from treetune.inference import key
+from treetune.inference.scratch import variables
 from treetune.inherited import without_secrets
 
 if TYPE_CHECKING:
@@ -87,6 +88,8 @@ class Launch:
         longest = 0 if cuda else self.context_length
         tokens = max(settings.max_num_batched_tokens, settings.max_num_seqs, longest)
         command += ["--max-num-batched-tokens", str(tokens)]
+        # Answers before continuations of others, which wait in one queue with them.
+        command += ["--scheduling-policy", "priority"]
         command += ["--tensor-parallel-size", str(settings.tensor_parallel_size)]
         # The model's own generation_config would change temperature, top-p and top-k behind our back.
         command += ["--generation-config", "vllm"]
@@ -131,7 +134,7 @@ class Launch:
             "VLLM_NO_USAGE_STATS": "1",
             "DO_NOT_TRACK": "1",
             "HF_HUB_OFFLINE": "1",
-            "VLLM_RPC_BASE_PATH": str(scratch),  # sockets: gone with the server, whatever ends it
+            **variables(scratch),
             # Longer than the client keeps one: a request on a connection that the server just closed would
             # look like a failure of the server, and on a busy machine its 5 s are not far from our 3.
             "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "60",

@@ -11,14 +11,13 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from treetune.files import write_json
-from treetune.inference import guard, key
+from treetune.inference import guard, key, scratch
 from treetune.inference.base import EngineError
 from treetune.inference.client import Address, Client, ServerFailure
 from treetune.inference.launch import MODEL_NAME, Launch
@@ -44,6 +43,9 @@ class Server(Protocol):
     def succeeded(self) -> None:
         """Work was finished: the restarts so far are forgiven."""
 
+    def hold(self, held: bool) -> None:
+        """While held, a server that ends is not started anew: its memory is somebody else's."""
+
     @property
     def restarts(self) -> int:
         """How often it was started anew."""
@@ -60,25 +62,25 @@ class Process:
         self.port = _free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.key = secrets.token_urlsafe(32)
-        scratch = Path(tempfile.mkdtemp(prefix="treetune-engine-"))
+        folder = scratch.make()
         command = launch.command(weights, self.port)
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as file:
             file.write(f"\n=== {time.strftime('%F %T')} {' '.join(command)}\n".encode())
             file.flush()
             self.log_start = file.tell()
-            watcher = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), str(scratch)]
+            watcher = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), str(folder)]
             # A session of its own: Ctrl-C in the terminal is ours to handle, not the server's.
             self._guard = subprocess.Popen(
                 [*watcher, *command],
                 stdin=subprocess.PIPE,
                 stdout=file,
                 stderr=file,
-                env=launch.environment(scratch) | {key.VARIABLE: self.key},
+                env=launch.environment(folder) | {key.VARIABLE: self.key},
                 start_new_session=True,
                 bufsize=0,
             )
-        self._scratch = scratch
+        self._scratch = folder
 
     def address(self, epoch: int = 0) -> Address:
         return Address(self.url, epoch, self.key)
@@ -119,7 +121,9 @@ class OwnServer:
 
     def __init__(self, launch: Launch, weights: Path, log: Path, address_file: Path | None) -> None:
         self._launch, self._settings, self._log = launch, launch.settings, log
-        launch.environment(Path())  # a wrong choice of GPUs is the caller's mistake, told at once
+        # A wrong choice of GPUs, or too long a path, is the caller's mistake, told at once.
+        launch.environment(Path())
+        scratch.refuse_long_paths()
         self._address_file = address_file
         self._weights = weights
         self._changed = threading.Condition()
@@ -129,7 +133,7 @@ class OwnServer:
         self._in_a_row = 0
         self._start_wanted = True
         self._bad_epoch: tuple[int, str] = (0, "")
-        self._closed = False
+        self._closed = self._held = False
         self._client = Client()
         # The thread starts the processes; it lives as long as this object.
         self._thread = threading.Thread(target=self._supervise, name="engine-server", daemon=True)
@@ -163,6 +167,11 @@ class OwnServer:
     def succeeded(self) -> None:
         self._in_a_row = 0
 
+    def hold(self, held: bool) -> None:
+        with self._changed:
+            self._held = held
+            self._changed.notify_all()
+
     def use(self, weights: Path) -> None:
         """From here on, a new start is on these weights."""
         self._weights = weights
@@ -188,7 +197,7 @@ class OwnServer:
     def _supervise(self) -> None:
         while True:
             with self._changed:
-                while not (self._start_wanted or self._closed):
+                while not self._closed and (self._held or not self._start_wanted):
                     self._changed.wait(0.5)
                 if self._closed:
                     return
@@ -342,6 +351,9 @@ class RemoteServer:
 
     def succeeded(self) -> None:
         """The first rank's own work decides."""
+
+    def hold(self, held: bool) -> None:
+        """The first rank's decides of this, too."""
 
     def close(self) -> None:
         self._closed = True

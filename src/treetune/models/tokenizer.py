@@ -144,8 +144,9 @@ def step_ends(
 
     `boundaries` rise from 0 to the length of the text (`Task.step_boundaries`). A token belongs to
     the step in which it begins, so one that runs over a boundary to the step before it; the end
-    token belongs to the last step. A step in which no token begins is dropped. The result rises
-    strictly and ends with the number of tokens; it is empty only for no tokens.
+    token belongs to the last step, but where the end of the text is told twice it is a step of its own. A
+    step in which no token begins is dropped. The result rises strictly and ends with the number of tokens;
+    it is empty only for no tokens.
 
     Raises ValueError for boundaries that don't cover the text.
     """

@@ -17,6 +17,7 @@ from treetune.models.sources import ModelSource
 from treetune.runtime.analysis import Analyzer
 from treetune.runtime.diagnostics import Diagnostics
 from treetune.runtime.sinks import Sink
+from treetune.runtime.stop_after import StopAfter
 from treetune.tasks.base import Split, Task
 from treetune.tasks.sampling import Replacement
 from treetune.trainers.base import Trainer
@@ -126,17 +127,19 @@ ChoiceRule = Literal["first_maximum", "best"]
 class ChooseCheckpoint(Part):
     """After an iteration's training, goes on with the weights that do best on held-out problems.
 
-    Candidates are the weights that training began with (epoch 0) and those after each epoch. Each is
-    measured on the evaluation set called `set`: its pass@1. ``first_maximum`` takes epochs as long
-    as each is strictly better than the one before, and trains no further once one isn't (the rule
-    of RestEM in the VinePPO paper, which there is applied to checkpoints every 500 steps); ``best``
-    takes the best of all, the earliest of equals. The chosen weights are those that the next
-    iteration samples from, that the checkpoint holds and that evaluations measure.
+    Candidates are the weights that training began with (epoch 0) and those after each epoch, or after every
+    so many optimiser steps and at the end. Each is measured on the evaluation set called `set`: its pass@1.
+    ``first_maximum`` takes candidates as long as each is strictly better than the one before, and trains no
+    further once one isn't (the rule of RestEM in the VinePPO paper); ``best`` takes the best of all, the
+    earliest of equals. The chosen weights are those that the next iteration samples from, that the
+    checkpoint holds and that evaluations measure.
     """
 
     set: str
     rule: ChoiceRule = "first_maximum"
-    """``first_maximum`` stops at the first epoch that is no better; ``best`` looks at all."""
+    """``first_maximum`` stops at the first candidate that is no better; ``best`` looks at all."""
+    every: Annotated[int, Gt(0)] | None = None
+    """Steps between candidates; None: after every epoch."""
 
     def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
         labels = [one.label for one in experiment.evaluation.sets]
@@ -200,8 +203,9 @@ class PolicyIteration(Runtime):
     takes the whole split. `rank_deadline` (seconds) is how long a rank waits for the others before the
     run ends with an error. `restart` ``every_iteration`` trains the start weights anew each time, with a
     fresh optimiser and schedule, on what the latest policy sampled (RestEM). `choose_checkpoint` is about
-    which epoch's weights an iteration ends with; None: the last one's. `presets` are the published
-    methods that were put on the experiment; their files say so.
+    which epoch's weights an iteration ends with; None: the last one's. `stop_after` ends the run at a budget
+    of sampled tokens; None: after all `iterations`. `presets` are the published methods that were put on the
+    experiment; their files say so.
     """
 
     task: Task
@@ -238,6 +242,7 @@ class PolicyIteration(Runtime):
     """Seconds for one answer; then its outcome is ``timeout``."""
     rank_deadline: Annotated[float, Gt(0)] = 3600.0
     sinks: tuple[Sink, ...] = ()
+    stop_after: StopAfter | None = None
     presets: tuple[Preset, ...] = ()
 
     @property
@@ -265,6 +270,7 @@ class PolicyIteration(Runtime):
             "iterations",
             "rank_deadline",
             "sinks",
+            "stop_after",
         }
         # An evaluation that chooses the weights to go on with is a part of training.
         return frozenset(keys if settings.get("choose_checkpoint") else keys | {"evaluation"})

@@ -38,9 +38,10 @@ class ExperimentDirectory:
     def iteration(self, i: int) -> Path:
         return self.path / "iterations" / f"{i:04d}"
 
-    def candidate(self, i: int, epoch: int) -> Path:
-        """What was measured of the weights after an epoch of iteration `i`, where the best is chosen."""
-        return self.iteration(i) / "candidates" / f"{epoch:02d}"
+    def candidate(self, i: int, point: int) -> Path:
+        """What was measured of the weights after so many epochs or steps of iteration `i`, where the best is
+        chosen."""
+        return self.iteration(i) / "candidates" / f"{point:02d}"
 
     def checkpoint(self, i: int) -> Path:
         return self.path / "checkpoints" / f"{i:04d}"

@@ -54,23 +54,44 @@ def launcher_processes() -> list[Process]:
     pid = os.getppid()
     while pid > 1:
         fields = process_fields(pid)
-        try:
-            command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
-        except OSError:
-            break
-        if not fields or "deepspeed" not in command:
+        if not fields or "deepspeed" not in _command(pid):
             break
         found.append(Process(pid, fields[19]))
         pid = int(fields[1])
     return found
 
 
+def _is_left_behind(launcher: list[Process]) -> bool:
+    """Whether the launcher, or its upper half, was gone before this process could see it.
+
+    DeepSpeed's per-node launcher says in the environment that it started this process; on one machine it has
+    a parent itself, the `deepspeed` command. Whoever lost its parent is init's child.
+    """
+    if "CROSS_SIZE" not in os.environ or "deepspeed" in _command(1):
+        return False
+    if not launcher:
+        return os.getppid() == 1
+    outermost = launcher[-1].pid
+    fields = process_fields(outermost)
+    halved = os.environ["CROSS_SIZE"] == "1" and "deepspeed.launcher.launch" in _command(outermost)
+    return not fields or (halved and fields[1] == "1")
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    except OSError:
+        return ""
+
+
 def end_with_launcher() -> None:
     """From here on, this process ends when its launcher does, however that happens."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     launcher = launcher_processes()
+    if _is_left_behind(launcher):
+        raise Stopped(TERMINATED)
     if not launcher:
         return
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
     def watch() -> None:
         while all(process.alive() for process in launcher):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def run_iterations(session: Session, server: PolicyServer, sampler: Sampler, trainer: PolicyTrainer) -> None:
     """Every iteration that the experiment still lacks. Collective."""
     start = resume(session, server, trainer)
-    with Record.open(session, trainer, start) as record:
+    with Record.open(session, server, trainer, start) as record:
         for iteration in session.remaining_iterations(start):
             clock = Clock()
             episodes, metrics = generate(sampler, iteration, clock)

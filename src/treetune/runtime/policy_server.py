@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from treetune.inference.base import Engine
@@ -30,6 +30,8 @@ class PolicyServer:
 
     def __init__(self, session: Session, engine: Engine | None, folder: WeightsFolder | None) -> None:
         self.engine, self.folder = engine, folder
+        self.trainer: PolicyTrainer | None = None
+        """Whose memory the engine's is in turn."""
         self._session = session
         self._started = False
         self._offer: tuple[PolicyTrainer, int] | None = None
@@ -100,9 +102,21 @@ class PolicyServer:
             self.engine.load(folder, number, stored_canary(self._session, folder))
             self.folder.keep_only(number)
 
-    def asleep(self) -> AbstractContextManager[None]:
-        """Inside, the engine's memory belongs to the trainer, if so configured."""
-        return contextlib.nullcontext() if self.engine is None else self.engine.asleep()
+    @contextmanager
+    def asleep(self) -> Iterator[None]:
+        """Inside, the engine's memory belongs to the trainer, if so configured, and outside the trainer's to
+        the engine: whoever trains, saves or loads the trainer does it inside. Collective.
+        """
+        if self.engine is None:
+            yield
+            return
+        self.engine.wait_settled()
+        with self.engine.asleep():
+            if self.trainer is not None and self.engine.sleeps:
+                self.trainer.come_back()
+            yield
+            if self.trainer is not None and self.engine.sleeps:
+                self.trainer.step_aside()
 
     def _wait(self) -> None:
         """Until the engine has sampled a token; at once where it has before."""

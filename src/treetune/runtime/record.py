@@ -17,6 +17,7 @@ from treetune.config.hashing import config_hash
 from treetune.files import replace_folder, write_json, write_text
 from treetune.runtime.clock import Clock
 from treetune.runtime.directory import METRICS_REMEDY, ExperimentDirectory, metrics_row
+from treetune.runtime.due import is_last, iterations_of
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.session import Session
 from treetune.runtime.sinks import Mirrors
@@ -42,7 +43,8 @@ def resume(session: Session, server: PolicyServer, trainer: PolicyTrainer) -> in
     session.console.say(f"{len(session.train_problems)} training problems, {config.iterations} iterations")
     start = session.ranks.from_first("newest checkpoint", _whole(session) if session.ranks.is_first else 0)
     if start:
-        trainer.load(directory.checkpoint(start) / "trainer")
+        with server.asleep():
+            trainer.load(directory.checkpoint(start) / "trainer")
         server.offer(trainer, start)
         session.console.say(f"continuing after iteration {start} of {config.iterations}")
     if session.ranks.is_first:
@@ -75,16 +77,19 @@ def _whole(session: Session) -> int:
 class Record:
     """Lines of metrics and their mirrors, checkpoints, and what the metrics show so far."""
 
-    def __init__(self, session: Session, trainer: PolicyTrainer, watch: Watch, mirrors: Mirrors) -> None:
-        self._session, self._trainer, self._watch, self._mirrors = session, trainer, watch, mirrors
+    def __init__(
+        self, session: Session, server: PolicyServer, trainer: PolicyTrainer, watch: Watch, mirrors: Mirrors
+    ) -> None:
+        self._session, self._server, self._trainer = session, server, trainer
+        self._watch, self._mirrors = watch, mirrors
 
     @staticmethod
     @contextmanager
-    def open(session: Session, trainer: PolicyTrainer, start: int) -> Iterator[Record]:
+    def open(session: Session, server: PolicyServer, trainer: PolicyTrainer, start: int) -> Iterator[Record]:
         """The record of a run that goes on after `start` iterations. Collective."""
         watch = Watch.of(session, start)
         with contextlib.closing(Mirrors.of(session)) as mirrors:
-            yield Record(session, trainer, watch, mirrors)
+            yield Record(session, server, trainer, watch, mirrors)
 
     def commit(self, iteration: int, metrics: Metrics, clock: Clock) -> None:
         """Checkpoint (where one is due) and metrics of a finished iteration. Collective.
@@ -98,16 +103,16 @@ class Record:
         metrics = metrics | watch.look(iteration, metrics)
         with clock.phase("commit"):
             self._keep_line(iteration, metrics | clock.metrics())
-            last = done == config.iterations or watch.stopping
+            last = is_last(config, session.directory, done) or watch.stopping
             if last or done % config.checkpoints.every == 0:
-                with session.console.phase(f"iteration {done}: checkpoint"):
+                with self._server.asleep(), session.console.phase(f"iteration {done}: checkpoint"):
                     self._checkpoint(done)
         row = self._keep_line(iteration, metrics | clock.metrics())
         if session.ranks.is_first:
             session.directory.append_metrics(row)
         self._mirrors.log(iteration, row)
         session.last_row = row
-        session.console.say(summary_line(row, config.iterations))
+        session.console.say(summary_line(row, iterations_of(config, session.directory, done)))
         watch.stop_if_collapsed()
 
     def _keep_line(self, iteration: int, metrics: Metrics) -> dict[str, Any]:

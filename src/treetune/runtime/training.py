@@ -32,6 +32,7 @@ def make_trainer(session: Session) -> PolicyTrainer:
         ranks=session.ranks,
         seed=config.seed,
         temperature=session.temperature,
+        nucleus=session.nucleus,
         iterations=config.iterations,
         gae=config.credit if isinstance(config.credit, Gae) else None,
         critic=config.credit.critic_settings,
@@ -58,22 +59,23 @@ def train(
     if choice is not None:
         with clock.phase("choice"):
             choice.consider(0)
-    epochs = trainer.epochs(iteration, episodes, lambda done, total: show(done, total))
+    every = chosen.every if chosen else None
+    stretches = trainer.stretches(iteration, episodes, every, lambda done, total: show(done, total))
     while True:
         with (
             clock.phase("training"),
             server.asleep(),
             sampler.phase(f"iteration {iteration + 1}: training", "steps") as show,
         ):
-            for trained in epochs:
+            for stretch, trained in stretches:  # noqa: B007
                 metrics |= trained
                 if choice is not None:
                     break  # the engine is needed now
         if choice is None:
             return metrics
         with clock.phase("choice"):
-            choice.consider(len(choice.accuracies))
-            if choice.is_made:
+            choice.consider(stretch.epochs if every is None else stretch.steps, stretch.is_last)
+            if stretch.is_last or choice.is_made:
                 return metrics | choice.settle()
 
 
@@ -89,10 +91,11 @@ def _nothing_selected(session: Session, iteration: int) -> None:
 
 
 class _Choice:
-    """Measures an iteration's epochs one by one and keeps the state of the one to go on with.
+    """Measures an iteration's candidates one by one and keeps the state of the one to go on with. `points`
+    are theirs: after how many epochs, or steps.
 
     What was measured lies in the iteration's folder and is read from there when the iteration is
-    trained again: then the same epochs are trained, the same one is chosen, and nothing is sampled
+    trained again: then the same candidates are trained, the same one is chosen, and nothing is sampled
     twice. The state of the trainer lies beside it until the choice is settled.
     """
 
@@ -100,49 +103,52 @@ class _Choice:
         self, sampler: Sampler, trainer: PolicyTrainer, iteration: int, settings: ChooseCheckpoint
     ) -> None:
         self.session, self.sampler, self.trainer = sampler.session, sampler, trainer
-        self.iteration, self.rule, self.epochs = iteration, settings.rule, trainer.settings.epochs
+        self.iteration, self.rule = iteration, settings.rule
+        self.unit = "epoch" if settings.every is None else "step"
         sets = self.session.config.evaluation.sets
         self.set = next(one for one in sets if one.label == settings.set)
+        self.points: list[int] = []
         self.accuracies: list[float] = []
         self._measured: list[Path] = []
         self._state = self.session.directory.iteration(iteration) / "candidates" / "state"
 
     @property
     def chosen(self) -> int:
+        """The number of the candidate."""
         return choose(self.accuracies, self.rule)
 
     @property
     def is_made(self) -> bool:
-        """Whether no later epoch can change it, or there is none."""
-        measured = len(self.accuracies) - 1
-        fallen = self.rule == "first_maximum" and self.chosen < measured
-        return fallen or measured == self.epochs
+        """Whether no later candidate can change it."""
+        return self.rule == "first_maximum" and self.chosen < len(self.accuracies) - 1
 
-    def consider(self, epoch: int) -> None:
-        """Measures the trainer's present weights, those after `epoch` epochs. Collective."""
+    def consider(self, point: int, is_last: bool = False) -> None:
+        """Measures the trainer's present weights. Collective."""
         session, done = self.session, self.iteration + 1
-        if (known := self._known(epoch)) is None:
+        if (known := self._known(point)) is None:
             self.sampler.server.offer(self.trainer, done)
-            known = session.directory.candidate(self.iteration, epoch)
-            name = f"{self.set.label} after epoch {epoch} of iteration {done}"
+            known = session.directory.candidate(self.iteration, point)
+            name = f"{self.set.label} after {self.unit} {point} of iteration {done}"
             measure(self.sampler, done, self.set, known, name)
         self._measured.append(known)
+        self.points.append(point)
         self.accuracies.append(read_record(known / "summary.json", MEASURE_AGAIN)["pass_at_1"])
-        if self.chosen == epoch < self.epochs:
+        if self.chosen == len(self.accuracies) - 1 and not is_last:
             if session.ranks.is_first:
                 shutil.rmtree(self._state, ignore_errors=True)
             session.ranks.barrier("room for the candidate")
-            self.trainer.save(self._state)
+            with self.sampler.server.asleep():
+                self.trainer.save(self._state)
             session.ranks.barrier("the candidate is written")
             if session.ranks.is_first:
                 seal_folder(self._state)
 
-    def _known(self, epoch: int) -> Path | None:
+    def _known(self, point: int) -> Path | None:
         """Where these weights were measured already, by a run that was interrupted or, with restarts,
         in an earlier iteration that began with the same ones."""
-        again = epoch == 0 and self.session.config.restart == "every_iteration"
+        again = point == 0 and self.session.config.restart == "every_iteration"
         for iteration in (self.iteration, *(range(self.iteration) if again else ())):
-            folder = self.session.directory.candidate(iteration, epoch)
+            folder = self.session.directory.candidate(iteration, point)
             if (folder / "summary.json").is_file():
                 return folder
         return None
@@ -152,18 +158,22 @@ class _Choice:
         session, chosen = self.session, self.chosen
         if chosen < len(self.accuracies) - 1:
             _refuse_damaged(session, self._state)
-            self.trainer.load(self._state)
+            with self.sampler.server.asleep():
+                self.trainer.load(self._state)
         session.ranks.barrier("the chosen weights are back")
         if session.ranks.is_first:
             shutil.rmtree(self._state, ignore_errors=True)
             self._keep_as_evaluation(self._measured[chosen])
         session.ranks.barrier("the choice is settled")
+        point = self.points[chosen]
         session.console.say(
-            f"iteration {self.iteration + 1}: went on with epoch {chosen}, {self.set.label} "
+            f"iteration {self.iteration + 1}: went on with {self.unit} {point}, {self.set.label} "
             + " ".join(f"{accuracy:.3f}" for accuracy in self.accuracies)
         )
-        measured = {f"choice/epoch_{epoch}": accuracy for epoch, accuracy in enumerate(self.accuracies)}
-        return measured | {"choice/epoch": float(chosen), "choice/accuracy": self.accuracies[chosen]}
+        found = zip(self.points, self.accuracies, strict=True)
+        measured = {f"choice/{self.unit}_{at}": accuracy for at, accuracy in found}
+        own = {f"choice/{self.unit}": float(point), "choice/accuracy": self.accuracies[chosen]}
+        return measured | own
 
     def _keep_as_evaluation(self, measured: Path) -> None:
         """These weights are those after the iteration: they need not be measured again as such."""
@@ -183,10 +193,10 @@ def _refuse_damaged(session: Session, state: Path) -> None:
 
 
 def choose(accuracies: Sequence[float], rule: ChoiceRule) -> int:
-    """Which of the epochs 0, 1, … to go on with; see `ChooseCheckpoint`."""
+    """Which of the candidates 0, 1, … to go on with; see `ChooseCheckpoint`."""
     if rule == "best":
-        return max(range(len(accuracies)), key=lambda epoch: (accuracies[epoch], -epoch))
-    epoch = 0
-    while epoch + 1 < len(accuracies) and accuracies[epoch + 1] > accuracies[epoch]:
-        epoch += 1
-    return epoch
+        return max(range(len(accuracies)), key=lambda number: (accuracies[number], -number))
+    number = 0
+    while number + 1 < len(accuracies) and accuracies[number + 1] > accuracies[number]:
+        number += 1
+    return number

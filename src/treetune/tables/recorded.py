@@ -19,22 +19,24 @@ from treetune.tasks.base import Task
 METRICS: Mapping[str, tuple[str, ...]] = {
     group: tuple(names.split())
     for group, names in {
-        "choice": "accuracy epoch",
+        "choice": "accuracy epoch step",
         "credit": "advantage_mean advantage_std advantage_zero critic_error critic_weight unvalued"
         " value_decided value_mean value_samples value_states value_std value_tokens value_unavailable"
         " value_unfinished value_unknown",
         "critic": "clip_fraction grad_norm loss mse return value",
-        "engine": "canary_gap canary_mean_gap logprob_gap_max logprob_gap_mean restarts tokens_per_second",
+        "engine": "canary_gap canary_mean_gap logprob_gap_max logprob_gap_mean nucleus_log_mass"
+        " restarts tokens_per_second",
         "episodes": "correct count error groups_ungraded left_out mixed no_answer once_hit problems"
         " prompt_tokens response_tokens response_tokens_max reward score steps timeout unavailable"
         " unfinished unique",
         "preference": "accuracy chosen_reward margin ranking reference_ranking rejected_reward shortfall",
-        "rollout": "groups_dropped groups_lacking rounds",
+        "rollout": "groups_dropped groups_lacking rounds sampled_tokens",
         "selection": "episodes groups groups_capped groups_dropped groups_kept groups_surplus kept pairs"
         " pairs_possible",
         "spo": "distance first_choice lacking",
         "train": "advantage_abs advantage_mean approx_kl clip_fraction computed_tokens entropy entropy_coef"
-        " grad_norm kl kl_loss learning_rate loss policy_loss ratio skipped_steps steps tokens",
+        " grad_norm kl kl_loss learning_rate loss policy_loss ratio skipped_by_ratio"
+        " skipped_steps steps tokens",
     }.items()
 }
 """By what stands before the slash: the metrics of the package's own parts. Many are recorded by some

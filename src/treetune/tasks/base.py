@@ -10,6 +10,7 @@ from treetune.tasks.drawing import Drawing
 from treetune.tasks.environments.base import Environment
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.sampling import further_problems, sample_problems
+from treetune.tasks.steps.base import as_if_going_on
 from treetune.vocabulary import Metrics, Problem
 
 Split = Literal["train", "validation", "test"]
@@ -109,6 +110,15 @@ class Task(Registrable):
         Lossless for every string; an empty response gives ``[0]``.
         """
         raise NotImplementedError
+
+    def answer_boundaries(self, response: str) -> list[int]:
+        """The boundaries of an answer that ends here, from 0 to ``len(response)``: those that it would have
+        if it went on in another line. One at its very end is told twice: the end token is a step of its own.
+
+        What a token is held against may not depend on which token it is: where another one would have begun
+        a step, the end token does.
+        """
+        return as_if_going_on(self.step_boundaries, response)
 
     def alphabet(self) -> str:
         """Every character that prompts and responses may hold, for the character tokenizer.

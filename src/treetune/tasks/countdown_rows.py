@@ -67,6 +67,9 @@ class CountdownRows(RowsTask):
     def step_boundaries(self, response: str) -> list[int]:
         return self.steps.boundaries(response)
 
+    def answer_boundaries(self, response: str) -> list[int]:
+        return self.steps.answer_boundaries(response)
+
     def _of(self, row: Mapping[str, Any], key: str) -> Any:
         if key not in row:
             raise BadRow(f"it has no {key!r} (it has {', '.join(map(repr, sorted(row))) or 'nothing'})")

@@ -137,5 +137,8 @@ class DomainTask(Task):
     def step_boundaries(self, response: str) -> list[int]:
         return self.task.step_boundaries(response)
 
+    def answer_boundaries(self, response: str) -> list[int]:
+        return self.task.answer_boundaries(response)
+
     def alphabet(self) -> str:
         return self.task.alphabet()

@@ -69,6 +69,9 @@ class JsonLines(RowsTask):
     def step_boundaries(self, response: str) -> list[int]:
         return self.steps.boundaries(response)
 
+    def answer_boundaries(self, response: str) -> list[int]:
+        return self.steps.answer_boundaries(response)
+
     def problem_of(self, row: dict[str, Any], id: str) -> Problem:
         gold_field, other = self.gold_field, self.gold_fallback
         if other is not None and missing(row, gold_field) and not missing(row, other):

@@ -189,6 +189,9 @@ class RoutedRows(RowsTask):
     def step_boundaries(self, response: str) -> list[int]:
         return self.steps.boundaries(response)
 
+    def answer_boundaries(self, response: str) -> list[int]:
+        return self.steps.answer_boundaries(response)
+
     def alphabet(self) -> str:
         """What stands in prompts, golds and demonstrations, where the files are small and have these."""
         files = [Path(name) for name in (*self.train, *self.validation, *self.test)]

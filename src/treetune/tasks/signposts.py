@@ -161,6 +161,24 @@ class Signposts(Task):
         misses = [1.0 - chance for chance in [*right, *map(self.rate, signs[len(right) :])]]
         return math.prod(1.0 - math.prod(misses[line] for line in group) for group in groups(problem))
 
+    def decision(self, problem: Problem, response: str) -> str | None:
+        """Behind the sign of a line that counts, the right direction."""
+        line, place = response.count("\n"), len(response) - response.rfind("\n") - 1
+        if place != 1 or line >= self.steps or problem.gold[line] == BLANK:
+            return None
+        return problem.gold[line]
+
+    def decided(self, problem: Problem, response: str) -> float | None:
+        """The reward, where it is known before the way's end."""
+        chosen = response.count("\n") + (len(response) - response.rfind("\n") > 2)
+        said = response.split("\n")[: self.steps]
+        right = [line[1:2] == gold for line, gold in zip(said[:chosen], problem.gold)]
+        won = [any(right[line] for line in group if line < chosen) for group in groups(problem)]
+        if all(won):
+            return 1.0
+        lost = any(not good and group[-1] < chosen for good, group in zip(won, groups(problem), strict=True))
+        return 0.0 if lost else None
+
     def _signs(self, problem: Problem) -> list[int]:
         """The number of each line's sign."""
         shown: Sequence[int] = problem.data["signs"]

@@ -6,13 +6,14 @@ import gc
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from treetune.episode_generators.credit.gae import Gae
 from treetune.episode_generators.critic import CriticSettings
+from treetune.models.nucleus import Nucleus
 from treetune.seeds import derived_random
 from treetune.trainers.base import Trainer
 from treetune.trainers.batching import Unit
@@ -20,6 +21,7 @@ from treetune.trainers.critic import Critic
 from treetune.trainers.entropy import EntropyCoefficient
 from treetune.trainers.minibatch import Minibatch, micro_batch_loss
 from treetune.trainers.model_factory import ModelFactory, Reference
+from treetune.trainers.objectives.base import SKIPPED_BY_RATIO, without_skipped
 from treetune.trainers.preparation.advantages import check_unthreaded
 from treetune.trainers.preparation.stages import preparation, prepare
 from treetune.trainers.preparation.tensors import IterationTensors
@@ -35,12 +37,20 @@ COMPUTED = "train/computed_tokens"
 """Tokens that the policy ran over for the iteration's updates, on all ranks; padding is not counted."""
 
 
+class Stretch(NamedTuple):
+    """How far an iteration's training has come: whole epochs, steps, and whether that is all."""
+
+    epochs: int
+    steps: int
+    is_last: bool
+
+
 class PolicyTrainer:
     """Trains a policy, and a critic where the credit is `gae` or `critic` says how.
 
     `load_model` gives a fresh copy of the start model. `temperature` is the rollout's: log-probs
-    are those of the distribution that was sampled. The schedule spans `iterations`, or, where
-    training `restarts` in every one of them, one.
+    are those of the distribution that was sampled, before its `nucleus` was cut out of it. The schedule
+    spans `iterations`, or, where training `restarts` in every one of them, one.
     """
 
     def __init__(
@@ -55,9 +65,10 @@ class PolicyTrainer:
         gae: Gae | None,
         critic: CriticSettings | None = None,
         restarts: bool = False,
+        nucleus: Nucleus | None = None,
     ) -> None:
         self.settings, self.ranks, self.seed = settings, ranks, seed
-        self.restarts = restarts
+        self.restarts, self.nucleus = restarts, nucleus
         self.temperature, self.iterations, self.gae = temperature, iterations, gae
         self.scorer = Scorer(settings, ranks, temperature)
         objective = settings.objective
@@ -86,7 +97,7 @@ class PolicyTrainer:
         if episodes and self.settings.measure_kl:
             sequences = Sequences.of(episodes)
             measured = IterationTensors.of(episodes)
-            measured.old_logprobs_N = self.policy_logprobs(sequences)
+            measured.old_logprobs_N, measured.log_mass_N = self.old_logprobs(sequences)
         self.policy.close()
         del self.policy  # two optimisers at once might not fit
         gc.collect()
@@ -99,6 +110,24 @@ class PolicyTrainer:
         measured.ref_logprobs_N = self.policy_logprobs(sequences)
         return measured.gap_metrics()
 
+    # Memory that an engine needs in turn
+
+    def step_aside(self) -> None:
+        """All that only training needs leaves the accelerator: optimiser, master weights, gradients, the
+        critic, and what was freed and kept. The policy can still be scored and exported."""
+        self.policy.step_aside()
+        if self.critic is not None:
+            self.critic.model.step_aside(weights=True)
+        gc.collect()
+        if self.ranks.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def come_back(self) -> None:
+        """Everything where training needs it."""
+        self.policy.come_back()
+        if self.critic is not None:
+            self.critic.model.come_back()
+
     # One iteration
 
     def train(
@@ -106,16 +135,19 @@ class PolicyTrainer:
     ) -> Metrics:
         """All epochs over these episodes; every rank is given the same ones. Collective."""
         metrics: Metrics = {}
-        for metrics in self.epochs(iteration, episodes, progress):  # noqa: B007
+        for _, metrics in self.stretches(iteration, episodes, progress=progress):  # noqa: B007
             pass
         return metrics
 
-    def epochs(
-        self, iteration: int, episodes: Sequence[Episode], progress: Callable[[int, int], None] | None = None
-    ) -> Iterator[Metrics]:
-        """Trains one epoch whenever it is asked for the next element: the metrics of those so far.
-
-        Collective.
+    def stretches(
+        self,
+        iteration: int,
+        episodes: Sequence[Episode],
+        every: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Iterator[tuple[Stretch, Metrics]]:
+        """Trains on whenever it is asked for the next element, up to the end of an epoch, or for `every`
+        steps and at last to the end: how far that came, and the metrics so far. Collective.
         """
         if self.critic is not None:
             check_unthreaded(episodes)
@@ -140,13 +172,17 @@ class PolicyTrainer:
                 number += 1
                 if progress is not None:
                     progress(number, steps)
-            taken = number - skipped
-            metrics = constant | {name: value / taken for name, value in sums.items()}
-            if tensors.old_logprobs_N is not None:  # filled by the first step where it is the only one
-                metrics |= tensors.gap_metrics()
-            metrics |= {"train/steps": float(taken), "train/tokens": float(sequences.n_tokens)}
-            metrics[COMPUTED] = sums[COMPUTED]
-            yield metrics | ({"train/skipped_steps": float(skipped)} if skipped else {})
+                end_of_epoch = number * self.settings.epochs == (epoch + 1) * steps
+                if not (end_of_epoch if every is None else number % every == 0 or number == steps):
+                    continue
+                taken = number - skipped
+                metrics = constant | {name: value / taken for name, value in sums.items()}
+                if tensors.old_logprobs_N is not None:  # filled by the first step where it is the only one
+                    metrics |= tensors.gap_metrics()
+                metrics |= {"train/steps": float(taken), "train/tokens": float(sequences.n_tokens)}
+                metrics[COMPUTED] = sums[COMPUTED]
+                metrics |= {"train/skipped_steps": float(skipped)} if skipped else {}
+                yield Stretch(epoch + end_of_epoch, number, number == steps), metrics
 
     def _minibatches(self, iteration: int, epoch: int, units: Sequence[Unit]) -> Iterator[list[Unit]]:
         size = self.settings.minibatch_size or len(units)
@@ -165,6 +201,12 @@ class PolicyTrainer:
 
     def policy_logprobs(self, sequences: Sequences) -> Tensor:
         return self.scorer.logprobs(self.policy, sequences)
+
+    def old_logprobs(self, sequences: Sequences) -> tuple[Tensor, Tensor | None]:
+        """With the log masses of the nuclei, where sampling cuts distributions."""
+        if self.nucleus is None:
+            return self.policy_logprobs(sequences), None
+        return self.scorer.logprobs_and_masses(self.policy, sequences, self.nucleus)
 
     def ref_logprobs(self, sequences: Sequences) -> Tensor:
         assert self.reference is not None
@@ -191,6 +233,8 @@ class PolicyTrainer:
             and tensors.behaviour_logprobs_N is not None
         )
         scored_N = torch.zeros(sequences.n_tokens) if fill_old else None
+        nucleus = self.nucleus if fill_old else None
+        log_mass_N = None if nucleus is None else torch.zeros(sequences.n_tokens)
         entropy_coef = self.entropy.value
         sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), device=self.ranks.device))
         for batch in self.scorer.micro_batches(sequences, minibatch.units, keep_units=minibatch.keep_units):
@@ -203,6 +247,7 @@ class PolicyTrainer:
                 temperature=self.temperature,
                 entropy_coef=entropy_coef,
                 device=self.ranks.device,
+                nucleus=nucleus,
             )
             self.policy.backward(part.loss)
             for name, value in part.metrics.items():
@@ -210,20 +255,24 @@ class PolicyTrainer:
             sums[COMPUTED] += batch.computed_tokens * batch.loss_scale
             if scored_N is not None and self.scorer.reports(batch):
                 scored_N[batch.flat_index_N] = part.logprobs_N.detach().cpu()
+                if log_mass_N is not None and part.log_mass_N is not None:
+                    log_mass_N[batch.flat_index_N] = part.log_mass_N.cpu()
             if self.critic is not None:
                 weights_N = part.tokens.weights_N / minibatch.weight_sum
                 for name, value in self.critic.backward(batch, tensors, weights_N).items():
                     sums[name] += value
+        names = sorted(sums)
+        totals = self.ranks.sum(torch.stack([sums[name] for name in names]).cpu())
+        result = without_skipped(objective, dict(zip(names, totals.tolist(), strict=True)))
         rate = settings.learning_rate * self._rate_factor(iterations_done, steps_in_iteration)
-        result = {"train/learning_rate": rate, "train/grad_norm": self.policy.step(rate)}
+        without_loss = bool(result.get(SKIPPED_BY_RATIO))
+        result |= {"train/learning_rate": rate, "train/grad_norm": self.policy.step(rate, without_loss)}
         if self.critic is not None:
             result["critic/grad_norm"] = self.critic.step(rate, settings.learning_rate)
         if scored_N is not None:
             tensors.old_logprobs_N = self.ranks.sum(scored_N)
+            tensors.log_mass_N = None if log_mass_N is None else self.ranks.sum(log_mass_N)
             tensors.old_logprobs_mask_N = minibatch.weights_N != 0
-        names = sorted(sums)
-        totals = self.ranks.sum(torch.stack([sums[name] for name in names]).cpu())
-        result |= dict(zip(names, totals.tolist(), strict=True))
         if settings.entropy_target is not None:
             result["train/entropy_coef"] = entropy_coef
         self.entropy.observe(result["train/entropy"])

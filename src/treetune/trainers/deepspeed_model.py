@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -14,10 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from treetune.models.inputs import ModelInputs
+from treetune.trainers.aside import Aside, of_the_weights, of_training_alone
 from treetune.trainers.base import Trainer
 from treetune.trainers.ranks import Ranks
 
 CHECKPOINT_TAG = "state"
+BELOW_ALL = 1e-300
+"""A norm to clip by that leaves 0 of any gradient in float32. (0 itself would be no clipping.)"""
 
 
 class DeepSpeedModel:
@@ -35,6 +38,7 @@ class DeepSpeedModel:
         self.ranks = ranks
         self.zero_stage, self.tensor_parallel = settings.zero_stage, settings.tensor_parallel_size > 1
         self._norm: Tensor | None = None
+        self.aside = Aside()
         without_dropout(module)
         self.engine, *_ = deepspeed.initialize(
             model=module, model_parameters=_groups(module, settings), config=_config(settings, ranks)
@@ -56,11 +60,13 @@ class DeepSpeedModel:
         """Accumulates the gradient of this rank's share of the minibatch's loss."""
         self.engine.backward(loss * self.ranks.world_size, scale_wrt_gas=False)
 
-    def step(self, learning_rate: float) -> float:
-        """One update from what was accumulated; the gradient's norm before clipping."""
+    def step(self, learning_rate: float, without_gradient: bool = False) -> float:
+        """One update from what was accumulated; the gradient's norm before clipping. `without_gradient` it is
+        0, and what moves the weights is the optimiser's momentum."""
         for group in self.engine.optimizer.param_groups:
             group["lr"] = learning_rate
-        self.engine.step()
+        with self._clipped_away() if without_gradient else nullcontext():
+            self.engine.step()
         norm = self._norm if self._norm is not None else self.engine.get_global_grad_norm()
         assert norm is not None, "every DeepSpeed optimiser that we configure reports its norm"
         norm = float(norm)
@@ -69,7 +75,21 @@ class DeepSpeedModel:
                 f"the gradient's norm is {norm}: training has diverged (try a longer warm-up, a smaller"
                 " learning rate, or float32); the last checkpoint is untouched"
             )
-        return norm
+        return 0.0 if without_gradient else norm
+
+    @contextmanager
+    def _clipped_away(self) -> Iterator[None]:
+        """Within it, whatever was accumulated is clipped to exactly 0: the one way to drop a gradient that
+        is the same for every kind of sharding and offloading."""
+        optimizer, max_norm = self.engine.optimizer, self._max_norm
+        clip = getattr(optimizer, "clip_grad", None)  # where DeepSpeed's optimiser clips, and not `_clip`
+        self._max_norm = 0.0
+        if clip is not None:
+            optimizer.clip_grad = BELOW_ALL
+        yield
+        self._max_norm = max_norm
+        if clip is not None:
+            optimizer.clip_grad = clip
 
     def _clip(self) -> None:
         if not self.tensor_parallel:
@@ -121,6 +141,18 @@ class DeepSpeedModel:
             path, _ = self.engine.load_checkpoint(str(directory), tag=CHECKPOINT_TAG)
         if path is None:
             raise RuntimeError(f"{directory} holds no trainer state to continue from")
+
+    def step_aside(self, *, weights: bool = False) -> None:
+        """Optimiser state, master weights and gradients go to the memory of the CPU, and so do the `weights`
+        that the module runs on where that is said; between two steps. Nothing where they are aside already.
+        """
+        if not self.aside.bytes:
+            chosen = of_training_alone(self.engine) + (of_the_weights(self.module) if weights else [])
+            self.aside.put(chosen, self.ranks.device)
+
+    def come_back(self) -> None:
+        """Undoes `step_aside`."""
+        self.aside.take_back(self.ranks.device)
 
     def close(self) -> None:
         """Lets go of weights and optimiser; nothing else may be asked of it afterwards."""

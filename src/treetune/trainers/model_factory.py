@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import nn
 
 from treetune.models.logprobs import CriticModule, PolicyModule
 from treetune.models.lora import adapters_off
+from treetune.models.packed_attention import attach_packed_attention
 from treetune.models.sequence_parallel import SequenceParallel
 from treetune.models.tree_attention import attach_tree_attention
 from treetune.seeds import derive_seed
@@ -73,17 +75,10 @@ class ModelFactory:
 
             return without_adapters
         model = PolicyModule(self._attached(self.load_model()), self.parallel).requires_grad_(False).eval()
-        model.to("cpu" if self.settings.offload_reference else self.ranks.device)
-
-        @contextmanager
-        def on_device() -> Iterator[Callable[..., Any]]:
-            try:
-                yield model.to(self.ranks.device)
-            finally:
-                if self.settings.offload_reference:
-                    model.to("cpu")
-
-        return on_device
+        if self.settings.offload_reference:
+            return visiting(model, self.ranks.device)
+        model.to(self.ranks.device)
+        return lambda: nullcontext(model)
 
     def _trained(self) -> nn.Module:
         model = self._attached(self.load_model())
@@ -94,6 +89,34 @@ class ModelFactory:
     def _attached(self, model: nn.Module) -> nn.Module:
         if self.settings.layout == "tree":
             attach_tree_attention(model)
+        if self._packs_on_a_gpu(model):
+            attach_packed_attention(model)
         if self.parallel is not None:
             self.parallel.attach(model)
         return model
+
+    def _packs_on_a_gpu(self, model: nn.Module) -> bool:
+        """On a CPU rows are short, and the mask for their packing is small."""
+        attention = model.config._attn_implementation
+        return self.settings.layout == "packed" and attention == "sdpa" and self.ranks.device.type == "cuda"
+
+
+def visiting(module: nn.Module, device: torch.device) -> Reference:
+    """A module whose weights stay on the CPU, pinned where that speeds their way to the device up. They are
+    copied there for as long as they are needed, and never back: nobody changes them."""
+    module.to("cpu")
+    resting = {p: p.data.pin_memory() if device.type == "cuda" else p.data for p in module.parameters()}
+    for buffer in module.buffers():
+        buffer.data = buffer.data.to(device)
+
+    @contextmanager
+    def on_device() -> Iterator[Callable[..., Any]]:
+        for parameter, kept in resting.items():
+            parameter.data = kept.to(device, non_blocking=True)
+        try:
+            yield module
+        finally:
+            for parameter, kept in resting.items():
+                parameter.data = kept
+
+    return on_device

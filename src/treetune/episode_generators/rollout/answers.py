@@ -160,10 +160,9 @@ def steps_of(
 ) -> tuple[int, ...]:
     """The step boundaries of the problem's task in `text` as token offsets into the response.
 
-    The tokens of a stop string are no step of their own: they belong to the last one.
+    A stop string ends an answer as an end token does: both belong to the last step, or where another token
+    could have begun a step are one of their own (`Task.answer_boundaries`).
     """
     words = before_stop(text, stop)
-    boundaries = context.task.of(problem).step_boundaries(words)
-    if len(words) < len(text):
-        boundaries = [0, *boundaries[1:-1], len(text)]
+    boundaries = [*context.task.of(problem).answer_boundaries(words)[:-1], len(text)]
     return step_ends(response_ids, boundaries, context.codec, text)

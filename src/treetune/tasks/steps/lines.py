@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from annotated_types import MinLen
 
@@ -21,18 +21,35 @@ def ends_of_lines(response: str) -> list[int]:
 @StepSplitter.register("lines")
 @dataclass(frozen=True, kw_only=True)
 class Lines(StepSplitter):
-    """A step is a line that says something; each one but the first begins with its newline.
+    """A step is a line that says something. Blank lines belong to the line that follows them, or to the last
+    one at the end.
 
-    Blank lines belong to the line that follows them, or to the last one at the end. The line of
-    the final answer (one that begins with `answer_marker`) belongs to the step before it: there is
-    nothing left to decide once it begins.
+    Where a newline ``begins`` a step, the line of the final answer (one that begins with `answer_marker`)
+    belongs to the step before it: there is nothing left to decide once it begins. Whether a step ends is told
+    by the token behind it, so the gradient of Monte-Carlo credit is unbiased only where every whole line is
+    followed by a newline or the end.
+
+    Where it ``ends`` one, a boundary depends on what stands before it alone, and the gradient is unbiased
+    without a condition. The final answer's line is a step of its own then.
     """
 
     answer_marker: Annotated[str, MinLen(1)] = "####"
+    newline: Literal["begins", "ends"] = "begins"
 
     def boundaries(self, response: str) -> list[int]:
         if not response:
             return [0]
+        return self._ends(response) if self.newline == "ends" else self._begins(response)
+
+    def _ends(self, response: str) -> list[int]:
+        position, offsets = 0, [0]
+        for line in response.split("\n")[:-1]:
+            position += len(line) + 1
+            if line.strip() and position < len(response):
+                offsets.append(position)
+        return [*offsets, len(response)]
+
+    def _begins(self, response: str) -> list[int]:
         offsets = [0]
         end = None  # of the last line with text
         position = 0
@@ -55,6 +72,8 @@ class Gsm8kReference(StepSplitter):
     blank lines go with the first line that has text, trailing ones and the answer with the last.
     A response with several answers, which that code drops, is here cut at the last of them.
     """
+
+    end_token: Literal["own_step", "last_step"] = "last_step"
 
     def boundaries(self, response: str) -> list[int]:
         if not response:

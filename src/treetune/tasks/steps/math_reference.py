@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import Literal
 
 from treetune.tasks.steps.base import StepSplitter, joined
 
@@ -55,6 +56,8 @@ _MATH_BREAKS = [
 @dataclass(frozen=True, kw_only=True)
 class MathReference(StepSplitter):
     """For runs that are compared with the paper's: see the module."""
+
+    end_token: Literal["own_step", "last_step"] = "last_step"
 
     def boundaries(self, response: str) -> list[int]:
         if not response:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -87,6 +87,8 @@ class Objective(Registrable):
     importance_cap: float | None = None
     """Bound of a correction for the engine's probabilities (None: there is no correction)."""
     has_terms: bool = False
+    ratio_threshold: float | None = None
+    """A minibatch whose mean ratio to the old policy is above this has no loss (None: there is no bound)."""
 
     @property
     def needs_advantages(self) -> bool:
@@ -130,6 +132,28 @@ class Objective(Registrable):
         gradient.
         """
         raise NotImplementedError
+
+
+RATIO = "train/ratio"
+"""The mean of a minibatch's ratios to the old policy, weighted as the loss is."""
+
+LOSSES = ("train/loss", "train/policy_loss", "train/kl_loss")
+
+SKIPPED_BY_RATIO = "train/skipped_by_ratio"
+"""The share of an iteration's steps without a loss, where there is a `ratio_threshold`."""
+
+
+def without_skipped(objective: Objective, metrics: Mapping[str, float]) -> dict[str, float]:
+    """A whole minibatch's metrics with its loss as it counts: none, where the ratio is too large for one.
+
+    Asked of all of a minibatch, whoever computed which part of it, so that the cut decides nothing. A ratio
+    that is no number is too large.
+    """
+    if objective.ratio_threshold is None:
+        return dict(metrics)
+    skipped = not metrics[RATIO] <= objective.ratio_threshold
+    losses = {name: 0.0 for name in LOSSES if name in metrics} if skipped else {}
+    return {**metrics, **losses, SKIPPED_BY_RATIO: float(skipped)}
 
 
 def check_aggregation(aggregation: Aggregation, constant_length: int | None) -> None:

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from annotated_types import Ge, Gt
 
 from treetune.contracts import Advantages, Experiment, Finding, Need, SampledAnswers, UseOfAdvantages
-from treetune.trainers.objectives.base import Aggregation, Objective, TokenBatch, check_aggregation
+from treetune.trainers.objectives.base import (
+    RATIO,
+    Aggregation,
+    Objective,
+    TokenBatch,
+    check_aggregation,
+)
 from treetune.trainers.objectives.kl import KlEstimator, kl_estimate
 
 if TYPE_CHECKING:
@@ -35,7 +41,13 @@ class PolicyGradient(Objective):
 
     `importance_cap` multiplies the policy term by ``min(p_old / p_engine, cap)``: truncated
     importance sampling for engines that sample from slightly other probabilities than the trainer
-    computes. None leaves it out; the gap is measured either way. `entropy_coef` may have either sign.
+    computes. None leaves it out; the gap is measured either way. The engine's are of the distribution that
+    top-p and top-k have cut, p_old is not: where these cut, the weight is the share that they leave, too.
+    `entropy_coef` may have either sign.
+
+    With a `ratio_threshold` a minibatch whose mean ratio is above it has no loss, KL and entropy included;
+    its step is taken all the same, with a gradient of 0. VinePPO's published runs have 10, over each rank's
+    micro-batch; here the mean is over the whole minibatch, so that the cut changes nothing.
     """
 
     kl_coef: Annotated[float, Ge(0)] = 0.0
@@ -51,6 +63,7 @@ class PolicyGradient(Objective):
     sum by `constant_length` (``constant``)."""
     constant_length: Annotated[int, Gt(0)] | None = None
     importance_cap: Annotated[float, Gt(0)] | None = None
+    ratio_threshold: Annotated[float, Gt(1)] | None = None
 
     measures_kl = True
 
@@ -94,6 +107,19 @@ class PolicyGradient(Objective):
                 "set restart to 'never', or choose an objective that imitates, such as 'mle'",
             )
 
+    def notes(self, experiment: Experiment) -> Iterable[str]:
+        sampling = experiment.rollout.sampling
+        cuts = sampling is not None and (sampling.top_p < 1 or sampling.top_k > 0)
+        if self.importance_cap is not None and cuts:
+            assert sampling is not None
+            how = f"top_p {sampling.top_p:g}" if sampling.top_p < 1 else f"top_k {sampling.top_k}"
+            yield (
+                "importance_cap divides the trainer's probabilities by the engine's, which are of what"
+                f" {how} leaves of the distribution: where the two agree, a token's weight is the share that"
+                " was left where it was sampled, and not 1. Sample with top_p 1 and top_k -1 to correct for"
+                " their difference alone"
+            )
+
     def surrogate(self, batch: TokenBatch, logprobs_N: Tensor, log_ratio_N: Tensor) -> tuple[Tensor, Tensor]:
         """What each token adds to the loss before its weight, float32 [N], and whether clipping stopped its
         gradient, bool [N]; `log_ratio_N` is ``log p - log p_old``.
@@ -114,7 +140,7 @@ class PolicyGradient(Objective):
             "train/policy_loss": loss.detach(),
             "train/clip_fraction": batch.mean(is_clipped_N),
             "train/approx_kl": batch.mean(0.5 * log_ratio_N.detach().square()),
-            "train/ratio": batch.mean(log_ratio_N.detach().exp()),
+            RATIO: batch.mean(log_ratio_N.detach().exp()),
         }
         if self.kl_coef > 0 and self.kl_placement == "loss":
             kl_loss = self._kl_loss(batch, logprobs_N)

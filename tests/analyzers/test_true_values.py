@@ -1,0 +1,233 @@
+"""True values: exact where a task knows what is decided, found once, and as noisy as they say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from treetune.analyzers.credit_measures import Truth, reliability
+from treetune.analyzers.expansion import PolicySteps, expanded
+from treetune.analyzers.truth import Known, Place, TrueValues, found_once, mean_and_noise
+from treetune.episode_generators.base import GenerationContext
+from treetune.inference.base import SamplingParams
+from treetune.tasks.signposts import CHATTER, SIGNS, Rule, Signposts
+from treetune.testing.chains import InlineGrades
+from treetune.vocabulary import TextCodec, token_array
+
+EOS = 0
+
+
+def signposts(rule: Rule, chatter: int = 1) -> Signposts:
+    return Signposts(
+        rule=rule,
+        steps=4,
+        period=2,
+        rates=(0.8, 0.3),
+        chatter=chatter,
+        letters=2,
+        signs=5,
+        train_size=15,
+        validation_size=2,
+        test_size=2,
+    )
+
+
+def context_of(task: Signposts) -> GenerationContext:
+    alphabet = task.alphabet()
+    return GenerationContext(
+        task=task,
+        engine=None,
+        grader=InlineGrades(task.grader),  # type: ignore[arg-type]
+        codec=TextCodec(
+            encode=lambda text: [1 + alphabet.index(one) for one in text],
+            decode=lambda ids: "".join(alphabet[one - 1] for one in ids if one != EOS),
+            eos_id=EOS,
+        ),
+        seed=3,
+        iteration=0,
+        context_length=100,
+        sampling=SamplingParams(max_tokens=30),
+    )
+
+
+@dataclass
+class Teacher:
+    """Its next characters, with their chances."""
+
+    task: Signposts
+    context: GenerationContext
+    ids: list[list[int]] = field(default_factory=list)
+
+    def begin(self, ids_BT: np.ndarray) -> np.ndarray:
+        self.ids = ids_BT.tolist()
+        return self._chances()
+
+    def go_on(self, rows: Sequence[int], tokens: Sequence[int]) -> np.ndarray:
+        self.ids = [[*self.ids[row], token] for row, token in zip(rows, tokens, strict=True)]
+        return self._chances()
+
+    def _chances(self) -> np.ndarray:
+        return np.array([self._after(ids) for ids in self.ids])
+
+    def _after(self, ids: list[int]) -> list[float]:
+        task, text = self.task, self.context.codec.decode(ids)
+        lines = text.split("\n")
+        answered, line = lines[task.period :], lines[-1]
+        sign = SIGNS.index(lines[(len(answered) - 1) % task.period][0])
+        if len(answered) > task.steps:
+            chances = {"": 1.0}
+        elif not line:
+            chances = {SIGNS[sign]: 1.0}
+        elif len(line) == 1:
+            wrong = (1 - task.rate(sign)) / (task.options - 1)
+            chances = {str(one): wrong for one in range(1, task.options + 1)}
+            chances[str(task.right(sign))] = task.rate(sign)
+        elif len(line) < 2 + task.chatter:
+            chances = dict.fromkeys(CHATTER[: task.letters], 1 / task.letters)
+        else:
+            chances = {"\n": 1.0}
+        row = [0.0] * (1 + len(task.alphabet()))
+        for character, chance in chances.items():
+            row[1 + task.alphabet().index(character) if character else EOS] = chance
+        return row
+
+
+def places_of(task: Signposts, context: GenerationContext) -> list[tuple[Place, float]]:
+    """All prefixes of some demonstrations that end with a line, and what they are worth to the teacher."""
+    found = []
+    for problem in task.problems("train")[:4]:
+        prompt_ids = context.codec.encode_prompt(problem)
+        answer = task.demonstration(problem, 1)
+        for end in task.step_boundaries(answer)[:-1]:
+            begun = token_array(context.codec.encode(answer[:end]))
+            found.append((Place(problem, prompt_ids, begun), task.teacher_value(problem, answer[:end])))
+    return found
+
+
+@pytest.mark.parametrize("rule", ["all", "first", "last", "once"])
+def test_taking_both_ways_where_something_is_decided_gives_the_exact_value(rule: Rule) -> None:
+    task = signposts(rule)
+    context = context_of(task)
+    places = places_of(task, context)
+    found = expanded(Teacher(task, context), context, [place for place, _ in places], samples=2)
+    for known, (_, exact) in zip(found, places, strict=True):
+        assert known.value == pytest.approx(exact, abs=1e-5)
+        assert known.noise == pytest.approx(0, abs=1e-9)
+
+
+class Blind(Signposts):
+    """A task that doesn't know what decides."""
+
+    decision = None  # type: ignore[assignment]
+    decided = None  # type: ignore[assignment]
+
+
+def test_values_of_a_task_that_knows_nothing_are_off_by_their_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("treetune.analyzers.expansion.KnowsDecisions", Blind)
+    task = signposts("all", chatter=0)
+    context = context_of(task)
+    places = places_of(task, context)
+    found = expanded(Teacher(task, context), context, [place for place, _ in places], samples=300)
+    off = [
+        (known.value - exact) / known.noise**0.5
+        for known, (_, exact) in zip(found, places, strict=True)
+        if known.noise
+    ]
+    assert len(off) > 5
+    assert max(map(abs, off)) < 4
+
+
+def test_a_value_does_not_depend_on_what_else_is_asked() -> None:
+    task = signposts("last")
+    context = context_of(task)
+    places = [place for place, _ in places_of(task, context)]
+    alone = [expanded(Teacher(task, context), context, [place], samples=3) for place in places]
+    together = expanded(Teacher(task, context), context, places, samples=3)
+    assert [one for [one] in alone] == together
+
+
+def test_a_model_is_asked_token_by_token_what_it_says_of_the_whole() -> None:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=11, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2
+    )
+    model = LlamaForCausalLM(config).eval()
+    steps = PolicySteps(model, temperature=0.7)
+    begun = np.array([[1, 2, 3], [4, 5, 6]])
+    steps.begin(begun)
+    steps.go_on([1, 0, 1], [7, 8, 9])
+    found = steps.go_on([2, 0], [1, 2])
+    with torch.no_grad():
+        whole = model(torch.tensor([[4, 5, 6, 9, 1], [4, 5, 6, 7, 2]])).logits[:, -1].double() / 0.7
+    assert found == pytest.approx(whole.softmax(-1).numpy(), abs=1e-5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counting(TrueValues):
+    """Counts what it is asked."""
+
+    asked: list[int] = field(default_factory=list)
+
+    def find(self, context: Any, session: Any, point: int, places: Sequence[Place]) -> list[Known]:
+        self.asked.append(len(places))
+        return [Known(float(len(place.begun_ids)), 0.25) for place in places]
+
+    def described(self) -> str:
+        return "counting"
+
+
+@pytest.fixture
+def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    weights = {0: b"start", 1: b"later"}
+    monkeypatch.setattr("treetune.analyzers.truth.weights_digest", lambda session, point: weights[point])
+    return SimpleNamespace(directory=SimpleNamespace(path=tmp_path))
+
+
+def test_what_was_found_once_is_not_asked_again(session: Any) -> None:
+    task = signposts("last")
+    context, truth = context_of(task), Counting()
+    places = [place for place, _ in places_of(task, context)]
+    distinct = len({(one.problem.id, tuple(one.begun_ids)) for one in places})
+    first = found_once(truth, context, session, 0, [*places, *places])
+    assert truth.asked == [distinct]
+    assert found_once(truth, context, session, 0, places) == first[: len(places)]
+    assert truth.asked == [distinct]
+    found_once(truth, context, session, 1, places)
+    assert truth.asked == [distinct, distinct], "other weights, other values"
+
+
+def test_a_line_that_was_cut_short_is_found_again(session: Any, tmp_path: Path) -> None:
+    task = signposts("last")
+    context, truth = context_of(task), Counting()
+    places = [place for place, _ in places_of(task, context)]
+    whole = found_once(truth, context, session, 0, places)
+    [file] = (tmp_path / "truths").iterdir()
+    file.write_bytes(file.read_bytes()[:-9])
+    assert found_once(truth, context, session, 0, places) == whole
+    assert truth.asked[1:] == [1]
+    assert found_once(truth, context, session, 0, places) == whole
+    assert truth.asked[1:] == [1]
+
+
+def test_the_noise_of_a_mean_is_its_variance() -> None:
+    known = mean_and_noise([0.0, 1.0, 1.0, 0.0])
+    assert known == Known(0.5, pytest.approx(1 / 12))
+
+
+def test_truth_that_is_half_noise_is_reliable_by_half() -> None:
+    generator = np.random.default_rng(0)
+    truths = []
+    for number in range(4000):
+        exact, noise = generator.normal(size=2)
+        truths.append(Truth(number, (1,), (exact + noise,), 0.0, (1.0,)))
+    assert reliability(truths) == pytest.approx(0.5, abs=0.05)
+    assert reliability([Truth(0, (1,), (0.5,), 1.0)]) is None
