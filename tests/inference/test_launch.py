@@ -7,6 +7,7 @@ import importlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -63,6 +64,15 @@ def test_a_server_answers_those_alone_who_know_its_key(monkeypatch: pytest.Monke
     command = launch().command(Path("/weights"), 1)
     module, name = command[command.index("--middleware") + 1].rsplit(".", 1)
     assert getattr(importlib.import_module(module), name) is key.KeyRequired
+
+
+def test_servers_take_answers_before_continuations_and_nobody_tells_them_otherwise() -> None:
+    command = launch().command(Path("/weights"), 1)
+    assert command[command.index("--scheduling-policy") + 1] == "priority"
+    experiment: Any = SimpleNamespace(context_length=256, model=SimpleNamespace(longest=None))
+    other = VllmSettings(extra_arguments=("--scheduling-policy", "fcfs"))
+    assert [one.key for one in other.check(experiment)] == ["extra_arguments"]
+    assert not list(VllmSettings().check(experiment))
 
 
 def test_a_model_that_is_not_trained_is_served_as_it_is_on_disk() -> None:

@@ -24,8 +24,8 @@ TOOLS = {
         for ((i = 0; i < nodes; i++)); do SLURM_NODEID=$i "$@" || exit; done""",
 }
 LAUNCHER = """#!/bin/bash
-echo "deepspeed $* OMP_NUM_THREADS=$OMP_NUM_THREADS${GLOO_SOCKET_IFNAME:+ by $GLOO_SOCKET_IFNAME $NCCL_SOCKET_IFNAME}" \
-    >>"$CALLS"
+interface=${GLOO_SOCKET_IFNAME:+ by $GLOO_SOCKET_IFNAME $NCCL_SOCKET_IFNAME}
+echo "deepspeed $* OMP_NUM_THREADS=$OMP_NUM_THREADS$interface" >>"$CALLS"
 for word; do case "$word" in --hostfile=*) sed 's/^/  /' "${word#*=}" >>"$CALLS" ;; esac; done
 case "$*" in *"$FAIL_AT") [ -z "$FAIL_AT" ] || exit 7 ;; esac
 """
@@ -166,9 +166,9 @@ def test_a_job_starts_the_launcher_once_on_each_of_its_nodes(cluster: Cluster) -
 
 
 def test_a_network_interface_is_named_to_both_libraries(cluster: Cluster) -> None:
-    cluster.run("job.sh", "a.jsonnet", **JOB, SOCKET_IFNAME="ib0")
+    cluster.job("a.jsonnet", "run_iteration_loop", SOCKET_IFNAME="ib0")
     assert cluster.asked("deepspeed")[0].endswith(" by ib0 ib0")
-    cluster.run("job.sh", "a.jsonnet", **JOB)
+    cluster.job("a.jsonnet", "run_iteration_loop")
     assert " by " not in cluster.asked("deepspeed")[0]
 
 

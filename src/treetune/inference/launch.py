@@ -88,6 +88,8 @@ class Launch:
         longest = 0 if cuda else self.context_length
         tokens = max(settings.max_num_batched_tokens, settings.max_num_seqs, longest)
         command += ["--max-num-batched-tokens", str(tokens)]
+        # Answers before continuations of others, which wait in one queue with them.
+        command += ["--scheduling-policy", "priority"]
         command += ["--tensor-parallel-size", str(settings.tensor_parallel_size)]
         # The model's own generation_config would change temperature, top-p and top-k behind our back.
         command += ["--generation-config", "vllm"]

@@ -231,6 +231,13 @@ class VllmSettings(EngineSettings):
                 "context_length",
                 "leave it out, so that the engine has the run's",
             )
+        if any(one.startswith("--scheduling-policy") for one in self.extra_arguments):
+            yield Finding(
+                "extra_arguments have a --scheduling-policy of their own, and answers are to go before"
+                " continuations",
+                "extra_arguments",
+                "leave it out",
+            )
         if self.max_num_batched_tokens < self.max_num_seqs:
             yield Finding(
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}, fewer than max_num_seqs ="

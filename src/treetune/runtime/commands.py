@@ -14,6 +14,7 @@ from treetune.runtime.base import PolicyIteration, Runtime
 from treetune.runtime.claims import Claims
 from treetune.runtime.clock import Clock
 from treetune.runtime.directory import ExperimentDirectory
+from treetune.runtime.due import is_last
 from treetune.runtime.evaluation import set_problems
 from treetune.runtime.evaluators import follow, measure_claimed, unmeasured
 from treetune.runtime.generation import generate
@@ -52,7 +53,7 @@ def run(command: str, root: Runtime, plain_config: Mapping[str, Any], options: A
 def run_iteration_loop(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
     directory = _directory(config)
     done = directory.resumable() or 0
-    if done >= config.iterations:
+    if done and is_last(config, directory, done):
         refuse_another(directory.path, plain, config)
         _say_once(f"{directory.path} is finished: all {done} iterations are done")
         return
@@ -120,7 +121,7 @@ def only_generate_episodes(config: PolicyIteration, plain: Mapping[str, Any]) ->
     ):
         directory, say = session.directory, session.console.say
         iteration = session.ranks.from_first("newest checkpoint", directory.resumable()) or 0
-        if iteration == config.iterations:
+        if is_last(config, directory, iteration):
             say(f"{directory.path} is finished: there is no next iteration")
             return
         if server.engine is not None:
