@@ -24,7 +24,8 @@ TOOLS = {
         for ((i = 0; i < nodes; i++)); do SLURM_NODEID=$i "$@" || exit; done""",
 }
 LAUNCHER = """#!/bin/bash
-echo "deepspeed $* OMP_NUM_THREADS=$OMP_NUM_THREADS" >>"$CALLS"
+interface=${GLOO_SOCKET_IFNAME:+ by $GLOO_SOCKET_IFNAME $NCCL_SOCKET_IFNAME}
+echo "deepspeed $* OMP_NUM_THREADS=$OMP_NUM_THREADS$interface" >>"$CALLS"
 for word; do case "$word" in --hostfile=*) sed 's/^/  /' "${word#*=}" >>"$CALLS" ;; esac; done
 case "$*" in *"$FAIL_AT") [ -z "$FAIL_AT" ] || exit 7 ;; esac
 """
@@ -165,6 +166,13 @@ def test_a_job_starts_the_launcher_once_on_each_of_its_nodes(cluster: Cluster) -
         assert line.endswith(f" --no_ssh src/treetune/main.py {asked_of_main} OMP_NUM_THREADS=12")
     assert [line.replace("run_evaluation", "run_iteration_loop") for line in evaluate] == train
     assert list((cluster.path / "logs").iterdir()) == [], "the list of hosts goes with the job"
+
+
+def test_a_network_interface_is_named_to_both_libraries(cluster: Cluster) -> None:
+    cluster.job("a.jsonnet", "run_iteration_loop", SOCKET_IFNAME="ib0")
+    assert cluster.asked("deepspeed")[0].endswith(" by ib0 ib0")
+    cluster.job("a.jsonnet", "run_iteration_loop")
+    assert " by " not in cluster.asked("deepspeed")[0]
 
 
 def test_a_job_on_one_node_takes_the_gpus_that_it_was_given(cluster: Cluster) -> None:
