@@ -9,6 +9,7 @@ local control_variate = { type: 'control_variate' };
       'critic, smoothed': monte_carlo({ type: 'smoothed', over: { type: 'critic' } }, 1),
       'K=1 and critic': monte_carlo(control_variate, 1),
       'K=3 and critic': monte_carlo(control_variate, 3),
+      'K=3, filtered, and critic': monte_carlo({ type: 'control_variate', over: { type: 'filtered' } }, 3),
       'K=9 and critic': monte_carlo(control_variate, 9),
     },
   }],

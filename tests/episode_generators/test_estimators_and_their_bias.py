@@ -1,8 +1,13 @@
-"""Every value estimator's expected values and gradient, over all answers and all that could be sampled of
-them, against the exact ones: equal where it says unbiased, and as far off as stated where it doesn't."""
+"""Expectations over all answers and all that could be sampled of them, against the exact ones: every credit's
+gradient, and every value estimator's values, are equal to these where they are said to be unbiased, and as
+far off as stated where they aren't. `test_credit_is_unbiased` has the credits whose share a formula tells."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
 import pytest
 
 from tests.episode_generators import tabular_mdp as mdp
@@ -12,6 +17,9 @@ from tests.episode_generators.expectations import (
     expectation,
     knows_length_alone,
 )
+from treetune.episode_generators.base import Credit, GenerationContext
+from treetune.episode_generators.credit.gae import Gae, gae
+from treetune.episode_generators.credit.group import Group
 from treetune.episode_generators.credit.monte_carlo import MonteCarlo
 from treetune.episode_generators.values.base import StateRule
 from treetune.episode_generators.values.bisect import Bisect
@@ -19,13 +27,15 @@ from treetune.episode_generators.values.continuations import FreshContinuations
 from treetune.episode_generators.values.control_variate import ControlVariate
 from treetune.episode_generators.values.critic import CriticValues
 from treetune.episode_generators.values.every_n_tokens import EveryNTokens
+from treetune.episode_generators.values.filtered import Filtered
 from treetune.episode_generators.values.low_probability import LowProbability
 from treetune.episode_generators.values.sequential import Sequential
 from treetune.episode_generators.values.siblings import Siblings
 from treetune.episode_generators.values.smoothed import Smoothed
 from treetune.episode_generators.values.step_boundaries import StepBoundaries
 from treetune.episode_generators.values.valuation import ValueEstimator
-from treetune.vocabulary import Trajectory
+from treetune.tree import Tree, answers_of
+from treetune.vocabulary import Episode, Metrics, Trajectory
 
 A, B, NEXT, EOS = mdp.A, mdp.B, mdp.END_OF_STEP, mdp.EOS
 
@@ -46,7 +56,8 @@ OTHERS = [
     others((A, NEXT, B, NEXT, A, EOS), (B, NEXT, B, NEXT, A, EOS)),
     others((A, EOS), (B, NEXT, A, NEXT, A, EOS), (A, NEXT, A, NEXT, B, EOS)),
 ]
-"""What a control variate learns its coefficient from."""
+"""What those learn from that learn from other problems alone."""
+LEARNING = (ControlVariate, Filtered)
 
 UNBIASED: list[tuple[MonteCarlo, int]] = [
     (credit(FreshContinuations()), 1),
@@ -61,6 +72,9 @@ UNBIASED: list[tuple[MonteCarlo, int]] = [
     (credit(ControlVariate()), 1),
     (credit(ControlVariate(), samples=2), 1),
     (credit(ControlVariate(over=Siblings())), 2),
+    (credit(Filtered()), 1),
+    (credit(Filtered(), samples=2), 1),
+    (credit(Filtered(over=Siblings()), states=EveryNTokens(tokens=1)), 2),
 ]
 
 BIASED: list[tuple[MonteCarlo, int, float, float, float]] = [
@@ -71,6 +85,7 @@ BIASED: list[tuple[MonteCarlo, int, float, float, float]] = [
     (credit(Smoothed(), samples=2), 1, 0.5275, 0.9768, 0.0591),
     (credit(Smoothed(over=Siblings())), 2, 0.4966, 0.9998, 1.9e-5),
     (credit(CriticValues()), 1, 0.8369, 0.5511, 0.2588),
+    (credit(ControlVariate(over=Filtered())), 1, 0.0393, 0.9997, 0.0),
 ]
 
 
@@ -88,7 +103,7 @@ def expected(part: MonteCarlo, group_size: int, of_others: list[Trajectory]) -> 
 @pytest.mark.parametrize(("part", "group_size"), UNBIASED, ids=_name)
 def test_what_says_unbiased_is(part: MonteCarlo, group_size: int) -> None:
     assert part.values.unbiased
-    for of_others in OTHERS if isinstance(part.values, ControlVariate) else [[]]:
+    for of_others in OTHERS if isinstance(part.values, LEARNING) else [[]]:
         found = expected(part, group_size, of_others)
         assert found.bias_and_cosine[0] < 1e-9
         assert found.value_bias < 1e-9
@@ -99,10 +114,46 @@ def test_what_is_biased_is_as_far_off_as_stated(
     part: MonteCarlo, group_size: int, bias: float, cosine: float, of_values: float
 ) -> None:
     assert not part.values.unbiased
-    found = expected(part, group_size, [])
+    found = expected(part, group_size, OTHERS[0] if isinstance(part.values, LEARNING) else [])
     assert (*found.bias_and_cosine, found.value_bias) == pytest.approx((bias, cosine, of_values), abs=5e-5)
 
 
 def test_every_estimator_is_in_one_of_the_lists() -> None:
     known = {type(part.values) for part, *_ in [*UNBIASED, *BIASED]}
     assert set(ValueEstimator.registered().values()) <= known
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithCritic(Gae):
+    """The trainer's part of the credit, with the context's critic."""
+
+    def assign(self, context: GenerationContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
+        episodes, metrics = super().assign(context, trees)
+        assert context.critic is not None
+        values = context.critic(answers_of(trees))
+        for episode, of_answer in zip(episodes, values, strict=True):
+            rewards = [0.0] * (len(of_answer) - 1) + [episode.reward]
+            advantages, _ = gae(rewards, of_answer.tolist(), self.gamma, self.lam)
+            object.__setattr__(episode, "advantages", np.array(advantages))
+        return episodes, metrics
+
+
+OF_CREDIT: list[tuple[Credit, int, float, float]] = [
+    # Of one problem; dividing by the standard deviation weighs problems otherwise.
+    (Group(std=True), 2, 0.2929, 1.0),
+    (Group(std=True), 3, 0.1547, 1.0),
+    (WithCritic(lam=1.0), 1, 0.0, 1.0),
+    (WithCritic(lam=0.5), 1, 0.7546, 0.6606),
+    (WithCritic(lam=0.0), 1, 0.8713, 0.4989),
+    (MonteCarlo(samples=1, siblings_count_into_prompt_value=True), 2, 0.0, 1.0),
+    (MonteCarlo(samples=1, max_states=2), 1, 0.0766, 0.9971),
+]
+
+
+@pytest.mark.parametrize(("part", "group_size", "bias", "cosine"), OF_CREDIT, ids=str)
+def test_what_credit_makes_of_rewards_is_as_far_off_as_stated(
+    part: Credit, group_size: int, bias: float, cosine: float
+) -> None:
+    found = expectation(part, group_size, CRITIC).bias_and_cosine
+    assert found == pytest.approx((bias, cosine), abs=5e-5)
+    assert bias or found[0] < 1e-9

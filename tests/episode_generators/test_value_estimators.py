@@ -23,6 +23,7 @@ from treetune.episode_generators.values.continuations import FreshContinuations
 from treetune.episode_generators.values.control_variate import ControlVariate
 from treetune.episode_generators.values.critic import CriticValues, critic_values
 from treetune.episode_generators.values.every_n_tokens import EveryNTokens
+from treetune.episode_generators.values.filtered import Filtered, filtered
 from treetune.episode_generators.values.low_probability import LowProbability
 from treetune.episode_generators.values.sequential import Sequential, UntilSure
 from treetune.episode_generators.values.siblings import Siblings, shared_tokens
@@ -162,7 +163,15 @@ def test_bisecting_stops_at_its_bound_of_tokens() -> None:
 
 @pytest.mark.parametrize(
     "values",
-    [Bisect(threshold=0.2), Smoothed(), Sequential(), Siblings(), CriticValues(), ControlVariate()],
+    [
+        Bisect(threshold=0.2),
+        Smoothed(),
+        Sequential(),
+        Siblings(),
+        CriticValues(),
+        ControlVariate(),
+        Filtered(),
+    ],
     ids=repr,
 )
 def test_values_are_the_same_however_many_ranks_find_them(values: ValueEstimator) -> None:
@@ -285,6 +294,26 @@ def test_smoothing_is_the_least_squares_solution(
     found = smoothed(path, step)
     assert [one is None for one in found] == [one is None for one in path]
     assert [one.value for one in found if one is not None] == pytest.approx(solved(path, step), abs=1e-6)
+
+
+def test_filtering_sees_values_from_behind_and_baselines_from_before() -> None:
+    along: list[Value | None] = [Value(0.4, 0.1), None, Value(0.8, 0.1)]
+    first, between, last = filtered(along, 1.0, behind=0.5, before=0.25)
+    assert between is None
+    assert first is not None
+    assert last is not None
+    assert (last.value, first.value) == pytest.approx((0.9, (0.4 + 0.9) / 2))
+    assert (first.held_against, last.held_against) == pytest.approx((0.4, 0.75 * 0.8 + 0.25 * 0.4))
+
+
+def test_filtering_takes_noise_from_what_is_held_against_what_and_turns_nothing() -> None:
+    other = [mdp.trajectory(a, p, i) for p in mdp.problems(4)[1:] for i, a in enumerate(mdp.answers())]
+    raw, found = (
+        expectation(MonteCarlo(samples=1, values=values), 1, None, other)
+        for values in (FreshContinuations(), Filtered())
+    )
+    assert found.variance < 0.9 * raw.variance
+    assert found.gradient == pytest.approx(raw.gradient, abs=1e-12)
 
 
 def test_smoothing_lowers_the_error_of_few_continuations_where_values_walk() -> None:

@@ -64,7 +64,10 @@ def gae(
 class Gae(Credit):
     """PPO's credit: the trainer's critic values every token, `gae` makes advantages of them.
 
-    The defaults, γ = λ = 1, are those of the PPO baseline in VinePPO (arXiv:2410.01679).
+    The defaults, γ = λ = 1, are those of the PPO baseline in VinePPO (arXiv:2410.01679): the critic is a
+    baseline and no more, and the gradient unbiased however wrong it is. **Biased** with a smaller λ, by the
+    critic's errors: on the tests' language one that knows the length of a state alone is off by 75 % of the
+    gradient's length with λ = 0.5, by 87 % with λ = 0 (cosine 0.66 and 0.50).
     """
 
     gamma: Annotated[float, Ge(0), Le(1)] = 1.0

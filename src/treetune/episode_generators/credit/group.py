@@ -19,7 +19,9 @@ def group_advantages(rewards: Sequence[float], std: bool, eps: float) -> list[fl
     With `std` this is GRPO (Shao et al., arXiv:2402.03300, section 4.1.2), whose published
     implementations take the unbiased standard deviation; without it, Dr. GRPO (Liu et al.,
     arXiv:2503.20783, section 3.2). The mean holds r_i itself, which shrinks the expected gradient
-    to (n−1)/n of the true one; `rloo` does not. Equal rewards, and one answer alone, give zero.
+    to (n−1)/n of the true one; `rloo` does not. With `std` problems weigh otherwise, too, by how much their
+    answers differ (that of the tests' language 0.71 with n = 2, 0.85 with 3). Equal rewards, and one answer
+    alone, give zero.
     """
     # Exactly zero, where the rounded mean of equal rewards would leave 1e-17 / eps.
     if len(set(rewards)) == 1:

@@ -51,9 +51,9 @@ class Sequential(ValueEstimator):
     from `most` continuations. It begins with the credit's `samples`, and asks for as many again.
 
     **Biased** as it stands: a state that looks decided early stays so, which draws values to 0 and 1 (on the
-    tests' language the expected gradient is 5 % too long, its direction right to a cosine of 0.9997). With
-    `pilot`, the first continuations decide how many more there are and are thrown away: unbiased, at their
-    price."""
+    tests' language by 0.03; the expected gradient is 5 % too long, its direction right to a cosine of
+    0.9997). With `pilot`, the first continuations decide how many more there are and are thrown away:
+    unbiased, at their price."""
 
     error: Annotated[float, Gt(0)] = 0.15
     most: Annotated[int, Gt(0)] = 32

@@ -30,10 +30,12 @@ class Smoothed(ValueEstimator):
     looks is the binomial's.
 
     **Biased**: a value knows what came after it, and jumps are flattened. It lowers the error of few
-    continuations most. On the tests' language, three steps long, it halves the expected gradient and hardly
-    turns it (cosine 0.98 to 0.99); advantages that are normalised don't see its length."""
+    continuations most. On the tests' language, three steps long, values are off by 0.05 to 0.06, and it
+    halves the expected gradient and hardly turns it (cosine 0.98 to 0.99); advantages that are normalised
+    don't see its length."""
 
     unbiased = False
+    learns_from_others = True
 
     over: ValueEstimator = field(default_factory=FreshContinuations)
 

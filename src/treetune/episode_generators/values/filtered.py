@@ -1,0 +1,141 @@
+"""Values that know their neighbours, without the bias of smoothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from treetune.episode_generators.critic import CriticSettings
+from treetune.episode_generators.values.base import Budget
+from treetune.episode_generators.values.continuations import FreshContinuations
+from treetune.episode_generators.values.valuation import AlongAnswer, Valuation, ValueEstimator
+
+GAINS = tuple(tenth / 10 for tenth in range(10))
+"""How much of a value may be its neighbour's."""
+
+
+@ValueEstimator.register("filtered")
+@dataclass(frozen=True, kw_only=True)
+class Filtered(ValueEstimator):
+    """Smooths another estimator's values in two halves, each from the side that it may know.
+
+    What a step has brought about is seen from behind: q_i = (1 − g)·V̂_i + g·q_{i+1}, with the reward behind
+    the last. Values along an answer are a martingale, so that each later one has the mean V(s_i). What it is
+    held against is seen from before: f_i = (1 − h)·V̂_i + h·f_{i−1} knows nothing of what was done in s_i, and
+    for any such f ∇log π(a|s)·f has the mean 0. A step's advantage is q_{i+1} − f_i: as unbiased as the other
+    estimator, where `smoothed` sees both values from both sides.
+
+    g and h are those of `GAINS` that come nearest to V̂ one state before and one behind, whose noise is their
+    own, and so the ones with the least variance. They are learnt from the iteration's other problems, which
+    share no sample with this one; with one problem alone both are 0. Over an estimator that itself learns
+    from other problems it is **biased** by as much as one problem weighs among them."""
+
+    learns_from_others = True
+
+    over: ValueEstimator = field(default_factory=FreshContinuations)
+
+    @property
+    def unbiased(self) -> bool:  # type: ignore[override]
+        return self.over.unbiased and not self.over.learns_from_others
+
+    @property
+    def continues(self) -> bool:
+        return self.over.continues
+
+    def budget(self, samples: int) -> Budget:
+        return self.over.budget(samples)
+
+    def first_states(self, states: int) -> Sequence[int]:
+        return self.over.first_states(states)
+
+    @property
+    def critic_settings(self) -> CriticSettings | None:
+        return self.over.critic_settings
+
+    def values(self, valuation: Valuation) -> list[list[AlongAnswer]]:
+        found = self.over.values(valuation)
+        own = [
+            Misses.sum(
+                [_misses(along, leaf.reward) for along, leaf in zip(of_tree, tree.leaves, strict=True)]
+            )
+            for of_tree, tree in zip(found, valuation.trees, strict=True)
+        ]
+        everyones = [one for of_rank in valuation.context.exchange("value-misses", own) for one in of_rank]
+        total = Misses.sum(everyones)
+        gains = [total.without(one).gains for one in own]
+        return [
+            [
+                filtered(along, leaf.reward, *of_problem)
+                for along, leaf in zip(of_tree, tree.leaves, strict=True)
+            ]
+            for of_tree, tree, of_problem in zip(found, valuation.trees, gains, strict=True)
+        ]
+
+
+class Misses(NamedTuple):
+    """Sums of squares for each of `GAINS`: of what is seen from behind less the value before it, and of what
+    is seen from before less the next."""
+
+    behind: tuple[float, ...]
+    before: tuple[float, ...]
+
+    @staticmethod
+    def sum(parts: Sequence[Misses]) -> Misses:
+        """Rounded once, so the same in whatever order."""
+        return Misses(
+            tuple(math.fsum(one.behind[place] for one in parts) for place in range(len(GAINS))),
+            tuple(math.fsum(one.before[place] for one in parts) for place in range(len(GAINS))),
+        )
+
+    def without(self, part: Misses) -> Misses:
+        return Misses(
+            tuple(all - own for all, own in zip(self.behind, part.behind, strict=True)),
+            tuple(all - own for all, own in zip(self.before, part.before, strict=True)),
+        )
+
+    @property
+    def gains(self) -> tuple[float, float]:
+        """Those that miss least; the smallest of equals."""
+        behind, before = (GAINS[min(range(len(GAINS)), key=side.__getitem__)] for side in self)
+        return behind, before
+
+
+def _looks(along: AlongAnswer, reward: float) -> list[float]:
+    return [*(one.value for one in along if one is not None), reward]
+
+
+def _misses(along: AlongAnswer, reward: float) -> Misses:
+    looks = _looks(along, reward)
+    held = [one.held_against for one in along if one is not None]
+    behind, before = [], []
+    for gain in GAINS:
+        after = _from_behind(looks, gain)
+        behind.append(math.fsum((one - look) ** 2 for one, look in zip(after[1:-1], looks)))
+        ahead = _from_before(held, gain)
+        before.append(math.fsum((one - look) ** 2 for one, look in zip(ahead, looks[1:])))
+    return Misses(tuple(behind), tuple(before))
+
+
+def _from_behind(looks: Sequence[float], gain: float) -> list[float]:
+    found = [looks[-1]]
+    for look in reversed(looks[:-1]):
+        found.append((1 - gain) * look + gain * found[-1])
+    return found[::-1]
+
+
+def _from_before(looks: Sequence[float], gain: float) -> list[float]:
+    found: list[float] = []
+    for look in looks:
+        found.append((1 - gain) * look + gain * found[-1] if found else look)
+    return found
+
+
+def filtered(along: AlongAnswer, reward: float, behind: float, before: float) -> AlongAnswer:
+    """The values of an answer with these gains."""
+    values = iter(_from_behind(_looks(along, reward), behind))
+    baselines = iter(_from_before([one.held_against for one in along if one is not None], before))
+    return [
+        None if one is None else one._replace(value=next(values), baseline=next(baselines)) for one in along
+    ]
