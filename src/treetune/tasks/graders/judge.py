@@ -113,8 +113,8 @@ class JudgeGrader(Grader):
     def notes(self, experiment: Experiment) -> Iterable[str]:
         if self.endpoint is not None and (why := self.endpoint.unreachable()) is not None:
             yield (
-                f"the judge at {self.endpoint.base_url} is not there now ({why}): answers wait for it, each for"
-                f" up to {self.deadline:g} s, and are left out where it doesn't come"
+                f"the judge at {self.endpoint.base_url} is not there now ({why}): answers wait for it, each"
+                f" for up to {self.deadline:g} s, and are left out where it doesn't come"
             )
 
     @property
