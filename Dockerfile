@@ -1,5 +1,7 @@
-# NVIDIA image: docker build -t treetune . && docker run --gpus all --shm-size 16g treetune
-# The -devel base brings nvcc, which flash-attn's build and DeepSpeed's own operations need.
+# NVIDIA image: docker build -t treetune . && docker run --gpus all --ipc=host \
+#     -v treetune-experiments:/treetune/experiments -v treetune-models:/treetune/huggingface treetune
+# --ipc=host: two versions of the weights lie in /dev/shm at once, of which Docker has 64 MiB otherwise.
+# The -devel base brings nvcc, which DeepSpeed's own operations need.
 # Not built or run by the test suite.
 FROM nvidia/cuda:13.0.2-devel-ubuntu24.04
 
@@ -17,12 +19,16 @@ USER researcher
 COPY --chown=researcher pyproject.toml requirements.txt requirements-cpu.txt requirements-dev.txt ./
 COPY --chown=researcher scripts/setup.sh scripts/setup.sh
 COPY --chown=researcher src/treetune/__init__.py src/treetune/__init__.py
-# There is no GPU while the image is built, so the set is named. MAX_JOBS bounds the memory of flash-attn's build.
-ARG MAX_JOBS=4
+# There is no GPU while the image is built, so the set is named.
 ENV TREETUNE_DEVICE=nvidia
-RUN MAX_JOBS=${MAX_JOBS} ./scripts/setup.sh
+RUN ./scripts/setup.sh
 
 COPY --chown=researcher . .
-ENV APP_DIRECTORY=/treetune/experiments
-VOLUME /treetune/experiments
+# Set-up leaves byte code out; without it each container would compile torch and vLLM anew. What can't be compiled
+# is never imported.
+RUN .venv/bin/python -m compileall -q -j 0 .venv src >/dev/null || true
+# Volumes take the owner of what is below them, which would be root where nothing is.
+RUN mkdir -p experiments huggingface
+ENV APP_DIRECTORY=/treetune/experiments HF_HOME=/treetune/huggingface
+VOLUME ["/treetune/experiments", "/treetune/huggingface"]
 CMD ["./run.sh"]

@@ -14,7 +14,7 @@ import json
 from collections import defaultdict
 from pathlib import Path
 
-from treetune.reports.tables.intervals import over_seeds_and_problems
+from treetune.tables.intervals import over_seeds_and_problems
 from treetune.vocabulary import CORRECT_SCORE
 
 ROOT = Path(__file__).parents[1]

@@ -2,7 +2,8 @@
 # Makes .venv with everything that a run needs; with --dev also what the tests need.
 #
 # Done once; afterwards it only compares hashes and returns at once. Safe to interrupt, to repeat, and to start
-# twice at a time. TREETUNE_DEVICE=cpu|nvidia overrides the look for a GPU; PYTHON names another interpreter.
+# twice at a time. TREETUNE_DEVICE=cpu|nvidia overrides the look for a GPU; PYTHON names another interpreter;
+# TREETUNE_FLASH_ATTN=1 builds flash-attn for this machine's GPUs, which only `attention: 'flash_attention_2'` needs.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 ROOT=$PWD
@@ -10,6 +11,7 @@ VENV=$ROOT/.venv
 RECORD=$VENV/set-up            # hash per set of packages that is complete
 LOG=$VENV/set-up/log
 TORCH_CPU_INDEX=https://download.pytorch.org/whl/cpu
+OLDEST_DRIVER=580              # for CUDA 13, which the pinned torch is built with
 
 case "${1:-}" in
     "") DEV= ;;
@@ -34,10 +36,15 @@ hash_of() { { echo "$ROOT"; cat "$1" pyproject.toml scripts/setup.sh; } | sha256
 
 complete() { [ -x "$VENV/bin/python" ] && [ "$(cat "$RECORD/$1" 2>/dev/null)" = "$(hash_of "$1")" ]; }
 
-all_complete() { complete "$(lock_of "$DEVICE")" && { [ -z "$DEV" ] || complete requirements-dev.txt; }; }
+all_complete() {
+    complete "$(lock_of "$DEVICE")" && { [ -z "$DEV" ] || complete requirements-dev.txt; } \
+        && { [ -z "$FLASH" ] || complete requirements-flash-attn.txt; }
+}
 
 DEVICE=$(device)
 case "$DEVICE" in cpu | nvidia) ;; *) fail "TREETUNE_DEVICE is '$DEVICE'; it can be cpu or nvidia" ;; esac
+FLASH=
+if [ "$DEVICE" = nvidia ] && [ "${TREETUNE_FLASH_ATTN:-0}" = 1 ]; then FLASH=1; fi
 all_complete && exit 0
 
 exec 9<"$ROOT"
@@ -66,16 +73,35 @@ if ! command -v c++ >/dev/null && ! command -v g++ >/dev/null && ! command -v cl
     missing+=("A C++ compiler is needed (DeepSpeed compiles some operations when they are first used):" \
         "  apt-get install g++")
 fi
+HEADERS=1
+if ! "${python:-false}" -c 'import os, sys, sysconfig
+sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' 2>/dev/null; then HEADERS=; fi
+if [ "$DEVICE" = nvidia ]; then
+    if [ -z "$HEADERS" ] && [ -n "$python" ]; then
+        missing+=("Python.h is needed (Triton compiles with it when a kernel is first used): apt-get install python3-dev")
+    fi
+    # Torch finds no GPU under an older driver, and everything would run on the CPU.
+    driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1 || true)
+    case "${driver%%.*}" in
+        '' | *[!0-9]*) ;;  # an image is built where no GPU is
+        *) if [ "${driver%%.*}" -lt "$OLDEST_DRIVER" ]; then
+            missing+=("An NVIDIA driver of $OLDEST_DRIVER or newer is needed (CUDA 13); this machine's is $driver")
+        fi ;;
+    esac
+    if [ -n "$FLASH" ] && ! command -v nvcc >/dev/null; then
+        missing+=("TREETUNE_FLASH_ATTN=1 needs nvcc, the CUDA compiler, of the CUDA version that torch has")
+    fi
+elif [ -z "${TREETUNE_DEVICE:-}" ] && command -v nvidia-smi >/dev/null; then
+    say "note: nvidia-smi is here and finds no GPU, so this is a set-up for the CPU; mend the driver and set" \
+        "TREETUNE_DEVICE=nvidia for the other"
+fi
 case "$DEVICE" in nvidia) need_gib=25 ;; *) need_gib=6 ;; esac
 free_gib=$(($(df -Pk "$ROOT" | awk 'NR == 2 {print $4}') / 1024 / 1024))
 if [ ! -d "$RECORD" ] && [ "$free_gib" -lt "$need_gib" ]; then
     missing+=("About $need_gib GiB of disk are needed in $ROOT; $free_gib are free")
 fi
 [ ${#missing[@]} -eq 0 ] || fail "${missing[@]}"
-HEADERS=1
-if ! "$python" -c 'import os, sys, sysconfig
-sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))'; then
-    HEADERS=
+if [ -z "$HEADERS" ]; then
     say "note: Python.h is missing; runs with two or more ranks on a CPU and the task reasoning_gym need it" \
         "(apt-get install python3-dev)"
 fi
@@ -114,7 +140,7 @@ install_lock() {
     grep -E '^(setuptools|wheel)==' "$lock" >"$packages" || true
     if [ -s "$packages" ]; then pip_install -r "$packages" || give_up setuptools; fi
     # Built without isolation: with the pinned setuptools, not with whatever is newest that day.
-    grep -vE '^(flash-attn|pycosat)==' "$lock" >"$packages"
+    grep -vE '^pycosat==' "$lock" >"$packages"
     if ! pip_install --no-build-isolation -r "$packages"; then
         if [ "$DEVICE" = cpu ] && tail -n 5 "$LOG" | grep -q 'torch==.*+cpu'; then
             say "pip does not find the CPU build of torch; asking PyTorch's own index"
@@ -134,16 +160,7 @@ install_lock() {
             say "note: without Python.h pycosat is not built, which the task reasoning_gym can't do without"
         fi
     fi
-    last=$(grep -E '^flash-attn==' "$lock" || true)
-    if [ -n "$last" ]; then
-        if command -v nvcc >/dev/null; then
-            say "building ${last%% *} (once; this can take long, MAX_JOBS bounds how much runs at a time)"
-            pip_install --no-build-isolation "${last%% *}" || give_up flash-attn
-        else
-            say "note: without nvcc flash-attn is not built; PyTorch's own attention is used"
-        fi
-    fi
-    if [ "$lock" != requirements-dev.txt ]; then
+    if [ "$lock" = "$(lock_of "$DEVICE")" ]; then
         pip_install --no-build-isolation -e . || give_up "the project itself"
     fi
     rm -f "$packages"
@@ -153,7 +170,13 @@ install_lock() {
 }
 
 lock=$(lock_of "$DEVICE")
-case "$DEVICE" in nvidia) time="ten minutes, and flash-attn's build" ;; *) time="two minutes" ;; esac
+case "$DEVICE" in nvidia) time="ten minutes" ;; *) time="two minutes" ;; esac
 complete "$lock" || install_lock "$lock" "$time"
 [ -z "$DEV" ] || complete requirements-dev.txt || install_lock requirements-dev.txt "ten seconds"
+if [ -n "$FLASH" ] && ! complete requirements-flash-attn.txt; then
+    # For what is here alone, 8.6 counting as 8.0: all four kinds take four times as long.
+    kinds=$({ nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null || true; } | sed 's/\..*/0/' | sort -u)
+    if [ -n "$kinds" ]; then export FLASH_ATTN_CUDA_ARCHS=${FLASH_ATTN_CUDA_ARCHS:-${kinds//$'\n'/;}}; fi
+    install_lock requirements-flash-attn.txt "up to hours on few cores; MAX_JOBS bounds how much runs at a time"
+fi
 say "ready after $((SECONDS - started)) s ($DEVICE, $("$VENV/bin/python" --version 2>&1))"

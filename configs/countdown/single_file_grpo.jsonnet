@@ -14,7 +14,7 @@
     type: 'pretrained',
     name_or_path: error 'name the model',
     dtype: 'bfloat16',
-    attention: 'flash_attention_2',
+    attention: 'sdpa',
   },
   context_length: 1280,
   rollout+: { type: 'single_turn', samples: 8, max_tokens: 896, temperature: 1.0 },

@@ -1,5 +1,6 @@
 // FlashAttention-2 over sequences packed into one row: no padding, no square of attention scores. NVIDIA
-// GPUs only, in bf16; needs flash-attn, which scripts/setup.sh builds where there is a CUDA compiler.
+// GPUs only, in bf16; needs flash-attn, which TREETUNE_FLASH_ATTN=1 scripts/setup.sh builds. Without it,
+// packed rows have PyTorch's own kernels.
 {
   model+: { attention: 'flash_attention_2', dtype: 'bfloat16' },
   trainer+: {

@@ -5,7 +5,7 @@
     type: 'pretrained',
     name_or_path: 'deepseek-ai/deepseek-math-7b-base',
     dtype: 'bfloat16',
-    attention: 'flash_attention_2',
+    attention: 'sdpa',
     begin_of_text: true,
   },
   context_length: 2499,

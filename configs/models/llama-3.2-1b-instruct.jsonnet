@@ -5,7 +5,7 @@
     type: 'pretrained',
     name_or_path: 'meta-llama/Llama-3.2-1B-Instruct',
     dtype: 'bfloat16',
-    attention: 'flash_attention_2',
+    attention: 'sdpa',
     chat: { template_arguments: { date_string: '26 Jul 2024' } },
   },
   context_length: 4096,

@@ -4,7 +4,7 @@
     type: 'pretrained',
     name_or_path: 'meta-llama/Llama-3.2-1B',
     dtype: 'bfloat16',
-    attention: 'flash_attention_2',
+    attention: 'sdpa',
     begin_of_text: true,
   },
   context_length: 4096,

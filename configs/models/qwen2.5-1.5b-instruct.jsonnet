@@ -5,7 +5,7 @@
     type: 'pretrained',
     name_or_path: 'Qwen/Qwen2.5-1.5B-Instruct',
     dtype: 'bfloat16',
-    attention: 'flash_attention_2',
+    attention: 'sdpa',
     chat: {},
   },
   context_length: 4096,

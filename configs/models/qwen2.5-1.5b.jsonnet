@@ -4,7 +4,7 @@
     type: 'pretrained',
     name_or_path: 'Qwen/Qwen2.5-1.5B',
     dtype: 'bfloat16',
-    attention: 'flash_attention_2',
+    attention: 'sdpa',
     begin_of_text: false,
   },
   context_length: 4096,

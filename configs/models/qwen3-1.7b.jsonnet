@@ -5,7 +5,7 @@
     type: 'pretrained',
     name_or_path: 'Qwen/Qwen3-1.7B',
     dtype: 'bfloat16',
-    attention: 'flash_attention_2',
+    attention: 'sdpa',
     chat: { template_arguments: { enable_thinking: false } },
   },
   context_length: 4096,

@@ -18,7 +18,7 @@ local has(object, key) = std.objectHas(object, key) && object[key] != null;
     type: 'pretrained',
     name_or_path: 'Qwen/Qwen3-4B-Thinking-2507',
     dtype: 'bfloat16',
-    attention: 'flash_attention_2',
+    attention: 'sdpa',
     chat: {},
   },
   context_length: tokens + 384,

@@ -4,7 +4,7 @@
     type: 'pretrained',
     name_or_path: 'microsoft/rho-math-1b-v0.1',
     dtype: 'bfloat16',
-    attention: 'flash_attention_2',
+    attention: 'sdpa',
     begin_of_text: true,
   },
   context_length: 2048,

@@ -15,7 +15,7 @@
 + (import '../objectives/token_mean.jsonnet')
 + (import '../shaping/acceleration_published_code.jsonnet')
 + {
-  model+: { attention: 'flash_attention_2' },
+  model+: { attention: 'sdpa' },
   problems_per_iteration: 128,
   problem_sampling: 'epochs',
   iterations: 400,

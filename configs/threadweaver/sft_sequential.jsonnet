@@ -3,7 +3,7 @@
 + {
   experiment_name: 'threadweaver/sft_sequential',
   task+: { form: 'sequential' },
-  model+: { attention: 'flash_attention_2' },
+  model+: { attention: 'sdpa' },
   evaluation+: { rollout+: { parallel: false } },
 }
 + (import '../models/thread_tokens.jsonnet')

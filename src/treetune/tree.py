@@ -105,6 +105,11 @@ class Tree:
         self.leaves.append(trajectory)
         self._ends.append(node)
 
+    @property
+    def sampled_tokens(self) -> int:
+        """What the policy sampled for it, each node once, however many answers go through it."""
+        return sum(len(segment.token_ids) for segment, _ in self.nodes if segment.origin == "sampled")
+
     def _shared(self, fork: Fork | None) -> list[int]:
         """The nodes that lie before a fork; none where the answer with it isn't there."""
         origin = [] if fork is None else [end for leaf, end in self._answers() if leaf.sample == fork.sample]

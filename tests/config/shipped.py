@@ -9,6 +9,7 @@ from treetune.config import lexer
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "configs"
 NAMING = (
+    "lib/equal_cost.libsonnet",
     "lib/experiment.libsonnet",
     "lib/quickstart.libsonnet",
     "lib/signposts.libsonnet",

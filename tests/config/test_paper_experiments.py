@@ -119,7 +119,7 @@ def test_an_experiment_has_what_all_of_them_share(family: str, method: str, data
             ("deepseek", "GSM8K"): "deepseekmath-7b-sft-GSM8K",
         }[family, data]
     )
-    assert (model.dtype, model.attention) == ("bfloat16", "flash_attention_2")
+    assert (model.dtype, model.attention) == ("bfloat16", "sdpa")
     assert (model.begin_of_text, model.chat) == (True, None)
     assert config.context_length == {"rho1b": 2048, "deepseek": 2499}[family]
 

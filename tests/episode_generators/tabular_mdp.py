@@ -116,6 +116,8 @@ class LetterTask(Task):
 class InlinePool:
     """Grades at once, in this thread, and keeps what it was given."""
 
+    has_services = False
+
     def __init__(self) -> None:
         self.submitted: list[tuple[str, str]] = []
 

@@ -82,7 +82,8 @@ class Handler(BaseHTTPRequestHandler):
         if body["cache_salt"] == "warm-up":
             return self.answer(200, {"choices": []})
         with (FAULTS / "asked.jsonl").open("a") as file:
-            file.write(json.dumps({"prompt": body["prompt"], "seed": body["seed"], "n": body["n"]}) + "\n")
+            kept = {key: body[key] for key in ("prompt", "seed", "n", "priority")}
+            file.write(json.dumps(kept) + "\n")
         Handler.answered += 1
         if Handler.answered > 2 and take("dies-after-two"):
             os.kill(os.getpid(), signal.SIGKILL)

@@ -11,7 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from treetune.inference.base import Canary, Completion, EngineError, Later, Request
+from treetune.inference.base import (
+    ANSWERS,
+    CONTINUATIONS,
+    Canary,
+    Completion,
+    EngineError,
+    Later,
+    Request,
+)
 from treetune.inference.gaps import Tolerance
 from treetune.vocabulary import TokenIds, token_array
 
@@ -41,6 +49,14 @@ def test_more_samples_than_the_server_holds_are_sent_in_parts_with_the_same_seed
     engine = stub.start(max_num_seqs=4)
     assert engine.generate([request(7, n=10)]) == [[expected(7, k) for k in range(10)]]
     assert sorted((a["seed"], a["n"]) for a in stub.asked()) == [(7, 4), (11, 4), (15, 2)]
+
+
+def test_answers_are_sent_before_continuations(stub: Stub) -> None:
+    engine = stub.start(max_concurrency=1)
+    mixed = [replace(request(i), priority=(CONTINUATIONS, ANSWERS)[i % 2]) for i in range(6)]
+    assert engine.generate(mixed) == [[expected(i, k) for k in range(2)] for i in range(6)]
+    order = [(asked["seed"], asked["priority"]) for asked in stub.asked()]
+    assert order == [(1, 0), (3, 0), (5, 0), (0, 1), (2, 1), (4, 1)]
 
 
 @pytest.mark.parametrize("fault", ["dies-after-two", "forgets-a-logprob"])

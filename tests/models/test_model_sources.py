@@ -165,6 +165,38 @@ def test_kernels_that_are_not_installed_are_named(monkeypatch: pytest.MonkeyPatc
         PretrainedModel(name_or_path="Qwen/Qwen3-0.6B", liger=True).require()
 
 
+@pytest.mark.parametrize(
+    ("environment", "cuda", "is_available", "gpu", "refused"),
+    [
+        ({}, "13.0", False, True, True),  # a driver that is too old
+        ({"CUDA_VISIBLE_DEVICES": "0"}, "13.0", False, True, True),
+        ({}, "13.0", True, True, False),
+        ({}, None, False, True, False),  # the CPU's build was chosen
+        ({}, "13.0", False, False, False),
+        ({"CUDA_VISIBLE_DEVICES": ""}, "13.0", False, True, False),
+        ({"DS_ACCELERATOR": "cpu"}, "13.0", False, True, False),
+    ],
+)
+def test_a_gpu_that_pytorch_cannot_use_is_no_reason_to_run_on_the_cpu_silently(
+    environment: dict[str, str],
+    cuda: str | None,
+    is_available: bool,
+    gpu: bool,
+    refused: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    from treetune.models.kernels import refuse_unusable_gpu
+
+    if gpu:
+        (tmp_path / "nvidia0").touch()
+    monkeypatch.setattr("treetune.models.kernels._DEVICES", tmp_path)
+    if not refused:
+        return refuse_unusable_gpu(environment, cuda, is_available)
+    with pytest.raises(ValueError, match=r"built for CUDA 13.0, can't use it"):
+        refuse_unusable_gpu(environment, cuda, is_available)
+
+
 def test_sources_and_tasks_register_without_importing_anything_heavy() -> None:
     code = (
         "import sys, treetune.models.sources, treetune.tasks.addition_chain, treetune.tasks.multiplication,"

@@ -45,7 +45,7 @@ def test_a_difference_is_called_only_where_its_interval_excludes_zero(tmp_path: 
     forms = [as_markdown(results, ACCOUNT), as_html(results, [], ACCOUNT)]
     assert all("▲" in text for text in forms)
     assert "| Vine_PPO | 83.8 [" in forms[0]
-    assert "| SFT | test | −1.2 |" in forms[0] and "| not told apart |" in forms[0]
+    assert "| SFT | test | 2 | −1.2 |" in forms[0] and "| not told apart |" in forms[0]
     line = next(line for line in as_latex(results).splitlines() if line.startswith(r"Vine\_PPO"))
     assert r"$\blacktriangle$" in line and r"& 53.0 \\" in line
     found = {cell["row"]: cell["called"] for cell in as_json(results, ACCOUNT)["cells"]}
@@ -151,7 +151,7 @@ def test_the_page_is_whole_and_names_are_escaped(tmp_path: Path) -> None:
     assert Page(page).open == []
     assert not re.search(r"https?://|src=|<link|@import|url\(|<script", page), "it needs nothing else"
     assert "a &lt;b&gt; &amp; c" in page
-    assert page.count("<figure>") == 3
+    assert page.count("<figure>") == 4
 
 
 def test_figures_are_drawn_with_cells_that_are_missing(tmp_path: Path) -> None:
@@ -169,9 +169,9 @@ def test_curves_are_named_after_the_set_that_they_show(tmp_path: Path) -> None:
     rows = (MethodRow(name="PPO", experiment="ppo"),)
     plan = finish(plan_of(tmp_path, columns=columns, rows=rows), {"sft": 0.4, "ppo": 0.5})
     page = Page(as_html(measure(plan), curves(plan), ACCOUNT))
-    assert page.words.count("pass@1 on validation (%)") == 3 and "pass@1 on test" not in page.words
+    assert page.words.count("pass@1 on validation (%)") == 4 and "pass@1 on test" not in page.words
     figure = draw_curves(measure(plan), curves(plan), [])
-    assert [axes.get_title("left") for axes in figure.axes] == ["pass@1 on validation (%)"] * 3
+    assert [axes.get_title("left") for axes in figure.axes] == ["pass@1 on validation (%)"] * 4
 
 
 PANELS = (

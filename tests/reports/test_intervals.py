@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from treetune.reports.tables.intervals import (
+from treetune.tables.intervals import (
     of_shares,
     over_seeds,
     over_seeds_and_problems,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 
 from tests.runtime.in_process import sampled_requests, small, train
-from treetune.analyzers.replay import in_words, replay
+from treetune.analyzers.replay import replay
+from treetune.analyzers.replayed import in_words
 from treetune.episode_generators.credit.group import Group
 from treetune.episode_generators.credit.monte_carlo import MonteCarlo
 from treetune.episode_generators.rollout.single_turn import SingleTurn
@@ -35,10 +37,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[PolicyIteration, Expe
 
 
 def replayed(
-    run: tuple[PolicyIteration, ExperimentDirectory], iteration: int, **other: Any
+    run: tuple[PolicyIteration, ExperimentDirectory], iteration: int, exact: bool = False, **other: Any
 ) -> dict[str, Any]:
     config, directory = run
-    return replay(directory.path, iteration, config, PLAIN, replace(config, **other) if other else None)
+    variant = replace(config, **other) if other else None
+    return replay(directory.path, iteration, config, PLAIN, variant, exact)
 
 
 @pytest.mark.parametrize("iteration", [1, 2])
@@ -53,6 +56,34 @@ def test_an_iteration_with_its_own_settings_gives_its_gradient(
     assert first["gradient_norm"] == pytest.approx(recorded["train/grad_norm"], rel=1e-5)
     # The trainer's state is kept of the newest checkpoint alone: the second step was Adam's second.
     assert first["same_as_run"] is (True if iteration == 1 else None)
+    assert first["unlike_record"] == []
+
+
+def test_an_exact_replay_makes_the_optimisers_state_again_and_gives_the_runs_weights(
+    run: tuple[PolicyIteration, ExperimentDirectory],
+) -> None:
+    found = replayed(run, 2, exact=True, credit=Group(std=False))
+    assert found["own"]["same_as_run"] is True
+    assert found["own"]["unlike_record"] == []
+    assert found["other"]["same_as_run"] is False
+    assert any("those that the run recorded" in line for line in in_words(found))
+    assert sorted(path.name for path in Path(found["folder"]).iterdir()) == [
+        "advantages.jsonl",
+        "result.json",
+    ]
+
+
+def test_numbers_that_the_run_recorded_otherwise_are_named(
+    run: tuple[PolicyIteration, ExperimentDirectory], tmp_path: Path
+) -> None:
+    config, directory = run
+    shutil.copytree(directory.path, tmp_path / directory.path.name)
+    copy = ExperimentDirectory(tmp_path / directory.path.name)
+    path = copy.iteration(0) / "metrics.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"train/grad_norm": 7.0, "checksum": None}))
+    found = replay(copy.path, 1, replace(config, directory=str(tmp_path)), PLAIN, None)
+    assert found["own"]["unlike_record"] == ["train/grad_norm"]
+    assert any("recorded are train/grad_norm" in line for line in in_words(found))
 
 
 def test_another_credit_is_held_against_the_own_one_answer_by_answer(

@@ -20,6 +20,7 @@ FILES = (
     "requirements.txt",
     "requirements-cpu.txt",
     "requirements-dev.txt",
+    "requirements-flash-attn.txt",
 )
 
 PYTHON = r"""#!/bin/bash
@@ -28,15 +29,16 @@ case "$*" in
     --version) echo "Python 3.11.0"; exit ;;
     "-m venv "*) mkdir -p "$3/bin"; cp "$0" "$3/bin/python"; cp "$CALLS.deepspeed" "$3/bin/deepspeed"; exit ;;
     "-m pip "*)
-        echo "pip $*" >>"$CALLS"
+        echo "pip $*${FLASH_ATTN_CUDA_ARCHS:+ FLASH_ATTN_CUDA_ARCHS=$FLASH_ATTN_CUDA_ARCHS}" >>"$CALLS"
         while [ $# -gt 0 ]; do if [ "$1" = -r ]; then file=$2; fi; shift; done
         if [ -n "$file" ]; then grep -v '^#' "$file" | sed 's/^/  /' >>"$CALLS"; fi
         if [ -n "$BREAK" ] && grep -q "$BREAK" "${file:-/dev/null}" && ! grep -q -- --index-url "$CALLS"; then
             echo "ERROR: No matching distribution found for $BREAK"; exit 1
         fi ;;
     *"import socket"*) echo 40000 ;;
-    -c*) exit "${PYTHON_FAILS:-0}" ;;
-    *) echo "python $*" >>"$CALLS" ;;
+    -c*) case "$*" in *"${WITHOUT:-nothing}"*) exit 1 ;; esac; exit "${PYTHON_FAILS:-0}" ;;
+    *) echo "python $*" >>"$CALLS"
+        case "$*" in *"${UNFINISHED:-nothing}"*check_finished) exit 1 ;; esac ;;
 esac
 """
 DEEPSPEED = """#!/bin/bash
@@ -106,17 +108,67 @@ def test_the_tests_tools_come_on_top_and_once(checkout: Checkout) -> None:
     assert checkout.asked() == ""
 
 
-def test_a_gpu_is_seen_and_flash_attention_is_built_last(checkout: Checkout) -> None:
-    checkout.tool("nvidia-smi", "#!/bin/bash\necho 'GPU 0: NVIDIA H100'\n")
-    checkout.tool("nvcc", "#!/bin/bash\n")
+NVIDIA_SMI = """#!/bin/bash
+case "$*" in
+    -L) for ((i = 0; i < ${GPUS:-1}; i++)); do echo "GPU $i: NVIDIA H100"; done ;;
+    *driver_version*) echo "${DRIVER:-580.95.05}" ;;
+    *compute_cap*) printf '9.0\\n8.6\\n9.0\\n' ;;
+esac
+"""
+
+
+@pytest.fixture
+def gpu(checkout: Checkout) -> Checkout:
+    """A machine with a GPU and room on its disk."""
+    checkout.tool("nvidia-smi", NVIDIA_SMI)
     checkout.tool("df", "#!/bin/bash\nprintf 'head\\nx x x 99999999 x x\\n'\n")
-    done = checkout.run("scripts/setup.sh")
+    return checkout
+
+
+def test_a_gpu_is_seen_and_no_compiler_for_it_is_needed(gpu: Checkout) -> None:
+    done = gpu.run("scripts/setup.sh")
     assert done.returncode == 0, done.stderr
-    asked = checkout.asked()
-    assert "vllm==0.32.0" in asked
-    assert (
-        asked.index("torch==2.13.0") < asked.index("--no-build-isolation flash-attn==") < asked.index("-e .")
-    )
+    assert "vllm==0.32.0" in gpu.asked() and "flash-attn" not in gpu.asked()
+
+
+def test_flash_attention_is_built_where_it_is_asked_for_and_for_what_is_here(gpu: Checkout) -> None:
+    refused = gpu.run("scripts/setup.sh", TREETUNE_FLASH_ATTN="1")
+    assert refused.returncode == 1 and "needs nvcc" in refused.stderr
+    gpu.tool("nvcc", "#!/bin/bash\n")
+    done = gpu.run("scripts/setup.sh", TREETUNE_FLASH_ATTN="1")
+    assert done.returncode == 0, done.stderr
+    asked = gpu.asked()
+    assert asked.index("torch==2.13.0") < asked.index("-e .") < asked.index("flash-attn==")
+    assert "FLASH_ATTN_CUDA_ARCHS=80;90" in asked
+    assert gpu.run("scripts/setup.sh").returncode == 0 and gpu.asked() == "", "nothing is missing without it"
+
+
+def test_a_driver_that_is_too_old_is_told_before_anything_is_installed(gpu: Checkout) -> None:
+    done = gpu.run("scripts/setup.sh", DRIVER="570.86.15")
+    assert done.returncode == 1
+    assert "driver of 580 or newer is needed (CUDA 13); this machine's is 570.86.15" in done.stderr
+    assert gpu.asked() == ""
+
+
+def test_the_oldest_driver_is_that_of_the_lock_files_cuda() -> None:
+    lock, script = (ROOT / "requirements.txt").read_text(), (ROOT / "scripts/setup.sh").read_text()
+    (cuda,) = re.findall(r"^nvidia-cuda-runtime==(\d+)", lock, re.MULTILINE)
+    (driver,) = re.findall(r"^OLDEST_DRIVER=(\d+)", script, re.MULTILINE)
+    assert (cuda, driver) == ("13", "580"), "as NVIDIA's table of CUDA and drivers says"
+
+
+def test_python_headers_are_needed_on_a_gpu_and_a_note_elsewhere(gpu: Checkout) -> None:
+    done = gpu.run("scripts/setup.sh", WITHOUT="Python.h")
+    assert done.returncode == 1 and "Python.h is needed" in done.stderr
+    done = gpu.run("scripts/setup.sh", WITHOUT="Python.h", TREETUNE_DEVICE="cpu")
+    assert done.returncode == 0 and "note: Python.h is missing" in done.stderr
+
+
+def test_a_driver_that_finds_no_gpu_is_said(checkout: Checkout) -> None:
+    checkout.tool("nvidia-smi", "#!/bin/bash\necho 'Failed to initialize NVML'; exit 18\n")
+    done = checkout.run("scripts/setup.sh")
+    assert done.returncode == 0
+    assert "nvidia-smi is here and finds no GPU" in done.stderr
 
 
 def test_a_changed_lock_file_is_installed_again(checkout: Checkout) -> None:
@@ -187,10 +239,12 @@ def commands(asked: str) -> list[str]:
 def test_the_quickstart_trains_both_and_ends_with_table_and_report(checkout: Checkout) -> None:
     done = checkout.run("run.sh", APP_DIRECTORY="elsewhere", APP_SEED="3")
     assert done.returncode == 0, done.stderr
-    sft, vineppo, table, report = commands(checkout.asked())
+    sft, sft_done, vineppo, vineppo_done, table, report = commands(checkout.asked())
     assert "--quiet --no_local_rank --num_gpus=1 --master_port=40000 src/treetune/main.py" in sft
     assert "configs/quickstart/sft.jsonnet run_iteration_loop" in sft
     assert "configs/quickstart/vineppo.jsonnet run_iteration_loop" in vineppo
+    assert sft_done.endswith("--configs configs/quickstart/sft.jsonnet check_finished")
+    assert vineppo_done.endswith("--configs configs/quickstart/vineppo.jsonnet check_finished")
     assert "APP_SEED=3" in vineppo
     assert table.endswith("--configs configs/tables/quickstart.jsonnet make_table")
     assert report.endswith("report elsewhere/quickstart/sft elsewhere/quickstart/vineppo")
@@ -199,10 +253,24 @@ def test_the_quickstart_trains_both_and_ends_with_table_and_report(checkout: Che
 def test_a_configuration_is_trained_and_then_evaluated(checkout: Checkout) -> None:
     done = checkout.run("run.sh", CONFIGSTR="a.jsonnet,b.jsonnet", NUM_GPUS="2", OMP_NUM_THREADS="5")
     assert done.returncode == 0, done.stderr
-    train, evaluate = commands(checkout.asked())
+    train, _, evaluate = commands(checkout.asked())
     assert "--num_gpus=2" in train
     assert "--configs a.jsonnet,b.jsonnet run_iteration_loop OMP_NUM_THREADS=5" in train
     assert "--configs a.jsonnet,b.jsonnet run_evaluation" in evaluate
+
+
+def test_the_gpus_that_were_handed_out_are_used(gpu: Checkout) -> None:
+    def started(**environment: str) -> str:
+        gpu.run("run.sh", CONFIGSTR="a.jsonnet", GPUS="8", **environment)
+        return commands(gpu.asked())[0]
+
+    assert "--num_gpus=8 " in started()
+    assert "--include=localhost:4,6 " in started(CUDA_VISIBLE_DEVICES="4,6")
+    assert "--include=localhost:4 " in started(CUDA_VISIBLE_DEVICES="4,6", NUM_GPUS="1")
+    assert "num_gpus" not in started(CUDA_VISIBLE_DEVICES="4,6")
+    assert "--num_gpus=1 " in started(CUDA_VISIBLE_DEVICES=""), "none: the CPU"
+    done = gpu.run("run.sh", CONFIGSTR="a.jsonnet", NUM_GPUS="3", CUDA_VISIBLE_DEVICES="4,6")
+    assert done.returncode == 2 and "NUM_GPUS is 3" in done.stderr
 
 
 def test_ranks_share_the_cores(checkout: Checkout) -> None:
@@ -215,6 +283,14 @@ def test_a_failed_run_stops_the_script_with_its_exit_code(checkout: Checkout) ->
     done = checkout.run("run.sh", FAIL_AT="sft.jsonnet")
     assert done.returncode == 7
     assert len(commands(checkout.asked())) == 1
+
+
+def test_a_run_that_ended_before_its_time_stops_the_script_though_the_launcher_says_0(
+    checkout: Checkout,
+) -> None:
+    done = checkout.run("run.sh", UNFINISHED="sft.jsonnet")
+    assert done.returncode == 1
+    assert "vineppo" not in checkout.asked()
 
 
 def test_a_number_of_ranks_that_is_none_is_refused(checkout: Checkout) -> None:

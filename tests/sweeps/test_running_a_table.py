@@ -14,30 +14,13 @@ from typing import Any
 import pytest
 
 from tests.reports import fabricated
-from tests.sweeps.small_table import FAKE, ROOT, SHORT, evaluated, experiment, show, table
+from tests.sweeps.small_table import FAKE, SHORT, experiment, show, table
 from treetune.reports.tables.write import make_table
 from treetune.runtime.lifeline import process_fields
 from treetune.sweeps.command import reproduce
 from treetune.sweeps.overview import plan_text
 from treetune.tables.runs import make_plan
 from treetune.tables.settings import MethodRow, Reproduction, TableExperiment
-
-
-@pytest.fixture(autouse=True)
-def _environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), str(ROOT)]))
-    for variable in ("APP_SEED", "APP_DIRECTORY", "APP_EXPERIMENT_NAME", "APP_FAKE", "APP_FAKE_SHARES"):
-        monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setenv("APP_FAKE_CONFIGS", str(tmp_path_factory.getbasetemp() / "evaluated.json"))
-    monkeypatch.setattr("treetune.tables.runs.load", evaluated)
-    # Figures take a second each, and have tests of their own.
-    monkeypatch.setattr("treetune.reports.tables.write.draw_table", lambda _, path: path.touch())
-    monkeypatch.setattr(
-        "treetune.reports.tables.write.draw_curves", lambda *given: [path.touch() for path in given[-1]]
-    )
-    # This process must not keep the handler that `reproduce` puts in its own.
-    monkeypatch.setattr("treetune.runtime.lifeline.exit_on_signals", lambda: None)
 
 
 def calls(directory: Path) -> list[str]:
@@ -195,7 +178,7 @@ def test_a_plan_with_nothing_there_names_every_run_and_its_cost_and_writes_nothi
     assert lines == [[name, seed, "missing", "0/2"] for seed in "12" for name in ("sft", "ppo", "grpo")]
     assert "60 s (30 s an iteration stated), after sft" in text
     assert "unknown (nothing measured or stated), after sft" in text
-    assert "6 runs: 6 missing; still about 2 min of iterations; 4 runs whose cost nobody knows" in text
+    assert "6 runs: 6 missing; still about 2 min of runs; 4 runs whose cost nobody knows" in text
     assert not (tmp_path / "new").exists()
 
 

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from treetune.analyzers.replayed import Step, compared, side_by_side
 from treetune.analyzers.sources import lent_critic_at, policy_at
+from treetune.checksums import read_record
 from treetune.config.hashing import config_hash
+from treetune.episode_generators.rollout.answers import contiguous_share
 from treetune.episode_generators.storage import read_episodes, read_trajectories
 from treetune.files import replace_folder, whole_file, write_json
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.crediting import credited
-from treetune.runtime.directory import ExperimentDirectory
+from treetune.runtime.directory import METRICS_REMEDY, ExperimentDirectory, metrics_row
 from treetune.runtime.generation import remembered
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.sampler import Sampler
@@ -31,33 +34,24 @@ if TYPE_CHECKING:
 REPLACEABLE = ("credit", "selection", "shaping", "trainer")
 """The keys that a replay may have otherwise: what comes after the answers."""
 
-JOURNAL = "journal.jsonl"
-
-
-@dataclass(frozen=True)
-class Step:
-    """What one variant did: its episodes, the gradient of its whole loss, and what training changed.
-
-    `gradient` and `change` are flat, float64 and float32; `metrics` are those of credit and of training.
-    `same_as_run` says whether the weights are the run's own after the iteration, to the bit; None where
-    nobody can tell.
-    """
-
-    episodes: Sequence[Episode]
-    gradient: Tensor
-    change: Tensor
-    metrics: Metrics
-    same_as_run: bool | None
-    sampled_tokens: int
+JOURNAL, STATE = "journal", "state"
+"""In the folder of a replay: what was sampled for it, by rank, and, while it goes on, the trainer's state."""
 
 
 def replay(
-    path: Path, iteration: int, own: PolicyIteration, plain: Mapping[str, Any], other: PolicyIteration | None
+    path: Path,
+    iteration: int,
+    own: PolicyIteration,
+    plain: Mapping[str, Any],
+    other: PolicyIteration | None,
+    exact: bool = False,
 ) -> dict[str, Any]:
     """Trains iteration `iteration` (from 1) of the run in `path` again, as it was and as `other` has it.
 
     Nothing that the run stored is sampled again; what the other credit asks for beyond that is sampled from
-    the weights of then, and kept in the result's folder, ``analyses/replay-…``. Raises ValueError where the
+    the weights of then, and kept in the result's folder, ``analyses/replay-…``. The optimiser's state is the
+    stored one; where it is gone, that of a fresh optimiser, or, if `exact`, made again from the episodes of
+    the iterations before. Collective: as many ranks as the run had give its bits. Raises ValueError where the
     run lacks the answers or the weights."""
     directory = ExperimentDirectory(path)
     point = iteration - 1
@@ -81,14 +75,18 @@ def replay(
         PolicyServer.start(session, needed=samples) as server,
         Sampler.open(session, server) as sampler,
     ):
+        state = _state_before(session, point, work / STATE if exact else None)
         for name, variant in variants.items():
-            steps[name] = _step(sampler, variant, point, work, place)
+            steps[name] = _step(sampler, variant, point, state, work, place)
         result = compared(steps)
-    work.mkdir(parents=True, exist_ok=True)
-    with whole_file(work / "advantages.jsonl") as file:
-        file.writelines(json.dumps(row) + "\n" for row in side_by_side(steps))
-    write_json(work / "result.json", {"iteration": iteration, **result})
-    replace_folder(work, place)
+        if session.ranks.is_first:
+            work.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(work / STATE, ignore_errors=True)
+            with whole_file(work / "advantages.jsonl") as file:
+                file.writelines(json.dumps(row) + "\n" for row in side_by_side(steps))
+            write_json(work / "result.json", {"iteration": iteration, **result})
+            replace_folder(work, place)
+        session.ranks.barrier("the replay is written")
     return result | {"folder": str(place)}
 
 
@@ -112,8 +110,45 @@ def _require(directory: ExperimentDirectory, point: int) -> None:
         )
 
 
-def _step(sampler: Sampler, config: PolicyIteration, point: int, work: Path, earlier: Path) -> Step:
-    """Credit, and training from the weights of then. `earlier` is where the same replay may lie."""
+def _state_before(session: Session, point: int, made: Path | None) -> Path | None:
+    """Where the trainer's state before the iteration lies: the stored one, or, in `made` if that is given,
+    one made from stored episodes. None for neither, and where training begins afresh. Collective."""
+    directory, config = session.directory, session.config
+    stored = directory.checkpoint(point) / "trainer"
+    if not point or config.restart == "every_iteration":
+        return None
+    if stored.is_dir():
+        return stored
+    if made is None:
+        session.console.say(
+            f"the trainer's state after iteration {point} is gone (the newest one is kept): the step is that"
+            " of a fresh optimiser; --exact makes the state again from the episodes before"
+        )
+        return None
+    if config.choose_checkpoint is not None:
+        raise ValueError(
+            "an experiment that chooses among epochs can't be made again from its episodes alone: replay it"
+            " without --exact"
+        )
+    trainer = make_trainer(session)
+    for earlier in range(point):
+        path = directory.iteration(earlier) / "episodes.arrow"
+        if not path.is_file():
+            raise ValueError(f"{path} isn't there, from which the state is to be made: leave --exact out")
+        if episodes := read_episodes(path):
+            trainer.train(earlier, episodes)
+            session.console.say(f"iteration {earlier + 1} of {point} trained again")
+    trainer.save(made)
+    trainer.policy.close()
+    session.ranks.barrier("the state is written")
+    return made
+
+
+def _step(
+    sampler: Sampler, config: PolicyIteration, point: int, state: Path | None, work: Path, earlier: Path
+) -> Step:
+    """Credit, and training from `state`, or from the weights of then. `earlier` is where the same replay may
+    lie."""
     session, own = sampler.session, sampler.session.config
     folder = session.directory.iteration(point)
     metrics: Metrics = {}
@@ -121,16 +156,19 @@ def _step(sampler: Sampler, config: PolicyIteration, point: int, work: Path, ear
     if _same_credit(own, config):
         episodes = read_episodes(folder / "episodes.arrow")
     else:
-        trees = trees_of(read_trajectories(folder / "trajectories.arrow"))
+        everyones = trees_of(read_trajectories(folder / "trajectories.arrow"))
+        trees = contiguous_share(everyones, session.ranks.rank, session.ranks.world_size)
+        journal = f"{JOURNAL}-{session.ranks.rank}.jsonl"
+        known = sorted(earlier.glob(f"{JOURNAL}-*.jsonl"))
         episodes, metrics, tokens = credited_again(
-            sampler, config, point, trees, "other credit", work / JOURNAL, [earlier / JOURNAL]
+            sampler, config, point, trees, "other credit", work / journal, known
         )
     if not episodes:
         raise ValueError(
             f"the selection ({type(config.selection).__name__}) keeps no episode of this iteration"
         )
     with _as(session, config):
-        return _trained(session, point, episodes, metrics, tokens)
+        return _trained(session, point, state, episodes, metrics, tokens)
 
 
 def credited_again(
@@ -180,21 +218,24 @@ def _as(session: Session, config: PolicyIteration) -> Iterator[None]:
 
 
 def _trained(
-    session: Session, point: int, episodes: Sequence[Episode], metrics: Metrics, tokens: int
+    session: Session,
+    point: int,
+    state: Path | None,
+    episodes: Sequence[Episode],
+    metrics: Metrics,
+    tokens: int,
 ) -> Step:
     import torch
 
     directory = session.directory
     trainer = make_trainer(session)
-    state = directory.checkpoint(point) / "trainer"
-    if point and state.is_dir():
+    restarts = session.config.restart == "every_iteration"
+    if state is not None:
         trainer.load(state)
+    elif point and restarts:
+        metrics = metrics | trainer.restart(episodes)
     elif point:
         _put(trainer.model, policy_at(session, point))
-        session.console.say(
-            f"the trainer's state after iteration {point} is gone (the newest one is kept): the step is that"
-            " of a fresh optimiser"
-        )
     before = trainer.weights()
     before = {name: tensor.clone() for name, tensor in before.items()}
     gradient = _gradient(session, point, episodes)
@@ -204,7 +245,7 @@ def _trained(
     change = torch.cat([(after[name] - before[name]).flatten().float() for name in names])
     stored = directory.checkpoint(point + 1) / "policy"
     same = None
-    if stored.is_dir() and (not point or state.is_dir()):
+    if stored.is_dir() and (not point or restarts or state is not None):
         from treetune.models.export import read_policy
 
         kept, _ = read_policy(stored)
@@ -212,7 +253,19 @@ def _trained(
             torch.equal(kept[name], after[name].to(kept[name].dtype)) for name in kept if name in after
         )
     trainer.policy.close()
-    return Step(episodes, gradient, change, metrics, same, tokens)
+    unlike = _unlike_record(directory.iteration(point) / "metrics.json", metrics)
+    return Step(episodes, gradient, change, metrics, same, unlike, tokens)
+
+
+def _unlike_record(path: Path, metrics: Metrics) -> list[str] | None:
+    """The numbers of training that the run recorded otherwise; None where the run recorded none."""
+    if not path.is_file():
+        return None
+    recorded = {
+        name: value for name, value in read_record(path, METRICS_REMEDY).items() if name.startswith("train/")
+    }
+    found = metrics_row(0, 0.0, {name: metrics[name] for name in recorded if name in metrics})
+    return sorted(name for name in recorded if found.get(name) != recorded[name]) if recorded else None
 
 
 def _put(model: Any, other: Any) -> None:
@@ -238,102 +291,3 @@ def _gradient(session: Session, point: int, episodes: Sequence[Episode]) -> Tens
     loss.backward(units_of(episodes, in_pairs=settings.objective.needs_pairs))
     parts = [p.grad for p in models.policy.parameters() if p.grad is not None]
     return torch.cat([part.detach().flatten().double().cpu() for part in parts])
-
-
-def compared(steps: Mapping[str, Step]) -> dict[str, Any]:
-    """Norms of gradients and of changes, cosines between the two variants, and how alike advantages are."""
-    own, other = steps["own"], steps.get("other")
-    result: dict[str, Any] = {
-        name: {
-            "episodes": len(step.episodes),
-            "gradient_norm": float(step.gradient.norm()),
-            "change_norm": float(step.change.norm()),
-            "same_as_run": step.same_as_run,
-            "sampled_tokens": step.sampled_tokens,
-            "metrics": {
-                key: value for key, value in step.metrics.items() if key.startswith(("train/", "credit/"))
-            },
-        }
-        for name, step in steps.items()
-    }
-    if other is not None:
-        result["cosine_of_gradients"] = _cosine(own.gradient, other.gradient)
-        result["cosine_of_changes"] = _cosine(own.change.double(), other.change.double())
-        result["correlation_of_advantages"] = _correlation(own.episodes, other.episodes)
-    return result
-
-
-def _cosine(one: Tensor, other: Tensor) -> float | None:
-    length = float(one.norm()) * float(other.norm())
-    return float(one @ other) / length if length else None
-
-
-def _correlation(one: Sequence[Episode], other: Sequence[Episode]) -> float | None:
-    """Of the advantages of tokens that both train."""
-    import numpy as np
-
-    from treetune.analyzers.statistics import correlation
-
-    theirs = {episode.trajectory: episode.advantages for episode in other}
-    pairs = [
-        (episode.advantages[episode.trained], advantages[episode.trained])
-        for episode in one
-        if episode.advantages is not None and (advantages := theirs.get(episode.trajectory)) is not None
-    ]
-    if not pairs:
-        return None
-    found = correlation(*(np.concatenate(side) for side in zip(*pairs, strict=True)))
-    return None if math.isnan(found) else found
-
-
-def side_by_side(steps: Mapping[str, Step]) -> Iterator[dict[str, Any]]:
-    """A row for each answer that any variant trains: what each gives the steps of the first that has it."""
-    of_variants = {name: {e.trajectory: e for e in step.episodes} for name, step in steps.items()}
-    for trajectory in dict.fromkeys(key for episodes in of_variants.values() for key in episodes):
-        having = {name: found[trajectory] for name, found in of_variants.items() if trajectory in found}
-        first = next(iter(having.values()))
-        starts = (0, *first.step_ends[:-1])
-        yield {
-            "answer": trajectory,
-            "reward": first.reward,
-            "text": first.text,
-            "step_ends": list(first.step_ends),
-            "advantages": {
-                name: None
-                if episode.advantages is None
-                else [float(episode.advantages[start]) for start in starts]
-                for name, episode in having.items()
-            },
-            "values": {
-                name: None if episode.step_values is None else [float(value) for value in episode.step_values]
-                for name, episode in having.items()
-            },
-        }
-
-
-SAME = {
-    True: "; the weights are the run's own after it, to the bit",
-    False: "; the weights are others than the run's after it",
-    None: "; whether the weights are the run's own can't be told, for want of a state or a checkpoint",
-}
-
-
-def in_words(result: Mapping[str, Any]) -> Iterator[str]:
-    """What the command prints."""
-    for name in ("own", "other"):
-        if name in result:
-            one = result[name]
-            yield (
-                f"{name:5}  {one['episodes']} episodes  gradient {one['gradient_norm']:.6g}  change of the"
-                f" weights {one['change_norm']:.6g}  {one['sampled_tokens']} tokens sampled"
-                + (SAME[one["same_as_run"]] if name == "own" else "")
-            )
-    if "other" in result:
-        for key, words in (
-            ("cosine_of_gradients", "cosine of the gradients"),
-            ("cosine_of_changes", "cosine of the changes"),
-            ("correlation_of_advantages", "correlation of the advantages"),
-        ):
-            value = result[key]
-            yield f"{words}: {'none to be told' if value is None else f'{value:.4f}'}"
-    yield f"answer by answer: {result['folder']}/advantages.jsonl"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -73,7 +74,8 @@ def replay(options: argparse.Namespace) -> int:
     files = [str(stored.resolve())]
     own = load(files, environment_keys=())
     other = load(files, options.override or (), environment_keys=())
-    from treetune.analyzers.replay import REPLACEABLE, in_words, replay
+    from treetune.analyzers.replay import REPLACEABLE, replay
+    from treetune.analyzers.replayed import in_words
 
     changed = [key for key in {**own.data, **other.data} if own.data.get(key) != other.data.get(key)]
     if strange := [key for key in changed if key not in REPLACEABLE]:
@@ -88,10 +90,16 @@ def replay(options: argparse.Namespace) -> int:
         )
     roots = [cast("PolicyIteration", built(one, "replay", "an experiment")) for one in (own, other)]
     result = replay(
-        options.experiment.resolve(), options.iteration, roots[0], own.data, roots[1] if changed else None
+        options.experiment.resolve(),
+        options.iteration,
+        roots[0],
+        own.data,
+        roots[1] if changed else None,
+        options.exact,
     )
-    for line in in_words(result):
-        say(line)
+    if os.environ.get("RANK", "0") == "0":
+        for line in in_words(result):
+            say(line)
     return 0
 
 
@@ -160,6 +168,14 @@ COMMANDS = (
         (f"treetune {VINEPPO} --override '{{checkpoints: {{keep_every: 5}}}}' clean_up_checkpoints",),
     ),
     Command(
+        "check_finished",
+        run_experiment,
+        "whether a run has all of its iterations; for scripts",
+        "Ends with another code than 0 where iterations are still to come. DeepSpeed's command itself ends"
+        " with 0 when a part of it was killed.",
+        (f"treetune {VINEPPO} check_finished",),
+    ),
+    Command(
         "run_analyzers",
         run_analyzers,
         "numbers and figures about an experiment, by the analyzers on its right; resumes",
@@ -223,7 +239,8 @@ COMMANDS = (
         "an iteration's stored answers with another credit, selection or objective",
         "Trains one iteration again, as it was and as --override has it, from the stored answers and the"
         " weights of then: advantages side by side, norms and cosine of the gradients and of the steps. Only"
-        " what another credit needs beyond what is stored is sampled.",
+        " what another credit needs beyond what is stored is sampled. The bits of a run of several ranks come"
+        " from as many: start it with the launcher, as the run was.",
         (
             "treetune --override \"{credit: {type: 'group'}}\" replay experiments/quickstart/vineppo"
             " --iteration 1",
@@ -231,6 +248,14 @@ COMMANDS = (
         (
             Argument("experiment", {"type": Path, "metavar": "EXPERIMENT_DIR"}),
             Argument("--iteration", {"type": int, "required": True, "metavar": "N", "help": "from 1"}),
+            Argument(
+                "--exact",
+                {
+                    "action": "store_true",
+                    "help": "where the optimiser's state of then is gone, make it again from the episodes of"
+                    " the iterations before: dear, and to the bit",
+                },
+            ),
         ),
     ),
 )

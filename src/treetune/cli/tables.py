@@ -96,6 +96,10 @@ COMMANDS = (
                 "--slurm",
                 {"type": Path, "metavar": "FILE", "help": "write missing runs as a SLURM array"},
             ),
+            Argument(
+                "--at-once",
+                {"type": int, "default": 1, "metavar": "N", "help": "so many runs side by side, on a CPU"},
+            ),
             OUTPUT,
         ),
     ),

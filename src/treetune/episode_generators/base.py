@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +14,10 @@ from treetune.episode_generators.critic import Critic, CriticSettings
 from treetune.inference.base import Engine, SamplingParams
 from treetune.tasks.base import Task
 from treetune.tree import Tree, answers_of
-from treetune.vocabulary import Episode, Metrics, Problem, TextCodec, Trajectory
+from treetune.vocabulary import Episode, Grade, Metrics, Problem, TextCodec, Trajectory
 
 if TYPE_CHECKING:
+    from treetune.episode_generators.values.ahead import Ahead
     from treetune.tasks.environments.journal import TurnJournal
     from treetune.tasks.environments.pool import EnvironmentPool
     from treetune.tasks.graders.pool import GraderPool
@@ -39,6 +41,11 @@ class GenerationContext:
     shaping that `remembers` changes what stands under its label there, on all ranks alike; the runtime
     keeps it with the iteration. `critic` is that of the run, where one is trained: as it is before the
     iteration's training.
+
+    A rollout that knows an answer before the others tells `on_answer` of it and of the grade that it is going
+    to have (its own says nothing yet), within what its engine calls back. None: nobody wants to know, and
+    answers to a problem may as well come together. `begun` are the states that were gone on from meanwhile,
+    each on the rank of its answer. None: credit begins when all answers are there.
     """
 
     task: Task
@@ -60,6 +67,8 @@ class GenerationContext:
     environments: EnvironmentPool = None  # type: ignore[assignment]  # there wherever a run samples
     turns: TurnJournal | None = None
     memory: dict[str, Any] = field(default_factory=dict)
+    on_answer: Callable[[Trajectory, Future[Grade]], None] | None = None
+    begun: Mapping[Any, Any] | None = None
     critic: Critic | None = None
 
 
@@ -180,6 +189,10 @@ class Credit(Registrable):
     @property
     def needs_critic(self) -> bool:
         return contracts.CriticValues() in self.gives
+
+    def ahead(self, context: GenerationContext) -> Ahead | None:
+        """What it asks for with each answer, while others are sampled. None: nothing."""
+        return None
 
     @property
     def critic_settings(self) -> CriticSettings | None:

@@ -51,14 +51,18 @@ def tell(context: GenerationContext, answers: Sequence[Trajectory]) -> None:
     context.say(words)
 
 
+def least_answers(credit: Credit) -> int:
+    """How many of a problem's answers must be graded, or it is left out."""
+    return max([1, *(need.feature.count for need in credit.needs if isinstance(need.feature, Answers))])
+
+
 def graded(context: GenerationContext, trees: Sequence[Tree], credit: Credit) -> tuple[list[Tree], Metrics]:
     """The trees without answers that nobody could grade.
 
     A problem of which fewer are left than `credit` needs is left out whole, and counted over all ranks in
     ``episodes/groups_ungraded``. Collective.
     """
-    needed = [need.feature.count for need in credit.needs if isinstance(need.feature, Answers)]
-    least = max([1, *needed])
+    least = least_answers(credit)
     kept = []
     dropped = 0
     for tree in trees:

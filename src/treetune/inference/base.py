@@ -38,14 +38,20 @@ class SamplingParams:
     stop_ids: tuple[int, ...] = ()
 
 
+ANSWERS, CONTINUATIONS = 0, 1
+"""Priorities of requests: those of the lower number are sampled first."""
+
+
 @dataclass(frozen=True, eq=False)
 class Request(Columnar):
-    """`n` samples from one prompt. Sample i is drawn with ``seed + i`` and depends on nothing else."""
+    """`n` samples from one prompt. Sample i is drawn with ``seed + i`` and depends on nothing else: not on
+    the `priority`, which says what is sampled first."""
 
     prompt_ids: TokenIds
     seed: int
     n: int
     sampling: SamplingParams
+    priority: int = field(default=ANSWERS, compare=False)
 
     def __post_init__(self) -> None:
         self._set("prompt_ids", token_array(self.prompt_ids))
@@ -93,8 +99,8 @@ OnResult = Callable[[int, list[Completion]], Sequence[Request | Later] | None]
 """Called with the request's index and its completions as soon as they are there, in any order.
 
 It may return further requests, which follow from these completions. They are numbered on from the last
-request, and sent before what still waits, so that what has begun ends first. Those that have to wait for
-something else come `Later`; sampling goes on meanwhile, and isn't over before."""
+request, and sent before what still waits of their priority, so that what has begun ends first. Those that
+have to wait for something else come `Later`; sampling goes on meanwhile, and isn't over before."""
 
 
 @dataclass(frozen=True)

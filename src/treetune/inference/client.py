@@ -78,6 +78,7 @@ def payload(part: RequestPart, version: int, end_ids: Sequence[int] = ()) -> dic
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
+        "priority": part.request.priority,
         "logprobs": 0,
         "return_token_ids": True,
         "return_tokens_as_token_ids": True,
@@ -217,8 +218,8 @@ Came = tuple[RequestPart, list[Completion]] | Later
 class Sampling:
     """Parts of requests on their way through a server. A context manager; iterate over it for the samples.
 
-    More can be given while those before are sampled: they go before what still waits, so that little is
-    begun and not ended.
+    More can be given while those before are sampled: they go before what still waits of their priority, so
+    that little is begun and not ended.
     """
 
     def __init__(
@@ -230,7 +231,7 @@ class Sampling:
         # A SimpleQueue, so that the event loop never waits for the caller.
         self._results: queue.SimpleQueue[Came | BaseException] = queue.SimpleQueue()
         # From here on only the event loop's.
-        self._waiting: deque[RequestPart] = deque()
+        self._waiting: dict[int, deque[RequestPart]] = {}  # by priority
         self._workers: set[asyncio.Task[None]] = set()
         self._working = 0
         self._over = False
@@ -268,12 +269,17 @@ class Sampling:
             yield result
 
     def _accept(self, parts: list[RequestPart]) -> None:
-        self._waiting.extendleft(reversed(parts))
-        while self._waiting and self._working < self._concurrency and not self._over:
+        for part in reversed(parts):
+            self._waiting.setdefault(part.request.priority, deque()).appendleft(part)
+        while self._working < self._concurrency and not self._over and (first := self._next()) is not None:
             self._working += 1
-            worker = self._client._loop.create_task(self._work(self._waiting.popleft()))
+            worker = self._client._loop.create_task(self._work(first))
             self._workers.add(worker)
             worker.add_done_callback(self._workers.discard)
+
+    def _next(self) -> RequestPart | None:
+        first = min((priority for priority, parts in self._waiting.items() if parts), default=None)
+        return None if first is None else self._waiting[first].popleft()
 
     async def _work(self, part: RequestPart) -> None:
         """One part after the other, as long as any waits."""
@@ -284,9 +290,9 @@ class Sampling:
                 answer = await self._client._post(self._address, "/v1/completions", body, self._timeout)
                 seconds = time.monotonic() - begun
                 self._results.put((part, completions_of(answer, part.n, self._version, seconds)))
-                if not self._waiting:
+                if (following := self._next()) is None:
                     return
-                part = self._waiting.popleft()
+                part = following
         except Exception as failure:  # handed to the caller's thread, which raises it
             self._results.put(failure)
             self._stop()

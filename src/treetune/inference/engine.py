@@ -110,8 +110,8 @@ class VllmEngine(Engine):
         self._recent = [(time.monotonic(), 0)]
         while missing or promised:
             address = self._awake()
-            # What follows from other answers goes first, as it did before.
-            parts = sorted(missing.values(), key=lambda part: part.index < given)
+            # What follows from other answers goes first among its like, as it did before.
+            parts = sorted(missing.values(), key=lambda part: (part.request.priority, part.index < given))
             try:
                 with self._sampling(address) as sampling:
                     sampling.add(parts, promised)

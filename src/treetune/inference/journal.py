@@ -8,14 +8,24 @@ import hashlib
 import json
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
 from treetune.checksums import row_of, sealed_line
-from treetune.inference.base import Canary, Completion, Engine, Later, OnResult, Request, SyncReport
+from treetune.inference.base import (
+    ANSWERS,
+    Canary,
+    Completion,
+    Engine,
+    Later,
+    OnResult,
+    Request,
+    SyncReport,
+)
 from treetune.vocabulary import Column
 
 log = logging.getLogger(__name__)
@@ -31,11 +41,18 @@ class JournaledEngine(Engine):
     A request is known by its content and by the policy version that samples it, so one journal can
     serve several calls and a restarted run. `others` are journals to find requests in as well, and
     not to write to. A request that differs from an earlier one in asking for fewer samples is given the first
-    of those: no sample depends on how many there are. Everything but `generate` goes straight through.
+    of those: no sample depends on how many there are. Continuations that are asked for among answers are kept
+    in the file `continuations`, where there is one. Everything but `generate` goes straight through.
+
+    `sampled` counts the tokens that were not in a journal, by the priority of their requests.
     """
 
-    def __init__(self, engine: Engine, path: Path, others: Sequence[Path] = ()) -> None:
+    def __init__(
+        self, engine: Engine, path: Path, others: Sequence[Path] = (), continuations: Path | None = None
+    ) -> None:
         self.engine, self.path, self.others = engine, path, tuple(others)
+        self.continuations = continuations
+        self.sampled: Counter[int] = Counter()
         self._known: dict[str, list[Completion]] | None = None
         self._widest: dict[str, tuple[int, str]] = {}
 
@@ -54,10 +71,11 @@ class JournaledEngine(Engine):
             self._known = {}
             for other in self.others:
                 self._known |= read_journal(other, repair=False)
-            self._known |= read_journal(self.path)
+            for path in filter(None, (self.continuations, self.path)):
+                self._known |= read_journal(path)
         known = self._known
         keys: list[str] = []  # of all requests
-        sampled: list[str] = []  # of those that the engine below is asked for
+        sampled: list[tuple[str, int]] = []  # of those that the engine below is asked for, and priorities
         places: dict[str, list[int]] = {}
 
         def numbered(further: Sequence[Request | Later]) -> list[tuple[int, Request] | Later]:
@@ -96,16 +114,19 @@ class JournaledEngine(Engine):
                     places[key].append(index)
                 else:
                     places[key] = [index]
-                    sampled.append(key)
+                    sampled.append((key, request.priority))
                     wanted.append(request)
             return wanted
 
-        with _Writer(self.path) as writer:
+        with ExitStack() as stack:
+            writer = stack.enter_context(_Writer(self.path))
+            aside = stack.enter_context(_Writer(self.continuations)) if self.continuations else writer
 
             def keep(position: int, completions: list[Completion]) -> list[Request | Later]:
-                key = sampled[position]
+                key, priority = sampled[position]
                 known[key] = completions
-                writer.add(journal_line(key, completions))
+                self.sampled[priority] += sum(len(one.token_ids) for one in completions)
+                (writer if priority == ANSWERS else aside).add(journal_line(key, completions))
                 return unknown([follower for index in places.pop(key) for follower in followers(index)])
 
             if missing := unknown(numbered(requests)):
@@ -200,23 +221,23 @@ def completion_of(token_ids: Any, logprobs: Any, *rest: Any) -> Completion:
 
 
 class _Writer:
-    """Appends lines, a batch at a time."""
+    """Appends lines, a batch at a time. Where there is none, no file is made."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-
-    def __enter__(self) -> _Writer:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self._path.open("ab", buffering=0)
+        self._file: FileIO | None = None
         self._lines: list[str] = []
         self._flushed = time.monotonic()
+
+    def __enter__(self) -> _Writer:
         return self
 
     def __exit__(self, *error: object) -> None:
         try:
             self._flush()
         finally:
-            self._file.close()
+            if self._file is not None:
+                self._file.close()
 
     def add(self, line: str) -> None:
         self._lines.append(line)
@@ -227,7 +248,10 @@ class _Writer:
         left = memoryview("".join(self._lines).encode())
         self._lines = []
         try:
-            while left:
+            if left and self._file is None:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._file = self._path.open("ab", buffering=0)
+            while left and self._file is not None:
                 left = left[self._file.write(left) or 0 :]
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(self._path)) from error

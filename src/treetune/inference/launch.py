@@ -88,6 +88,8 @@ class Launch:
         longest = 0 if cuda else self.context_length
         tokens = max(settings.max_num_batched_tokens, settings.max_num_seqs, longest)
         command += ["--max-num-batched-tokens", str(tokens)]
+        # Answers before continuations of others, which wait in one queue with them.
+        command += ["--scheduling-policy", "priority"]
         command += ["--tensor-parallel-size", str(settings.tensor_parallel_size)]
         # The model's own generation_config would change temperature, top-p and top-k behind our back.
         command += ["--generation-config", "vllm"]
@@ -147,6 +149,8 @@ class Launch:
             if settings.resolved_dtype(self.device) == "float32":
                 # Triton's dot products, vLLM's attention in float32, round to TF32 otherwise.
                 environment["TRITON_F32_DEFAULT"] = "ieee"
+            if settings.batch_invariant:
+                environment["VLLM_BATCH_INVARIANT"] = "1"
         else:
             environment["VLLM_CPU_KVCACHE_SPACE"] = str(settings.kv_cache_gib)
             environment["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"

@@ -187,6 +187,9 @@ class VllmSettings(EngineSettings):
     """Plans a step while the one before it runs."""
     enforce_eager: bool | None = None
     sleep: bool = False
+    batch_invariant: bool = False
+    """On a GPU, kernels whose results don't depend on what shares the batch: with them alone, the same seeds
+    give the same tokens there. Slower (vLLM's VLLM_BATCH_INVARIANT)."""
     omp_threads: Annotated[int, Gt(0)] | None = None
     start_timeout: Annotated[float, Gt(0)] = 600.0
     request_timeout: Annotated[float, Gt(0)] = 1800.0
@@ -227,6 +230,13 @@ class VllmSettings(EngineSettings):
                 f"the engine's context_length is {own}, and the model was made for {longest} tokens",
                 "context_length",
                 "leave it out, so that the engine has the run's",
+            )
+        if any(one.startswith("--scheduling-policy") for one in self.extra_arguments):
+            yield Finding(
+                "extra_arguments have a --scheduling-policy of their own, and answers are to go before"
+                " continuations",
+                "extra_arguments",
+                "leave it out",
             )
         if self.max_num_batched_tokens < self.max_num_seqs:
             yield Finding(

@@ -20,6 +20,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from treetune.models import packed_attention
+from treetune.models.packed_attention import NOT_PACKED, PackedRow
+
 ATTENTION = "treetune_ulysses"
 """The name under which transformers finds the attention of this file."""
 
@@ -60,7 +63,7 @@ class SequenceParallel:
                 f" {type(model).__name__} has {', '.join(sorted(others))}: set it to 1"
             )
         inner = config._attn_implementation
-        if inner not in ("sdpa", "flash_attention_2"):
+        if inner not in ("sdpa", "flash_attention_2", packed_attention.ATTENTION):
             raise ValueError(
                 f"trainer.sequence_parallel_size works with model.attention 'sdpa' and 'flash_attention_2',"
                 f" and this model has {inner!r}"
@@ -93,6 +96,9 @@ class SequenceParallel:
             ALL_ATTENTION_FUNCTIONS[inner],
             _mask(positions_BT) if packed and inner == "sdpa" else None,
             positions_BT,
+            {}
+            if inner != packed_attention.ATTENTION
+            else {"packed": PackedRow.of(positions_BT) if packed else NOT_PACKED},
         )
         own = slice(self.rank * ids_BT.shape[1] // self.size, (self.rank + 1) * ids_BT.shape[1] // self.size)
         return backbone(
@@ -125,6 +131,8 @@ class _Shared:
     inner: Callable[..., tuple[Tensor, Any]]
     mask_B1TT: Tensor | None
     positions_BT: Tensor
+    arguments: dict[str, Any]
+    """Of `inner`, beside these."""
 
 
 def _attention(
@@ -157,7 +165,14 @@ def _attention(
     whole_BhTD = traded_PBhtD.permute(1, 2, 0, 3, 4).flatten(2, 3)
     query, key, value = whole_BhTD.split(counts, dim=1)
     result_BThD, _ = shared.inner(
-        module, query, key, value, shared.mask_B1TT, position_ids=shared.positions_BT, **settings
+        module,
+        query,
+        key,
+        value,
+        shared.mask_B1TT,
+        position_ids=shared.positions_BT,
+        **shared.arguments,
+        **settings,
     )
     pieces_PBthD = result_BThD.unflatten(1, (size, -1)).transpose(0, 1)
     back_PBthD = _AllToAll.apply(pieces_PBthD, group)

@@ -221,7 +221,8 @@ class PretrainedModel(ModelSource):
     """A directory in Hugging Face format, or a name on the hub."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     attention: Literal["sdpa", "flash_attention_2", "flex_attention", "eager"] = "sdpa"
-    """The implementation in training; FlashAttention needs a GPU and bfloat16."""
+    """The implementation in training. ``sdpa`` is PyTorch's own, on a GPU with its kernels for packed rows;
+    ``flash_attention_2`` needs flash-attn, a GPU and bfloat16."""
     revision: str | None = None
     trust_remote_code: bool = False
     """Whether code that comes with the model may run."""

@@ -17,6 +17,7 @@ from treetune.models.sources import ModelSource
 from treetune.runtime.analysis import Analyzer
 from treetune.runtime.diagnostics import Diagnostics
 from treetune.runtime.sinks import Sink
+from treetune.runtime.stop_after import StopAfter
 from treetune.tasks.base import Split, Task
 from treetune.tasks.sampling import Replacement
 from treetune.trainers.base import Trainer
@@ -202,8 +203,9 @@ class PolicyIteration(Runtime):
     takes the whole split. `rank_deadline` (seconds) is how long a rank waits for the others before the
     run ends with an error. `restart` ``every_iteration`` trains the start weights anew each time, with a
     fresh optimiser and schedule, on what the latest policy sampled (RestEM). `choose_checkpoint` is about
-    which epoch's weights an iteration ends with; None: the last one's. `presets` are the published
-    methods that were put on the experiment; their files say so.
+    which epoch's weights an iteration ends with; None: the last one's. `stop_after` ends the run at a budget
+    of sampled tokens; None: after all `iterations`. `presets` are the published methods that were put on the
+    experiment; their files say so.
     """
 
     task: Task
@@ -240,6 +242,7 @@ class PolicyIteration(Runtime):
     """Seconds for one answer; then its outcome is ``timeout``."""
     rank_deadline: Annotated[float, Gt(0)] = 3600.0
     sinks: tuple[Sink, ...] = ()
+    stop_after: StopAfter | None = None
     presets: tuple[Preset, ...] = ()
 
     @property
@@ -267,6 +270,7 @@ class PolicyIteration(Runtime):
             "iterations",
             "rank_deadline",
             "sinks",
+            "stop_after",
         }
         # An evaluation that chooses the weights to go on with is a part of training.
         return frozenset(keys if settings.get("choose_checkpoint") else keys | {"evaluation"})

@@ -20,7 +20,7 @@ class Clock:
         self._start = time.perf_counter()
         self._earlier = 0.0
         self.seconds: dict[str, float] = defaultdict(float)
-        self.tokens: dict[str, int] = {}
+        self.tokens: dict[str, int] = defaultdict(int)
         """Sampled tokens of phases, on all ranks."""
 
     @contextmanager
@@ -31,6 +31,14 @@ class Clock:
             yield
         finally:
             self.seconds[name] += time.perf_counter() - start
+
+    def give(self, name: str, to: str, seconds: float, tokens: int) -> None:
+        """Counts a part of one phase with another, which was carried out in the midst of it."""
+        assert name in PHASES and to in PHASES, (name, to)
+        self.seconds[name] -= seconds
+        self.seconds[to] += seconds
+        self.tokens[name] -= tokens
+        self.tokens[to] += tokens
 
     @contextmanager
     def stopped(self) -> Iterator[None]:

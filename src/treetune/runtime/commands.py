@@ -14,6 +14,7 @@ from treetune.runtime.base import PolicyIteration, Runtime
 from treetune.runtime.claims import Claims
 from treetune.runtime.clock import Clock
 from treetune.runtime.directory import ExperimentDirectory
+from treetune.runtime.due import is_last, iterations_of
 from treetune.runtime.evaluation import set_problems
 from treetune.runtime.evaluators import follow, measure_claimed, unmeasured
 from treetune.runtime.generation import generate
@@ -33,7 +34,7 @@ def run(command: str, root: Runtime, plain_config: Mapping[str, Any], options: A
     assert isinstance(root, PolicyIteration)
     lifeline.exit_on_signals()
     lifeline.end_with_launcher()
-    if command != clean_up_checkpoints.__name__:
+    if command not in (clean_up_checkpoints.__name__, check_finished.__name__):
         root.model.require()  # before anything heavy is imported
         if root.engines.judge is not None:
             resolve_policy(root.engines.judge.model)
@@ -52,7 +53,7 @@ def run(command: str, root: Runtime, plain_config: Mapping[str, Any], options: A
 def run_iteration_loop(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
     directory = _directory(config)
     done = directory.resumable() or 0
-    if done >= config.iterations:
+    if done and is_last(config, directory, done):
         refuse_another(directory.path, plain, config)
         _say_once(f"{directory.path} is finished: all {done} iterations are done")
         return
@@ -120,7 +121,7 @@ def only_generate_episodes(config: PolicyIteration, plain: Mapping[str, Any]) ->
     ):
         directory, say = session.directory, session.console.say
         iteration = session.ranks.from_first("newest checkpoint", directory.resumable()) or 0
-        if iteration == config.iterations:
+        if is_last(config, directory, iteration):
             say(f"{directory.path} is finished: there is no next iteration")
             return
         if server.engine is not None:
@@ -147,6 +148,18 @@ def clean_up_checkpoints(config: PolicyIteration, plain: Mapping[str, Any]) -> N
     print(f"{directory.path}: deleted {len(deleted)} checkpoints, kept {kept or 'none'}")
 
 
+def check_finished(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
+    """Raises ValueError where iterations are still to come: DeepSpeed's command ends with 0 when its node
+    launcher was killed."""
+    directory = _directory(config)
+    done = max(directory.checkpoints(), default=0)
+    if not done or not is_last(config, directory, done):
+        raise ValueError(
+            f"{directory.path} is not finished: {done} of {iterations_of(config, directory, done)} iterations"
+            f" are done, and {directory.logs / 'run.log'} says how it ended; run_iteration_loop goes on"
+        )
+
+
 COMMANDS = {
     command.__name__: command
     for command in (
@@ -155,6 +168,7 @@ COMMANDS = {
         run_evaluation_on_baseline,
         only_generate_episodes,
         clean_up_checkpoints,
+        check_finished,
     )
 }
 

@@ -4,6 +4,19 @@ from __future__ import annotations
 
 from treetune.runtime.base import EvaluationSet, PolicyIteration
 from treetune.runtime.directory import ExperimentDirectory
+from treetune.runtime.stop_after import expected_iterations
+
+
+def is_last(config: PolicyIteration, directory: ExperimentDirectory, done: int) -> bool:
+    """Whether the run is over after `done` iterations: it has all of them, or its budget is spent.
+
+    The last of them may be generated and not yet trained on."""
+    return done >= iterations_of(config, directory, done)
+
+
+def iterations_of(config: PolicyIteration, directory: ExperimentDirectory, done: int) -> int:
+    """How many the run has; where a budget ends it, as far as the first `done` of them let expect."""
+    return expected_iterations(config.iterations, config.stop_after, directory, done)
 
 
 def is_generated(directory: ExperimentDirectory, iteration: int) -> bool:
@@ -19,7 +32,7 @@ def is_measured(directory: ExperimentDirectory, done: int, chosen: EvaluationSet
 def due_sets(config: PolicyIteration, directory: ExperimentDirectory, done: int) -> list[EvaluationSet]:
     """The evaluation sets that are due after `done` iterations and not yet measured."""
     evaluation = config.evaluation
-    last = done == config.iterations
+    last = is_last(config, directory, done)
     while_training = bool(evaluation.every) and done % (evaluation.every or 1) == 0
     due = [s for s in evaluation.sets if last or (while_training and s.while_training)]
     return [s for s in due if not is_measured(directory, done, s)]
@@ -29,7 +42,7 @@ def samples_in(config: PolicyIteration, directory: ExperimentDirectory, iteratio
     """Whether the iteration's rollout samples, which it need not where an interrupted run left episodes."""
     return (
         config.rollout.needs_engine
-        and iteration < config.iterations
+        and not is_last(config, directory, iteration)
         and not is_generated(directory, iteration)
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,15 @@ from treetune.episode_generators.storage import (
     write_tokens,
     write_trajectories,
 )
+from treetune.episode_generators.values.ahead import Ahead
 from treetune.runtime.clock import Clock
 from treetune.runtime.columns_of_ranks import trajectories_on_first
 from treetune.runtime.crediting import credited
 from treetune.runtime.due import is_generated, samples_in
+from treetune.runtime.overlap import give_to_credit
 from treetune.runtime.sampler import Sampler
 from treetune.runtime.session import Session
+from treetune.runtime.stop_after import ANSWERS
 from treetune.tasks.drawing import Drawing
 from treetune.tree import Tree, answers_of, trees_of
 from treetune.vocabulary import Episode, Metrics, Trajectory
@@ -54,9 +58,9 @@ def generate(sampler: Sampler, iteration: int, clock: Clock) -> tuple[list[Episo
         metrics |= _recorded(folder / "credit.json", clock, "credit")
         episodes = read_episodes(folder / "episodes.arrow")
     else:
-        trees, rollout_metrics = _rollout(sampler, iteration, clock)
+        trees, rollout_metrics, ahead = _rollout(sampler, iteration, clock)
         memory = remembered(session, iteration)
-        episodes, metrics = _credit(sampler, iteration, trees, clock, memory)
+        episodes, metrics = _credit(sampler, iteration, trees, clock, memory, ahead)
         metrics = rollout_metrics | metrics
         if session.ranks.is_first:
             _record(folder / "credit.json", metrics, clock, "credit")
@@ -85,16 +89,16 @@ def _counted(sampler: Sampler, phase: str, clock: Clock) -> Iterator[None]:
     with clock.phase(phase):
         yield
         own = 0 if engine is None else engine.tokens - before
-        clock.tokens[phase] = sum(sampler.session.ranks.exchange("sampled tokens", own))
+        clock.tokens[phase] += sum(sampler.session.ranks.exchange("sampled tokens", own))
 
 
-def _rollout(sampler: Sampler, iteration: int, clock: Clock) -> tuple[list[Tree], Metrics]:
-    """This rank's trees and all ranks' metrics."""
+def _rollout(sampler: Sampler, iteration: int, clock: Clock) -> tuple[list[Tree], Metrics, Ahead | None]:
+    """This rank's trees, all ranks' metrics, and what credit has asked for meanwhile."""
     session, config = sampler.session, sampler.session.config
     folder = session.directory.iteration(iteration)
     if (folder / "trajectories.arrow").is_file():
-        metrics = _recorded(folder / "rollout.json", clock, "generation")
-        return _share(session, read_trajectories(folder / "trajectories.arrow")), metrics
+        metrics = _recorded(folder / "rollout.json", clock, "generation", "credit")
+        return _share(session, read_trajectories(folder / "trajectories.arrow")), metrics, None
     everything = session.train_problems
     recorded, pass_rates = cache(partial(_rollout_metrics, session)), cache(partial(_pass_rates, session))
     drawing = Drawing(config.seed, iteration, config.problem_sampling, recorded, pass_rates)
@@ -108,26 +112,33 @@ def _rollout(sampler: Sampler, iteration: int, clock: Clock) -> tuple[list[Tree]
             seed=config.seed,
             iteration=iteration,
             journal=_journal(sampler, folder, "rollout"),
+            continuations=_journal(sampler, folder, "credit"),
             progress=show,
             further=lambda: config.task.draw_further(everything, problems, drawing),
         )
-        trees, metrics = config.rollout.run(context, problems)
+        ahead = config.credit.ahead(context) if config.rollout.needs_engine else None
+        trees, metrics = config.rollout.run(context if ahead is None else ahead.lent(context), problems)
         metrics |= config.task.drawing_metrics(everything, drawing)
         metrics |= sampler.service_metrics(context.grader)
         if config.rollout.needs_engine:
             # Before anything is written: where nothing was graded, the next try asks for grades again.
             unavailable.tell(context, answers_of(trees))
+    if ahead is not None:
+        metrics |= give_to_credit(session.ranks, clock, ahead.engine)
     everyones: list[Trajectory] = []
     if config.rollout.needs_engine:  # demonstrations cost less to make again than to keep
+        own = sum(tree.sampled_tokens for tree in trees)
+        metrics[ANSWERS] = float(sum(session.ranks.exchange("tokens of answers", own)))
         everyones = trajectories_on_first(session.ranks, "trajectories", answers_of(trees))
     if session.ranks.is_first:
         if config.task.remembers_pass_rates:
             write_record(folder / PASS_RATES, _shares_of_right(everyones))
-        _record(folder / "rollout.json", metrics, clock, "generation")
+        # What credit has asked for meanwhile stays its own, should this process not come to its end.
+        _record(folder / "rollout.json", metrics, clock, "generation", "credit")
         if config.rollout.needs_engine:
             write_trajectories(folder / "trajectories.arrow", everyones)
     session.ranks.barrier("trajectories written")
-    return trees, metrics
+    return trees, metrics, ahead
 
 
 def _rollout_metrics(session: Session, iteration: int) -> Metrics:
@@ -169,9 +180,15 @@ def _share(session: Session, trajectories: list[Trajectory]) -> list[Tree]:
 
 
 def _credit(
-    sampler: Sampler, iteration: int, trees: list[Tree], clock: Clock, memory: dict[str, Any]
+    sampler: Sampler,
+    iteration: int,
+    trees: list[Tree],
+    clock: Clock,
+    memory: dict[str, Any],
+    ahead: Ahead | None,
 ) -> tuple[list[Episode], Metrics]:
-    """`memory` is brought up to this iteration."""
+    """`memory` is brought up to this iteration; `ahead` is what was asked for by the process that rolled
+    out."""
     session, config = sampler.session, sampler.session.config
     folder = session.directory.iteration(iteration)
     with (
@@ -186,6 +203,8 @@ def _credit(
             progress=show,
             memory=memory,
         )
+        ahead = ahead or config.credit.ahead(context)
+        context = replace(context, begun=None if ahead is None else ahead.begun)
         try:
             selected, metrics = credited(session.ranks, config, context, trees)
         except unavailable.NothingGraded:
@@ -225,15 +244,20 @@ def _journal(sampler: Sampler, folder: Path, phase: str) -> Path | None:
     )
 
 
-def _record(path: Path, metrics: Metrics, clock: Clock, phase: str) -> None:
-    counted = {"seconds": clock.seconds[phase], "tokens": clock.tokens.get(phase, 0)}
-    write_record(path, counted | {"metrics": metrics})
+def _record(path: Path, metrics: Metrics, clock: Clock, phase: str, *begun: str) -> None:
+    """`begun` are phases of which a part was done."""
+    counted = {one: {"seconds": clock.seconds[one], "tokens": clock.tokens[one]} for one in (phase, *begun)}
+    write_record(path, counted.pop(phase) | {"metrics": metrics} | counted)
 
 
-def _recorded(path: Path, clock: Clock, phase: str) -> Metrics:
+def _recorded(path: Path, clock: Clock, phase: str, begun: str | None = None) -> Metrics:
+    """With `begun`, that phase's part too."""
     record = read_record(path, f"delete {path.parent} but for its journal/, and give the command again")
-    clock.add_earlier(phase, record["seconds"])
-    clock.tokens[phase] = record.get("tokens", 0)  # runs of earlier versions didn't count
+    # Runs of earlier versions didn't count tokens, nor what of a phase was done in another.
+    counts = {phase: record} | ({begun: record.get(begun, {})} if begun else {})
+    for name, counted in counts.items():
+        clock.add_earlier(name, counted.get("seconds", 0.0))
+        clock.tokens[name] += counted.get("tokens", 0)
     return record["metrics"]
 
 

@@ -17,6 +17,7 @@ from treetune.config.hashing import config_hash
 from treetune.files import replace_folder, write_json, write_text
 from treetune.runtime.clock import Clock
 from treetune.runtime.directory import METRICS_REMEDY, ExperimentDirectory, metrics_row
+from treetune.runtime.due import is_last, iterations_of
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.session import Session
 from treetune.runtime.sinks import Mirrors
@@ -102,7 +103,7 @@ class Record:
         metrics = metrics | watch.look(iteration, metrics)
         with clock.phase("commit"):
             self._keep_line(iteration, metrics | clock.metrics())
-            last = done == config.iterations or watch.stopping
+            last = is_last(config, session.directory, done) or watch.stopping
             if last or done % config.checkpoints.every == 0:
                 with self._server.asleep(), session.console.phase(f"iteration {done}: checkpoint"):
                     self._checkpoint(done)
@@ -111,7 +112,7 @@ class Record:
             session.directory.append_metrics(row)
         self._mirrors.log(iteration, row)
         session.last_row = row
-        session.console.say(summary_line(row, config.iterations))
+        session.console.say(summary_line(row, iterations_of(config, session.directory, done)))
         watch.stop_if_collapsed()
 
     def _keep_line(self, iteration: int, metrics: Metrics) -> dict[str, Any]:

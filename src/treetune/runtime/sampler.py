@@ -64,6 +64,7 @@ class Sampler:
         iteration: int,
         journal: Path | None,
         journals: Sequence[Path] = (),
+        continuations: Path | None = None,
         progress: Callable[[int, int], None] = lambda done, total: None,
         further: Callable[[], Sequence[Problem]] = tuple,
         task: Task | None = None,
@@ -71,13 +72,14 @@ class Sampler:
         memory: dict[str, Any] | None = None,
     ) -> GenerationContext:
         """What rollout and credit are lent. With `journal`, finished requests outlive a crash;
-        `journals` have what others finished; `further` are the context's further problems. `task` and its
+        `journals` have what others finished, and `continuations` is where those are kept that are asked for
+        among answers; `further` are the context's further problems. `task` and its
         `grader` are the run's unless given; `memory` is shaping's.
         """
         session, engine = self.session, self.server.engine
         turns: TurnJournal | None = None
         if engine is not None and journal is not None:
-            engine = JournaledEngine(engine, journal, journals)
+            engine = JournaledEngine(engine, journal, journals, continuations)
             turns = TurnJournal(journal.with_suffix(SUFFIX), [one.with_suffix(SUFFIX) for one in journals])
         return GenerationContext(
             task=task or session.config.task,

@@ -19,6 +19,7 @@ from treetune.runtime.diagnostics import (
     verdict,
 )
 from treetune.runtime.directory import METRICS_REMEDY, ExperimentDirectory, metrics_row
+from treetune.runtime.due import is_last
 from treetune.runtime.session import Session
 from treetune.vocabulary import Metrics
 
@@ -65,8 +66,9 @@ class Watch:
     @property
     def stopping(self) -> bool:
         """Whether the run ends here. (One that is finished has nothing to be stopped of.)"""
-        config = self.session.config
-        return _done(self.rows) < config.iterations and bool(verdict(config.diagnostics, self.found))
+        config, done = self.session.config, _done(self.rows)
+        over = is_last(config, self.session.directory, done)
+        return not over and bool(verdict(config.diagnostics, self.found))
 
     @property
     def last_good(self) -> int | None:

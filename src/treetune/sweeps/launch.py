@@ -1,4 +1,4 @@
-"""Carries out what a reproduction lacks: one run after another, each a launcher's process."""
+"""Carries out what a reproduction lacks: runs in their order, each a launcher's process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 from treetune.config.jsonnet import shown
 from treetune.files import write_json
 from treetune.runtime.children import end, started, wait_a_moment
-from treetune.tables.runs import MEASURABLE, TO_DO, Plan, PlannedRun, Status, duration, inspect
+from treetune.tables.runs import MEASURABLE, TO_DO, Key, Plan, PlannedRun, Status, duration, inspect
 
 MAIN = Path(__file__).resolve().parents[1] / "main.py"
 PROGRESS_EVERY_S = 60.0
@@ -47,13 +47,22 @@ class Launcher:
     program: tuple[str, ...] | None = None
 
     @staticmethod
-    def of_this_machine() -> Launcher:
-        """As run.sh does: all GPUs or one rank on a CPU (NUM_GPUS), the cores shared among the ranks.
+    def of_this_machine(at_once: int = 1) -> Launcher:
+        """As run.sh does: all GPUs or one rank on a CPU (NUM_GPUS), the cores shared among the ranks of so
+        many runs at once.
 
-        Raises ValueError for a NUM_GPUS that is no number, or where there is no launcher.
+        Raises ValueError for a NUM_GPUS that is no number, where there is no launcher, and for several runs
+        at once on GPUs, which each would take whole.
         """
-        ranks = _ranks()
-        threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, len(os.sched_getaffinity(0)) // ranks))
+        gpus = _gpus()
+        if gpus and at_once > 1:
+            raise ValueError(
+                "every run takes all GPUs, so several can't be at work at once here: share them out with"
+                " --launch-lines or --slurm"
+            )
+        ranks = _ranks(gpus)
+        share = len(os.sched_getaffinity(0)) // (ranks * at_once)
+        threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, share))
         if not threads.isdigit() or int(threads) < 1:
             raise ValueError(f"OMP_NUM_THREADS is {threads!r}; it must be a whole number above 0")
         return Launcher(ranks, int(threads))
@@ -80,18 +89,20 @@ class Launcher:
         return f"{settings} {shlex.join(self.command(run, command, port))}"
 
 
-def _ranks() -> int:
+def _ranks(gpus: int) -> int:
     text = os.environ.get("NUM_GPUS")
     if text is None:
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            listed = subprocess.run(
-                ["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=False
-            ).stdout
-            return max(1, sum(line.startswith("GPU") for line in listed.splitlines()))
-        return 1
+        return max(1, gpus)
     if not text.isdigit() or int(text) < 1:
         raise ValueError(f"NUM_GPUS is {text!r}; it must be a whole number above 0")
     return int(text)
+
+
+def _gpus() -> int:
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=False)
+        return sum(line.startswith("GPU") for line in listed.stdout.splitlines())
+    return 0
 
 
 def commands_of(status: Status) -> list[str]:
@@ -102,39 +113,77 @@ def commands_of(status: Status) -> list[str]:
     return ["run_iteration_loop"] if status.state in TO_DO else []
 
 
-def carry_out(plan: Plan, launcher: Launcher, announce: Announce) -> int:
-    """Runs or resumes what is missing, needed runs first; how many runs could not be finished."""
-    table, statuses = plan.table, dict(plan.statuses)
-    total, unfinished = len(plan.runs), 0
-    for number, run in enumerate(plan.runs, start=1):
-        place = f"[{number}/{total}] {run.words}"
-        status = statuses[run.key] = inspect(run)
-        if status.state == "finished":
-            announce(f"{place}: finished before")
-            continue
-        lacking = [name for name, seed in run.needs if statuses[name, seed].state not in MEASURABLE]
-        if lacking:
-            announce(f"{place}: skipped, for it needs {', '.join(lacking)}")
-            unfinished += 1
-            continue
-        if status.state not in TO_DO:
-            announce(f"{place}: {status.state}, {status.why}")
-            unfinished += 1
-        else:
-            status = statuses[run.key] = _finish(run, status, launcher, place, announce, table.deadline_hours)
-            if status.state == "finished":
-                continue
-            announce(f"{place}: {status.state}: {status.why}")
-            unfinished += 1
-        if table.on_failure == "stop":
-            announce("stopped there, as on_failure says; the same command goes on")
-            return unfinished
+Work = Generator[None, None, Status]
+"""A run at work: to be asked again and again until it ends with the run's status."""
+
+
+def carry_out(
+    plan: Plan, launcher: Launcher, announce: Announce, at_once: int = 1, known: Collection[Key] = ()
+) -> int:
+    """Runs or resumes what is missing, needed runs first and so many at once; how many runs could not be
+    finished. Of those that are `known` to be finished nothing is said."""
+    waiting = dict(enumerate(plan.runs, start=1))
+    statuses, at_work = dict(plan.statuses), dict[int, Work]()
+    unfinished = 0
+    try:
+        while waiting or at_work:
+            for number, run in list(waiting.items()):
+                if len(at_work) == at_once:
+                    break
+                to_come = {plan.runs[other - 1].key for other in (*at_work, *waiting)}
+                if to_come.isdisjoint(run.needs):
+                    del waiting[number]
+                    place = f"[{number}/{len(plan.runs)}] {run.words}"
+                    quiet = run.key in known
+                    at_work[number] = _carried_out(plan, run, statuses, launcher, place, announce, quiet)
+            for number, work in list(at_work.items()):
+                try:
+                    next(work)
+                except StopIteration as end:
+                    del at_work[number]
+                    statuses[plan.runs[number - 1].key] = end.value
+                    if end.value.state == "finished":
+                        continue
+                    unfinished += 1
+                    if plan.table.on_failure == "stop":
+                        announce("stopped there, as on_failure says; the same command goes on")
+                        return unfinished
+    finally:
+        for work in at_work.values():
+            work.close()
     return unfinished
+
+
+def _carried_out(
+    plan: Plan,
+    run: PlannedRun,
+    statuses: Mapping[Key, Status],
+    launcher: Launcher,
+    place: str,
+    announce: Announce,
+    quiet: bool,
+) -> Work:
+    status = inspect(run)
+    if status.state == "finished":
+        if not quiet:
+            announce(f"{place}: finished before")
+        return status
+    lacking = [name for name, seed in run.needs if statuses[name, seed].state not in MEASURABLE]
+    if lacking:
+        announce(f"{place}: skipped, for it needs {', '.join(lacking)}")
+        return status
+    if status.state not in TO_DO:
+        announce(f"{place}: {status.state}, {status.why}")
+        return status
+    status = yield from _finish(run, status, launcher, place, announce, plan.table.deadline_hours)
+    if status.state != "finished":
+        announce(f"{place}: {status.state}: {status.why}")
+    return status
 
 
 def _finish(
     run: PlannedRun, status: Status, launcher: Launcher, place: str, announce: Announce, deadline_hours: float
-) -> Status:
+) -> Work:
     """Trains, then evaluates and analyses what the table reads and training left out."""
     tried: set[str] = set()
     while (commands := commands_of(status)) and commands[0] not in tried:
@@ -142,7 +191,7 @@ def _finish(
         tried.add(command)
         what = "continues" if status.state in ("interrupted", "failed") and status.done else "starts"
         announce(f"{place}: {command} {what} (log {run.log})")
-        seconds, code = _attempt(run, command, launcher, place, announce, deadline_hours * 3600)
+        seconds, code = yield from _attempt(run, command, launcher, place, announce, deadline_hours * 3600)
         status = inspect(run)
         if code:
             return status
@@ -156,7 +205,7 @@ def _finish(
 
 def _attempt(
     run: PlannedRun, command: str, launcher: Launcher, place: str, announce: Announce, deadline_s: float
-) -> tuple[float, int]:
+) -> Generator[None, None, tuple[float, int]]:
     """One process to its end: seconds and exit code. It is kept in the run's record."""
     words = launcher.command(run, command, str(_free_port()))
     words[0] = _program(words[0])
@@ -179,6 +228,7 @@ def _attempt(
         with started(words, launcher.environment(run), log) as process:
             last_progress = start
             while (code := wait_a_moment(process)) is None:
+                yield
                 now = time.monotonic()
                 if now - start > deadline_s:
                     end(process)

@@ -5,43 +5,50 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from treetune.sweeps.estimate import estimate
-from treetune.tables.runs import TO_DO, Plan, duration
+from treetune.tables.runs import TO_DO, Plan, PlannedRun, duration
 
 DASH = "–"
 
 
-def plan_text(plan: Plan) -> str:
-    rows, seconds, unknown = [["run", "seed", "state", "iterations", "still needs", "directory"]], 0.0, 0
+def plan_text(plan: Plan, at_once: int = 1) -> str:
+    """A line for each run, what they may cost with so many at once, and what is wrong with some."""
+    rows = [["run", "seed", "state", "iterations", "still needs", "directory"]]
     notes: dict[str, list[str]] = {}
     for run in plan.runs:
         status = plan.statuses[run.key]
-        blocked = plan.blocked_by(run) if status.state in TO_DO else []
-        left = estimate(plan, run)
-        if blocked:
-            cost = f"blocked by {', '.join(blocked)}"
-        elif status.state not in TO_DO:
-            cost = ""
-        elif left.seconds is None:
-            cost, unknown = f"unknown ({left.basis})", unknown + 1
-        else:
-            cost, seconds = f"{duration(left.seconds)} ({left.basis})", seconds + left.seconds
-        if run.needs and status.state in TO_DO and not blocked:
-            cost += f", after {', '.join(run.recipe.needs)}"
         if status.why and status.state != "interrupted":
             notes.setdefault(status.why, []).append(run.words)
         place = str(run.directory.path) if run.template else DASH
         iterations = f"{status.done}/{run.iterations}" if run.template else DASH
-        rows.append([run.name, str(run.seed), status.state, iterations, cost, place])
-    states = [status.state for status in plan.statuses.values()]
-    total = f"{len(rows) - 1} runs: " + ", ".join(
-        f"{states.count(state)} {state}" for state in dict.fromkeys(states)
-    )
-    left_over = [f"still about {duration(seconds)} of iterations"] if seconds else []
-    left_over += [f"{unknown} runs whose cost nobody knows yet"] if unknown else []
+        seed = "shared" if run.recipe.shared else str(run.seed)
+        rows.append([run.name, seed, status.state, iterations, _needs(plan, run), place])
     reasons = [f"{'; '.join(runs)}:\n  " + "\n  ".join(why.splitlines()) for why, runs in notes.items()]
-    return "\n".join(
-        [*_aligned(rows), "", "; ".join([total, *left_over]), *([""] if reasons else []), *reasons]
-    )
+    return "\n".join([*_aligned(rows), "", cost_line(plan, at_once), *([""] if reasons else []), *reasons])
+
+
+def cost_line(plan: Plan, at_once: int = 1) -> str:
+    """How many runs there are, how they stand, and what is left to do with so many at once."""
+    states = [status.state for status in plan.statuses.values()]
+    told = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+    parts = [f"{len(plan.runs)} runs: {told}"]
+    left = [estimate(plan, run).seconds for run in plan.to_do() if not plan.blocked_by(run)]
+    if seconds := sum(known for known in left if known is not None):
+        together = f", or {duration(seconds / at_once)} with {at_once} at once" if at_once > 1 else ""
+        parts.append(f"still about {duration(seconds)} of runs{together}")
+    if unknown := left.count(None):
+        parts.append(f"{unknown} runs whose cost nobody knows yet")
+    return "; ".join(parts)
+
+
+def _needs(plan: Plan, run: PlannedRun) -> str:
+    """What a run may still cost, and what has to be done before."""
+    if plan.statuses[run.key].state not in TO_DO:
+        return ""
+    if blocked := plan.blocked_by(run):
+        return f"blocked by {', '.join(blocked)}"
+    left = estimate(plan, run)
+    cost = f"unknown ({left.basis})" if left.seconds is None else f"{duration(left.seconds)} ({left.basis})"
+    return f"{cost}, after {', '.join(run.recipe.needs)}" if run.needs else cost
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:

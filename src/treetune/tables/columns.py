@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from annotated_types import Ge, MinLen
+from annotated_types import Ge, Gt, Le, MinLen
 
 from treetune.episode_generators.numbers import Better
 from treetune.tables.values import PASS_AT_1, Value, is_ratio, value_named
@@ -28,8 +28,26 @@ class Speedup:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Area:
+    """The area under the column's `curve` from no cost to `upto` of `over`, as a mean accuracy: between
+    measurements it is taken to change evenly, behind the last one it stays."""
+
+    over: Axis
+    upto: Annotated[float, Gt(0)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reach:
+    """How much of `over` it takes until the column's `curve` first comes to `accuracy`."""
+
+    accuracy: Annotated[float, Gt(0), Le(1)]
+    over: Axis
+
+
+@dataclass(frozen=True, kw_only=True)
 class Column:
-    """One quantity, measured for every row: exactly one of `evaluation`, `analysis` and `speedup`.
+    """One quantity, measured for every row: exactly one of `evaluation`, `analysis`, `speedup`, `area` and
+    `reach`.
 
     `evaluation` is the evaluation set whose pass@1 it is, or the number that `value` names (see
     `values`). A ratio is over the row `over`, seed by seed: ``speed_up`` is how many times longer its mean
@@ -49,6 +67,8 @@ class Column:
     value: Name | None = None
     over: Name | None = None
     speedup: Speedup | None = None
+    area: Area | None = None
+    reach: Reach | None = None
     curve: Name | None = None
     percent: bool | None = None
     digits: Annotated[int, Ge(0)] | None = None
@@ -56,13 +76,15 @@ class Column:
     better: Better | None = None
 
     def __post_init__(self) -> None:
-        kinds = (self.evaluation, self.analysis, self.speedup)
+        of_curve = {"speedup": self.speedup, "area": self.area, "reach": self.reach}
+        kinds = (self.evaluation, self.analysis, *of_curve.values())
         if sum(kind is not None for kind in kinds) != 1:
             raise ValueError(
                 f"column {self.name!r} needs one of evaluation (a set whose pass@1 it shows), analysis (whose"
-                " number it shows) and speedup (over another row)"
+                " number it shows), speedup (over another row), area (under its curve) and reach (what an"
+                " accuracy costs)"
             )
-        if self.value is not None and self.speedup is not None:
+        if self.value is not None and self.evaluation is None and self.analysis is None:
             raise ValueError(f"column {self.name!r}: value is a number of an evaluation or an analysis")
         if self.evaluation is not None:
             try:
@@ -74,8 +96,9 @@ class Column:
                 f"column {self.name!r}: a ratio such as speed_up is over another row, which over names, and"
                 " nothing else is"
             )
-        if self.speedup is not None and self.curve is None:
-            raise ValueError(f"column {self.name!r}: a speedup is read along the curve of a set; name one")
+        for kind, settings in of_curve.items():
+            if settings is not None and self.curve is None:
+                raise ValueError(f"column {self.name!r}: {kind} is read along the curve of a set; name one")
         if self.curve is not None and self.evaluation is not None and self.shown != PASS_AT_1:
             raise ValueError(
                 f"column {self.name!r}: a curve is of pass@1; panels draw {self.shown} along training"
@@ -89,6 +112,8 @@ class Column:
     @property
     def known(self) -> Value:
         """What is known of the number: of an analysis', and of a `speedup`, nothing."""
+        if self.reach is not None:
+            return Value("lower")
         return value_named(self.shown) if self.evaluation is not None else Value("higher", share=True)
 
     @property

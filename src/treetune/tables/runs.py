@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +17,7 @@ from treetune.config.jsonnet import load
 from treetune.runtime.base import PolicyIteration, Runtime
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.runtime.manifest import different_keys
+from treetune.runtime.stop_after import StopAfter, expected_iterations
 from treetune.tables.settings import Reproduction, TableExperiment
 
 State = Literal["finished", "unmeasured", "interrupted", "missing", "running", "failed", "different", "wrong"]
@@ -54,6 +55,8 @@ class PlannedRun:
     analyses: tuple[str, ...] = ()
     root: PolicyIteration | None = None
     """What the template builds."""
+    shared: Mapping[str, int] = field(default_factory=dict)
+    """The experiments of the table that all seeds share, and the seed of each."""
 
     @property
     def key(self) -> Key:
@@ -61,11 +64,11 @@ class PlannedRun:
 
     @property
     def needs(self) -> list[Key]:
-        return [(needed, self.seed) for needed in self.recipe.needs]
+        return [(needed, self.shared.get(needed, self.seed)) for needed in self.recipe.needs]
 
     @property
     def words(self) -> str:
-        return f"{self.name}, seed {self.seed}"
+        return f"{self.name}, {'shared' if self.recipe.shared else f'seed {self.seed}'}"
 
     @cached_property
     def config(self) -> Mapping[str, Any] | None:
@@ -79,21 +82,31 @@ class PlannedRun:
         return str(self.template["experiment_name"]) if self.template else self.name
 
     @property
+    def budget(self) -> StopAfter | None:
+        """That ends it, if one does."""
+        settings = self.template.get("stop_after") if self.template else None
+        return StopAfter(**settings) if settings else None
+
+    @property
     def iterations(self) -> int:
-        return int(self.template["iterations"]) if self.template else 0
+        """How many it has in all; where a budget ends it, as far as those that are there let expect."""
+        most = int(self.template["iterations"]) if self.template else 0
+        done = max([*self.directory.checkpoints(), len(self.directory.read_metrics())], default=0)
+        return most if self.template is None else expected_iterations(most, self.budget, self.directory, done)
 
     @cached_property
     def environment(self) -> dict[str, str]:
         """What the run's configuration reads beside its files."""
-        return seed_environment(self.base, self.seed)
+        return run_environment(self.base, self.recipe, self.seed)
 
     @property
     def directory(self) -> ExperimentDirectory:
-        return ExperimentDirectory(self.base / f"seed-{self.seed}" / self.experiment_name)
+        return ExperimentDirectory(self.base / folder_of(self.recipe, self.seed) / self.experiment_name)
 
     @property
     def log(self) -> Path:
-        return self.base / "logs" / f"seed-{self.seed}" / f"{self.experiment_name}.log"
+        folder = self.base / "logs" / folder_of(self.recipe, self.seed)
+        return folder / f"{self.experiment_name}.log"
 
     @property
     def record(self) -> Path:
@@ -127,7 +140,12 @@ class Plan:
     statuses: Mapping[Key, Status] = field(default_factory=dict)
 
     def run(self, name: str, seed: int) -> PlannedRun:
-        return next(run for run in self.runs if run.key == (name, seed))
+        """The experiment's with that seed, or the one that all seeds share."""
+        return next(run for run in self.of(name) if run.recipe.shared or run.seed == seed)
+
+    def of(self, name: str | None) -> list[PlannedRun]:
+        """The experiment's runs, in the order of their seeds."""
+        return [run for run in self.runs if run.name == name]
 
     def blocked_by(self, run: PlannedRun) -> list[str]:
         """Needed runs that can't become finished by being run, in words."""
@@ -149,12 +167,40 @@ def refreshed(plan: Plan) -> Plan:
     return Plan(plan.table, plan.runs, {run.key: inspect(run) for run in plan.runs})
 
 
-def seed_environment(base: Path, seed: int) -> dict[str, str]:
-    return {"APP_SEED": str(seed), "APP_DIRECTORY": str(base / f"seed-{seed}")}
+def with_seeds(plan: Plan, wanted: Mapping[str, Sequence[int]]) -> Plan:
+    """The plan with these seeds of its experiments besides, and of those that they need."""
+    table, missing = (
+        plan.table,
+        dict.fromkeys(key for name in wanted for key in _all_needed(plan.table, name, wanted[name])),
+    )
+    there = {run.key for run in plan.runs}
+    added = [replace(plan.of(name)[0], seed=seed) for name, seed in missing if (name, seed) not in there]
+    if not added:
+        return plan
+    places = {name: place for place, name in enumerate(table.order())}
+    runs = sorted([*plan.runs, *added], key=lambda run: (table.seeds.index(run.seed), places[run.name]))
+    return Plan(table, runs, {**plan.statuses, **{run.key: inspect(run) for run in added}})
+
+
+def _all_needed(table: Reproduction, name: str, seeds: Sequence[int]) -> Iterator[Key]:
+    recipe = table.experiments[name]
+    for needed in recipe.needs:
+        yield from _all_needed(table, needed, seeds)
+    if not recipe.shared:
+        yield from ((name, seed) for seed in seeds)
+
+
+def folder_of(recipe: TableExperiment, seed: int) -> str:
+    return "shared" if recipe.shared else f"seed-{seed}"
+
+
+def run_environment(base: Path, recipe: TableExperiment, seed: int) -> dict[str, str]:
+    return {"APP_SEED": str(seed), "APP_DIRECTORY": str(base / folder_of(recipe, seed))}
 
 
 def make_plan(table: Reproduction) -> Plan:
-    """Evaluates every experiment's configuration for every seed, and looks at what is there."""
+    """Evaluates every experiment's configuration, and looks at what is there of its runs: with the seeds that
+    every row has. (What else a row needs, `until.grown` says.)"""
     runs = list(_runs(table))
     return Plan(table, runs, {run.key: inspect(run) for run in runs})
 
@@ -162,10 +208,13 @@ def make_plan(table: Reproduction) -> Plan:
 def _runs(table: Reproduction) -> Iterator[PlannedRun]:
     """Seed by seed, so that a table of fewer seeds is complete as early as possible."""
     base, found = Path(table.directory), _configurations(table)
-    for seed in table.seeds:
+    first = table.seeds[0]
+    shared = {name: first for name, recipe in table.experiments.items() if recipe.shared}
+    for seed in table.seeds_of_all_rows:
         for name, (config, root, wrong) in found.items():
             recipe, readings = table.experiments[name], _read_by(table, name)
-            yield PlannedRun(name, seed, recipe, base, config, wrong, *readings, root=root)
+            if seed == first or not recipe.shared:
+                yield PlannedRun(name, seed, recipe, base, config, wrong, *readings, root=root, shared=shared)
 
 
 Checked = tuple[dict[str, Any] | None, PolicyIteration | None, str | None]
@@ -174,9 +223,13 @@ Checked = tuple[dict[str, Any] | None, PolicyIteration | None, str | None]
 
 def _configurations(table: Reproduction) -> dict[str, Checked]:
     """Of each experiment with the first seed, in the order in which they can be run."""
-    environment = seed_environment(Path(table.directory), table.seeds[0])
+    base = Path(table.directory)
+    environments = {
+        name: run_environment(base, recipe, table.seeds[0]) for name, recipe in table.experiments.items()
+    }
     found = {
-        name: _checked(table.experiments[name], environment, *_read_by(table, name)) for name in table.order()
+        name: _checked(table.experiments[name], environments[name], *_read_by(table, name))
+        for name in table.order()
     }
     names = {name: config["experiment_name"] for name, (config, *_) in found.items() if config}
     for name, experiment_name in names.items():

@@ -19,11 +19,14 @@ PanelAxis = Literal["iterations", "tokens", "seconds", "steps"]
 
 @dataclass(frozen=True, kw_only=True)
 class TableExperiment:
-    """One experiment, run once for every seed of the table: ``--configs`` and ``--override``.
+    """One experiment, run once for every seed of the table: ``--configs`` and ``--override``. One that is
+    `shared` is run once in all, with the first seed, below ``<directory>/shared``: what every method and seed
+    starts from.
 
     `needs` are the experiments (by their names in the table) that must be finished before, such as
-    the one that makes the start weights. `seconds_per_iteration` is what an iteration may cost
-    where none has been measured yet, and `estimated_from` says where that number is from.
+    the one that makes the start weights. `seconds_per_iteration`, or `seconds_per_run` with its start and its
+    evaluations, is what it may cost where none has been measured yet, and `estimated_from` says where that
+    number is from.
     """
 
     configs: Annotated[tuple[Name, ...], MinLen(1)]
@@ -31,7 +34,9 @@ class TableExperiment:
     overrides: tuple[str, ...] = ()
     """Objects, as behind ``--override``."""
     needs: tuple[Name, ...] = ()
+    shared: bool = False
     seconds_per_iteration: Annotated[float, Gt(0)] | None = None
+    seconds_per_run: Annotated[float, Gt(0)] | None = None
     estimated_from: str | None = None
 
 
@@ -70,21 +75,55 @@ class MethodRow:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """Two rows to compare, beside all that are compared with the baseline."""
+
+    row: Name
+    to: Name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seeds:
+    """How many of the table's seeds a row has: the first `at_least`, and at most `at_most` (None: all)."""
+
+    at_least: Annotated[int, Ge(2)]
+    at_most: Annotated[int, Ge(2)] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Until:
+    """Adds seeds, in the order of the table's, until differences are known well enough.
+
+    A row of `rows` has enough seeds when the 95 % interval of its difference to the `baseline` in `column`
+    (None: the table's first), paired by seed and problem, reaches no further than `difference` to each side
+    on average: half its width. It is asked after every seed from `at_least` on, and stops at the first that
+    is enough or at `at_most`. That a rule looks at the width and never at the sign keeps the mean unbiased.
+    """
+
+    difference: Annotated[float, Gt(0)]
+    rows: Annotated[tuple[Name, ...], MinLen(1)]
+    seeds: Seeds
+    column: Name | None = None
+
+
 @Table.register("reproduction")
 @dataclass(frozen=True, kw_only=True)
 class Reproduction(Table):
     """Rows of methods, columns of evaluation sets or analyses, every cell over all seeds.
 
-    Runs go to ``<directory>/seed-<seed>/<experiment_name>``; tables may share a directory and with
-    it their runs. Files of the table are called after `name`. Differences are taken from the row
-    `baseline`, paired by seed and problem. `on_failure` says whether the other runs go on after one
-    has failed. `interval` is described in `intervals`. `deadline_hours` ends a run that hangs.
-    `panels` make one figure along training, over `panels_over`.
+    Runs go to ``<directory>/seed-<seed>/<experiment_name>``, shared ones to
+    ``<directory>/shared/<experiment_name>``; tables may share a directory and with it their runs. Files of
+    the table are called after `name`. Differences are taken from the row `baseline`, and between `pairs`,
+    paired by seed and problem. `on_failure` says whether the other runs go on after one has failed.
+    `interval` is described in `intervals`. `deadline_hours` ends a run that hangs. `panels` make one figure
+    along training, over `panels_over`. With `until`, `seeds` are those that may be run, and all rows have
+    the first ``until.seeds.at_least`` of them.
     """
 
     name: Name
     seeds: Annotated[tuple[Annotated[int, Ge(0)], ...], MinLen(1)]
-    """Every experiment is run once with each."""
+    """Every experiment that isn't shared is run once with each."""
     experiments: Annotated[Mapping[str, TableExperiment], MinLen(1)]
     rows: Annotated[tuple[MethodRow, ...], MinLen(1)]
     columns: Annotated[tuple[Column, ...], MinLen(1)]
@@ -95,6 +134,8 @@ class Reproduction(Table):
     panels: tuple[Panel, ...] = ()
     panels_over: PanelAxis = "iterations"
     baseline: Name | None = None
+    pairs: tuple[Pair, ...] = ()
+    until: Until | None = None
     on_failure: Literal["go_on", "stop"] = "go_on"
     interval: Literal["bootstrap", "student"] = "student"
     deadline_hours: Annotated[float, Gt(0)] = 240.0
@@ -120,6 +161,10 @@ class Reproduction(Table):
             )
         if self.baseline is not None and self.baseline not in rows:
             yield _no_row(self.baseline, "baseline", rows)
+        for place, pair in enumerate(self.pairs):
+            for key, name in (("row", pair.row), ("to", pair.to)):
+                if name not in rows:
+                    yield _no_row(name, f"pairs.{place}.{key}", rows)
         for place, one in enumerate(self.columns):
             if one.speedup is not None and one.speedup.of not in rows:
                 yield _no_row(one.speedup.of, f"columns.{place}.speedup.of", rows)
@@ -135,9 +180,18 @@ class Reproduction(Table):
                 )
         for place, row in enumerate(self.rows):
             yield from self._check_row(place, row)
+        if self.until is not None:
+            yield from self._check_until(self.until)
         for name, experiment in self.experiments.items():
             for number, needed in enumerate(experiment.needs):
-                yield from self._check_name(needed, ("experiments", name, "needs", str(number)))
+                place_of_need = ("experiments", name, "needs", str(number))
+                yield from self._check_name(needed, place_of_need)
+                if experiment.shared and needed in self.experiments and not self.experiments[needed].shared:
+                    yield Finding(
+                        f"{name!r} is shared by all seeds, and every seed has its own {needed!r}",
+                        place_of_need,
+                        f"make {needed!r} shared as well, or {name!r} not",
+                    )
         try:
             if all(needed in self.experiments for one in self.experiments.values() for needed in one.needs):
                 self._sorter(list(self.experiments))
@@ -167,6 +221,46 @@ class Reproduction(Table):
                     "leave it out, or give the column an analysis",
                 )
             yield from self._check_name(cell.experiment, (*key, "experiment"))
+
+    def _check_until(self, until: Until) -> Iterator[Finding]:
+        rows, columns = [row.name for row in self.rows], [column.name for column in self.columns]
+        for number, name in enumerate(until.rows):
+            if name not in rows:
+                yield _no_row(name, f"until.rows.{number}", rows)
+        if self.baseline is None or self.baseline in until.rows:
+            yield Finding(
+                "until adds seeds until differences to the baseline are known, and "
+                + ("the table has none" if self.baseline is None else "the baseline is one of its rows"),
+                "baseline" if self.baseline is None else "until.rows",
+                "name another row as the baseline",
+            )
+        if until.column is not None and until.column not in columns:
+            remedy = did_you_mean(until.column, columns)
+            yield Finding(f"there is no column {until.column!r}", "until.column", remedy)
+        elif self.judged.evaluation is None or self.judged.over is not None:
+            yield Finding(
+                f"the column {self.judged.name!r} has no number for each problem",
+                "until.column",
+                "name one that shows an evaluation",
+            )
+        least, most = until.seeds.at_least, until.seeds.at_most
+        if (most is not None and most < least) or max(least, most or 0) > len(self.seeds):
+            yield Finding(
+                f"until asks for {least} to {most or len(self.seeds)} seeds, and the table names"
+                f" {len(self.seeds)}",
+                "seeds",
+                "name as many as at_most, and at_least no more than that",
+            )
+
+    @property
+    def judged(self) -> Column:
+        """The column whose differences say how many seeds a row needs."""
+        name = self.until.column if self.until is not None else None
+        return next((column for column in self.columns if column.name == name), self.columns[0])
+
+    @property
+    def seeds_of_all_rows(self) -> tuple[int, ...]:
+        return self.seeds if self.until is None else self.seeds[: self.until.seeds.at_least]
 
     def _check_name(self, name: str | None, key: tuple[str, ...]) -> Iterator[Finding]:
         if name is not None and name not in self.experiments:

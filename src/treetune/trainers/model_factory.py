@@ -12,6 +12,7 @@ from torch import nn
 
 from treetune.models.logprobs import CriticModule, PolicyModule
 from treetune.models.lora import adapters_off
+from treetune.models.packed_attention import attach_packed_attention
 from treetune.models.sequence_parallel import SequenceParallel
 from treetune.models.tree_attention import attach_tree_attention
 from treetune.seeds import derive_seed
@@ -88,9 +89,16 @@ class ModelFactory:
     def _attached(self, model: nn.Module) -> nn.Module:
         if self.settings.layout == "tree":
             attach_tree_attention(model)
+        if self._packs_on_a_gpu(model):
+            attach_packed_attention(model)
         if self.parallel is not None:
             self.parallel.attach(model)
         return model
+
+    def _packs_on_a_gpu(self, model: nn.Module) -> bool:
+        """On a CPU rows are short, and the mask for their packing is small."""
+        attention = model.config._attn_implementation
+        return self.settings.layout == "packed" and attention == "sdpa" and self.ranks.device.type == "cuda"
 
 
 def visiting(module: nn.Module, device: torch.device) -> Reference:

@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from treetune.models.kernels import refuse_unusable_gpu
+
 
 @dataclass(frozen=True)
 class Ranks:
@@ -31,7 +33,9 @@ class Ranks:
 
     @staticmethod
     def join(deadline_s: float) -> Ranks:
-        """Joins the processes that the launcher started; alone if there is no launcher."""
+        """Joins the processes that the launcher started; alone if there is no launcher. Raises ValueError
+        where a GPU is here that can't be used."""
+        refuse_unusable_gpu(os.environ, torch.version.cuda, torch.cuda.is_available())
         if not torch.cuda.is_available():
             os.environ.setdefault("DS_ACCELERATOR", "cpu")  # or it warns that it found no other
         import deepspeed

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import pstdev
-from typing import Annotated
+from typing import Annotated, Any
 
 from annotated_types import Ge, Gt, Le
 
@@ -28,6 +28,8 @@ from treetune.episode_generators.credit.episodes import advantage_metrics, episo
 from treetune.episode_generators.critic import CriticSettings
 from treetune.episode_generators.metrics import mean
 from treetune.episode_generators.trees.sharing import sharing_of
+from treetune.episode_generators.unavailable import least_answers
+from treetune.episode_generators.values.ahead import Ahead
 from treetune.episode_generators.values.base import Estimate, StateRule
 from treetune.episode_generators.values.continuations import FreshContinuations
 from treetune.episode_generators.values.estimation import check_continuations
@@ -85,6 +87,13 @@ class MonteCarlo(Credit):
     continuations. An answer's own reward stays out, so the estimate is independent of the answer
     and the gradient stays unbiased.
 
+    An answer's continuations are asked for as soon as it is graded, while others are still sampled, as far as
+    `values` knows what it wants of an answer whatever the others are; answers go before them. With
+    `pipelined` false, and where the rollout writes whole answers again (states ``threads`` and ``turns``),
+    they are asked for when all answers are there. The numbers are the same, and so is what is sampled:
+    nothing for answers that nobody could grade, and for all others, since every answer gets its credit before
+    a selection leaves any out (those of groups that ``until_mixed`` counts as dropped too).
+
     Continuations that nobody could grade don't count. A state without any other is no state: the steps on
     its two sides are credited as one, which is coarser and still unbiased. Answers whose prompt has no
     value are left out. ``credit/value_unavailable`` counts such continuations, ``credit/value_unknown``
@@ -101,6 +110,12 @@ class MonteCarlo(Credit):
     temperature: Annotated[float, Ge(0)] | None = None
     top_p: Annotated[float, Gt(0), Le(1)] | None = None
     top_k: Annotated[int, Ge(-1)] | None = None
+    pipelined: bool = True
+    """Whether continuations are asked for with each answer; false: when all are there."""
+
+    @classmethod
+    def changeable(cls, settings: Mapping[str, Any]) -> frozenset[str]:
+        return frozenset({"pipelined"})
 
     @property
     def gives(self) -> tuple[Feature, ...]:
@@ -149,6 +164,18 @@ class MonteCarlo(Credit):
     def _overrides(self) -> dict[str, float]:
         given = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
         return {name: value for name, value in given.items() if value is not None}
+
+    def ahead(self, context: GenerationContext) -> Ahead | None:
+        if not (self.pipelined and self.states.begins and self.values.first_states(1)):
+            return None
+        return Ahead(
+            rule=self.states,
+            budget=self.values.budget(self.samples),
+            sampling=self._sampling(context),
+            first_states=self.values.first_states,
+            max_states=self.max_states,
+            least=least_answers(self),
+        )
 
     def assign(self, context: GenerationContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
         valuation = Valuation(

@@ -28,7 +28,7 @@ from treetune.episode_generators.rollout.answers import (
 from treetune.inference.base import Completion, Request, SamplingParams
 from treetune.seeds import derive_seed
 from treetune.tree import Tree, answers_of
-from treetune.vocabulary import Grade, Metrics, Problem
+from treetune.vocabulary import Grade, Metrics, Problem, Trajectory
 
 
 @Rollout.register("single_turn")
@@ -113,7 +113,8 @@ def sample_answers(
     """The trees of `problems`, in their order, with `samples` graded answers each.
 
     The seed is derived from the run's, the iteration, the problem and `purpose`, so that an answer
-    does not depend on what else is sampled. Answers are graded while others are still sampling.
+    does not depend on what else is sampled. Answers are graded while others are still sampling, and where
+    somebody waits for each, they are asked for one by one.
 
     Raises ValueError for a prompt that leaves no room for an answer in the context.
     """
@@ -129,31 +130,48 @@ def sample_answers(
         for own in [context.task.of(problem).sampling(sampling)]
         for prompt_ids in [encoded_prompt(context, problem, own.max_tokens, max_prompt_tokens)]
     ]
-    answers: dict[int, list[tuple[Completion, str, Future[Grade]]]] = {}
+    answers: dict[tuple[int, int], tuple[Trajectory, Future[Grade]]] = {}
+    together = samples if context.on_answer is None else 1
 
     def on_result(index: int, completions: list[Completion]) -> None:
-        graded = []
-        for completion in completions:
+        place, first = divmod(index * together, samples)
+        problem, request = problems[place], requests[place]
+        for sample, completion in enumerate(completions, first):
             text = context.codec.decode(completion.token_ids)
-            said = before_stop(text, requests[index].sampling.stop)
+            said = before_stop(text, request.sampling.stop)
             decided = is_decided(completion.finish_reason, unfinished_reward)
-            grade = context.grader.submit(said, problems[index], decided=decided)
-            graded.append((completion, text, grade))
-        answers[index] = graded
-        context.progress(len(answers) * samples, len(requests) * samples)
-
-    context.engine.generate(requests, on_result)
-    assert len(answers) == len(requests), "the engine reports every request"
-    trees = [Tree(problem, request.prompt_ids) for problem, request in zip(problems, requests, strict=True)]
-    for index, tree in enumerate(trees):
-        for completion, text, grade in answers[index]:
-            tree.end(
-                tree.add(completion.segment()),
+            grade = context.grader.submit(said, problem, decided=decided)
+            answer = Trajectory(
+                problem=problem,
+                sample=sample,
+                prompt_ids=request.prompt_ids,
+                segments=(completion.segment(),),
                 finish_reason=completion.finish_reason,
                 text=text,
-                grade=with_unfinished(grade.result(), completion.finish_reason, unfinished_reward),
-                step_ends=steps_of(
-                    context, tree.problem, completion.token_ids, text, requests[index].sampling.stop
-                ),
+                grade=Grade(reward=0.0, outcome="no_answer"),  # until it has been graded
+                step_ends=steps_of(context, problem, completion.token_ids, text, request.sampling.stop),
+            )
+            answers[place, sample] = answer, grade
+            if context.on_answer is not None:
+                context.on_answer(answer, grade)
+        context.progress(len(answers), len(requests) * samples)
+
+    asked = [
+        replace(request, seed=request.seed + first, n=together)
+        for request in requests
+        for first in range(0, samples, together)
+    ]
+    context.engine.generate(asked, on_result)
+    assert len(answers) == len(requests) * samples, "the engine reports every request"
+    trees = [Tree(problem, request.prompt_ids) for problem, request in zip(problems, requests, strict=True)]
+    for place, tree in enumerate(trees):
+        for sample in range(samples):
+            answer, grade = answers[place, sample]
+            tree.end(
+                tree.add(answer.segments[0]),
+                finish_reason=answer.finish_reason,
+                text=answer.text,
+                grade=with_unfinished(grade.result(), answer.finish_reason, unfinished_reward),
+                step_ends=answer.step_ends,
             )
     return trees

@@ -3,14 +3,15 @@ says."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from treetune.config.registrable import Registrable
 from treetune.episode_generators.base import GenerationContext
 from treetune.episode_generators.metrics import mean
-from treetune.inference.base import SamplingParams
+from treetune.inference.base import Completion, Later, Request, SamplingParams
 from treetune.vocabulary import Problem, Segment, TokenIds, Trajectory, joined
 
 
@@ -44,14 +45,38 @@ class Beginning(NamedTuple):
     prompt_ids: TokenIds
     segments: tuple[Segment, ...]
 
+    @staticmethod
+    def of(problem: Problem, prompt_ids: TokenIds, path: Sequence[Segment], length: int) -> Beginning:
+        """The first `length` tokens of an answer."""
+        segments = []
+        for segment in path:
+            own = min(length, len(segment.token_ids))
+            if not own:
+                break
+            segments.append(replace(segment, token_ids=segment.token_ids[:own], logprobs=None))
+            length -= own
+        return Beginning(problem, prompt_ids, tuple(segments))
+
     @property
     def token_ids(self) -> TokenIds:
         """Without the prompt's."""
         return joined([segment.token_ids for segment in self.segments])
 
+    @property
+    def key(self) -> bytes:
+        """The same for equal states alone, on whichever rank."""
+        digest = hashlib.blake2b(repr(self.problem.id).encode(), digest_size=16)
+        for segment in self.segments:
+            digest.update(repr((segment.branch, segment.origin, len(segment.token_ids))).encode())
+            digest.update(segment.token_ids.tobytes())
+        return digest.digest()
+
 
 class Budget:
     """Decides how often a state is gone on from."""
+
+    adaptive: bool = True
+    """Whether what it asks for depends on rewards."""
 
     def ask(self, turn: int, rewards: Callable[[], Sequence[float]]) -> int:
         """How many continuations to sample next: in turn 0 of a state that nothing is known of, and again
@@ -71,8 +96,22 @@ class FixedBudget(Budget):
 
     samples: int
 
+    adaptive = False
+
     def ask(self, turn: int, rewards: Callable[[], Sequence[float]]) -> int:
         return self.samples if turn == 0 else 0
+
+
+class OpenState:
+    """A state that is being gone on from, by whoever gives its requests to the engine."""
+
+    def ask(self) -> Sequence[Request | Later]:
+        """What to sample next; nothing where something is on its way, or enough is known."""
+        raise NotImplementedError
+
+    def answered(self, index: int, completions: list[Completion]) -> Sequence[Request | Later]:
+        """Takes what was sampled, and asks on. As `OnResult`; its requests are answered one by one."""
+        raise NotImplementedError
 
 
 class Steps(NamedTuple):
@@ -103,6 +142,21 @@ class StateRule(Registrable):
         ends = (*tuple(self.step_starts(trajectory))[1:], trajectory.step_ends[-1])
         return Steps(ends, advantages, values, errors)
 
+    begins: bool = False
+    """Whether a state can be gone on from before all answers are there: `begin`. Not where the rollout writes
+    whole answers again, which it does for all states at once."""
+
+    def begin(
+        self,
+        context: GenerationContext,
+        beginning: Beginning,
+        budget: Budget,
+        sampling: SamplingParams,
+        purpose: str,
+    ) -> OpenState:
+        """Begins to go on from a state. Kept in the context's `begun`, it is what `estimate` goes on with."""
+        raise NotImplementedError
+
     def estimate(
         self,
         context: GenerationContext,
@@ -112,5 +166,5 @@ class StateRule(Registrable):
         purpose: str,
     ) -> list[Estimate]:
         """What continuations of each state earn. The seed of each derives from the state and `purpose`
-        alone, whoever samples it."""
+        alone, whoever samples it, and when."""
         raise NotImplementedError

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -31,27 +30,32 @@ def estimates(
     budget: Budget,
     sampling: SamplingParams,
     purpose: str = "value",
+    dealt: bool = True,
 ) -> tuple[list[list[Estimate]], list[Estimate]]:
     """The estimates of what this rank wants, in its order, and those of all ranks' distinct states.
 
     An estimate does not depend on the rank that makes it, and those for two purposes share no
-    continuation. Collective.
+    continuation. The work is `dealt` out, or else each state stays with the first rank that wants it, which
+    has begun with it. Collective.
     """
     everyones = context.exchange("value-states", [_lean(one) for one in wanted])
     distinct: dict[bytes, Beginning] = {}
-    for problem in sorted((one for of_rank in everyones for one in of_rank), key=lambda one: one.problem.id):
+    ranks: dict[bytes, int] = {}
+    of_ranks = [(rank, one) for rank, of_rank in enumerate(everyones) for one in of_rank]
+    for rank, problem in sorted(of_ranks, key=lambda one: one[1].problem.id):
         # Neighbours in this order share most of their tokens, so that dealing them out like cards gives
         # every rank about the same work.
         beginnings = sorted(_beginnings(problem), key=lambda one: one.token_ids.astype(">i4").tobytes())
         for beginning in beginnings:
-            distinct.setdefault(_name(beginning), beginning)
-    hand = list(distinct.values())[context.rank :: context.world_size]
-    dealt = context.exchange("value-estimates", rule.estimate(context, hand, budget, sampling, purpose))
-    found = {
-        name: dealt[place % context.world_size][place // context.world_size]
-        for place, name in enumerate(distinct)
-    }
-    own = [[found[_name(beginning)] for beginning in _beginnings(one)] for one in wanted]
+            key = beginning.key
+            if key not in distinct:
+                distinct[key] = beginning
+                ranks[key] = len(ranks) % context.world_size if dealt else rank
+    hand = [beginning for key, beginning in distinct.items() if ranks[key] == context.rank]
+    made = context.exchange("value-estimates", rule.estimate(context, hand, budget, sampling, purpose))
+    of_rank = [iter(one) for one in made]
+    found = {key: next(of_rank[rank]) for key, rank in ranks.items()}
+    own = [[found[beginning.key] for beginning in _beginnings(one)] for one in wanted]
     return own, list(found.values())
 
 
@@ -73,20 +77,4 @@ def _lean(one: Wanted) -> Wanted:
 
 def _beginnings(wanted: Wanted) -> Iterator[Beginning]:
     for path, length in wanted.states:
-        segments = []
-        for segment in wanted.paths[path]:
-            own = min(length, len(segment.token_ids))
-            if not own:
-                break
-            segments.append(replace(segment, token_ids=segment.token_ids[:own], logprobs=None))
-            length -= own
-        yield Beginning(wanted.problem, wanted.prompt_ids, tuple(segments))
-
-
-def _name(beginning: Beginning) -> bytes:
-    """The same for equal states alone, on whichever rank."""
-    digest = hashlib.blake2b(repr(beginning.problem.id).encode(), digest_size=16)
-    for segment in beginning.segments:
-        digest.update(repr((segment.branch, segment.origin, len(segment.token_ids))).encode())
-        digest.update(segment.token_ids.tobytes())
-    return digest.digest()
+        yield Beginning.of(wanted.problem, wanted.prompt_ids, wanted.paths[path], length)

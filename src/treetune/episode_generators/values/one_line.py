@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from treetune.contracts import Need, OneLine
 from treetune.episode_generators.base import STATES_REMEDY, GenerationContext
 from treetune.episode_generators.rollout.answers import before_stop, token_budget
-from treetune.episode_generators.values.base import Beginning, Budget, Estimate, StateRule
-from treetune.inference.base import Completion, Request, SamplingParams
+from treetune.episode_generators.values.base import Beginning, Budget, Estimate, OpenState, StateRule
+from treetune.inference.base import CONTINUATIONS, Completion, Later, Request, SamplingParams
 from treetune.seeds import derive_seed
 from treetune.vocabulary import Grade, joined
 
@@ -20,6 +21,20 @@ class OneLineStates(StateRule):
     """Anywhere in answers whose tokens were each sampled after all before it. Rules say where."""
 
     needs = (Need(OneLine(), "it continues answers from their beginnings", STATES_REMEDY),)
+    begins = True
+
+    def begin(
+        self,
+        context: GenerationContext,
+        beginning: Beginning,
+        budget: Budget,
+        sampling: SamplingParams,
+        purpose: str,
+    ) -> OneLineState:
+        state = OneLineState(context, beginning, budget, sampling, purpose)
+        # What services do for values is counted with the values, whose phase comes later.
+        state.held = [] if context.grader.has_services else None
+        return state
 
     def estimate(
         self,
@@ -31,20 +46,27 @@ class OneLineStates(StateRule):
     ) -> list[Estimate]:
         """A continuation may use the tokens that its beginning left of the answer's budget."""
         assert context.engine is not None, "Monte-Carlo values need an engine"
-        states = [_State(context, beginning, sampling, purpose) for beginning in beginnings]
-        owners: list[_State] = []  # of each request, in their order
-        done = total = 0
+        states = [
+            _taken_up(context, one, budget, sampling, purpose)
+            or OneLineState(context, one, budget, sampling, purpose)
+            for one in beginnings
+        ]
+        owners: list[OneLineState] = []  # of each request, in their order
+        done = total = sum(len(state.completions) for state in states)
 
-        def asked(state: _State) -> list[Request]:
+        def asked(state: OneLineState) -> list[Request | Later]:
             nonlocal total
-            count = budget.ask(state.turn, state.rewards)
-            if not count:
-                return []
-            owners.append(state)
-            total += count
-            return [state.request(count)]
+            found: list[Request | Later] = []
+            for one in state.ask():
+                if isinstance(one, Later):
+                    found.append(Later(one.ready, partial(asked, state)))
+                else:
+                    owners.append(state)
+                    total += one.n
+                    found.append(one)
+            return found
 
-        def on_result(index: int, completions: list[Completion]) -> list[Request]:
+        def on_result(index: int, completions: list[Completion]) -> list[Request | Later]:
             nonlocal done
             owners[index].take(completions)
             further = asked(owners[index])
@@ -55,20 +77,51 @@ class OneLineStates(StateRule):
         requests = [request for state in states for request in asked(state)]
         if requests:
             context.engine.generate(requests, on_result)
-        return [state.estimate(budget) for state in states]
+        return [state.estimate() for state in states]
+
+
+def _taken_up(
+    context: GenerationContext, beginning: Beginning, budget: Budget, sampling: SamplingParams, purpose: str
+) -> OneLineState | None:
+    """The state, where it was begun with while answers were sampled."""
+    state = (context.begun or {}).get((beginning.key, sampling, purpose))
+    if state is None or state.budget != budget:
+        return None
+    held, state.held = state.held, None
+    state.grade(held or ())
+    return state
 
 
 @dataclass
-class _State:
-    """A state and what is known of it so far. `turn` counts its requests."""
+class OneLineState(OpenState):
+    """A state and what is known of it so far. `turn` counts its requests. Where `held` is a list, completions
+    wait there to be graded."""
 
     context: GenerationContext
     beginning: Beginning
+    budget: Budget
     sampling: SamplingParams
     purpose: str
     turn: int = 0
     completions: list[Completion] = field(default_factory=list)
     grades: list[Future[Grade] | None] = field(default_factory=list)
+    held: list[Completion] | None = None
+    over: bool = False
+
+    def ask(self) -> list[Request | Later]:
+        if self.over or self.held:
+            return []
+        if self.turn and self.budget.adaptive:
+            missing = next((one for one in self.grades if one is not None and not one.done()), None)
+            if missing is not None:  # whoever waited here would keep what else has come in waiting
+                return [Later(missing, self.ask)]
+        count = self.budget.ask(self.turn, self.rewards)
+        self.over = not count
+        return [self.request(count)] if count else []
+
+    def answered(self, index: int, completions: list[Completion]) -> list[Request | Later]:
+        self.take(completions)
+        return self.ask()
 
     @property
     def own_sampling(self) -> SamplingParams:
@@ -85,11 +138,19 @@ class _State:
             seed=derive_seed(context.seed, *(place if self.turn == 0 else (*place, self.turn))),
             n=count,
             sampling=replace(sampling, max_tokens=budget - len(begun_ids)),
+            priority=CONTINUATIONS,
         )
         self.turn += 1
         return request
 
     def take(self, completions: Sequence[Completion]) -> None:
+        self.completions += completions
+        if self.held is None:
+            self.grade(completions)
+        else:
+            self.held += completions
+
+    def grade(self, completions: Sequence[Completion]) -> None:
         context, begun_ids = self.context, self.beginning.token_ids
         for one in completions:
             if one.finish_reason == "length" and context.unfinished_reward is not None:
@@ -99,7 +160,6 @@ class _State:
             self.grades.append(
                 context.grader.submit(before_stop(text, self.own_sampling.stop), self.beginning.problem)
             )
-        self.completions += completions
 
     def rewards(self) -> list[float]:
         """Of those that could be graded."""
@@ -111,9 +171,9 @@ class _State:
             if grade is None or grade.is_known
         ]
 
-    def estimate(self, budget: Budget) -> Estimate:
+    def estimate(self) -> Estimate:
         rewards = self.rewards()
-        counted = budget.counted(rewards)
+        counted = self.budget.counted(rewards)
         return Estimate(
             rewards=tuple(counted),
             unfinished=sum(one.finish_reason == "length" for one in self.completions),

@@ -92,9 +92,15 @@ class Valuation:
         starts = self.rule.step_starts(tree.leaves[leaf])[:max_states]
         return [(tree.state(leaf, start), Place(leaf, start)) for start in starts]
 
-    def go_on(self, wanted: Sequence[Iterable[tuple[State, Place]]], budget: Budget | None = None) -> None:
+    def go_on(
+        self,
+        wanted: Sequence[Iterable[tuple[State, Place]]],
+        budget: Budget | None = None,
+        dealt: bool = True,
+    ) -> None:
         """Samples continuations of states, given tree by tree, that weren't gone on from before: `samples` of
-        each, or what the budget says. Collective.
+        each, or what the budget says. The work is `dealt` out over the ranks, or else stays where it is.
+        Collective.
         """
         asked: list[dict[State, Place]] = []
         for of_tree in wanted:
@@ -117,6 +123,7 @@ class Valuation:
             self.rule,
             budget or FixedBudget(self.samples),
             self.sampling,
+            dealt=dealt,
         )
         for first, found in zip(asked, own, strict=True):
             self.found.update(zip(first, found, strict=True))
@@ -129,7 +136,7 @@ class Valuation:
         first = [
             [way[place] for way in ways for place in estimator.first_states(len(way))] for ways in self.ways
         ]
-        self.go_on(first, estimator.budget(self.samples))
+        self.go_on(first, estimator.budget(self.samples), dealt=self.context.begun is None)
 
     def anywhere(self, own: bool) -> bool:
         """Whether it is so on any rank. Collective."""

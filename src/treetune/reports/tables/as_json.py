@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from treetune.reports.tables.cells import CellResult, Comparison, Results
 from treetune.reports.tables.costs import Cost
-from treetune.reports.tables.intervals import Estimate
-from treetune.reports.tables.measure import CellResult, Results
+from treetune.tables.intervals import Estimate
+from treetune.tables.until import verdicts
 
 
 def as_json(results: Results, account: Mapping[str, str]) -> dict[str, Any]:
@@ -19,6 +20,9 @@ def as_json(results: Results, account: Mapping[str, str]) -> dict[str, Any]:
         "baseline": table.baseline,
         "interval": table.interval,
         "cells": [_cell_json(cell) for cell in results.cells.values()],
+        "pairs": [_comparison_json(one) for one in results.pairs],
+        "comparisons": results.comparisons,
+        "until": [vars(verdict) for verdict in verdicts(results.plan)],
         "costs": {name: [_cost_json(one) for one in costs] for name, costs in results.costs.items()},
         "account": dict(account),
     }
@@ -36,6 +40,8 @@ def _cell_json(cell: CellResult) -> dict[str, Any]:
         "column": cell.column.name,
         "measured": _estimate_json(cell.estimate),
         "difference": _estimate_json(cell.difference),
+        "p": None if cell.against is None else cell.against.p,
+        "p_holm": None if cell.against is None else cell.against.adjusted,
         "called": cell.called,
         "published": cell.published,
         "source": cell.source,
@@ -54,6 +60,19 @@ def _cell_json(cell: CellResult) -> dict[str, Any]:
         ],
         "absent": {str(seed): why for seed, why in cell.absent.items()},
         "notes": list(cell.notes),
+    }
+
+
+def _comparison_json(one: Comparison) -> dict[str, Any]:
+    return {
+        "row": one.row,
+        "to": one.to,
+        "column": one.column.name,
+        "seeds": one.seeds,
+        "difference": _estimate_json(one.difference),
+        "p": one.p,
+        "p_holm": one.adjusted,
+        "called": one.called,
     }
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from treetune.runtime.stop_after import ANSWERS, CONTINUATIONS
 from treetune.tables.runs import MEASURABLE, Plan
 
 
@@ -23,14 +24,13 @@ class Cost:
 def costs_of(plan: Plan, name: str) -> list[Cost]:
     """Of an experiment's finished runs."""
     found = []
-    for seed in plan.table.seeds:
-        run = plan.run(name, seed)
+    for run in plan.of(name):
         if run.template is None or plan.statuses[run.key].state not in MEASURABLE:
             continue
         rows = run.directory.read_metrics()
         found.append(
             Cost(
-                seed=seed,
+                seed=run.seed,
                 answers=round(sum(answers_of(row, run.template) for row in rows)),
                 sampled_tokens=round(sum(tokens_of(row, run.template) for row in rows)),
                 gradient_steps=round(sum(row.get("train/steps", 0.0) for row in rows)),
@@ -48,8 +48,9 @@ def answers_of(row: Mapping[str, Any], config: Mapping[str, Any]) -> float:
 
 def tokens_of(row: Mapping[str, Any], config: Mapping[str, Any]) -> float:
     """Tokens that the engine sampled, for answers and for their credit."""
-    answers = answers_of(row, config) * row.get("episodes/response_tokens", 0.0)
-    return float(answers + row.get("credit/value_tokens", 0.0))
+    # Runs of earlier versions did not count those of answers.
+    counted = answers_of(row, config) * row.get("episodes/response_tokens", 0.0)
+    return float(row.get(ANSWERS, counted) + row.get(CONTINUATIONS, 0.0))
 
 
 def seconds_of(row: Mapping[str, Any]) -> float:

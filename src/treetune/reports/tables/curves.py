@@ -29,9 +29,10 @@ AXES: Mapping[Axis, str] = {
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """All seeds after the same number of iterations: mean costs, mean accuracy and its range."""
+    """All seeds after the same number of iterations, or at their ends: mean costs, mean accuracy and its
+    range."""
 
-    iteration: int
+    iteration: float
     costs: Mapping[Axis, float]
     mean: float
     low: float
@@ -78,8 +79,7 @@ def curve_of(plan: Plan, row: MethodRow, panel: Panel, name: str | None) -> Curv
 
 
 def finished(plan: Plan, name: str | None) -> list[PlannedRun]:
-    runs = [run for run in plan.runs if run.name == name]
-    return [run for run in runs if plan.statuses[run.key].state in MEASURABLE]
+    return [run for run in plan.of(name) if plan.statuses[run.key].state in MEASURABLE]
 
 
 def _along(plan: Plan, run: PlannedRun, panel: Panel) -> Measured:
@@ -115,19 +115,21 @@ def speedup(plan: Plan, run: PlannedRun, of: PlannedRun, label: str, axis: Axis)
 
 
 def over_seeds(by_seed: Mapping[int, Measured]) -> tuple[CurvePoint, ...]:
-    """Where all seeds have been measured: mean and range."""
+    """Where all seeds have been measured: mean and range. Runs that a budget ends have no last iteration in
+    common, and their ends are one point."""
+    ends = {seed: max(points) for seed, points in by_seed.items()}
     shared = set.intersection(*(set(points) for points in by_seed.values()))
-    points = []
-    for iteration in sorted(shared):
-        here = {seed: points_of[iteration] for seed, points_of in by_seed.items()}
-        values = {seed: value for seed, (_, value) in here.items()}
-        costs: dict[Axis, float] = {axis: fmean(cost[axis] for cost, _ in here.values()) for axis in AXES}
-        points.append(
-            CurvePoint(
-                iteration, costs, fmean(values.values()), min(values.values()), max(values.values()), values
-            )
-        )
-    return tuple(points)
+    places = [dict.fromkeys(by_seed, iteration) for iteration in sorted(shared)]
+    if len(set(ends.values())) > 1:
+        places = [place for place in places if max(place.values()) < min(ends.values())] + [ends]
+    return tuple(_point({seed: by_seed[seed][at] for seed, at in place.items()}, place) for place in places)
+
+
+def _point(here: Mapping[int, tuple[dict[Axis, float], float]], place: Mapping[int, int]) -> CurvePoint:
+    values = {seed: value for seed, (_, value) in here.items()}
+    costs: dict[Axis, float] = {axis: fmean(cost[axis] for cost, _ in here.values()) for axis in AXES}
+    mean, low, high = fmean(values.values()), min(values.values()), max(values.values())
+    return CurvePoint(fmean(place.values()), costs, mean, low, high, values)
 
 
 def costs_along(run: PlannedRun) -> tuple[list[dict[str, Any]], list[dict[Axis, float]]]:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from treetune.reports.charts import draw_series
 from treetune.reports.pages import colour_of
-from treetune.reports.tables.curves import AXES, Curve
+from treetune.reports.tables.cells import Results
+from treetune.reports.tables.curves import Curve
 from treetune.reports.tables.lines import Chart, curve_charts, panel_charts, row_colours
-from treetune.reports.tables.measure import Results
 from treetune.reports.tables.words import MARKS, reason, shown_number
 from treetune.tables.columns import Column
 
@@ -100,7 +100,7 @@ def _draw_column(panel: Axes, results: Results, column: Column) -> None:
 
 def draw_curves(results: Results, curves: Sequence[Curve], paths: Sequence[Path]) -> Figure:
     """A row of panels for each column: accuracy over each cost, mean over seeds with their range."""
-    return _draw_charts(results, curve_charts(results, curves), len(AXES), paths)
+    return _draw_charts(results, curve_charts(results, curves), PANELS_ACROSS, paths)
 
 
 def draw_panels(results: Results, found: Sequence[Curve], paths: Sequence[Path]) -> Figure:

@@ -6,9 +6,17 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from treetune.reports.tables.cells import CellResult, Comparison, Results
 from treetune.reports.tables.curves import Curve
-from treetune.reports.tables.measure import CellResult, Results
-from treetune.reports.tables.words import DASH, MARKS, cell_words, shown_interval, shown_number, shown_value
+from treetune.reports.tables.words import (
+    DASH,
+    MARKS,
+    cell_words,
+    shown_interval,
+    shown_number,
+    shown_p,
+    shown_value,
+)
 from treetune.tables.columns import Column
 
 if TYPE_CHECKING:
@@ -43,20 +51,28 @@ def has_published(results: Results, column: Column) -> bool:
 
 def difference_grid(results: Results) -> DataFrame:
     """Every measured difference to the baseline, called or not."""
-    return frame(
-        ["", "column", "difference", "95 % interval", "called"],
-        [
-            [
-                cell.row.name,
-                cell.column.name,
-                shown_number(cell.difference.mean, cell.column, sign=True),
-                shown_interval(cell.difference, cell.column, sign=True) or DASH,
-                f"{cell.called} {MARKS[cell.called]}" if cell.called else "not told apart",
-            ]
-            for cell in results.cells.values()
-            if cell.difference is not None
-        ],
-    )
+    found = [cell.against for cell in results.cells.values() if cell.against is not None]
+    return frame(["", "column", *_COMPARED], [[one.row, one.column.name, *_compared(one)] for one in found])
+
+
+def pair_grid(results: Results) -> DataFrame:
+    """The same of the table's pairs."""
+    rows = [[one.row, one.to, one.column.name, *_compared(one)] for one in results.pairs]
+    return frame(["", "less", "column", *_COMPARED], rows)
+
+
+_COMPARED = ("seeds", "difference", "95 % interval", "p", "p (Holm)", "called")
+
+
+def _compared(one: Comparison) -> list[str]:
+    return [
+        str(one.seeds),
+        shown_number(one.difference.mean, one.column, sign=True),
+        shown_interval(one.difference, one.column, sign=True) or DASH,
+        shown_p(one.p),
+        shown_p(one.adjusted),
+        f"{one.called} {MARKS[one.called]}" if one.called else "not told apart",
+    ]
 
 
 def cost_grid(results: Results) -> DataFrame:

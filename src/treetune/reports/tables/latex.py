@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from treetune.reports.tables.cells import CellResult, Results
 from treetune.reports.tables.grids import main_grid
-from treetune.reports.tables.measure import CellResult, Results
 from treetune.reports.tables.words import DASH, MARKS, legend, reason, shown_interval, shown_number
 
 _SIGNS = {

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from treetune.reports.charts import Series
 from treetune.reports.pages import colour_of
-from treetune.reports.tables.curves import AXES, Curve, column_panel
-from treetune.reports.tables.measure import Results
+from treetune.reports.tables.cells import Results
+from treetune.reports.tables.curves import Curve, column_panel
 from treetune.reports.tables.panels import AXIS_WORDS
 from treetune.tables.columns import Panel
 from treetune.tables.settings import PanelAxis, Reproduction
@@ -41,7 +41,7 @@ def curve_charts(results: Results, curves: Sequence[Curve]) -> list[Chart]:
             words,
         )
         for column in columns
-        for axis, words in AXES.items()
+        for axis, words in AXIS_WORDS.items()
     ]
 
 

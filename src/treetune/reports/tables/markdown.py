@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from treetune.reports.tables import grids
+from treetune.reports.tables.cells import Results
 from treetune.reports.tables.curves import Curve
-from treetune.reports.tables.measure import Results
 from treetune.reports.tables.panels import panel_notes
 from treetune.reports.tables.words import COST_WORDS, legend
 
@@ -28,6 +28,8 @@ def as_markdown(
         parts.append("\n".join(notes))
     if len(frame := grids.difference_grid(results)):
         parts += [f"## Differences to {table.baseline}", grids.as_markdown(frame)]
+    if len(frame := grids.pair_grid(results)):
+        parts += ["## Further differences", grids.as_markdown(frame)]
     if len(frame := grids.cost_grid(results)):
         parts += ["## What it took", grids.as_markdown(frame), COST_WORDS]
     if len(frame := grids.seeds_grid(results)):

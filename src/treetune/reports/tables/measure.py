@@ -4,83 +4,21 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from treetune.config.hashing import config_hash
 from treetune.episode_generators.numbers import declared_ratios
-from treetune.reports.tables.costs import Cost, costs_of
-from treetune.reports.tables.curves import speedup
-from treetune.reports.tables.intervals import Estimate, of_shares, over_seeds, over_seeds_and_problems
-from treetune.tables.columns import Column
+from treetune.reports.tables.accuracy_curve import NotReached, area_under, cost_to_reach
+from treetune.reports.tables.cells import CellResult, Results, SeedResult
+from treetune.reports.tables.compare import compared
+from treetune.reports.tables.costs import costs_of
+from treetune.reports.tables.curves import measured_along, speedup
+from treetune.tables.columns import Area, Column
+from treetune.tables.intervals import Estimate, of_shares, over_seeds, over_seeds_and_problems
 from treetune.tables.runs import MEASURABLE, Plan, PlannedRun
 from treetune.tables.settings import MethodRow
 from treetune.tables.values import by_problem, number_in
-
-
-@dataclass(frozen=True)
-class SeedResult:
-    """One seed's number. `by_problem` (each problem's mean) where it is a mean over answers."""
-
-    seed: int
-    value: float
-    directory: str
-    config_hash: str
-    iteration: int
-    by_problem: Mapping[str, float] | None = None
-    samples: int | None = None
-    bounds: tuple[float, float] | None = None
-    """An analysis' own interval, over what it looked at."""
-
-
-@dataclass(frozen=True)
-class CellResult:
-    """One cell. `estimate` is None where no seed is measured; `absent` says why, by seed.
-
-    `difference` is to the baseline's cell in the same column, over the seeds that both have, and
-    `called` the way it goes where its interval excludes 0: "better" or "worse", or where neither way is
-    better "higher" or "lower".
-    """
-
-    row: MethodRow
-    column: Column
-    seeds: tuple[SeedResult, ...] = ()
-    absent: Mapping[int, str] = field(default_factory=dict)
-    estimate: Estimate | None = None
-    difference: Estimate | None = None
-    notes: tuple[str, ...] = ()
-
-    @property
-    def published(self) -> float | None:
-        return self.row.cell(self.column.name).published
-
-    @property
-    def source(self) -> str | None:
-        return self.row.cell(self.column.name).source
-
-    @property
-    def experiment(self) -> str | None:
-        return self.row.cell(self.column.name).experiment
-
-    @property
-    def called(self) -> str | None:
-        if self.difference is None or not self.difference.excludes_zero:
-            return None
-        up = self.difference.mean > 0
-        if self.column.improves == "neither":
-            return "higher" if up else "lower"
-        return "better" if up == (self.column.improves == "higher") else "worse"
-
-
-@dataclass(frozen=True)
-class Results:
-    """All cells by (row, column), costs by the table's experiment."""
-
-    plan: Plan
-    cells: Mapping[tuple[str, str], CellResult]
-    costs: Mapping[str, list[Cost]]
 
 
 def measure(plan: Plan) -> Results:
@@ -89,12 +27,9 @@ def measure(plan: Plan) -> Results:
     cells = {
         (row.name, column.name): _cell(plan, row, column) for row in table.rows for column in table.columns
     }
-    if table.baseline is not None:
-        for (row, column), cell in cells.items():
-            if row != table.baseline:
-                cells[row, column] = _compared(cell, cells[table.baseline, column], plan)
+    cells, pairs, comparisons = compared(table, cells)
     costs = {name: costs_of(plan, name) for name in table.order()}
-    return Results(plan, cells, costs)
+    return Results(plan, cells, costs, pairs, comparisons)
 
 
 def _cell(plan: Plan, row: MethodRow, column: Column) -> CellResult:
@@ -103,20 +38,22 @@ def _cell(plan: Plan, row: MethodRow, column: Column) -> CellResult:
         return CellResult(row, column)
     found: list[SeedResult] = []
     absent: dict[int, str] = {}
-    for seed in plan.table.seeds:
-        run = plan.run(name, seed)
+    reached_by_all = True
+    for run in plan.of(name):
         try:
             found.append(_read(plan, run, row, column))
+        except NotReached as error:
+            absent[run.seed], reached_by_all = str(error), False
         except ValueError as error:
-            absent[seed] = str(error)
+            absent[run.seed] = str(error)
     estimate, notes = None, []
-    if found:
+    if found and reached_by_all:  # a mean over those that did would say that all do
         try:
             estimate = _estimate(found, plan, column)
         except ValueError as error:
             notes.append(str(error))
             estimate = over_seeds([one.value for one in found], plan.table.interval)
-        if column.evaluation is not None:
+        if column.evaluation is not None or column.area is not None:
             estimate = estimate.within(0.0, 1.0 if column.known.share else math.inf)
     return CellResult(row, column, tuple(found), absent, estimate, notes=tuple(notes))
 
@@ -160,6 +97,8 @@ def _read(plan: Plan, run: PlannedRun, row: MethodRow, column: Column) -> SeedRe
         assert column.curve is not None
         of = _run_of(plan, column.speedup.of, column, run.seed)
         return SeedResult(value=speedup(plan, run, of, column.curve, column.speedup.over), **common)
+    if column.curve is not None and (column.area is not None or column.reach is not None):
+        return SeedResult(value=_of_curve(plan, run, column, column.curve), **common)
     summary, folder = _summary(plan, run, column)
     common["samples"] = summary["samples"]
     if column.over is not None:
@@ -173,12 +112,27 @@ def _read(plan: Plan, run: PlannedRun, row: MethodRow, column: Column) -> SeedRe
     return SeedResult(value=value, by_problem=_by_problem(folder / "answers.jsonl", column.shown), **common)
 
 
+def _of_curve(plan: Plan, run: PlannedRun, column: Column, label: str) -> float:
+    """The curve as one number. Raises NotReached."""
+    asked = column.area or column.reach
+    assert asked is not None
+    along = measured_along(plan, run, label)
+    points = sorted((costs[asked.over], accuracy) for costs, accuracy in along.values())
+    if any(run.name in experiment.needs for experiment in plan.table.experiments.values()):
+        points = [(0.0, accuracy) for _, accuracy in points[-1:]]  # what others start from costs them nothing
+    if isinstance(asked, Area):
+        return area_under(points, asked.upto)
+    return cost_to_reach(points, asked.accuracy)
+
+
 def _run_of(plan: Plan, row: str, column: Column, seed: int) -> PlannedRun:
     """The run that fills another row's cell of the column."""
     name = next(one for one in plan.table.rows if one.name == row).cell(column.name).experiment
     if name is None:
         raise ValueError(f"{row} has no experiment in this column")
-    run = plan.run(name, seed)
+    run = next((run for run in plan.of(name) if run.recipe.shared or run.seed == seed), None)
+    if run is None:
+        raise ValueError(f"{name} has no run with seed {seed}")
     if plan.statuses[run.key].state not in MEASURABLE:
         raise ValueError(f"{run.name} is {plan.statuses[run.key].state}")
     return run
@@ -227,27 +181,3 @@ def _number_at(analysis: Path, path: str | None) -> tuple[float, tuple[float, fl
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{path!r} in {result} is no number")
     return float(value), bounds
-
-
-def _compared(cell: CellResult, base: CellResult, plan: Plan) -> CellResult:
-    """With the difference to the baseline, paired by seed and problem."""
-    own = {one.seed: one for one in cell.seeds}
-    theirs = {one.seed: one for one in base.seeds}
-    common = [seed for seed in own if seed in theirs]
-    if not common:
-        return cell
-    kind = plan.table.interval
-    try:
-        pairs = [(own[seed].by_problem, theirs[seed].by_problem) for seed in common]
-        by_problem = [
-            {problem: a[problem] - b[problem] for problem in a}
-            for a, b in pairs
-            if a is not None and b is not None and a.keys() == b.keys()
-        ]
-        if len(by_problem) == len(common):
-            difference = over_seeds_and_problems(by_problem, kind)
-        else:
-            difference = over_seeds([own[seed].value - theirs[seed].value for seed in common], kind)
-    except ValueError as error:
-        return replace(cell, notes=(*cell.notes, str(error)))
-    return replace(cell, difference=difference)

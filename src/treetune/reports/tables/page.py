@@ -9,9 +9,9 @@ from typing import Any
 from treetune.reports.charts import line_chart
 from treetune.reports.pages import page
 from treetune.reports.tables import grids
+from treetune.reports.tables.cells import CellResult, Results
 from treetune.reports.tables.curves import Curve
 from treetune.reports.tables.lines import curve_charts, panel_charts, row_colours
-from treetune.reports.tables.measure import CellResult, Results
 from treetune.reports.tables.panels import panel_notes
 from treetune.reports.tables.words import (
     COST_WORDS,
@@ -48,6 +48,7 @@ def as_html(
         along=_along(results, curves, panels),
         baseline=table.baseline,
         differences=_html(grids.difference_grid(results)),
+        pairs=_html(grids.pair_grid(results)),
         costs=_html(grids.cost_grid(results)),
         cost_words=COST_WORDS,
         origins=_html(grids.seeds_grid(results)),

@@ -24,6 +24,7 @@ from treetune.tables.base import Table
 from treetune.tables.experiments import ExperimentsTable
 from treetune.tables.runs import Plan, duration, make_plan
 from treetune.tables.settings import Reproduction
+from treetune.tables.until import grown
 
 
 def make_table(table: Table, command: str, output: Path | None = None) -> int:
@@ -35,7 +36,7 @@ def make_table(table: Table, command: str, output: Path | None = None) -> int:
         written = write_experiments_table(table)
     else:
         assert isinstance(table, Reproduction)
-        written = write_runs_table(make_plan(table), command)
+        written = write_runs_table(grown(make_plan(table)), command)
     copy(written, output)
     return 0
 

@@ -1,0 +1,15 @@
+// One iteration that is the whole budget: 64 answers to each problem, at most 16 pairs of a correct one and a wrong one to a
+// problem. Validation says how many epochs are good.
+{
+  rollout+: { samples: 64 },
+  iterations: 1,
+  selection+: { max_pairs_per_problem: 16 },
+  trainer+: {
+    objective+: { beta: 0.3, positive_penalty: 5 },
+    learning_rate: 2e-4,
+    minibatch_size: 64,
+    epochs: 4,
+    measure_kl: true,
+  },
+  choose_checkpoint: { set: 'validation', rule: 'best' },
+}

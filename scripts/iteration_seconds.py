@@ -1,0 +1,299 @@
+"""Seconds of an iteration of VinePPO: in two waves, pipelined, and with a cheap estimator, in paired turns.
+
+    python scripts/iteration_seconds.py --output docs/results
+
+Each turn carries out the same iteration by all of them, on the same weights and the same problems: sampling,
+grading, credit, one training step, weights into the engine. *Two waves* asks for continuations (K = 9) when
+all answers are there, *pipelined* with each answer as soon as it is graded, and the *cheap estimator*
+smooths over K = 3, pipelined too. The learning rate is so small that no weight moves, so that all turns
+sample alike; that the first two make the same rows, to the bit, is checked every time.
+
+Answers are the quickstart's, all about equally long, and those of a model that ends with the same probability
+after every token: most are short, few are six times as long. The latter once more with the server's prefix
+cache on, which is off on a CPU by default: how often it helps, and whether the bits stay. Takes about ten
+minutes on two idle cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import platform
+import shutil
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(1, str(ROOT / "src"))
+
+from benchmarks.pairs import in_turns  # noqa: E402
+from benchmarks.setting import (  # noqa: E402
+    TAIL_CONTEXT,
+    TAIL_MEAN,
+    TAIL_PROMPT,
+    Setting,
+    long_tailed_model,
+    quick_start_model,
+)
+
+from treetune.runtime.base import PolicyIteration  # noqa: E402
+
+CHECKPOINT = ROOT / "experiments/quickstart/sft/checkpoints/last/policy"
+STILL = 1e-12
+"""A learning rate at which no weight in float32 moves."""
+BEFORE, AFTER, CHEAP = "two waves, K = 9", "pipelined, K = 9", "pipelined, smoothed over K = 3"
+PHASES = ("generation", "credit", "training", "sync")
+COLUMNS = "| | seconds | to two waves | generation | credit | overlap | training | sync | tokens | states |"
+STATES = 4
+"""Of a long-tailed answer: one for each of its first lines."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What is measured on: its name, and the configuration with the model that writes such answers."""
+
+    name: str
+    words: str
+    config: PolicyIteration
+    repeats: int
+    cached: bool = False
+    """Whether the server keeps the keys and values of prefixes."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--output", type=Path, help="folder for iteration_seconds.md and .json")
+    parser.add_argument("--checkpoint", type=Path, help=f"start model; default {CHECKPOINT} or a new one")
+    parser.add_argument("--problems", type=int, default=32, help="of an iteration (default 32)")
+    parser.add_argument("--samples", type=int, default=8, help="of each problem (default 8)")
+    parser.add_argument("--repeats", type=int, default=5, help="turns of short answers (default 5)")
+    parser.add_argument("--long-repeats", type=int, default=3, help="of long-tailed ones (default 3)")
+    options = parser.parse_args(arguments)
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="treetune-iterations-") as workspace:
+        measured = [
+            measure(answers, options.problems * options.samples) for answers in settings(options, workspace)
+        ]
+    report = {
+        "cores": len(os.sched_getaffinity(0)),
+        "processor": _processor(),
+        "seconds": round(time.monotonic() - started),
+        "measured": measured,
+    }
+    text = page(report)
+    print(text)
+    if options.output:
+        (options.output / "iteration_seconds.md").write_text(text)
+        (options.output / "iteration_seconds.json").write_text(json.dumps(report, indent=1) + "\n")
+
+
+def settings(options: argparse.Namespace, workspace: str) -> Iterator[Answers]:
+    folder = Path(workspace)
+    checkpoint = options.checkpoint or (CHECKPOINT if CHECKPOINT.is_dir() else None)
+    setting = Setting(
+        workspace=folder,
+        checkpoint=(checkpoint or quick_start_model(folder / "start")).resolve(),
+        repeats=options.repeats,
+        problems=options.problems,
+        samples=options.samples,
+    )
+    still = {"checkpoints": {"every": 1}, "trainer+": {"learning_rate": STILL}}
+    short = setting.configuration("vineppo", _object(still | {"experiment_name": "short"}))
+    yield Answers("short", "the quickstart's answers", short, options.repeats)
+    tail = TAIL_CONTEXT - TAIL_PROMPT
+    more = still | {
+        "experiment_name": "long-tailed",
+        "model": {
+            "type": "pretrained",
+            "name_or_path": str(long_tailed_model(short, folder / "long-tailed")),
+        },
+        "context_length": TAIL_CONTEXT,
+        "rollout+": {"max_tokens": tail},
+        "credit+": {"max_states": STATES},
+    }
+    words = f"lengths geometric with mean {TAIL_MEAN}, cut at {tail}; {STATES} states of an answer at most"
+    long_tailed = setting.configuration("vineppo", _object(more))
+    yield Answers("long-tailed", words, long_tailed, options.long_repeats)
+    engines = replace(
+        long_tailed.engines,
+        policy=replace(long_tailed.engines.policy, prefix_caching=True),  # type: ignore[type-var]
+    )
+    cached = replace(long_tailed, engines=engines, experiment_name="long-tailed-cached")
+    yield Answers("long-tailed, prefix cache on", words, cached, options.long_repeats, cached=True)
+
+
+def measure(answers: Answers, count: int) -> dict[str, Any]:
+    """All sides in turn, in one session with one engine."""
+    from treetune.episode_generators.values.smoothed import Smoothed
+    from treetune.runtime.policy_server import PolicyServer
+    from treetune.runtime.sampler import Sampler
+    from treetune.runtime.session import Session
+    from treetune.runtime.training import make_trainer
+
+    print(f"{answers.name}: {answers.words}", file=sys.stderr, flush=True)
+    credit = replace(answers.config.credit, samples=9)  # type: ignore[type-var]
+    credits = {
+        BEFORE: replace(credit, pipelined=False),
+        AFTER: credit,
+        CHEAP: replace(credit, samples=3, values=Smoothed()),
+    }
+    with (
+        Session.open(answers.config, {}) as session,
+        PolicyServer.start(session, trains=True) as server,
+        Sampler.open(session, server) as sampler,
+    ):
+        trainer = make_trainer(session)
+        server.ready()
+        found: dict[str, list[dict[str, Any]]] = {name: [] for name in credits}
+
+        def side(name: str) -> Callable[[int], float]:
+            def work(turn: int) -> float:
+                session.config = replace(answers.config, credit=credits[name])
+                one = _iteration(sampler, trainer, turn, sum(map(len, found.values())) + 1)
+                found[name].append(one)
+                return one["seconds"]
+
+            return work
+
+        in_turns({name: side(name) for name in credits}, answers.repeats)
+        hit_rate = _hit_rate(server) if answers.cached else None
+    for before, after in zip(found[BEFORE], found[AFTER], strict=True):
+        if before["rows"] != after["rows"]:
+            raise SystemExit(f"{answers.name}: pipelined made other rows than two waves")
+    sides = {name: _side(turns[1:], found[BEFORE][1:]) for name, turns in found.items()}
+    lengths = found[BEFORE][-1]["lengths"]
+    return {
+        "name": answers.name,
+        "words": answers.words,
+        "answers": count,
+        "lengths": {"mean": fmean(lengths), "median": median(lengths), "most": max(lengths)},
+        "repeats": answers.repeats,
+        "sides": sides,
+        "hit_rate": hit_rate,
+        "rows": [one["rows"] for one in found[BEFORE]],
+    }
+
+
+def _hit_rate(server: Any) -> float:
+    """Of prompt tokens, the share that the server had computed before."""
+    from treetune.inference.key import header
+
+    address = server.engine._server.ready()
+    request = urllib.request.Request(f"{address.url}/metrics", headers=header(address.key))
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with direct.open(request, timeout=60) as response:
+        lines = response.read().decode().splitlines()
+    hits, queries = (
+        sum(float(line.split()[-1]) for line in lines if line.startswith(f"vllm:prefix_cache_{name}_total"))
+        for name in ("hits", "queries")
+    )
+    return hits / queries if queries else 0.0
+
+
+def _iteration(sampler: Any, trainer: Any, turn: int, version: int) -> dict[str, Any]:
+    """As the loop runs one, but for evaluation and checkpoint; nothing of it is there from before."""
+    from treetune.runtime.clock import Clock
+    from treetune.runtime.generation import generate
+
+    shutil.rmtree(sampler.session.directory.iteration(turn), ignore_errors=True)
+    clock = Clock()
+    start = time.perf_counter()
+    episodes, metrics = generate(sampler, turn, clock)
+    with clock.phase("training"):
+        trainer.train(turn, episodes)
+    with clock.phase("sync"):
+        sampler.server.offer(trainer, version)
+        sampler.server.ready()
+    rows = hashlib.sha256()
+    for one in episodes:
+        rows.update(one.response_ids.tobytes() + one.advantages.tobytes() + one.behaviour_logprobs.tobytes())
+    return {
+        "seconds": time.perf_counter() - start,
+        "rows": rows.hexdigest(),
+        "lengths": [len(one.response_ids) for one in episodes],
+        "tokens": dict(clock.tokens),
+        "states": metrics["credit/value_states"],
+        "overlap": metrics.get("credit/value_overlap_seconds", 0.0),
+        **{phase: clock.seconds[phase] for phase in PHASES},
+    }
+
+
+def _side(turns: Sequence[dict[str, Any]], before: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    shares = [one["seconds"] / other["seconds"] for one, other in zip(turns, before, strict=True)]
+    numbers = ("seconds", "overlap", "states", *PHASES)
+    return {
+        **{name: median(one[name] for one in turns) for name in numbers},
+        "tokens": median(sum(one["tokens"].values()) for one in turns),
+        "share": {"median": median(shares), "least": min(shares), "most": max(shares)},
+        "all": [one["seconds"] for one in turns],
+    }
+
+
+def page(report: dict[str, Any]) -> str:
+    """For people, in Markdown."""
+    lines = [
+        "# Seconds of an iteration of VinePPO",
+        "",
+        f"`python scripts/iteration_seconds.py --output docs/results`, {report['seconds'] / 60:.0f} minutes"
+        f" on {report['cores']} cores of {report['processor']}. Medians over turns; a ratio is that of one"
+        " turn to two waves in the same turn. Generation lasts until the last answer is there, and credit"
+        " goes on from then; overlap is the part of generation in which continuations were sampled too.",
+    ]
+    for one in report["measured"]:
+        lengths = one["lengths"]
+        lines += [
+            "",
+            f"**{one['name'].capitalize()}**: {one['words']}. {one['answers']} answers of"
+            f" {lengths['mean']:.0f} tokens on average (median {lengths['median']:.0f}, longest"
+            f" {lengths['most']}), {one['repeats']} turns.{_cache(one, report)}",
+            "",
+            COLUMNS,
+            "|---|" + "---:|" * 9,
+        ]
+        for name, side in one["sides"].items():
+            share = side["share"]
+            ratio = f"{share['median']:.2f} ({share['least']:.2f} to {share['most']:.2f})"
+            lines.append(
+                f"| {name} | {side['seconds']:.1f} | {ratio if name != BEFORE else '1'} |"
+                f" {side['generation']:.1f} | {side['credit']:.1f} | {side['overlap']:.1f} |"
+                f" {side['training']:.1f} | {side['sync']:.1f} | {side['tokens']:,.0f} |"
+                f" {side['states']:,.0f} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def _cache(one: dict[str, Any], report: dict[str, Any]) -> str:
+    """What is to be said of a prefix cache."""
+    if one["hit_rate"] is None:
+        return ""
+    (without,) = [other for other in report["measured"] if other["name"] == "long-tailed"]
+    word = "those without it" if without["rows"] == one["rows"] else "not those without it"
+    return f" {one['hit_rate']:.0%} of prompt tokens were in the cache; rows are {word} to the bit."
+
+
+def _object(keys: dict[str, Any]) -> str:
+    """As Jsonnet; keys that end in + extend."""
+    pairs = [
+        (json.dumps(key.removesuffix("+")) + "+" * key.endswith("+"), value) for key, value in keys.items()
+    ]
+    return "{" + ", ".join(f"{key}: {json.dumps(value)}" for key, value in pairs) + "}"
+
+
+def _processor() -> str:
+    names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    return names[0].partition(":")[2].strip() if names else platform.machine()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""A table that asks for a narrow interval gets seeds until it has it, interrupted or not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.reports import fabricated
+from tests.sweeps.small_table import FAKE, experiment, show, table
+from treetune.config.build import checked
+from treetune.config.errors import ConfigError
+from treetune.sweeps.command import reproduce
+from treetune.tables.runs import Plan, make_plan
+from treetune.tables.settings import Reproduction, Seeds, TableExperiment, Until
+from treetune.tables.until import Verdict, grown, verdicts
+
+NOISE = (0.0, 0.2, 0.05, 0.15, 0.1, 0.12, 0.08, 0.11)
+"""By which PPO's share differs from GRPO's, seed by seed."""
+
+
+def growing(directory: Path, difference: float, at_most: int | None = None, **more: Any) -> Reproduction:
+    until = Until(difference=difference, rows=("PPO",), seeds=Seeds(at_least=3, at_most=at_most))
+    settings: dict[str, Any] = {"seeds": tuple(range(1, 9)), "baseline": "GRPO", "until": until}
+    return checked(table(directory, **(settings | more)))
+
+
+def fill(plan: Plan) -> Plan:
+    """Finishes every run that the plan has."""
+    for run in plan.runs:
+        if plan.statuses[run.key].state == "missing":
+            share = 0.4 + (NOISE[run.seed - 1] if run.name == "ppo" else 0.0)
+            assert run.config is not None
+            fabricated.write_run(run.config, share)
+    return grown(make_plan(plan.table))
+
+
+def filled(of: Reproduction) -> Plan:
+    plan = grown(make_plan(of))
+    while len((more := fill(plan)).runs) > len(plan.runs):
+        plan = more
+    return more
+
+
+def seeds(plan: Plan) -> Mapping[str, list[int]]:
+    return {name: [run.seed for run in plan.of(name)] for name in ("sft", "ppo", "grpo")}
+
+
+def test_seeds_are_added_for_the_rows_concerned_until_the_interval_is_that_narrow(tmp_path: Path) -> None:
+    plan = filled(growing(tmp_path, 0.08))
+    (verdict,) = verdicts(plan)
+    assert verdict.reason == "narrow"
+    assert 3 < verdict.seeds < 8
+    assert verdict.half_width is not None and verdict.half_width <= 0.08
+    # One seed fewer would not have done.
+    before = Plan(plan.table, [run for run in plan.runs if run.seed < verdict.seeds], plan.statuses)
+    (earlier,) = verdicts(before)
+    assert earlier.next_seed == verdict.seeds
+    assert earlier.half_width is not None and earlier.half_width > 0.08
+    count = list(range(1, verdict.seeds + 1))
+    assert seeds(plan) == {"sft": count, "ppo": count, "grpo": count}
+
+
+def test_rows_that_are_not_concerned_have_the_seeds_that_all_have(tmp_path: Path) -> None:
+    of = growing(tmp_path, 0.08, baseline="SFT")
+    plan = filled(of)
+    assert len(plan.of("ppo")) > 3
+    assert [run.seed for run in plan.of("grpo")] == [1, 2, 3]
+
+
+def test_the_bound_ends_it(tmp_path: Path) -> None:
+    plan = filled(growing(tmp_path, 1e-6, at_most=5))
+    (verdict,) = verdicts(plan)
+    assert (verdict.reason, verdict.seeds) == ("at_most", 5)
+    assert verdict.half_width is not None and verdict.half_width > 1e-6
+
+
+def test_seeds_beyond_those_that_suffice_change_nothing(tmp_path: Path) -> None:
+    """As where a narrower interval was asked for before."""
+    filled(growing(tmp_path, 1e-6))
+    later = grown(make_plan(growing(tmp_path, 0.08)))
+    fresh = filled(growing(tmp_path / "fresh", 0.08))
+    assert verdicts(later) == verdicts(fresh)
+    assert seeds(later) == seeds(fresh)
+
+
+def test_a_run_without_result_ends_it_and_says_so(tmp_path: Path) -> None:
+    of = growing(tmp_path, 0.08)
+    fill(grown(make_plan(of)))
+    (stored,) = tmp_path.glob("seed-2/quickstart/ppo/config.json")
+    stored.write_text(json.dumps(json.loads(stored.read_text()) | {"iterations": 7, "context_length": 1}))
+    (verdict,) = verdicts(grown(make_plan(of)))
+    assert verdict == Verdict("PPO", 2, "lacking")
+
+
+def test_one_command_runs_them_all_and_a_second_one_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("APP_FAKE_SHARES", json.dumps({"ppo": 0.6}))
+    of = growing(tmp_path, 0.08)
+    assert reproduce(of, show, FAKE, at_once=2) == 0
+    ran = sorted(call.split()[0] for call in (tmp_path / "calls.txt").read_text().splitlines())
+    (verdict,) = verdicts(grown(make_plan(of)))
+    assert verdict.reason == "narrow"
+    expected = [f"{name}:{seed}" for name in ("grpo", "ppo", "sft") for seed in range(1, verdict.seeds + 1)]
+    assert ran == expected
+    (tmp_path / "calls.txt").unlink()
+    assert reproduce(of, show, FAKE, at_once=2) == 0
+    assert not (tmp_path / "calls.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"baseline": None}, "the table has none"),
+        ({"baseline": "PPO"}, "the baseline is one of its rows"),
+        ({"seeds": (1, 2)}, "asks for 3 to"),
+        ({"baseline": "SFT", "until": Until(difference=1, rows=("POP",), seeds=Seeds(at_least=2))}, "no row"),
+        (
+            {"until": Until(difference=1, rows=("PPO",), seeds=Seeds(at_least=2), column="tset")},
+            "did you mean",
+        ),
+    ],
+)
+def test_what_can_not_be_known_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        growing(tmp_path, 0.1, **changes)
+
+
+def shared_start(directory: Path, **more: Any) -> Reproduction:
+    start = experiment("sft", shared=True)
+    one = table(directory).experiments | {"sft": start}
+    return table(directory, seeds=(3, 4), experiments=one, **more)
+
+
+def test_a_shared_start_is_made_once_and_needed_by_every_seed(tmp_path: Path) -> None:
+    assert reproduce(shared_start(tmp_path), show, FAKE) == 0
+    order = [call.split()[0] for call in (tmp_path / "calls.txt").read_text().splitlines()]
+    assert order == ["sft:3", "ppo:3", "grpo:3", "ppo:4", "grpo:4"]
+    assert (tmp_path / "shared/quickstart/sft/metrics.jsonl").is_file()
+    cells = {cell["row"]: cell for cell in json.loads((tmp_path / "small.json").read_text())["cells"]}
+    assert [one["seed"] for one in cells["SFT"]["seeds"]] == [3]
+    # Each seed is compared with the start that all share: 0.5 + 0.02 seed, less 0.56.
+    assert cells["PPO"]["difference"]["mean"] == pytest.approx(0.01, abs=0.005)
+
+
+def test_what_all_seeds_share_needs_nothing_that_each_has_for_itself(tmp_path: Path) -> None:
+    experiments: Mapping[str, TableExperiment] = table(tmp_path).experiments | {
+        "ppo": experiment("ppo", needs=("sft",), shared=True)
+    }
+    with pytest.raises(ConfigError, match="every seed has its own 'sft'"):
+        checked(table(tmp_path, experiments=experiments))
+
+
+def test_a_run_waits_for_what_it_needs_however_many_are_at_work(tmp_path: Path) -> None:
+    assert reproduce(shared_start(tmp_path), show, FAKE, at_once=4) == 0
+    order = [call.split()[0] for call in (tmp_path / "calls.txt").read_text().splitlines()]
+    assert order[0] == "sft:3"
+    assert sorted(order[1:]) == ["grpo:3", "grpo:4", "ppo:3", "ppo:4"]
