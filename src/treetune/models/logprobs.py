@@ -22,6 +22,8 @@ from treetune.models.tree_attention import tree_arguments
 
 LOGITS_PER_CHUNK = 2**24
 """Entries of one chunk of float32 logits: 64 MiB, whatever the vocabulary."""
+LOGITS_PER_CHUNK_ON_A_GPU = 2**27
+"""512 MiB there: each chunk reads the whole head again, and adds a whole gradient of it."""
 
 Terms = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 """From logits of shape [C, V] and labels of shape [C] to tensors of shape [C]."""
@@ -70,7 +72,8 @@ class PolicyModule(nn.Module):
         backbone, parallel = backbone_of(self.model), self.parallel
         vocabulary = self.model.config.get_text_config().vocab_size
         most = max(len(inputs.labels_N), inputs.max_positions)
-        chunks = math.ceil(most / max(1, LOGITS_PER_CHUNK // vocabulary))
+        entries = LOGITS_PER_CHUNK_ON_A_GPU if inputs.input_ids_BT.is_cuda else LOGITS_PER_CHUNK
+        chunks = math.ceil(most / max(1, entries // vocabulary))
         settings = temperature, entropy_gradient, self.terms if with_terms else None, nucleus, chunks
         if parallel is None:
             return self._in_chunks(_hidden(backbone, inputs), inputs.labels_N, *settings)
