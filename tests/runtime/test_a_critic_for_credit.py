@@ -17,6 +17,7 @@ from treetune.analyzers.credit_bench import CreditBench
 from treetune.analyzers.gradient_variance import GradientVariance
 from treetune.analyzers.scoring import state_values
 from treetune.analyzers.sources import critic_at
+from treetune.analyzers.truth import ByEngine
 from treetune.config.build import checked
 from treetune.config.errors import ConfigError
 from treetune.episode_generators.credit.monte_carlo import MonteCarlo
@@ -111,8 +112,8 @@ def test_episodes_that_are_generated_beforehand_have_the_critic_of_their_iterati
 def test_analyses_lend_the_critic_of_their_point(tmp_path: Path) -> None:
     methods = {"critic": ALONE, "beside": BESIDE}
     analyzers = (
-        CreditBench(methods=methods, truth=4, problems=2, checkpoints=[1]),
-        GradientVariance(minibatch_size=2, checkpoints=[1]),
+        CreditBench(methods=methods, truth=ByEngine(samples=4), problems=2, checkpoints=(1,)),
+        GradientVariance(minibatch_size=2, checkpoints=(1,)),
         AdvantageDistribution(),
     )
     config = run(tmp_path, ALONE)
