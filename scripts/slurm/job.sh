@@ -43,4 +43,8 @@ for command in "$@"; do
     srun --nodes="${#nodes[@]}" --ntasks-per-node=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=1 \
         bash -c 'exec $RUN_IN deepspeed --node_rank="$SLURM_NODEID" "$@"' node \
         "${launch[@]}" src/treetune/main.py --configs "$configs" "$command"
+    # DeepSpeed's command ends with 0 when a part of it was killed: a job that isn't finished says so.
+    if [ "$command" = run_iteration_loop ]; then
+        ${RUN_IN:-} python src/treetune/main.py --configs "$configs" check_finished
+    fi
 done
