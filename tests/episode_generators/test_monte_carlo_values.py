@@ -110,7 +110,7 @@ def test_continuations_are_sampled_as_the_rollout_within_the_tokens_that_the_pre
     credit.assign(mdp.context(engine=engine, sampling=sampling), trees_of(mdp.all_trajectories()))
     for request in engine.requests:
         left = 9 - len(mdp.response_part(request.prompt_ids))
-        assert request.sampling == replace(sampling, max_tokens=left, logprobs=False)
+        assert request.sampling == replace(sampling, max_tokens=left)
         assert request.n == 2
 
 

@@ -100,7 +100,7 @@ class Handler(BaseHTTPRequestHandler):
                 {
                     "index": index,
                     "token_ids": ids,
-                    "logprobs": {"token_logprobs": logprobs} if "logprobs" in body else None,
+                    "logprobs": {"token_logprobs": logprobs},
                     "finish_reason": "length",
                 }
             )

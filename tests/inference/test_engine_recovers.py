@@ -20,7 +20,6 @@ from treetune.inference.base import (
     Later,
     Request,
 )
-from treetune.inference.client import RequestPart, payload
 from treetune.inference.gaps import Tolerance
 from treetune.vocabulary import TokenIds, token_array
 
@@ -71,16 +70,6 @@ def test_unfinished_requests_alone_are_sent_again_after_a_failure(stub: Stub, fa
     assert sorted(reported) == list(range(6))
     assert engine.restarts == 1
     assert len(stub.asked()) == 7
-
-
-def test_log_probs_are_asked_for_where_somebody_reads_them(stub: Stub) -> None:
-    engine = stub.start()
-    silent = replace(request(3), sampling=replace(request(3).sampling, logprobs=False))
-    (asked,), (unasked,) = engine.generate([request(3)]), engine.generate([silent])
-    assert [one.token_ids.tolist() for one in unasked] == [one.token_ids.tolist() for one in asked]
-    assert all(one.logprobs is None for one in unasked) and all(one.logprobs is not None for one in asked)
-    bodies = [payload(RequestPart(0, 0, 2, one), 0) for one in (request(3), silent)]
-    assert ["logprobs" in body for body in bodies] == [True, False]
 
 
 def test_what_follows_later_is_waited_for_and_holds_nobody_up(stub: Stub) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.fake_engine import FakeEngine
 from treetune.inference.base import Completion, EngineError, Request, SamplingParams
 from treetune.inference.journal import JournaledEngine, journal_line, read_journal, request_key
-from treetune.vocabulary import FinishReason, token_array
+from treetune.vocabulary import FinishReason
 
 EOS = 3
 
@@ -199,14 +199,3 @@ def test_what_follows_from_answers_is_kept_and_numbered_alike_whether_sampled_or
     untouched = engine()
     assert grown(JournaledEngine(untouched, path)) == undisturbed
     assert not untouched.asked
-
-
-def test_answers_without_log_probs_are_kept_and_others_found_under_the_keys_of_before(tmp_path: Path) -> None:
-    silent = Completion(token_array((5, 3)), None, "stop", 2, 0.5)
-    path = tmp_path / "journal.jsonl"
-    path.write_text(journal_line("key", [silent]))
-    assert read_journal(path) == {"key": [silent]}
-    loud = Request(token_array((1, 2)), 7, 3, SamplingParams(max_tokens=4, stop=("a",)))
-    before = "7e1182f08106ad0dcc3243d5a17d9c50"
-    assert request_key(loud, 5) == before
-    assert request_key(replace(loud, sampling=replace(loud.sampling, logprobs=False)), 5) != before

@@ -135,21 +135,6 @@ def test_the_same_seed_gives_the_same_tokens_whatever_else_is_sampled(engine: Vl
     assert together[:4] == alone
 
 
-def test_the_tokens_are_the_same_where_nobody_reads_their_log_probs(engine: VllmEngine) -> None:
-    """Alone, and among requests of the other kind."""
-    loud = requests(24)
-    silent = [replace(one, sampling=replace(one.sampling, logprobs=False)) for one in loud]
-    asked = engine.generate(loud)
-
-    def tokens(answers: list[list[Completion]]) -> list[list[list[int]]]:
-        return [[one.token_ids.tolist() for one in answer] for answer in answers]
-
-    assert tokens(engine.generate(silent)) == tokens(asked)
-    mixed = engine.generate([*silent[::2], *loud[1::2]])
-    assert tokens(mixed[:12]) == tokens(asked[::2])
-    assert mixed[12:] == asked[1::2], "log-probs included"
-
-
 def test_sample_i_of_a_request_is_the_sample_of_seed_plus_i(engine: VllmEngine) -> None:
     request = requests(1, n=4)[0]
     singles = [replace(request, seed=request.seed + i, n=1) for i in range(4)]

@@ -36,8 +36,6 @@ class SamplingParams:
     top_k: int = -1
     stop: tuple[str, ...] = ()
     stop_ids: tuple[int, ...] = ()
-    logprobs: bool = True
-    """Whether anybody reads the log-probs of what is sampled. The tokens are the same without."""
 
 
 ANSWERS, CONTINUATIONS = 0, 1
@@ -61,20 +59,18 @@ class Request(Columnar):
 
 @dataclass(frozen=True, eq=False)
 class Completion(Columnar):
-    """One sample: its ids (the end token included), their log-probs (None where they weren't asked for), who
-    sampled them, and the seconds from asking to having it (with all other samples of its request), which no
-    two runs share."""
+    """One sample: its ids (the end token included), their log-probs, who sampled them, and the seconds
+    from asking to having it (with all other samples of its request), which no two runs share."""
 
     token_ids: TokenIds
-    logprobs: Column | None
+    logprobs: Column
     finish_reason: FinishReason
     policy_version: int
     seconds: float = field(default=0.0, compare=False)
 
     def __post_init__(self) -> None:
         self._set("token_ids", token_array(self.token_ids))
-        if self.logprobs is not None:
-            self._set("logprobs", logprob_array(self.logprobs))
+        self._set("logprobs", logprob_array(self.logprobs))
 
     def segment(self, branch: Branch = ()) -> Segment:
         """What it adds to an answer."""

@@ -79,13 +79,12 @@ def payload(part: RequestPart, version: int, end_ids: Sequence[int] = ()) -> dic
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
         "priority": part.request.priority,
+        "logprobs": 0,
         "return_token_ids": True,
         "return_tokens_as_token_ids": True,
         # Cached prefixes of other weights can't be met under another salt.
         "cache_salt": f"version-{version}",
     }
-    if sampling.logprobs:
-        body["logprobs"] = 0
     if end_ids or sampling.stop_ids:
         body["stop_token_ids"] = [*end_ids, *sampling.stop_ids]
     if sampling.stop:
@@ -93,11 +92,8 @@ def payload(part: RequestPart, version: int, end_ids: Sequence[int] = ()) -> dic
     return body
 
 
-def completions_of(
-    answer: Mapping[str, Any], part: RequestPart, version: int, seconds: float = 0.0
-) -> list[Completion]:
-    """The part's samples in an answer, in their order. Raises ServerFailure if anything is missing."""
-    n, asked = part.n, part.request.sampling.logprobs
+def completions_of(answer: Mapping[str, Any], n: int, version: int, seconds: float = 0.0) -> list[Completion]:
+    """The `n` samples in an answer, in their order. Raises ServerFailure if anything is missing."""
     choices = sorted(answer.get("choices", ()), key=lambda choice: choice["index"])
     if len(choices) != n:
         raise ServerFailure(f"asked for {n} samples, got {len(choices)}")
@@ -106,13 +102,11 @@ def completions_of(
         ids = choice.get("token_ids") or ()
         logprobs = (choice.get("logprobs") or {}).get("token_logprobs") or ()
         reason = choice.get("finish_reason")
-        complete = not asked or (len(ids) == len(logprobs) and None not in logprobs)
-        if reason not in ("stop", "length") or not ids or not complete:
+        if reason not in ("stop", "length") or not ids or len(ids) != len(logprobs) or None in logprobs:
             raise ServerFailure(
                 f"a sample has {len(ids)} token ids, {len(logprobs)} log-probs, finish_reason {reason!r}"
             )
-        own = logprob_array(logprobs) if asked else None
-        found.append(Completion(token_array(ids), own, reason, version, seconds))
+        found.append(Completion(token_array(ids), logprob_array(logprobs), reason, version, seconds))
     return found
 
 
@@ -295,7 +289,7 @@ class Sampling:
                 body = payload(part, self._version, self._client._end_ids)
                 answer = await self._client._post(self._address, "/v1/completions", body, self._timeout)
                 seconds = time.monotonic() - begun
-                self._results.put((part, completions_of(answer, part, self._version, seconds)))
+                self._results.put((part, completions_of(answer, part.n, self._version, seconds)))
                 if (following := self._next()) is None:
                     return
                 part = following

@@ -228,7 +228,6 @@ class VllmEngine(Engine):
             probes = [
                 Probe(prompt, completion.token_ids, completion.logprobs.tolist(), row)
                 for (prompt, completion), row in zip(sampled, scores, strict=True)
-                if completion.logprobs is not None
             ]
             tolerance = canary.tolerance or self._settings.tolerance(self._device)
             gap = judge(probes, self._verified, tolerance)

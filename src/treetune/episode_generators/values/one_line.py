@@ -137,7 +137,7 @@ class OneLineState(OpenState):
             prompt_ids=joined([prompt_ids, begun_ids]),
             seed=derive_seed(context.seed, *(place if self.turn == 0 else (*place, self.turn))),
             n=count,
-            sampling=replace(sampling, max_tokens=budget - len(begun_ids), logprobs=False),
+            sampling=replace(sampling, max_tokens=budget - len(begun_ids)),
             priority=CONTINUATIONS,
         )
         self.turn += 1
