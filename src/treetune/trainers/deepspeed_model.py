@@ -42,7 +42,7 @@ class DeepSpeedModel:
         self.aside = Aside()
         without_dropout(module)
         config, groups = _config(settings, ranks), _groups(module, settings)
-        if settings.zero_stage == 3:
+        if settings.zero_stage == 3 and not settings.offload_parameters:
             deal_out(module, config, settings)
         self.engine, *_ = deepspeed.initialize(model=module, model_parameters=groups, config=config)
         if settings.zero_stage == 0 and settings.precision == "float32":
@@ -189,11 +189,11 @@ def deal_out(module: nn.Module, config: Mapping[str, Any], settings: Trainer) ->
 
 
 def frozen(module: nn.Module, settings: Trainer, ranks: Ranks) -> Any:
-    """A module that isn't trained, its weights dealt out over the ranks as a policy's are under ZeRO-3, and
-    on the CPU if the reference is to be. Called like the module. Collective."""
+    """A module that isn't trained, its weights dealt out over the ranks as a policy's are under ZeRO-3.
+    Called like the module. Collective."""
     import deepspeed
 
-    config = _config(replace(settings, offload_parameters=settings.offload_reference), ranks)
+    config = _config(replace(settings, offload_optimizer=False, offload_parameters=False), ranks)
     del config["optimizer"]
     deal_out(module, config, settings)
     engine, *_ = deepspeed.initialize(model=module, config=config)

@@ -64,8 +64,8 @@ class ModelFactory:
 
     def reference(self, policy: Callable[[], DeepSpeedModel]) -> Reference:
         """The start model as it stays. Where adapters are trained, it is in `policy` (the present one)
-        already; else it is a model of its own, on the CPU while it isn't needed if so set, and dealt out over
-        the ranks where the policy's weights are (ZeRO-3).
+        already; else it is a model of its own, on the CPU while it isn't needed if so set, or else dealt out
+        over the ranks where the policy's weights are (ZeRO-3).
         """
         if self.settings.lora is not None:
 
@@ -76,7 +76,7 @@ class ModelFactory:
 
             return without_adapters
         model = PolicyModule(self._attached(self.load_model()), self.parallel).requires_grad_(False).eval()
-        if self.settings.zero_stage == 3:
+        if self.settings.zero_stage == 3 and not self.settings.offload_reference:
             shared = frozen(model, self.settings, self.ranks)
             return lambda: nullcontext(shared)
         if self.settings.offload_reference:
