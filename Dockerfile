@@ -1,4 +1,6 @@
-# NVIDIA image: docker build -t treetune . && docker run --gpus all --shm-size 16g treetune
+# NVIDIA image: docker build -t treetune . && docker run --gpus all --ipc=host \
+#     -v treetune-experiments:/treetune/experiments -v treetune-models:/treetune/huggingface treetune
+# --ipc=host: two versions of the weights lie in /dev/shm at once, of which Docker has 64 MiB otherwise.
 # The -devel base brings nvcc, which DeepSpeed's own operations need.
 # Not built or run by the test suite.
 FROM nvidia/cuda:13.0.2-devel-ubuntu24.04
@@ -22,6 +24,11 @@ ENV TREETUNE_DEVICE=nvidia
 RUN ./scripts/setup.sh
 
 COPY --chown=researcher . .
-ENV APP_DIRECTORY=/treetune/experiments
-VOLUME /treetune/experiments
+# Set-up leaves byte code out; without it each container would compile torch and vLLM anew. What can't be compiled
+# is never imported.
+RUN .venv/bin/python -m compileall -q -j 0 .venv src >/dev/null || true
+# Volumes take the owner of what is below them, which would be root where nothing is.
+RUN mkdir -p experiments huggingface
+ENV APP_DIRECTORY=/treetune/experiments HF_HOME=/treetune/huggingface
+VOLUME ["/treetune/experiments", "/treetune/huggingface"]
 CMD ["./run.sh"]

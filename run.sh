@@ -41,6 +41,8 @@ treetune() {
     port=$(python -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
     deepspeed --quiet --no_local_rank "${ranks[@]}" --master_port="$port" \
         src/treetune/main.py --configs "$1" "$2"
+    # It ends with 0 when a part of it was killed: whether the run is finished is seen from the run.
+    if [ "$2" = run_iteration_loop ]; then python src/treetune/main.py --configs "$1" check_finished; fi
 }
 
 if [ -n "${CONFIGSTR:-}" ]; then

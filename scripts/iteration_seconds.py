@@ -9,7 +9,9 @@ smooths over K = 3, pipelined too. The learning rate is so small that no weight 
 sample alike; that the first two make the same rows, to the bit, is checked every time.
 
 Answers are the quickstart's, all about equally long, and those of a model that ends with the same probability
-after every token: most are short, few are six times as long. Takes about ten minutes on two idle cores.
+after every token: most are short, few are six times as long. The latter once more with the server's prefix
+cache on, which is off on a CPU by default: how often it helps, and whether the bits stay. Takes about ten
+minutes on two idle cores.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import shutil
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -62,6 +65,8 @@ class Answers:
     words: str
     config: PolicyIteration
     repeats: int
+    cached: bool = False
+    """Whether the server keeps the keys and values of prefixes."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -118,7 +123,14 @@ def settings(options: argparse.Namespace, workspace: str) -> Iterator[Answers]:
         "credit+": {"max_states": STATES},
     }
     words = f"lengths geometric with mean {TAIL_MEAN}, cut at {tail}; {STATES} states of an answer at most"
-    yield Answers("long-tailed", words, setting.configuration("vineppo", _object(more)), options.long_repeats)
+    long_tailed = setting.configuration("vineppo", _object(more))
+    yield Answers("long-tailed", words, long_tailed, options.long_repeats)
+    engines = replace(
+        long_tailed.engines,
+        policy=replace(long_tailed.engines.policy, prefix_caching=True),  # type: ignore[type-var]
+    )
+    cached = replace(long_tailed, engines=engines, experiment_name="long-tailed-cached")
+    yield Answers("long-tailed, prefix cache on", words, cached, options.long_repeats, cached=True)
 
 
 def measure(answers: Answers, count: int) -> dict[str, Any]:
@@ -155,6 +167,7 @@ def measure(answers: Answers, count: int) -> dict[str, Any]:
             return work
 
         in_turns({name: side(name) for name in credits}, answers.repeats)
+        hit_rate = _hit_rate(server) if answers.cached else None
     for before, after in zip(found[BEFORE], found[AFTER], strict=True):
         if before["rows"] != after["rows"]:
             raise SystemExit(f"{answers.name}: pipelined made other rows than two waves")
@@ -167,7 +180,25 @@ def measure(answers: Answers, count: int) -> dict[str, Any]:
         "lengths": {"mean": fmean(lengths), "median": median(lengths), "most": max(lengths)},
         "repeats": answers.repeats,
         "sides": sides,
+        "hit_rate": hit_rate,
+        "rows": [one["rows"] for one in found[BEFORE]],
     }
+
+
+def _hit_rate(server: Any) -> float:
+    """Of prompt tokens, the share that the server had computed before."""
+    from treetune.inference.key import header
+
+    address = server.engine._server.ready()
+    request = urllib.request.Request(f"{address.url}/metrics", headers=header(address.key))
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with direct.open(request, timeout=60) as response:
+        lines = response.read().decode().splitlines()
+    hits, queries = (
+        sum(float(line.split()[-1]) for line in lines if line.startswith(f"vllm:prefix_cache_{name}_total"))
+        for name in ("hits", "queries")
+    )
+    return hits / queries if queries else 0.0
 
 
 def _iteration(sampler: Any, trainer: Any, turn: int, version: int) -> dict[str, Any]:
@@ -193,7 +224,7 @@ def _iteration(sampler: Any, trainer: Any, turn: int, version: int) -> dict[str,
         "lengths": [len(one.response_ids) for one in episodes],
         "tokens": dict(clock.tokens),
         "states": metrics["credit/value_states"],
-        "overlap": metrics.get("credit/overlap_seconds", 0.0),
+        "overlap": metrics.get("credit/value_overlap_seconds", 0.0),
         **{phase: clock.seconds[phase] for phase in PHASES},
     }
 
@@ -225,7 +256,7 @@ def page(report: dict[str, Any]) -> str:
             "",
             f"**{one['name'].capitalize()}**: {one['words']}. {one['answers']} answers of"
             f" {lengths['mean']:.0f} tokens on average (median {lengths['median']:.0f}, longest"
-            f" {lengths['most']}), {one['repeats']} turns.",
+            f" {lengths['most']}), {one['repeats']} turns.{_cache(one, report)}",
             "",
             COLUMNS,
             "|---|" + "---:|" * 9,
@@ -240,6 +271,15 @@ def page(report: dict[str, Any]) -> str:
                 f" {side['states']:,.0f} |"
             )
     return "\n".join(lines) + "\n"
+
+
+def _cache(one: dict[str, Any], report: dict[str, Any]) -> str:
+    """What is to be said of a prefix cache."""
+    if one["hit_rate"] is None:
+        return ""
+    (without,) = [other for other in report["measured"] if other["name"] == "long-tailed"]
+    word = "those without it" if without["rows"] == one["rows"] else "not those without it"
+    return f" {one['hit_rate']:.0%} of prompt tokens were in the cache; rows are {word} to the bit."
 
 
 def _object(keys: dict[str, Any]) -> str:

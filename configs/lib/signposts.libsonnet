@@ -3,6 +3,7 @@
 //
 //   (import '../lib/signposts.libsonnet')('fork').policy_gradient('vineppo', import '../methods/vineppo.jsonnet')
 local tasks = {
+  wandering: import '../tasks/signposts_wandering.jsonnet',
   fork: import '../tasks/signposts_fork.jsonnet',
   slips: import '../tasks/signposts_slips.jsonnet',
   repair: import '../tasks/signposts_repair.jsonnet',

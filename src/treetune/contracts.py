@@ -102,6 +102,11 @@ class Part:
         nothing that takes more than a moment and imports nothing heavy."""
         return ()
 
+    def notes(self, experiment: Any) -> Iterable[str]:
+        """What somebody should know who runs this part in `experiment`, though nothing is wrong. As quick as
+        `check`."""
+        return ()
+
     @classmethod
     def changeable(cls, settings: Mapping[str, Any]) -> frozenset[str]:
         """The part's keys, given as they are set, with which a run that has begun may go on otherwise: how

@@ -94,6 +94,12 @@ def findings(root: Any, known_wrong: bool = False) -> list[tuple[KeyPath, Findin
     return found
 
 
+def notes(root: Any) -> list[str]:
+    """What the parts of a configuration that is right want to have said about it."""
+    parts = (placed.part for placed in placed_parts(root) if isinstance(placed.part, Part))
+    return list(dict.fromkeys(note for part in parts for note in part.notes(root)))
+
+
 def _known(ask: Callable[[Part], Iterable[Any]], part: Part, blind: tuple[type[Exception], ...]) -> list[Any]:
     """What a part says, up to where it comes upon something that isn't as it should be."""
     said: list[Any] = []

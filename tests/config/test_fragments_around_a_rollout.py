@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import treetune.parts  # noqa: F401  (registers them)
 from treetune.config.build import build
 from treetune.config.explain import Explanation
@@ -10,6 +12,7 @@ from treetune.episode_generators.rollout.until_mixed import UntilMixed
 from treetune.episode_generators.selection.mixed_groups import MixedGroups
 from treetune.episode_generators.shaping.length_penalty import LengthPenalty
 from treetune.episode_generators.shaping.overlong_penalty import OverlongPenalty
+from treetune.findings import notes
 from treetune.models.sources import PretrainedModel
 from treetune.runtime.base import PolicyIteration, Runtime
 from treetune.tasks.gsm8k import Gsm8k
@@ -63,3 +66,13 @@ def test_the_smoke_overlay_makes_the_wrapped_rollout_small() -> None:
     assert isinstance(config.rollout, UntilMixed)
     assert (config.rollout.groups, config.rollout.samples, config.problems_per_iteration) == (8, 4, 8)
     assert config.shaping == (OverlongPenalty(cache=24 // 5, scale=0.5),)
+
+
+def test_a_correction_by_the_engines_probabilities_is_noted_where_sampling_cuts_these() -> None:
+    (note,) = notes(grpo("MATH", "objectives/importance_cap_2"))
+    assert "top_p 0.9" in note and "Sample with top_p 1" in note
+    assert notes(grpo("MATH")) == []
+    whole = grpo("MATH", "objectives/importance_cap_2")
+    assert notes(replace(whole, rollout=replace(whole.rollout, top_p=1.0))) == []
+    (note,) = notes(replace(whole, rollout=replace(whole.rollout, top_p=1.0, top_k=20)))
+    assert "top_k 20" in note

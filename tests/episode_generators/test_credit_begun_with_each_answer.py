@@ -22,6 +22,7 @@ from treetune.episode_generators.unavailable import graded
 from treetune.episode_generators.values.base import Beginning
 from treetune.episode_generators.values.bisect import Bisect
 from treetune.episode_generators.values.continuations import FreshContinuations
+from treetune.episode_generators.values.filtered import Filtered
 from treetune.episode_generators.values.sequential import Sequential, UntilSure
 from treetune.episode_generators.values.siblings import Siblings
 from treetune.episode_generators.values.smoothed import Smoothed
@@ -48,6 +49,7 @@ ESTIMATORS = [
     Sequential(error=0.2, most=9),
     Sequential(error=0.2, most=9, pilot=True),
     Smoothed(),
+    Filtered(),
     Bisect(threshold=0.1),
     Siblings(),
 ]

@@ -13,6 +13,7 @@ from tests.episode_generators import enumerated_trees
 from tests.episode_generators import tabular_mdp as mdp
 from treetune.episode_generators.base import Credit, GenerationContext
 from treetune.episode_generators.credit.monte_carlo import MonteCarlo
+from treetune.episode_generators.credit.rloo import Rloo
 from treetune.episode_generators.credit.tree import TreeCredit
 from treetune.episode_generators.rollout.tree import TreeRollout
 from treetune.episode_generators.trees.at_states import AtStates
@@ -25,7 +26,7 @@ from treetune.episode_generators.values.every_n_tokens import EveryNTokens
 from treetune.episode_generators.values.siblings import Siblings
 from treetune.episode_generators.values.step_boundaries import StepBoundaries
 from treetune.inference.base import SamplingParams
-from treetune.tree import Tree
+from treetune.tree import Tree, trees_of
 
 SAMPLES, MAX_TOKENS = 2, 3
 """Few enough to enumerate all trees; cut answers are graded."""
@@ -75,7 +76,18 @@ def _name(part: object) -> str | None:
 @pytest.mark.parametrize("branching", [TWO_WAYS, TWICE, WIDE], ids=repr)
 def test_what_a_branch_is_worth_less_its_siblings_is_unbiased(branching: Branching) -> None:
     assert branching.unbiased
-    assert bias_and_cosine(branching, TreeCredit())[0] < 1e-9
+    for prior in (0.0, 2.0):
+        assert bias_and_cosine(branching, TreeCredit(prior=prior))[0] < 1e-9
+
+
+def test_without_branches_it_is_the_mean_of_the_others() -> None:
+    answers = [mdp.trajectory(mdp.encode(text), sample=i) for i, text in enumerate(["a;a?", "b?", "a;a;a?"])]
+    tree = trees_of(answers)
+    ours, theirs = (credit.assign(mdp.context(), tree)[0] for credit in (TreeCredit(), Rloo()))
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.advantages is not None
+        assert one.trained.all()
+        assert one.advantages.tolist() == other.advantages.tolist()  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("branching", [TWO_WAYS, THREE_WAYS, WIDE], ids=repr)
@@ -99,11 +111,11 @@ def test_continuations_value_what_follows_in_a_tree_without_bias(aware: bool) ->
     [
         (TWO_WAYS, TreeCredit(advantage="local"), 0.5, 1.0),
         (THREE_WAYS, TreeCredit(advantage="local"), 0.4843, 0.9949),
-        (TWO_WAYS, TreeCredit(weight="once"), 0.3333, 0.9623),
+        (TWO_WAYS, TreeCredit(weight="once", prior=0), 0.3333, 0.9623),
         (TWO_WAYS, TreeCredit(advantage="local", weight="once"), 0.4714, 0.9623),
         (TWO_WAYS, TreeCredit(advantage="global_and_local", weight="sqrt_leaves"), 0.4985, 0.9577),
         (TWO_WAYS, TreeCredit(advantage="subgroups", weight="leaves"), 0.5359, 0.9059),
-        (UNSURE, TreeCredit(), 0.1103, 0.9977),
+        (UNSURE, TreeCredit(prior=0), 0.1103, 0.9977),
         (UNSURE, TreeCredit(advantage="global_and_local", weight="sqrt_leaves"), 1.2664, 0.9656),
     ],
     ids=_name,

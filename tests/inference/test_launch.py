@@ -179,3 +179,40 @@ def test_adapters_are_served_as_the_policy_on_the_model_that_they_belong_to(tmp_
     assert "policy" not in command, "the model itself has another name"
     with pytest.raises(ValueError, match="rank 512 at most"):
         replace(launch(), adapter_rank=513).command(tmp_path, 1)
+
+
+def test_batch_invariance_is_asked_for_on_gpus() -> None:
+    on = launch("cuda", batch_invariant=True).environment(Path("/s"), {})
+    assert on["VLLM_BATCH_INVARIANT"] == "1"
+    assert "VLLM_BATCH_INVARIANT" not in launch("cuda").environment(Path("/s"), {})
+
+
+EVERYTHING_ON_A_GPU = {
+    "sleep": True,
+    "batch_invariant": True,
+    "dtype": "float32",
+    "tensor_parallel_size": 2,
+    "gpu_memory_utilization": 0.5,
+    "enforce_eager": True,
+}
+
+
+def test_what_a_server_on_a_gpu_is_told_is_what_this_vllm_knows(tmp_path: Path) -> None:
+    """Its own parser, and its own table of variables, in the build for CPUs of the same version."""
+    from vllm import envs
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = make_arg_parser(FlexibleArgumentParser())
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "/start"}')
+    for given in ({}, {"adapter_rank": 12}):
+        for settings in ({}, EVERYTHING_ON_A_GPU):
+            command = replace(launch("cuda", **settings), **given).command(tmp_path, 1234)
+            arguments = command[command.index("-m") + 2 :]
+            known, unknown = parser.parse_known_args(arguments)
+            assert unknown == []
+            assert known.enable_sleep_mode is bool(settings)
+    environment = replace(launch("cuda", **EVERYTHING_ON_A_GPU), adapter_rank=8).environment(Path("/s"), {})
+    own = {name for name in environment if name.startswith("VLLM_")}
+    assert own <= set(envs.environment_variables)
+    assert {"VLLM_SERVER_DEV_MODE", "VLLM_BATCH_INVARIANT"} <= own

@@ -105,6 +105,14 @@ def test_clean_up_checkpoints_deletes_what_the_configuration_does_not_keep(
     assert directory.resumable() == 2
 
 
+def test_a_run_that_was_ended_before_its_last_iteration_is_not_finished(finished, tmp_path: Path) -> None:
+    commands.check_finished(small(tmp_path), {})
+    with pytest.raises(ValueError, match=r"2 of 3 iterations are done.*run_iteration_loop goes on"):
+        commands.check_finished(small(tmp_path, iterations=3), {})
+    with pytest.raises(ValueError, match="0 of 2 iterations"):
+        commands.check_finished(small(tmp_path, experiment_name="another"), {})
+
+
 @pytest.mark.server
 @pytest.mark.slow
 def test_a_server_without_a_trainer_measures_every_checkpoint(

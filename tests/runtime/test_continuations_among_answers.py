@@ -61,7 +61,7 @@ def test_the_run_is_the_same_and_each_phase_has_its_own_tokens_and_seconds(tmp_p
     for phase in ("rollout", "credit"):
         assert mine[phase]["tokens"] == theirs[phase]["tokens"] > 0
         assert mine[phase]["seconds"] > 0
-    assert "credit/overlap_seconds" in mine["rollout"]["metrics"]
+    assert "credit/value_overlap_seconds" in mine["rollout"]["metrics"]
     (row,) = pipelined.read_metrics()
     assert row["seconds/other"] > 0
     assert mine["credit"]["seconds"] == pytest.approx(row["seconds/credit"])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -16,6 +18,9 @@ from treetune.runtime.training import make_trainer
 from treetune.runtime.weights_folder import WeightsFolder
 from treetune.trainers.base import Trainer
 from treetune.trainers.objectives.ppo import ClippedPolicyGradient
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 A_GPU = torch.device("meta")
 """Stands for a device that tensors must not be taken to: what is there can't be read."""
@@ -75,3 +80,41 @@ def test_tied_weights_stay_one(tmp_path: Path, precision: str) -> None:
     config = replace(config, model=replace(config.model, tie_word_embeddings=True))  # type: ignore[type-var]
     model = StartModel(config, torch.device("cpu")).load()
     assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
+
+
+def test_weights_that_would_not_fit_twice_are_refused_before_the_server_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from treetune.runtime import weights_folder
+    from treetune.runtime.policy_server import PolicyServer
+
+    config = small(tmp_path)
+    weights = config.model.load_model(config.seed, config.task.alphabet).parameters()
+    size = sum(4 * weight.numel() for weight in weights)
+
+    def free(bytes_: int) -> None:
+        usage = SimpleNamespace(free=bytes_)
+        monkeypatch.setattr(weights_folder.shutil, "disk_usage", lambda folder: usage)
+
+    with Session.open(config, {}) as session:
+        free(2 * size - 1)
+        with pytest.raises(ValueError, match="2 versions at once") as error, PolicyServer.start(session):
+            pass
+        assert "--ipc=host" in str(error.value)
+        assert config.engines.policy.engines == []  # type: ignore[attr-defined]
+        free(2 * size)
+        with PolicyServer.start(session):
+            assert len(config.engines.policy.engines) == 1  # type: ignore[attr-defined]
+
+
+def test_a_tied_head_is_written_out_and_adapters_need_one_whole_model(tmp_path: Path) -> None:
+    from treetune.runtime.weights_folder import room_needed
+
+    def model(tied: bool) -> PreTrainedModel:
+        config = small(tmp_path)
+        source = replace(config.model, tie_word_embeddings=tied)  # type: ignore[type-var]
+        return StartModel(replace(config, model=source), torch.device("cpu")).load()
+
+    whole = room_needed(model(tied=False), adapters_alone=False)
+    assert room_needed(model(tied=True), adapters_alone=False) == whole
+    assert room_needed(model(tied=False), adapters_alone=True) == whole / 2

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import fnmatch
+import json
 import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -138,3 +141,65 @@ def test_both_start_run_sh_as_it_is() -> None:
     assert workdir == ["/treetune"]
     assert section("runscript").strip().splitlines()[-1].strip() == "exec /treetune/run.sh"
     assert os.access(ROOT / "run.sh", os.X_OK)
+
+
+def test_shared_memory_is_the_hosts_wherever_a_container_is_spoken_of() -> None:
+    """One rule: two versions of the weights lie there, however large they are."""
+    texts = {
+        path: (ROOT / path).read_text()
+        for path in (
+            "Dockerfile",
+            "docs/hardware.md",
+            "docs/troubleshooting.md",
+            "src/treetune/runtime/doctor.py",
+        )
+    }
+    assert [path for path, text in texts.items() if "--ipc=host" not in text] == []
+    everything = [*ROOT.glob("docs/*.md"), *ROOT.glob("src/**/*.py"), *ROOT.glob("*.md"), DOCKER, SINGULARITY]
+    assert [path for path in everything if "--shm-size" in path.read_text()] == []
+
+
+def test_what_is_bound_to_a_volume_belongs_to_who_runs_there() -> None:
+    """An empty volume takes the owner of the folder below it, which is root's where there is none."""
+    user, home = "root", ""
+    made: dict[str, str] = {}
+    for name, rest in instructions():
+        if name == "USER":
+            user = rest.strip()
+        elif name == "WORKDIR":
+            home = rest.strip()
+        elif name == "RUN" and (found := re.fullmatch(r"mkdir -p ([\w ]+)", rest.strip())):
+            made |= {f"{home}/{folder}": user for folder in found[1].split()}
+        elif name == "VOLUME":
+            volumes = json.loads(rest)
+    assert volumes and {made[volume] for volume in volumes} == {"researcher"}
+    places = dict(word.split("=") for name, rest in instructions() if name == "ENV" for word in rest.split())
+    assert {places["APP_DIRECTORY"], places["HF_HOME"]} == set(volumes)
+    head = DOCKER.read_text().split("FROM")[0]
+    assert all(f":{volume}" in head for volume in volumes), "the command says so"
+
+
+def test_the_launcher_is_found_by_what_is_executed_in_the_singularity_image(tmp_path: Path) -> None:
+    script = section("environment") + 'command -v deepspeed && echo "$PATH"'
+    deepspeed = tmp_path / "treetune/.venv/bin/deepspeed"
+    deepspeed.parent.mkdir(parents=True)
+    deepspeed.write_text("#!/bin/sh\n")
+    deepspeed.chmod(0o755)
+    script = script.replace("/treetune/", f"{tmp_path}/treetune/")
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, env={"PATH": "/usr/bin:/bin"})
+    assert done.stdout.splitlines()[0] == str(deepspeed)
+    assert done.stdout.strip().endswith(":/usr/bin:/bin")
+
+
+def test_both_images_hold_byte_code(tmp_path: Path) -> None:
+    (docker,) = [rest for name, rest in instructions() if name == "RUN" and "compileall" in rest]
+    (singularity,) = [line for line in section("post").splitlines() if "compileall" in line]
+    assert docker.strip() in singularity
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    (tmp_path / ".venv/bin/python").symlink_to(sys.executable)
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src/a.py").write_text("A = 1\n")
+    (tmp_path / "src/template.py").write_text("{{ no Python }}\n")
+    done = subprocess.run(["sh", "-c", docker], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert list((tmp_path / "src").glob("__pycache__/a.*.pyc"))

@@ -37,7 +37,8 @@ case "$*" in
         fi ;;
     *"import socket"*) echo 40000 ;;
     -c*) case "$*" in *"${WITHOUT:-nothing}"*) exit 1 ;; esac; exit "${PYTHON_FAILS:-0}" ;;
-    *) echo "python $*" >>"$CALLS" ;;
+    *) echo "python $*" >>"$CALLS"
+        case "$*" in *"${UNFINISHED:-nothing}"*check_finished) exit 1 ;; esac ;;
 esac
 """
 DEEPSPEED = """#!/bin/bash
@@ -238,10 +239,12 @@ def commands(asked: str) -> list[str]:
 def test_the_quickstart_trains_both_and_ends_with_table_and_report(checkout: Checkout) -> None:
     done = checkout.run("run.sh", APP_DIRECTORY="elsewhere", APP_SEED="3")
     assert done.returncode == 0, done.stderr
-    sft, vineppo, table, report = commands(checkout.asked())
+    sft, sft_done, vineppo, vineppo_done, table, report = commands(checkout.asked())
     assert "--quiet --no_local_rank --num_gpus=1 --master_port=40000 src/treetune/main.py" in sft
     assert "configs/quickstart/sft.jsonnet run_iteration_loop" in sft
     assert "configs/quickstart/vineppo.jsonnet run_iteration_loop" in vineppo
+    assert sft_done.endswith("--configs configs/quickstart/sft.jsonnet check_finished")
+    assert vineppo_done.endswith("--configs configs/quickstart/vineppo.jsonnet check_finished")
     assert "APP_SEED=3" in vineppo
     assert table.endswith("--configs configs/tables/quickstart.jsonnet make_table")
     assert report.endswith("report elsewhere/quickstart/sft elsewhere/quickstart/vineppo")
@@ -250,7 +253,7 @@ def test_the_quickstart_trains_both_and_ends_with_table_and_report(checkout: Che
 def test_a_configuration_is_trained_and_then_evaluated(checkout: Checkout) -> None:
     done = checkout.run("run.sh", CONFIGSTR="a.jsonnet,b.jsonnet", NUM_GPUS="2", OMP_NUM_THREADS="5")
     assert done.returncode == 0, done.stderr
-    train, evaluate = commands(checkout.asked())
+    train, _, evaluate = commands(checkout.asked())
     assert "--num_gpus=2" in train
     assert "--configs a.jsonnet,b.jsonnet run_iteration_loop OMP_NUM_THREADS=5" in train
     assert "--configs a.jsonnet,b.jsonnet run_evaluation" in evaluate
@@ -280,6 +283,14 @@ def test_a_failed_run_stops_the_script_with_its_exit_code(checkout: Checkout) ->
     done = checkout.run("run.sh", FAIL_AT="sft.jsonnet")
     assert done.returncode == 7
     assert len(commands(checkout.asked())) == 1
+
+
+def test_a_run_that_ended_before_its_time_stops_the_script_though_the_launcher_says_0(
+    checkout: Checkout,
+) -> None:
+    done = checkout.run("run.sh", UNFINISHED="sft.jsonnet")
+    assert done.returncode == 1
+    assert "vineppo" not in checkout.asked()
 
 
 def test_a_number_of_ranks_that_is_none_is_refused(checkout: Checkout) -> None:

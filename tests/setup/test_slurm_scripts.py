@@ -24,9 +24,13 @@ TOOLS = {
         for ((i = 0; i < nodes; i++)); do SLURM_NODEID=$i "$@" || exit; done""",
 }
 LAUNCHER = """#!/bin/bash
-echo "deepspeed $* OMP_NUM_THREADS=$OMP_NUM_THREADS" >>"$CALLS"
+interface=${GLOO_SOCKET_IFNAME:+ by $GLOO_SOCKET_IFNAME $NCCL_SOCKET_IFNAME}
+echo "deepspeed $* OMP_NUM_THREADS=$OMP_NUM_THREADS$interface" >>"$CALLS"
 for word; do case "$word" in --hostfile=*) sed 's/^/  /' "${word#*=}" >>"$CALLS" ;; esac; done
 case "$*" in *"$FAIL_AT") [ -z "$FAIL_AT" ] || exit 7 ;; esac
+"""
+PYTHON = f"""#!/bin/bash
+case "$*" in *check_finished) exit ${{UNFINISHED:-0}} ;; *) exec {sys.executable} "$@" ;; esac
 """
 JOB = {
     "SLURM_JOB_ID": "170123",
@@ -48,7 +52,7 @@ class Cluster:
         for name, text in TOOLS.items():
             self.tool(self.bin / name, "#!/bin/bash\n" + text)
         (self.path / ".venv/bin").mkdir(parents=True)
-        self.tool(self.path / ".venv/bin/python", f'#!/bin/bash\nexec {sys.executable} "$@"\n')
+        self.tool(self.path / ".venv/bin/python", PYTHON)
         self.tool(self.path / ".venv/bin/deepspeed", LAUNCHER)
 
     def tool(self, place: Path, text: str) -> None:
@@ -164,6 +168,13 @@ def test_a_job_starts_the_launcher_once_on_each_of_its_nodes(cluster: Cluster) -
     assert list((cluster.path / "logs").iterdir()) == [], "the list of hosts goes with the job"
 
 
+def test_a_network_interface_is_named_to_both_libraries(cluster: Cluster) -> None:
+    cluster.job("a.jsonnet", "run_iteration_loop", SOCKET_IFNAME="ib0")
+    assert cluster.asked("deepspeed")[0].endswith(" by ib0 ib0")
+    cluster.job("a.jsonnet", "run_iteration_loop")
+    assert " by " not in cluster.asked("deepspeed")[0]
+
+
 def test_a_job_on_one_node_takes_the_gpus_that_it_was_given(cluster: Cluster) -> None:
     one = {"SLURM_JOB_NODELIST": "n7", "MASTER_PORT": "4000", "OMP_NUM_THREADS": "3"}
     expected = "deepspeed --node_rank=0 --quiet --no_local_rank --master_addr=n7 --master_port=4000 "
@@ -178,6 +189,14 @@ def test_a_job_on_one_node_takes_the_gpus_that_it_was_given(cluster: Cluster) ->
 def test_a_job_whose_training_fails_evaluates_nothing_and_says_so(cluster: Cluster) -> None:
     done = cluster.job("a.jsonnet", FAIL_AT="run_iteration_loop")
     assert done.returncode == 7
+    assert len(cluster.asked("srun")) == 1
+
+
+def test_a_job_whose_training_ended_before_its_time_evaluates_nothing_though_the_launcher_says_0(
+    cluster: Cluster,
+) -> None:
+    done = cluster.job("a.jsonnet", UNFINISHED="1")
+    assert done.returncode == 1
     assert len(cluster.asked("srun")) == 1
 
 

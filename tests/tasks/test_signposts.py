@@ -93,6 +93,22 @@ def test_every_line_is_a_step_and_shows_the_sign_of_the_prompt() -> None:
     assert set(problem.prompt + response) <= set(task.alphabet())
 
 
+def test_wandering_and_names_change_nothing_but_the_text() -> None:
+    plain, wandering = signposts("first"), signposts("first", wandering=3, names=2, signs=6)
+    problem = wandering.problems("train")[0]
+    response = wandering.demonstration(problem, 1)
+    *way_, wandered = response.splitlines()
+    assert len(way_) == plain.steps
+    assert wandered[::2] == way_[-1][0] * 3
+    assert set(wandered[1::2]) <= set("1234")
+    name, *shown = problem.prompt.splitlines()
+    assert (len(name), len(shown)) == (2, 3)
+    assert set(problem.prompt + response) <= set(wandering.alphabet())
+    value = wandering.teacher_value(problem, response)
+    assert value == wandering.teacher_value(problem, way_[0] + "\n")
+    assert value == wandering.grader.grade(response, problem).reward
+
+
 def test_no_problem_is_in_two_splits_and_the_held_out_ones_stay() -> None:
     small, large = signposts("all"), signposts("all", train_size=100)
     prompts = [[one.prompt for one in large.problems(split)] for split in ("train", "validation", "test")]

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from tests.trainers.helpers import episodes, one_rank, tiny_model
+from treetune.models.inputs import ModelInputs
+from treetune.models.logprobs import PolicyModule
 from treetune.trainers.base import Trainer
 from treetune.trainers.core import PolicyTrainer
 from treetune.trainers.objectives.ppo import ClippedPolicyGradient
@@ -82,3 +86,32 @@ def test_settings_that_save_memory_do_not_change_the_update(plain, settings):
     assert metrics["train/grad_norm"] == pytest.approx(plain[1]["train/grad_norm"], abs=1e-5)
     for name, weight in plain[0].weights().items():
         assert (trainer.weights()[name] - weight).abs().max() <= 1e-6, name
+
+
+def test_on_a_gpu_adam_is_fused_and_heads_run_on_larger_chunks(monkeypatch):
+    from treetune.models import logprobs
+    from treetune.trainers.deepspeed_model import _config
+
+    def adam(device: str, **settings: object) -> dict[str, object]:
+        trainer = Trainer(objective=ClippedPolicyGradient(), **BASE | settings)
+        ranks = dataclasses.replace(one_rank(), device=torch.device(device))
+        return _config(trainer, ranks)["optimizer"]["params"]
+
+    own = {"lr", "betas", "eps", "weight_decay", "torch_adam"}
+    assert set(adam("cpu")) == own
+    assert adam("cuda") == {**adam("cpu"), "fused": True}
+    offloaded = adam("cuda", zero_stage=2, offload_optimizer=True)
+    assert set(offloaded) == own and not offloaded["torch_adam"], "DeepSpeed's own, on the CPU"
+
+    def chunks(is_cuda: bool) -> int:
+        seen = []
+        module = PolicyModule(tiny_model())
+        monkeypatch.setattr(logprobs, "_hidden", lambda backbone, inputs: None)
+        monkeypatch.setattr(module, "_in_chunks", lambda *given: seen.append(given[-1]))
+        inputs = ModelInputs(SimpleNamespace(is_cuda=is_cuda), None, torch.zeros(100))
+        module(inputs, 1.0)
+        return seen[0]
+
+    monkeypatch.setattr(logprobs, "LOGITS_PER_CHUNK", 24 * 10)
+    monkeypatch.setattr(logprobs, "LOGITS_PER_CHUNK_ON_A_GPU", 24 * 50)
+    assert (chunks(is_cuda=False), chunks(is_cuda=True)) == (10, 2)

@@ -45,6 +45,10 @@ class StoredModels:
     def policy_logprobs(self, sequences: Sequences) -> Tensor:
         return self.scorer.logprobs(self.policy, sequences)
 
+    def old_logprobs(self, sequences: Sequences) -> tuple[Tensor, None]:
+        """No analysis compares them with the engine's."""
+        return self.policy_logprobs(sequences), None
+
     def ref_logprobs(self, sequences: Sequences) -> Tensor:
         return self.scorer.logprobs(PolicyModule(policy_at(self.session, 0)), sequences)
 

@@ -81,6 +81,7 @@ def built(config: Config, command: str, wanted: str | None) -> Registrable:
     from treetune.config.explain import Explanation
     from treetune.config.imports import import_parts
     from treetune.config.overridden import overridden
+    from treetune.findings import notes
 
     explanation = Explanation(config)
     import_parts(config.data, explanation)
@@ -96,7 +97,7 @@ def built(config: Config, command: str, wanted: str | None) -> Registrable:
         raise ConfigError([issue])
     root = build(family, config.data, explanation)
     if os.environ.get("RANK", "0") == "0":
-        for note in overridden(config):
+        for note in [*overridden(config), *notes(root)]:
             print(wrapped("note: ", note), file=sys.stderr)
     return root
 

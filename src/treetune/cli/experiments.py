@@ -168,6 +168,14 @@ COMMANDS = (
         (f"treetune {VINEPPO} --override '{{checkpoints: {{keep_every: 5}}}}' clean_up_checkpoints",),
     ),
     Command(
+        "check_finished",
+        run_experiment,
+        "whether a run has all of its iterations; for scripts",
+        "Ends with another code than 0 where iterations are still to come. DeepSpeed's command itself ends"
+        " with 0 when a part of it was killed.",
+        (f"treetune {VINEPPO} check_finished",),
+    ),
+    Command(
         "run_analyzers",
         run_analyzers,
         "numbers and figures about an experiment, by the analyzers on its right; resumes",

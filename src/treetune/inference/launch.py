@@ -149,6 +149,8 @@ class Launch:
             if settings.resolved_dtype(self.device) == "float32":
                 # Triton's dot products, vLLM's attention in float32, round to TF32 otherwise.
                 environment["TRITON_F32_DEFAULT"] = "ieee"
+            if settings.batch_invariant:
+                environment["VLLM_BATCH_INVARIANT"] = "1"
         else:
             environment["VLLM_CPU_KVCACHE_SPACE"] = str(settings.kv_cache_gib)
             environment["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"

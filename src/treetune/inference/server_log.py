@@ -72,7 +72,7 @@ _REMEDIES: list[tuple[Callable[[str], bool], str]] = [
     ),
     (
         lambda error: "no space left on device" in error or "bus error" in error,
-        "no room in /dev/shm (in a container: start it with a larger --shm-size)",
+        "no room in /dev/shm (a container needs --ipc=host)",
     ),
     (lambda error: "address already in use" in error, "every port that was tried was taken"),
     (lambda error: "cannot find any model weights" in error, "the model's folder holds no weights"),

@@ -187,6 +187,9 @@ class VllmSettings(EngineSettings):
     """Plans a step while the one before it runs."""
     enforce_eager: bool | None = None
     sleep: bool = False
+    batch_invariant: bool = False
+    """On a GPU, kernels whose results don't depend on what shares the batch: with them alone, the same seeds
+    give the same tokens there. Slower (vLLM's VLLM_BATCH_INVARIANT)."""
     omp_threads: Annotated[int, Gt(0)] | None = None
     start_timeout: Annotated[float, Gt(0)] = 600.0
     request_timeout: Annotated[float, Gt(0)] = 1800.0

@@ -15,12 +15,15 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from treetune.models.inputs import ModelInputs
+from treetune.models.nucleus import Nucleus
 from treetune.models.packed_attention import packed_arguments
 from treetune.models.sequence_parallel import SequenceParallel
 from treetune.models.tree_attention import tree_arguments
 
 LOGITS_PER_CHUNK = 2**24
 """Entries of one chunk of float32 logits: 64 MiB, whatever the vocabulary."""
+LOGITS_PER_CHUNK_ON_A_GPU = 2**27
+"""512 MiB there: each chunk reads the whole head again, and adds a whole gradient of it."""
 
 Terms = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 """From logits of shape [C, V] and labels of shape [C] to tensors of shape [C]."""
@@ -53,8 +56,10 @@ class PolicyModule(nn.Module):
         *,
         entropy_gradient: bool = False,
         with_terms: bool = False,
+        nucleus: Nucleus | None = None,
     ) -> tuple[Tensor, ...]:
-        """Log-probabilities and entropies of next-token distributions, and the objective's `terms`.
+        """Log-probabilities and entropies of next-token distributions, the objective's `terms`, and last
+        the log mass of a `nucleus` where one is given.
 
         All are float32 of shape [N], at ``inputs.positions_N``. Logits are divided by `temperature`, as
         the sampler does. The entropy carries a gradient only with `entropy_gradient`.
@@ -67,8 +72,9 @@ class PolicyModule(nn.Module):
         backbone, parallel = backbone_of(self.model), self.parallel
         vocabulary = self.model.config.get_text_config().vocab_size
         most = max(len(inputs.labels_N), inputs.max_positions)
-        chunks = math.ceil(most / max(1, LOGITS_PER_CHUNK // vocabulary))
-        settings = temperature, entropy_gradient, self.terms if with_terms else None, chunks
+        entries = LOGITS_PER_CHUNK_ON_A_GPU if inputs.input_ids_BT.is_cuda else LOGITS_PER_CHUNK
+        chunks = math.ceil(most / max(1, entries // vocabulary))
+        settings = temperature, entropy_gradient, self.terms if with_terms else None, nucleus, chunks
         if parallel is None:
             return self._in_chunks(_hidden(backbone, inputs), inputs.labels_N, *settings)
         hidden_MD, mine_M = _own_hidden(backbone, parallel, inputs)
@@ -82,10 +88,11 @@ class PolicyModule(nn.Module):
         temperature: float,
         entropy_gradient: bool,
         terms: Terms | None,
+        nucleus: Nucleus | None,
         chunks: int,
     ) -> tuple[Tensor, ...]:
         if chunks <= 1:
-            return self._score(hidden_ND, labels_N, temperature, entropy_gradient, terms)
+            return self._score(hidden_ND, labels_N, temperature, entropy_gradient, terms, nucleus)
         parts = [
             # The chunk's logits are computed again in backward: two matrix products for one
             # are cheaper than keeping [N, V] in float32.
@@ -96,6 +103,7 @@ class PolicyModule(nn.Module):
                 temperature,
                 entropy_gradient,
                 terms,
+                nucleus,
                 use_reentrant=False,
             )
             for hidden_CD, labels_C in zip(
@@ -111,6 +119,7 @@ class PolicyModule(nn.Module):
         temperature: float,
         entropy_gradient: bool,
         terms: Terms | None,
+        nucleus: Nucleus | None,
     ) -> tuple[Tensor, ...]:
         logits_CV = self.model.get_output_embeddings()(hidden_CD).float()
         if temperature != 1.0:
@@ -120,7 +129,8 @@ class PolicyModule(nn.Module):
         with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
             entropy_C = -(logprobs_CV.exp() * logprobs_CV).sum(-1)
         own = () if terms is None else terms(logits_CV, labels_C)
-        return logprobs_C, entropy_C, *own
+        mass = () if nucleus is None else (nucleus.log_mass(logits_CV, labels_C),)
+        return logprobs_C, entropy_C, *own, *mass
 
 
 class CriticModule(nn.Module):

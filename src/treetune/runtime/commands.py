@@ -14,7 +14,7 @@ from treetune.runtime.base import PolicyIteration, Runtime
 from treetune.runtime.claims import Claims
 from treetune.runtime.clock import Clock
 from treetune.runtime.directory import ExperimentDirectory
-from treetune.runtime.due import is_last
+from treetune.runtime.due import is_last, iterations_of
 from treetune.runtime.evaluation import set_problems
 from treetune.runtime.evaluators import follow, measure_claimed, unmeasured
 from treetune.runtime.generation import generate
@@ -34,7 +34,7 @@ def run(command: str, root: Runtime, plain_config: Mapping[str, Any], options: A
     assert isinstance(root, PolicyIteration)
     lifeline.exit_on_signals()
     lifeline.end_with_launcher()
-    if command != clean_up_checkpoints.__name__:
+    if command not in (clean_up_checkpoints.__name__, check_finished.__name__):
         root.model.require()  # before anything heavy is imported
         if root.engines.judge is not None:
             resolve_policy(root.engines.judge.model)
@@ -148,6 +148,18 @@ def clean_up_checkpoints(config: PolicyIteration, plain: Mapping[str, Any]) -> N
     print(f"{directory.path}: deleted {len(deleted)} checkpoints, kept {kept or 'none'}")
 
 
+def check_finished(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
+    """Raises ValueError where iterations are still to come: DeepSpeed's command ends with 0 when its node
+    launcher was killed."""
+    directory = _directory(config)
+    done = max(directory.checkpoints(), default=0)
+    if not done or not is_last(config, directory, done):
+        raise ValueError(
+            f"{directory.path} is not finished: {done} of {iterations_of(config, directory, done)} iterations"
+            f" are done, and {directory.logs / 'run.log'} says how it ended; run_iteration_loop goes on"
+        )
+
+
 COMMANDS = {
     command.__name__: command
     for command in (
@@ -156,6 +168,7 @@ COMMANDS = {
         run_evaluation_on_baseline,
         only_generate_episodes,
         clean_up_checkpoints,
+        check_finished,
     )
 }
 

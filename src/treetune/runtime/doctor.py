@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-GIB = 2**30
+from treetune.runtime.weights_folder import GIB, MORE_SHARED_MEMORY, VERSIONS
+
 MEMORY_GIB = 8
 SHARED_MEMORY_GIB = 1
 OPEN_FILES = 4096
@@ -91,10 +92,11 @@ def _shared_memory() -> Finding:
     try:
         free = shutil.disk_usage("/dev/shm").free / GIB
     except OSError:
-        return Finding("/dev/shm", False, "none", "mount a tmpfs there (docker run --shm-size=8g)")
-    return Finding(
-        "/dev/shm", free >= SHARED_MEMORY_GIB, f"{free:.1f} GiB free", "docker run --shm-size=8g, or clear it"
-    )
+        return Finding("/dev/shm", False, "none", "mount a tmpfs there (docker run --ipc=host)")
+    # Two bytes of bfloat16 for each weight.
+    largest = free * GIB / VERSIONS / 2e9
+    found = f"{free:.1f} GiB free: {VERSIONS} versions of {largest:.1f} billion weights"
+    return Finding("/dev/shm", free >= SHARED_MEMORY_GIB, found, f"{MORE_SHARED_MEMORY}, or clear it")
 
 
 def _open_files() -> Finding:

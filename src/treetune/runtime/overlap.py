@@ -16,8 +16,8 @@ def give_to_credit(ranks: Ranks, clock: Clock, engine: PipelinedEngine) -> Metri
     """Takes from generation what is credit's: the tokens of continuations, and the seconds in which no rank
     sampled answers any more.
 
-    ``credit/overlap_seconds``: for how long continuations were asked for while answers were still sampled,
-    the longest of all ranks; these seconds are generation's. Collective.
+    ``credit/value_overlap_seconds``: for how long continuations were asked for while answers were still
+    sampled, the longest of all ranks; these seconds are generation's. Collective.
     """
     assert isinstance(engine.engine, JournaledEngine), "a run's answers are kept"
     own = engine.engine.sampled[CONTINUATIONS], engine.calls
@@ -29,4 +29,4 @@ def give_to_credit(ranks: Ranks, clock: Clock, engine: PipelinedEngine) -> Metri
     )
     clock.give("generation", "credit", seconds, tokens)
     overlap = max(sum(one.overlap for one in of_rank) for _, of_rank in everyones)
-    return {"credit/overlap_seconds": overlap}
+    return {"credit/value_overlap_seconds": overlap}

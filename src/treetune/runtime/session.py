@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.console import Console
@@ -20,6 +20,9 @@ from treetune.runtime.manifest import begin
 from treetune.runtime.start_model import StartModel
 from treetune.trainers.ranks import Ranks
 from treetune.vocabulary import Problem
+
+if TYPE_CHECKING:
+    from treetune.models.nucleus import Nucleus
 
 
 @dataclass
@@ -114,6 +117,17 @@ class Session:
         sampling = self.config.rollout.sampling
         # At temperature 0 the distribution is a point; the trainer scores the untempered one.
         return sampling.temperature if sampling is not None and sampling.temperature > 0 else 1.0
+
+    @property
+    def nucleus(self) -> Nucleus | None:
+        """What the rollout's top-p and top-k leave of that distribution; None where they leave it whole."""
+        from treetune.models.nucleus import Nucleus
+
+        sampling = self.config.rollout.sampling
+        if sampling is None or sampling.temperature == 0:
+            return None
+        nucleus = Nucleus(sampling.top_p, sampling.top_k)
+        return None if nucleus.is_all else nucleus
 
 
 def quiet_libraries() -> None:

@@ -32,6 +32,7 @@ def make_trainer(session: Session) -> PolicyTrainer:
         ranks=session.ranks,
         seed=config.seed,
         temperature=session.temperature,
+        nucleus=session.nucleus,
         iterations=config.iterations,
         gae=config.credit if isinstance(config.credit, Gae) else None,
         critic=config.credit.critic_settings,

@@ -14,11 +14,16 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch import Tensor
-    from transformers import PretrainedConfig
+    from transformers import PretrainedConfig, PreTrainedModel
 
     from treetune.models.lora import Lora
     from treetune.runtime.session import Session
     from treetune.trainers.core import PolicyTrainer
+
+GIB = 2**30
+VERSIONS = 2
+"""Of whole weights that lie there at once."""
+MORE_SHARED_MEMORY = "give it more (docker run --ipc=host; otherwise mount -o remount,size=… /dev/shm)"
 
 START_MODEL = "start-model"
 """The folder of the model whose adapters the engine is sent, beside theirs."""
@@ -38,12 +43,19 @@ class WeightsFolder:
         return self.path / f"{version:04d}"
 
     def write_start(self) -> Path:
-        """What the engine starts on: the start model, or adapters beside it that don't change it yet."""
+        """What the engine starts on: the start model, or adapters beside it that don't change it yet. Raises
+        ValueError where it wouldn't fit, with the version that comes after it. Collective."""
         from treetune.models.export import write_for_engine
 
         session, lora, place = self._session, self.adapters, self.of(0)
+        problem = model = None
         if session.ranks.is_first:
-            model, tokenizer = session.model.on_cpu(), session.model.tokenizer
+            model = session.model.on_cpu()
+            problem = no_room(self.path, room_needed(model, adapters_alone=lora is not None))
+        if problem := session.ranks.from_first("room for the weights", problem):
+            raise ValueError(problem)
+        if model is not None:
+            tokenizer = session.model.tokenizer
             whole = place if lora is None else self._start_model
             write_for_engine(dict(model.named_parameters()), model.config, tokenizer, whole)
             if lora is not None:
@@ -121,6 +133,29 @@ def write_adapters(lora: Lora, adapters: Mapping[str, Tensor], place: Path, base
     from treetune.models.lora import write_adapters as write
 
     write(adapters, lora.describe(adapters, base), place)
+
+
+def room_needed(model: PreTrainedModel, *, adapters_alone: bool) -> int:
+    """Bytes that an engine's weights take beside the run: two versions at once, since a server that fails a
+    sync restarts from what is new and what is old is deleted afterwards; the start model once where
+    `adapters_alone` follow. The head is written out, be it tied or not."""
+    weights = dict(model.named_parameters())
+    size = sum(weight.nbytes for weight in weights.values())
+    head = model.get_output_embeddings()
+    if head is not None and head.weight is model.get_input_embeddings().weight:
+        size += head.weight.nbytes
+    return size if adapters_alone else VERSIONS * size
+
+
+def no_room(folder: Path, needed: int) -> str | None:
+    """What is wrong where a folder has less than that."""
+    free = shutil.disk_usage(folder).free
+    if free >= needed:
+        return None
+    return (
+        f"{folder} has {free / GIB:.1f} GiB free, and the weights that the trainer hands the engine there"
+        f" ({VERSIONS} versions at once) take {needed / GIB:.1f}: {MORE_SHARED_MEMORY}, or clear it"
+    )
 
 
 def weights_folder(experiment: Path, purpose: str, ranks: Ranks) -> Path:

@@ -21,10 +21,11 @@ METRICS: Mapping[str, tuple[str, ...]] = {
     for group, names in {
         "choice": "accuracy epoch step",
         "credit": "advantage_mean advantage_std advantage_zero critic_error critic_weight unvalued"
-        " value_decided value_mean value_samples value_states value_std value_tokens value_unavailable"
-        " value_unfinished value_unknown",
+        " value_decided value_mean value_overlap_seconds value_samples value_states value_std value_tokens"
+        " value_unavailable value_unfinished value_unknown",
         "critic": "clip_fraction grad_norm loss mse return value",
-        "engine": "canary_gap canary_mean_gap logprob_gap_max logprob_gap_mean restarts tokens_per_second",
+        "engine": "canary_gap canary_mean_gap logprob_gap_max logprob_gap_mean nucleus_log_mass"
+        " restarts tokens_per_second",
         "episodes": "correct count error groups_ungraded left_out mixed no_answer once_hit problems"
         " prompt_tokens response_tokens response_tokens_max reward score steps timeout unavailable"
         " unfinished unique",

@@ -70,6 +70,11 @@ class Signposts(Task):
     | ``last`` | the last choice is right: the reward comes late |
     | ``once`` | at every sign one of the choices is right: a wrong one can be repaired in the next round |
 
+    Behind the way may stand a line of `wandering`: so many free choices at its last sign, ``F2F4F1``. They
+    matter to nobody and look like those that do: an outcome that one choice earned seems to be worth as much
+    to all of these, whose noise falls on the same weights. `names` letters in front of a prompt mean nothing
+    either, and make more problems.
+
     The **teacher** chooses right with the rate of the sign's kind, else one of the other directions, each as
     likely; there are as many kinds as `rates`, and signs take turns in them. Chatter is drawn evenly from
     `letters` letters. So the value of each state is known (`teacher_value`).
@@ -87,6 +92,8 @@ class Signposts(Task):
     letters: Annotated[int, Ge(1), Le(len(CHATTER))] = 8
     signs: Annotated[int, Ge(1), Le(len(SIGNS))] = 20
     """How many different signs there are."""
+    wandering: Annotated[int, Ge(0), Le(64)] = 0
+    names: Annotated[int, Ge(0), Le(4)] = 0
     train_size: Annotated[int, Gt(0)] = 6000
     validation_size: Annotated[int, Gt(0)] = 500
     """Problems of the validation split."""
@@ -96,11 +103,12 @@ class Signposts(Task):
     grader: Grader = SignpostsGrader()
 
     def __post_init__(self) -> None:
-        needed, there_are = sum(self._sizes().values()), self.signs**self.period
+        needed, there_are = sum(self._sizes().values()), self.prompts()
         if needed > there_are:
             raise ValueError(
                 f"train_size + validation_size + test_size is {needed}, but {self.period} signs out of"
-                f" {self.signs} make only {there_are} different prompts: ask for fewer, or for more signs"
+                f" {self.signs} make only {there_are} different prompts: ask for fewer, or for more signs or"
+                " names"
             )
         if self.period > self.steps:
             raise ValueError(f"period is {self.period}, more than the {self.steps} steps of a way")
@@ -108,6 +116,10 @@ class Signposts(Task):
     def _sizes(self) -> dict[Split, int]:
         """The held-out splits come first: they stay when train_size changes."""
         return {"test": self.test_size, "validation": self.validation_size, "train": self.train_size}
+
+    def prompts(self) -> int:
+        """How many different ones there are."""
+        return self.signs**self.period * self.letters**self.names
 
     def problems(self, split: Split) -> Sequence[Problem]:
         if split not in get_args(Split):
@@ -145,7 +157,9 @@ class Signposts(Task):
                 choice = generator.choice([other for other in range(1, self.options + 1) if other != choice])
             chatter = "".join(generator.choices(CHATTER[: self.letters], k=self.chatter))
             lines.append(f"{SIGNS[sign]}{choice}{chatter}\n")
-        return "".join(lines)
+        free = generator.choices(range(1, self.options + 1), k=self.wandering)
+        wandered = "".join(f"{SIGNS[sign]}{choice}" for choice in free)
+        return "".join(lines) + (f"{wandered}\n" if wandered else "")
 
     def teacher_value(self, problem: Problem, prefix: str) -> float:
         """The probability that the teacher, going on from `prefix`, ends with a correct answer.
@@ -196,7 +210,7 @@ class Signposts(Task):
 @lru_cache(maxsize=16)
 def _prompts(task: Signposts) -> list[int]:
     """All there are, each a number in the base of the signs, shuffled."""
-    prompts = list(range(task.signs**task.period))
+    prompts = list(range(task.prompts()))
     derived_random(task.seed, "signposts", task.signs, task.period).shuffle(prompts)
     return prompts
 
@@ -215,11 +229,14 @@ def _made(task: Signposts, place: str, prompts: Sequence[int]) -> tuple[Problem,
     problems = []
     for index, number in enumerate(prompts):
         signs = tuple(number // task.signs**place_ % task.signs for place_ in range(task.period))
+        other = number // task.signs**task.period
+        name = "".join(CHATTER[other // task.letters**place_ % task.letters] for place_ in range(task.names))
         gold = [right[signs[line % task.period]] if line in decisive else BLANK for line in range(task.steps)]
         problems.append(
             Problem(
                 id=f"{place}/{index}",
-                prompt="".join(f"{SIGNS[sign]}{BLANK * (1 + task.chatter)}\n" for sign in signs),
+                prompt=(f"{name}\n" if name else "")
+                + "".join(f"{SIGNS[sign]}{BLANK * (1 + task.chatter)}\n" for sign in signs),
                 gold="".join(gold),
                 data={"signs": signs, "groups": lines_of},
             )

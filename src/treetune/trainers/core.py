@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from treetune.episode_generators.credit.gae import Gae
 from treetune.episode_generators.critic import CriticSettings
+from treetune.models.nucleus import Nucleus
 from treetune.seeds import derived_random
 from treetune.trainers.base import Trainer
 from treetune.trainers.batching import Unit
@@ -48,8 +49,8 @@ class PolicyTrainer:
     """Trains a policy, and a critic where the credit is `gae` or `critic` says how.
 
     `load_model` gives a fresh copy of the start model. `temperature` is the rollout's: log-probs
-    are those of the distribution that was sampled. The schedule spans `iterations`, or, where
-    training `restarts` in every one of them, one.
+    are those of the distribution that was sampled, before its `nucleus` was cut out of it. The schedule
+    spans `iterations`, or, where training `restarts` in every one of them, one.
     """
 
     def __init__(
@@ -64,9 +65,10 @@ class PolicyTrainer:
         gae: Gae | None,
         critic: CriticSettings | None = None,
         restarts: bool = False,
+        nucleus: Nucleus | None = None,
     ) -> None:
         self.settings, self.ranks, self.seed = settings, ranks, seed
-        self.restarts = restarts
+        self.restarts, self.nucleus = restarts, nucleus
         self.temperature, self.iterations, self.gae = temperature, iterations, gae
         self.scorer = Scorer(settings, ranks, temperature)
         objective = settings.objective
@@ -95,7 +97,7 @@ class PolicyTrainer:
         if episodes and self.settings.measure_kl:
             sequences = Sequences.of(episodes)
             measured = IterationTensors.of(episodes)
-            measured.old_logprobs_N = self.policy_logprobs(sequences)
+            measured.old_logprobs_N, measured.log_mass_N = self.old_logprobs(sequences)
         self.policy.close()
         del self.policy  # two optimisers at once might not fit
         gc.collect()
@@ -200,6 +202,12 @@ class PolicyTrainer:
     def policy_logprobs(self, sequences: Sequences) -> Tensor:
         return self.scorer.logprobs(self.policy, sequences)
 
+    def old_logprobs(self, sequences: Sequences) -> tuple[Tensor, Tensor | None]:
+        """With the log masses of the nuclei, where sampling cuts distributions."""
+        if self.nucleus is None:
+            return self.policy_logprobs(sequences), None
+        return self.scorer.logprobs_and_masses(self.policy, sequences, self.nucleus)
+
     def ref_logprobs(self, sequences: Sequences) -> Tensor:
         assert self.reference is not None
         with self.reference() as reference:
@@ -225,6 +233,8 @@ class PolicyTrainer:
             and tensors.behaviour_logprobs_N is not None
         )
         scored_N = torch.zeros(sequences.n_tokens) if fill_old else None
+        nucleus = self.nucleus if fill_old else None
+        log_mass_N = None if nucleus is None else torch.zeros(sequences.n_tokens)
         entropy_coef = self.entropy.value
         sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), device=self.ranks.device))
         for batch in self.scorer.micro_batches(sequences, minibatch.units, keep_units=minibatch.keep_units):
@@ -237,6 +247,7 @@ class PolicyTrainer:
                 temperature=self.temperature,
                 entropy_coef=entropy_coef,
                 device=self.ranks.device,
+                nucleus=nucleus,
             )
             self.policy.backward(part.loss)
             for name, value in part.metrics.items():
@@ -244,6 +255,8 @@ class PolicyTrainer:
             sums[COMPUTED] += batch.computed_tokens * batch.loss_scale
             if scored_N is not None and self.scorer.reports(batch):
                 scored_N[batch.flat_index_N] = part.logprobs_N.detach().cpu()
+                if log_mass_N is not None and part.log_mass_N is not None:
+                    log_mass_N[batch.flat_index_N] = part.log_mass_N.cpu()
             if self.critic is not None:
                 weights_N = part.tokens.weights_N / minibatch.weight_sum
                 for name, value in self.critic.backward(batch, tensors, weights_N).items():
@@ -258,6 +271,7 @@ class PolicyTrainer:
             result["critic/grad_norm"] = self.critic.step(rate, settings.learning_rate)
         if scored_N is not None:
             tensors.old_logprobs_N = self.ranks.sum(scored_N)
+            tensors.log_mass_N = None if log_mass_N is None else self.ranks.sum(log_mass_N)
             tensors.old_logprobs_mask_N = minibatch.weights_N != 0
         if settings.entropy_target is not None:
             result["train/entropy_coef"] = entropy_coef

@@ -194,7 +194,8 @@ def _groups(module: nn.Module, settings: Trainer) -> list[dict[str, Any]]:
 
 
 def _config(settings: Trainer, ranks: Ranks) -> dict[str, Any]:
-    offload = {"device": "cpu", "pin_memory": ranks.device.type == "cuda"}
+    on_gpu = ranks.device.type == "cuda"
+    offload = {"device": "cpu", "pin_memory": on_gpu}
     zero: dict[str, Any] = {"stage": settings.zero_stage, "overlap_comm": False, "contiguous_gradients": True}
     if settings.offload_optimizer:
         zero["offload_optimizer"] = offload
@@ -212,7 +213,8 @@ def _config(settings: Trainer, ranks: Ranks) -> dict[str, Any]:
                 "eps": settings.adam_eps,
                 "weight_decay": settings.weight_decay,
                 # DeepSpeed's own Adams are compiled on first use; only offloading needs them.
-                "torch_adam": not (settings.offload_optimizer and ranks.device.type == "cuda"),
+                "torch_adam": not (settings.offload_optimizer and on_gpu),
+                **({"fused": True} if on_gpu and not settings.offload_optimizer else {}),
             },
         },
         "bf16": {"enabled": settings.precision == "bfloat16"},

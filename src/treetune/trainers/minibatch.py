@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from treetune.models.nucleus import Nucleus
 from treetune.trainers.batching import Unit
 from treetune.trainers.micro_batches import MicroBatch
 from treetune.trainers.objectives.base import Objective, TokenBatch
@@ -83,6 +84,7 @@ class MicroBatchLoss:
     metrics: dict[str, Tensor]
     logprobs_N: Tensor
     tokens: TokenBatch
+    log_mass_N: Tensor | None = None
 
 
 def micro_batch_loss(
@@ -95,14 +97,20 @@ def micro_batch_loss(
     temperature: float,
     entropy_coef: float,
     device: torch.device,
+    nucleus: Nucleus | None = None,
 ) -> MicroBatchLoss:
     """Runs the policy on a micro-batch. The entropy's part of the loss is the same for every objective."""
     logprobs_N, entropy_N, *terms = policy(
-        batch.inputs, temperature, entropy_gradient=entropy_coef != 0, with_terms=objective.has_terms
+        batch.inputs,
+        temperature,
+        entropy_gradient=entropy_coef != 0,
+        with_terms=objective.has_terms,
+        nucleus=nucleus,
     )
+    log_mass_N = None if nucleus is None else terms.pop()
     tokens = minibatch.tokens(batch, tensors, terms, device)
     loss, metrics = objective.loss(tokens, logprobs_N)
     if entropy_coef:
         loss = loss - entropy_coef * (tokens.weights_N * entropy_N).sum()
     metrics = {"train/loss": loss.detach(), "train/entropy": tokens.mean(entropy_N), **metrics}
-    return MicroBatchLoss(loss, metrics, logprobs_N, tokens)
+    return MicroBatchLoss(loss, metrics, logprobs_N, tokens, log_mass_N)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from treetune.models.inputs import ModelInputs
+from treetune.models.nucleus import Nucleus
 from treetune.trainers.base import Trainer
 from treetune.trainers.batching import Unit
 from treetune.trainers.micro_batches import MicroBatch, micro_batches
@@ -25,7 +26,8 @@ Forward = Callable[..., Any]
 class Scorer:
     """Runs models in the micro-batches that the settings ask for, shared out over the ranks.
 
-    `temperature` is the rollout's: log-probs are those of the distribution that was sampled.
+    `temperature` is the rollout's: log-probs are those of the distribution that was sampled, before top-p and
+    top-k cut it.
     """
 
     settings: Trainer
@@ -36,15 +38,29 @@ class Scorer:
         """Of every trained token, float32 of shape [N], without gradient. Collective."""
         return self._score(sequences, lambda batch: policy(batch.inputs, self.temperature)[0])
 
+    def logprobs_and_masses(
+        self, policy: Forward, sequences: Sequences, nucleus: Nucleus
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probs, and at each token the log mass of the nucleus that it was sampled from. Collective."""
+
+        def both(batch: MicroBatch) -> Tensor:
+            logprobs_N, _, log_mass_N = policy(batch.inputs, self.temperature, nucleus=nucleus)
+            return torch.stack([logprobs_N, log_mass_N], dim=-1)
+
+        logprobs_N, log_mass_N = self._score(sequences, both, (2,)).unbind(-1)
+        return logprobs_N.contiguous(), log_mass_N.contiguous()
+
     def values(self, critic: Forward, sequences: Sequences) -> Tensor:
         """Of the state before every trained token, float32 of shape [N], without gradient. Collective."""
         return self._score(sequences, lambda batch: critic(batch.inputs))
 
-    def _score(self, sequences: Sequences, forward: Callable[[MicroBatch], Tensor]) -> Tensor:
-        """On the CPU, computed by all ranks and known to all. Rows that are alike (an answer in several
-        pairs) are run once.
+    def _score(
+        self, sequences: Sequences, forward: Callable[[MicroBatch], Tensor], of_token: tuple[int, ...] = ()
+    ) -> Tensor:
+        """On the CPU, computed by all ranks and known to all; each token's has the shape `of_token`. Rows
+        that are alike (an answer in several pairs) are run once.
         """
-        result_N = torch.zeros(sequences.n_tokens)
+        result_N = torch.zeros(sequences.n_tokens, *of_token)
         with torch.no_grad():
             for batch in self.micro_batches(sequences, sequences.once(), with_gradient=False):
                 found_N = forward(batch)

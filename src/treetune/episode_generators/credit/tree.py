@@ -6,7 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Literal
+from typing import Annotated, Literal
+
+from annotated_types import Ge
 
 from treetune.contracts import Advantages, Answers, CreditForRewards, CreditForTrees, Need, OneLine
 from treetune.episode_generators.base import THREADS_REMEDY, Credit, GenerationContext
@@ -29,8 +31,8 @@ class TreeCredit(Credit):
 
     `advantage` of a node n that follows p:
 
-    * ``leave_one_out``: V(n) less the mean of V over the other nodes that follow p. A node without siblings
-      is one with p. RLOO where nothing branches.
+    * ``leave_one_out``: V(n) less a baseline b(n), the mean of V over the other nodes that follow p, among
+      which b(p) counts as `prior` of them. RLOO where nothing branches.
     * ``local``: V(n) − V(p), where V(p) has n in it: SPO-tree's (Guo et al., arXiv:2505.23564, section 4.2).
     * ``global_and_local``: (V(n) − V(prompt)) + (V(n) − V(p)), with V the mean over all answers below:
       TreeRL's (Hou et al., arXiv:2506.11902, section 3.2).
@@ -45,14 +47,16 @@ class TreeCredit(Credit):
     * ``leaves``: the number of answers below, as where each is trained whole (TreePO);
     * ``sqrt_leaves``: its root (TreeRL, which divides the advantage of whole answers' tokens by it).
 
-    ``leave_one_out`` with ``reach`` is unbiased where the tree's branching is: the expected gradient is that
-    of `samples` independent answers. The others are as published and **biased**: ``local`` takes a branch
-    for its own baseline (with as many branches everywhere, n, it has 1 − 1/n of the gradient), and other
-    weights than ``reach`` count deep states as often as they were sampled.
+    ``leave_one_out`` with ``reach`` is unbiased where the tree's branching is, whatever `prior` is: the
+    expected gradient is that of `samples` independent answers. The others are as published and **biased**:
+    ``local`` takes a branch for its own baseline (with n branches everywhere it has 1 − 1/n of the
+    gradient), and other weights than ``reach`` count deep states as often as they were sampled.
     """
 
     advantage: Advantage = "leave_one_out"
     weight: Weight = "reach"
+    prior: Annotated[float, Ge(0)] = 2.0
+    """Few siblings are a noisy baseline, and what lies outside of p knows something of p, too."""
 
     gives = (Advantages(before_training=True), CreditForRewards(), CreditForTrees())
     needs = (
@@ -67,7 +71,7 @@ class TreeCredit(Credit):
     def _episodes(self, context: GenerationContext, tree: Tree) -> list[Episode]:
         sharing = Sharing.of(tree)
         rewards = [leaf.reward for leaf in tree.leaves]
-        values, advantages = _ADVANTAGES[self.advantage](sharing, rewards)
+        values, advantages = self._found(sharing, rewards)
         weight = _WEIGHTS[self.weight]
         episodes = []
         for place, (leaf, path) in enumerate(zip(tree.leaves, sharing.paths, strict=True)):
@@ -79,14 +83,19 @@ class TreeCredit(Credit):
             episodes.append(sharing.trained_once(place, episode, scales))
         return episodes
 
+    def _found(self, sharing: Sharing, rewards: Sequence[float]) -> Found:
+        if self.advantage == "leave_one_out":
+            return _leave_one_out(sharing, rewards, self.prior)
+        return _PUBLISHED[self.advantage](sharing, rewards)
+
 
 Found = tuple[dict[int, float], dict[int, float]]
 """Values and advantages by node."""
 
 
-def _mean(values: Sequence[float]) -> float:
+def _mean(values: Sequence[float], weights: Sequence[float] | None = None) -> float:
     """Exactly theirs where all are equal, so that equal rewards give advantages of 0."""
-    return values[0] if len(set(values)) == 1 else mean(values)
+    return values[0] if len(set(values)) == 1 else mean(values, weights)
 
 
 def branch_values(sharing: Sharing, rewards: Sequence[float]) -> dict[int, float]:
@@ -108,15 +117,19 @@ def leaf_values(sharing: Sharing, rewards: Sequence[float]) -> dict[int, float]:
     return values | {ROOT: _mean(rewards)}
 
 
-def _leave_one_out(sharing: Sharing, rewards: Sequence[float]) -> Found:
+def _leave_one_out(sharing: Sharing, rewards: Sequence[float], prior: float) -> Found:
     values = branch_values(sharing, rewards)
-    advantages = {ROOT: 0.0}
+    baselines: dict[int, float] = {}
     for parent in (ROOT, *sorted(sharing.below)):
         siblings = sharing.children.get(parent, ())
         for node in siblings:
-            others = [values[other] for other in siblings if other != node]
-            advantages[node] = values[node] - _mean(others) if others else advantages[parent]
-    return values, advantages
+            known = [values[other] for other in siblings if other != node]
+            weights = [1.0] * len(known)
+            if parent in baselines and (prior or not known):
+                known.append(baselines[parent])
+                weights.append(prior or 1.0)
+            baselines[node] = _mean(known or [values[node]], weights or [1.0])
+    return values, {node: values[node] - baseline for node, baseline in baselines.items()}
 
 
 def _local(sharing: Sharing, rewards: Sequence[float]) -> Found:
@@ -147,8 +160,7 @@ def _differences(sharing: Sharing, of: Callable[[int, int], float]) -> dict[int,
     return {node: of(node, parent) for parent, siblings in sharing.children.items() for node in siblings}
 
 
-_ADVANTAGES: dict[Advantage, Callable[[Sharing, Sequence[float]], Found]] = {
-    "leave_one_out": _leave_one_out,
+_PUBLISHED: dict[Advantage, Callable[[Sharing, Sequence[float]], Found]] = {
     "local": _local,
     "global_and_local": _global_and_local,
     "subgroups": _subgroups,

@@ -41,7 +41,9 @@ class PolicyGradient(Objective):
 
     `importance_cap` multiplies the policy term by ``min(p_old / p_engine, cap)``: truncated
     importance sampling for engines that sample from slightly other probabilities than the trainer
-    computes. None leaves it out; the gap is measured either way. `entropy_coef` may have either sign.
+    computes. None leaves it out; the gap is measured either way. The engine's are of the distribution that
+    top-p and top-k have cut, p_old is not: where these cut, the weight is the share that they leave, too.
+    `entropy_coef` may have either sign.
 
     With a `ratio_threshold` a minibatch whose mean ratio is above it has no loss, KL and entropy included;
     its step is taken all the same, with a gradient of 0. VinePPO's published runs have 10, over each rank's
@@ -103,6 +105,19 @@ class PolicyGradient(Objective):
                 " back to the start weights before each",
                 "$.restart",
                 "set restart to 'never', or choose an objective that imitates, such as 'mle'",
+            )
+
+    def notes(self, experiment: Experiment) -> Iterable[str]:
+        sampling = experiment.rollout.sampling
+        cuts = sampling is not None and (sampling.top_p < 1 or sampling.top_k > 0)
+        if self.importance_cap is not None and cuts:
+            assert sampling is not None
+            how = f"top_p {sampling.top_p:g}" if sampling.top_p < 1 else f"top_k {sampling.top_k}"
+            yield (
+                "importance_cap divides the trainer's probabilities by the engine's, which are of what"
+                f" {how} leaves of the distribution: where the two agree, a token's weight is the share that"
+                " was left where it was sampled, and not 1. Sample with top_p 1 and top_k -1 to correct for"
+                " their difference alone"
             )
 
     def surrogate(self, batch: TokenBatch, logprobs_N: Tensor, log_ratio_N: Tensor) -> tuple[Tensor, Tensor]:

@@ -32,7 +32,7 @@ class Models(Protocol):
     Collective.
     """
 
-    def policy_logprobs(self, sequences: Sequences) -> Tensor: ...
+    def old_logprobs(self, sequences: Sequences) -> tuple[Tensor, Tensor | None]: ...
 
     def ref_logprobs(self, sequences: Sequences) -> Tensor: ...
 
@@ -62,10 +62,10 @@ class OldLogprobs(Stage):
     """The policy's, before this iteration's updates."""
 
     needs = ()
-    fills = ("old_logprobs_N",)
+    fills = ("old_logprobs_N", "log_mass_N")
 
     def run(self, tensors: IterationTensors, sequences: Sequences, models: Models) -> None:
-        tensors.old_logprobs_N = models.policy_logprobs(sequences)
+        tensors.old_logprobs_N, tensors.log_mass_N = models.old_logprobs(sequences)
 
 
 @dataclass(frozen=True)

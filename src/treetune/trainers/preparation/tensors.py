@@ -25,7 +25,9 @@ class IterationTensors:
     """As credit gave them, before penalties and normalisation; None where it leaves them to the critic."""
     ref_logprobs_N: Tensor | None = None
     old_logprobs_N: Tensor | None = None
-    """The policy's before the first update."""
+    """The policy's before the first update, of whole distributions."""
+    log_mass_N: Tensor | None = None
+    """Of what top-p and top-k leave of these, where they cut anything."""
     old_logprobs_mask_N: Tensor | None = None
     """Where `old_logprobs_N` are known, bool; None: everywhere."""
     kl_penalties_N: Tensor | None = None
@@ -55,12 +57,21 @@ class IterationTensors:
         return metrics
 
     def gap_metrics(self) -> Metrics:
-        """How far the trainer is from the engine that sampled, and from the reference."""
+        """How far the trainer is from the engine that sampled, and from the reference.
+
+        The engine's log-probs are of the distribution that it sampled from: at the temperature, cut by top-p
+        and top-k, and made to sum to 1 again. The trainer's are of the whole distribution, so that they are
+        cut alike before the two are compared; ``engine/nucleus_log_mass`` is the mean of what that is.
+        """
         assert self.old_logprobs_N is not None
         metrics: Metrics = {}
         known = slice(None) if self.old_logprobs_mask_N is None else self.old_logprobs_mask_N
         if self.behaviour_logprobs_N is not None:
-            gap_N = (self.old_logprobs_N - self.behaviour_logprobs_N).abs()[known]
+            gap_N = (self.old_logprobs_N - self.behaviour_logprobs_N)[known]
+            if self.log_mass_N is not None:
+                gap_N = gap_N - self.log_mass_N[known]
+                metrics["engine/nucleus_log_mass"] = float(self.log_mass_N[known].mean())
+            gap_N = gap_N.abs()
             metrics["engine/logprob_gap_mean"] = float(gap_N.mean())
             metrics["engine/logprob_gap_max"] = float(gap_N.max())
         if self.ref_logprobs_N is not None:
