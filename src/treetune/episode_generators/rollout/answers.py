@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 
 from treetune.contracts import Experiment, Finding
 from treetune.episode_generators.base import GenerationContext, Rollout
-from treetune.inference.base import Completion, Request
+from treetune.inference.base import Completion, Later, Request
 from treetune.models.tokenizer import step_ends
 from treetune.tasks.base import Task
 from treetune.vocabulary import FinishReason, Grade, Problem, TokenIds, Trajectory
@@ -21,8 +21,8 @@ class Growth(NamedTuple):
     """Answers on their way: what to sample first, who takes what was sampled and says what follows, and the
     graded answers once nothing does."""
 
-    requests: Sequence[Request]
-    on_result: Callable[[int, list[Completion]], list[Request]]
+    requests: Sequence[Request | Later]
+    on_result: Callable[[int, list[Completion]], Sequence[Request | Later]]
     answers: Callable[[], list[Trajectory]]
 
 

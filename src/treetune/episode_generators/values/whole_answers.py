@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from treetune.episode_generators.rollout.answers import Growth
 from treetune.episode_generators.values.base import Beginning, Budget, Estimate, OpenState
-from treetune.inference.base import CONTINUATIONS, Completion, Request
+from treetune.inference.base import CONTINUATIONS, Completion, Later, Request
 from treetune.vocabulary import Trajectory
 
 Start = TypeVar("Start")
@@ -26,20 +26,29 @@ class BegunAnswers(OpenState, Generic[Start]):
     growing: Callable[[Sequence[Start]], Growth]
     growth: Growth | None = None
 
-    def ask(self) -> list[Request]:
+    def ask(self) -> list[Request | Later]:
         if self.growth is not None:
             return []
         count = self.budget.ask(0, lambda: ())
         self.growth = self.growing([self.start(self.beginning, again) for again in range(count)])
         return _behind_answers(self.growth.requests)
 
-    def answered(self, index: int, completions: list[Completion]) -> list[Request]:
+    def answered(self, index: int, completions: list[Completion]) -> list[Request | Later]:
         assert self.growth is not None, "asked before it was answered"
         return _behind_answers(self.growth.on_result(index, completions))
 
 
-def _behind_answers(requests: Sequence[Request]) -> list[Request]:
-    return [replace(one, priority=CONTINUATIONS) for one in requests]
+def _behind_answers(requests: Sequence[Request | Later]) -> list[Request | Later]:
+    return [
+        Later(one.ready, partial(_heard, one))
+        if isinstance(one, Later)
+        else replace(one, priority=CONTINUATIONS)
+        for one in requests
+    ]
+
+
+def _heard(later: Later) -> list[Request | Later]:
+    return _behind_answers(later.requests())
 
 
 def estimated(
