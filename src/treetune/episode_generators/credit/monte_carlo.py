@@ -90,9 +90,9 @@ class MonteCarlo(Credit):
     An answer's continuations are asked for as soon as it is graded, while others are still sampled, as far as
     `values` knows what it wants of an answer whatever the others are; answers go before them. With
     `pipelined` false they are asked for when all answers are there. The numbers are the same, and so is what
-    is sampled:
-    nothing for answers that nobody could grade, and for all others, since every answer gets its credit before
-    a selection leaves any out (those of groups that ``until_mixed`` counts as dropped too).
+    is sampled: nothing for answers that nobody could grade, and continuations of all others, since every
+    answer gets its credit before a selection leaves any out (those of groups that ``until_mixed`` counts as
+    dropped too).
 
     Continuations that nobody could grade don't count. A state without any other is no state: the steps on
     its two sides are credited as one, which is coarser and still unbiased. Answers whose prompt has no
