@@ -3,9 +3,10 @@
     python scripts/credit_bench.py --output docs/results
 
 Four languages (`treetune.testing.chains`), three policies of rising skill, 128 problems with 8 answers each,
-and the methods of configs/analyzers/credit_bench.jsonnet. The policies are tables, so that values, advantages
-and gradients are known exactly; credit is the same code that trains. For a model of any size, the analyzer of
-the same name does the same with many continuations as the truth."""
+and the methods of configs/analyzers/credit_bench_critic.jsonnet. The policies are tables, so that values,
+advantages and gradients are known exactly; credit is the same code that trains. Critics are fitted to as many
+answers of a slightly worse policy; how wrong each is stands beside its panel. For a model of any size, the
+analyzer of the same name does the same with many continuations as the truth."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ import argparse
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,9 @@ from treetune.config.build import build
 from treetune.config.jsonnet import load
 from treetune.episode_generators.base import Credit
 from treetune.runtime.base import PolicyIteration, Runtime
+from treetune.seeds import derive_seed
 from treetune.testing import chains
+from treetune.testing.chain_critic import ChainCritic
 from treetune.tree import trees_of
 from treetune.vocabulary import Episode, Trajectory
 
@@ -33,7 +37,7 @@ SKILLS = {"early": 0.2, "midway": 0.45, "late": 0.75}
 SAMPLES, OF_BATCH = 8, 64
 
 
-CONFIGURATION = ("quickstart/vineppo.jsonnet", "analyzers/credit_bench.jsonnet")
+CONFIGURATION = ("quickstart/critic_values.jsonnet", "analyzers/credit_bench_critic.jsonnet")
 
 
 def credit_methods() -> Mapping[str, Credit]:
@@ -79,19 +83,25 @@ def bench(
     answers = chains.answers_of_chains(task, SAMPLES, seed)
     assert len(trees_of(answers)) == problems
     truths = [Truth(a.problem.id, a.step_ends, chains.true_values(a), a.reward) for a in answers]
+    critic = ChainCritic.of_earlier(task, SAMPLES, derive_seed(seed, "critic"))
     found = {}
     for name, credit in methods.items():
-        context = chains.context_of(task, seed)
+        context = replace(chains.context_of(task, seed), critic=critic)
         of_method = credited(context, credit, answers)
         found[name] = measure(truths, of_method, seed) | gradients(task, answers, of_method.episodes)
-    return {"solved": sum(a.reward for a in answers) / len(answers), "methods": found}
+    return {
+        "solved": sum(a.reward for a in answers) / len(answers),
+        "critic_error": critic.error(answers),
+        "methods": found,
+    }
 
 
 def page(results: Mapping[str, Any]) -> str:
     lines = ["# Credit methods against exact truth", "", (__doc__ or "").split("\n\n", 2)[2].strip(), ""]
     lines += ["![quality against tokens](credit_bench.png)", ""]
     for panel, found in results.items():
-        lines += [f"## {panel} ({found['solved']:.0%} solved)", "", *table(found["methods"])]
+        state = f"{found['solved']:.0%} solved, the critic off by {found['critic_error']:.2f}"
+        lines += [f"## {panel} ({state})", "", *table(found["methods"])]
         lines.append("")
     return "\n".join(lines)
 

@@ -1,8 +1,7 @@
 // Learning at equal cost: what every experiment on a variant of signposts has. One start model, made once, and runs that end
-// when they have sampled a budget of tokens, in about sixteen iterations, whatever these are spent on: a method whose credit
-// takes more tokens has fewer answers in an iteration (`problems_per_iteration`, `rollout.samples`).
+// when they have sampled a budget of tokens, however many iterations that takes.
 local tasks = {
-  fork: import '../tasks/signposts_fork.jsonnet',
+  wandering: import '../tasks/signposts_wandering.jsonnet',
   slips: import '../tasks/signposts_slips.jsonnet',
 };
 local budget = 400000, max_tokens = 56;
@@ -18,11 +17,11 @@ function(name)
       seed: 1,
       engines+: { policy+: { omp_threads: 1 } },
       evaluation: {
-        every: 3,
+        every: 5,
         rollout: { type: 'single_turn', max_tokens: max_tokens },
         sets: [
-          { split: 'validation', problems: 128, samples: 2, while_training: true },
-          { split: 'test', problems: 512, samples: 2 },
+          { split: 'validation', problems: 96, samples: 2, while_training: true },
+          { split: 'test', problems: 256, samples: 2 },
         ],
       },
       checkpoints: { every: 1000 },
@@ -33,13 +32,13 @@ function(name)
     problems_per_iteration: 4800,
     evaluation+: { every: null },
   };
-  // GRPO, with eight answers to each problem and one step an iteration; another method goes on its right.
+  // GRPO on 16 problems with eight answers each and one step, an iteration; another method goes on its right.
   local on_policy = setting + (import '../trainers/tiny_one_step.jsonnet') + {
     experiment_name: 'equal_cost/' + name,
     model: { type: 'pretrained', name_or_path: $.directory + '/equal_cost/%s_start/checkpoints/last/policy' % name },
     rollout: { type: 'single_turn', samples: 8, max_tokens: max_tokens },
-    problems_per_iteration: 64,
-    trainer+: { measure_kl: false },
+    problems_per_iteration: 16,
+    trainer+: { learning_rate: 1e-3, schedule: { type: 'warmup', steps: 3 }, measure_kl: false },
     iterations: 1000,
     stop_after: { sampled_tokens: budget },
   } + (import '../methods/ppo_group_credit.jsonnet');

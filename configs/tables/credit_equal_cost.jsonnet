@@ -1,20 +1,20 @@
 // Which credit is worth its tokens: all methods start from one model and sample as many tokens, for answers and for their
-// credit together, in about as many iterations of one step. Seeds are those of reinforcement learning.
-local task = 'slips';
+// credit together. Those that step once an iteration have 16 problems with eight answers in it: where credit costs more, they
+// have fewer iterations. Seeds are those of reinforcement learning.
+local task = 'wandering';
 {
-  local from_start(name, fragments, problems, more='{}') = {
+  local from_start(name, every, fragments=[], more='{}') = {
     configs: ['configs/equal_cost/%s.jsonnet' % task] + ['configs/%s.jsonnet' % one for one in fragments],
     overrides: [
       '{ model+: { name_or_path: "%s/shared/equal_cost/%s_start/checkpoints/last/policy" } }' % [$.directory, task],
-      '{ experiment_name+: "/%s", problems_per_iteration: %d }' % [name, problems],
-      more,
+      '{ experiment_name+: "/%s", evaluation+: { every: %d } } + %s' % [name, every, more],
     ],
     needs: ['start'],
-    seconds_per_run: 90,
+    seconds_per_run: 130,
     estimated_from: 'a guess for one of two cores',
   },
-  local monte_carlo(name, samples, problems, more='{}') =
-    from_start(name, ['methods/vineppo'], problems, '{ rollout+: { samples: 4 }, credit+: { samples: %d } } + %s' % [samples, more]),
+  local monte_carlo(name, every, samples, values='continuations') =
+    from_start(name, every, ['methods/vineppo'], '{ credit+: { samples: %d, values: { type: "%s" } } }' % [samples, values]),
 
   type: 'reproduction',
   name: 'credit_equal_cost',
@@ -22,26 +22,33 @@ local task = 'slips';
   directory: 'experiments/credit_equal_cost',
   seeds: std.range(1, 16),
   baseline: 'GRPO',
-  pairs: [{ row: 'K = 3, smoothed', to: 'VinePPO, K = 9' }, { row: 'K = 3, smoothed', to: 'VinePPO, K = 3' }],
-  until: { difference: 0.03, rows: ['VinePPO, K = 3', 'K = 3, smoothed'], seeds: { at_least: 8, at_most: 16 } },
+  pairs: [
+    { row: 'VinePPO, K = 3, smoothed', to: 'VinePPO, K = 9' },
+    { row: 'VinePPO, K = 3, smoothed', to: 'VinePPO, K = 3' },
+  ],
+  until: {
+    difference: 0.03,
+    rows: ['VinePPO, K = 3', 'VinePPO, K = 3, smoothed'],
+    seeds: { at_least: 8, at_most: 16 },
+  },
   experiments: {
     start: {
       configs: ['configs/equal_cost/%s_start.jsonnet' % task],
       shared: true,
-      seconds_per_run: 400,
+      seconds_per_run: 200,
       estimated_from: 'a guess for one of two cores',
     },
-    restem: from_start('restem', ['methods/restem', 'equal_cost/filtered'], 270),
-    dpo_positive: from_start('dpo_positive', ['methods/dpo_positive', 'equal_cost/preferences'], 169),
-    ppo: from_start('ppo', ['methods/ppo'], 84, '{ credit+: { critic+: { learning_rate: 1e-3 } } }'),
-    grpo: from_start('grpo', [], 84),
-    dr_grpo: from_start('dr_grpo', ['presets/dr_grpo'], 84),
-    rloo: from_start('rloo', ['methods/ppo_rloo_credit'], 84),
-    vineppo_1: monte_carlo('vineppo_1', 1, 38),
-    vineppo_3: monte_carlo('vineppo_3', 3, 15),
-    vineppo_9: monte_carlo('vineppo_9', 9, 5),
-    tree: from_start('tree', ['methods/tree'], 53),
-    smoothed_3: monte_carlo('smoothed_3', 3, 15, '{ credit+: { values: { type: "smoothed" } } }'),
+    restem: from_start('restem', 1, ['methods/restem', 'equal_cost/filtered']),
+    dpo_positive: from_start('dpo_positive', 1, ['methods/dpo_positive', 'equal_cost/preferences']),
+    ppo: from_start('ppo', 8, ['methods/ppo'], '{ credit+: { critic+: { learning_rate: 1e-3 } } }'),
+    grpo: from_start('grpo', 8),
+    dr_grpo: from_start('dr_grpo', 8, ['presets/dr_grpo']),
+    rloo: from_start('rloo', 8, ['methods/ppo_rloo_credit']),
+    vineppo_1: monte_carlo('vineppo_1', 5, 1),
+    vineppo_3: monte_carlo('vineppo_3', 3, 3),
+    vineppo_9: monte_carlo('vineppo_9', 2, 9),
+    smoothed_3: monte_carlo('smoothed_3', 3, 3, 'smoothed'),
+    tree: from_start('tree', 4, ['equal_cost/tree']),
   },
   columns: [
     { name: 'test pass@1', evaluation: 'test', curve: 'validation' },
@@ -59,8 +66,8 @@ local task = 'slips';
     { name: 'VinePPO, K = 1', experiment: 'vineppo_1' },
     { name: 'VinePPO, K = 3', experiment: 'vineppo_3' },
     { name: 'VinePPO, K = 9', experiment: 'vineppo_9' },
-    { name: 'K = 3, smoothed', experiment: 'smoothed_3' },
-    { name: 'tree', experiment: 'tree' },
+    { name: 'VinePPO, K = 3, smoothed', experiment: 'smoothed_3' },
+    { name: 'tree, two ways', experiment: 'tree' },
   ],
   notes: [
     'Answers to held-out problems are sampled as in training (temperature 1).',

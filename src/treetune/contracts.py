@@ -102,7 +102,7 @@ class Part:
         nothing that takes more than a moment and imports nothing heavy."""
         return ()
 
-    def notes(self, experiment: Any) -> Iterable[str]:
+    def remarks(self, experiment: Any) -> Iterable[str]:
         """What somebody should know who runs this part in `experiment`, though nothing is wrong. As quick as
         `check`."""
         return ()

@@ -97,7 +97,7 @@ def findings(root: Any, known_wrong: bool = False) -> list[tuple[KeyPath, Findin
 def notes(root: Any) -> list[str]:
     """What the parts of a configuration that is right want to have said about it."""
     parts = (placed.part for placed in placed_parts(root) if isinstance(placed.part, Part))
-    return list(dict.fromkeys(note for part in parts for note in part.notes(root)))
+    return list(dict.fromkeys(note for part in parts for note in part.remarks(root)))
 
 
 def _known(ask: Callable[[Part], Iterable[Any]], part: Part, blind: tuple[type[Exception], ...]) -> list[Any]:

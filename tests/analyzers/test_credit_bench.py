@@ -14,8 +14,13 @@ from treetune.analyzers.credit_measures import Credited, Truth, measure
 from treetune.episode_generators.base import Credit
 from treetune.episode_generators.credit.group import Group
 from treetune.episode_generators.credit.monte_carlo import MonteCarlo
+from treetune.episode_generators.values.continuations import FreshContinuations
+from treetune.episode_generators.values.control_variate import ControlVariate
+from treetune.episode_generators.values.filtered import Filtered
 from treetune.episode_generators.values.siblings import Siblings
+from treetune.episode_generators.values.valuation import ValueEstimator
 from treetune.testing import chains
+from treetune.testing.chain_critic import ChainCritic
 from treetune.vocabulary import Episode, Trajectory
 
 
@@ -117,6 +122,42 @@ def test_more_continuations_are_nearer_to_the_truth_and_dearer_and_groups_are_fr
     assert group["correlation"] < many["correlation"]
     assert few["correlation"] < many["correlation"]
     assert many["tokens"] == pytest.approx(8 * few["tokens"], rel=0.05)
+
+
+@pytest.mark.parametrize("language", chains.LANGUAGES)
+def test_the_critic_of_a_language_knows_the_answer_so_far_alone_and_is_wrong(
+    language: chains.Language,
+) -> None:
+    of = task(language, steps=4, count=16)
+    critic = ChainCritic.of_earlier(of, samples=8, seed=1)
+    answers = chains.answers_of_chains(of, samples=32, seed=2)
+    known: dict[tuple[int, ...], float] = {}
+    for answer, values in zip(answers, critic(answers), strict=True):
+        ids = answer.response_ids.tolist()
+        for place, value in enumerate(values.tolist()):
+            assert known.setdefault(tuple(ids[:place]), value) == value
+            assert 0 <= value <= 1
+    assert len(known) < sum(len(answer.response_ids) for answer in answers)
+    rewards = [answer.reward for answer in answers]
+    assert 0.02 < critic.error(answers) < 0.75 * (0.01 + np.std(rewards))
+
+
+def test_a_critic_beside_continuations_is_nearer_to_the_truth_at_the_same_cost() -> None:
+    of = task("walk", steps=8, count=24)
+    answers = chains.answers_of_chains(of, samples=8, seed=2)
+    truths = [truth_of(one) for one in answers]
+    critic = ChainCritic.of_earlier(of, samples=8, seed=1)
+
+    def found(values: ValueEstimator) -> tuple[float, float]:
+        context = replace(chains.context_of(of, 5), critic=critic)
+        of_method = credited(context, MonteCarlo(samples=3, values=values), answers)
+        measured = measure(truths, of_method, 0)
+        return measured["error"]["value"], measured["tokens_per_answer"]
+
+    raw, beside, filtered = (found(values) for values in (FreshContinuations(), ControlVariate(), Filtered()))
+    assert raw[1] == beside[1] == filtered[1]
+    assert beside[0] < raw[0] - 0.02
+    assert filtered[0] < raw[0] - 0.05
 
 
 def test_the_same_seed_gives_the_same_bench() -> None:

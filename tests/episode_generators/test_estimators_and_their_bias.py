@@ -73,6 +73,7 @@ UNBIASED: list[tuple[MonteCarlo, int]] = [
     (credit(ControlVariate(), samples=2), 1),
     (credit(ControlVariate(over=Siblings())), 2),
     (credit(Filtered()), 1),
+    (credit(ControlVariate(over=Filtered(behind=0.5, before=0.3))), 1),
     (credit(Filtered(), samples=2), 1),
     (credit(Filtered(over=Siblings()), states=EveryNTokens(tokens=1)), 2),
 ]

@@ -37,6 +37,7 @@ from treetune.tasks.environments.pool import EnvironmentPool
 from treetune.tasks.graders.base import Grader, Isolation, Unavailable
 from treetune.tasks.graders.final_answer import FinalAnswer
 from treetune.tasks.mixture import Domain, Mixture
+from treetune.testing.unruly_environment import Unruly
 from treetune.vocabulary import Grade, Problem, Trajectory, joined
 
 
@@ -299,3 +300,10 @@ def test_the_way_a_model_is_told_of_observations_is_a_setting(pool: EnvironmentP
     plain_format = replace(rollout(), observation_format=None).frame(CODEC)
     assert plain_format is not None and plain_format("+") == "\n+\n"
     assert encode("\n+\n")
+
+
+def test_turns_that_are_played_again_together_are_late_by_the_seconds_of_one(pool: EnvironmentPool) -> None:
+    environment = Unruly(moods=("hangs",), deadline=0.2)
+    play = pool.begin(environment, environment.problem("p", 0), seed=0, actions=("1", "2"))
+    (last,) = play.begun.result(timeout=60).turns
+    assert last.message == "no result within 0.2 s"

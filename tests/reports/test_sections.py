@@ -8,9 +8,11 @@ import pytest
 
 from tests.reports.page import Page
 from tests.reports.synthetic import summary, write_experiment, write_summary
+from treetune.episode_generators.numbers import declared
 from treetune.reports.experiment import Experiment
 from treetune.reports.html import write_report
 from treetune.reports.sections import base
+from treetune.reports.sections.numbers import NumbersSection
 
 
 @pytest.fixture(autouse=True)
@@ -52,3 +54,11 @@ def test_a_section_with_nothing_to_show_has_no_title(tmp_path: Path) -> None:
             return ""
 
     assert "Emptiness" not in Page(write_report([write_experiment(tmp_path / "run")])).text
+
+
+def test_somebody_elses_number_under_the_name_of_a_group_is_passed_over() -> None:
+    section = NumbersSection()
+    full, number = next((full, one) for full, one in declared().items() if one.label is not None)
+    group, _, name = full.partition("/")
+    assert section.columns({group: 3.0}) == section.columns({}) == section.columns({group: None}) == {}
+    assert list(section.columns({group: {name: 0.5}})) == [number.label]

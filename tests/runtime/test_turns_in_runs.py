@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
-import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,41 +22,10 @@ from treetune.inference.settings import Engines
 from treetune.models.characters import character_tokenizer
 from treetune.runtime.base import Evaluation, EvaluationSet, PolicyIteration
 from treetune.runtime.commands import run_iteration_loop
-from treetune.tasks.environments.base import Game, Turn
 from treetune.tasks.environments.task import EnvironmentTask
-from treetune.tasks.graders.base import Unavailable
-from treetune.vocabulary import Problem
+from treetune.testing.unruly_environment import Unruly
 
 MOODS = ("calm", "calm", "hangs", "calm", "dies", "says a megabyte", "is closed", "calm")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Moody(Game):
-    """Three turns, each of which earns 1/4 for an even digit; the second one shows the level's mood."""
-
-    deadline: float = 1.0
-    moods: tuple[str, ...] = MOODS
-
-    def problem(self, id: str, level: int) -> Problem:
-        return Problem(id=id, prompt="?\n", gold=self.moods[level % len(self.moods)])
-
-    def alphabet(self) -> str:
-        return "0123456789?+\n"
-
-    def reset(self, problem: Problem, seed: int) -> list[str]:
-        return [problem.gold]
-
-    def step(self, state: list[str], action: str) -> Turn:
-        state.append(action)
-        turns, mood = len(state) - 1, state[0]
-        if turns == 2 and mood == "hangs":
-            time.sleep(60)
-        if turns == 2 and mood == "dies":
-            os._exit(1)
-        if turns == 2 and mood == "is closed":
-            raise Unavailable("the shop is closed")
-        said = "+" * (1 << 20) if mood == "says a megabyte" else "+"
-        return Turn(said, done=turns == 3, reward=0.25 * (action in "02468"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +36,7 @@ class Uniform(FakeSettings):
     engines: list[FakeEngine] = field(default_factory=list)
 
     def start(self, model_directory: Path, log_directory: Path, **rest: Any) -> Engine:
-        tokenizer = character_tokenizer(Moody().alphabet(), 64)
+        tokenizer = character_tokenizer(Unruly().alphabet(), 64)
         chances = [0.0, 0.0] + [1 / (len(tokenizer) - 2)] * (len(tokenizer) - 2)
         engine = FakeEngine(lambda ids, version: chances, tokenizer.eos_token_id, fail_after=self.fail_after)
         self.engines.append(engine)
@@ -81,7 +48,7 @@ ROLLOUT = MultiTurn(samples=2, max_tokens=24, max_turns=4, turn_tokens=1, observ
 
 def experiment(folder: Path, **changes: Any) -> PolicyIteration:
     settings = {
-        "task": EnvironmentTask(environment=Moody(), train_size=16),
+        "task": EnvironmentTask(environment=Unruly(moods=MOODS), train_size=16),
         "rollout": ROLLOUT,
         "problems_per_iteration": 16,
     }
@@ -126,7 +93,7 @@ def test_every_sampled_token_of_every_known_answer_is_trained_once_and_no_other(
 
 
 LIVELY = EnvironmentTask(
-    environment=Moody(moods=("calm", "says a megabyte", "dies", "is closed")), train_size=4
+    environment=Unruly(moods=("calm", "says a megabyte", "dies", "is closed")), train_size=4
 )
 
 
@@ -164,7 +131,7 @@ def test_turns_are_trained_and_measured_with_every_credit(credit: Group | Gae, t
     evaluation = Evaluation(sets=sets, every=1)
     config = experiment(
         tmp_path,
-        task=EnvironmentTask(environment=Moody(moods=("calm",)), train_size=4),
+        task=EnvironmentTask(environment=Unruly(moods=("calm",)), train_size=4),
         rollout=replace(ROLLOUT, samples=4),
         credit=credit,
         evaluation=evaluation,

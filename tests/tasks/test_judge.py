@@ -104,6 +104,14 @@ def test_a_key_that_is_not_there_is_told_before_the_run(judge: StandIn) -> None:
     assert "export NO_SUCH_KEY" in words
 
 
+def test_a_judge_that_is_down_at_the_start_is_noted(judge: StandIn) -> None:
+    part = grader(judge)
+    assert list(part.notes(None)) == []
+    judge.close()
+    (note,) = part.notes(None)
+    assert "is not there now (Connection refused)" in note and part.endpoint.base_url in note
+
+
 def test_a_judge_that_is_back_in_time_costs_nothing(judge: StandIn, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "treetune")
     replies = iter([(503, "busy"), (200, "<html>")])

@@ -92,6 +92,22 @@ def test_what_nobody_could_grade_earns_nothing_and_no_zero(tmp_path: Path) -> No
     assert "nobody could grade" in str(scored)
 
 
+def test_what_nobody_could_grade_is_graded_again_and_the_others_are_not(tmp_path: Path) -> None:
+    source, output = write(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
+    score_responses(Gsm8k(), write(tmp_path / "first.jsonl", ROWS[:4]), output, workers=1)
+    rows = read(output)
+    for place in (1, 2):
+        rows[place] |= {"outcome": "unavailable", "reward": None, "message": "the judge is down"}
+    rows[3]["seconds"] = 77.0  # as nobody else would grade it
+    write(output, rows)
+    scored = score_responses(Gsm8k(), source, output, workers=1)
+    assert (scored.rows, scored.resumed, scored.unavailable, scored.correct) == (6, 2, 0, 3)
+    again = read(output)
+    assert [row["problem"] for row in again] == [row["problem"] for row in ROWS]
+    assert {row["outcome"] for row in again} == {"ok"} and "message" not in again[1]
+    assert again[3]["seconds"] == 77.0
+
+
 def test_progress_is_told_row_by_row_and_counts_what_was_there(tmp_path: Path) -> None:
     source, output = write(tmp_path / "in.jsonl", ROWS), tmp_path / "out.jsonl"
     score_responses(Gsm8k(), write(tmp_path / "first.jsonl", ROWS[:1]), output, workers=1)

@@ -160,6 +160,29 @@ class EndpointSettings(Asking):
     def url(self) -> str:
         return self.url_below(self.base_url)
 
+    def unreachable(self, seconds: float = 1.0) -> str | None:
+        """Why nothing can be sent there now, as far as a connection says, which may take so long; None where
+        it is taken. Nothing is asked."""
+        import socket
+        import threading
+
+        parts = urlsplit(self.base_url)
+        place = parts.hostname, parts.port or {"http": 80, "https": 443}[parts.scheme]
+        found: list[str | None] = []
+
+        def look() -> None:
+            try:
+                socket.create_connection(place, seconds).close()
+                found.append(None)
+            except OSError as error:
+                found.append(error.strerror or str(error))
+
+        # A name that nobody knows can take the resolver longer than any timeout of a connection.
+        looking = threading.Thread(target=look, daemon=True)
+        looking.start()
+        looking.join(seconds)
+        return found[0] if found else f"no connection within {seconds:g} s"
+
     def place(self) -> Place:
         """Raises ValueError as `key` does."""
         return Place(self.base_url, self.key(), self.api_key_variable)

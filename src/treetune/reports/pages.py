@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 FOLDER = Path(__file__).parent
-N_COLOURS = 8
+N_COLOURS = 12
 
 
 def colour_of(position: int) -> str:

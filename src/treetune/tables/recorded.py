@@ -20,9 +20,9 @@ METRICS: Mapping[str, tuple[str, ...]] = {
     group: tuple(names.split())
     for group, names in {
         "choice": "accuracy epoch step",
-        "credit": "advantage_mean advantage_std advantage_zero critic_error critic_weight unvalued"
-        " value_decided value_mean value_overlap_seconds value_samples value_states value_std value_tokens"
-        " value_unavailable value_unfinished value_unknown",
+        "credit": "advantage_mean advantage_std advantage_zero critic_error critic_weight filter_before"
+        " filter_behind unvalued value_decided value_mean value_overlap_seconds value_samples value_states"
+        " value_std value_tokens value_unavailable value_unfinished value_unknown",
         "critic": "clip_fraction grad_norm loss mse return value",
         "engine": "canary_gap canary_mean_gap logprob_gap_max logprob_gap_mean nucleus_log_mass"
         " restarts tokens_per_second",

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from treetune.files import whole_file
 from treetune.tasks.base import Task
 from treetune.tasks.graders.pool import GraderPool
 from treetune.tasks.json_lines import JsonLines, as_text, missing
@@ -67,10 +68,11 @@ def score_responses(
     `steps` also `step_boundaries`. A row that lacks one of the three gets the outcome ``error``. The reward
     of one that nobody could grade is null.
 
-    An output that exists is gone on with: a torn last line is dropped, what stands there is kept.
+    An output that exists is gone on with: a torn last line is dropped, what was graded is kept, and what
+    nobody could grade is graded again.
     `progress` is told rows that are in the output and rows in all.
     Raises ValueError if it belongs to another input, for an input line that is no JSON object, and where what
-    the grader needs isn't there: such rows would stay ungraded, since those in the output are kept.
+    the grader needs isn't there.
     """
     if absent := task.grader.missing():
         raise ValueError(f"answers can't be graded here: {'; '.join(absent)}")
@@ -92,7 +94,7 @@ def score_responses(
 
     def write(file: BinaryIO) -> None:
         row = _graded(waiting.popleft(), steps)
-        file.write(json.dumps(row).encode() + b"\n")
+        file.write(_line(row))
         file.flush()
         count(row)
         progress(counts["rows"], total)
@@ -100,25 +102,37 @@ def score_responses(
     todo = json_lines(source)
     total = _lines(source)
     done, length = _written(output)
-    for row in done:
-        _check_same(output, row, next(todo, None), counts["rows"], steps)
-        count(row)
-    counts["resumed"] = counts["rows"]
+    ungraded: dict[int, dict[str, Any]] = {}
+    for number, row in enumerate(done):
+        given = _checked_same(output, row, next(todo, None), number, steps)
+        if row["outcome"] == "unavailable":
+            ungraded[number] = given
     output.parent.mkdir(parents=True, exist_ok=True)
-    with (
-        output.open("r+b" if output.exists() else "w+b") as file,
-        GraderPool(task.grader, workers=workers, deadline=deadline) as pool,
-    ):
-        file.truncate(length)
-        file.seek(length)
-        for number, (_, row) in enumerate(todo, start=counts["rows"]):
-            waiting.append(_submit(task, pool, row, number))
-            if len(waiting) >= _AHEAD:
+    with GraderPool(task.grader, workers=workers, deadline=deadline) as pool:
+        if ungraded:
+            again = {number: _submit(task, pool, row, number) for number, row in ungraded.items()}
+            done = [_graded(again[n], steps) if n in again else row for n, row in enumerate(done)]
+            with whole_file(output, "wb") as file:
+                file.writelines(map(_line, done))
+            length = output.stat().st_size
+        for row in done:
+            count(row)
+        counts["resumed"] = len(done) - len(ungraded)
+        with output.open("r+b" if output.exists() else "w+b") as file:
+            file.truncate(length)
+            file.seek(length)
+            for number, (_, row) in enumerate(todo, start=len(done)):
+                waiting.append(_submit(task, pool, row, number))
+                if len(waiting) >= _AHEAD:
+                    write(file)
+            while waiting:
                 write(file)
-        while waiting:
-            write(file)
-        os.fsync(file.fileno())
+            os.fsync(file.fileno())
     return Scored(**counts, why=why)
+
+
+def _line(row: dict[str, Any]) -> bytes:
+    return json.dumps(row).encode() + b"\n"
 
 
 def _lines(source: Path) -> int:
@@ -198,9 +212,10 @@ def _written(output: Path) -> tuple[list[dict[str, Any]], int]:
     return done, length
 
 
-def _check_same(
+def _checked_same(
     output: Path, row: dict[str, Any], source: tuple[str, dict[str, Any]] | None, index: int, steps: bool
-) -> None:
+) -> dict[str, Any]:
+    """The input's row, if that is what was graded."""
     place = f"{output}:{index + 1}"
     if source is None:
         raise ValueError(f"{place}: more rows than the input has: name another output")
@@ -208,3 +223,4 @@ def _check_same(
         raise ValueError(f"{place} is another answer than {source[0]}: name another output")
     if steps and "step_boundaries" not in row:
         raise ValueError(f"{place} was written without --steps: name another output, or leave --steps out")
+    return source[1]

@@ -155,6 +155,11 @@ class ChainTask(Task):
     difficulties: int = 4
     grader: Grader = field(default_factory=ChainGrader)
 
+    def step_boundaries(self, response: str) -> list[int]:
+        words = response.split(" ")
+        ends = [len(" ".join(words[:end])) for end in range(WORDS_OF_STEP, len(words), WORDS_OF_STEP)]
+        return [0, *ends, len(response)] if response else [0]
+
     def problems(self, split: Split) -> list[Problem]:
         return [
             Problem(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+from annotated_types import Ge, Lt
 
 from treetune.episode_generators.critic import CriticSettings
 from treetune.episode_generators.values.base import Budget
@@ -27,18 +29,25 @@ class Filtered(ValueEstimator):
     for any such f ∇log π(a|s)·f has the mean 0. A step's advantage is q_{i+1} − f_i: as unbiased as the other
     estimator, where `smoothed` sees both values from both sides.
 
-    g and h are those of `GAINS` that come nearest to V̂ one state before and one behind, whose noise is their
-    own, and so the ones with the least variance. They are learnt from the iteration's other problems, which
-    share no sample with this one; with one problem alone both are 0. Over an estimator that itself learns
-    from other problems it is **biased** by as much as one problem weighs among them."""
-
-    learns_from_others = True
+    g (`behind`) and h (`before`), where they aren't given, are those of `GAINS` that come nearest to V̂ one
+    state before and one behind, whose noise is their own, and so the ones with the least variance. They are
+    learnt from the iteration's other problems, which share no sample with this one; with one problem alone
+    both are 0. ``credit/filter_behind`` and ``credit/filter_before`` are those of all problems together. If
+    one is learnt over an estimator that itself learns from other problems, it is **biased** by as much as
+    one problem weighs among them."""
 
     over: ValueEstimator = field(default_factory=FreshContinuations)
+    behind: Annotated[float, Ge(0), Lt(1)] | None = None
+    before: Annotated[float, Ge(0), Lt(1)] | None = None
+
+    @property
+    def learns_from_others(self) -> bool:  # type: ignore[override]
+        return self.over.learns_from_others or None in (self.behind, self.before)
 
     @property
     def unbiased(self) -> bool:  # type: ignore[override]
-        return self.over.unbiased and not self.over.learns_from_others
+        learns = None in (self.behind, self.before)
+        return self.over.unbiased and not (learns and self.over.learns_from_others)
 
     @property
     def continues(self) -> bool:
@@ -64,7 +73,10 @@ class Filtered(ValueEstimator):
         ]
         everyones = [one for of_rank in valuation.context.exchange("value-misses", own) for one in of_rank]
         total = Misses.sum(everyones)
-        gains = [total.without(one).gains for one in own]
+        valuation.metrics |= dict(
+            zip(("credit/filter_behind", "credit/filter_before"), self._gains(total), strict=True)
+        )
+        gains = [self._gains(total.without(one)) for one in own]
         return [
             [
                 filtered(along, leaf.reward, *of_problem)
@@ -72,6 +84,14 @@ class Filtered(ValueEstimator):
             ]
             for of_tree, tree, of_problem in zip(found, valuation.trees, gains, strict=True)
         ]
+
+    def _gains(self, misses: Misses) -> tuple[float, float]:
+        """Those that are given, or else those that miss least; the smallest of equals."""
+        behind, before = (GAINS[min(range(len(GAINS)), key=side.__getitem__)] for side in misses)
+        return (
+            behind if self.behind is None else self.behind,
+            before if self.before is None else self.before,
+        )
 
 
 class Misses(NamedTuple):
@@ -94,12 +114,6 @@ class Misses(NamedTuple):
             tuple(all - own for all, own in zip(self.behind, part.behind, strict=True)),
             tuple(all - own for all, own in zip(self.before, part.before, strict=True)),
         )
-
-    @property
-    def gains(self) -> tuple[float, float]:
-        """Those that miss least; the smallest of equals."""
-        behind, before = (GAINS[min(range(len(GAINS)), key=side.__getitem__)] for side in self)
-        return behind, before
 
 
 def _looks(along: AlongAnswer, reward: float) -> list[float]:

@@ -25,7 +25,8 @@ class NumbersSection(ReportSection):
         cells = {}
         for full, number in declared().items():
             group, _, name = full.partition("/")
-            value = (summary.get(group) or {}).get(name)
+            own = summary.get(group)  # somebody else's by that name may be anything
+            value = own.get(name) if isinstance(own, Mapping) else None
             if number.label is not None and value is not None:
                 cells[number.label] = f"{value:.3f}" if number.share else f"{value:.1f}"
         return cells

@@ -62,11 +62,18 @@ def column_panel(column: Column) -> Panel:
 
 
 def curves(plan: Plan) -> list[Curve]:
-    """Of every column that names a set to draw, and every row with a finished run."""
+    """Of every column that names a set to draw, and every row with a finished run. Columns that read the same
+    curves have them once."""
     table = plan.table
-    places = [(column, row) for column in table.columns if column.curve is not None for row in table.rows]
+    columns = {
+        (column.curve, *(row.cell(column.name).experiment for row in table.rows)): column
+        for column in reversed(table.columns)
+        if column.curve is not None
+    }
     found = [
-        curve_of(plan, row, column_panel(column), row.cell(column.name).experiment) for column, row in places
+        curve_of(plan, row, column_panel(column), row.cell(column.name).experiment)
+        for column in reversed(columns.values())
+        for row in table.rows
     ]
     return [curve for curve in found if curve is not None]
 

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_ROWS = ("#2f6fde", "#d9730d", "#1f8a5b", "#a33fb5", "#b3381f", "#5b6b7d", "#0e8ea8", "#8a6d1f")
+_ROWS = (
+    "#2f6fde", "#d9730d", "#1f8a5b", "#a33fb5", "#b3381f", "#5b6b7d",
+    "#0e8ea8", "#8a6d1f", "#d6336c", "#66a80f", "#1b1f24", "#d4a800",
+)  # fmt: skip
 COLOURS = {f"c{number}": colour for number, colour in enumerate(_ROWS)}
 """Those of the page on white paper, by their names."""
 

@@ -173,7 +173,15 @@ class EnvironmentPool:
             if moment.is_over and worker is not None:
                 self._held[worker] -= 1
             return self._asked(
-                Work(next(self._works), number, (moment,), environment.deadline * turns, problem.id, worker)
+                Work(
+                    next(self._works),
+                    number,
+                    (moment,),
+                    environment.deadline * turns,
+                    problem.id,
+                    worker,
+                    turns,
+                )
             )
 
         return Play(ask, moment, recorded)

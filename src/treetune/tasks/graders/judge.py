@@ -110,6 +110,13 @@ class JudgeGrader(Grader):
                 "give {base_url: …, model: …}, or set engines.judge to a model that the run is to serve",
             )
 
+    def notes(self, experiment: Experiment) -> Iterable[str]:
+        if self.endpoint is not None and (why := self.endpoint.unreachable()) is not None:
+            yield (
+                f"the judge at {self.endpoint.base_url} is not there now ({why}): answers wait for it, each"
+                f" for up to {self.deadline:g} s, and are left out where it doesn't come"
+            )
+
     @property
     def best(self) -> float:
         return 1.0 if self.scores is None else max(self.scores.values())

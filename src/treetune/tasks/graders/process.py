@@ -35,6 +35,7 @@ class Work:
 
     `number` is its name between parent and worker, `servant` that of what does it, with `arguments`. `about`
     is what it is called in a log. `worker` is the place of the one worker that may do it; None: any may.
+    `pieces` are how many things have the deadline together, of which a message names the part of one.
     """
 
     number: int
@@ -43,6 +44,12 @@ class Work:
     deadline: float
     about: str = ""
     worker: int | None = None
+    pieces: int = 1
+
+    @property
+    def too_long(self) -> str:
+        """What is said of work that did not end in time."""
+        return f"no result within {self.deadline / self.pieces:g} s"
 
 
 class WorkerStartError(RuntimeError):

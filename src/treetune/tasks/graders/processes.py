@@ -162,7 +162,7 @@ class WorkerProcesses:
         if worker.batch:
             work = worker.batch.popleft()
             if outcome == "timeout":
-                message = f"no result within {work.deadline:g} s"
+                message = work.too_long
             log.warning("%s on an answer to problem %s: %s", outcome, work.about, message)
             self._done(work, self._lost(outcome, message, max(0.0, now - worker.since)))
             with self._lock:

@@ -94,7 +94,7 @@ class ServiceThreads:
                     if at <= now:
                         del self._running[number]
                         self._lost += 1
-                        given_up.append((work, f"no result within {work.deadline:g} s"))
+                        given_up.append((work, work.too_long))
                 if self._lost >= _LOST_AT_MOST * self._concurrency:
                     why = f"not asked: {self._lost} earlier calls have not returned"
                     given_up += [(work, why) for work in self._queue]

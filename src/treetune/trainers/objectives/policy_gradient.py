@@ -107,7 +107,7 @@ class PolicyGradient(Objective):
                 "set restart to 'never', or choose an objective that imitates, such as 'mle'",
             )
 
-    def notes(self, experiment: Experiment) -> Iterable[str]:
+    def remarks(self, experiment: Experiment) -> Iterable[str]:
         sampling = experiment.rollout.sampling
         cuts = sampling is not None and (sampling.top_p < 1 or sampling.top_k > 0)
         if self.importance_cap is not None and cuts:
