@@ -7,7 +7,6 @@
   selection+: { max_pairs_per_problem: 16 },
   trainer+: {
     objective+: { beta: 0.3, positive_penalty: 5 },
-    learning_rate: 2e-4,
     schedule: { type: 'warmup', steps: 10 },
     minibatch_size: 64,
     epochs: 4,

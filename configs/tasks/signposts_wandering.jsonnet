@@ -1,4 +1,5 @@
-// One choice decides, at which the teacher guesses; then come 24 free choices at the same sign. Solved by one in four.
+// One choice decides, at which the teacher guesses; then come 24 free choices at the same sign. Solved by one in four; an answer
+// that is cut short is none.
 {
   task: {
     type: 'signposts',
@@ -11,5 +12,6 @@
     signs: 12,
     wandering: 24,
     names: 4,
+    grader: { type: 'signposts', whole: true },
   },
 }

@@ -203,3 +203,32 @@ def test_weights_say_how_often_a_token_counts() -> None:
             assert row.advantages.tolist() == pytest.approx(
                 [a * factor(n) for a, n in zip(once.advantages.tolist(), counts, strict=True)]
             )
+
+
+def test_at_states_every_answer_that_gets_there_goes_on_in_so_many_ways() -> None:
+    for tree in grown(AT_STATES, count=8):
+        for path in tree.paths:
+            for depth, number in enumerate(path):
+                following = sum(node.parent == number for node in tree.nodes)
+                ends = number == path[-1]
+                assert following == (0 if ends else (2, 3)[depth])
+        for leaf, path in zip(tree.leaves, tree.paths, strict=True):
+            assert len(path) == min(len(leaf.step_ends), 3)
+
+
+def test_where_the_policy_was_least_sure_is_where_its_tokens_were_least_likely() -> None:
+    branching = LeastSure(positions=2, ways=3)
+    for tree in grown(TreeRollout(samples=3, branching=branching, max_tokens=mdp.LONGEST), count=4):
+        for answer in tree.leaves[:3]:
+            forks = [one.fork.tokens for one in tree.leaves if one.fork and one.fork.sample == answer.sample]
+            logprobs = [value for one in answer.segments for value in one.logprobs.tolist()]  # type: ignore[union-attr]
+            likely = sorted(range(1, len(logprobs)), key=lambda at: (logprobs[at], at))
+            assert sorted(forks) == sorted(at for at in likely[:2] for _ in range(3))
+
+
+def test_a_tree_widens_until_it_has_so_many_answers() -> None:
+    branching = UpToWidth(states=EveryNTokens(tokens=1), width=7)
+    rollout = TreeRollout(samples=2, branching=branching, max_tokens=mdp.LONGEST)
+    for tree in grown(rollout, count=8):
+        longest = max(len(leaf.response_ids) for leaf in tree.leaves)
+        assert len(tree.leaves) == 7 or longest == 2, "all answers ended at their first state"

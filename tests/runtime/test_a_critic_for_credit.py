@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,13 @@ import pytest
 import torch
 
 from tests.runtime.in_process import directory_of, raises_after, small, train
+from treetune.analyzers.advantage_distribution import AdvantageDistribution
+from treetune.analyzers.command import run_analyzers
+from treetune.analyzers.credit_bench import CreditBench
+from treetune.analyzers.gradient_variance import GradientVariance
 from treetune.analyzers.scoring import state_values
 from treetune.analyzers.sources import critic_at
+from treetune.analyzers.truth import ByEngine
 from treetune.config.build import checked
 from treetune.config.errors import ConfigError
 from treetune.episode_generators.credit.monte_carlo import MonteCarlo
@@ -23,10 +29,12 @@ from treetune.episode_generators.values.critic import CriticValues
 from treetune.episode_generators.values.smoothed import Smoothed
 from treetune.models.export import read_policy
 from treetune.runtime.base import Checkpoints, PolicyIteration
+from treetune.runtime.commands import only_generate_episodes
 from treetune.runtime.session import Session
 from treetune.trainers.ranks import Ranks
 from treetune.vocabulary import joined
 
+PLAIN = {"type": "policy_iteration", "trainer": {"seed": 1}}
 ALONE = MonteCarlo(values=CriticValues())
 BESIDE = MonteCarlo(samples=2, values=ControlVariate())
 
@@ -51,7 +59,7 @@ def weights(config: PolicyIteration, what: str) -> dict[str, torch.Tensor]:
 def test_values_are_those_of_the_critic_before_the_iteration_that_trains_it(tmp_path: Path) -> None:
     config = run(tmp_path, ALONE)
     directory = directory_of(config)
-    with Session.open(config, {"type": "policy_iteration", "trainer": {"seed": 1}}, "analysis") as session:
+    with Session.open(config, PLAIN, "analysis") as session:
         for iteration in range(config.iterations):
             critic = critic_at(session, iteration)
             for episode in read_episodes(directory.iteration(iteration) / "episodes.arrow"):
@@ -90,6 +98,32 @@ def test_a_run_that_is_struck_while_it_credits_ends_with_the_same_bits(
     for what in ("policy", "critic"):
         one, other = weights(undisturbed, what), weights(again, what)
         assert all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+
+
+def test_episodes_that_are_generated_beforehand_have_the_critic_of_their_iteration(tmp_path: Path) -> None:
+    through = run(tmp_path / "one", BESIDE, iterations=2)
+    first = run(tmp_path / "two", BESIDE, iterations=1)
+    only_generate_episodes(replace(first, iterations=2), PLAIN)
+    episodes = directory_of(first).iteration(1) / "episodes.arrow"
+    expected = directory_of(through).iteration(1) / "episodes.arrow"
+    assert read_episodes(episodes) == read_episodes(expected)
+
+
+def test_analyses_lend_the_critic_of_their_point(tmp_path: Path) -> None:
+    methods = {"critic": ALONE, "beside": BESIDE}
+    analyzers = (
+        CreditBench(methods=methods, truth=ByEngine(samples=4), problems=2, checkpoints=(1,)),
+        GradientVariance(minibatch_size=2, checkpoints=(1,)),
+        AdvantageDistribution(),
+    )
+    config = run(tmp_path, ALONE)
+    names = ("credit_bench", "gradient_variance", "advantage_distribution")
+    plain = {**PLAIN, "analyzers": [{"type": name} for name in names]}
+    assert run_analyzers(replace(config, analyzers=analyzers), plain) == 0
+    folder = directory_of(config).analysis("credit_bench")
+    found = json.loads((folder / "result.json").read_text())["numbers"]["by_checkpoint"]["1"]["methods"]
+    assert found["critic"]["tokens_per_answer"] == 0 < found["beside"]["tokens_per_answer"]
+    assert found["critic"]["bias"]["value"] is not None
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,22 @@ def test_a_summary_is_what_its_definitions_say(problems: list[list[Answer]]) -> 
     assert summary["majority_vote"] == pytest.approx(votes / len(problems))
 
 
+def test_answers_whose_grader_extracts_nothing_have_no_majority() -> None:
+    """A reward function says that an answer is right, and not what it says: that is no vote against it."""
+    voting = trajectories([[(RIGHT, False, 1), (RIGHT, False, 1)], [("wrong", False, 1), (RIGHT, False, 1)]])
+    silent = [
+        replace(
+            one,
+            problem=replace(one.problem, id=f"silent/{one.problem.id}", domain="silent"),
+            grade=replace(one.grade, extracted=None),
+        )
+        for one in voting
+    ]
+    assert summarise(voting, 0)["majority_vote"] == 0.5
+    assert summarise(silent, 0)["majority_vote"] is None
+    assert summarise([*voting, *silent], 0)["majority_vote"] == 0.5
+
+
 def test_scores_of_a_recipe_change_no_share_of_right_answers() -> None:
     """Some give a little for a wrong answer, and more than 1 for a right one."""
     plain = trajectories([[(RIGHT, False, 1), ("wrong", False, 1)], [(None, True, 2), ("wrong", False, 1)]])

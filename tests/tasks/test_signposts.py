@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from treetune.tasks.signposts import SIGNS, Rule, Signposts
+from treetune.tasks.signposts import SIGNS, Rule, Signposts, SignpostsGrader
 from treetune.tasks.steps.lines import ends_of_lines
 from treetune.vocabulary import Problem
 
@@ -124,3 +126,21 @@ def test_no_problem_is_in_two_splits_and_the_held_out_ones_stay() -> None:
 def test_what_can_not_be_is_refused(settings: dict[str, int], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         signposts("all", **settings)
+
+
+def test_where_answers_have_to_be_whole_what_is_cut_short_is_none() -> None:
+    """A policy that leaves out what doesn't count would have nothing to wonder about."""
+    grader = SignpostsGrader(whole=True)
+    task = Signposts(
+        steps=1, period=1, rule="first", chatter=0, wandering=4, names=4, signs=12, grader=grader
+    )
+    lenient = replace(task, grader=SignpostsGrader())
+    for problem in task.problems("train")[:20]:
+        response = f"{problem.prompt.splitlines()[1][0]}{problem.gold}\nA1A1A1A1\n"
+        assert len(response) == len(task.demonstration(problem, 1))
+        assert task.grader.grade(response, problem).correct
+        assert task.decided(problem, response) == 1.0
+        first = response[:3]
+        assert lenient.grader.grade(first, problem).correct and lenient.decided(problem, first) == 1.0
+        assert not task.grader.grade(first, problem).correct and task.decided(problem, first) is None
+        assert not task.grader.grade(response + "A1", problem).correct

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,15 +56,17 @@ def evaluate(
     for chosen in sampler.session.config.evaluation.sets:
         if is_measured(directory, done, chosen):
             summary = read_record(directory.evaluation(done, chosen.label) / "summary.json", MEASURE_AGAIN)
-            for name in EVALUATED:
-                metrics[f"evaluation/{chosen.label}/{name}"] = summary[name]
+            metrics |= _known(f"evaluation/{chosen.label}/", summary)
             for domain, own in summary.get("domains", {}).items():
-                for name in EVALUATED:
-                    metrics[f"evaluation/{chosen.label}/{PREFIX}{domain}/{name}"] = own[name]
+                metrics |= _known(f"evaluation/{chosen.label}/{PREFIX}{domain}/", own)
             if summary.get("unavailable"):
                 metrics[f"evaluation/{chosen.label}/unavailable"] = float(summary["unavailable"])
             metrics |= evaluated(chosen.label, summary)
     return metrics
+
+
+def _known(beginning: str, summary: Mapping[str, Any]) -> Metrics:
+    return {beginning + name: summary[name] for name in EVALUATED if summary[name] is not None}
 
 
 def set_problems(config: PolicyIteration, chosen: EvaluationSet) -> list[Problem]:
@@ -236,7 +238,9 @@ def summarise(trajectories: Sequence[Trajectory], seed: int) -> dict:
     see `interval_of_mean`. pass@k for k = 1, 2, 4, … up to the number of samples n is the
     unbiased ``1 - C(n-c, k)/C(n, k)`` (Chen et al. 2021, eq. 1), c being the samples of full
     reward. Majority vote: the share of problems whose most frequent extracted answer (the first
-    of several) earned full reward; samples without an answer have no vote.
+    of several) earned full reward; samples without an answer have no vote. Where a grader says that an
+    answer is right and not what it says, there is no vote: problems of such a domain are left out, and it is
+    None where all are.
 
     What nobody could grade is no part of these: a problem has the samples that were graded, is left out
     of pass@k where it has fewer than k, and of everything where it has none. `unavailable` counts them.
@@ -253,6 +257,8 @@ def summarise(trajectories: Sequence[Trajectory], seed: int) -> dict:
     correct = [(len(group), sum(t.grade.correct for t in group)) for group in groups.values()]
     most = max(len(group) for group in groups.values())
     ks = [2**i for i in range(n.bit_length()) if 2**i <= min(n, most)]
+    silent = {t.problem.domain for t in trajectories if t.grade.correct and t.grade.extracted is None}
+    voting = [group for group in groups.values() if group[0].problem.domain not in silent]
     return {
         "n_problems": len(groups),
         "samples": n,
@@ -260,7 +266,7 @@ def summarise(trajectories: Sequence[Trajectory], seed: int) -> dict:
         "ci_low": low,
         "ci_high": high,
         "pass_at_k": {str(k): _mean_pass_at_k([one for one in correct if one[0] >= k], k) for k in ks},
-        "majority_vote": sum(_majority_is_right(group) for group in groups.values()) / len(groups),
+        "majority_vote": sum(map(_majority_is_right, voting)) / len(voting) if voting else None,
         "unfinished": sum(t.unfinished for t in trajectories) / len(trajectories),
         "mean_tokens": sum(len(t.response_ids) for t in trajectories) / len(trajectories),
         "unavailable": sum(not t.grade.is_known for t in trajectories),

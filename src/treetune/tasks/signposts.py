@@ -30,12 +30,17 @@ class SignpostsGrader(Grader):
     """Reads the choice on every line, its second character, and looks whether those that decide are right.
 
     The answer is correct where every one of the problem's groups of lines has a right choice on at least one
-    of them. A line that isn't there is wrong.
+    of them. A line that isn't there is wrong. Where an answer has to be `whole`, one that is not as long as
+    the teacher's is none: or else what is written behind the last line that counts could be left out.
     """
+
+    whole: bool = False
 
     isolation = "inline"
 
     def extract(self, response: str, problem: Problem) -> str | None:
+        if self.whole and len(response) != problem.data["length"]:
+            return None
         said = [line[1:2] or BLANK for line in response.split("\n")[: len(problem.gold)]]
         return "".join(said) if response else None
 
@@ -189,7 +194,8 @@ class Signposts(Task):
         right = [line[1:2] == gold for line, gold in zip(said[:chosen], problem.gold)]
         won = [any(right[line] for line in group if line < chosen) for group in groups(problem)]
         if all(won):
-            return 1.0
+            is_open = isinstance(self.grader, SignpostsGrader) and self.grader.whole
+            return None if is_open and len(response) != problem.data["length"] else 1.0
         lost = any(not good and group[-1] < chosen for good, group in zip(won, groups(problem), strict=True))
         return 0.0 if lost else None
 
@@ -225,6 +231,8 @@ def _problems(task: Signposts, split: Split) -> tuple[Problem, ...]:
 def _made(task: Signposts, place: str, prompts: Sequence[int]) -> tuple[Problem, ...]:
     right = [str(task.right(sign)) for sign in range(task.signs)]
     lines_of = task.groups()
+    length = task.steps * (3 + task.chatter)
+    length += task.wandering * 2 + 1 if task.wandering else 0
     decisive = {line for group in lines_of for line in group}
     problems = []
     for index, number in enumerate(prompts):
@@ -238,7 +246,7 @@ def _made(task: Signposts, place: str, prompts: Sequence[int]) -> tuple[Problem,
                 prompt=(f"{name}\n" if name else "")
                 + "".join(f"{SIGNS[sign]}{BLANK * (1 + task.chatter)}\n" for sign in signs),
                 gold="".join(gold),
-                data={"signs": signs, "groups": lines_of},
+                data={"signs": signs, "groups": lines_of, "length": length},
             )
         )
     return tuple(problems)
