@@ -2,11 +2,12 @@
 
     python scripts/credit_bench_models.py --output docs/results
 
-Three tasks (`signposts`: a fork, a late reward, slips), each with a model of 0.2 million weights that learns
-to write by demonstrations and then to choose by GRPO; its policies at the run's start, middle and end; 1,024
-answers of each, by the vLLM server; and the methods of configs/analyzers/credit_bench.jsonnet. True values
-take both ways wherever something is decided, so that they are exact but for what the model makes of the
-chatter between. What is done is left as it is, and what was interrupted goes on."""
+Three tasks (`signposts`: one choice and much wandering, a late reward, slips), each with a model of 0.2
+million weights that learns to write by demonstrations and then to choose by GRPO; its policies at the run's
+start, middle and end; 1,024 answers of each, by the vLLM server; and the methods of
+configs/analyzers/credit_bench.jsonnet. True values take both ways wherever something is decided, so that they
+are exact but for what the model makes of the chatter between. What is done is left as it is, and what was
+interrupted goes on."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from treetune.analyzers.credit_page import table
 from treetune.analyzers.figures import save
 
 ROOT = Path(__file__).resolve().parents[1]
-VARIANTS = ("fork", "late", "slips", "repair")
+VARIANTS = ("wandering", "late", "slips", "fork", "repair")
 STARTS = {"late": "fork"}
 """Whose start model a variant has, where it isn't its own."""
 PICTURE = "credit_bench_models"
@@ -45,9 +46,9 @@ def benched(directory: Path, variant: str) -> Mapping[str, Any]:
     """The result of the analysis, which is made where it isn't there."""
     own = f"configs/signposts/{variant}"
     run(directory, f"configs/signposts/{STARTS.get(variant, variant)}_sft.jsonnet", "run_iteration_loop")
-    run(directory, f"{own}_grpo.jsonnet", "run_iteration_loop")
-    run(directory, f"{own}_grpo.jsonnet,configs/signposts/bench.jsonnet", "run_analyzers")
-    found = directory / f"signposts/{variant}/grpo/analyses/credit_bench/result.json"
+    for command in ("run_iteration_loop", "run_analyzers"):
+        run(directory, f"{own}_grpo.jsonnet,configs/signposts/bench.jsonnet", command)
+    found = directory / f"signposts/{variant}/grpo_bench/analyses/credit_bench/result.json"
     result: Mapping[str, Any] = json.loads(found.read_text())
     return result
 

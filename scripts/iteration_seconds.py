@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import multiprocessing
 import os
 import platform
 import shutil
@@ -27,6 +28,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
@@ -48,6 +50,8 @@ from benchmarks.setting import (  # noqa: E402
 from treetune.runtime.base import PolicyIteration  # noqa: E402
 
 CHECKPOINT = ROOT / "experiments/quickstart/sft/checkpoints/last/policy"
+KINDS = 3
+"""Of answers, as `settings` has them."""
 STILL = 1e-12
 """A learning rate at which no weight in float32 moves."""
 BEFORE, AFTER, CHEAP = "two waves, K = 9", "pipelined, K = 9", "pipelined, smoothed over K = 3"
@@ -82,9 +86,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="treetune-iterations-") as workspace:
-        measured = [
-            measure(answers, options.problems * options.samples) for answers in settings(options, workspace)
-        ]
+        if not options.checkpoint:
+            options.checkpoint = CHECKPOINT if CHECKPOINT.is_dir() else quick_start_model(Path(workspace))
+        measured = []
+        for place in range(KINDS):
+            # DeepSpeed is begun once in a process.
+            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+                measured.append(process.submit(measure, place, options, workspace).result())
     report = {
         "cores": len(os.sched_getaffinity(0)),
         "processor": _processor(),
@@ -100,10 +108,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def settings(options: argparse.Namespace, workspace: str) -> Iterator[Answers]:
     folder = Path(workspace)
-    checkpoint = options.checkpoint or (CHECKPOINT if CHECKPOINT.is_dir() else None)
     setting = Setting(
         workspace=folder,
-        checkpoint=(checkpoint or quick_start_model(folder / "start")).resolve(),
+        checkpoint=options.checkpoint.resolve(),
         repeats=options.repeats,
         problems=options.problems,
         samples=options.samples,
@@ -116,7 +123,7 @@ def settings(options: argparse.Namespace, workspace: str) -> Iterator[Answers]:
         "experiment_name": "long-tailed",
         "model": {
             "type": "pretrained",
-            "name_or_path": str(long_tailed_model(short, folder / "long-tailed")),
+            "name_or_path": str(long_tailed_model(short, folder / "models/long-tailed")),
         },
         "context_length": TAIL_CONTEXT,
         "rollout+": {"max_tokens": tail},
@@ -133,14 +140,15 @@ def settings(options: argparse.Namespace, workspace: str) -> Iterator[Answers]:
     yield Answers("long-tailed, prefix cache on", words, cached, options.long_repeats, cached=True)
 
 
-def measure(answers: Answers, count: int) -> dict[str, Any]:
-    """All sides in turn, in one session with one engine."""
+def measure(place: int, options: argparse.Namespace, workspace: str) -> dict[str, Any]:
+    """All sides in turn, in one session with one engine, on the answers at this place of `settings`."""
     from treetune.episode_generators.values.smoothed import Smoothed
     from treetune.runtime.policy_server import PolicyServer
     from treetune.runtime.sampler import Sampler
     from treetune.runtime.session import Session
     from treetune.runtime.training import make_trainer
 
+    answers = list(settings(options, workspace))[place]
     print(f"{answers.name}: {answers.words}", file=sys.stderr, flush=True)
     credit = replace(answers.config.credit, samples=9)  # type: ignore[type-var]
     credits = {
@@ -176,7 +184,7 @@ def measure(answers: Answers, count: int) -> dict[str, Any]:
     return {
         "name": answers.name,
         "words": answers.words,
-        "answers": count,
+        "answers": options.problems * options.samples,
         "lengths": {"mean": fmean(lengths), "median": median(lengths), "most": max(lengths)},
         "repeats": answers.repeats,
         "sides": sides,

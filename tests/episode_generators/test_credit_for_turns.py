@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -22,6 +23,7 @@ from tests.episode_generators.turns import (
     rollout,
 )
 from tests.fake_engine import FakeEngine
+from treetune.episode_generators.base import GenerationContext
 from treetune.episode_generators.credit.gae import gae
 from treetune.episode_generators.credit.group import Group
 from treetune.episode_generators.credit.monte_carlo import MonteCarlo
@@ -29,7 +31,9 @@ from treetune.episode_generators.credit.rloo import Rloo
 from treetune.episode_generators.turns.states import TurnStates
 from treetune.episode_generators.values.base import Beginning, FixedBudget
 from treetune.inference.base import Completion, SamplingParams
+from treetune.inference.journal import JournaledEngine
 from treetune.tasks.environments.base import Environment, Turn
+from treetune.tasks.environments.journal import TurnJournal
 from treetune.tasks.environments.pool import EnvironmentPool
 from treetune.tasks.graders.base import Unavailable
 from treetune.tree import Tree, answers_of
@@ -178,6 +182,43 @@ class OftenClosed(Ladder):
         if COUNT["beginnings"] % 3 == 0:
             raise Unavailable("closed")
         return super().reset(problem, seed)
+
+
+def begun_with_answers(context: GenerationContext, credit: MonteCarlo) -> tuple[list[Tree], list[Episode]]:
+    """As a run carries it out."""
+    ahead = credit.ahead(context)
+    assert context.rollout is not None
+    problems = context.task.problems("train")
+    trees, _ = context.rollout.run(context if ahead is None else ahead.lent(context), problems)
+    return trees, credit.assign(replace(context, begun=None if ahead is None else ahead.begun), trees)[0]
+
+
+@pytest.mark.parametrize("environment", [Ladder(), LadderElsewhere()], ids=["inline", "process"])
+def test_begun_with_each_answer_turns_are_worth_the_same_and_nothing_more_is_sampled(
+    environment: Environment, pool: EnvironmentPool
+) -> None:
+    def made(pipelined: bool) -> tuple[list[Episode], Counter[tuple[tuple[int, ...], int]]]:
+        engine = turns.engine()
+        credit = MonteCarlo(samples=3, states=TurnStates(), pipelined=pipelined)
+        _, episodes = begun_with_answers(lent(Letters(environment=environment), engine, pool), credit)
+        return episodes, Counter((plain(one.prompt_ids), one.seed) for one in engine.asked)
+
+    assert made(True) == made(False)
+
+
+def test_what_environments_said_to_continuations_among_answers_outlives_a_crash(
+    pool: EnvironmentPool, tmp_path: Path
+) -> None:
+    task, credit = Letters(environment=Unsteady()), MonteCarlo(samples=3, states=TurnStates())
+
+    def journaled(engine: FakeEngine, name: str, *others: str) -> GenerationContext:
+        kept = JournaledEngine(engine, tmp_path / name, continuations=tmp_path / "credit")
+        said = TurnJournal(tmp_path / f"{name}.turns", [tmp_path / f"{one}.turns" for one in others])
+        return lent(task, kept, pool, turns=said)
+
+    trees, episodes = begun_with_answers(journaled(turns.engine(), "rollout"), credit)
+    again = journaled(turns.engine(fail_after=0), "credit", "rollout")
+    assert credit.assign(replace(again, begun={}), trees)[0] == episodes
 
 
 def test_continuations_that_nobody_could_judge_are_no_part_of_a_value(pool: EnvironmentPool) -> None:

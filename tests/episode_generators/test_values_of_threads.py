@@ -16,9 +16,12 @@ from tests.trees import answered
 from treetune.episode_generators.credit.monte_carlo import MonteCarlo
 from treetune.episode_generators.threads.parallel_threads import ParallelThreads
 from treetune.episode_generators.threads.states import ThreadStates
+from treetune.episode_generators.values.continuations import FreshContinuations
+from treetune.episode_generators.values.sequential import Sequential
+from treetune.episode_generators.values.valuation import ValueEstimator
 from treetune.inference.base import Request
 from treetune.tree import trees_of
-from treetune.vocabulary import Episode, Grade, Problem, Trajectory
+from treetune.vocabulary import Episode, Grade, Metrics, Problem, Trajectory
 
 FORK = "<Parallel><Outlines><Outline>1:;</Outline><Outline>2:;</Outline></Outlines>"
 CHANCE = {"main": 0.5, "1": 0.3, "2": 0.8, "end": 0.6}
@@ -53,6 +56,8 @@ def bits_of(text: str) -> tuple[int, ...]:
 
 
 class Pool:
+    has_services = False
+
     def submit(self, response: str, problem: Problem, **how: object) -> Future[Grade]:
         future: Future[Grade] = Future()
         future.set_result(Grade(reward(bits_of(response)), "ok"))
@@ -105,3 +110,30 @@ def test_what_is_known_is_not_sampled_again_and_equal_states_are_one() -> None:
 def test_no_value_depends_on_what_else_is_estimated() -> None:
     alone, together = credited(3, answers=1)[1], credited(3, answers=6)[1]
     assert alone == together[:1]
+
+
+@pytest.mark.parametrize("values", [FreshContinuations(), Sequential(error=0.1, most=6)])
+@pytest.mark.parametrize("order", [1, 2])
+def test_begun_with_each_answer_the_values_are_the_same_and_nothing_more_is_sampled(
+    values: ValueEstimator, order: int
+) -> None:
+    def made(pipelined: bool) -> tuple[list[Episode], Metrics, list[tuple[tuple[int, ...], int]], int]:
+        credit = MonteCarlo(samples=3, states=ThreadStates(), values=values, pipelined=pipelined)
+        rollout = ParallelThreads(samples=4, max_tokens=300)
+        engine = ScriptedEngine(script, order if pipelined else 0)
+        lent = context(engine=engine, context_length=4096, grader=Pool())
+        lent = replace(lent, rollout=rollout, sampling=rollout.sampling)
+        ahead = credit.ahead(lent)
+        problems = [Problem(id=f"train/{i}", prompt=";" * (i + 1), gold="") for i in range(2)]
+        trees, _ = rollout.run(lent if ahead is None else ahead.lent(lent), problems)
+        before = len(engine.requests)
+        begun = None if ahead is None else ahead.begun
+        episodes, metrics = credit.assign(replace(lent, begun=begun), trees)
+        asked = sorted((plain(one.prompt_ids), one.seed) for one in engine.requests)
+        return episodes, metrics, asked, len(engine.requests) - before
+
+    *expected, _ = made(False)
+    *found, later = made(True)
+    assert found == expected
+    # The first turn was over with the answers; what depends on its rewards comes after all of these.
+    assert (later == 0) == isinstance(values, FreshContinuations)

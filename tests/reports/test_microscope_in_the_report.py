@@ -70,6 +70,14 @@ def test_what_a_model_wrote_is_text(tmp_path: Path) -> None:
     assert text.count(HOSTILE) == 4, "as the id, the prompt, a step and a method's name"
 
 
+def test_a_step_that_begins_with_a_newline_is_one_line_and_an_end_token_is_seen(tmp_path: Path) -> None:
+    path = write_experiment(tmp_path / "run")
+    look(path, answer(**{"K=9": NINE}) | {"steps": ["\n<i>", ""]})
+    html, text = section(path)
+    assert "↵ &lt;i&gt;</span>" in html
+    assert "(end)" in text
+
+
 def test_without_an_analysis_the_runs_own_values_are_shown_with_their_intervals(tmp_path: Path) -> None:
     episodes = tuple(replace(one, step_errors=(0.1,) * len(one.step_ends)) for one in EPISODES)
     html, text = section(write_experiment(tmp_path / "run", episodes=episodes))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -118,3 +118,38 @@ def test_a_tied_head_is_written_out_and_adapters_need_one_whole_model(tmp_path: 
     whole = room_needed(model(tied=False), adapters_alone=False)
     assert room_needed(model(tied=True), adapters_alone=False) == whole
     assert room_needed(model(tied=False), adapters_alone=True) == whole / 2
+
+
+def test_weights_that_are_dealt_out_are_never_whole_on_the_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Policy and reference begin on the CPU, where what came to the device `meta` could not be read, and
+    DeepSpeed is given what is dealt out already."""
+    import deepspeed
+
+    dealt: list[bool] = []
+    real = deepspeed.initialize
+
+    def initialize(*, model: nn.Module, **rest: Any) -> Any:
+        dealt.append(all(hasattr(p, "ds_tensor") and p.numel() <= 1 for p in model.parameters()))
+        return real(model=model, **rest)
+
+    monkeypatch.setattr(deepspeed, "initialize", initialize)
+    config = small(tmp_path, trainer=replace(BF16, zero_stage=3))
+    with Session.open(config, {}) as session:
+        session.model = StartModel(config, A_GPU)
+        trainer = make_trainer(session)
+        assert dealt == [True, True]
+        assert trainer.reference is not None
+        pairs = [((3, 4), (5, 6, 7))]
+        before = trainer.score(pairs, 1.0)
+        with trainer.reference() as reference:
+            assert trainer.scorer.answer_logprobs(reference, pairs, 1.0) == before
+
+
+def test_ranks_that_share_matrices_are_given_them_from_the_cpu() -> None:
+    def deals(**settings: Any) -> bool:
+        return replace(BF16, **settings).deals_weights_out
+
+    assert deals(zero_stage=3) and deals(tensor_parallel_size=2)
+    assert not deals(zero_stage=2)

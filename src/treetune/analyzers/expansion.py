@@ -175,7 +175,8 @@ class _Batch:
         import numpy as np
 
         self.ways = [way for way in self.ways if not self._is_over(way)]
-        chances_BV = self.steps.begin(np.stack([whole_ids(one) for one in self.places]))
+        if self.ways:
+            chances_BV = self.steps.begin(np.stack([whole_ids(one) for one in self.places]))
         while self.ways:
             self.ways = [way for way in self._next(chances_BV) if not self._is_over(way)]
             if self.ways:

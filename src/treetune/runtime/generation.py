@@ -30,6 +30,7 @@ from treetune.runtime.sampler import Sampler
 from treetune.runtime.session import Session
 from treetune.runtime.stop_after import ANSWERS
 from treetune.tasks.drawing import Drawing
+from treetune.tasks.environments.journal import SUFFIX
 from treetune.tree import Tree, answers_of, trees_of
 from treetune.vocabulary import Episode, Metrics, Trajectory
 
@@ -191,6 +192,7 @@ def _credit(
     out."""
     session, config = sampler.session, sampler.session.config
     folder = session.directory.iteration(iteration)
+    earlier = _journal(sampler, folder, "rollout")
     with (
         _counted(sampler, "credit", clock),
         sampler.phase(f"iteration {iteration + 1}: credit", "continuations") as show,
@@ -200,6 +202,8 @@ def _credit(
             seed=config.seed,
             iteration=iteration,
             journal=_journal(sampler, folder, "credit") if config.credit.needs_engine else None,
+            # What environments said to continuations among answers lies with what they said to these.
+            journals=[earlier] if earlier is not None and earlier.with_suffix(SUFFIX).is_file() else (),
             progress=show,
             memory=memory,
         )

@@ -14,13 +14,6 @@ if TYPE_CHECKING:
     from treetune.models.sources import ModelSource
 
 
-def cast_parameters(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """In place. Buffers stay as they are: in bfloat16, the frequencies of rotary embeddings would turn the
-    1000th position by half a radian."""
-    for parameter in model.parameters():
-        parameter.data = parameter.data.to(dtype)
-
-
 class StartModel:
     """Tokenizer, codec and fresh copies of the experiment's start model, on this rank's device.
 
@@ -38,7 +31,7 @@ class StartModel:
         """A fresh copy in the trainer's precision, on `device` (None: this rank's)."""
         config = self._config
         model = self.source.load_model(config.seed, config.task.alphabet)
-        from treetune.trainers.deepspeed_model import torch_dtype
+        from treetune.trainers.deepspeed_model import cast_parameters, torch_dtype
 
         rows = model.get_input_embeddings().num_embeddings
         if len(self.tokenizer) > rows:
@@ -50,7 +43,7 @@ class StartModel:
         return model.to(device=device or self._device)
 
     def on_cpu(self) -> PreTrainedModel:
-        """A fresh copy for whoever writes it down: it takes nothing of the accelerator's memory."""
+        """A fresh copy for who writes it down or deals it out: it takes nothing of the device's memory."""
         import torch
 
         return self.load(torch.device("cpu"))

@@ -28,7 +28,7 @@ def make_trainer(session: Session) -> PolicyTrainer:
     config = session.config
     return PolicyTrainer(
         config.trainer,
-        session.model.load,
+        session.model.on_cpu if config.trainer.deals_weights_out else session.model.load,
         ranks=session.ranks,
         seed=config.seed,
         temperature=session.temperature,

@@ -169,16 +169,17 @@ def refreshed(plan: Plan) -> Plan:
 
 def with_seeds(plan: Plan, wanted: Mapping[str, Sequence[int]]) -> Plan:
     """The plan with these seeds of its experiments besides, and of those that they need."""
-    table, missing = (
-        plan.table,
-        dict.fromkeys(key for name in wanted for key in _all_needed(plan.table, name, wanted[name])),
-    )
+    table = plan.table
+    missing = dict.fromkeys(key for name in wanted for key in _all_needed(table, name, wanted[name]))
     there = {run.key for run in plan.runs}
     added = [replace(plan.of(name)[0], seed=seed) for name, seed in missing if (name, seed) not in there]
     if not added:
         return plan
     places = {name: place for place, name in enumerate(table.order())}
-    runs = sorted([*plan.runs, *added], key=lambda run: (table.seeds.index(run.seed), places[run.name]))
+    shared = [run for run in plan.runs if run.recipe.shared]
+    own = [run for run in [*plan.runs, *added] if not run.recipe.shared]
+    own.sort(key=lambda run: (table.seeds.index(run.seed), places[run.name]))
+    runs = [*shared, *own]  # who is shared needs nobody that isn't
     return Plan(table, runs, {**plan.statuses, **{run.key: inspect(run) for run in added}})
 
 
@@ -208,13 +209,13 @@ def make_plan(table: Reproduction) -> Plan:
 def _runs(table: Reproduction) -> Iterator[PlannedRun]:
     """Seed by seed, so that a table of fewer seeds is complete as early as possible."""
     base, found = Path(table.directory), _configurations(table)
-    first = table.seeds[0]
-    shared = {name: first for name, recipe in table.experiments.items() if recipe.shared}
+    shared = {name: recipe.seed for name, recipe in table.experiments.items() if recipe.shared}
     for seed in table.seeds_of_all_rows:
         for name, (config, root, wrong) in found.items():
             recipe, readings = table.experiments[name], _read_by(table, name)
-            if seed == first or not recipe.shared:
-                yield PlannedRun(name, seed, recipe, base, config, wrong, *readings, root=root, shared=shared)
+            if seed == table.seeds[0] or not recipe.shared:
+                own = shared.get(name, seed)
+                yield PlannedRun(name, own, recipe, base, config, wrong, *readings, root=root, shared=shared)
 
 
 Checked = tuple[dict[str, Any] | None, PolicyIteration | None, str | None]
@@ -225,7 +226,8 @@ def _configurations(table: Reproduction) -> dict[str, Checked]:
     """Of each experiment with the first seed, in the order in which they can be run."""
     base = Path(table.directory)
     environments = {
-        name: run_environment(base, recipe, table.seeds[0]) for name, recipe in table.experiments.items()
+        name: run_environment(base, recipe, recipe.seed if recipe.shared else table.seeds[0])
+        for name, recipe in table.experiments.items()
     }
     found = {
         name: _checked(table.experiments[name], environments[name], *_read_by(table, name))

@@ -20,7 +20,7 @@ PanelAxis = Literal["iterations", "tokens", "seconds", "steps"]
 @dataclass(frozen=True, kw_only=True)
 class TableExperiment:
     """One experiment, run once for every seed of the table: ``--configs`` and ``--override``. One that is
-    `shared` is run once in all, with the first seed, below ``<directory>/shared``: what every method and seed
+    `shared` is run once in all, with `seed`, below ``<directory>/shared``: what every method and seed
     starts from.
 
     `needs` are the experiments (by their names in the table) that must be finished before, such as
@@ -35,6 +35,8 @@ class TableExperiment:
     """Objects, as behind ``--override``."""
     needs: tuple[Name, ...] = ()
     shared: bool = False
+    seed: Annotated[int, Ge(0)] = 1
+    """Of an experiment that is shared; others have the table's."""
     seconds_per_iteration: Annotated[float, Gt(0)] | None = None
     seconds_per_run: Annotated[float, Gt(0)] | None = None
     estimated_from: str | None = None

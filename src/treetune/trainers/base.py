@@ -150,6 +150,11 @@ class Trainer(Part):
         return self.objective.needs_reference or (self.measure_kl and self.objective.measures_kl)
 
     @property
+    def deals_weights_out(self) -> bool:
+        """Whether each rank is given a part of the weights (ZeRO-3, AutoTP): no device need hold them all."""
+        return self.zero_stage == 3 or self.tensor_parallel_size > 1
+
+    @property
     def model_parallel_size(self) -> int:
         """How many neighbouring ranks are given the same micro-batches and run the model together."""
         return self.sequence_parallel_size * self.tensor_parallel_size

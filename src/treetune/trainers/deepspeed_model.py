@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -40,9 +41,10 @@ class DeepSpeedModel:
         self._norm: Tensor | None = None
         self.aside = Aside()
         without_dropout(module)
-        self.engine, *_ = deepspeed.initialize(
-            model=module, model_parameters=_groups(module, settings), config=_config(settings, ranks)
-        )
+        config, groups = _config(settings, ranks), _groups(module, settings)
+        if settings.zero_stage == 3 and not settings.offload_parameters:
+            deal_out(module, config, settings)
+        self.engine, *_ = deepspeed.initialize(model=module, model_parameters=groups, config=config)
         if settings.zero_stage == 0 and settings.precision == "float32":
             # DeepSpeed clips here and forgets the norm that it clipped by.
             self.engine.clip_fp32_gradients = self._clip
@@ -173,6 +175,37 @@ def _only_data() -> Iterator[None]:
     only = patch.dict(os.environ, {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"})
     with only, torch.serialization.safe_globals(kept):
         yield
+
+
+def deal_out(module: nn.Module, config: Mapping[str, Any], settings: Trainer) -> None:
+    """Gives each rank its part of the weights (ZeRO-3), one weight after the other: what is on the CPU never
+    lies on the device whole. The first rank's weights count. Collective."""
+    import deepspeed
+
+    dtype = torch_dtype(settings.precision)
+    cast_parameters(module, dtype)  # adapters may have come in float32
+    # Its own linear layers would take the place of PyTorch's for every model of the process.
+    deepspeed.zero.Init(module=module, config_dict_or_path=config, dtype=dtype, mem_efficient_linear=False)
+
+
+def frozen(module: nn.Module, settings: Trainer, ranks: Ranks) -> Any:
+    """A module that isn't trained, its weights dealt out over the ranks as a policy's are under ZeRO-3.
+    Called like the module. Collective."""
+    import deepspeed
+
+    config = _config(replace(settings, offload_optimizer=False, offload_parameters=False), ranks)
+    del config["optimizer"]
+    deal_out(module, config, settings)
+    engine, *_ = deepspeed.initialize(model=module, config=config)
+    engine.eval()
+    return engine
+
+
+def cast_parameters(module: nn.Module, dtype: torch.dtype) -> None:
+    """In place. Buffers stay as they are: in bfloat16, the frequencies of rotary embeddings would turn the
+    1000th position by half a radian."""
+    for parameter in module.parameters():
+        parameter.data = parameter.data.to(dtype)
 
 
 def without_dropout(module: nn.Module) -> None:

@@ -17,7 +17,7 @@ from treetune.models.sequence_parallel import SequenceParallel
 from treetune.models.tree_attention import attach_tree_attention
 from treetune.seeds import derive_seed
 from treetune.trainers.base import Trainer
-from treetune.trainers.deepspeed_model import DeepSpeedModel
+from treetune.trainers.deepspeed_model import DeepSpeedModel, frozen
 from treetune.trainers.ranks import Ranks
 
 Reference = Callable[[], AbstractContextManager[Callable[..., Any]]]
@@ -64,7 +64,8 @@ class ModelFactory:
 
     def reference(self, policy: Callable[[], DeepSpeedModel]) -> Reference:
         """The start model as it stays. Where adapters are trained, it is in `policy` (the present one)
-        already; else it is a model of its own, on the CPU while it isn't needed if so set.
+        already; else it is a model of its own, on the CPU while it isn't needed if so set, or else dealt out
+        over the ranks where the policy's weights are (ZeRO-3).
         """
         if self.settings.lora is not None:
 
@@ -75,6 +76,9 @@ class ModelFactory:
 
             return without_adapters
         model = PolicyModule(self._attached(self.load_model()), self.parallel).requires_grad_(False).eval()
+        if self.settings.zero_stage == 3 and not self.settings.offload_reference:
+            shared = frozen(model, self.settings, self.ranks)
+            return lambda: nullcontext(shared)
         if self.settings.offload_reference:
             return visiting(model, self.ranks.device)
         model.to(self.ranks.device)

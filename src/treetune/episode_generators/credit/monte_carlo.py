@@ -89,10 +89,10 @@ class MonteCarlo(Credit):
 
     An answer's continuations are asked for as soon as it is graded, while others are still sampled, as far as
     `values` knows what it wants of an answer whatever the others are; answers go before them. With
-    `pipelined` false, and where the rollout writes whole answers again (states ``threads`` and ``turns``),
-    they are asked for when all answers are there. The numbers are the same, and so is what is sampled:
-    nothing for answers that nobody could grade, and for all others, since every answer gets its credit before
-    a selection leaves any out (those of groups that ``until_mixed`` counts as dropped too).
+    `pipelined` false they are asked for when all answers are there. The numbers are the same, and so is what
+    is sampled: nothing for answers that nobody could grade, and continuations of all others, since every
+    answer gets its credit before a selection leaves any out (those of groups that ``until_mixed`` counts as
+    dropped too).
 
     Continuations that nobody could grade don't count. A state without any other is no state: the steps on
     its two sides are credited as one, which is coarser and still unbiased. Answers whose prompt has no
@@ -166,7 +166,7 @@ class MonteCarlo(Credit):
         return {name: value for name, value in given.items() if value is not None}
 
     def ahead(self, context: GenerationContext) -> Ahead | None:
-        if not (self.pipelined and self.states.begins and self.values.first_states(1)):
+        if not (self.pipelined and self.states.begins(context) and self.values.first_states(1)):
             return None
         return Ahead(
             rule=self.states,

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from treetune.contracts import Experiment, Finding
 from treetune.episode_generators.base import GenerationContext, Rollout
+from treetune.inference.base import Completion, Later, Request
 from treetune.models.tokenizer import step_ends
 from treetune.tasks.base import Task
-from treetune.vocabulary import FinishReason, Grade, Problem, TokenIds
+from treetune.vocabulary import FinishReason, Grade, Problem, TokenIds, Trajectory
 
 T = TypeVar("T")
+
+
+class Growth(NamedTuple):
+    """Answers on their way: what to sample first, who takes what was sampled and says what follows, and the
+    graded answers once nothing does."""
+
+    requests: Sequence[Request | Later]
+    on_result: Callable[[int, list[Completion]], Sequence[Request | Later]]
+    answers: Callable[[], list[Trajectory]]
 
 
 def rank_share(context: GenerationContext, problems: Sequence[Problem]) -> Sequence[Problem]:

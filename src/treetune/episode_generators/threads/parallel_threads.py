@@ -16,6 +16,7 @@ from treetune.episode_generators.base import GenerationContext, Rollout
 from treetune.episode_generators.metrics import trajectory_metrics
 from treetune.episode_generators.numbers import measured
 from treetune.episode_generators.rollout.answers import (
+    Growth,
     check_lengths,
     check_prompts,
     check_sampling,
@@ -196,6 +197,13 @@ class ParallelThreads(Rollout):
         answer does not depend on what else is sampled, nor on the order in which anything comes in.
         """
         assert context.engine is not None, "a rollout that samples needs an engine"
+        growth = self.growing(context, starts)
+        if growth.requests:
+            context.engine.generate(growth.requests, growth.on_result)
+        return growth.answers()
+
+    def growing(self, context: GenerationContext, starts: Sequence[Start]) -> Growth:
+        """The same, for whoever has the engine."""
         glue, limits = Glue.of(context.codec, self.conclusion), self.limits
         growing: dict[int, ForkJoin] = {}
         grown: dict[int, tuple[Trajectory, Future[Grade]]] = {}
@@ -224,6 +232,8 @@ class ParallelThreads(Rollout):
             decided = is_decided(trajectory.finish_reason, self.unfinished_reward)
             grade = context.grader.submit(trajectory.text, start.problem, decided=decided)
             grown[place] = trajectory, grade
+            if context.on_answer is not None:
+                context.on_answer(trajectory, grade)
             context.progress(len(grown), len(starts))
 
         def on_result(index: int, completions: list[Completion]) -> list[Request]:
@@ -233,21 +243,22 @@ class ParallelThreads(Rollout):
             place, call = place_and_call
             return sampled(place, growing[place].receive(call, completions[0]))
 
+        def graded() -> list[Trajectory]:
+            assert len(grown) == len(starts), "the engine reports every request"
+            return [
+                replace(
+                    trajectory,
+                    grade=with_unfinished(grade.result(), trajectory.finish_reason, self.unfinished_reward),
+                )
+                for trajectory, grade in (grown[place] for place in range(len(starts)))
+            ]
+
         requests = []
         for place, start in enumerate(starts):
             budget = token_budget(context, start.prompt_ids, self._budget(context, start.problem))
             growing[place] = ForkJoin(glue, limits, start.prompt_ids, budget)
             requests += sampled(place, growing[place].begin())
-        if requests:
-            context.engine.generate(requests, on_result)
-        assert len(grown) == len(starts), "the engine reports every request"
-        return [
-            replace(
-                trajectory,
-                grade=with_unfinished(grade.result(), trajectory.finish_reason, self.unfinished_reward),
-            )
-            for trajectory, grade in (grown[place] for place in range(len(starts)))
-        ]
+        return Growth(requests, on_result, graded)
 
     def _budget(self, context: GenerationContext, problem: Problem) -> int:
         return context.task.of(problem).sampling(self.sampling).max_tokens

@@ -12,7 +12,7 @@ from treetune.contracts import Forks, Need
 from treetune.episode_generators.base import GenerationContext
 from treetune.episode_generators.threads.parallel_threads import Fixed, ParallelThreads, Start
 from treetune.episode_generators.values.base import Beginning, Budget, Estimate, StateRule, Steps
-from treetune.episode_generators.values.whole_answers import estimated
+from treetune.episode_generators.values.whole_answers import BegunAnswers, estimated
 from treetune.inference.base import SamplingParams
 from treetune.seeds import derive_seed
 from treetune.vocabulary import Branch, Segment, Trajectory
@@ -67,6 +67,26 @@ class ThreadStates(StateRule):
             place += sampled
         return Steps(trajectory.step_ends, of_segments, value_of, error_of)
 
+    def begins(self, context: GenerationContext) -> bool:
+        # What services do for values is counted with the values, whose phase comes later.
+        return not context.grader.has_services
+
+    def begin(
+        self,
+        context: GenerationContext,
+        beginning: Beginning,
+        budget: Budget,
+        sampling: SamplingParams,
+        purpose: str,
+    ) -> BegunAnswers[Start]:
+        quiet = replace(context, progress=lambda done, total: None)  # which tells of the rollout's answers
+        return BegunAnswers(
+            beginning,
+            budget,
+            lambda beginning, again: _start(context, beginning, again, purpose),
+            partial(_rollout(context, sampling).growing, quiet),
+        )
+
     def estimate(
         self,
         context: GenerationContext,
@@ -75,17 +95,21 @@ class ThreadStates(StateRule):
         sampling: SamplingParams,
         purpose: str,
     ) -> list[Estimate]:
-        rollout = context.rollout
-        assert isinstance(rollout, ParallelThreads), "checked with the configuration"
-        rollout = replace(
-            rollout, temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k
-        )
+        begun = context.begun or {}
         return estimated(
             beginnings,
             budget,
             lambda beginning, again: _start(context, beginning, again, purpose),
-            partial(rollout.answers, context),
+            partial(_rollout(context, sampling).answers, context),
+            [begun.get((one.key, sampling, purpose)) for one in beginnings],
         )
+
+
+def _rollout(context: GenerationContext, sampling: SamplingParams) -> ParallelThreads:
+    """What writes the answers, sampled so."""
+    rollout = context.rollout
+    assert isinstance(rollout, ParallelThreads), "checked with the configuration"
+    return replace(rollout, temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k)
 
 
 def _start(context: GenerationContext, beginning: Beginning, again: int, purpose: str) -> Start:

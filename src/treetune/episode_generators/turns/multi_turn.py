@@ -15,6 +15,7 @@ from treetune.episode_generators.base import GenerationContext, Rollout
 from treetune.episode_generators.metrics import trajectory_metrics
 from treetune.episode_generators.numbers import measured
 from treetune.episode_generators.rollout.answers import (
+    Growth,
     before_stop,
     check_lengths,
     check_prompts,
@@ -184,6 +185,13 @@ class MultiTurn(Rollout):
         comes in.
         """
         assert context.engine is not None, "a rollout that samples needs an engine"
+        growth = self.growing(context, starts)
+        if growth.requests:
+            context.engine.generate(growth.requests, growth.on_result)
+        return growth.answers()
+
+    def growing(self, context: GenerationContext, starts: Sequence[Start]) -> Growth:
+        """The same, for whoever has the engine."""
         growing = {place: self._begun(context, start) for place, start in enumerate(starts)}
         grown: dict[int, tuple[Conversation, Future[Grade]]] = {}
         # The request number i is of the start number `asked[i]`.
@@ -212,8 +220,11 @@ class MultiTurn(Rollout):
             if call is None:
                 play.end()
                 del growing[place]
-                grown[place] = conversation, self._graded(context, starts[place], conversation)
+                grade = self._graded(context, starts[place], conversation)
+                grown[place] = conversation, grade
                 context.progress(len(grown), len(starts))
+                if context.on_answer is not None:
+                    context.on_answer(self._ungraded(context, starts[place], conversation), grade)
                 return []
             asked.append(place)
             stop = conversation.limits.stop
@@ -230,12 +241,14 @@ class MultiTurn(Rollout):
         requests: list[Request | Later] = []
         for place, start in enumerate(starts):
             requests += followed(place, growing[place][1].begun) if start.begun else sampled(place)
-        if requests:
-            context.engine.generate(requests, on_result)
-        if context.turns is not None:
-            context.turns.close()
-        assert len(grown) == len(starts), "the engine reports every request"
-        return [self._trajectory(context, start, *grown[place]) for place, start in enumerate(starts)]
+
+        def graded() -> list[Trajectory]:
+            if context.turns is not None:
+                context.turns.close()
+            assert len(grown) == len(starts), "the engine reports every request"
+            return [self._trajectory(context, start, *grown[place]) for place, start in enumerate(starts)]
+
+        return Growth(requests, on_result, graded)
 
     def _begun(self, context: GenerationContext, start: Start) -> tuple[Conversation, Play]:
         task = context.task.of(start.problem)
@@ -310,6 +323,14 @@ class MultiTurn(Rollout):
             message = (
                 "cut off by max_turns" if conversation.events["turns_spent"] else "cut off by max_tokens"
             )
+        return replace(
+            self._ungraded(context, start, conversation),
+            grade=replace(grade, reward=sum(rewards), outcome=outcome, message=message),
+            step_rewards=tuple(rewards) if any(rewards[:-1]) else (),
+        )
+
+    def _ungraded(self, context: GenerationContext, start: Start, conversation: Conversation) -> Trajectory:
+        assert conversation.finish is not None
         response_ids = joined([segment.token_ids for segment in conversation.segments])
         return Trajectory(
             problem=start.problem,
@@ -318,10 +339,9 @@ class MultiTurn(Rollout):
             segments=tuple(conversation.segments),
             finish_reason=conversation.finish,
             text=context.codec.decode(response_ids),
-            grade=replace(grade, reward=sum(rewards), outcome=outcome, message=message),
+            grade=Grade(reward=0.0, outcome="no_answer"),  # until it has been graded
             step_ends=conversation.step_ends,
             numbers=_numbers(conversation),
-            step_rewards=tuple(rewards) if any(rewards[:-1]) else (),
         )
 
 

@@ -142,9 +142,9 @@ class StateRule(Registrable):
         ends = (*tuple(self.step_starts(trajectory))[1:], trajectory.step_ends[-1])
         return Steps(ends, advantages, values, errors)
 
-    begins: bool = False
-    """Whether a state can be gone on from before all answers are there: `begin`. Not where the rollout writes
-    whole answers again, which it does for all states at once."""
+    def begins(self, context: GenerationContext) -> bool:
+        """Whether a state can be gone on from before all answers are there: `begin`."""
+        return False
 
     def begin(
         self,

@@ -21,7 +21,9 @@ class OneLineStates(StateRule):
     """Anywhere in answers whose tokens were each sampled after all before it. Rules say where."""
 
     needs = (Need(OneLine(), "it continues answers from their beginnings", STATES_REMEDY),)
-    begins = True
+
+    def begins(self, context: GenerationContext) -> bool:
+        return True
 
     def begin(
         self,

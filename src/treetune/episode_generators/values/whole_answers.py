@@ -3,13 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import Generic, TypeVar
 
-from treetune.episode_generators.values.base import Beginning, Budget, Estimate
+from treetune.episode_generators.rollout.answers import Growth
+from treetune.episode_generators.values.base import Beginning, Budget, Estimate, OpenState
+from treetune.inference.base import CONTINUATIONS, Completion, Later, Request
 from treetune.vocabulary import Trajectory
 
 Start = TypeVar("Start")
+
+
+@dataclass
+class BegunAnswers(OpenState, Generic[Start]):
+    """The first turn's answers through a state, written while others are sampled. Further turns wait until
+    all answers are there."""
+
+    beginning: Beginning
+    budget: Budget
+    start: Callable[[Beginning, int], Start]
+    growing: Callable[[Sequence[Start]], Growth]
+    growth: Growth | None = None
+
+    def ask(self) -> list[Request | Later]:
+        if self.growth is not None:
+            return []
+        count = self.budget.ask(0, lambda: ())
+        self.growth = self.growing([self.start(self.beginning, again) for again in range(count)])
+        return _behind_answers(self.growth.requests)
+
+    def answered(self, index: int, completions: list[Completion]) -> list[Request | Later]:
+        assert self.growth is not None, "asked before it was answered"
+        return _behind_answers(self.growth.on_result(index, completions))
+
+
+def _behind_answers(requests: Sequence[Request | Later]) -> list[Request | Later]:
+    return [
+        Later(one.ready, partial(_heard, one))
+        if isinstance(one, Later)
+        else replace(one, priority=CONTINUATIONS)
+        for one in requests
+    ]
+
+
+def _heard(later: Later) -> list[Request | Later]:
+    return _behind_answers(later.requests())
 
 
 def estimated(
@@ -17,13 +56,19 @@ def estimated(
     budget: Budget,
     start: Callable[[Beginning, int], Start],
     answers: Callable[[Sequence[Start]], Sequence[Trajectory]],
+    begun: Sequence[BegunAnswers[Start] | None] = (),
 ) -> list[Estimate]:
     """What answers through each state earn. `start` says how the answer of that number goes on from a state,
-    and `answers` writes those of many starts, in their order."""
+    and `answers` writes those of many starts, in their order. `begun` are the states whose first turn was
+    written already."""
     found: list[list[Trajectory]] = [[] for _ in beginnings]
-    waiting, turn = list(range(len(beginnings))), 0
+    for place, one in enumerate(begun):
+        if one is not None and one.growth is not None and one.budget == budget:
+            found[place] += one.growth.answers()
+    turns = [int(bool(of_state)) for of_state in found]
+    waiting = list(range(len(beginnings)))
     while waiting:
-        counts = {place: budget.ask(turn, partial(_rewards, found[place])) for place in waiting}
+        counts = {place: budget.ask(turns[place], partial(_rewards, found[place])) for place in waiting}
         owners = [place for place, count in counts.items() for _ in range(count)]
         starts = [
             start(beginnings[place], len(found[place]) + again)
@@ -32,7 +77,9 @@ def estimated(
         ]
         for place, answer in zip(owners, answers(starts), strict=True):
             found[place].append(answer)
-        waiting, turn = [place for place in waiting if counts[place]], turn + 1
+        waiting = [place for place in waiting if counts[place]]
+        for place in waiting:
+            turns[place] += 1
     return [_estimate(*of_state, budget) for of_state in zip(beginnings, found, strict=True)]
 
 

@@ -139,7 +139,7 @@ def _answer(row: Mapping[str, Any], costs: Mapping[str, Mapping[str, float]]) ->
             for value, advantage in zip(credit["values"], credit["advantages"], strict=True)
         ]
         cost = costs.get(name)
-        tokens = "" if cost is None else f"{cost['tokens_per_answer']:.0f} tokens an answer"
+        tokens = f"{cost['tokens_per_answer']:.0f} tokens an answer" if cost else ""
         methods.append({"name": name, "cost": tokens, "cells": cells})
     return {
         "answer": row["answer"],
@@ -147,9 +147,16 @@ def _answer(row: Mapping[str, Any], costs: Mapping[str, Mapping[str, float]]) ->
         "correct": row["correct"],
         "earned": f"reward {number(row['reward'])}",
         "unfinished": row["unfinished"],
-        "steps": [*zip((plain([text]) for text in row["steps"]), methods[0]["cells"], strict=True)],
+        "steps": [*zip(map(_text, row["steps"]), methods[0]["cells"], strict=True)],
         "methods": methods,
     }
+
+
+def _text(step: str) -> str:
+    """As HTML: where a step begins with the end of the line before, its own stays one line; the end token has
+    no text."""
+    begins = step.startswith("\n") and len(step) > 1
+    return "↵ " * begins + plain([step[1:] if begins else step]) if step else "(end)"
 
 
 def _value(shown: Mapping[str, Any] | None) -> dict[str, Any] | None:
