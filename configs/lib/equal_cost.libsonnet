@@ -39,7 +39,7 @@ function(name)
     rollout: { type: 'single_turn', samples: 8, max_tokens: max_tokens },
     problems_per_iteration: 16,
     trainer+: { learning_rate: 1e-3, schedule: { type: 'warmup', steps: 3 }, measure_kl: false },
-    iterations: 1000,
+    iterations: 150,
     stop_after: { sampled_tokens: budget },
   } + (import '../methods/ppo_group_credit.jsonnet');
   { start:: start, on_policy:: on_policy }
