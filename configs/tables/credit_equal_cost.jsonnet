@@ -71,6 +71,7 @@ local task = 'wandering';
   ],
   notes: [
     'Answers to held-out problems are sampled as in training (temperature 1).',
+    'All have one learning rate; credit_equal_cost_rates tries three of them with GRPO and VinePPO.',
     'RestEM and DPO-positive choose among epochs on validation; its answers are not among the budget.',
   ],
 }

@@ -1,6 +1,6 @@
 // The learning rate of credit_equal_cost: GRPO and VinePPO (K = 3) at three rates, on seeds that the table doesn't use.
 local table = import 'credit_equal_cost.jsonnet';
-local rates = ['3e-4', '6e-4', '1e-3'];
+local rates = ['1e-4', '3e-4', '1e-3'];
 local methods = { grpo: 'GRPO', vineppo_3: 'VinePPO, K = 3' };
 local at(name, rate) = '%s_%s' % [name, rate];
 table {

@@ -2,27 +2,51 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.fake_engine import FakeEngine
 from tests.runtime import in_process
-from tests.runtime.in_process import FakeSettings, directory_of, raises_after, sampled_requests, train
+from tests.runtime.in_process import TASK, FakeSettings, directory_of, raises_after, sampled_requests, train
 from treetune.episode_generators.credit.tree import TreeCredit
 from treetune.episode_generators.rollout.tree import TreeRollout
 from treetune.episode_generators.storage import read_episodes, read_trajectories
 from treetune.episode_generators.trees.at_states import AtStates
 from treetune.episode_generators.trees.least_sure import LeastSure
 from treetune.episode_generators.values.every_n_tokens import EveryNTokens
-from treetune.inference.base import EngineError
+from treetune.inference.base import Engine, EngineError
 from treetune.inference.settings import Engines
+from treetune.models.characters import character_tokenizer
 from treetune.models.export import read_policy
 from treetune.runtime import generation
 from treetune.runtime.base import PolicyIteration
 from treetune.tree import trees_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfTheModel(FakeSettings):
+    """Engines that sample from the model that the trainer begins with."""
+
+    def start(self, model_directory: Path, log_directory: Path, **rest: Any) -> Engine:
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        model = AutoModelForCausalLM.from_pretrained(model_directory).eval()
+
+        def probabilities(token_ids: tuple[int, ...], version: int) -> list[float]:
+            with torch.no_grad():
+                logits = model(torch.tensor([token_ids])).logits[0, -1].double()
+            return logits.softmax(-1).tolist()
+
+        tokenizer = character_tokenizer(TASK.alphabet(), 64)
+        engine = FakeEngine(probabilities, tokenizer.eos_token_id)
+        self.engines.append(engine)
+        return engine
+
 
 AT_STATES = AtStates(states=EveryNTokens(tokens=3), ways=(2, 2))
 
@@ -90,3 +114,14 @@ def test_the_update_is_that_of_rows_run_one_by_one_where_shared_tokens_are_compu
         policy, _ = read_policy(directory_of(config).checkpoint(1) / "policy")
         found.append(np.concatenate([policy[name].float().numpy().ravel() for name in sorted(policy)]))
     assert np.abs(found[0] - found[1]).max() < 1e-6
+
+
+@pytest.mark.parametrize("layout", ["padded", "tree"])
+def test_the_trainer_gives_each_token_the_log_prob_that_it_was_sampled_with(
+    layout: str, tmp_path: Path
+) -> None:
+    config = small(tmp_path, engines=Engines(policy=OfTheModel()), iterations=1)
+    directory = train(replace(config, trainer=replace(config.trainer, layout=layout, epochs=2)))
+    (row,) = directory.read_metrics()
+    assert row["tree/shared"] > 0
+    assert row["engine/logprob_gap_max"] < 1e-4
