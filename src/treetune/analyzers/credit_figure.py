@@ -14,6 +14,10 @@ FREE = 0.5
 """Where methods stand on the logarithmic axis that sample nothing."""
 
 
+ALONE_INCHES = (7.2, 5.4)
+"""Of a single panel, with room for its legend."""
+
+
 def draw_credit(by_panel: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Figure:
     """A panel for each task or checkpoint, with a point for each method: the correlation of its advantages
     with the true ones over the tokens that it sampled for an answer."""
@@ -35,5 +39,7 @@ def draw_credit(by_panel: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Figu
         one.axvline(FREE * 1.4, color="#bbbbbb", linewidth=0.8, linestyle=":")
         one.set_xlabel("tokens sampled for the credit of an answer (left of the line: none)", fontsize=8)
         one.set_ylabel("correlation with true advantages (up is better)", fontsize=8)
-    legend_below(figure, axes[0], columns=5)
+    if len(by_panel) == 1:
+        figure.set_size_inches(*ALONE_INCHES)
+    legend_below(figure, axes[0], columns={1: 3, 2: 4}.get(len(by_panel), 5))
     return figure
