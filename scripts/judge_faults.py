@@ -34,6 +34,8 @@ import psutil
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
+from treetune.checksums import row_of  # noqa: E402
+
 DEADLINE_S = 1500.0
 DOWN_S = 60.0
 ANSWERS, ITERATIONS, STRUCK, MIDST = 96, 4, 3, 20
@@ -296,7 +298,9 @@ def managed(work: Path) -> Result:
     kill(lambda words: str(model) in words and "main.py" not in words and "guard.py" not in words, process)
     run.finish(process)
     starts = (run.path / "logs" / "judge.log").read_text().count("\n=== ")
-    journal = [json.loads(line) for file in run.path.glob("judge/*.jsonl") for line in file.open()]
+    journal = [
+        json.loads(row_of(line)) for file in run.path.glob("judge/*.jsonl") for line in file.open("rb")
+    ]
     twice = len(journal) - len({row["key"] for row in journal})
     words = "`kill -9` of the run's own judge server, a tiny model of random weights, after iteration 2"
     return Result(words, run, len(journal), twice, f"the judge's server was started {starts} times")

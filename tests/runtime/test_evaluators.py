@@ -191,7 +191,7 @@ def test_an_evaluator_goes_around_what_another_measures_and_takes_over_when_it_i
     assert summary(config, 1, "validation")["n_problems"] == 4
     assert len(answers(config, 1, "validation")) == 8
     journals = list(directory_of(config).evaluation(1, "validation").glob("journal/*.jsonl"))
-    keys = [json.loads(line)[0] for journal in journals for line in journal.read_text().splitlines()]
+    keys = [json.loads(line)["row"][0] for journal in journals for line in journal.read_text().splitlines()]
     assert sorted(journal.name for journal in journals) == ["0-0.jsonl", "1-0.jsonl"]
     assert len(keys) == len(set(keys)) == 4
 

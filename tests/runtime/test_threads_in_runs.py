@@ -13,6 +13,7 @@ import pytest
 from tests.fake_engine import FakeEngine
 from tests.runtime.even_answers import EvenAnswers
 from tests.runtime.in_process import TASK, FakeSettings, directory_of, raises_after, small, train
+from treetune.checksums import read_record
 from treetune.episode_generators.storage import read_episodes, read_trajectories
 from treetune.episode_generators.threads.acceleration import Acceleration
 from treetune.episode_generators.threads.parallel_threads import ParallelThreads
@@ -104,7 +105,7 @@ def remembering(base: Path, **changes: Any) -> PolicyIteration:
 
 def memories(config: PolicyIteration) -> list[Any]:
     directory = directory_of(config)
-    return [read(directory.iteration(i) / "memory.json") for i in range(config.iterations)]
+    return [read_record(directory.iteration(i) / "memory.json", "") for i in range(config.iterations)]
 
 
 def test_what_shaping_remembers_is_kept_with_each_iteration(tmp_path: Path) -> None:
@@ -127,7 +128,7 @@ def test_what_shaping_remembers_is_kept_with_each_iteration(tmp_path: Path) -> N
         assert 0 <= row["acceleration/without_reference"] < 1
 
 
-@pytest.mark.parametrize("place", ["write_trajectories", "write_json", "write_episodes"])
+@pytest.mark.parametrize("place", ["write_trajectories", "write_record", "write_episodes"])
 def test_a_run_that_was_killed_goes_on_with_the_memory_of_an_undisturbed_one(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,7 +136,7 @@ def test_a_run_that_was_killed_goes_on_with_the_memory_of_an_undisturbed_one(
     train(undisturbed)
     struck = remembering(tmp_path / "struck")
     # In the second iteration; what is written as JSON there is rollout, credit and memory.
-    calls = 5 if place == "write_json" else 1
+    calls = 5 if place == "write_record" else 1
     with monkeypatch.context() as patch:
         stop = raises_after(getattr(generation, place), calls, RuntimeError("struck here"))
         patch.setattr(generation, place, stop)

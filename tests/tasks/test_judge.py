@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from treetune.checksums import row_of
 from treetune.endpoints.settings import Asking, EndpointSettings, Place, Prices
 from treetune.tasks.graders import judging
 from treetune.tasks.graders.final_answer import FinalAnswer
@@ -276,7 +277,7 @@ def test_a_journal_with_lines_that_are_none_is_read_as_far_as_it_goes(judge: Sta
     grades(grader(judge), "It is 7", around=around)
     around.close()
     whole = (tmp_path / "run-0.jsonl").read_text()
-    assert json.loads(whole)["step"] == "judge"
+    assert json.loads(row_of(whole.encode()))["step"] == "judge"
     (tmp_path / "run-0.jsonl").write_text("{}\n" + whole + whole[:20])
     around = Surroundings(tmp_path, "run-1")
     grades(grader(judge), "It is 7", around=around)

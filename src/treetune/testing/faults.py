@@ -23,6 +23,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
+from treetune.checksums import row_of
 from treetune.inference.guard import descendants
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.runtime.lifeline import Process, process_fields
@@ -133,8 +134,9 @@ class Experiment:
         """The requests that were answered, by journal, in the order of their answers."""
         found = {}
         for path in sorted(self.directory.path.glob("iterations/*/journal/*.jsonl")):
-            whole = path.read_text().rpartition("\n")[0]
-            found[f"{path.parts[-3]}/{path.name}"] = [json.loads(line)[0] for line in whole.splitlines()]
+            whole = path.read_bytes().rpartition(b"\n")[0]
+            rows = [json.loads(row_of(line + b"\n")) for line in whole.splitlines()]
+            found[f"{path.parts[-3]}/{path.name}"] = [row[0] for row in rows]
         return found
 
     def assert_consistent(self, undisturbed: Experiment) -> None:
