@@ -10,8 +10,10 @@ table {
   baseline: null,
   pairs: [],
   until: null,
-  experiments: { start: table.experiments.start } + {
-    [at(name, rate)]: table.experiments[name] {
+  // Through `super`, so that the start model lies where this table's runs do.
+  local all = super.experiments,
+  experiments: { start: all.start } + {
+    [at(name, rate)]: all[name] {
       overrides+: ['{ experiment_name+: "_%s", trainer+: { learning_rate: %s } }' % [rate, rate]],
     }
     for name in std.objectFields(methods)
