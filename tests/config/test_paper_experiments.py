@@ -53,11 +53,9 @@ FRAGMENTS_FOR_THE_RIGHT = ["rollouts/until_mixed"] + sorted(
     f"{folder}/{path.stem}"
     for folder in ("models", "compat", "overlays", "shaping", "selections")
     for path in (CONFIGS / folder).glob("*.jsonnet")
-    # The one for the embedded tasks reads no other characters; those of SPO and Guru are for their own
+    # The ones for the embedded tasks read no other characters; those of SPO and Guru are for their own
     # experiments, and those that read a variable of the environment for somebody who has set it.
-    if path.stem != "tiny"
-    and not path.stem.startswith(("spo_", "guru_"))
-    and "extVar" not in path.read_text()
+    if not path.stem.startswith(("tiny", "spo_", "guru_")) and "extVar" not in path.read_text()
 )
 SEED = 2746318213
 

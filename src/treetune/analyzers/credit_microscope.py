@@ -56,6 +56,7 @@ class CreditMicroscope(OfIterations):
     answers: Annotated[int, Gt(0)] = 4
     truth: Annotated[int, Ge(0)] = 0
     seed: Annotated[int, Ge(0)] = 0
+    """Which problems and answers are shown, among those that are alike."""
 
     file = "episodes.arrow"
 

@@ -82,7 +82,9 @@ class Pair:
     """Two rows to compare, beside all that are compared with the baseline."""
 
     row: Name
+    """Whose difference is told."""
     to: Name
+    """From this row."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,6 +35,7 @@ class Lines(StepSplitter):
 
     answer_marker: Annotated[str, MinLen(1)] = "####"
     newline: Literal["begins", "ends"] = "begins"
+    """What a newline does to steps."""
 
     def boundaries(self, response: str) -> list[int]:
         if not response:
