@@ -10,6 +10,7 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.runtime.in_process import TASK, FakeSettings, directory_of, sampled_requests, small, train
+from treetune.checksums import read_record
 from treetune.config.build import checked
 from treetune.config.errors import ConfigError
 from treetune.episode_generators.rollout.single_turn import SingleTurn
@@ -174,7 +175,7 @@ def test_a_run_that_prefers_mixed_problems_remembers_them_over_an_interruption(t
     preferring = Mixture(domains=MIXED.domains, prefer_mixed=3.0)
     whole = mixed(tmp_path / "whole", task=preferring)
     train(whole)
-    rates = json.loads((directory_of(whole).iteration(0) / "pass_rates.json").read_text())
+    rates = read_record(directory_of(whole).iteration(0) / "pass_rates.json", "")
     assert rates.keys() == {id for id, _ in asked(whole, 0)} and any(0 < rate < 1 for rate in rates.values())
     struck = mixed(tmp_path / "struck", task=preferring, engine=FakeSettings(fail_after=50))
     with pytest.raises(EngineError, match="told to fail"):
