@@ -42,7 +42,7 @@ class SignpostsGrader(Grader):
         if self.whole and len(response) != problem.data["length"]:
             return None
         said = [line[1:2] or BLANK for line in response.split("\n")[: len(problem.gold)]]
-        return "".join(said) if response else None
+        return "".join(said) if response.strip() else None
 
     def verdict(self, extracted: str, problem: Problem) -> float:
         right = [said == gold for said, gold in zip(extracted, problem.gold)]

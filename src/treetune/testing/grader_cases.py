@@ -25,6 +25,7 @@ from treetune.tasks.graders.reasoning_gym import ReasoningGymGrader
 from treetune.tasks.graders.retrieval import F1, ExactMatch
 from treetune.tasks.graders.table import TableGrader
 from treetune.tasks.graders.zebra import ZebraGrader
+from treetune.tasks.signposts import SignpostsGrader
 from treetune.testing.graders import Case
 from treetune.vocabulary import Problem
 
@@ -303,6 +304,17 @@ LABELLED: dict[str, Labelled] = {
                 wrong=["<answer>63</answer>"],
                 nearly=["<answer>64.5</answer>", "<answer>It is 64</answer>"],
                 silent=["64", "<answer></answer>"],
+            )
+        ],
+    ),
+    "signposts": Labelled(
+        SignpostsGrader(),
+        [
+            Case(
+                Problem(id="way", prompt="B..\nF..\n", gold="31", data={"groups": [[0], [1]], "length": 8}),
+                right=["B3a\nF1b\n"],
+                wrong=["B2a\nF2b\n", "13"],
+                nearly=["B3a\nF2b\n", "B3a\n", "31", "B3aF1b"],
             )
         ],
     ),
