@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -109,18 +109,32 @@ def visiting(module: nn.Module, device: torch.device) -> Reference:
     """A module whose weights stay on the CPU, pinned where that speeds their way to the device up. They are
     copied there for as long as they are needed, and never back: nobody changes them."""
     module.to("cpu")
-    resting = {p: p.data.pin_memory() if device.type == "cuda" else p.data for p in module.parameters()}
-    for buffer in module.buffers():
-        buffer.data = buffer.data.to(device)
+    resting: dict[nn.Parameter, nn.Parameter] = {}  # a weight that two places share stays one
+    for parameter in module.parameters():
+        kept = parameter.data.pin_memory() if device.type == "cuda" else parameter.data
+        resting[parameter] = nn.Parameter(kept, requires_grad=False)
+    places = [
+        (part, name, resting[parameter])
+        for part in module.modules()
+        for name, parameter in part._parameters.items()
+        if parameter is not None
+    ]
+    for part in module.modules():
+        part._buffers.update({n: None if one is None else one.to(device) for n, one in part._buffers.items()})
+
+    def put(parameters: Mapping[nn.Parameter, nn.Parameter]) -> None:
+        for part, name, kept in places:
+            part._parameters[name] = parameters[kept]
+
+    put({kept: kept for kept in resting.values()})
 
     @contextmanager
     def on_device() -> Iterator[Callable[..., Any]]:
-        for parameter, kept in resting.items():
-            parameter.data = kept.to(device, non_blocking=True)
+        there = {one: one.data.to(device, non_blocking=True) for one in resting.values()}
+        put({one: nn.Parameter(data, requires_grad=False) for one, data in there.items()})
         try:
             yield module
         finally:
-            for parameter, kept in resting.items():
-                parameter.data = kept
+            put({one: one for one in resting.values()})
 
     return on_device
