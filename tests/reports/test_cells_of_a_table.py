@@ -246,6 +246,11 @@ def test_launch_lines_say_what_goes_first_and_what_is_set(tmp_path: Path) -> Non
     assert len(ports) == 6
 
 
+def test_one_rank_needs_no_launcher(tmp_path: Path) -> None:
+    lines = launch_lines(finish(plan_of(tmp_path), {}), Launcher(ranks=1, threads=3))
+    assert "OMP_NUM_THREADS=3 python -u" in lines[1] and "deepspeed" not in "".join(lines)
+
+
 def test_a_slurm_script_submits_one_wave_after_the_other(tmp_path: Path) -> None:
     bin_folder = tmp_path / "bin"
     bin_folder.mkdir()
