@@ -46,6 +46,10 @@ class GenerationContext:
     to have (its own says nothing yet), within what its engine calls back. None: nobody wants to know, and
     answers to a problem may as well come together. `begun` are the states that were gone on from meanwhile,
     each on the rank of its answer. None: credit begins when all answers are there.
+
+    `reads_logprobs` says whether anybody reads the engine's log-probs of answers: training does; whoever only
+    grades them (evaluation, values) doesn't, and the engine is not asked for any. A rollout that reads them
+    itself asks for them all the same.
     """
 
     task: Task
@@ -70,6 +74,7 @@ class GenerationContext:
     on_answer: Callable[[Trajectory, Future[Grade]], None] | None = None
     begun: Mapping[Any, Any] | None = None
     critic: Critic | None = None
+    reads_logprobs: bool = True
 
 
 class Rollout(Registrable):

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from treetune.models.kernels import refuse_unusable_gpu
+from treetune.trainers.rendezvous import alone_on_one_machine, local_store, stay_on_loopback
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,14 @@ class Ranks:
             deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         timeout = datetime.timedelta(seconds=deadline_s)
         if not dist.is_initialized():
+            if alone_on_one_machine(os.environ):
+                stay_on_loopback(os.environ)
+                store = local_store(os.environ, timeout)
+                rank = int(os.environ["RANK"])
+                dist.init_process_group(
+                    backend, timeout=timeout, world_size=world_size, rank=rank, store=store
+                )
+            # Takes the group that is there, or joins the ranks of several machines by MASTER_ADDR.
             deepspeed.init_distributed(dist_backend=backend, timeout=timeout, verbose=False)
         objects = dist.new_group(backend="gloo", timeout=timeout) if world_size > 1 else None
         return Ranks(dist.get_rank(), world_size, device, deadline_s, objects)
