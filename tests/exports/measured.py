@@ -103,7 +103,9 @@ def write_checkpoint(experiment: Path, iteration: int = 4) -> Path:
     policy = folder / "policy"
     policy.mkdir(parents=True)
     (folder / "state.json").write_text("{}")
-    (policy / "config.json").write_text(json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}))
+    (policy / "config.json").write_text(
+        json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"]})
+    )
     (policy / "tokenizer.json").write_text("{}")
     (policy / "model.safetensors").write_bytes(b"\0" * 64)
     return policy

@@ -19,9 +19,7 @@ def export_evaluation(options: argparse.Namespace) -> int:
         raise ValueError(f"{options.output} must end in one of {', '.join(writers)}, which says its format")
     evaluation = chosen_evaluation(options.experiment, options.set, options.iteration)
     written = write(evaluation, options.output)
-    say(
-        f"{written} answers of {evaluation.label} after iteration {evaluation.iteration}: {options.output}"
-    )
+    say(f"{written} answers of {evaluation.label} after iteration {evaluation.iteration}: {options.output}")
     return 0
 
 

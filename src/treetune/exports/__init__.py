@@ -1,1 +1,1 @@
-"""What other people's tools read: evaluations in Inspect's format and as Parquet, checkpoints with a model card."""
+"""What other people's tools read: evaluations as logs of Inspect and as Parquet, checkpoints with a card."""

@@ -1,4 +1,4 @@
-"""An evaluation as it lies on disk, to be written in another form: its summary, and its answers one by one."""
+"""An evaluation as it lies on disk, to be written in another form: summary, and answers one by one."""
 
 from __future__ import annotations
 
@@ -45,13 +45,14 @@ class Evaluation:
                     row["problem"], row["sample"]
                 except (ValueError, KeyError, TypeError) as error:
                     raise ValueError(
-                        f"{self.answers}:{number} is no answer ({error!r}): delete its folder and evaluate again"
+                        f"{self.answers}:{number} is no answer ({error!r}): delete its folder and evaluate"
+                        " again"
                     ) from error
                 yield row
 
 
 def chosen_evaluation(path: Path, label: str | None, iteration: int | None) -> Evaluation:
-    """The newest one of the only set, or what is named. Raises ValueError for what isn't there, with what is."""
+    """The newest one of the only set, or what is named. Raises ValueError with what there is."""
     experiment = read_experiment(path)
     measured = experiment.evaluations
     if not measured:

@@ -1,8 +1,9 @@
 """An evaluation as a log of Inspect (UK AI Security Institute, inspect.aisi.org.uk), version 2 of its format.
 
-``.eval`` is a zip archive of ``header.json``, ``summaries.json`` and a file for each sample; ``.json`` is all
-in one. A problem is a sample, its answers are epochs of that, and a score's value is the reward. What the log has no
-place for stands in `metadata`. Written alike each time: names derive from the evaluation, times from its files.
+``.eval`` is a zip archive of ``header.json``, ``summaries.json`` and a file for each sample; ``.json`` is
+all in one. A problem is a sample, its answers are epochs of that, and a score's value is the reward. What the
+log has no place for stands in `metadata`. Written alike each time: names derive from the evaluation, times
+from its files.
 """
 
 from __future__ import annotations
