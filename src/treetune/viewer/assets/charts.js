@@ -2,6 +2,7 @@
 'use strict';
 (() => {
   const HEIGHT = 210, COLOURS = 8, DASHES = [[], [6, 4], [2, 3], [10, 4, 2, 4]];
+  const WHOLE = [1, 2, 5].flatMap((n) => [n, 10 * n, 100 * n, 1000 * n, 1e4 * n, 1e5 * n]).sort((a, b) => a - b);
   const SIGNS = { evaluation: '◆', restart: '▲', sign: '✖', resume: '●' };
   const drawn = new Map();  // by the figure's id: { text, plot }
 
@@ -28,6 +29,14 @@
     });
   }
 
+  // A little room around the values; what is always the same lies in the middle.
+  function around(low, high) {
+    if (low === null || high === null) return [0, 1];
+    const room = high > low ? 0.07 * (high - low) : Math.abs(low) || 1;
+    const hair = high > low ? 0.02 * (high - low) : room;
+    return [low >= 0 && low - room < 0 ? -Math.min(hair, room) : low - room, high + room];
+  }
+
   function table(chart) {  // uPlot wants one x for all: their union, with holes
     const xs = [...new Set(chart.lines.flatMap((line) => line.x))].sort((a, b) => a - b);
     const place = new Map(xs.map((x, i) => [x, i]));
@@ -41,32 +50,34 @@
 
   function options(chart, width) {
     const factor = smoothing(), { xs, column } = table(chart);
-    const data = [xs], series = [{ label: chart.x_name, value: (_, value) => number(value) }], bands = [];
+    const data = [xs], series = [{ label: 'after', value: (_, value) => number(value) }], bands = [];
     chart.lines.forEach((line) => {
       const ink = colour(`k${line.colour % COLOURS}`), dash = DASHES[Math.floor(line.colour / COLOURS) % DASHES.length];
       const few = line.x.length <= 40;
       if (factor) {
         data.push(column(line, line.y));
-        series.push({ label: `${line.name}, as it was`, stroke: ink + '55', width: 1, points: { show: false }, spanGaps: true, value: (_, v) => number(v) });
+        series.push({ label: 'as it was', stroke: ink + '55', width: 1, points: { show: false }, spanGaps: true, value: (_, v) => number(v) });
       }
       data.push(smooth(column(line, line.y), factor));
-      series.push({ label: line.name, stroke: ink, width: 2, dash, spanGaps: true, points: { show: few, size: 5, fill: ink }, value: (_, v) => number(v) });
+      series.push({ label: chart.lines.length > 1 ? line.name : 'value', stroke: ink, width: 2, dash, spanGaps: true, points: { show: few, size: 5, fill: ink }, value: (_, v) => number(v) });
       if (line.low) {
         data.push(column(line, line.high), column(line, line.low));
         const at = data.length - 2;
-        series.push({ label: 'to', width: 0, points: { show: false }, spanGaps: true, value: (_, v) => number(v) });
-        series.push({ label: 'from', width: 0, points: { show: false }, spanGaps: true, value: (_, v) => number(v) });
+        series.push({ label: 'high', width: 0, points: { show: false }, spanGaps: true, value: (_, v) => number(v) });
+        series.push({ label: 'low', width: 0, points: { show: false }, spanGaps: true, value: (_, v) => number(v) });
         bands.push({ series: [at, at + 1], fill: ink + '2e' });
       }
     });
     const positive = data.slice(1).some((values) => values.some((value) => value > 0));
     const scale = log() && positive ? { distr: 3, log: 10 } : {};
     if (scale.distr) data.slice(1).forEach((values, i) => { data[i + 1] = values.map((v) => (v > 0 ? v : null)); });
+    const whole = xs.every(Number.isInteger);
+    if (!scale.distr) scale.range = (_, low, high) => around(low, high);
     const axis = { stroke: colour('soft'), grid: { stroke: colour('line'), width: 1 }, ticks: { show: false }, font: '12px system-ui' };
     return { data, made: {
       width, height: HEIGHT, series, bands,
       scales: { x: { time: false }, y: scale },
-      axes: [{ ...axis, grid: { show: false }, size: 34 }, { ...axis, size: 58, values: (_, ticks) => ticks.map(number) }],
+      axes: [{ ...axis, grid: { show: false }, size: 34, incrs: whole ? WHOLE : undefined }, { ...axis, size: 58, values: (_, ticks) => ticks.map(number) }],
       legend: { live: true, markers: { width: 0 } },
       cursor: { points: { size: 7 }, y: false },
       hooks: { draw: [(plot) => events(plot, chart.events)] },
@@ -98,7 +109,9 @@
       if (!again && before && before.text === text && before.place === place) continue;
       before?.plot.destroy();
       const { data, made } = options(JSON.parse(text), Math.max(200, place.clientWidth));
-      drawn.set(figure.id, { text, place, plot: new uPlot(made, data, place) });
+      const plot = new uPlot(made, data, place);
+      plot.setLegend({ idx: data[0].length - 1 });  // until a pointer says another
+      drawn.set(figure.id, { text, place, plot });
     }
     for (const [id, { plot }] of drawn) if (!document.getElementById(id)) { plot.destroy(); drawn.delete(id); }
   }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,9 @@ from treetune.reports.sections.training import CURVES, SHAPING
 
 MOST_POINTS = 1200
 """Of a line; of more, the lowest and the highest of neighbours stand for them."""
+
+COLOURS = 8
+"""Of the palette: a line whose colour is so much more has the same, dashed."""
 
 EVALUATION = "evaluation/"
 
@@ -127,31 +130,35 @@ def chosen_charts(made: Sequence[Bunch], names: Sequence[str], events: Sequence[
     return [
         Chart(name, lines, better_of(name), _band_words(made, ""), events=events)
         for name in names
-        if (lines := [line for bunch in made if (line := _metric_line(bunch, name)) is not None])
+        if (lines := _lines(made, name))
     ]
 
 
 def usual_charts(made: Sequence[Bunch], events: Sequence[Event] = ()) -> list[Chart]:
     """Those that the report has too: reward, loss, KL, … as far as they were recorded."""
     recorded = metric_names(one for bunch in made for one in bunch.members)
-    shaping = [
-        (f"what shaping added: {key.removeprefix(SHAPING)}", (key,))
-        for key in recorded
-        if key.startswith(SHAPING)
+    added = [
+        (f"what shaping added: {key.removeprefix(SHAPING)}", (key,)) for key in recorded if SHAPING in key
     ]
     charts = []
-    for title, keys in (*CURVES[:1], *shaping, *CURVES[1:]):
+    for title, keys in (*CURVES[:1], *added, *CURVES[1:]):
         lines = [
-            line
-            if len(keys) == 1
-            else Line(f"{line.name}: {key.split('/', 1)[1]}", line.colour + n * len(made), *_points(line))
-            for n, key in enumerate(keys)
-            for bunch in made
-            if (line := _metric_line(bunch, key)) is not None
+            _dashed(line, n, key) if n else line for n, key in enumerate(keys) for line in _lines(made, key)
         ]
         if lines:
-            charts.append(Chart(title, lines, better_of(keys[0]), _band_words(made, ""), events=events))
+            words = title.replace("in grey", "dashed")
+            charts.append(Chart(words, lines, better_of(keys[0]), _band_words(made, ""), events=events))
     return charts
+
+
+def _lines(made: Sequence[Bunch], name: str) -> list[Line]:
+    """Of a metric, one for each bunch that recorded it."""
+    return [line for bunch in made if (line := _metric_line(bunch, name)) is not None]
+
+
+def _dashed(line: Line, times: int, key: str) -> Line:
+    """In the same colour, as a further metric of the same chart."""
+    return replace(line, name=f"{line.name}: {key.split('/', 1)[1]}", colour=line.colour + times * COLOURS)
 
 
 def better_of(name: str) -> str:
@@ -257,10 +264,6 @@ def _thinned(xs: Sequence[float], ys: Sequence[float]) -> tuple[list[float], lis
         kept |= {min(own, key=ys.__getitem__), max(own, key=ys.__getitem__)}
     kept |= {0, len(xs) - 1}
     return [xs[i] for i in sorted(kept)], [ys[i] for i in sorted(kept)]
-
-
-def _points(line: Line) -> tuple[Any, ...]:
-    return line.x, line.y, line.low, line.high
 
 
 def _is_number(value: object) -> bool:
