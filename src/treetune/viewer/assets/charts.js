@@ -29,9 +29,17 @@
     });
   }
 
+  // Of what lines and bands need. A band (of few seeds) that is much wider than the lines are is cut.
+  function extent(lines) {
+    const all = (values) => values.filter((value) => value !== null && value !== undefined);
+    const ys = lines.flatMap((line) => all(line.y)), bounds = lines.flatMap((line) => [...all(line.low || []), ...all(line.high || [])]);
+    if (!ys.length) return [0, 1];
+    const low = Math.min(...ys), high = Math.max(...ys), most = 1.5 * (high - low || Math.abs(low) || 1);
+    return around(Math.max(low - most, Math.min(low, ...bounds)), Math.min(high + most, Math.max(high, ...bounds)));
+  }
+
   // A little room around the values; what is always the same lies in the middle.
   function around(low, high) {
-    if (low === null || high === null) return [0, 1];
     const room = high > low ? 0.07 * (high - low) : Math.abs(low) || 1;
     const hair = high > low ? 0.02 * (high - low) : room;
     return [low >= 0 && low - room < 0 ? -Math.min(hair, room) : low - room, high + room];
@@ -62,17 +70,18 @@
       series.push({ label: chart.lines.length > 1 ? line.name : 'value', stroke: ink, width: 2, dash, spanGaps: true, points: { show: few, size: 5, fill: ink }, value: (_, v) => number(v) });
       if (line.low) {
         data.push(column(line, line.high), column(line, line.low));
-        const at = data.length - 2;
-        series.push({ label: 'high', width: 0, points: { show: false }, spanGaps: true, value: (_, v) => number(v) });
-        series.push({ label: 'low', width: 0, points: { show: false }, spanGaps: true, value: (_, v) => number(v) });
+        const at = data.length - 2, bound = { class: 'bound', width: 0, points: { show: false }, spanGaps: true };
+        series.push({ ...bound, label: 'high' }, { ...bound, label: 'low' });
         bands.push({ series: [at, at + 1], fill: ink + '2e' });
+        series[at - 1].value = (plot, v, _, i) => v === null || i === null ? number(v)
+          : `${number(v)} [${number(plot.data[at + 1][i])}, ${number(plot.data[at][i])}]`;
       }
     });
     const positive = data.slice(1).some((values) => values.some((value) => value > 0));
     const scale = log() && positive ? { distr: 3, log: 10 } : {};
     if (scale.distr) data.slice(1).forEach((values, i) => { data[i + 1] = values.map((v) => (v > 0 ? v : null)); });
     const whole = xs.every(Number.isInteger);
-    if (!scale.distr) scale.range = (_, low, high) => around(low, high);
+    if (!scale.distr) scale.range = () => extent(chart.lines);
     const axis = { stroke: colour('soft'), grid: { stroke: colour('line'), width: 1 }, ticks: { show: false }, font: '12px system-ui' };
     return { data, made: {
       width, height: HEIGHT, series, bands,
@@ -80,7 +89,7 @@
       axes: [{ ...axis, grid: { show: false }, size: 34, incrs: whole ? WHOLE : undefined }, { ...axis, size: 58, values: (_, ticks) => ticks.map(number) }],
       legend: { live: true, markers: { width: 0 } },
       cursor: { points: { size: 7 }, y: false },
-      hooks: { draw: [(plot) => events(plot, chart.events)] },
+      hooks: { ready: [(plot) => plot.setLegend({ idx: xs.length - 1 })], draw: [(plot) => events(plot, chart.events)] },
     } };
   }
 
@@ -109,9 +118,7 @@
       if (!again && before && before.text === text && before.place === place) continue;
       before?.plot.destroy();
       const { data, made } = options(JSON.parse(text), Math.max(200, place.clientWidth));
-      const plot = new uPlot(made, data, place);
-      plot.setLegend({ idx: data[0].length - 1 });  // until a pointer says another
-      drawn.set(figure.id, { text, place, plot });
+      drawn.set(figure.id, { text, place, plot: new uPlot(made, data, place) });
     }
     for (const [id, { plot }] of drawn) if (!document.getElementById(id)) { plot.destroy(); drawn.delete(id); }
   }

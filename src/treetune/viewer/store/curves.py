@@ -86,16 +86,29 @@ class Bunch:
 
 def bunches(experiments: Mapping[str, Experiment], together: bool) -> list[Bunch]:
     """Each experiment by itself, or those that differ in nothing but seed and name as one."""
-    if not together:
-        return [Bunch(name, i, (one,)) for i, (name, one) in enumerate(experiments.items())]
-    alike: dict[str, list[tuple[str, Experiment]]] = {}
+    alike: dict[str, list[str]] = {}
     for name, one in experiments.items():
-        alike.setdefault(setting_of(one.config), []).append((name, one))
+        alike.setdefault(setting_of(one.config) if together else name, []).append(name)
     made = []
-    for i, own in enumerate(alike.values()):
-        name = own[0][0] if len(own) == 1 else f"{own[0][0]} and {len(own) - 1} more seeds"
-        made.append(Bunch(name, i, [one for _, one in own]))
+    for i, names in enumerate(alike.values()):
+        seeds = f" ({len(names)} seeds)" if len(names) > 1 else ""
+        members = [experiments[name] for name in names]
+        made.append(Bunch(_telling(names, list(experiments)) + seeds, i, members))
     return made
+
+
+def _telling(own: Sequence[str], everyone: Sequence[str]) -> str:
+    """What the names of a bunch have in common, without what all names have."""
+
+    def shared(names: Sequence[str]) -> dict[int, str]:
+        columns = zip(*(name.split("/") for name in names), strict=False)
+        return {i: column[0] for i, column in enumerate(columns) if len(set(column)) == 1}
+
+    lengths = {len(name.split("/")) for name in everyone}
+    if len(everyone) == 1 or len(lengths) > 1:
+        return own[0]
+    common = shared(everyone)
+    return "/".join(part for i, part in shared(own).items() if i not in common) or own[0]
 
 
 def setting_of(config: Mapping[str, Any]) -> str:
