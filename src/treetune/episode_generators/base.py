@@ -49,6 +49,10 @@ class GenerationContext:
 
     A rollout that `carries` is given what it `carried` over from the iteration before, of all ranks in rank
     order, and hands what this rank carries over to `carry`, before its run is over.
+
+    `reads_logprobs` says whether anybody reads the engine's log-probs of answers: training does; whoever only
+    grades them (evaluation, values) doesn't, and the engine is not asked for any. A rollout that reads them
+    itself asks for them all the same.
     """
 
     task: Task
@@ -75,6 +79,7 @@ class GenerationContext:
     critic: Critic | None = None
     carried: Sequence[Trajectory] = ()
     carry: Callable[[Sequence[Trajectory]], None] = lambda answers: None
+    reads_logprobs: bool = True
 
 
 class Rollout(Registrable):
