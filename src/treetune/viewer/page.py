@@ -16,6 +16,7 @@ from starlette.responses import HTMLResponse, Response
 
 from treetune.reports.charts import number
 from treetune.runtime.console import duration
+from treetune.viewer.rendering import rendered
 from treetune.viewer.store import NotThere, Run, Store
 from treetune.viewer.text import visible
 
@@ -146,6 +147,8 @@ def environment() -> Environment:
         "share": lambda value: "–" if value is None else f"{value:.3f}",
         "duration": lambda seconds: "–" if seconds is None else duration(seconds),
         "json": lambda value: json.dumps(value, separators=(",", ":")),
+        "pretty": lambda value: json.dumps(value, ensure_ascii=False, indent=1, default=str),
         "visible": visible,
+        "rendered": rendered,
     }
     return made
