@@ -1,4 +1,4 @@
-"""One answer: its tokens in colours, its steps with their values, what the grader said, who gave it credit."""
+"""One answer: its tokens in colours, its steps with values, what the grader said, who gave it credit."""
 
 from __future__ import annotations
 
@@ -86,9 +86,14 @@ def colourings(tokens: Tokens | None) -> list[Colouring]:
             "advantage",
             True,
             "blue: made more likely; orange: less",
-            "credit left none here: a critic's are found in training, and learning from demonstrations has none",
+            "none was given before training (a critic's are found in it, demonstrations have none)",
         ),
-        ("log-prob", False, "the darker, the less likely it was when it was sampled", "no log-probs are stored"),
+        (
+            "log-prob",
+            False,
+            "the darker, the less likely it was when it was sampled",
+            "no log-probs are stored",
+        ),
         ("entropy", False, "the darker, the less sure the policy was", "this run did not record it"),
         (
             "gap",
@@ -96,7 +101,7 @@ def colourings(tokens: Tokens | None) -> list[Colouring]:
             "the trainer's log-prob minus the engine's: blue above, orange below",
             "this run did not record the trainer's log-probs of single tokens",
         ),
-    ):  # fmt: skip
+    ):
         column = known.get(name)
         sizes = np.abs(column[np.isfinite(column)]) if column is not None else np.empty(0)
         if len(sizes):
@@ -119,11 +124,15 @@ def _lines(tokens: Tokens, most: int | None) -> list[tuple[Step, list[dict[str, 
             (
                 step,
                 [
-                    {"place": i, "text": token_text(tokens.texts[i], tokens.ids[i]), "injected": not tokens.sampled[i]}
+                    {
+                        "place": i,
+                        "text": token_text(tokens.texts[i], tokens.ids[i]),
+                        "injected": not tokens.sampled[i],
+                    }
                     for i in range(step.start, end)
                 ],
             )
-        )  # fmt: skip
+        )
     return found
 
 
@@ -217,7 +226,9 @@ def _facts(answer: Answer, tokens: Tokens | None) -> dict[str, str]:
     if seconds:
         facts["seconds"] = f"{sum(seconds):.2f} in {len(seconds)} request{'s' if len(seconds) > 1 else ''}"
     if trajectory is not None and trajectory.fork is not None:
-        facts["grew out of"] = f"answer {trajectory.fork.sample}, after {trajectory.fork.tokens} of its tokens"
+        facts["grew out of"] = (
+            f"answer {trajectory.fork.sample}, after {trajectory.fork.tokens} of its tokens"
+        )
     if answer.source.kind == "iteration" and answer.source.episodes is not None:
         if not answer.episodes:
             facts["credit"] = "none: it was not selected for training"

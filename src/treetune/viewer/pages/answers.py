@@ -17,8 +17,8 @@ SIZES = ("50", "20", "200")
 
 OUTCOMES = ("ok", "no_answer", "timeout", "error", "unavailable")
 VERDICTS = ("", "right", "wrong")
-ALL = ("", "iterations", "evaluations")
-"""Which answers, where it is no single file."""
+SEVERAL = ("everything", "iterations", "evaluations")
+"""Which answers, where it is no single file. Without any word it is the newest iteration, or everything."""
 
 ALWAYS = (
     "source", "row", "answer", "problem", "sample", "score", "reward", "outcome", "unfinished", "tokens",
@@ -33,17 +33,19 @@ _CONDITION = re.compile(r"^\s*(\S.*?)\s*(<=|>=|!=|=|<|>|\shas\s)\s*(.+?)\s*$")
 
 
 def show(view: View) -> Response:
-    """`?run=`, `?of=` (one file, or ``iterations``, ``evaluations``), `?search=` in the text, `?problem=`,
+    """`?run=`, `?of=` (one file, or one of `SEVERAL`), `?search=` in the text, `?problem=`,
     `?domain=`, `?outcome=`, `?verdict=`, `?unfinished=1`, `?where=` (conditions), `?sort=`, `?order=down`."""
     answers = view.store.answers(view.run)
     indexed = answers.indexed()
     columns = answers.columns()
-    question = question_of(view, answers, columns)
+    of = view.text("of") or _newest([one.source for one in indexed if one.about is not None])
+    question = question_of(view, answers, columns, of)
     found = answers.ask(question)
     pages = max(1, -(-found.total // question.size))
     return view.render(
         "answers.html",
         question=question,
+        of=of,
         found=found,
         rows=whole(found.rows, columns),
         pages=pages,
@@ -71,11 +73,11 @@ def whole(rows: Sequence[Mapping[str, Any]], columns: Iterable[str] = ()) -> lis
     return [blank | dict(row) for row in rows]
 
 
-def question_of(view: View, answers: Answers, columns: Mapping[str, str]) -> Question:
+def question_of(view: View, answers: Answers, columns: Mapping[str, str], of: str) -> Question:
     """What the address asks for. Raises ValueError for what answers don't have."""
     conditions = list(_conditions(view, columns))
     return Question(
-        sources=_sources(view.text("of"), answers),
+        sources=_sources(of, answers),
         filters=tuple(conditions),
         search=view.text("search"),
         sort=view.text("sort"),
@@ -132,11 +134,18 @@ def _value(name: str, kind: str, operator: str, text: str) -> str | float | bool
 def _sources(of: str, answers: Answers) -> tuple[str, ...]:
     """Names of files; none for all."""
     there = answers.sources()
-    if of in ALL:
-        return tuple(one.name for one in there if of and f"{one.kind}s" == of)
+    if of == SEVERAL[0]:
+        return ()
+    if of in SEVERAL:
+        return tuple(one.name for one in there if f"{one.kind}s" == of)
     if of not in [one.name for one in there]:
         raise ValueError(f"there are no answers {of!r}: there are {', '.join(one.name for one in there)}")
     return (of,)
+
+
+def _newest(there: Sequence[Source]) -> str:
+    """The last iteration, or everything where there is none."""
+    return next((one.name for one in reversed(there) if one.kind == "iteration"), SEVERAL[0])
 
 
 def _groups(there: Sequence[Source]) -> dict[str, list[Source]]:

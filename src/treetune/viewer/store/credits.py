@@ -1,4 +1,4 @@
-"""What several credit methods made of one answer: the run's own, and what `replay` and the microscope left."""
+"""What several credit methods made of one answer: the run's own, `replay`'s, the microscope's."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ class Method:
     @property
     def scale(self) -> float:
         """Methods have units of their own: each is coloured fully at its largest advantage."""
-        return max((abs(one.advantage) for one in self.cells if one.advantage is not None), default=0.0) or 1.0
+        return (
+            max((abs(one.advantage) for one in self.cells if one.advantage is not None), default=0.0) or 1.0
+        )
 
 
 def credits_of(run: Path, answer: Answer) -> list[Method]:

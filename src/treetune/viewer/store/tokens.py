@@ -1,4 +1,4 @@
-"""One answer token by token: ids, texts, and every number that is known of each; its steps with their credit."""
+"""One answer token by token: ids, texts, numbers that are known of each; its steps with their credit."""
 
 from __future__ import annotations
 
