@@ -2,11 +2,12 @@
 
     python scripts/replicas.py --output docs/results
 
-Five servers of one model are started: four with one thread, and one with as many as there are cores. Engines
-of one, two and four of the former and one of the latter answer the same requests in turns, so that load from
-elsewhere hits all alike. Token ids and log-probs are compared to the bit. Then a server of two is killed with
-SIGKILL while it samples. Two models of random weights: of the quickstart's size, whose steps are short, and a
-larger one, whose steps are arithmetic. Takes about ten minutes on two idle cores.
+Four servers of one model are started, with one thread each. Engines of one, two and all four of them answer
+the same requests in turns, so that load from elsewhere hits all alike. Token ids and log-probs are compared
+to the bit. Then a server of two is killed with SIGKILL while it samples. Then the same with one and two of
+them beside one server that has as many threads as there are cores. Two models of random weights: of the
+quickstart's size, whose steps are short, and a larger one, whose steps are arithmetic. Takes about ten
+minutes on two idle cores.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -44,8 +45,8 @@ from treetune.models.sources import TinyModel  # noqa: E402
 
 ALPHABET = "0123456789+=#\n abcdefghijklmnopqrstuvwxyz"
 CONTEXT = 256
-MOST = 4
-"""Servers of the largest engine."""
+COUNTS = 1, 2, 4
+"""Servers of the engines that are compared."""
 
 
 @dataclass(frozen=True)
@@ -54,15 +55,18 @@ class Model:
     source: TinyModel
     requests: int
     max_tokens: int
+    blocks: int
+    """Of a server's cache, so that four fit into a small machine."""
 
 
 MODELS = (
-    Model("0.9 million parameters", TinyModel(context_length=CONTEXT), 96, 96),
+    Model("0.9 million parameters", TinyModel(context_length=CONTEXT), 96, 96, 1024),
     Model(
         "19 million parameters",
         TinyModel(layers=6, hidden_size=512, heads=8, intermediate_size=1408, context_length=CONTEXT),
         48,
         48,
+        400,
     ),
 )
 
@@ -91,7 +95,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measure(model: Model, cores: int, repeats: int) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder, engines_of(model, cores, Path(folder)) as engines:
+    numbers = compare(model, COUNTS, 1, repeats)
+    threads = compare(model, COUNTS[:2], cores, repeats)
+    return {
+        "name": model.name,
+        "requests": model.requests,
+        "tokens": numbers["tokens"],
+        "replicas": numbers["sides"],
+        "threads": threads["sides"],
+        "killed": numbers["killed"],
+    }
+
+
+def compare(model: Model, counts: Sequence[int], threads: int, repeats: int) -> dict[str, Any]:
+    """Engines of so many servers with a thread each, and one of a server with `threads`, if more than 1."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        engines_of(model, counts, threads, Path(folder)) as engines,
+    ):
         asked = requests(model)
         answers: dict[str, list[list[Completion]]] = {}
 
@@ -111,23 +132,33 @@ def measure(model: Model, cores: int, repeats: int) -> dict[str, Any]:
             }
             for name, its in seconds.items()
         }
-        killed = kill_one(engines["2 servers"], asked, first, Path(folder) / "journal.jsonl")
-    return {"name": model.name, "requests": len(asked), "tokens": tokens, "sides": sides, "killed": killed}
+        killed = None
+        if threads == 1:
+            killed = kill_one(engines["2 servers"], asked, first, Path(folder) / "journal.jsonl")
+    return {"tokens": tokens, "sides": sides, "killed": killed}
 
 
 @contextmanager
-def engines_of(model: Model, cores: int, folder: Path) -> Iterator[dict[str, VllmEngine]]:
+def engines_of(
+    model: Model, counts: Sequence[int], threads: int, folder: Path
+) -> Iterator[dict[str, VllmEngine]]:
     """Engines of the same servers, by what they are: none of them is closed by itself."""
     loaded = model.source.load_model(0, lambda: ALPHABET)
     weights = folder / "weights"
     tokenizer = model.source.load_tokenizer(lambda: ALPHABET)
     write_for_engine(dict(loaded.named_parameters()), loaded.config, tokenizer, weights)
-    single = start(VllmSettings(replicas=MOST, omp_threads=1), weights, folder / "server.log")
-    threaded = start(VllmSettings(replicas=1, omp_threads=cores), weights, folder / "threaded.log")
+    blocks = ("--num-gpu-blocks-override", str(model.blocks))
+    settings = VllmSettings(replicas=max(counts), omp_threads=1, extra_arguments=blocks)
+    single = start(settings, weights, folder / "server.log")
+    threaded = []
+    if threads > 1:
+        settings = replace(settings, replicas=1, omp_threads=threads)
+        threaded = start(settings, weights, folder / "threaded.log")
     for one in (*single, *threaded):
         one.ready()
-    engines = {f"{n} server{'s' * (n > 1)}": engine(single[:n]) for n in (1, 2, MOST)}
-    engines[f"1 server, {cores} threads"] = engine(threaded)
+    engines = {f"{n} server{'s' * (n > 1)}": engine(single[:n]) for n in counts}
+    if threaded:
+        engines[f"1 server, {threads} threads"] = engine(threaded)
     try:
         yield engines
     finally:
@@ -231,11 +262,9 @@ def page(about: dict[str, Any]) -> str:
             "",
             "| engine | seconds | speed to 1 server, 1 thread | same tokens | same log-probs, to the bit |",
             "|---|---|---|---|---|",
-            *(
-                f"| {name} | {side['seconds']:.2f} | {side['to_one']:.2f} | {words(side['same_tokens'])} |"
-                f" {words(side['same_logprobs'])} |"
-                for name, side in model["sides"].items()
-            ),
+            *rows(model["replicas"]),
+            "| *in a second comparison* | | | | |",
+            *rows(model["threads"]),
             "",
             f"One of two servers killed with `kill -9` after a tenth of the answers: same tokens"
             f" {words(killed['same_tokens'])}, same log-probs {words(killed['same_logprobs'])};"
@@ -245,6 +274,14 @@ def page(about: dict[str, Any]) -> str:
             "",
         ]
     return "\n".join(lines)
+
+
+def rows(sides: dict[str, Any]) -> list[str]:
+    return [
+        f"| {name} | {side['seconds']:.2f} | {side['to_one']:.2f} | {words(side['same_tokens'])} |"
+        f" {words(side['same_logprobs'])} |"
+        for name, side in sides.items()
+    ]
 
 
 def words(is_so: bool) -> str:
