@@ -147,8 +147,12 @@ def environment() -> Environment:
         "share": lambda value: "–" if value is None else f"{value:.3f}",
         "duration": lambda seconds: "–" if seconds is None else duration(seconds),
         "json": lambda value: json.dumps(value, separators=(",", ":")),
-        "pretty": lambda value: json.dumps(value, ensure_ascii=False, indent=1, default=str),
         "visible": visible,
-        "rendered": rendered,
     }
+    made.filters["rendered"] = rendered
+    made.filters["pretty"] = _pretty
     return made
+
+
+def _pretty(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=1, default=str)

@@ -126,7 +126,7 @@ def _lines(tokens: Tokens, most: int | None) -> list[tuple[Step, list[dict[str, 
                 [
                     {
                         "place": i,
-                        "text": token_text(tokens.texts[i], tokens.ids[i]),
+                        "text": token_text(tokens.texts[i], int(tokens.ids[i])),
                         "injected": not tokens.sampled[i],
                     }
                     for i in range(step.start, end)
