@@ -136,14 +136,14 @@ class Client:
         """One request; an answer that isn't a JSON object comes under ``answer``.
 
         Raises ServerFailure on anything but a good answer within `timeout` s."""
-        return self._run(self.ask(address, path, body, timeout, answers), timeout + 10.0)
+        return self.run(self.ask(address, path, body, timeout, answers), timeout + 10.0)
 
     def close(self) -> None:
         """Ends the thread. Safe to call twice."""
         if self._loop.is_closed():
             return
         with contextlib.suppress(ServerFailure, RuntimeError):  # on the way out; the sockets end with us
-            self._run(self._close_session(), 5.0)
+            self.run(self._close_session(), 5.0)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=5.0)
         if not self._thread.is_alive():
@@ -161,7 +161,7 @@ class Client:
         """To be called in the client's thread."""
         return self._loop.create_task(work)
 
-    def _run(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
+    def run(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result(timeout)
