@@ -6,13 +6,14 @@ import atexit
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from treetune.inference.base import (
     Canary,
+    Chunk,
     Completion,
     Engine,
     EngineError,
@@ -23,9 +24,11 @@ from treetune.inference.base import (
 )
 from treetune.inference.client import Address, Client, RequestPart, Sampling, ServerFailure, parts_of
 from treetune.inference.gaps import Gap, Probe, judge
+from treetune.inference.launch import Way
 from treetune.inference.ranks import RankFiles
 from treetune.inference.server import OwnServer, Server
-from treetune.inference.sync import probes_of, reload_weights, sample_probes
+from treetune.inference.sync import drop_cache, probes_of, sample_probes
+from treetune.inference.transfer import FromFolder, Receiver, send_all, transfer
 from treetune.vocabulary import TokenIds
 
 if TYPE_CHECKING:
@@ -49,6 +52,7 @@ class VllmEngine(Engine):
         context_length: int,
         device: str,
         end_ids: Sequence[int] = (),
+        way: Way = "file",
     ) -> None:
         self.version = 0
         self.tokens = 0
@@ -56,6 +60,8 @@ class VllmEngine(Engine):
         self._settings, self._server, self._ranks = settings, server, ranks
         self._context_length, self._device = context_length, device
         self._client = Client(end_ids)
+        self._transfer = transfer(way, self._client, settings.sync_timeout, settings.tensor_parallel_size)
+        self._from_folder = FromFolder(self._client, settings.sync_timeout)
         self._recent: list[tuple[float, int]] = []
         self._asleep_epoch: int | None = None
         self._verified: list[Probe] = []
@@ -167,14 +173,22 @@ class VllmEngine(Engine):
 
     # Weights
 
-    def load(self, directory: Path, version: int, canary: Canary | None = None) -> SyncReport:
+    def load(
+        self,
+        directory: Path,
+        version: int,
+        canary: Canary | None = None,
+        chunks: Iterable[Chunk] | None = None,
+    ) -> SyncReport:
         started = time.monotonic()
         restarts = self._server.restarts
         # Nobody samples from here on: a request in flight would mix old weights and new.
         self._ranks.gather(None)
         problem: str | None = None
         for attempt in range(2):
-            parts, gap, probes, problem = self._attempt(directory, version, canary, afresh=attempt > 0)
+            seconds, problem = ({}, None) if attempt else self._exchange(directory, chunks)
+            parts, gap, probes, problem = self._verify(version, canary, problem)
+            parts = seconds | parts
             problems = [other for other in self._ranks.gather(problem) if other]
             if not problems:
                 break
@@ -189,50 +203,72 @@ class VllmEngine(Engine):
         if isinstance(self._server, OwnServer):
             self._server.use(directory)
         self._server.succeeded()
-        seconds = time.monotonic() - started
-        return SyncReport(seconds, gap.largest, gap.mean, self._server.restarts - restarts, parts)
+        took = time.monotonic() - started
+        return SyncReport(took, gap.largest, gap.mean, self._server.restarts - restarts, parts)
 
-    def _attempt(
-        self, directory: Path, version: int, canary: Canary | None, *, afresh: bool
-    ) -> tuple[dict[str, float], Gap, list[Probe], str | None]:
-        """Seconds by part, gap, what it was found on, and what went wrong, if anything. `afresh`: a new
-        server has the weights from its start, or needed no new start.
-        """
-        parts: dict[str, float] = {}
-        sampled: list[tuple[TokenIds, Completion]] = []
+    def _exchange(
+        self, directory: Path, chunks: Iterable[Chunk] | None
+    ) -> tuple[dict[str, float], str | None]:
+        """The live server's weights for those in `directory`, on their way in `chunks` where they are;
+        seconds by part, and what went wrong, if anything."""
+        started = time.monotonic()
+        receivers: list[Receiver] = []
         problem: str | None = None
-        timeout = self._settings.sync_timeout
-        own = isinstance(self._server, OwnServer)
-        if own:
+        if isinstance(self._server, OwnServer):
             try:
-                if not afresh:
-                    self._wake_for_sync()
-                address = self._server.ready()
-                if not afresh:
-                    parts |= reload_weights(
-                        self._client, address, directory, timeout, between=self._wake_cache
-                    )
-                if canary is not None:
-                    before = time.monotonic()
-                    requests = probes_of(canary, self._context_length)
-                    sampled = sample_probes(self._client, address, requests, version, timeout)
-                    parts["sample_canary"] = time.monotonic() - before
+                self._wake_for_sync()
+                way = self._from_folder if chunks is None else self._transfer
+                receivers.append(Receiver(way, self._server.ready()))
             except (ServerFailure, EngineError) as failure:
                 problem = str(failure)
-        gap, probes = Gap(math.nan, math.nan), []
-        if canary is not None:
+        try:
+            send_all(chunks or (), receivers, directory)
+        except BaseException:
+            for one in receivers:
+                self._server.failed(one.address, one.problem or "")
+            raise
+        exchanged = time.monotonic()
+        for one in receivers:
+            problem = one.problem
+            if problem is None:
+                try:
+                    self._wake_cache()
+                    drop_cache(self._client, one.address, self._settings.sync_timeout)
+                except (ServerFailure, EngineError) as failure:
+                    problem = str(failure)
+        seconds = {"reload": exchanged - started, "reset_cache": time.monotonic() - exchanged}
+        return seconds if receivers else {}, problem
+
+    def _verify(
+        self, version: int, canary: Canary | None, problem: str | None
+    ) -> tuple[dict[str, float], Gap, list[Probe], str | None]:
+        """Seconds by part, gap, what it was found on, and what is wrong with the server's weights; that is
+        `problem` where there is one already."""
+        parts: dict[str, float] = {}
+        sampled: list[tuple[TokenIds, Completion]] = []
+        gap, probes = Gap(math.nan, math.nan), list[Probe]()
+        if canary is None:
+            return parts, gap, probes, problem
+        if problem is None and isinstance(self._server, OwnServer):
             before = time.monotonic()
-            # Every rank comes here, with nothing to score if it has no server: scoring may be collective.
-            scores = canary.score([(prompt, completion.token_ids) for prompt, completion in sampled])
-            parts["score_canary"] = time.monotonic() - before
-            probes = [
-                Probe(prompt, completion.token_ids, completion.logprobs.tolist(), row)
-                for (prompt, completion), row in zip(sampled, scores, strict=True)
-            ]
-            tolerance = canary.tolerance or self._settings.tolerance(self._device)
-            gap = judge(probes, self._verified, tolerance)
-            problem = gap.problem or problem
-        return parts, gap, probes, problem
+            try:
+                address = self._server.ready()
+                requests = probes_of(canary, self._context_length)
+                timeout = self._settings.sync_timeout
+                sampled = sample_probes(self._client, address, requests, version, timeout)
+            except (ServerFailure, EngineError) as failure:
+                problem = str(failure)
+            parts["sample_canary"] = time.monotonic() - before
+        before = time.monotonic()
+        # Every rank comes here, with nothing to score if it has no server: scoring may be collective.
+        scores = canary.score([(prompt, completion.token_ids) for prompt, completion in sampled])
+        parts["score_canary"] = time.monotonic() - before
+        probes = [
+            Probe(prompt, completion.token_ids, completion.logprobs.tolist(), row)
+            for (prompt, completion), row in zip(sampled, scores, strict=True)
+        ]
+        gap = judge(probes, self._verified, canary.tolerance or self._settings.tolerance(self._device))
+        return parts, gap, probes, gap.problem or problem
 
     # Memory
 
@@ -287,6 +323,7 @@ class VllmEngine(Engine):
 
     def close(self) -> None:
         atexit.unregister(self.close)
+        self._transfer.close()
         self._server.close()
         with contextlib.suppress(RuntimeError):  # the interpreter is on its way out
             self._client.close()

@@ -9,7 +9,7 @@ import json
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from io import FileIO
 from pathlib import Path
@@ -19,6 +19,7 @@ from treetune.checksums import row_of, sealed_line
 from treetune.inference.base import (
     ANSWERS,
     Canary,
+    Chunk,
     Completion,
     Engine,
     Later,
@@ -150,8 +151,14 @@ class JournaledEngine(Engine):
     def wait_ready(self) -> None:
         self.engine.wait_ready()
 
-    def load(self, directory: Path, version: int, canary: Canary | None = None) -> SyncReport:
-        return self.engine.load(directory, version, canary)
+    def load(
+        self,
+        directory: Path,
+        version: int,
+        canary: Canary | None = None,
+        chunks: Iterable[Chunk] | None = None,
+    ) -> SyncReport:
+        return self.engine.load(directory, version, canary, chunks)
 
     def asleep(self) -> AbstractContextManager[None]:
         return self.engine.asleep()

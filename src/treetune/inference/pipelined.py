@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from treetune.inference.base import Canary, Completion, Engine, Later, OnResult, Request, SyncReport
+from treetune.inference.base import Canary, Chunk, Completion, Engine, Later, OnResult, Request, SyncReport
 
 Asked = list[Request | Later]
 
@@ -112,8 +112,14 @@ class PipelinedEngine(Engine):
     def wait_ready(self) -> None:
         self.engine.wait_ready()
 
-    def load(self, directory: Path, version: int, canary: Canary | None = None) -> SyncReport:
-        return self.engine.load(directory, version, canary)
+    def load(
+        self,
+        directory: Path,
+        version: int,
+        canary: Canary | None = None,
+        chunks: Iterable[Chunk] | None = None,
+    ) -> SyncReport:
+        return self.engine.load(directory, version, canary, chunks)
 
     def asleep(self) -> AbstractContextManager[None]:
         return self.engine.asleep()

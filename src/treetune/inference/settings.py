@@ -15,6 +15,8 @@ from treetune.contracts import Experiment, Finding, Part
 from treetune.endpoints.settings import Asking
 from treetune.inference.base import Engine
 from treetune.inference.gaps import Tolerance
+from treetune.inference.launch import Way
+from treetune.inference.ways import Places, WeightTransferSetting, choose
 
 if TYPE_CHECKING:
     from treetune.inference.server import Server
@@ -36,6 +38,12 @@ class EngineSettings(Registrable):
         """Of one server on a CPU; None where there is no such thing."""
         return None
 
+    def way(self, *, device: str, machines: Sequence[str], adapters: bool) -> tuple[Way, str]:
+        """How new weights come into the engine, and why so: for ranks on these machines, in their order,
+        which train on `device`, and whether they send adapters. Raises ValueError where it can't be as it is
+        set."""
+        return "file", "it is the only way of this engine"
+
     def start(
         self,
         model_directory: Path,
@@ -50,15 +58,16 @@ class EngineSettings(Registrable):
         device: str = "cpu",
         end_ids: Sequence[int] = (),
         adapter_rank: int | None = None,
+        way: Way = "file",
     ) -> Engine:
         """Begins to start an engine on the weights in `model_directory` and returns at once;
         ``Engine.wait_ready`` waits for it.
 
-        Every rank calls this. `rendezvous` is a folder, empty at first, that all ranks of the run
-        see; `barrier` returns when all ranks have called it. Both are used only where there are
-        several ranks. `end_ids` are the tokens that end an answer (`TextCodec.end_ids`). With
-        `adapter_rank`, this directory and those loaded later hold adapters of that rank. Raises
-        ValueError where the settings don't suit the device or the ranks.
+        Every rank calls this. `rendezvous` is a folder, empty at first, that all ranks of the run see;
+        `barrier` returns when all ranks have called it. Both are used only where there are several ranks.
+        `end_ids` are the tokens that end an answer (`TextCodec.end_ids`). New weights come by `way`. With
+        `adapter_rank`, this directory and those loaded later hold adapters of that rank. Raises ValueError
+        where the settings don't suit the device or the ranks.
         """
         raise NotImplementedError
 
@@ -195,6 +204,11 @@ class VllmSettings(EngineSettings):
     request_timeout: Annotated[float, Gt(0)] = 1800.0
     sync_timeout: Annotated[float, Gt(0)] = 300.0
     max_restarts: Annotated[int, Ge(0)] = 3
+    weight_transfer: WeightTransferSetting = "auto"
+    """How new weights come into the engine: by ``shared_memory`` (/dev/shm, of one machine), by a ``file``
+    beside the experiment, by ``cuda_ipc`` where a server shares its rank's GPU, by ``nccl`` where it has
+    `devices` of its own. ``auto`` is the fastest that there is, and the log says which. Adapters always go as
+    files."""
     canary_tolerance: Annotated[float, Gt(0)] | None = None
     extra_arguments: tuple[str, ...] = ()
 
@@ -255,6 +269,17 @@ class VllmSettings(EngineSettings):
         times = 40 if not exact else 1 if device == "cpu" else 100
         return Tolerance(mean, times * mean)
 
+    def way(self, *, device: str, machines: Sequence[str], adapters: bool) -> tuple[Way, str]:
+        places = Places(
+            device=device,
+            machines=tuple(machines),
+            per_rank=self.servers == "per_rank",
+            own_devices=self.devices is not None,
+            tensor_parallel_size=self.tensor_parallel_size,
+            adapters=adapters,
+        )
+        return choose(self.weight_transfer, places)
+
     def threads(self, ranks: int) -> int:
         """`omp_threads`, or this server's share of the cores but one, which its HTTP side and its clients
         need: more threads than free cores wait for each other, spinning.
@@ -280,6 +305,7 @@ class VllmSettings(EngineSettings):
         device: str = "cpu",
         end_ids: Sequence[int] = (),
         adapter_rank: int | None = None,
+        way: Way = "file",
     ) -> Engine:
         if self.sleep and device != "cuda":
             raise ValueError(
@@ -304,6 +330,7 @@ class VllmSettings(EngineSettings):
                 world_size=world_size,
                 device=device,
                 adapter_rank=adapter_rank,
+                way=way,
             )
             address_file = rendezvous / "server.json" if rendezvous and self.servers == "one" else None
             server = OwnServer(launch, model_directory, log_directory / f"server-{rank}.log", address_file)
@@ -317,6 +344,7 @@ class VllmSettings(EngineSettings):
             context_length=self.context_length or context_length,
             device=device,
             end_ids=end_ids,
+            way=way,
         )
 
     def serve(

@@ -50,7 +50,14 @@ class PolicyServer:
         lora = config.trainer.lora
         with contextlib.ExitStack() as stack:
             sent = lora if trains and lora is not None and lora.send == "adapters" else None
-            folder = WeightsFolder(session, sent)
+            way, why = config.engines.policy.way(
+                device=ranks.device.type,
+                machines=ranks.machines(),
+                adapters=sent is not None,
+            )
+            if trains:
+                session.console.say(f"new weights come into the engine by {way}: {why}")
+            folder = WeightsFolder(session, sent, way)
             stack.callback(folder.remove)
             engine = config.engines.policy.start(
                 folder.write_start(),
@@ -64,6 +71,7 @@ class PolicyServer:
                 device=ranks.device.type,
                 end_ids=session.model.codec.end_ids,
                 adapter_rank=sent.rank if sent is not None else None,
+                way=way,
             )
             stack.callback(engine.close)
             yield PolicyServer(session, engine, folder)
@@ -131,8 +139,13 @@ class PolicyServer:
             return {}
         (trainer, version), self._offer = self._offer, None
         with self._session.console.phase(f"weights after iteration {version} into the engine"):
-            folder = self.folder.write_trained(trainer, version)
-            report = self.engine.load(folder, version, trainers_canary(self._session, trainer))
+            chunks = None
+            if self.folder.adapters is not None:
+                self.folder.write_adapters(trainer, version)
+            else:
+                chunks = self.folder.send(trainer, version)
+            place, canary = self.folder.of(version), trainers_canary(self._session, trainer)
+            report = self.engine.load(place, version, canary, chunks)
             self.folder.keep_only(version)
         return {
             "engine/canary_gap": report.canary_gap,
