@@ -98,7 +98,7 @@ def engine(policies: list[Policy], tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.mark.parametrize("path", ["/collective_rpc", "/v1/completions", "/reset_prefix_cache", "/health"])
 def test_nobody_is_answered_without_the_key(engine: VllmEngine, path: str) -> None:
     with pytest.raises(HTTPError, match="401"):
-        urlopen(engine._server.ready().url + path, data=b"{}", timeout=10)
+        urlopen(engine._replicas[0].server.ready().url + path, data=b"{}", timeout=10)
 
 
 def requests(count: int, *, n: int = 3, length: int = 12, max_tokens: int = 40) -> list[Request]:

@@ -9,23 +9,21 @@ import json
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Sequence
+from contextlib import ExitStack
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
 from treetune.checksums import row_of, sealed_line
+from treetune.inference.around import EngineAround
 from treetune.inference.base import (
     ANSWERS,
-    Canary,
-    Chunk,
     Completion,
     Engine,
     Later,
     OnResult,
     Request,
-    SyncReport,
 )
 from treetune.vocabulary import Column
 
@@ -36,7 +34,7 @@ FLUSH_S = 0.2
 FLUSH_LINES = 256
 
 
-class JournaledEngine(Engine):
+class JournaledEngine(EngineAround):
     """An engine whose finished requests are kept in a file of JSON lines, found there the next time.
 
     A request is known by its content and by the policy version that samples it, so one journal can
@@ -51,19 +49,12 @@ class JournaledEngine(Engine):
     def __init__(
         self, engine: Engine, path: Path, others: Sequence[Path] = (), continuations: Path | None = None
     ) -> None:
-        self.engine, self.path, self.others = engine, path, tuple(others)
+        super().__init__(engine)
+        self.path, self.others = path, tuple(others)
         self.continuations = continuations
         self.sampled: Counter[int] = Counter()
         self._known: dict[str, list[Completion]] | None = None
         self._widest: dict[str, tuple[int, str]] = {}
-
-    @property
-    def version(self) -> int:  # type: ignore[override]
-        return self.engine.version
-
-    @property
-    def tokens_per_second(self) -> float:
-        return self.engine.tokens_per_second
 
     def generate(
         self, requests: Sequence[Request | Later], on_result: OnResult | None = None
@@ -147,24 +138,6 @@ class JournaledEngine(Engine):
 
     def _alike(self, request: Request) -> str:
         return request_key(dataclasses.replace(request, n=0), self.version)
-
-    def wait_ready(self) -> None:
-        self.engine.wait_ready()
-
-    def load(
-        self,
-        directory: Path,
-        version: int,
-        canary: Canary | None = None,
-        chunks: Iterable[Chunk] | None = None,
-    ) -> SyncReport:
-        return self.engine.load(directory, version, canary, chunks)
-
-    def asleep(self) -> AbstractContextManager[None]:
-        return self.engine.asleep()
-
-    def close(self) -> None:
-        self.engine.close()
 
 
 def request_key(request: Request, version: int) -> str:

@@ -109,10 +109,11 @@ def transfer(way: Way, client: Client, timeout: float, workers: int = 1) -> Weig
 
 @dataclass
 class Receiver:
-    """A server that is to be given weights, and what went wrong with it, if anything."""
+    """A server that is to be given weights, and what went wrong with it, if anything. Without an address
+    there is none, and the problem says why."""
 
     transfer: WeightTransfer
-    address: Address
+    address: Address | None
     problem: str | None = None
 
 

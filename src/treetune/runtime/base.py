@@ -16,6 +16,7 @@ from treetune.inference.settings import Engines
 from treetune.models.sources import ModelSource
 from treetune.runtime.analysis import Analyzer
 from treetune.runtime.diagnostics import Diagnostics
+from treetune.runtime.lookahead_contract import Overlap, unfit_overlap
 from treetune.runtime.sinks import Sink
 from treetune.runtime.stop_after import StopAfter
 from treetune.tasks.base import Split, Task
@@ -244,6 +245,9 @@ class PolicyIteration(Runtime):
     sinks: tuple[Sink, ...] = ()
     stop_after: StopAfter | None = None
     presets: tuple[Preset, ...] = ()
+    overlap: Overlap = "none"
+    """``one_step`` samples each iteration's answers and continuations while the iteration before is trained,
+    from the weights that this one begins with: all but the first are one version old."""
 
     @property
     def needs_engine(self) -> bool:
@@ -294,6 +298,8 @@ class PolicyIteration(Runtime):
                 "take one of them, on an experiment without one",
             )
         yield from twice("shaping", [one.label for one in self.shaping], "each kind can be there once")
+        if self.overlap == "one_step":
+            yield from unfit_overlap(self)
 
 
 LONGEST_NAME = 200

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
@@ -55,6 +56,12 @@ class Sampler:
                 EnvironmentPool(workers=config.grader_workers) as environments,
             ):
                 yield Sampler(session, server, grader, around, environments)
+
+    def aside(self) -> Sampler:
+        """The same one for a second thread. Only one of the two samples at a time. Collective."""
+        sampler = copy.copy(self)
+        sampler.session = self.session.aside()
+        return sampler
 
     def context(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -90,6 +91,13 @@ class Session:
             self.iteration = iteration
             yield iteration
             iteration += 1
+
+    def aside(self) -> Session:
+        """The same one for a second thread of each rank, whose meetings are their own. Collective."""
+        self.train_problems  # noqa: B018  made once for both
+        session = copy.copy(self)
+        session.ranks, session.console = self.ranks.aside(), self.console.aside()
+        return session
 
     @cached_property
     def train_problems(self) -> list[Problem]:

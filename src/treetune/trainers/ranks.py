@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -76,6 +76,15 @@ class Ranks:
             for first in range(0, self.world_size, size)
         ]
         return groups[self.rank // size]
+
+    def aside(self) -> Ranks:
+        """The same processes, for a thread of each that meets the others' while these ones meet: everything
+        but `sum` and `group`. Collective.
+        """
+        if self.world_size == 1:
+            return self
+        timeout = datetime.timedelta(seconds=self.deadline_s)
+        return replace(self, objects=dist.new_group(backend="gloo", timeout=timeout))
 
     def barrier(self, name: str) -> None:
         if self.world_size == 1:
