@@ -18,6 +18,7 @@ from treetune.runtime.directory import ExperimentDirectory, Lock
 from treetune.runtime.due import is_last
 from treetune.runtime.lifeline import TERMINATED, Stopped
 from treetune.runtime.manifest import begin
+from treetune.runtime.several_machines import agree
 from treetune.runtime.start_model import StartModel
 from treetune.trainers.ranks import Ranks
 from treetune.vocabulary import Problem
@@ -54,9 +55,9 @@ class Session:
         and one looks into it. Collective.
         """
         with contextlib.ExitStack() as stack:
-            ranks = Ranks.join(config.rank_deadline)
-            stack.callback(ranks.leave)
             directory = ExperimentDirectory(Path(config.directory) / config.experiment_name)
+            ranks = Ranks.join(config.rank_deadline, lambda one: agree(one, directory.path, plain_config))
+            stack.callback(ranks.leave)
             purpose: str = lock
             remarks: list[str] = []
             if ranks.is_first and lock == "evaluation":

@@ -1,0 +1,38 @@
+"""The command that shows experiments in a browser."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from treetune.cli.command import Argument, Command, say
+
+
+def view(options: argparse.Namespace) -> int:
+    import treetune.parts  # noqa: F401  (registers them: numbers of answers are known by their parts)
+    from treetune.viewer.serve import serve
+
+    serve([Path(folder) for folder in options.folders] or [Path("experiments")], say, options.port)
+    return 0
+
+
+COMMANDS = (
+    Command(
+        "view",
+        view,
+        "look into experiments in a browser, also while they run",
+        "Serves a web application on this machine alone, and prints its address. It shows all experiments"
+        " below the folders, reads what they write as it comes, and changes nothing in them. Through SSH:"
+        " ssh -N -L 6680:127.0.0.1:6680 MACHINE.",
+        ("treetune view experiments", "treetune view experiments/quickstart /scratch/others --port 7000"),
+        (
+            Argument(
+                "folders",
+                {"nargs": "*", "metavar": "FOLDER", "help": "of experiments; default: experiments"},
+            ),
+            Argument(
+                "--port", {"type": int, "metavar": "N", "help": "default: 6680, or the next that is free"}
+            ),
+        ),
+    ),
+)
