@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +17,8 @@ from torch import Tensor, nn
 
 from treetune.checksums import digest_of_weights
 from treetune.inference.launch import BACKENDS, WORKER_EXTENSION
+
+from . import receiving_program
 
 NAMES = ("a.weight", "b.weight", "c.weight")
 
@@ -104,3 +109,27 @@ def test_the_server_knows_the_way_by_the_name_that_it_is_told() -> None:
     assert not [name for name in vars(extension) if not name.startswith("__") and hasattr(WorkerBase, name)]
     for backend in BACKENDS.values():
         assert backend in WeightTransferEngineFactory._registry
+
+
+@pytest.mark.slow
+def test_a_model_of_vllm_has_the_same_weights_by_chunks_and_from_a_folder(tmp_path: Path) -> None:
+    from treetune.models.export import write_for_engine
+    from treetune.models.sources import TinyModel
+
+    source = TinyModel(layers=2, hidden_size=64, heads=2)
+    tokenizer = source.load_tokenizer(lambda: "0123456789+=")
+    folders = [tmp_path / name for name in ("old", "new", "chunks")]
+    for seed, folder in enumerate(folders[:2]):
+        model = source.load_model(seed, lambda: "0123456789+=")
+        write_for_engine(dict(model.named_parameters()), model.config, tokenizer, folder)
+    folders[2].mkdir()
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run(
+        [sys.executable, receiving_program.__file__, *map(str, folders)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]

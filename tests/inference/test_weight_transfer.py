@@ -87,6 +87,16 @@ def test_nobody_samples_from_the_weights_of_two_versions(stub: Stub) -> None:
     assert engine.generate([request(5, n=1)]) == [[expected(5, 0, version=2)]]
 
 
+def test_a_second_update_cannot_begin_while_one_is_open(stub: Stub) -> None:
+    engine = stub.start("shared_memory")
+    engine.load(stub.folder / "0001", 1, stub.canary(1), stub.chunks(1))
+    (replica,) = engine._replicas
+    engine._client.post(replica.server.ready(), "/start_weight_update", timeout=5.0)
+    report = engine.load(stub.folder / "0002", 2, stub.canary(2), stub.chunks(2))
+    assert (report.canary_gap, report.restarts) == (0.0, 1)
+    assert engine.generate([request(5, n=1)]) == [[expected(5, 0, version=2)]]
+
+
 def test_of_several_servers_all_are_given_the_weights_and_the_one_that_fails_is_replaced(stub: Stub) -> None:
     engine = stub.start("shared_memory", replicas=2)
     engine.wait_ready()

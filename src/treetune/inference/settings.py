@@ -30,6 +30,11 @@ class EngineSettings(Registrable):
 
     canary_tolerance: float | None
 
+    @property
+    def weights_in_memory(self) -> bool:
+        """Whether weights on their way into the engine lie in memory, where that can be."""
+        return True
+
     def tolerance(self, device: str) -> Tolerance:
         """The log-prob gap that the canary accepts on `device`."""
         raise NotImplementedError
@@ -257,6 +262,14 @@ class VllmSettings(EngineSettings):
                 "extra_arguments",
                 "leave it out",
             )
+        if self.weight_transfer not in ("auto", "file"):
+            lora = experiment.trainer.lora
+            adapters = lora is not None and lora.send == "adapters"
+            device = "cpu" if self.weight_transfer == "shared_memory" else "cuda"
+            try:  # on one rank; what several are in the way of is known when they have met
+                self.way(device=device, machines=["here"], adapters=adapters)
+            except ValueError as error:
+                yield Finding.of(error, "weight_transfer")
         if self.max_num_batched_tokens < self.max_num_seqs:
             yield Finding(
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}, fewer than max_num_seqs ="
@@ -273,6 +286,10 @@ class VllmSettings(EngineSettings):
         # with other kernels, 0.66. In float32 a GPU's kernels add up in another order than the trainer's.
         times = 40 if not exact else 1 if device == "cpu" else 100
         return Tolerance(mean, times * mean)
+
+    @property
+    def weights_in_memory(self) -> bool:
+        return self.weight_transfer != "file"
 
     def way(self, *, device: str, machines: Sequence[str], adapters: bool) -> tuple[Way, str]:
         places = Places(

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from treetune.inference.base import Engine
+from treetune.inference.launch import Way
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.canary import stored_canary, trainers_canary
 from treetune.runtime.clock import Clock
@@ -50,16 +51,16 @@ class PolicyServer:
         lora = config.trainer.lora
         with contextlib.ExitStack() as stack:
             sent = lora if trains and lora is not None and lora.send == "adapters" else None
-            way, why = config.engines.policy.way(
-                device=ranks.device.type,
-                machines=ranks.machines(),
-                adapters=sent is not None,
-            )
+            policy = config.engines.policy
+            way: Way = "file"
             if trains:
+                way, why = policy.way(
+                    device=ranks.device.type, machines=ranks.machines(), adapters=sent is not None
+                )
                 session.console.say(f"new weights come into the engine by {way}: {why}")
-            folder = WeightsFolder(session, sent, way)
+            folder = WeightsFolder(session, sent, way, in_memory=policy.weights_in_memory)
             stack.callback(folder.remove)
-            engine = config.engines.policy.start(
+            engine = policy.start(
                 folder.write_start(),
                 directory.logs if session.purpose == "run" else directory.logs / session.purpose,
                 seed=config.seed,

@@ -42,10 +42,11 @@ class WeightsFolder:
     engine is sent as they are; None where it is sent whole weights.
     """
 
-    def __init__(self, session: Session, adapters: Lora | None, way: Way = "file") -> None:
+    def __init__(
+        self, session: Session, adapters: Lora | None, way: Way = "file", *, in_memory: bool = True
+    ) -> None:
         self.adapters, self.way = adapters, way
         self._session = session
-        in_memory = way != "file" or adapters is not None
         self.path = weights_folder(session.directory.path, session.purpose, session.ranks, in_memory)
 
     def of(self, version: int) -> Path:

@@ -14,6 +14,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
+from treetune.models.in_parts import InTurn
 from treetune.models.inputs import ModelInputs
 from treetune.trainers.aside import Aside, of_the_weights, of_training_alone
 from treetune.trainers.base import Trainer
@@ -42,8 +43,8 @@ class DeepSpeedModel:
         self.aside = Aside()
         without_dropout(module)
         config, groups = _config(settings, ranks), _groups(module, settings)
-        if settings.zero_stage == 3 and not settings.offload_parameters:
-            deal_out(module, config, settings)
+        if settings.reads_in_parts:
+            deal_out(module, config, settings, ranks)
         self.engine, *_ = deepspeed.initialize(model=module, model_parameters=groups, config=config)
         if settings.zero_stage == 0 and settings.precision == "float32":
             # DeepSpeed clips here and forgets the norm that it clipped by.
@@ -196,15 +197,16 @@ def _only_data() -> Iterator[None]:
         yield
 
 
-def deal_out(module: nn.Module, config: Mapping[str, Any], settings: Trainer) -> None:
-    """Gives each rank its part of the weights (ZeRO-3), one weight after the other: what is on the CPU never
-    lies on the device whole. The first rank's weights count. Collective."""
+def deal_out(module: nn.Module, config: Mapping[str, Any], settings: Trainer, ranks: Ranks) -> None:
+    """Gives each rank its part of the weights (ZeRO-3), one weight after the other: what is on the CPU, or
+    still in files, never lies on the device whole. The first rank's weights count. Collective."""
     import deepspeed
 
     dtype = torch_dtype(settings.precision)
     cast_parameters(module, dtype)  # adapters may have come in float32
     # Its own linear layers would take the place of PyTorch's for every model of the process.
-    deepspeed.zero.Init(module=module, config_dict_or_path=config, dtype=dtype, mem_efficient_linear=False)
+    in_turn = InTurn(module, reads=ranks.is_first)
+    deepspeed.zero.Init(module=in_turn, config_dict_or_path=config, dtype=dtype, mem_efficient_linear=False)
 
 
 def frozen(module: nn.Module, settings: Trainer, ranks: Ranks) -> Any:
@@ -214,7 +216,7 @@ def frozen(module: nn.Module, settings: Trainer, ranks: Ranks) -> Any:
 
     config = _config(replace(settings, offload_optimizer=False, offload_parameters=False), ranks)
     del config["optimizer"]
-    deal_out(module, config, settings)
+    deal_out(module, config, settings, ranks)
     engine, *_ = deepspeed.initialize(model=module, config=config)
     engine.eval()
     return engine
