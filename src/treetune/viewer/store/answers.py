@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treetune.viewer.store.batches import Batches
+from treetune.viewer.store.batches import Batches, Layout
 from treetune.viewer.store.catalogue import NotThere, Run
 from treetune.viewer.store.index import BITS, ROWS, About, build, read_about
 from treetune.viewer.store.signatures import SHORTEST, lowered, may_hold
@@ -23,6 +23,7 @@ from treetune.viewer.store.sources import Source, sources
 
 if TYPE_CHECKING:
     import duckdb
+    import pyarrow as pa
 
     from treetune.vocabulary import Episode, Trajectory
 
@@ -320,14 +321,14 @@ class Answers:
         if one.about.answers is not None:
             from treetune.episode_generators.trajectory_rows import trajectories_of
 
-            [trajectory] = trajectories_of(_slice(one.source.path, one.about.answers, row["place"]))
+            [trajectory] = trajectories_of(_one_row(one.source.path, one.about.answers, row["place"]))
         if one.about.episodes is not None and one.source.episodes is not None:
             from treetune.episode_generators.episode_rows import episodes_of
 
             first = row["place"] if one.about.answers is None else row.get("episode_place")
             last = first if one.about.answers is None else row.get("episode_last")
             for place in range(first, last + 1) if first is not None and last is not None else ():
-                [episode] = episodes_of(_slice(one.source.episodes, one.about.episodes, place))
+                [episode] = episodes_of(_one_row(one.source.episodes, one.about.episodes, place))
                 if episode.trajectory == answer:
                     episodes.append(episode)
         return Answer(row, one.source, trajectory, episodes)
@@ -370,9 +371,10 @@ class Answers:
         return self._connection.cursor()
 
 
-def _slice(path: Path, layout: Any, place: int) -> Any:
+def _one_row(path: Path, layout: Layout, place: int) -> pa.RecordBatch:
+    """A batch of the one row, in buffers of its own: whoever reads columns may ignore a slice."""
     number = layout.batch_of(place)
-    return Batches(path, layout).read(number).slice(place - layout.rows[number], 1)
+    return Batches(path, layout).read(number).take([place - layout.rows[number]])
 
 
 def _line(path: Path, place: int) -> dict[str, Any]:

@@ -48,11 +48,13 @@ class Run:
 class Store:
     """All that pages ask for. Safe for several threads; never writes into an experiment.
 
-    `cache` is a folder for what is made from experiments to find their answers quickly.
+    `cache` is a folder for what is made from experiments to find their answers quickly. The list of
+    experiments may be `look_again_s` old.
     """
 
-    def __init__(self, folders: Sequence[Path], cache: Path) -> None:
+    def __init__(self, folders: Sequence[Path], cache: Path, look_again_s: float = LOOK_AGAIN_S) -> None:
         self.folders, self.cache = [folder.resolve() for folder in folders], cache
+        self._look_again_s = look_again_s
         self._lock = threading.Lock()
         self._runs: Mapping[str, Run] = {}
         self._looked = -float("inf")
@@ -64,7 +66,7 @@ class Store:
     def runs(self) -> list[Run]:
         """All experiments below the folders, by name."""
         with self._lock:
-            if time.monotonic() - self._looked > LOOK_AGAIN_S:
+            if time.monotonic() - self._looked > self._look_again_s:
                 self._runs = {run.name: run for run in self._find()}
                 self._looked = time.monotonic()
             return list(self._runs.values())

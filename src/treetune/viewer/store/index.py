@@ -269,7 +269,7 @@ def _with_credit(answers: pa.Table, episodes: pa.Table) -> pa.Table:
     with duckdb.connect(":memory:") as connection:
         connection.register("answers", answers)
         connection.register("episodes", episodes)
-        return connection.execute(
+        return connection.sql(
             """
             SELECT answers.*, credit.* EXCLUDE (credited) FROM answers LEFT JOIN (
                 SELECT answer AS credited, count(*)::INTEGER AS episodes, min(place) AS episode_place,

@@ -19,6 +19,9 @@ BITS = 4096
 BLOCK = 65_536
 """Answers whose bits lie together: half a MiB for each 1024 of them."""
 
+AT_ONCE = 1024
+"""Answers whose bits are bytes at a time."""
+
 SHORTEST = 3
 """Bytes of a text that can be searched for so."""
 
@@ -31,20 +34,22 @@ class SignatureWriter:
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb")
-        self._bits: np.ndarray = np.zeros((BITS, BLOCK), np.bool_)
+        self._bits: np.ndarray = np.zeros((BITS, AT_ONCE), np.bool_)
         self._rows = 0
+        self._packed: list[np.ndarray] = []
 
     def add(self, texts: pa.Array) -> None:
         """`texts` is a column of strings; null has no bits."""
         done = 0
         while done < len(texts):
-            taken = min(len(texts) - done, BLOCK - self._rows)
+            taken = min(len(texts) - done, AT_ONCE - self._rows)
             self._set(texts.slice(done, taken))
             done += taken
-            if self._rows == BLOCK:
-                self._flush()
+            if self._rows == AT_ONCE:
+                self._pack()
 
     def close(self) -> None:
+        self._pack()
         self._flush()
         self._file.close()
 
@@ -58,11 +63,18 @@ class SignatureWriter:
         self._bits[hashed, rows[: len(hashed)]] = True
         self._rows += len(lengths)
 
-    def _flush(self) -> None:
+    def _pack(self) -> None:
         if self._rows:
-            self._file.write(np.packbits(self._bits[:, : self._rows], axis=1).tobytes())
+            self._packed.append(np.packbits(self._bits[:, : self._rows], axis=1))
             self._bits[:] = False
             self._rows = 0
+        if len(self._packed) * AT_ONCE == BLOCK:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._packed:
+            self._file.write(np.concatenate(self._packed, axis=1).tobytes())
+            self._packed.clear()
 
 
 def may_hold(path: Path, rows: int, text: str) -> np.ndarray:
