@@ -27,7 +27,7 @@ def main(old: Path, new: Path, chunks: Path) -> None:
     from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment
     from vllm.engine.arg_utils import EngineArgs
     from vllm.model_executor.model_loader import get_model
-    from vllm.model_executor.model_loader.reload import reload_weights
+    from vllm.model_executor.model_loader.reload.inplace import reload_weights
 
     from treetune.checksums import digest_of_weights
     from treetune.inference.shared_memory_worker import SharedMemoryReceiver

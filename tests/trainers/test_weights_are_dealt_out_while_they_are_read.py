@@ -31,7 +31,8 @@ def test_no_rank_of_two_ever_has_the_whole_model(tmp_path: Path) -> None:
     """In bytes of its own, counted at each weight: half of the model and one weight, and less than all."""
     folder = written(tmp_path / "model", layers=24, hidden_size=512, heads=4, intermediate_size=1376)
     size = (folder / "model.safetensors").stat().st_size
-    launch(Path(dealing_program.__file__), [str(folder), str(tmp_path / "taken.json")], 2)
+    small = written(tmp_path / "small")
+    launch(Path(dealing_program.__file__), [str(small), str(folder), str(tmp_path / "taken.json")], 2)
     taken = json.loads((tmp_path / "taken.json").read_text())
     assert len(taken) == 2
     assert max(taken) < 0.75 * size, f"{taken} bytes, and the model has {size}"
