@@ -195,7 +195,10 @@ def no_room(folder: Path, needed: int) -> str | None:
         return None
     remedy = "make room"
     if folder.is_relative_to(MEMORY):
-        remedy = f"{MORE_SHARED_MEMORY}, clear it, or set {SETTING} to 'file', which puts them beside the experiment"
+        remedy = (
+            f"{MORE_SHARED_MEMORY}, clear it, or set {SETTING} to 'file', which puts them beside the"
+            " experiment"
+        )
     return (
         f"{folder} has {free / GIB:.1f} GiB free, and the weights that the trainer hands the engine there"
         f" ({VERSIONS} versions at once) take {needed / GIB:.1f}: {remedy}"
