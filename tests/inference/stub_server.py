@@ -112,7 +112,7 @@ class Handler(BaseHTTPRequestHandler):
                 {
                     "index": index,
                     "token_ids": ids,
-                    "logprobs": {"token_logprobs": logprobs},
+                    "logprobs": {"token_logprobs": logprobs} if "logprobs" in body else None,
                     "finish_reason": "length",
                 }
             )

@@ -277,6 +277,7 @@ class VllmEngine(Engine):
             probes = [
                 Probe(prompt, completion.token_ids, completion.logprobs.tolist(), row)
                 for (prompt, completion), row in zip(its.sampled, rows, strict=True)
+                if completion.logprobs is not None
             ]
             gaps[one] = judge(probes, one.verified, tolerance)
             if not (its.problem or gaps[one].problem):

@@ -224,6 +224,8 @@ class PolicyIteration(Runtime):
     shaping: tuple[Shaping, ...] = ()
     directory: str = "experiments"
     """Where experiments are kept."""
+    share: bool = False
+    """Whether other users may read the run's folder, as far as your umask lets them."""
     seed: Annotated[int, Ge(0)] = 0
     """Of everything that is drawn: problems, samples, order of training."""
     problem_sampling: Replacement = "between_iterations"
@@ -273,6 +275,7 @@ class PolicyIteration(Runtime):
             "imports",
             "iterations",
             "rank_deadline",
+            "share",
             "sinks",
             "stop_after",
         }

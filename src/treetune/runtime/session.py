@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from treetune.files import own_folder
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.console import Console
 from treetune.runtime.directory import ExperimentDirectory, Lock
@@ -60,6 +61,8 @@ class Session:
             stack.callback(ranks.leave)
             purpose: str = lock
             remarks: list[str] = []
+            if ranks.is_first:
+                own_folder(directory.path, share=config.share)
             if ranks.is_first and lock == "evaluation":
                 purpose = f"evaluation-{stack.enter_context(directory.evaluator())}"
             elif ranks.is_first:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from treetune.checksums import digest_of_weights
+from treetune.files import new_own_folder
 from treetune.inference.base import Chunk
 from treetune.inference.launch import Way
 from treetune.inference.ways import MEMORY, ON_THE_DEVICE, SETTING
@@ -209,7 +210,8 @@ def weights_folder(experiment: Path, purpose: str, ranks: Ranks, in_memory: bool
     """An empty folder: in memory where that is wanted and all ranks are on one machine that has /dev/shm, and
     otherwise beside the experiment, which all of them see. There the engines of several ranks agree as well.
 
-    The name is the experiment's, so what a killed run left there is cleared by the next one.
+    The name is the experiment's, so what a killed run left there is cleared by the next one. Nobody else can
+    look into it. Raises ValueError where it is another user's.
     """
     machines = ranks.machines()
     place = f"{experiment.resolve()} {purpose}"
@@ -220,6 +222,6 @@ def weights_folder(experiment: Path, purpose: str, ranks: Ranks, in_memory: bool
     folder = (MEMORY if shared else experiment) / name
     if ranks.is_first:
         shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
+        new_own_folder(folder)
     ranks.barrier("the weights folder is empty")
     return folder

@@ -31,7 +31,7 @@ METRICS: Mapping[str, tuple[str, ...]] = {
         " unfinished unique",
         "overlap": "credit_seconds generation_seconds staleness",
         "preference": "accuracy chosen_reward margin ranking reference_ranking rejected_reward shortfall",
-        "rollout": "groups_dropped groups_lacking rounds sampled_tokens",
+        "rollout": "groups_begun groups_carried groups_dropped groups_lacking rounds sampled_tokens versions",
         "selection": "episodes groups groups_capped groups_dropped groups_kept groups_surplus kept pairs"
         " pairs_possible",
         "spo": "distance first_choice lacking",

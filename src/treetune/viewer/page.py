@@ -16,6 +16,7 @@ from starlette.responses import HTMLResponse, Response
 
 from treetune.reports.charts import number
 from treetune.runtime.console import duration
+from treetune.viewer.rendering import rendered
 from treetune.viewer.store import NotThere, Run, Store
 from treetune.viewer.text import visible
 
@@ -148,4 +149,10 @@ def environment() -> Environment:
         "json": lambda value: json.dumps(value, separators=(",", ":")),
         "visible": visible,
     }
+    made.filters["rendered"] = rendered
+    made.filters["pretty"] = _pretty
     return made
+
+
+def _pretty(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=1, default=str)

@@ -59,6 +59,8 @@ class Store:
         self._runs: Mapping[str, Run] = {}
         self._looked = -float("inf")
         self._answers: dict[Run, Answers] = {}
+        self.made = 0
+        """How much `later` has made."""
         self._kept: dict[tuple[str, str], tuple[str, Any]] = {}
 
     # Experiments
@@ -115,6 +117,23 @@ class Store:
         value = read()
         self._kept[what, run.name] = (mark, value)
         return value
+
+    def later(self, what: str, run: Run, make: Callable[[], Value]) -> Value | None:
+        """As `known`, for what takes seconds: None until a thread has made it, which changes `made`."""
+        mark = self.mark([run])
+        with self._lock:
+            kept = self._kept.get((what, run.name))
+            if kept is not None and kept[0] == mark:
+                return kept[1]
+            self._kept[what, run.name] = (mark, None)
+        threading.Thread(target=self._make, args=(what, run, mark, make), daemon=True).start()
+        return None
+
+    def _make(self, what: str, run: Run, mark: str, make: Callable[[], Value]) -> None:
+        value = make()
+        with self._lock:
+            self._kept[what, run.name] = (mark, value)
+            self.made += 1
 
     def mark(self, runs: Sequence[Run]) -> str:
         """Another one as soon as anything of these experiments may have changed."""
