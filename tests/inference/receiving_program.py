@@ -31,12 +31,13 @@ def main(old: Path, new: Path, chunks: Path) -> None:
 
     from treetune.checksums import digest_of_weights
     from treetune.inference.shared_memory_worker import SharedMemoryReceiver
-    from treetune.models.shards import in_chunks, shard_path, write_shard
+    from treetune.models.shards import in_chunks, shard_path, write_index, write_shard
 
     arguments = EngineArgs(
         model=str(old), dtype="float32", enforce_eager=True, hf_overrides={"tie_word_embeddings": False}
     )
     config = arguments.create_engine_config()
+    torch.accelerator.empty_cache = lambda: None  # as vLLM's worker for CPUs has it
     with set_current_vllm_config(config):
         place = f"file://{chunks / 'meeting'}"
         init_distributed_environment(1, 0, place, 0, "gloo")
@@ -46,24 +47,29 @@ def main(old: Path, new: Path, chunks: Path) -> None:
         before = values(model)
         receiver.start_weight_update()
         weights = load_file(new / "model.safetensors")
-        number = -1
+        number, files = -1, dict[str, str]()
         for number, (chunk, last) in enumerate(in_chunks(weights.items(), CHUNK_BYTES, lambda one: one)):
             path = shard_path(chunks, number)
             write_shard(chunk, path)
             told = {"path": str(path), "number": number, "last": last, "digest": digest_of_weights(path)}
             receiver.update_weights(told)
-            path.unlink()  # what the model still needs of it is mapped
+            files |= dict.fromkeys(chunk, path.name)
         receiver.finish_weight_update()
         by_chunks = values(model)
         reload_weights(config, model, None, str(old), True)
         back = values(model)
         reload_weights(config, model, None, str(new), True)
         from_folder = values(model)
+        reload_weights(config, model, None, str(old), True)
+        write_index(files, chunks)
+        reload_weights(config, model, None, str(chunks), True)
+        from_chunks_folder = values(model)
     assert number > 2
     assert before.keys() == by_chunks.keys() == from_folder.keys()
     same = [name for name in before if torch.equal(before[name], by_chunks[name])]
     assert all(torch.equal(before[name], back[name]) for name in before)
     assert all(torch.equal(by_chunks[name], from_folder[name]) for name in from_folder)
+    assert all(torch.equal(by_chunks[name], from_chunks_folder[name]) for name in from_folder)
     assert all("norm" in name for name in same), f"{same} did not change"  # they begin as ones
 
 
