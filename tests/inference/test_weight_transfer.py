@@ -116,15 +116,15 @@ def test_weights_that_no_server_takes_end_in_an_error(stub: Stub) -> None:
 @pytest.mark.parametrize(
     ("changes", "way"),
     [
-        ({}, "shared_memory"),
-        ({"machines": ("a", "a")}, "shared_memory"),
+        ({}, "file"),
+        ({"machines": ("a", "a")}, "file"),
         ({"machines": ("a", "b"), "per_rank": True}, "file"),
         ({"adapters": True}, "file"),
         ({"device": "cuda"}, "cuda_ipc"),
-        ({"device": "cuda", "machines": ("a", "a")}, "shared_memory"),
+        ({"device": "cuda", "machines": ("a", "a")}, "file"),
         ({"device": "cuda", "machines": ("a", "a"), "per_rank": True}, "cuda_ipc"),
         ({"device": "cuda", "machines": ("a", "b"), "per_rank": True}, "cuda_ipc"),
-        ({"device": "cuda", "tensor_parallel_size": 2}, "shared_memory"),
+        ({"device": "cuda", "tensor_parallel_size": 2}, "file"),
         ({"device": "cuda", "own_devices": True, "tensor_parallel_size": 2}, "nccl"),
     ],
 )

@@ -213,10 +213,10 @@ class VllmSettings(EngineSettings):
     sync_timeout: Annotated[float, Gt(0)] = 300.0
     max_restarts: Annotated[int, Ge(0)] = 3
     weight_transfer: WeightTransferSetting = "auto"
-    """How new weights come into the engine: by ``shared_memory`` (/dev/shm, of one machine), by a ``file``
-    beside the experiment, by ``cuda_ipc`` where a server shares its rank's GPU, by ``nccl`` where it has
-    `devices` of its own. ``auto`` is the fastest that there is, and the log says which. Adapters always go as
-    files."""
+    """How new weights come into the engine. ``auto`` is ``cuda_ipc`` where each server shares its rank's GPU,
+    ``nccl`` where the engine has `devices` of its own, and otherwise files in /dev/shm; the log says which.
+    ``shared_memory`` has the server take chunks in /dev/shm as they are written. ``file`` puts files beside
+    the experiment. Adapters always go as files."""
     canary_tolerance: Annotated[float, Gt(0)] | None = None
     extra_arguments: tuple[str, ...] = ()
 

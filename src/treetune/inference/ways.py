@@ -53,15 +53,16 @@ def choose(setting: WeightTransferSetting, places: Places) -> tuple[Way, str]:
     for way, why in _REASONS.items():
         if way not in obstacles:
             return way, why
-    return "file", "; ".join(obstacles[way] for way in _REASONS)
+    return "file", "trainer and engine have no GPU in common, nor has the engine GPUs of its own"
 
 
 _REASONS: Mapping[Way, str] = {
     "cuda_ipc": "each server shares the GPU of its rank",
     "nccl": "the engine has GPUs of its own on this machine",
-    "shared_memory": "trainer and engine are on one machine",
 }
-"""Ways from the fastest on, with what speaks for each; ``file`` is left where none can be."""
+"""What ``auto`` takes, from the fastest on, with what speaks for each; ``file`` is left where none can be.
+``shared_memory`` is for whoever asks for it: no server has shown so far that it is faster than a file in
+/dev/shm."""
 
 
 def _obstacles(places: Places) -> dict[Way, str]:
