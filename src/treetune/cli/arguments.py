@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
-from treetune.cli import configuration, data, experiments, machine, models, parts, tables
+from treetune.cli import configuration, data, experiments, machine, models, parts, planning, tables
 from treetune.cli.command import Command
 
 COMMANDS: dict[str, Command] = {
     command.name: command
-    for module in (experiments, configuration, parts, data, models, tables, machine)
+    for module in (experiments, configuration, parts, data, models, tables, planning, machine)
     for command in module.COMMANDS
 }
 
