@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 
 from treetune.inference.base import (
@@ -96,6 +97,8 @@ class FakeEngine(Engine):
                     self._sample(tuple(request.prompt_ids.tolist()), request.seed + i, request.sampling)
                     for i in range(request.n)
                 ]
+                if not request.reads_logprobs:
+                    results[index] = [replace(one, logprobs=None) for one in results[index]]
                 self.tokens += sum(len(completion.token_ids) for completion in results[index])
                 if on_result is not None:
                     more, further = _parted(on_result(index, results[index]) or ())

@@ -15,6 +15,8 @@ local with_siblings = { type: 'continuations', count_siblings: true };
       'VinePPO K=3': monte_carlo(continuations, 3),
       'VinePPO K=9': monte_carlo(continuations, 9),
       'K=3 and siblings': monte_carlo(with_siblings, 3),
+      'siblings, topped up to 3': monte_carlo({ type: 'topped_up' }, 3),
+      'siblings, topped up to 9': monte_carlo({ type: 'topped_up' }, 9),
       'K=1, smoothed': monte_carlo({ type: 'smoothed' }, 1),
       'K=3, smoothed': monte_carlo({ type: 'smoothed' }, 3),
       'K=1, filtered': monte_carlo({ type: 'filtered' }, 1),

@@ -2,7 +2,7 @@
 // problem. Validation says how many epochs are good.
 {
   rollout+: { samples: 64 },
-  problems_per_iteration: 118,
+  problems_per_iteration: 26,
   iterations: 1,
   selection+: { max_pairs_per_problem: 16 },
   trainer+: {

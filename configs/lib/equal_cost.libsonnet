@@ -1,10 +1,10 @@
 // Learning at equal cost: what every experiment on a variant of signposts has. One start model, made once, and runs that end
 // when they have sampled a budget of tokens, however many iterations that takes.
 local tasks = {
-  wandering: import '../tasks/signposts_wandering.jsonnet',
+  distraction: import '../tasks/signposts_distraction.jsonnet',
   slips: import '../tasks/signposts_slips.jsonnet',
 };
-local budget = 400000, max_tokens = 56;
+local budget = 120000, max_tokens = 80;
 
 function(name)
   local setting =
@@ -20,7 +20,7 @@ function(name)
         every: 5,
         rollout: { type: 'single_turn', max_tokens: max_tokens },
         sets: [
-          { split: 'validation', problems: 96, samples: 2, while_training: true },
+          { split: 'validation', problems: 64, samples: 2, while_training: true },
           { split: 'test', problems: 256, samples: 2 },
         ],
       },
@@ -32,12 +32,12 @@ function(name)
     problems_per_iteration: 4800,
     evaluation+: { every: null },
   };
-  // GRPO on 16 problems with eight answers each and one step, an iteration; another method goes on its right.
+  // GRPO on eight problems with eight answers each and one step, an iteration; another method goes on its right.
   local on_policy = setting + (import '../trainers/tiny_one_step.jsonnet') + {
     experiment_name: 'equal_cost/' + name,
     model: { type: 'pretrained', name_or_path: $.directory + '/equal_cost/%s_start/checkpoints/last/policy' % name },
     rollout: { type: 'single_turn', samples: 8, max_tokens: max_tokens },
-    problems_per_iteration: 16,
+    problems_per_iteration: 8,
     trainer+: { learning_rate: 1e-3, schedule: { type: 'warmup', steps: 3 }, measure_kl: false },
     iterations: 150,
     stop_after: { sampled_tokens: budget },

@@ -1,7 +1,7 @@
 // Which credit is worth its tokens: all methods start from one model and sample as many tokens, for answers and for their
-// credit together. Those that step once an iteration have 16 problems with eight answers in it: where credit costs more, they
+// credit together. Those that step once an iteration have eight problems with eight answers in it: where credit costs more, they
 // have fewer iterations. Seeds are those of reinforcement learning.
-local task = 'wandering';
+local task = 'distraction';
 {
   local from_start(name, every, fragments=[], more='{}') = {
     configs: ['configs/equal_cost/%s.jsonnet' % task] + ['configs/%s.jsonnet' % one for one in fragments],
@@ -10,7 +10,7 @@ local task = 'wandering';
       '{ experiment_name+: "/%s", evaluation+: { every: %d } } + %s' % [name, every, more],
     ],
     needs: ['start'],
-    seconds_per_run: 130,
+    seconds_per_run: 90,
     estimated_from: 'a guess for one of two cores',
   },
   local monte_carlo(name, every, samples, values='continuations') =
@@ -18,17 +18,17 @@ local task = 'wandering';
 
   type: 'reproduction',
   name: 'credit_equal_cost',
-  title: 'Credit at equal cost: 400,000 sampled tokens each, from one start model',
+  title: 'Credit at equal cost: 120,000 sampled tokens each, from one start model',
   directory: 'experiments/credit_equal_cost',
   seeds: std.range(1, 16),
   baseline: 'GRPO',
   pairs: [
-    { row: 'VinePPO, K = 3, smoothed', to: 'VinePPO, K = 9' },
-    { row: 'VinePPO, K = 3, smoothed', to: 'VinePPO, K = 3' },
+    { row: 'siblings, topped up to 3', to: 'VinePPO, K = 9' },
+    { row: 'siblings, topped up to 3', to: 'VinePPO, K = 3' },
   ],
   until: {
     difference: 0.03,
-    rows: ['VinePPO, K = 3', 'VinePPO, K = 3, smoothed'],
+    rows: ['VinePPO, K = 9', 'siblings, topped up to 3'],
     seeds: { at_least: 8, at_most: 16 },
   },
   experiments: {
@@ -47,12 +47,12 @@ local task = 'wandering';
     vineppo_1: monte_carlo('vineppo_1', 5, 1),
     vineppo_3: monte_carlo('vineppo_3', 3, 3),
     vineppo_9: monte_carlo('vineppo_9', 2, 9),
-    smoothed_3: monte_carlo('smoothed_3', 3, 3, 'smoothed'),
+    topped_up_3: monte_carlo('topped_up_3', 6, 3, 'topped_up'),
     tree: from_start('tree', 4, ['equal_cost/tree']),
   },
   columns: [
     { name: 'test pass@1', evaluation: 'test', curve: 'validation' },
-    { name: 'area under the curve', area: { over: 'tokens', upto: 400000 }, curve: 'validation' },
+    { name: 'area under the curve', area: { over: 'tokens', upto: 120000 }, curve: 'validation' },
     { name: 'tokens to 50 %', reach: { accuracy: 0.5, over: 'tokens' }, curve: 'validation' },
   ],
   rows: [
@@ -66,7 +66,7 @@ local task = 'wandering';
     { name: 'VinePPO, K = 1', experiment: 'vineppo_1' },
     { name: 'VinePPO, K = 3', experiment: 'vineppo_3' },
     { name: 'VinePPO, K = 9', experiment: 'vineppo_9' },
-    { name: 'VinePPO, K = 3, smoothed', experiment: 'smoothed_3' },
+    { name: 'siblings, topped up to 3', experiment: 'topped_up_3' },
     { name: 'tree, two ways', experiment: 'tree' },
   ],
   notes: [

@@ -256,6 +256,18 @@ class UseOfAdvantages(Feature):
 
 
 @dataclass(frozen=True)
+class StaleAnswers(Feature):
+    """A loss that learns from answers of earlier weights than those it begins with, and corrects for it where
+    it has to."""
+
+    remedy = "set trainer.objective.importance_cap, such as 2 (objectives/importance_cap_2)"
+
+    @property
+    def words(self) -> str:
+        return "an objective that corrects for answers of earlier weights"
+
+
+@dataclass(frozen=True)
 class Pairs(Feature):
     """A better and a worse answer to the same problem, side by side."""
 

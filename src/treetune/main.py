@@ -58,11 +58,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _failed(error: Exception, code: int, options: argparse.Namespace) -> int:
     """One message on standard error; the traceback for those who ask, and for the log."""
-    from treetune.config.errors import ConfigError
+    from treetune.config.errors import FoundByAllRanks
 
     rank = int(os.environ.get("RANK", "0"))
-    if isinstance(error, ConfigError):
-        if rank == 0:  # every rank reads the same configuration: one message is enough
+    if isinstance(error, FoundByAllRanks):
+        if rank == 0:
             print(error, file=sys.stderr)
             if options.debug:
                 traceback.print_exception(error)

@@ -26,6 +26,7 @@ from treetune.episode_generators.values.filtered import Filtered
 from treetune.episode_generators.values.sequential import Sequential, UntilSure
 from treetune.episode_generators.values.siblings import Siblings
 from treetune.episode_generators.values.smoothed import Smoothed
+from treetune.episode_generators.values.topped_up import ToppedUp
 from treetune.episode_generators.values.valuation import ValueEstimator
 from treetune.inference.base import (
     ANSWERS,
@@ -52,6 +53,7 @@ ESTIMATORS = [
     Filtered(),
     Bisect(threshold=0.1),
     Siblings(),
+    ToppedUp(),
 ]
 
 

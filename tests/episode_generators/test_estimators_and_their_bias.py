@@ -33,6 +33,7 @@ from treetune.episode_generators.values.sequential import Sequential
 from treetune.episode_generators.values.siblings import Siblings
 from treetune.episode_generators.values.smoothed import Smoothed
 from treetune.episode_generators.values.step_boundaries import StepBoundaries
+from treetune.episode_generators.values.topped_up import ToppedUp
 from treetune.episode_generators.values.valuation import ValueEstimator
 from treetune.tree import Tree, answers_of
 from treetune.vocabulary import Episode, Metrics, Trajectory
@@ -67,6 +68,8 @@ UNBIASED: list[tuple[MonteCarlo, int]] = [
     (credit(FreshContinuations(count_siblings=True)), 2),
     (credit(Siblings()), 2),
     (credit(Siblings()), 3),
+    (credit(ToppedUp(), samples=2), 2),
+    (credit(ToppedUp(), samples=1), 3),
     (credit(Siblings(), states=EveryNTokens(tokens=1)), 2),
     (credit(Sequential(error=0.2, most=2, pilot=True)), 1),
     (credit(ControlVariate()), 1),

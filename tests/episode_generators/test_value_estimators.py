@@ -28,6 +28,7 @@ from treetune.episode_generators.values.low_probability import LowProbability
 from treetune.episode_generators.values.sequential import Sequential, UntilSure
 from treetune.episode_generators.values.siblings import Siblings, shared_tokens
 from treetune.episode_generators.values.smoothed import Smoothed, smoothed
+from treetune.episode_generators.values.topped_up import ToppedUp
 from treetune.episode_generators.values.valuation import Valuation, Value, ValueEstimator, mean_of
 from treetune.tree import trees_of
 from treetune.vocabulary import Segment, Trajectory
@@ -87,6 +88,15 @@ def test_siblings_count_among_continuations_without_the_answers_own_reward() -> 
     for of_alone, of_counted, other in zip(alone, counted, (0.0, 1.0), strict=True):
         assert of_alone.step_values is not None
         assert of_counted.step_values == pytest.approx([(3 * v + other) / 4 for v in of_alone.step_values])
+
+
+def test_continuations_make_up_for_the_siblings_that_a_state_lacks() -> None:
+    """The prompt has as many as were asked for, the first step's end one, and the others none."""
+    group = answers((A, NEXT, A, EOS), (A, NEXT, B, EOS), (B, NEXT, A, EOS))
+    _, metrics = MonteCarlo(samples=2, values=ToppedUp()).assign(mdp.context(), trees_of(group))
+    _, plain = MonteCarlo(samples=2).assign(mdp.context(), trees_of(group))
+    assert plain["credit/value_samples"] == 2 * 3
+    assert metrics["credit/value_samples"] == 1 + 2
 
 
 def test_values_have_the_standard_errors_of_their_means_and_steps_without_a_value_none() -> None:
@@ -168,6 +178,7 @@ def test_bisecting_stops_at_its_bound_of_tokens() -> None:
         Smoothed(),
         Sequential(),
         Siblings(),
+        ToppedUp(),
         CriticValues(),
         ControlVariate(),
         Filtered(),

@@ -83,7 +83,9 @@ class Handler(BaseHTTPRequestHandler):
             return self.answer(200, {"choices": []})
         with (FAULTS / "asked.jsonl").open("a") as file:
             kept = {key: body[key] for key in ("prompt", "seed", "n", "priority")}
-            file.write(json.dumps(kept) + "\n")
+            file.write(json.dumps({**kept, "server": os.getpid()}) + "\n")
+        if (slow := FAULTS / "slow").is_file():
+            time.sleep(float(slow.read_text()))
         Handler.answered += 1
         if Handler.answered > 2 and take("dies-after-two"):
             os.kill(os.getpid(), signal.SIGKILL)
@@ -100,7 +102,7 @@ class Handler(BaseHTTPRequestHandler):
                 {
                     "index": index,
                     "token_ids": ids,
-                    "logprobs": {"token_logprobs": logprobs},
+                    "logprobs": {"token_logprobs": logprobs} if "logprobs" in body else None,
                     "finish_reason": "length",
                 }
             )

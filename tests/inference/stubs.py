@@ -14,7 +14,7 @@ from treetune.inference.engine import VllmEngine
 from treetune.inference.guard import descendants
 from treetune.inference.launch import Launch
 from treetune.inference.ranks import RankFiles
-from treetune.inference.server import OwnServer
+from treetune.inference.server import servers_of
 from treetune.inference.settings import VllmSettings
 from treetune.vocabulary import TokenIds, token_array
 
@@ -48,10 +48,10 @@ class Stub:
             device="cpu",
             faults=self.faults,
         )
-        server = OwnServer(launch, self.weights(0), self.log, None)
+        servers = servers_of(launch, self.weights(0), self.log, None)
         ranks = RankFiles(0, 1, None, lambda name: None)
         self.engine = VllmEngine(
-            launch.settings, server, ranks, context_length=stub_server.CONTEXT, device="cpu"
+            launch.settings, servers, ranks, context_length=stub_server.CONTEXT, device="cpu"
         )
         return self.engine
 
@@ -75,6 +75,18 @@ class Stub:
 
     def asked(self) -> list[dict]:
         return [json.loads(line) for line in (self.faults / "asked.jsonl").read_text().splitlines()]
+
+    def asked_of(self) -> list[int]:
+        """Which of the servers was asked, for each of `asked`: numbered by who was asked first."""
+        servers = [one["server"] for one in self.asked()]
+        return [list(dict.fromkeys(servers)).index(one) for one in servers]
+
+    def forget_what_was_asked(self) -> None:
+        (self.faults / "asked.jsonl").write_text("")
+
+    def slow_down(self, seconds: float) -> None:
+        """Every answer takes so long from now on."""
+        (self.faults / "slow").write_text(str(seconds))
 
     def paths(self) -> list[str]:
         """What the server was asked since the last call, without samples."""

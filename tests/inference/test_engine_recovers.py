@@ -274,10 +274,10 @@ def test_without_sleep_the_engine_stays_awake(stub: Stub) -> None:
 
 def test_the_key_of_a_server_stands_in_no_log_and_every_start_has_another(stub: Stub) -> None:
     engine = stub.start()
-    first = engine._server.ready()
+    first = engine._replicas[0].server.ready()
     stub.order("dies-after-two")
     engine.generate([request(i) for i in range(4)])
-    second = engine._server.ready()
+    second = engine._replicas[0].server.ready()
     assert first.epoch < second.epoch and first.key != second.key
     log = stub.log.read_text()
     assert not [address for address in (first, second) if address.key in log or address.key in repr(address)]
@@ -320,3 +320,10 @@ def test_closing_while_the_server_starts_ends_it(stub: Stub, tmp_path: Path) -> 
     stub.order("never-listens")
     stub.start().close()
     assert set(below(os.getpid())) <= before
+
+
+def test_log_probs_that_nobody_reads_are_not_asked_for_and_change_no_token(stub: Stub) -> None:
+    engine = stub.start()
+    read, unread = engine.generate([request(1), replace(request(1), reads_logprobs=False)])
+    assert [one.logprobs for one in unread] == [None, None]
+    assert [replace(one, logprobs=None) for one in read] == unread

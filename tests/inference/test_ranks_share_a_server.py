@@ -48,7 +48,7 @@ class TwoRanks:
         self.engines = [
             VllmEngine(
                 chosen,
-                server,
+                [server],
                 RankFiles(rank, 2, stub.folder, lambda name: barrier.wait() and None),
                 context_length=64,
                 device="cpu",

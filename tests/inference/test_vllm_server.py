@@ -20,8 +20,9 @@ import pytest
 from treetune.inference.base import Canary, Completion, EngineError, Request, SamplingParams
 from treetune.inference.engine import VllmEngine
 from treetune.inference.gaps import Tolerance
+from treetune.inference.journal import JournaledEngine
 from treetune.inference.settings import VllmSettings
-from treetune.testing.processes import process_named
+from treetune.testing.processes import process_named, processes_named
 from treetune.vocabulary import TokenIds
 
 from .stubs import below, none_alive, until
@@ -98,7 +99,7 @@ def engine(policies: list[Policy], tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.mark.parametrize("path", ["/collective_rpc", "/v1/completions", "/reset_prefix_cache", "/health"])
 def test_nobody_is_answered_without_the_key(engine: VllmEngine, path: str) -> None:
     with pytest.raises(HTTPError, match="401"):
-        urlopen(engine._server.ready().url + path, data=b"{}", timeout=10)
+        urlopen(engine._replicas[0].server.ready().url + path, data=b"{}", timeout=10)
 
 
 def requests(count: int, *, n: int = 3, length: int = 12, max_tokens: int = 40) -> list[Request]:
@@ -237,6 +238,34 @@ def test_an_engine_core_killed_in_the_middle_changes_no_answer(
     killer.join()
     assert disturbed == undisturbed
     assert engine.restarts == restarts + 1
+
+
+def test_two_servers_give_the_answers_of_one_though_one_is_killed_in_the_middle(
+    engine: VllmEngine, policies: list[Policy], tmp_path: Path
+) -> None:
+    engine.load(policies[1].folder, 1, policies[1].canary())
+    asked = requests(64, n=4, max_tokens=200)
+    of_one = engine.generate(asked)
+    other = VllmSettings(**SETTINGS).start(policies[1].folder, tmp_path, seed=0, context_length=CONTEXT)
+    assert isinstance(other, VllmEngine)
+    try:
+        servers = [one.server for both in (engine, other) for one in both._replicas]
+        pair = VllmEngine(engine._settings, servers, engine._ranks, context_length=CONTEXT, device="cpu")
+        pair.wait_ready()
+        pair.load(policies[1].folder, 1, policies[1].canary())
+        reported: list[int] = []
+
+        def on_result(index: int, completions: list[Completion]) -> None:
+            reported.append(index)
+            if len(reported) == 5:
+                os.kill(max(processes_named("VLLM::EngineCore")), signal.SIGKILL)
+
+        journaled = JournaledEngine(pair, tmp_path / "journal.jsonl")
+        assert journaled.generate(asked, on_result) == of_one, "to the bit, log-probs too"
+        assert sorted(reported) == list(range(64))
+        assert len((tmp_path / "journal.jsonl").read_text().splitlines()) == 64
+    finally:
+        other.close()
 
 
 def test_close_leaves_no_process(engine: VllmEngine) -> None:

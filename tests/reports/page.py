@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 CELLS = {"td", "th", "dt", "dd", "li", "p"}
-VOID = {"meta", "br", "hr", "img", "link"}
+VOID = {"meta", "br", "hr", "img", "link", "input"}
 
 
 class Page(HTMLParser):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,8 +12,11 @@ import pytest
 
 from tests.runtime.in_process import small
 from treetune.inference.settings import VllmSettings
+from treetune.runtime import several_machines
 from treetune.runtime.policy_server import refuse_unreachable_server
+from treetune.runtime.several_machines import Facts, MachinesDiffer, View, agree, differences
 from treetune.runtime.weights_folder import weights_folder
+from treetune.trainers.meeting import Meeting
 
 
 def rank(*machines: str, number: int = 0) -> Any:
@@ -45,3 +50,111 @@ def test_one_server_for_ranks_on_several_machines_is_refused(tmp_path: Path) -> 
     refuse_unreachable_server(config, rank("a", "a"))
     apart = small(tmp_path, engine=VllmSettings(servers="per_rank"))
     refuse_unreachable_server(apart, rank("b", "a"))
+
+
+# What machines must have alike, and see of each other
+
+FIRST = Facts(
+    machine=0,
+    name="node1",
+    interface="eth0",
+    address="10.0.0.1",
+    port=4000,
+    clock=1000.0,
+    code="aaaa",
+    own_modules={"mine": "1"},
+    python="3.12.1",
+    packages={"torch": "2.13.0", "vllm": "0.32.0"},
+    configuration="cccc",
+)
+SECOND = replace(FIRST, machine=1, name="node2", address="10.0.0.2", clock=1002.0)
+PLACE = Path("/home/me/experiments/small")
+
+
+def found(second: Facts = SECOND, *views: View) -> list[str]:
+    """With two ranks on the second machine."""
+    return differences([FIRST, second, second], views or (View(), View(), View()), PLACE)
+
+
+def test_machines_that_are_alike_and_see_each_other_are_let_through() -> None:
+    assert found() == []
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (
+            {"code": "bbbb"},
+            "node2 has other code of treetune than node1: use one checkout, or the same commit",
+        ),
+        (
+            {"own_modules": {"mine": "2"}},
+            "node2 has another mine, which the configuration imports, than node1",
+        ),
+        ({"own_modules": {}}, "node2 has another mine"),
+        ({"python": "3.11.7"}, "node2 has Python 3.11.7, and node1 3.12.1"),
+        (
+            {"packages": {"torch": "2.13.0", "vllm": "0.33.0"}},
+            "node2 has vllm 0.33.0, and node1 0.32.0: run ./scripts/setup.sh",
+        ),
+        ({"packages": {"torch": "2.13.0"}}, "node2 has vllm none, and node1 0.32.0"),
+        ({"configuration": "dddd"}, "node2 has another configuration than node1: the same files"),
+        ({"clock": 905.0}, "node2 has a clock that is -95 s off node1's"),
+        ({"name": "node1"}, "node1 is the name of two machines: give each a host name of its own"),
+    ],
+)
+def test_what_a_machine_has_otherwise_is_told_once_with_its_name(change: dict[str, Any], told: str) -> None:
+    (line,) = found(replace(SECOND, **change))
+    assert line.startswith(told)
+
+
+def test_what_a_machine_does_not_see_or_reach_is_told_with_both_names() -> None:
+    blind = View(unseen=(0,))
+    deaf = View(unreached=((0, "timed out"),))
+    assert found(SECOND, View(), blind, deaf) == [
+        f"node2 doesn't see what node1 writes into {PLACE}: it must be a folder of one file system that all"
+        " machines have there (APP_DIRECTORY)",
+        "node2 can't reach node1 at 10.0.0.1 (eth0): timed out; name the interface that reaches the others"
+        " with GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME (SOCKET_IFNAME for scripts/slurm/submit.sh), and let"
+        " them use all ports between them",
+    ]
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_all_ranks_look_and_say_the_same(
+    shared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two threads stand for two machines, which have one folder or each its own."""
+    from tests.trainers.helpers import free_port
+
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setattr(several_machines, "SEEN_WITHIN_S", 0.5)
+    names = iter(["node1", "node2"])
+    own: dict[int, str] = {}
+    monkeypatch.setattr(
+        several_machines.platform, "node", lambda: own.setdefault(threading.get_ident(), next(names))
+    )
+    port, said, meetings = str(free_port()), {}, {}
+
+    def machine(rank: int) -> None:
+        environment = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        meetings[rank] = Meeting.join(environment | {"CROSS_SIZE": "2", "CROSS_RANK": str(rank)}, 30)
+        try:
+            agree(meetings[rank], tmp_path / ("both" if shared else str(rank)), {"seed": 1})
+        except MachinesDiffer as error:
+            said[rank] = str(error)
+
+    threads = [threading.Thread(target=machine, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not list(tmp_path.rglob(".machine-*")), "what was written to be seen is taken away"
+    if shared:
+        assert said == {}
+    else:
+        assert len(set(said.values())) == 2, "the folder's name is each machine's own here"
+        for text in said.values():
+            lines = text.splitlines()
+            assert lines[0] == "the 2 machines can't do this run together:"
+            assert all("doesn't see what node" in line for line in lines[1:]) and len(lines) == 3

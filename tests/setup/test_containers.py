@@ -1,4 +1,7 @@
-"""What can be said of the container files without a container engine: that they hold what they need."""
+"""What can be said of the container files without a container engine: that they hold what they need.
+
+`scripts/container/try_container.sh` builds and runs one, where buildah is.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,8 @@ from tests.setup.test_scripts import Checkout
 
 ROOT = Path(__file__).parents[2]
 DOCKER, SINGULARITY = ROOT / "Dockerfile", ROOT / "singularity.def"
+INSTALL = ROOT / "scripts/container/install.sh"
+STEPS = ("system", "packages", "compile")
 NEEDED_BY_A_RUN = ("run.sh", "scripts/setup.sh", "src/treetune/main.py", "configs/quickstart/vineppo.jsonnet")
 
 
@@ -47,7 +52,8 @@ def singularity_files() -> dict[str, str]:
 
 
 def bases() -> dict[str, str]:
-    docker = next(rest for name, rest in instructions() if name == "FROM")
+    docker = next(rest.removeprefix("BASE=") for name, rest in instructions() if name == "ARG")
+    assert dict(instructions())["FROM"] == "${BASE}"
     singularity = re.search(r"^From: (\S+)$", SINGULARITY.read_text(), re.MULTILINE)
     assert singularity
     return {"Dockerfile": docker, "singularity.def": singularity[1]}
@@ -66,15 +72,49 @@ def test_the_images_cuda_is_the_one_that_the_lock_file_was_made_for() -> None:
     assert image[1] == pinned[1]
 
 
-def test_both_install_the_same_packages_of_the_system() -> None:
-    def packages(text: str) -> set[str]:
-        match = re.search(r"apt-get install -y --no-install-recommends ([\w+. -]+?)(?:\s&&|\n|\s{2,})", text)
-        assert match
-        return set(match[1].split())
+def test_both_take_the_same_steps_of_one_script() -> None:
+    called = re.compile(r"\./scripts/container/install\.sh (\w+)")
+    docker = [step for name, rest in instructions() if name == "RUN" for step in called.findall(rest)]
+    assert tuple(docker) == tuple(called.findall(section("post"))) == STEPS
+    for file in (DOCKER, SINGULARITY):
+        assert not {"apt-get", "setup.sh", "compileall"} & set(
+            re.split(r"[\s/]", called.sub("", steps_of(file)))
+        )
 
-    docker = next(rest for name, rest in instructions() if name == "RUN" and "apt-get" in rest)
-    assert packages(docker) == packages(section("post"))
-    assert {"python3-venv", "python3-dev", "g++"} <= packages(docker), "what setup.sh asks for"
+
+def steps_of(file: Path) -> str:
+    """What is carried out while the image is built."""
+    return section("post") if file == SINGULARITY else "\n".join(r for n, r in instructions() if n == "RUN")
+
+
+def test_the_systems_packages_are_those_that_the_set_up_asks_for(tmp_path: Path) -> None:
+    """With stand-ins for the package manager."""
+    script = tmp_path / "scripts/container/install.sh"
+    script.parent.mkdir(parents=True)
+    script.write_text(INSTALL.read_text().replace("/var/lib/apt/lists", f"{tmp_path}/lists"))
+    asked = tmp_path / "asked"
+    (tmp_path / "apt-get").write_text(f'#!/bin/bash\necho "$*" >>{asked}\n')
+    (tmp_path / "apt-get").chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    subprocess.run(["bash", str(script), "system"], env=environment, check=True, timeout=60)
+    update, install = asked.read_text().splitlines()
+    assert update == "update"
+    assert {"python3-venv", "python3-dev", "g++", "bubblewrap"} <= set(install.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [(("packages",), "set TREETUNE_DEVICE to nvidia or cpu"), (("everything",), "usage"), ((), "usage")],
+)
+def test_a_step_that_is_none_or_lacks_the_device_is_refused(arguments: tuple[str, ...], told: str) -> None:
+    done = subprocess.run(
+        ["bash", str(INSTALL), *arguments],
+        env={"PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode != 0 and told in done.stderr
 
 
 def test_the_docker_image_is_set_up_and_started_by_somebody_who_is_not_root() -> None:
@@ -84,11 +124,13 @@ def test_the_docker_image_is_set_up_and_started_by_somebody_who_is_not_root() ->
             created[made[2]] = int(made[1])
         if name == "USER":
             user = rest.strip()
-        if "setup.sh" in rest and name == "RUN":
+        if name == "RUN" and "install.sh packages" in rest:
             assert user != "root"
     assert user in created
     assert created[user] >= 1000
-    assert all(f"--chown={user}" in rest for name, rest in instructions() if name == "COPY")
+    before, after = DOCKER.read_text().split(f"USER {user}")
+    assert f"chown -R {user} /treetune" in before
+    assert all(line.startswith(f"COPY --chown={user} ") for line in after.splitlines() if "COPY" in line)
 
 
 @pytest.mark.parametrize("image", ["docker", "singularity"])
@@ -116,7 +158,7 @@ def test_what_is_copied_before_the_set_up_is_enough_for_it(tmp_path: Path) -> No
     held = {str(path.relative_to(checkout.path)) for path in checkout.path.rglob("*") if path.is_file()}
     before: set[str] = set()
     for name, rest in instructions():
-        if name == "RUN" and "setup.sh" in rest:
+        if name == "RUN" and "install.sh packages" in rest:
             break
         if name == "COPY":
             before |= {word for word in shlex.split(rest)[:-1] if not word.startswith("--")}
@@ -129,8 +171,8 @@ def test_what_is_copied_before_the_set_up_is_enough_for_it(tmp_path: Path) -> No
 
 
 def test_both_name_the_device_since_an_image_is_built_without_a_gpu() -> None:
-    device = [rest for name, rest in instructions() if name == "ENV" and "TREETUNE_DEVICE=nvidia" in rest]
-    assert device
+    assert ("ARG", "DEVICE=nvidia") in instructions()
+    assert any(name == "ENV" and "TREETUNE_DEVICE=${DEVICE}" in rest for name, rest in instructions())
     assert "TREETUNE_DEVICE=nvidia" in section("post")
     assert "TREETUNE_DEVICE=nvidia" in section("environment"), "or run.sh would set up another device's set"
 
@@ -191,15 +233,15 @@ def test_the_launcher_is_found_by_what_is_executed_in_the_singularity_image(tmp_
     assert done.stdout.strip().endswith(":/usr/bin:/bin")
 
 
-def test_both_images_hold_byte_code(tmp_path: Path) -> None:
-    (docker,) = [rest for name, rest in instructions() if name == "RUN" and "compileall" in rest]
-    (singularity,) = [line for line in section("post").splitlines() if "compileall" in line]
-    assert docker.strip() in singularity
+def test_the_images_hold_byte_code_and_what_does_not_compile_is_passed_over(tmp_path: Path) -> None:
+    script = tmp_path / "scripts/container/install.sh"
+    script.parent.mkdir(parents=True)
+    script.write_text(INSTALL.read_text())
     (tmp_path / ".venv/bin").mkdir(parents=True)
     (tmp_path / ".venv/bin/python").symlink_to(sys.executable)
     (tmp_path / "src").mkdir()
     (tmp_path / "src/a.py").write_text("A = 1\n")
     (tmp_path / "src/template.py").write_text("{{ no Python }}\n")
-    done = subprocess.run(["sh", "-c", docker], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(["bash", str(script), "compile"], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "")
     assert list((tmp_path / "src").glob("__pycache__/a.*.pyc"))

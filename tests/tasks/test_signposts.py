@@ -111,6 +111,24 @@ def test_wandering_and_names_change_nothing_but_the_text() -> None:
     assert value == wandering.grader.grade(response, problem).reward
 
 
+def test_where_wandering_comes_first_the_way_behind_it_is_what_counts() -> None:
+    task = signposts("all", steps=2, period=2, chatter=0, wandering=3, wandering_first=True, signs=20)
+    plain = replace(task, wandering=0)
+    for problem, same in zip(task.problems("train")[:20], plain.problems("train")):
+        wandered, *way = task.demonstration(problem, 1).splitlines(keepends=True)
+        assert wandered[:-1:2] == way[0][0] * 3
+        assert task.teacher_value(problem, "") == plain.teacher_value(same, "")
+        assert task.teacher_value(problem, wandered) == plain.teacher_value(same, "")
+        assert task.decision(problem, wandered[:1]) is None and task.decided(problem, wandered) is None
+        for length in range(3):
+            begun = "".join(way[:length])
+            assert task.teacher_value(problem, wandered + begun) == plain.teacher_value(same, begun)
+            assert task.decided(problem, wandered + begun) == plain.decided(same, begun)
+        assert task.decision(problem, wandered + way[0] + way[1][0]) == problem.gold[1]
+        response = "".join([wandered, *way])
+        assert task.grader.grade(response, problem) == plain.grader.grade("".join(way), same)
+
+
 def test_no_problem_is_in_two_splits_and_the_held_out_ones_stay() -> None:
     small, large = signposts("all"), signposts("all", train_size=100)
     prompts = [[one.prompt for one in large.problems(split)] for split in ("train", "validation", "test")]

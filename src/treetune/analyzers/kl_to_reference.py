@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from annotated_types import Gt
 
 from treetune.analyzers.points import Chosen, OfCheckpoints
+from treetune.episode_generators.credit.episodes import unlearnt
 from treetune.runtime.analysis import Analyzer, Findings
 from treetune.tasks.base import Split
 from treetune.trainers.objectives.kl import KlEstimator, kl_estimate
@@ -86,7 +87,7 @@ class KlToReference(OfCheckpoints):
         assert sampling is not None
         # At temperature 0, what the untempered policy gives.
         models = StoredModels(session, point, sampling.temperature or 1.0)
-        sequences = Sequences.of([_row_of(answer) for answer in answers])
+        sequences = Sequences.of([unlearnt(answer) for answer in answers])
         policy_N, start_N = models.policy_logprobs(sequences), models.ref_logprobs(sequences)
         kl = answer_kl(policy_N, start_N, sequences.starts)
         return [
@@ -157,17 +158,3 @@ def answer_kl(policy_N: Tensor, start_N: Tensor, starts: Sequence[int]) -> dict[
         tokens_N = kl_estimate(policy_N.double(), start_N.double(), name)
         found[name] = [float(tokens_N[a:b].sum()) for a, b in itertools.pairwise(starts)]
     return found
-
-
-def _row_of(answer: Trajectory) -> Any:
-    from treetune.vocabulary import Episode, are_sampled
-
-    return Episode(
-        prompt_ids=answer.prompt_ids,
-        response_ids=answer.response_ids,
-        trained=are_sampled(answer.segments),
-        reward=answer.reward,
-        group=answer.problem.id,
-        trajectory=answer.id,
-        policy_version=0,
-    )

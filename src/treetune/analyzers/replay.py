@@ -20,6 +20,7 @@ from treetune.files import replace_folder, whole_file, write_json
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.crediting import credited
 from treetune.runtime.directory import METRICS_REMEDY, ExperimentDirectory, metrics_row
+from treetune.runtime.due import sampled_by
 from treetune.runtime.generation import remembered
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.sampler import Sampler
@@ -189,7 +190,7 @@ def credited_again(
     session, own = sampler.session, sampler.session.config
     engine = sampler.server.engine if config.credit.needs_engine else None
     if engine is not None:
-        sampler.server.load_checkpoint(point)
+        sampler.server.load_checkpoint(sampled_by(own, point))
     before = 0 if engine is None else engine.tokens
     stored = sorted((session.directory.iteration(point) / "journal").glob("*.jsonl"))
     with sampler.phase(f"iteration {point + 1}: {what}", "continuations") as show:

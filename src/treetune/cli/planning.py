@@ -63,12 +63,12 @@ def _maker(name: Path) -> Path | None:
         return None
     experiment = Path(*name.parts[: name.parts.index(CHECKPOINTS)])
     for depth in range(1, len(experiment.parts)):
-        *folders, name = experiment.parts[depth:]
+        *folders, last = experiment.parts[depth:]
         joined = (
-            [*folders[:-1], f"{folders[-1]}_{name}"] if folders else [name]
+            [*folders[:-1], f"{folders[-1]}_{last}"] if folders else [last]
         )  # fork/sft is fork_sft.jsonnet
-        for parts in ([*folders, name], joined):
-            if (likely := CONFIGS.joinpath(*parts).with_suffix(".jsonnet")).is_file():
+        for named in ([*folders, last], joined):
+            if (likely := CONFIGS.joinpath(*named).with_suffix(".jsonnet")).is_file():
                 return likely
     return None
 

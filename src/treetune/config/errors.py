@@ -34,7 +34,11 @@ class ConfigIssue:
         return "\n".join(lines)
 
 
-class ConfigError(ValueError):
+class FoundByAllRanks(ValueError):
+    """A mistake that every rank of a run finds alike: the first one's message is enough."""
+
+
+class ConfigError(FoundByAllRanks):
     """Everything that is wrong with a configuration, collected; `str()` is the message for users."""
 
     def __init__(self, issues: Iterable[ConfigIssue]) -> None:

@@ -45,13 +45,14 @@ ANSWERS, CONTINUATIONS = 0, 1
 @dataclass(frozen=True, eq=False)
 class Request(Columnar):
     """`n` samples from one prompt. Sample i is drawn with ``seed + i`` and depends on nothing else: not on
-    the `priority`, which says what is sampled first."""
+    the `priority`, which says what is sampled first, nor on whether somebody `reads_logprobs`."""
 
     prompt_ids: TokenIds
     seed: int
     n: int
     sampling: SamplingParams
     priority: int = field(default=ANSWERS, compare=False)
+    reads_logprobs: bool = True
 
     def __post_init__(self) -> None:
         self._set("prompt_ids", token_array(self.prompt_ids))
@@ -59,18 +60,20 @@ class Request(Columnar):
 
 @dataclass(frozen=True, eq=False)
 class Completion(Columnar):
-    """One sample: its ids (the end token included), their log-probs, who sampled them, and the seconds
-    from asking to having it (with all other samples of its request), which no two runs share."""
+    """One sample: its ids (the end token included), their log-probs where somebody reads them, who sampled
+    them, and the seconds from asking to having it (with all other samples of its request), which no two runs
+    share."""
 
     token_ids: TokenIds
-    logprobs: Column
+    logprobs: Column | None
     finish_reason: FinishReason
     policy_version: int
     seconds: float = field(default=0.0, compare=False)
 
     def __post_init__(self) -> None:
         self._set("token_ids", token_array(self.token_ids))
-        self._set("logprobs", logprob_array(self.logprobs))
+        if self.logprobs is not None:
+            self._set("logprobs", logprob_array(self.logprobs))
 
     def segment(self, branch: Branch = ()) -> Segment:
         """What it adds to an answer."""

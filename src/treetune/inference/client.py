@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import queue
 import threading
-import time
-from collections import deque
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from treetune.inference.base import Completion, EngineError, Later, Request
+from treetune.inference.base import Completion, EngineError, Request
 from treetune.inference.key import header
 from treetune.inference.launch import MODEL_NAME
 from treetune.vocabulary import logprob_array, token_array
@@ -22,8 +19,6 @@ if TYPE_CHECKING:
     import aiohttp
 
 T = TypeVar("T")
-
-POLL_S = 1.0
 
 KEEP_ALIVE_S = 3.0
 """How long a connection that nobody uses is kept for the next request."""
@@ -43,7 +38,7 @@ class Address:
     key: str = field(repr=False)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RequestPart:
     """The samples ``[first, first + n)`` of the request number `index`."""
 
@@ -79,12 +74,12 @@ def payload(part: RequestPart, version: int, end_ids: Sequence[int] = ()) -> dic
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
         "priority": part.request.priority,
-        "logprobs": 0,
         "return_token_ids": True,
-        "return_tokens_as_token_ids": True,
         # Cached prefixes of other weights can't be met under another salt.
         "cache_salt": f"version-{version}",
     }
+    if part.request.reads_logprobs:
+        body |= {"logprobs": 0, "return_tokens_as_token_ids": True}
     if end_ids or sampling.stop_ids:
         body["stop_token_ids"] = [*end_ids, *sampling.stop_ids]
     if sampling.stop:
@@ -92,8 +87,11 @@ def payload(part: RequestPart, version: int, end_ids: Sequence[int] = ()) -> dic
     return body
 
 
-def completions_of(answer: Mapping[str, Any], n: int, version: int, seconds: float = 0.0) -> list[Completion]:
-    """The `n` samples in an answer, in their order. Raises ServerFailure if anything is missing."""
+def completions_of(
+    answer: Mapping[str, Any], part: RequestPart, version: int, seconds: float = 0.0
+) -> list[Completion]:
+    """A part's samples in an answer, in their order. Raises ServerFailure if anything is missing."""
+    n, read = part.n, part.request.reads_logprobs
     choices = sorted(answer.get("choices", ()), key=lambda choice: choice["index"])
     if len(choices) != n:
         raise ServerFailure(f"asked for {n} samples, got {len(choices)}")
@@ -102,11 +100,14 @@ def completions_of(answer: Mapping[str, Any], n: int, version: int, seconds: flo
         ids = choice.get("token_ids") or ()
         logprobs = (choice.get("logprobs") or {}).get("token_logprobs") or ()
         reason = choice.get("finish_reason")
-        if reason not in ("stop", "length") or not ids or len(ids) != len(logprobs) or None in logprobs:
+        known = not read or (len(ids) == len(logprobs) and None not in logprobs)
+        if reason not in ("stop", "length") or not ids or not known:
             raise ServerFailure(
                 f"a sample has {len(ids)} token ids, {len(logprobs)} log-probs, finish_reason {reason!r}"
             )
-        found.append(Completion(token_array(ids), logprob_array(logprobs), reason, version, seconds))
+        found.append(
+            Completion(token_array(ids), logprob_array(logprobs) if read else None, reason, version, seconds)
+        )
     return found
 
 
@@ -117,7 +118,7 @@ class Client:
     """
 
     def __init__(self, end_ids: Sequence[int] = ()) -> None:
-        self._end_ids = tuple(end_ids)
+        self.end_ids = tuple(end_ids)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="engine-client", daemon=True)
         self._thread.start()
@@ -135,24 +136,32 @@ class Client:
         """One request; an answer that isn't a JSON object comes under ``answer``.
 
         Raises ServerFailure on anything but a good answer within `timeout` s."""
-        return self._run(self._post(address, path, body, timeout, answers), timeout + 10.0)
-
-    def sampling(self, address: Address, version: int, *, concurrency: int, timeout: float) -> Sampling:
-        """Parts of requests are sampled there, at most `concurrency` in flight, `timeout` s each."""
-        return Sampling(self, address, version, concurrency, timeout)
+        return self.run(self.ask(address, path, body, timeout, answers), timeout + 10.0)
 
     def close(self) -> None:
         """Ends the thread. Safe to call twice."""
         if self._loop.is_closed():
             return
         with contextlib.suppress(ServerFailure, RuntimeError):  # on the way out; the sockets end with us
-            self._run(self._close_session(), 5.0)
+            self.run(self._close_session(), 5.0)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=5.0)
         if not self._thread.is_alive():
             self._loop.close()
 
-    def _run(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def call_soon(self, work: Callable[..., object], *arguments: Any) -> None:
+        """Calls `work` in the client's thread, where its event loop runs."""
+        self._loop.call_soon_threadsafe(work, *arguments)
+
+    def create_task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """To be called in the client's thread."""
+        return self._loop.create_task(work)
+
+    def run(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result(timeout)
@@ -174,7 +183,7 @@ class Client:
         if self._session is not None:
             await self._session.close()
 
-    async def _post(
+    async def ask(
         self,
         address: Address,
         path: str,
@@ -210,98 +219,3 @@ class Client:
         except ValueError as error:
             raise ServerFailure(f"{path}: not JSON: {shown}") from error
         return answer if isinstance(answer, dict) else {"answer": answer}
-
-
-Came = tuple[RequestPart, list[Completion]] | Later
-
-
-class Sampling:
-    """Parts of requests on their way through a server. A context manager; iterate over it for the samples.
-
-    More can be given while those before are sampled: they go before what still waits of their priority, so
-    that little is begun and not ended.
-    """
-
-    def __init__(
-        self, client: Client, address: Address, version: int, concurrency: int, timeout: float
-    ) -> None:
-        self._client, self._address, self._version = client, address, version
-        self._concurrency, self._timeout = concurrency, timeout
-        self._outstanding = 0
-        # A SimpleQueue, so that the event loop never waits for the caller.
-        self._results: queue.SimpleQueue[Came | BaseException] = queue.SimpleQueue()
-        # From here on only the event loop's.
-        self._waiting: dict[int, deque[RequestPart]] = {}  # by priority
-        self._workers: set[asyncio.Task[None]] = set()
-        self._working = 0
-        self._over = False
-
-    def __enter__(self) -> Sampling:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the client was closed meanwhile
-            self._client._loop.call_soon_threadsafe(self._stop)
-
-    def add(self, parts: Sequence[RequestPart], laters: Sequence[Later] = ()) -> None:
-        """Has the parts sampled as soon as there is room, and waits for what comes later as well."""
-        self._outstanding += len(parts) + len(laters)
-        if parts:
-            self._client._loop.call_soon_threadsafe(self._accept, list(parts))
-        for later in laters:
-            later.ready.add_done_callback(lambda _, later=later: self._results.put(later))  # type: ignore[misc]
-
-    def __iter__(self) -> Iterator[Came]:
-        """Parts and their samples as they come, and each `Later` that is ready, until all that were given are
-        there.
-
-        Raises ServerFailure at the first that fails, after those that had come before it.
-        """
-        while self._outstanding:
-            try:
-                result = self._results.get(timeout=POLL_S)
-            except queue.Empty:
-                assert self._client._thread.is_alive(), "the client's thread ended without a word"
-                continue
-            if isinstance(result, BaseException):
-                raise result
-            self._outstanding -= 1
-            yield result
-
-    def _accept(self, parts: list[RequestPart]) -> None:
-        for part in reversed(parts):
-            self._waiting.setdefault(part.request.priority, deque()).appendleft(part)
-        while self._working < self._concurrency and not self._over and (first := self._next()) is not None:
-            self._working += 1
-            worker = self._client._loop.create_task(self._work(first))
-            self._workers.add(worker)
-            worker.add_done_callback(self._workers.discard)
-
-    def _next(self) -> RequestPart | None:
-        first = min((priority for priority, parts in self._waiting.items() if parts), default=None)
-        return None if first is None else self._waiting[first].popleft()
-
-    async def _work(self, part: RequestPart) -> None:
-        """One part after the other, as long as any waits."""
-        try:
-            while True:
-                begun = time.monotonic()
-                body = payload(part, self._version, self._client._end_ids)
-                answer = await self._client._post(self._address, "/v1/completions", body, self._timeout)
-                seconds = time.monotonic() - begun
-                self._results.put((part, completions_of(answer, part.n, self._version, seconds)))
-                if (following := self._next()) is None:
-                    return
-                part = following
-        except Exception as failure:  # handed to the caller's thread, which raises it
-            self._results.put(failure)
-            self._stop()
-        finally:
-            # Not when the task is done, which is later: a part that came between would wait for ever.
-            self._working -= 1
-
-    def _stop(self) -> None:
-        self._over = True
-        self._waiting.clear()
-        for worker in self._workers:
-            worker.cancel()

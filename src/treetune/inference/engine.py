@@ -6,10 +6,11 @@ import atexit
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from treetune.inference.base import (
     Canary,
@@ -21,29 +22,41 @@ from treetune.inference.base import (
     Request,
     SyncReport,
 )
-from treetune.inference.client import Address, Client, RequestPart, Sampling, ServerFailure, parts_of
+from treetune.inference.client import Client, RequestPart, parts_of
 from treetune.inference.gaps import Gap, Probe, judge
+from treetune.inference.prefixes import Prefixes
 from treetune.inference.ranks import RankFiles
-from treetune.inference.server import OwnServer, Server
-from treetune.inference.sync import probes_of, reload_weights, sample_probes
-from treetune.vocabulary import TokenIds
+from treetune.inference.replica import Replica, Taken
+from treetune.inference.sampling import Limit, Lost, Sampling
+from treetune.inference.server import Server
 
 if TYPE_CHECKING:
     from treetune.inference.settings import VllmSettings
 
+T = TypeVar("T")
+
 RATE_WINDOW_S = 5.0
+
+AHEAD = 2
+"""Times the samples that a server works on at once are what it is given: as many wait there as are worked on,
+and the rest here, for whoever has room first."""
+
+RETURN_POLL_S = 0.1
+"""How often is looked whether a server that was lost is there again."""
 
 
 class VllmEngine(Engine):
     """See `Engine`. `version` is 0 for the weights that it was started on.
 
-    `tokens_per_second` is the rate of `tokens` over the last seconds of sampling.
+    Its servers are alike, and a request's samples are the same whichever answers it. A server that is lost is
+    started anew while the others go on with what it had not answered. `tokens_per_second` is the rate of
+    `tokens` over the last seconds of sampling.
     """
 
     def __init__(
         self,
         settings: VllmSettings,
-        server: Server,
+        servers: Sequence[Server],
         ranks: RankFiles,
         *,
         context_length: int,
@@ -53,19 +66,20 @@ class VllmEngine(Engine):
         self.version = 0
         self.tokens = 0
         self.sleeps = settings.sleep
-        self._settings, self._server, self._ranks = settings, server, ranks
+        self._settings, self._ranks = settings, ranks
         self._context_length, self._device = context_length, device
         self._client = Client(end_ids)
+        self._replicas = [Replica(number, one, self._client, settings) for number, one in enumerate(servers)]
+        self._threads = ThreadPoolExecutor(len(servers), "engine-replica")
+        self._prefixes: Prefixes | None = None
+        self._forget_prefixes()
         self._recent: list[tuple[float, int]] = []
-        self._asleep_epoch: int | None = None
-        self._verified: list[Probe] = []
-        """The canary's probes of the weights that are in the engine, where there was one."""
         atexit.register(self.close)
 
     @property
     def restarts(self) -> int:
-        """How often the server was started anew, so far."""
-        return self._server.restarts
+        """How often a server was started anew, so far."""
+        return sum(one.server.restarts for one in self._replicas)
 
     @property
     def tokens_per_second(self) -> float:
@@ -76,11 +90,12 @@ class VllmEngine(Engine):
         return sum(count for _, count in self._recent[1:]) / seconds if seconds > 0 else 0.0
 
     def wait_ready(self) -> None:
-        self._server.ready()
+        for one in self._replicas:
+            one.server.ready()
 
     def wait_settled(self) -> None:
         if self._device == "cuda":
-            self._server.ready()
+            self.wait_ready()
 
     # Sampling
 
@@ -89,8 +104,6 @@ class VllmEngine(Engine):
     ) -> list[list[Completion]]:
         results: list[list[Completion]] = []
         arrived: dict[int, dict[int, list[Completion]]] = {}
-        missing: dict[tuple[int, int], RequestPart] = {}
-        promised: list[Later] = []
 
         def asked(further: Sequence[Request | Later]) -> tuple[list[RequestPart], list[Later]]:
             parts: list[RequestPart] = []
@@ -100,50 +113,57 @@ class VllmEngine(Engine):
                 self._check(len(results), request)
                 parts += parts_of(len(results), request, self._settings.max_num_seqs)
                 results.append([])
-            laters = [one for one in further if isinstance(one, Later)]
-            missing.update(((part.index, part.first), part) for part in parts)
-            promised.extend(laters)
-            return parts, laters
+            return parts, [one for one in further if isinstance(one, Later)]
 
-        asked(requests)
-        given = len(results)
+        first = asked(requests)
+        worked: set[int] = set()
         self._recent = [(time.monotonic(), 0)]
-        while missing or promised:
-            address = self._awake()
-            # What follows from other answers goes first among its like, as it did before.
-            parts = sorted(missing.values(), key=lambda part: (part.request.priority, part.index < given))
-            try:
-                with self._sampling(address) as sampling:
-                    sampling.add(parts, promised)
-                    for came in sampling:
-                        if isinstance(came, Later):
-                            promised.remove(came)
-                            sampling.add(*asked(came.requests()))
-                            continue
-                        part, completions = came
-                        del missing[part.index, part.first]
-                        done = arrived.setdefault(part.index, {})
-                        done[part.first] = completions
-                        self._count(completions)
-                        if sum(map(len, done.values())) < part.request.n:
-                            continue
-                        del arrived[part.index]
-                        results[part.index] = [c for first in sorted(done) for c in done[first]]
-                        if on_result is not None:
-                            sampling.add(*asked(on_result(part.index, results[part.index]) or ()))
-            except ServerFailure as failure:
-                # Whoever is unfinished is sent again: the same seeds give the same tokens.
-                self._server.failed(address, str(failure))
-        self._server.succeeded()
+        with self._sampling() as sampling:
+            self._open_servers(sampling)
+            sampling.add(*first)
+            while sampling.outstanding:
+                whole = self._open_servers(sampling)
+                came = sampling.next() if whole else sampling.next(RETURN_POLL_S)
+                if came is None:
+                    continue
+                if isinstance(came, Lost):
+                    self._replicas[came.server].server.failed(came.address, came.reason)
+                    worked.discard(came.server)
+                elif isinstance(came, Later):
+                    sampling.add(*asked(came.requests()))
+                else:
+                    worked.add(came.server)
+                    index = came.part.index
+                    done = arrived.setdefault(index, {})
+                    done[came.part.first] = came.completions
+                    self._count(came.completions)
+                    if sum(map(len, done.values())) < came.part.request.n:
+                        continue
+                    del arrived[index]
+                    results[index] = [c for first in sorted(done) for c in done[first]]
+                    if on_result is not None:
+                        sampling.add(*asked(on_result(index, results[index]) or ()))
+        for number in worked:
+            self._replicas[number].server.succeeded()
         return results
 
-    def _sampling(self, address: Address) -> Sampling:
-        return self._client.sampling(
-            address,
-            self.version,
-            concurrency=self._settings.max_concurrency,
-            timeout=self._settings.request_timeout,
-        )
+    def _sampling(self) -> Sampling:
+        settings = self._settings
+        limit = Limit(settings.max_concurrency, AHEAD * settings.max_num_seqs)
+        return Sampling(self._client, self.version, limit, settings.request_timeout, self._prefixes)
+
+    def _open_servers(self, sampling: Sampling) -> bool:
+        """Has the servers take requests that are there and don't yet; whether all do."""
+        shut = [one for one in self._replicas if not sampling.is_open(one.number)]
+        there = self._each(shut, Replica.awake)
+        sampling.open({one.number: address for one, address in zip(shut, there, strict=True) if address})
+        return None not in there
+
+    def _each(self, replicas: Sequence[Replica], work: Callable[[Replica], T]) -> list[T]:
+        """What `work` gives for each of them, done at the same time."""
+        if len(replicas) < 2:
+            return [work(one) for one in replicas]
+        return list(self._threads.map(work, replicas))
 
     def _check(self, index: int, request: Request) -> None:
         length, wanted = len(request.prompt_ids), request.sampling.max_tokens
@@ -169,70 +189,77 @@ class VllmEngine(Engine):
 
     def load(self, directory: Path, version: int, canary: Canary | None = None) -> SyncReport:
         started = time.monotonic()
-        restarts = self._server.restarts
+        restarts = self.restarts
         # Nobody samples from here on: a request in flight would mix old weights and new.
         self._ranks.gather(None)
-        problem: str | None = None
+        gaps, parts = list[Gap](), dict[str, float]()
+        lacking = dict.fromkeys(self._replicas, "")
         for attempt in range(2):
-            parts, gap, probes, problem = self._attempt(directory, version, canary, afresh=attempt > 0)
-            problems = [other for other in self._ranks.gather(problem) if other]
-            if not problems:
+            for one, problem in lacking.items():
+                if attempt > 0:
+                    one.start_anew(directory, problem)
+
+            def take(one: Replica, afresh: bool = attempt > 0) -> Taken:
+                return one.take(directory, version, canary, self._context_length, afresh=afresh)
+
+            taken = dict(zip(lacking, self._each(list(lacking), take), strict=True))
+            found, seconds = self._verify(taken, canary)
+            gaps += [gap for gap in found.values() if not gap.problem]
+            for further in (seconds, *(one.parts for one in taken.values())):
+                parts |= {name: max(parts.get(name, 0.0), value) for name, value in further.items()}
+            problems = {one: its.problem or found[one].problem for one, its in taken.items()}
+            lacking = {one: problem for one, problem in problems.items() if problem}
+            everyones = self._ranks.gather("; ".join(lacking.values()))
+            if not any(everyones):
                 break
-            if attempt == 0 and problem and isinstance(self._server, OwnServer):
-                self._server.start_anew(directory, problem)
         else:
             raise EngineError(
                 f"the weights in {directory} could not be brought into the engine, not even by a new"
-                f" server: {'; '.join(problems)}"
+                f" server: {'; '.join(filter(None, everyones))}"
             )
-        self.version, self._verified = version, probes
-        if isinstance(self._server, OwnServer):
-            self._server.use(directory)
-        self._server.succeeded()
-        seconds = time.monotonic() - started
-        return SyncReport(seconds, gap.largest, gap.mean, self._server.restarts - restarts, parts)
+        self.version = version
+        self._forget_prefixes()
+        for one in self._replicas:
+            one.use(directory)
+            one.server.succeeded()
+        return SyncReport(
+            time.monotonic() - started,
+            max((gap.largest for gap in gaps), default=math.nan),
+            max((gap.mean for gap in gaps), default=math.nan),
+            self.restarts - restarts,
+            parts,
+        )
 
-    def _attempt(
-        self, directory: Path, version: int, canary: Canary | None, *, afresh: bool
-    ) -> tuple[dict[str, float], Gap, list[Probe], str | None]:
-        """Seconds by part, gap, what it was found on, and what went wrong, if anything. `afresh`: a new
-        server has the weights from its start, or needed no new start.
-        """
-        parts: dict[str, float] = {}
-        sampled: list[tuple[TokenIds, Completion]] = []
-        problem: str | None = None
-        timeout = self._settings.sync_timeout
-        own = isinstance(self._server, OwnServer)
-        if own:
-            try:
-                if not afresh:
-                    self._wake_for_sync()
-                address = self._server.ready()
-                if not afresh:
-                    parts |= reload_weights(
-                        self._client, address, directory, timeout, between=self._wake_cache
-                    )
-                if canary is not None:
-                    before = time.monotonic()
-                    requests = probes_of(canary, self._context_length)
-                    sampled = sample_probes(self._client, address, requests, version, timeout)
-                    parts["sample_canary"] = time.monotonic() - before
-            except (ServerFailure, EngineError) as failure:
-                problem = str(failure)
-        gap, probes = Gap(math.nan, math.nan), []
-        if canary is not None:
-            before = time.monotonic()
-            # Every rank comes here, with nothing to score if it has no server: scoring may be collective.
-            scores = canary.score([(prompt, completion.token_ids) for prompt, completion in sampled])
-            parts["score_canary"] = time.monotonic() - before
+    def _verify(
+        self, taken: dict[Replica, Taken], canary: Canary | None
+    ) -> tuple[dict[Replica, Gap], dict[str, float]]:
+        """How far each server's log-probs are from the trainer's, and the seconds that scoring took."""
+        if canary is None:
+            return dict.fromkeys(taken, Gap(math.nan, math.nan)), {}
+        before = time.monotonic()
+        # Servers that are alike have sampled the same: that is scored once. Every rank comes here, with
+        # nothing to score if it has no server: scoring may be collective.
+        pairs = {key: pair for one in taken.values() for key, pair in one.pairs().items()}
+        scores = dict(zip(pairs, canary.score(list(pairs.values())), strict=True))
+        seconds = {"score_canary": time.monotonic() - before}
+        tolerance = canary.tolerance or self._settings.tolerance(self._device)
+        gaps = {}
+        for one, its in taken.items():
+            rows = [scores[key] for key in its.pairs()]
             probes = [
                 Probe(prompt, completion.token_ids, completion.logprobs.tolist(), row)
-                for (prompt, completion), row in zip(sampled, scores, strict=True)
+                for (prompt, completion), row in zip(its.sampled, rows, strict=True)
+                if completion.logprobs is not None
             ]
-            tolerance = canary.tolerance or self._settings.tolerance(self._device)
-            gap = judge(probes, self._verified, tolerance)
-            problem = gap.problem or problem
-        return parts, gap, probes, problem
+            gaps[one] = judge(probes, one.verified, tolerance)
+            if not (its.problem or gaps[one].problem):
+                one.verified = probes
+        return gaps, seconds
+
+    def _forget_prefixes(self) -> None:
+        """What was cached was computed by other weights."""
+        cached = len(self._replicas) > 1 and self._settings.caches_prefixes(self._device)
+        self._prefixes = Prefixes() if cached else None
 
     # Memory
 
@@ -242,51 +269,25 @@ class VllmEngine(Engine):
             yield
             return
         self._ranks.gather(None)
-        if isinstance(self._server, OwnServer):
-            # A server that can't fall asleep is replaced by one that then has to.
-            while (address := self._server.ready()).epoch != self._asleep_epoch:
-                with self._or_restart(address):
-                    self._client.post(address, "/sleep?level=1", timeout=self._settings.sync_timeout)
-                    self._asleep_epoch = address.epoch
-        self._server.hold(True)
+        self._each([one for one in self._replicas if one.is_own], Replica.fall_asleep)
+        self._hold(True)
         self._ranks.gather(None)
         try:
             yield
         finally:
-            # It wakes when it is next needed: weights first, the cache after the new weights are in, so
-            # that the peak of memory stays low.
-            self._server.hold(False)
+            # They wake when they are next needed.
+            self._hold(False)
 
-    def _awake(self) -> Address:
-        """The server, ready to sample."""
-        self._wake_for_sync()
-        self._wake_cache()
-        return self._server.ready()
-
-    def _wake_for_sync(self) -> None:
-        self._wake("weights")
-
-    def _wake_cache(self) -> None:
-        self._wake("kv_cache")
-        self._asleep_epoch = None
-
-    def _wake(self, tag: str) -> None:
-        if self._asleep_epoch is None:
-            return
-        address = self._server.ready()
-        if address.epoch == self._asleep_epoch:  # a new server never slept
-            with self._or_restart(address):
-                self._client.post(address, f"/wake_up?tags={tag}", timeout=self._settings.sync_timeout)
-
-    @contextmanager
-    def _or_restart(self, address: Address) -> Iterator[None]:
-        try:
-            yield
-        except ServerFailure as failure:
-            self._server.failed(address, str(failure))
+    def _hold(self, held: bool) -> None:
+        for one in self._replicas:
+            one.server.hold(held)
 
     def close(self) -> None:
         atexit.unregister(self.close)
-        self._server.close()
+        for one in self._replicas:
+            one.server.begin_to_close()
+        for one in self._replicas:
+            one.server.close()
+        self._threads.shutdown(wait=False)
         with contextlib.suppress(RuntimeError):  # the interpreter is on its way out
             self._client.close()

@@ -10,21 +10,20 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
 from treetune.checksums import row_of, sealed_line
+from treetune.inference.around import EngineAround
 from treetune.inference.base import (
     ANSWERS,
-    Canary,
     Completion,
     Engine,
     Later,
     OnResult,
     Request,
-    SyncReport,
 )
 from treetune.vocabulary import Column
 
@@ -35,7 +34,7 @@ FLUSH_S = 0.2
 FLUSH_LINES = 256
 
 
-class JournaledEngine(Engine):
+class JournaledEngine(EngineAround):
     """An engine whose finished requests are kept in a file of JSON lines, found there the next time.
 
     A request is known by its content and by the policy version that samples it, so one journal can
@@ -50,19 +49,12 @@ class JournaledEngine(Engine):
     def __init__(
         self, engine: Engine, path: Path, others: Sequence[Path] = (), continuations: Path | None = None
     ) -> None:
-        self.engine, self.path, self.others = engine, path, tuple(others)
+        super().__init__(engine)
+        self.path, self.others = path, tuple(others)
         self.continuations = continuations
         self.sampled: Counter[int] = Counter()
         self._known: dict[str, list[Completion]] | None = None
         self._widest: dict[str, tuple[int, str]] = {}
-
-    @property
-    def version(self) -> int:  # type: ignore[override]
-        return self.engine.version
-
-    @property
-    def tokens_per_second(self) -> float:
-        return self.engine.tokens_per_second
 
     def generate(
         self, requests: Sequence[Request | Later], on_result: OnResult | None = None
@@ -147,31 +139,27 @@ class JournaledEngine(Engine):
     def _alike(self, request: Request) -> str:
         return request_key(dataclasses.replace(request, n=0), self.version)
 
-    def wait_ready(self) -> None:
-        self.engine.wait_ready()
-
-    def load(self, directory: Path, version: int, canary: Canary | None = None) -> SyncReport:
-        return self.engine.load(directory, version, canary)
-
-    def asleep(self) -> AbstractContextManager[None]:
-        return self.engine.asleep()
-
-    def close(self) -> None:
-        self.engine.close()
-
 
 def request_key(request: Request, version: int) -> str:
     """What makes two requests have the same answer."""
     asked = (request.prompt_ids.tolist(), request.seed, request.n, dataclasses.astuple(request.sampling))
-    text = json.dumps([asked, version], separators=(",", ":"))
+    unread = [] if request.reads_logprobs else ["without log-probs"]
+    text = json.dumps([asked, version, *unread], separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def journal_line(key: str, completions: Sequence[Completion]) -> str:
     """One finished request: of each sample the bytes of its ids (int32) and log-probs (float32, or float64
-    where they are twice as long), little-endian in base64, then the rest as JSON has it."""
+    where they are twice as long; null where nobody reads them), little-endian in base64, then the rest as
+    JSON has it."""
     rows = [
-        (_text(c.token_ids), _text(c.logprobs), c.finish_reason, c.policy_version, c.seconds)
+        (
+            _text(c.token_ids),
+            None if c.logprobs is None else _text(c.logprobs),
+            c.finish_reason,
+            c.policy_version,
+            c.seconds,
+        )
         for c in completions
     ]
     return sealed_line(json.dumps([key, rows], separators=(",", ":")))
@@ -214,9 +202,11 @@ def completion_of(token_ids: Any, logprobs: Any, *rest: Any) -> Completion:
     import numpy as np
 
     if isinstance(token_ids, str):
-        ids, numbers = base64.b64decode(token_ids), base64.b64decode(logprobs)
-        kind = "<f8" if len(numbers) == 2 * len(ids) else "<f4"
-        token_ids, logprobs = np.frombuffer(ids, "<i4"), np.frombuffer(numbers, kind)
+        ids = base64.b64decode(token_ids)
+        token_ids = np.frombuffer(ids, "<i4")
+        if logprobs is not None:
+            numbers = base64.b64decode(logprobs)
+            logprobs = np.frombuffer(numbers, "<f8" if len(numbers) == 2 * len(ids) else "<f4")
     return Completion(token_ids, logprobs, *rest)
 
 

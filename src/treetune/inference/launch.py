@@ -59,6 +59,8 @@ class Launch:
     device: str
     is_trained: bool = True
     """Whether its weights are exchanged; else they are served as they are on disk."""
+    replica: int = 0
+    """Which of this rank's servers it is."""
     adapter_rank: int | None = None
     """Of the adapters that are served, where they are: the weights are then folders of adapters, whose
     configuration names the model that they belong to."""
@@ -101,7 +103,7 @@ class Launch:
         command += ["--logprobs-mode", "processed_logprobs"]
         command += ["--no-enable-log-requests", "--disable-uvicorn-access-log"]
         command += ["--middleware", f"{key.__name__}.{key.KeyRequired.__name__}"]
-        command += [_flag("enable-prefix-caching", _or(settings.prefix_caching, cuda))]
+        command += [_flag("enable-prefix-caching", settings.caches_prefixes(self.device))]
         command += [_flag("async-scheduling", settings.async_scheduling)]
         if not cuda:
             # A prompt cut over two steps takes back its first seeded draw, which a CPU's generator can't:
@@ -183,13 +185,16 @@ class Launch:
         """The server's GPUs: of those that the settings name, or else the trainer's own."""
         listed = [name for name in inherited.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
         size = self.settings.tensor_parallel_size
-        place = int(inherited.get("LOCAL_RANK", self.rank)) if self.settings.servers == "per_rank" else 0
+        rank = int(inherited.get("LOCAL_RANK", self.rank)) if self.settings.servers == "per_rank" else 0
+        count = self.settings.replicas_on(self.device)
+        place = rank * count + self.replica
         wanted = self.settings.devices
         indices = wanted[place * size :][:size] if wanted else range(place * size, (place + 1) * size)
         if len(indices) < size or (listed and max(indices) >= len(listed)):
+            which = f"server {self.replica + 1} of {count}" if count > 1 else "engine"
             raise ValueError(
-                f"the engine of rank {self.rank} needs GPUs {list(indices) or '(none left)'}, and this"
-                f" process sees {len(listed)}: change engines.policy.devices or"
+                f"the {which} of rank {self.rank} needs GPUs {list(indices) or '(none left)'}, and this"
+                f" process sees {len(listed)}: change engines.policy.replicas, engines.policy.devices or"
                 " engines.policy.tensor_parallel_size"
             )
         return [listed[index] if listed else str(index) for index in indices]

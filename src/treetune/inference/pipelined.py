@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
-from treetune.inference.base import Canary, Completion, Engine, Later, OnResult, Request, SyncReport
+from treetune.inference.around import EngineAround
+from treetune.inference.base import Completion, Engine, Later, OnResult, Request
 
 Asked = list[Request | Later]
 
@@ -32,7 +31,7 @@ class _Lane:
     results: list[list[Completion]] = field(default_factory=list)
 
 
-class PipelinedEngine(Engine):
+class PipelinedEngine(EngineAround):
     """An engine with a second entrance, `also`, for whoever learns of an answer while others are sampled.
 
     A call of `generate` gives what its caller asked for, as ever, and comes back when what was asked for on
@@ -40,19 +39,11 @@ class PipelinedEngine(Engine):
     """
 
     def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+        super().__init__(engine)
         self.calls: list[Call] = []
         self._made = time.perf_counter()
         self._further: list[tuple[Sequence[Request | Later], _Lane]] = []
         self._first_aside: float | None = None
-
-    @property
-    def version(self) -> int:  # type: ignore[override]
-        return self.engine.version
-
-    @property
-    def tokens_per_second(self) -> float:
-        return self.engine.tokens_per_second
 
     def also(self, requests: Sequence[Request | Later], on_result: OnResult) -> None:
         """Has these sampled too, numbered from 0 on. To be called while `generate` runs, by its `on_result`
@@ -108,15 +99,3 @@ class PipelinedEngine(Engine):
 
     def _now(self) -> float:
         return time.perf_counter() - self._made
-
-    def wait_ready(self) -> None:
-        self.engine.wait_ready()
-
-    def load(self, directory: Path, version: int, canary: Canary | None = None) -> SyncReport:
-        return self.engine.load(directory, version, canary)
-
-    def asleep(self) -> AbstractContextManager[None]:
-        return self.engine.asleep()
-
-    def close(self) -> None:
-        self.engine.close()

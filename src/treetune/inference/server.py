@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -37,6 +38,9 @@ class Server(Protocol):
     def ready(self) -> Address:
         """Waits for the server. Raises EngineError if it didn't come up."""
 
+    def now(self) -> Address | None:
+        """The server, if it is there. Raises EngineError where it isn't coming."""
+
     def failed(self, address: Address, reason: str) -> None:
         """The server at `address` misbehaved: it is to be ended and started anew."""
 
@@ -49,6 +53,9 @@ class Server(Protocol):
     @property
     def restarts(self) -> int:
         """How often it was started anew."""
+
+    def begin_to_close(self) -> None:
+        """Begins to end it, if it is ours, and waits for nothing."""
 
     def close(self) -> None:
         """Ends it, if it is ours."""
@@ -148,13 +155,18 @@ class OwnServer:
 
     def ready(self) -> Address:
         with self._changed:
-            while self._address is None:
+            # The thread gives up by its own deadline, so this ends.
+            while (address := self.now()) is None:
+                self._changed.wait(0.5)
+            return address
+
+    def now(self) -> Address | None:
+        with self._changed:
+            if self._address is None:
                 if self._error is not None:
                     raise EngineError(self._error)
                 if self._closed:
                     raise EngineError("the engine was closed")
-                # The thread gives up by its own deadline, so this ends.
-                self._changed.wait(0.5)
             return self._address
 
     def failed(self, address: Address, reason: str) -> None:
@@ -185,11 +197,14 @@ class OwnServer:
             self._start_wanted = True
             self._changed.notify_all()
 
-    def close(self) -> None:
+    def begin_to_close(self) -> None:
         with self._changed:
             self._closed = True
             self._address = None
             self._changed.notify_all()
+
+    def close(self) -> None:
+        self.begin_to_close()
         self._thread.join(END_S * 3)
         self._client.close()
         self._publish()
@@ -324,6 +339,7 @@ class RemoteServer:
         self._file, self._log, self._settings = address_file, log, settings
         self._bad_epoch = 0
         self._restarts = 0
+        self._missed_since: float | None = None
         self._closed = False
 
     @property
@@ -331,19 +347,24 @@ class RemoteServer:
         return self._restarts
 
     def ready(self) -> Address:
-        # The first rank needs as long for a start; then this rank knows that it is not coming.
-        deadline = time.monotonic() + PORT_TRIES * self._settings.start_timeout + END_S
-        while time.monotonic() < deadline:
-            if self._closed:
-                raise EngineError("the engine was closed")
-            state = self._read()
-            if state.get("error"):
-                raise EngineError(state["error"])
-            if state.get("url") and state["epoch"] > self._bad_epoch:
-                self._restarts = state["restarts"]
-                return Address(state["url"], state["epoch"], state["key"])
+        while (address := self.now()) is None:
             time.sleep(POLL_S)
-        raise EngineError(f"the first rank's server was not there in time; its log is {self._log}")
+        return address
+
+    def now(self) -> Address | None:
+        if self._closed:
+            raise EngineError("the engine was closed")
+        state = self._read()
+        if state.get("error"):
+            raise EngineError(state["error"])
+        if state.get("url") and state["epoch"] > self._bad_epoch:
+            self._restarts, self._missed_since = state["restarts"], None
+            return Address(state["url"], state["epoch"], state["key"])
+        # The first rank needs as long for a start; then this rank knows that it is not coming.
+        self._missed_since = self._missed_since or time.monotonic()
+        if time.monotonic() > self._missed_since + PORT_TRIES * self._settings.start_timeout + END_S:
+            raise EngineError(f"the first rank's server was not there in time; its log is {self._log}")
+        return None
 
     def failed(self, address: Address, reason: str) -> None:
         self._bad_epoch = max(self._bad_epoch, address.epoch)
@@ -355,6 +376,9 @@ class RemoteServer:
     def hold(self, held: bool) -> None:
         """The first rank's decides of this, too."""
 
+    def begin_to_close(self) -> None:
+        self._closed = True
+
     def close(self) -> None:
         self._closed = True
 
@@ -365,9 +389,31 @@ class RemoteServer:
             return {}
 
 
+def servers_of(launch: Launch, weights: Path, log: Path, meeting_place: Path | None) -> list[Server]:
+    """An engine's servers: this process's own, or those that the first rank starts, where the ranks share
+    them and `meeting_place` is a folder that all see. The first one's log is `log`; the others' are
+    beside it. Raises ValueError where there are too few GPUs, before any is started."""
+    launches = [replace(launch, replica=i) for i in range(launch.settings.replicas_on(launch.device))]
+    found: list[Server] = []
+    is_first = meeting_place is None or launch.rank == 0
+    if is_first:
+        for one in launches:  # before any is started
+            one.environment(Path())
+    for one in launches:
+        name = f"-{one.replica}" if one.replica else ""
+        its_log = log.with_stem(log.stem + name)
+        address_file = meeting_place / f"server{name}.json" if meeting_place else None
+        if is_first:
+            found.append(OwnServer(one, weights, its_log, address_file))
+        else:
+            assert address_file is not None
+            found.append(RemoteServer(address_file, its_log, launch.settings))
+    return found
+
+
 def poison_file(address_file: Path, epoch: int) -> Path:
     """Where a rank leaves word that the server of this epoch failed it."""
-    return address_file.with_name(f"server-{epoch}.failed")
+    return address_file.with_name(f"{address_file.stem}-{epoch}.failed")
 
 
 def warm_up(n: int) -> dict[str, Any]:

@@ -73,9 +73,9 @@ class EngineSettings(Registrable):
         world_size: int = 1,
         rendezvous: Path | None = None,
         device: str = "cpu",
-    ) -> Server:
-        """Begins to start a server, one for all ranks, of a model that isn't trained. Every rank calls this,
-        and the first one's starts it. Raises ValueError where the settings don't suit the device."""
+    ) -> list[Server]:
+        """Begins to start servers, for all ranks, of a model that isn't trained. Every rank calls this,
+        and the first one's starts them. Raises ValueError where the settings don't suit the device."""
         raise NotImplementedError
 
 
@@ -158,9 +158,10 @@ class VllmSettings(EngineSettings):
     log-probs to the last bit, whatever else is sampled; with more, the last bits of a log-prob
     depend on what shared its batch.
 
-    `servers`: 'one' for all ranks (on the first rank's machine) or one 'per_rank'. `devices`: the
-    GPUs of the servers, `tensor_parallel_size` each, numbered as this process sees them; None
-    shares the trainer's. `sleep` gives a GPU's memory to the trainer while it trains.
+    `servers`: 'one' engine for all ranks (on the first rank's machine) or one 'per_rank'. An engine has
+    `replicas`, servers that are alike and deal out its requests; None is one, and on `devices` as many as
+    these hold. `devices`: the GPUs of the servers, `tensor_parallel_size` each, numbered as this process
+    sees them; None shares the trainer's. `sleep` gives a GPU's memory to the trainer while it trains.
 
     Times are in seconds: `start_timeout` until a token was sampled, `request_timeout` for one
     request, `sync_timeout` for each part of a weight sync. `max_restarts` bounds the restarts of
@@ -176,6 +177,8 @@ class VllmSettings(EngineSettings):
     max_num_batched_tokens: Annotated[int, Gt(0)] = 16384
     """Tokens of one step of the server."""
     servers: Literal["one", "per_rank"] = "one"
+    replicas: Annotated[int, Gt(0)] | None = None
+    """Servers of an engine. The same seeds give the same answers with any number of them."""
     devices: tuple[Annotated[int, Ge(0)], ...] | None = None
     tensor_parallel_size: Annotated[int, Gt(0)] = 1
     gpu_memory_utilization: Annotated[float, Gt(0), Le(1)] = 0.85
@@ -210,12 +213,14 @@ class VllmSettings(EngineSettings):
                 f"devices lists {len(self.devices)} GPUs, which tensor_parallel_size"
                 f" {self.tensor_parallel_size} doesn't divide: each server needs that many"
             )
-        if self.servers == "one" and self.devices and len(self.devices) > self.tensor_parallel_size:
-            raise ValueError(
-                f"devices lists {len(self.devices)} GPUs and the one server uses"
-                f" tensor_parallel_size = {self.tensor_parallel_size}: make them equal, or set servers to"
-                " 'per_rank'"
-            )
+        if self.servers == "one" and self.devices and self.replicas is not None:
+            places = len(self.devices) // self.tensor_parallel_size
+            if places != self.replicas:
+                raise ValueError(
+                    f"devices lists {len(self.devices)} GPUs, which hold {places} servers with"
+                    f" tensor_parallel_size = {self.tensor_parallel_size}, and replicas is {self.replicas}:"
+                    " make them equal, or leave replicas out"
+                )
 
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         own, longest = self.context_length, experiment.model.longest
@@ -255,11 +260,22 @@ class VllmSettings(EngineSettings):
         times = 40 if not exact else 1 if device == "cpu" else 100
         return Tolerance(mean, times * mean)
 
+    def replicas_on(self, device: str) -> int:
+        """`replicas`, or as many as are there for."""
+        if self.replicas is None and self.servers == "one" and self.devices and device == "cuda":
+            return len(self.devices) // self.tensor_parallel_size
+        return self.replicas or 1
+
+    def caches_prefixes(self, device: str) -> bool:
+        """Whether a server keeps the keys and values of prompts that it has seen."""
+        return self.prefix_caching if self.prefix_caching is not None else device == "cuda"
+
     def threads(self, ranks: int) -> int:
         """`omp_threads`, or this server's share of the cores but one, which its HTTP side and its clients
         need: more threads than free cores wait for each other, spinning.
         """
-        share = len(os.sched_getaffinity(0)) // (ranks if self.servers == "per_rank" else 1)
+        servers = self.replicas_on("cpu") * (ranks if self.servers == "per_rank" else 1)
+        share = len(os.sched_getaffinity(0)) // servers
         return self.omp_threads or max(1, share - 1)
 
     def resolved_dtype(self, device: str) -> Dtype:
@@ -291,28 +307,28 @@ class VllmSettings(EngineSettings):
         from treetune.inference.engine import VllmEngine
         from treetune.inference.launch import Launch
         from treetune.inference.ranks import RankFiles
-        from treetune.inference.server import OwnServer, RemoteServer
+        from treetune.inference.server import servers_of
 
+        launch = Launch(
+            settings=self,
+            context_length=self.context_length or context_length,
+            seed=seed,
+            rank=rank,
+            world_size=world_size,
+            device=device,
+            adapter_rank=adapter_rank,
+        )
+        own = self.servers == "per_rank"
+        servers = servers_of(
+            launch,
+            model_directory,
+            log_directory / f"server-{rank if own else 0}.log",
+            None if own else rendezvous,
+        )
         ranks = RankFiles(rank, world_size, rendezvous, barrier)
-        server: OwnServer | RemoteServer
-        if self.servers == "per_rank" or rank == 0:
-            launch = Launch(
-                settings=self,
-                context_length=self.context_length or context_length,
-                seed=seed,
-                rank=rank,
-                world_size=world_size,
-                device=device,
-                adapter_rank=adapter_rank,
-            )
-            address_file = rendezvous / "server.json" if rendezvous and self.servers == "one" else None
-            server = OwnServer(launch, model_directory, log_directory / f"server-{rank}.log", address_file)
-        else:
-            assert rendezvous is not None
-            server = RemoteServer(rendezvous / "server.json", log_directory / "server-0.log", self)
         return VllmEngine(
             self,
-            server,
+            servers,
             ranks,
             context_length=self.context_length or context_length,
             device=device,
@@ -330,14 +346,10 @@ class VllmSettings(EngineSettings):
         world_size: int = 1,
         rendezvous: Path | None = None,
         device: str = "cpu",
-    ) -> Server:
+    ) -> list[Server]:
         from treetune.inference.launch import Launch
-        from treetune.inference.server import OwnServer, RemoteServer
+        from treetune.inference.server import servers_of
 
-        address_file = rendezvous / "server.json" if rendezvous and world_size > 1 else None
-        if rank > 0:
-            assert address_file is not None, "several ranks have a folder that all of them see"
-            return RemoteServer(address_file, log, self)
         launch = Launch(
             settings=self,
             context_length=context_length,
@@ -347,4 +359,4 @@ class VllmSettings(EngineSettings):
             device=device,
             is_trained=False,
         )
-        return OwnServer(launch, model_directory, log, address_file)
+        return servers_of(launch, model_directory, log, rendezvous if world_size > 1 else None)

@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from treetune.inference.base import Canary, Completion, Later, Request, SamplingParams
+from treetune.inference.base import Canary, Completion, Request, SamplingParams
 from treetune.inference.client import Address, Client, RequestPart, ServerFailure
 from treetune.inference.launch import ADAPTER_CONFIG, MODEL_NAME
+from treetune.inference.sampling import Answered, Limit, Lost, Sampling
 from treetune.vocabulary import TokenIds
 
 PROBE_CONCURRENCY = 64
@@ -74,11 +75,14 @@ def sample_probes(
 ) -> list[tuple[TokenIds, Completion]]:
     """The prompts and the engine's own answers to them."""
     parts = [RequestPart(index, 0, 1, request) for index, request in enumerate(requests)]
-    with client.sampling(address, version, concurrency=PROBE_CONCURRENCY, timeout=timeout) as samples:
-        samples.add(parts)
-        answers = {}
-        for came in samples:
-            assert not isinstance(came, Later), "nothing is promised here"
-            part, completions = came
-            answers[part.index] = completions[0]
+    answers = {}
+    with Sampling(client, version, Limit(PROBE_CONCURRENCY, PROBE_CONCURRENCY), timeout) as sampling:
+        sampling.open({0: address})
+        sampling.add(parts)
+        while sampling.outstanding:
+            came = sampling.next()
+            if isinstance(came, Lost):
+                raise ServerFailure(came.reason)
+            if isinstance(came, Answered):
+                answers[came.part.index] = came.completions[0]
     return [(part.request.prompt_ids, answers[part.index]) for part in parts]

@@ -80,4 +80,4 @@ class EngineMemory:
 
 def servers_on_a_machine(settings: Any, machine: Machine) -> int:
     """How many there are; those of ranks that share one are on the first machine."""
-    return machine.ranks if settings.servers == "per_rank" else 1
+    return settings.replicas_on(machine.device) * (machine.ranks if settings.servers == "per_rank" else 1)

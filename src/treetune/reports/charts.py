@@ -215,7 +215,7 @@ def stacked_bars(title: str, rows: Sequence[tuple[str, Mapping[str, float]]], un
 
     More than MOST_BARS rows are averaged over neighbours.
     """
-    rows = _thinned(rows)
+    rows = thinned(rows)
     width, titles = 2 * WIDTH, {}
     figure, axes = _page_figure(width)
     for i, (label, amounts) in enumerate(rows):
@@ -234,7 +234,8 @@ def stacked_bars(title: str, rows: Sequence[tuple[str, Mapping[str, float]]], un
     return _chart(figure, axes, title, "iteration", width, titles)
 
 
-def _thinned(rows: Sequence[tuple[str, Mapping[str, float]]]) -> Sequence[tuple[str, Mapping[str, float]]]:
+def thinned(rows: Sequence[tuple[str, Mapping[str, float]]]) -> Sequence[tuple[str, Mapping[str, float]]]:
+    """At most MOST_BARS: neighbours are averaged."""
     size = math.ceil(len(rows) / MOST_BARS)
     if size <= 1:
         return rows

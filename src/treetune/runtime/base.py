@@ -16,6 +16,7 @@ from treetune.inference.settings import Engines
 from treetune.models.sources import ModelSource
 from treetune.runtime.analysis import Analyzer
 from treetune.runtime.diagnostics import Diagnostics
+from treetune.runtime.lookahead_contract import Overlap, unfit_overlap
 from treetune.runtime.sinks import Sink
 from treetune.runtime.stop_after import StopAfter
 from treetune.tasks.base import Split, Task
@@ -232,6 +233,8 @@ class PolicyIteration(Runtime):
     shaping: tuple[Shaping, ...] = ()
     directory: str = "experiments"
     """Where experiments are kept."""
+    share: bool = False
+    """Whether other users may read the run's folder, as far as your umask lets them."""
     seed: Annotated[int, Ge(0)] = 0
     """Of everything that is drawn: problems, samples, order of training."""
     problem_sampling: Replacement = "between_iterations"
@@ -255,6 +258,9 @@ class PolicyIteration(Runtime):
     presets: tuple[Preset, ...] = ()
     plan: PlanSettings = field(default_factory=PlanSettings)
     """Whether the machine is looked at before the start."""
+    overlap: Overlap = "none"
+    """``one_step`` samples each iteration's answers and continuations while the iteration before is trained,
+    from the weights that this one begins with: all but the first are one version old."""
 
     @property
     def needs_engine(self) -> bool:
@@ -281,6 +287,7 @@ class PolicyIteration(Runtime):
             "iterations",
             "plan",
             "rank_deadline",
+            "share",
             "sinks",
             "stop_after",
         }
@@ -306,6 +313,8 @@ class PolicyIteration(Runtime):
                 "take one of them, on an experiment without one",
             )
         yield from twice("shaping", [one.label for one in self.shaping], "each kind can be there once")
+        if self.overlap == "one_step":
+            yield from unfit_overlap(self)
 
 
 LONGEST_NAME = 200

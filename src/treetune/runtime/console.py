@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import sys
 import threading
@@ -50,6 +51,12 @@ class Console:
 
     def say(self, message: str) -> None:
         self.log.info(message)
+
+    def aside(self) -> Console:
+        """For what goes on beside a phase that is shown: it says its lines, and shows no progress."""
+        quiet = copy.copy(self)
+        quiet._visible = quiet._live = False
+        return quiet
 
     @contextmanager
     def phase(self, what: str, unit: str = "", words: Callable[[], str] = lambda: "") -> Iterator[Progress]:

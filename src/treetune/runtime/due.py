@@ -47,6 +47,15 @@ def samples_in(config: PolicyIteration, directory: ExperimentDirectory, iteratio
     )
 
 
+def sampled_by(config: PolicyIteration, iteration: int) -> int:
+    """The policy version that an iteration's answers and continuations are sampled from: that which it begins
+    with, or the one before where iterations overlap."""
+    return max(0, iteration - 1) if config.overlap == "one_step" else iteration
+
+
 def samples_after(config: PolicyIteration, directory: ExperimentDirectory, done: int) -> bool:
-    """Whether the next rollout or an evaluation samples from the weights after `done` iterations."""
-    return samples_in(config, directory, done) or bool(due_sets(config, directory, done))
+    """Whether a rollout that is still to come or an evaluation samples from the weights after `done` (one or
+    more) iterations."""
+    following = done + (config.overlap == "one_step")
+    rollout = not is_last(config, directory, done) and samples_in(config, directory, following)
+    return rollout or bool(due_sets(config, directory, done))

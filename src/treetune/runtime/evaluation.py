@@ -114,6 +114,7 @@ def measure(
             progress=show,
             task=chosen.task,
             grader=grader,
+            reads_logprobs=False,
         )
         # Every rank has seen the journals before one of them writes.
         session.ranks.barrier("evaluation begins")
@@ -140,7 +141,7 @@ def measure(
         else:
             summary = _summary(rollout, chosen, done, trajectories, len(problems) - len(answerable), seed)
             summary |= services
-            _write(folder, summary, map(_row, trajectories))
+            write_evaluation(folder, summary, trajectories)
             session.console.say(f"{name}: {_in_words(summary)}")
     session.ranks.barrier("evaluation written")
 
@@ -180,9 +181,10 @@ def by_domain(trajectories: Sequence[Trajectory], seed: int) -> dict[str, Any]:
     return {"domains": {name: summarise(own, seed) for name, own in graded.items()}}
 
 
-def _write(folder: Path, summary: dict[str, Any], rows: Iterable[dict]) -> None:
+def write_evaluation(folder: Path, summary: dict[str, Any], trajectories: Iterable[Trajectory]) -> None:
+    """A measured set: all answers, then the summary."""
     with whole_file(folder / "answers.jsonl") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)
+        file.writelines(json.dumps(_row(one)) + "\n" for one in trajectories)
     write_record(folder / "summary.json", summary)  # last: it says that the set is measured
 
 

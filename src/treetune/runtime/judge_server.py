@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,7 +35,7 @@ def judge_server(session: Session) -> Iterator[ServedModel | None]:
     rendezvous = weights_folder(session.directory.path, f"{session.purpose} judge", ranks)
     model = ranks.from_first("the judge's model", str(downloaded(settings)) if ranks.is_first else "")
     logs = session.directory.logs
-    server = settings.server.serve(
+    servers = settings.server.serve(
         Path(model),
         (logs if session.purpose == "run" else logs / session.purpose) / "judge.log",
         seed=session.config.seed,
@@ -45,12 +46,22 @@ def judge_server(session: Session) -> Iterator[ServedModel | None]:
         device=ranks.device.type,
     )
 
+    turns = itertools.count()
+
     def place() -> Place:
-        address = server.ready()
+        """Of the servers that are there, each in its turn."""
+        there = [address for one in servers if (address := one.now()) is not None] or [servers[0].ready()]
+        address = there[next(turns) % len(there)]
         return Place(f"{address.url}/v1", address.key, "the server that was started here")
 
     def failed(reason: str) -> None:
-        server.failed(server.ready(), reason)
+        for one in servers:
+            if (address := one.now()) is not None:
+                one.failed(address, reason)
+
+    def succeeded() -> None:
+        for one in servers:
+            one.succeeded()
 
     try:
         yield ServedModel(
@@ -59,10 +70,13 @@ def judge_server(session: Session) -> Iterator[ServedModel | None]:
             name=MODEL_NAME,
             identity=f"{settings.model}@{settings.revision or ''}",
             failed=failed,
-            succeeded=server.succeeded,
+            succeeded=succeeded,
         )
     finally:
-        server.close()
+        for one in servers:
+            one.begin_to_close()
+        for one in servers:
+            one.close()
         shutil.rmtree(rendezvous, ignore_errors=True)
 
 

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from treetune.episode_generators.credit.episodes import unlearnt
 from treetune.episode_generators.critic import Critic
 from treetune.runtime.columns_of_ranks import episodes_everywhere
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.session import Session
-from treetune.vocabulary import Column, Episode, Trajectory, are_sampled
+from treetune.vocabulary import Column, Trajectory, are_sampled
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,7 +30,7 @@ def lent_critic(session: Session, server: PolicyServer, values: Callable[[Sequen
 
         ranks = session.ranks
         counts = [count for (count,) in ranks.exchange("critic-counts", [len(answers)])]
-        rows = episodes_everywhere(ranks, "critic-answers", [_row(answer) for answer in answers])
+        rows = episodes_everywhere(ranks, "critic-answers", [unlearnt(answer) for answer in answers])
         if not rows:
             return []
         sequences = Sequences.of(rows)
@@ -42,19 +43,6 @@ def lent_critic(session: Session, server: PolicyServer, values: Callable[[Sequen
         ]
 
     return critic
-
-
-def _row(answer: Trajectory) -> Episode:
-    """What a model runs over; nothing is learnt from it."""
-    return Episode(
-        prompt_ids=answer.prompt_ids,
-        response_ids=answer.response_ids,
-        trained=are_sampled(answer.segments),
-        reward=answer.reward,
-        group=answer.problem.id,
-        trajectory=answer.id,
-        policy_version=0,
-    )
 
 
 def _spread(answer: Trajectory, values: Column) -> Column:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from treetune.runtime.clock import Clock
 from treetune.runtime.evaluation import evaluate_due
-from treetune.runtime.generation import generate
+from treetune.runtime.lookahead import Lookahead
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.record import Record, resume
 from treetune.runtime.sampler import Sampler
@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 def run_iterations(session: Session, server: PolicyServer, sampler: Sampler, trainer: PolicyTrainer) -> None:
     """Every iteration that the experiment still lacks. Collective."""
     start = resume(session, server, trainer)
-    with Record.open(session, server, trainer, start) as record:
+    with Record.open(session, server, trainer, start) as record, Lookahead.open(sampler) as lookahead:
         for iteration in session.remaining_iterations(start):
             clock = Clock()
-            episodes, metrics = generate(sampler, iteration, clock)
-            metrics |= train(sampler, trainer, iteration, episodes, clock)
+            episodes, metrics = lookahead.generated(iteration, clock)
+            with lookahead.generating(iteration + 1, clock):
+                metrics |= train(sampler, trainer, iteration, episodes, clock)
             metrics |= server.update(trainer, iteration + 1, clock)
             metrics |= evaluate_due(sampler, iteration + 1, clock)
             record.commit(iteration, metrics, clock)

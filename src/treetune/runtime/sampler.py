@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
@@ -56,6 +57,12 @@ class Sampler:
             ):
                 yield Sampler(session, server, grader, around, environments)
 
+    def aside(self) -> Sampler:
+        """The same one for a second thread. Only one of the two samples at a time. Collective."""
+        sampler = copy.copy(self)
+        sampler.session = self.session.aside()
+        return sampler
+
     def context(
         self,
         rollout: Rollout,
@@ -70,6 +77,7 @@ class Sampler:
         task: Task | None = None,
         grader: GraderPool | None = None,
         memory: dict[str, Any] | None = None,
+        reads_logprobs: bool = True,
     ) -> GenerationContext:
         """What rollout and credit are lent. With `journal`, finished requests outlive a crash;
         `journals` have what others finished, and `continuations` is where those are kept that are asked for
@@ -102,6 +110,7 @@ class Sampler:
             turns=turns,
             memory={} if memory is None else memory,
             critic=self.critic,
+            reads_logprobs=reads_logprobs,
         )
 
     @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,12 +12,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from treetune.files import own_folder
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.console import Console
 from treetune.runtime.directory import ExperimentDirectory, Lock
 from treetune.runtime.due import is_last
 from treetune.runtime.lifeline import TERMINATED, Stopped
 from treetune.runtime.manifest import begin
+from treetune.runtime.several_machines import agree
 from treetune.runtime.start_model import StartModel
 from treetune.trainers.ranks import Ranks
 from treetune.vocabulary import Problem
@@ -53,11 +56,13 @@ class Session:
         and one looks into it. Collective.
         """
         with contextlib.ExitStack() as stack:
-            ranks = Ranks.join(config.rank_deadline)
-            stack.callback(ranks.leave)
             directory = ExperimentDirectory(Path(config.directory) / config.experiment_name)
+            ranks = Ranks.join(config.rank_deadline, lambda one: agree(one, directory.path, plain_config))
+            stack.callback(ranks.leave)
             purpose: str = lock
             remarks: list[str] = []
+            if ranks.is_first:
+                own_folder(directory.path, share=config.share)
             if ranks.is_first and lock == "evaluation":
                 purpose = f"evaluation-{stack.enter_context(directory.evaluator())}"
             elif ranks.is_first:
@@ -90,6 +95,13 @@ class Session:
             self.iteration = iteration
             yield iteration
             iteration += 1
+
+    def aside(self) -> Session:
+        """The same one for a second thread of each rank, whose meetings are their own. Collective."""
+        self.train_problems  # noqa: B018  made once for both
+        session = copy.copy(self)
+        session.ranks, session.console = self.ranks.aside(), self.console.aside()
+        return session
 
     @cached_property
     def train_problems(self) -> list[Problem]:

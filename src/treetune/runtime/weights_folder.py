@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from treetune.files import new_own_folder
 from treetune.trainers.ranks import Ranks
 
 if TYPE_CHECKING:
@@ -162,7 +163,8 @@ def weights_folder(experiment: Path, purpose: str, ranks: Ranks) -> Path:
     """An empty folder: in memory where all ranks are on one machine that has /dev/shm, and otherwise beside
     the experiment, which all of them see. There the engines of several ranks agree as well.
 
-    The name is the experiment's, so what a killed run left there is cleared by the next one.
+    The name is the experiment's, so what a killed run left there is cleared by the next one. Nobody else can
+    look into it. Raises ValueError where it is another user's.
     """
     machines = ranks.machines()
     place = f"{experiment.resolve()} {purpose}"
@@ -173,6 +175,6 @@ def weights_folder(experiment: Path, purpose: str, ranks: Ranks) -> Path:
     folder = (memory if len(set(machines)) == 1 and os.access(memory, os.W_OK) else experiment) / name
     if ranks.is_first:
         shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
+        new_own_folder(folder)
     ranks.barrier("the weights folder is empty")
     return folder

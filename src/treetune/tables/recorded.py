@@ -29,8 +29,9 @@ METRICS: Mapping[str, tuple[str, ...]] = {
         "episodes": "correct count error groups_ungraded left_out mixed no_answer once_hit problems"
         " prompt_tokens response_tokens response_tokens_max reward score steps timeout unavailable"
         " unfinished unique",
+        "overlap": "credit_seconds generation_seconds staleness",
         "preference": "accuracy chosen_reward margin ranking reference_ranking rejected_reward shortfall",
-        "rollout": "groups_dropped groups_lacking rounds sampled_tokens",
+        "rollout": "groups_begun groups_carried groups_dropped groups_lacking rounds sampled_tokens versions",
         "selection": "episodes groups groups_capped groups_dropped groups_kept groups_surplus kept pairs"
         " pairs_possible",
         "spo": "distance first_choice lacking",
@@ -46,6 +47,7 @@ ONLY_WITH: Mapping[str, tuple[Callable[[PolicyIteration], bool], str]] = {
     "choice": (lambda root: root.choose_checkpoint is not None, "it chooses no checkpoint"),
     "critic": (lambda root: CriticValues() in root.credit.gives, "its credit trains no critic"),
     "credit/critic": (lambda root: CriticValues() in root.credit.gives, "its credit asks no critic"),
+    "overlap": (lambda root: root.overlap == "one_step", "its overlap is 'none'"),
     "preference": (lambda root: Pairs() in root.selection.gives, "its selection makes no pairs"),
     "credit/value": (
         lambda root: Continuations() in root.credit.gives,

@@ -41,7 +41,7 @@ class SignpostsGrader(Grader):
     def extract(self, response: str, problem: Problem) -> str | None:
         if self.whole and len(response) != problem.data["length"]:
             return None
-        said = [line[1:2] or BLANK for line in response.split("\n")[: len(problem.gold)]]
+        said = [line[1:2] or BLANK for line in way(problem, response)]
         return "".join(said) if response.strip() else None
 
     def verdict(self, extracted: str, problem: Problem) -> float:
@@ -55,6 +55,12 @@ def groups(problem: Problem) -> Sequence[Sequence[int]]:
     """Lines, counted from 0: of each group one right choice is needed."""
     found: Sequence[Sequence[int]] = problem.data["groups"]
     return found
+
+
+def way(problem: Problem, response: str) -> Sequence[str]:
+    """The lines that may count, of those that are there."""
+    first: int = problem.data["first"]
+    return response.split("\n")[first : first + len(problem.gold)]
 
 
 @Task.register("signposts")
@@ -75,10 +81,10 @@ class Signposts(Task):
     | ``last`` | the last choice is right: the reward comes late |
     | ``once`` | at every sign one of the choices is right: a wrong one can be repaired in the next round |
 
-    Behind the way may stand a line of `wandering`: so many free choices at its last sign, ``F2F4F1``. They
-    matter to nobody and look like those that do: an outcome that one choice earned seems to be worth as much
-    to all of these, whose noise falls on the same weights. `names` letters in front of a prompt mean nothing
-    either, and make more problems.
+    Behind the way may stand a line of `wandering`: so many free choices at its last sign, ``F2F4F1``; or
+    before it, at its first sign (`wandering_first`). They matter to nobody and look like those that do: an
+    outcome that one choice earned seems to be worth as much to all of these, whose noise falls on the same
+    weights. `names` letters in front of a prompt mean nothing either, and make more problems.
 
     The **teacher** chooses right with the rate of the sign's kind, else one of the other directions, each as
     likely; there are as many kinds as `rates`, and signs take turns in them. Chatter is drawn evenly from
@@ -98,6 +104,7 @@ class Signposts(Task):
     signs: Annotated[int, Ge(1), Le(len(SIGNS))] = 20
     """How many different signs there are."""
     wandering: Annotated[int, Ge(0), Le(64)] = 0
+    wandering_first: bool = False
     names: Annotated[int, Ge(0), Le(4)] = 0
     train_size: Annotated[int, Gt(0)] = 6000
     validation_size: Annotated[int, Gt(0)] = 500
@@ -162,9 +169,16 @@ class Signposts(Task):
                 choice = generator.choice([other for other in range(1, self.options + 1) if other != choice])
             chatter = "".join(generator.choices(CHATTER[: self.letters], k=self.chatter))
             lines.append(f"{SIGNS[sign]}{choice}{chatter}\n")
-        free = generator.choices(range(1, self.options + 1), k=self.wandering)
-        wandered = "".join(f"{SIGNS[sign]}{choice}" for choice in free)
-        return "".join(lines) + (f"{wandered}\n" if wandered else "")
+        if self.wandering:
+            at = SIGNS[self._signs(problem)[0 if self.wandering_first else -1]]
+            free = generator.choices(range(1, self.options + 1), k=self.wandering)
+            wandered = "".join(f"{at}{choice}" for choice in free) + "\n"
+            lines.insert(0 if self.wandering_first else len(lines), wandered)
+        return "".join(lines)
+
+    def _first(self) -> int:
+        """The line that the way begins on."""
+        return int(self.wandering_first and self.wandering > 0)
 
     def teacher_value(self, problem: Problem, prefix: str) -> float:
         """The probability that the teacher, going on from `prefix`, ends with a correct answer.
@@ -172,26 +186,27 @@ class Signposts(Task):
         `prefix` is any number of complete lines, by the teacher or by a policy. Raises ValueError where it
         ends within a line.
         """
-        *written, rest = prefix.split("\n")
+        *_, rest = prefix.split("\n")
         if rest:
             raise ValueError(f"the prefix {prefix!r} ends within a line; give complete lines")
-        signs = self._signs(problem)
+        signs, written = self._signs(problem), prefix.split("\n")[self._first() : -1]
         right = [int(line[1:2] == str(self.right(sign))) for line, sign in zip(written, signs)]
         misses = [1.0 - chance for chance in [*right, *map(self.rate, signs[len(right) :])]]
         return math.prod(1.0 - math.prod(misses[line] for line in group) for group in groups(problem))
 
     def decision(self, problem: Problem, response: str) -> str | None:
         """Behind the sign of a line that counts, the right direction."""
-        line, place = response.count("\n"), len(response) - response.rfind("\n") - 1
-        if place != 1 or line >= self.steps or problem.gold[line] == BLANK:
+        line = response.count("\n") - self._first()
+        place = len(response) - response.rfind("\n") - 1
+        if place != 1 or not 0 <= line < self.steps or problem.gold[line] == BLANK:
             return None
         return problem.gold[line]
 
     def decided(self, problem: Problem, response: str) -> float | None:
         """The reward, where it is known before the way's end."""
-        chosen = response.count("\n") + (len(response) - response.rfind("\n") > 2)
-        said = response.split("\n")[: self.steps]
-        right = [line[1:2] == gold for line, gold in zip(said[:chosen], problem.gold)]
+        on_line = len(response) - response.rfind("\n") > 2
+        chosen = max(0, response.count("\n") - self._first() + on_line)
+        right = [line[1:2] == gold for line, gold in zip(way(problem, response)[:chosen], problem.gold)]
         won = [any(right[line] for line in group if line < chosen) for group in groups(problem)]
         if all(won):
             is_open = isinstance(self.grader, SignpostsGrader) and self.grader.whole
@@ -246,7 +261,7 @@ def _made(task: Signposts, place: str, prompts: Sequence[int]) -> tuple[Problem,
                 prompt=(f"{name}\n" if name else "")
                 + "".join(f"{SIGNS[sign]}{BLANK * (1 + task.chatter)}\n" for sign in signs),
                 gold="".join(gold),
-                data={"signs": signs, "groups": lines_of, "length": length},
+                data={"signs": signs, "groups": lines_of, "length": length, "first": task._first()},
             )
         )
     return tuple(problems)

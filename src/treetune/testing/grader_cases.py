@@ -311,7 +311,12 @@ LABELLED: dict[str, Labelled] = {
         SignpostsGrader(),
         [
             Case(
-                Problem(id="way", prompt="B..\nF..\n", gold="31", data={"groups": [[0], [1]], "length": 8}),
+                Problem(
+                    id="way",
+                    prompt="B..\nF..\n",
+                    gold="31",
+                    data={"groups": [[0], [1]], "length": 8, "first": 0},
+                ),
                 right=["B3a\nF1b\n"],
                 wrong=["B2a\nF2b\n", "13"],
                 nearly=["B3a\nF2b\n", "B3a\n", "31", "B3aF1b"],

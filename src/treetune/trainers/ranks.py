@@ -5,7 +5,8 @@ from __future__ import annotations
 import datetime
 import os
 import platform
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from treetune.models.kernels import refuse_unusable_gpu
+from treetune.trainers.meeting import LOOPBACK_INTERFACE, Meeting
 
 
 @dataclass(frozen=True)
@@ -32,9 +34,9 @@ class Ranks:
     that names who is missing."""
 
     @staticmethod
-    def join(deadline_s: float) -> Ranks:
-        """Joins the processes that the launcher started; alone if there is no launcher. Raises ValueError
-        where a GPU is here that can't be used."""
+    def join(deadline_s: float, agree: Callable[[Meeting], None] | None = None) -> Ranks:
+        """Joins the processes that the launcher started; alone if there is no launcher. `agree` is asked when
+        all have met and before they talk. Raises ValueError where a GPU is here that can't be used."""
         refuse_unusable_gpu(os.environ, torch.version.cuda, torch.cuda.is_available())
         if not torch.cuda.is_available():
             os.environ.setdefault("DS_ACCELERATOR", "cpu")  # or it warns that it found no other
@@ -58,6 +60,15 @@ class Ranks:
             deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         timeout = datetime.timedelta(seconds=deadline_s)
         if not dist.is_initialized():
+            meeting = Meeting.join(os.environ, deadline_s)
+            if meeting.machines == 1:
+                for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+                    os.environ.setdefault(variable, LOOPBACK_INTERFACE)
+            if agree is not None:
+                agree(meeting)
+            dist.init_process_group(
+                backend, store=meeting.store, rank=meeting.rank, world_size=world_size, timeout=timeout
+            )
             deepspeed.init_distributed(dist_backend=backend, timeout=timeout, verbose=False)
         objects = dist.new_group(backend="gloo", timeout=timeout) if world_size > 1 else None
         return Ranks(dist.get_rank(), world_size, device, deadline_s, objects)
@@ -76,6 +87,15 @@ class Ranks:
             for first in range(0, self.world_size, size)
         ]
         return groups[self.rank // size]
+
+    def aside(self) -> Ranks:
+        """The same processes, for a thread of each that meets the others' while these ones meet: everything
+        but `sum` and `group`. Collective.
+        """
+        if self.world_size == 1:
+            return self
+        timeout = datetime.timedelta(seconds=self.deadline_s)
+        return replace(self, objects=dist.new_group(backend="gloo", timeout=timeout))
 
     def barrier(self, name: str) -> None:
         if self.world_size == 1:

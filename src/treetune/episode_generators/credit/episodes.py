@@ -89,6 +89,19 @@ def whole_answer(
     return episodes, advantage_metrics(context, episodes)
 
 
+def unlearnt(answer: Trajectory) -> Episode:
+    """An answer as a model runs over it; nothing is learnt from it."""
+    return Episode(
+        prompt_ids=answer.prompt_ids,
+        response_ids=answer.response_ids,
+        trained=are_sampled(answer.segments),
+        reward=answer.reward,
+        group=answer.problem.id,
+        trajectory=answer.id,
+        policy_version=0,
+    )
+
+
 def advantage_metrics(context: GenerationContext, episodes: Sequence[Episode]) -> Metrics:
     """Mean, standard deviation and share of zeros of the advantages over all ranks' trained tokens.
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import accumulate
 
 from treetune.contracts import Forks, Need
 from treetune.episode_generators.base import GenerationContext
 from treetune.episode_generators.threads.parallel_threads import Fixed, ParallelThreads, Start
-from treetune.episode_generators.values.base import Beginning, Budget, Estimate, StateRule, Steps
-from treetune.episode_generators.values.whole_answers import BegunAnswers, estimated
+from treetune.episode_generators.values.base import Beginning, StateRule, Steps
+from treetune.episode_generators.values.whole_answers import WholeAnswers
 from treetune.inference.base import SamplingParams
 from treetune.seeds import derive_seed
 from treetune.vocabulary import Branch, Segment, Trajectory
@@ -20,7 +19,7 @@ from treetune.vocabulary import Branch, Segment, Trajectory
 
 @StateRule.register("threads")
 @dataclass(frozen=True, kw_only=True)
-class ThreadStates(StateRule):
+class ThreadStates(WholeAnswers[Start]):
     """An answer's samples are its steps: the main text up to a fork, each thread, the text from the join on.
 
     A state is the first i samples of an answer in its joined order. Gone on from there, an answer has them as
@@ -67,58 +66,18 @@ class ThreadStates(StateRule):
             place += sampled
         return Steps(trajectory.step_ends, of_segments, value_of, error_of)
 
-    def begins(self, context: GenerationContext) -> bool:
-        # What services do for values is counted with the values, whose phase comes later.
-        return not context.grader.has_services
+    def writer(self, context: GenerationContext, sampling: SamplingParams) -> ParallelThreads:
+        rollout = context.rollout
+        assert isinstance(rollout, ParallelThreads), "checked with the configuration"
+        return replace(rollout, temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k)
 
-    def begin(
-        self,
-        context: GenerationContext,
-        beginning: Beginning,
-        budget: Budget,
-        sampling: SamplingParams,
-        purpose: str,
-    ) -> BegunAnswers[Start]:
-        quiet = replace(context, progress=lambda done, total: None)  # which tells of the rollout's answers
-        return BegunAnswers(
-            beginning,
-            budget,
-            lambda beginning, again: _start(context, beginning, again, purpose),
-            partial(_rollout(context, sampling).growing, quiet),
-        )
-
-    def estimate(
-        self,
-        context: GenerationContext,
-        beginnings: Sequence[Beginning],
-        budget: Budget,
-        sampling: SamplingParams,
-        purpose: str,
-    ) -> list[Estimate]:
-        begun = context.begun or {}
-        return estimated(
-            beginnings,
-            budget,
-            lambda beginning, again: _start(context, beginning, again, purpose),
-            partial(_rollout(context, sampling).answers, context),
-            [begun.get((one.key, sampling, purpose)) for one in beginnings],
-        )
-
-
-def _rollout(context: GenerationContext, sampling: SamplingParams) -> ParallelThreads:
-    """What writes the answers, sampled so."""
-    rollout = context.rollout
-    assert isinstance(rollout, ParallelThreads), "checked with the configuration"
-    return replace(rollout, temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k)
-
-
-def _start(context: GenerationContext, beginning: Beginning, again: int, purpose: str) -> Start:
-    """Writing the answer from there on. The seed derives from the state alone, whoever comes by it."""
-    problem, prompt_ids, segments = beginning
-    samples = [segment for segment in segments if segment.origin == "sampled"]
-    known = tuple((segment.branch, tuple(segment.token_ids.tolist())) for segment in samples)
-    seed = derive_seed(context.seed, context.iteration, problem.id, repr(known), f"thread {purpose}")
-    return Start(problem, prompt_ids, derive_seed(seed, again), _fixed(samples))
+    def start(self, context: GenerationContext, beginning: Beginning, again: int, purpose: str) -> Start:
+        """Writing the answer from there on. The seed derives from the state alone, whoever comes by it."""
+        problem, prompt_ids, segments = beginning
+        samples = [segment for segment in segments if segment.origin == "sampled"]
+        known = tuple((segment.branch, tuple(segment.token_ids.tolist())) for segment in samples)
+        seed = derive_seed(context.seed, context.iteration, problem.id, repr(known), f"thread {purpose}")
+        return Start(problem, prompt_ids, derive_seed(seed, again), _fixed(samples))
 
 
 def _fixed(samples: Sequence[Segment]) -> Fixed:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from treetune.contracts import Experiment, Finding, Need, Turns
 from treetune.episode_generators.base import GenerationContext
 from treetune.episode_generators.turns.multi_turn import MultiTurn, Start
-from treetune.episode_generators.values.base import Beginning, Budget, Estimate, StateRule
-from treetune.episode_generators.values.whole_answers import BegunAnswers, estimated
+from treetune.episode_generators.values.base import Beginning, StateRule
+from treetune.episode_generators.values.whole_answers import WholeAnswers
 from treetune.inference.base import SamplingParams
 from treetune.seeds import derive_seed
 from treetune.vocabulary import Trajectory
@@ -18,7 +17,7 @@ from treetune.vocabulary import Trajectory
 
 @StateRule.register("turns")
 @dataclass(frozen=True, kw_only=True)
-class TurnStates(StateRule):
+class TurnStates(WholeAnswers[Start]):
     """Where each of an answer's turns begins, behind what the environment said to the turn before.
 
     A value is what whole answers through the state earn, rewards of the turns before it included, so that a
@@ -52,55 +51,14 @@ class TurnStates(StateRule):
     def step_starts(self, trajectory: Trajectory) -> Sequence[int]:
         return (0, *trajectory.step_ends[:-1])
 
-    def begins(self, context: GenerationContext) -> bool:
-        # What services do for values is counted with the values, whose phase comes later.
-        return not context.grader.has_services
+    def writer(self, context: GenerationContext, sampling: SamplingParams) -> MultiTurn:
+        rollout = context.rollout
+        assert isinstance(rollout, MultiTurn), "checked with the configuration"
+        return replace(rollout, temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k)
 
-    def begin(
-        self,
-        context: GenerationContext,
-        beginning: Beginning,
-        budget: Budget,
-        sampling: SamplingParams,
-        purpose: str,
-    ) -> BegunAnswers[Start]:
-        quiet = replace(context, progress=lambda done, total: None)  # which tells of the rollout's answers
-        return BegunAnswers(
-            beginning,
-            budget,
-            lambda beginning, again: _start(context, beginning, again, purpose),
-            partial(_rollout(context, sampling).growing, quiet),
-        )
-
-    def estimate(
-        self,
-        context: GenerationContext,
-        beginnings: Sequence[Beginning],
-        budget: Budget,
-        sampling: SamplingParams,
-        purpose: str,
-    ) -> list[Estimate]:
-        """A continuation may use the turns and tokens that its beginning left."""
-        begun = context.begun or {}
-        return estimated(
-            beginnings,
-            budget,
-            lambda beginning, again: _start(context, beginning, again, purpose),
-            partial(_rollout(context, sampling).answers, context),
-            [begun.get((one.key, sampling, purpose)) for one in beginnings],
-        )
-
-
-def _rollout(context: GenerationContext, sampling: SamplingParams) -> MultiTurn:
-    """What writes the answers, sampled so."""
-    rollout = context.rollout
-    assert isinstance(rollout, MultiTurn), "checked with the configuration"
-    return replace(rollout, temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k)
-
-
-def _start(context: GenerationContext, beginning: Beginning, again: int, purpose: str) -> Start:
-    """Going on from there. The seed derives from the state alone, whoever comes by it."""
-    problem, prompt_ids, segments = beginning
-    known = repr(tuple(beginning.token_ids.tolist()))
-    seed = derive_seed(context.seed, context.iteration, problem.id, known, f"turns {purpose}")
-    return Start(problem, prompt_ids, derive_seed(seed, again), segments)
+    def start(self, context: GenerationContext, beginning: Beginning, again: int, purpose: str) -> Start:
+        """Going on from there. The seed derives from the state alone, whoever comes by it."""
+        problem, prompt_ids, segments = beginning
+        known = repr(tuple(beginning.token_ids.tolist()))
+        seed = derive_seed(context.seed, context.iteration, problem.id, known, f"turns {purpose}")
+        return Start(problem, prompt_ids, derive_seed(seed, again), segments)

@@ -6,8 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from treetune.contracts import Answers, Need
-from treetune.episode_generators.values.siblings import rewards_below, shared_tokens
-from treetune.episode_generators.values.valuation import AlongAnswer, Valuation, ValueEstimator, mean_of
+from treetune.episode_generators.values.siblings import rewards_of_others
+from treetune.episode_generators.values.valuation import (
+    AlongAnswer,
+    Valuation,
+    Value,
+    ValueEstimator,
+    mean_of,
+)
+from treetune.tree import State
 
 
 @ValueEstimator.register("continuations")
@@ -33,16 +40,20 @@ class FreshContinuations(ValueEstimator):
         valuation.begin(self)
         if not self.count_siblings:
             return [[[valuation.value(state) for state, _ in way] for way in ways] for ways in valuation.ways]
-        found: list[list[AlongAnswer]] = []
-        for tree, ways in zip(valuation.trees, valuation.ways, strict=True):
-            shared = shared_tokens(tree)
-            found.append(
-                [
-                    [
-                        mean_of([*valuation.found[state].rewards, *rewards_below(tree, shared, at)])
-                        for state, at in way
-                    ]
-                    for way in ways
-                ]
-            )
-        return found
+        return values_with(rewards_of_others(valuation), valuation)
+
+
+def values_with(others: list[list[list[list[float]]]], valuation: Valuation) -> list[list[AlongAnswer]]:
+    """The mean of what a state's continuations earned and what the other answers did."""
+
+    def value(rewards: list[float], state: State) -> Value | None:
+        estimate = valuation.found.get(state)
+        return mean_of([*(estimate.rewards if estimate else ()), *rewards])
+
+    return [
+        [
+            [value(rewards, state) for rewards, (state, _) in zip(of_answer, way, strict=True)]
+            for of_answer, way in zip(of_tree, ways, strict=True)
+        ]
+        for of_tree, ways in zip(others, valuation.ways, strict=True)
+    ]

@@ -9,15 +9,14 @@ from typing import NamedTuple
 
 from treetune.contracts import Experiment, Finding
 from treetune.episode_generators.critic import CriticSettings, check_critic_goes_on
-from treetune.episode_generators.values.base import Budget
-from treetune.episode_generators.values.continuations import FreshContinuations
 from treetune.episode_generators.values.critic import CRITIC_NEEDS, critic_values
+from treetune.episode_generators.values.over_another import OverAnother
 from treetune.episode_generators.values.valuation import AlongAnswer, Valuation, Value, ValueEstimator
 
 
 @ValueEstimator.register("control_variate")
 @dataclass(frozen=True, kw_only=True)
-class ControlVariate(ValueEstimator):
+class ControlVariate(OverAnother):
     """The critic as a control variate of another estimator's values, usually of continuations.
 
     A step's advantage is V̂(s') − b(s): what the other estimator V̂ says of the state behind the step, minus a
@@ -40,7 +39,6 @@ class ControlVariate(ValueEstimator):
 
     learns_from_others = True
 
-    over: ValueEstimator = field(default_factory=FreshContinuations)
     critic: CriticSettings = field(default_factory=CriticSettings)
 
     needs = CRITIC_NEEDS
@@ -53,16 +51,6 @@ class ControlVariate(ValueEstimator):
     @property
     def unbiased(self) -> bool:  # type: ignore[override]
         return self.over.unbiased and not self.over.learns_from_others
-
-    @property
-    def continues(self) -> bool:
-        return self.over.continues
-
-    def budget(self, samples: int) -> Budget:
-        return self.over.budget(samples)
-
-    def first_states(self, states: int) -> Sequence[int]:
-        return self.over.first_states(states)
 
     @property
     def critic_settings(self) -> CriticSettings:

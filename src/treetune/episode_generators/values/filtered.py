@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
 from annotated_types import Ge, Lt
 
-from treetune.episode_generators.critic import CriticSettings
-from treetune.episode_generators.values.base import Budget
-from treetune.episode_generators.values.continuations import FreshContinuations
+from treetune.episode_generators.values.over_another import OverAnother
 from treetune.episode_generators.values.valuation import AlongAnswer, Valuation, ValueEstimator
 
 GAINS = tuple(tenth / 10 for tenth in range(10))
@@ -20,7 +18,7 @@ GAINS = tuple(tenth / 10 for tenth in range(10))
 
 @ValueEstimator.register("filtered")
 @dataclass(frozen=True, kw_only=True)
-class Filtered(ValueEstimator):
+class Filtered(OverAnother):
     """Smooths another estimator's values in two halves, each from the side that it may know.
 
     What a step has brought about is seen from behind: q_i = (1 − g)·V̂_i + g·q_{i+1}, with the reward behind
@@ -36,7 +34,6 @@ class Filtered(ValueEstimator):
     one is learnt over an estimator that itself learns from other problems, it is **biased** by as much as
     one problem weighs among them."""
 
-    over: ValueEstimator = field(default_factory=FreshContinuations)
     behind: Annotated[float, Ge(0), Lt(1)] | None = None
     before: Annotated[float, Ge(0), Lt(1)] | None = None
 
@@ -48,20 +45,6 @@ class Filtered(ValueEstimator):
     def unbiased(self) -> bool:  # type: ignore[override]
         learns = None in (self.behind, self.before)
         return self.over.unbiased and not (learns and self.over.learns_from_others)
-
-    @property
-    def continues(self) -> bool:
-        return self.over.continues
-
-    def budget(self, samples: int) -> Budget:
-        return self.over.budget(samples)
-
-    def first_states(self, states: int) -> Sequence[int]:
-        return self.over.first_states(states)
-
-    @property
-    def critic_settings(self) -> CriticSettings | None:
-        return self.over.critic_settings
 
     def values(self, valuation: Valuation) -> list[list[AlongAnswer]]:
         found = self.over.values(valuation)

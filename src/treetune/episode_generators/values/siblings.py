@@ -41,11 +41,19 @@ class Siblings(ValueEstimator):
         return False
 
     def values(self, valuation: Valuation) -> list[list[AlongAnswer]]:
-        found: list[list[AlongAnswer]] = []
-        for tree, ways in zip(valuation.trees, valuation.ways, strict=True):
-            shared = shared_tokens(tree)
-            found.append([[mean_of(list(rewards_below(tree, shared, at))) for _, at in way] for way in ways])
-        return found
+        return [
+            [[mean_of(rewards) for rewards in of_answer] for of_answer in of_tree]
+            for of_tree in rewards_of_others(valuation)
+        ]
+
+
+def rewards_of_others(valuation: Valuation) -> list[list[list[list[float]]]]:
+    """Of each tree, answer and state of its way: what the other answers earned that went through it."""
+    found: list[list[list[list[float]]]] = []
+    for tree, ways in zip(valuation.trees, valuation.ways, strict=True):
+        shared = shared_tokens(tree)
+        found.append([[list(rewards_below(tree, shared, at)) for _, at in way] for way in ways])
+    return found
 
 
 def rewards_below(tree: Tree, shared: list[list[int]], at: Place) -> Iterator[float]:

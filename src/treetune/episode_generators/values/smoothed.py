@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from treetune.episode_generators.critic import CriticSettings
 from treetune.episode_generators.metrics import mean, pooled
-from treetune.episode_generators.values.base import Budget
-from treetune.episode_generators.values.continuations import FreshContinuations
+from treetune.episode_generators.values.over_another import OverAnother
 from treetune.episode_generators.values.valuation import AlongAnswer, Valuation, Value, ValueEstimator
 
 LEAST_STEP_VARIANCE = 1e-4
@@ -20,7 +18,7 @@ LAGS = (1, 2, 3, 4)
 
 @ValueEstimator.register("smoothed")
 @dataclass(frozen=True, kw_only=True)
-class Smoothed(ValueEstimator):
+class Smoothed(OverAnother):
     """Takes the values of another estimator for noisy looks at a random walk, and gives the walk's
     expectation at every state (Kalman's filter, and the pass backwards of Rauch, Tung and Striebel, AIAA
     Journal 3(8), 1965). The answer's reward is one more continuation of its last state.
@@ -36,22 +34,6 @@ class Smoothed(ValueEstimator):
 
     unbiased = False
     learns_from_others = True
-
-    over: ValueEstimator = field(default_factory=FreshContinuations)
-
-    @property
-    def continues(self) -> bool:
-        return self.over.continues
-
-    @property
-    def critic_settings(self) -> CriticSettings | None:
-        return self.over.critic_settings
-
-    def budget(self, samples: int) -> Budget:
-        return self.over.budget(samples)
-
-    def first_states(self, states: int) -> Sequence[int]:
-        return self.over.first_states(states)
 
     def values(self, valuation: Valuation) -> list[list[AlongAnswer]]:
         found = self.over.values(valuation)

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
+from treetune.episode_generators.base import GenerationContext
 from treetune.episode_generators.rollout.answers import Growth
-from treetune.episode_generators.values.base import Beginning, Budget, Estimate, OpenState
-from treetune.inference.base import CONTINUATIONS, Completion, Later, Request
+from treetune.episode_generators.values.base import Beginning, Budget, Estimate, OpenState, StateRule
+from treetune.inference.base import CONTINUATIONS, Completion, Later, Request, SamplingParams
 from treetune.vocabulary import Trajectory
 
 Start = TypeVar("Start")
+Written = TypeVar("Written", contravariant=True)
 
 
 @dataclass
@@ -36,6 +38,67 @@ class BegunAnswers(OpenState, Generic[Start]):
     def answered(self, index: int, completions: list[Completion]) -> list[Request | Later]:
         assert self.growth is not None, "asked before it was answered"
         return _behind_answers(self.growth.on_result(index, completions))
+
+
+class Writer(Protocol[Written]):
+    """A rollout that can write answers from where they are told to start."""
+
+    def growing(self, context: GenerationContext, starts: Sequence[Written]) -> Growth:
+        """The requests of such answers, and what follows from theirs."""
+
+    def answers(self, context: GenerationContext, starts: Sequence[Written]) -> Sequence[Trajectory]:
+        """Such answers, in their order."""
+
+
+class WholeAnswers(StateRule, Generic[Start]):
+    """A rule whose states are gone on from by the rollout that wrote the answers."""
+
+    def writer(self, context: GenerationContext, sampling: SamplingParams) -> Writer[Start]:
+        """The rollout, sampled so."""
+        raise NotImplementedError
+
+    def start(self, context: GenerationContext, beginning: Beginning, again: int, purpose: str) -> Start:
+        """Where the answer of that number goes on. The seed derives from the state alone, whoever comes by
+        it."""
+        raise NotImplementedError
+
+    def begins(self, context: GenerationContext) -> bool:
+        # What services do for values is counted with the values, whose phase comes later.
+        return not context.grader.has_services
+
+    def begin(
+        self,
+        context: GenerationContext,
+        beginning: Beginning,
+        budget: Budget,
+        sampling: SamplingParams,
+        purpose: str,
+    ) -> BegunAnswers[Start]:
+        # The progress is that of the rollout's answers.
+        quiet = replace(context, progress=lambda done, total: None, reads_logprobs=False)
+        return BegunAnswers(
+            beginning,
+            budget,
+            lambda beginning, again: self.start(context, beginning, again, purpose),
+            partial(self.writer(context, sampling).growing, quiet),
+        )
+
+    def estimate(
+        self,
+        context: GenerationContext,
+        beginnings: Sequence[Beginning],
+        budget: Budget,
+        sampling: SamplingParams,
+        purpose: str,
+    ) -> list[Estimate]:
+        begun = context.begun or {}
+        return estimated(
+            beginnings,
+            budget,
+            lambda beginning, again: self.start(context, beginning, again, purpose),
+            partial(self.writer(context, sampling).answers, replace(context, reads_logprobs=False)),
+            [begun.get((one.key, sampling, purpose)) for one in beginnings],
+        )
 
 
 def _behind_answers(requests: Sequence[Request | Later]) -> list[Request | Later]:

@@ -12,6 +12,15 @@ from treetune.reports.sections.base import ReportSection
 PHASES = ("generation", "credit", "training", "choice", "sync", "evaluation", "commit", "other")
 
 
+def phase_seconds(experiment: Experiment) -> list[tuple[str, dict[str, float]]]:
+    """Seconds by phase of each iteration, in its order, after the iteration's number."""
+    by_phase = {phase: dict(experiment.curve(f"seconds/{phase}")) for phase in PHASES}
+    return [
+        (f"{x:.0f}", {phase: points.get(x, 0.0) for phase, points in by_phase.items()})
+        for x in sorted({x for points in by_phase.values() for x in points})
+    ]
+
+
 class TimesSection(ReportSection):
     title = "Time by phase"
 
@@ -20,12 +29,8 @@ class TimesSection(ReportSection):
 
     def html(self, experiment: Experiment) -> str:
         """Shares of the whole run, and a bar per iteration."""
-        by_phase = {phase: dict(experiment.curve(f"seconds/{phase}")) for phase in PHASES}
-        totals = {phase: math.fsum(points.values()) for phase, points in by_phase.items()}
-        rows = [
-            (f"{x:.0f}", {phase: points.get(x, 0.0) for phase, points in by_phase.items()})
-            for x in sorted({x for points in by_phase.values() for x in points})
-        ]
+        rows = phase_seconds(experiment)
+        totals = {phase: math.fsum(own[phase] for _, own in rows) for phase in PHASES}
         return render(
             "times.html",
             totals={phase: seconds for phase, seconds in totals.items() if seconds > 0},

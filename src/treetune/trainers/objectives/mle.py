@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import Gt
 
-from treetune.contracts import Experiment, Finding, SampledAnswers, WholeBatch
+from treetune.contracts import Experiment, Finding, SampledAnswers, StaleAnswers, WholeBatch
 from treetune.trainers.objectives.base import Aggregation, Objective, TokenBatch, check_aggregation
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ class MaximumLikelihood(Objective):
     """Weighs every token alike (``token``), every sequence alike (``sequence``), or divides each sequence's
     sum by `constant_length` (``constant``)."""
     constant_length: Annotated[int, Gt(0)] | None = None
+
+    gives = (StaleAnswers(),)
 
     def __post_init__(self) -> None:
         check_aggregation(self.aggregation, self.constant_length)

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Ge, Gt
 
-from treetune.contracts import Advantages, Experiment, Finding, Need, SampledAnswers, UseOfAdvantages
+from treetune.contracts import (
+    Advantages,
+    Experiment,
+    Feature,
+    Finding,
+    Need,
+    SampledAnswers,
+    StaleAnswers,
+    UseOfAdvantages,
+)
 from treetune.trainers.objectives.base import (
     RATIO,
     Aggregation,
@@ -67,7 +76,10 @@ class PolicyGradient(Objective):
 
     measures_kl = True
 
-    gives = (UseOfAdvantages(),)
+    @property
+    def gives(self) -> tuple[Feature, ...]:
+        corrected = () if self.importance_cap is None else (StaleAnswers(),)
+        return UseOfAdvantages(), *corrected
 
     @property
     def needs(self) -> tuple[Need, ...]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Ge, Gt, Lt
 
-from treetune.contracts import Need, Pairs, UseOfPairs
+from treetune.contracts import Need, Pairs, StaleAnswers, UseOfPairs
 from treetune.trainers.objectives.base import Objective, TokenBatch
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Preference(Objective):
     needs_reference = True
     needs_whole_sequences = True
 
-    gives = (UseOfPairs(),)
+    gives = (UseOfPairs(), StaleAnswers())
 
     @property
     def needs(self) -> tuple[Need, ...]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
 
-from treetune.contracts import Need, WholeBatch
+from treetune.contracts import Need, StaleAnswers, WholeBatch
 from treetune.trainers.objectives.base import Objective, TokenBatch
 from treetune.vocabulary import CORRECT_SCORE
 
@@ -57,6 +57,8 @@ class CorrectPaths(Objective):
 
     measures_kl = True
     has_terms = True
+
+    gives = (StaleAnswers(),)
 
     def __post_init__(self) -> None:
         if self.loss_on == "all" and self.normalise_by == "correct":

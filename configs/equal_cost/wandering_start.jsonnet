@@ -1,2 +1,0 @@
-// Signposts with wandering behind the one that decides: what all methods start from.
-(import '../lib/equal_cost.libsonnet')('wandering').start

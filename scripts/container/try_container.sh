@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# Builds Dockerfile for the CPU on a base image made here, and takes the quickstart's first steps in it. No registry of
+# images is asked: the base is what mmdebstrap makes of the packages that this machine's own apt finds.
+#
+#   sudo ./scripts/container/try_container.sh          needs: apt-get install buildah mmdebstrap (about 10 GB, 15 minutes)
+#
+# Environment: FOLDER (everything lies there and is deleted at the end; default: a new one below TMPDIR); KEEP=1 keeps
+# it; MOUNT (PLACE or PLACE:PLACE_INSIDE, several: what pip reads of this machine while it installs, such as
+# /etc/pip.conf and a folder of wheels).
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+
+missing=()
+for tool in buildah mmdebstrap; do command -v "$tool" >/dev/null || missing+=("$tool"); done
+if [ ${#missing[@]} -gt 0 ]; then echo "try_container.sh: apt-get install ${missing[*]}" >&2; exit 2; fi
+if [ "$(id -u)" != 0 ]; then echo "try_container.sh: a root file system is made by root: sudo $0" >&2; exit 2; fi
+
+folder=${FOLDER:-$(mktemp -d "${TMPDIR:-/tmp}/treetune-container-XXXXXX")}
+mkdir -p "$folder"
+export BUILDAH_ISOLATION=chroot
+images() { buildah --storage-driver overlay --root "$folder/images" --runroot "$folder/run" "$@"; }
+container=
+leave() {
+    if [ -n "$container" ]; then images rm "$container" >/dev/null || true; fi
+    images umount --all >/dev/null 2>&1 || true
+    if [ -z "${KEEP:-}" ]; then rm -rf "$folder"; else echo "kept: $folder" >&2; fi
+}
+trap leave EXIT
+trap 'exit 130' INT TERM
+
+mounts=()
+for place in ${MOUNT:-}; do mounts+=(--volume "${place%%:*}:${place#*:}:ro"); done
+step() { printf '\n== %s (%s s)\n' "$*" "$SECONDS"; }
+
+step "a base image of $(. /etc/os-release && echo "$PRETTY_NAME")"
+if [ ! -f "$folder/base.tar" ]; then
+    mmdebstrap --quiet --variant=apt --include=ca-certificates "$(. /etc/os-release && echo "$VERSION_CODENAME")" "$folder/base.tar"
+fi
+printf 'FROM scratch\nADD base.tar /\n' >"$folder/base.docker"
+images bud --quiet --pull-never --file "$folder/base.docker" --tag localhost/base "$folder"
+
+step "Dockerfile on it, for the CPU"
+images bud --pull-never --network host --build-arg BASE=localhost/base --build-arg DEVICE=cpu \
+    ${mounts[@]+"${mounts[@]}"} --ignorefile .dockerignore --file Dockerfile --tag localhost/treetune .
+
+container=$(images from --pull-never localhost/treetune)
+# Inside: the image's own user, its own network with nothing but a loopback, as many processes as it starts.
+inside() { images run --network none "$container" -- "$@"; }
+
+step "who runs there, and with what"
+inside bash -c 'id -un; ./scripts/setup.sh && .venv/bin/python --version; .venv/bin/python src/treetune/main.py doctor || true'
+
+step "the quickstart's first steps"
+quick=configs/quickstart
+inside bash -c ".venv/bin/python src/treetune/main.py --configs $quick/vineppo.jsonnet check_config"
+echo '{ iterations: 2, checkpoints+: { every: 1 }, evaluation+: { sets: [] } }' >"$folder/short.jsonnet"
+images copy --chown researcher "$container" "$folder/short.jsonnet" /treetune/short.jsonnet
+inside env CONFIGSTR="$quick/sft.jsonnet,short.jsonnet" ./run.sh
+inside env CONFIGSTR="$quick/vineppo.jsonnet,short.jsonnet" ./run.sh
+step "done"

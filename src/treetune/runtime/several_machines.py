@@ -1,0 +1,211 @@
+"""What the machines of a run must have alike, and see of each other: looked at before the ranks talk."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import platform
+import secrets
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import treetune
+from treetune.config.errors import FoundByAllRanks
+from treetune.config.folders import DIGITS_OF_HASH, own_modules
+from treetune.config.hashing import config_hash
+from treetune.runtime.machine import versions
+from treetune.trainers.meeting import Meeting
+
+SEEN_WITHIN_S = 30.0
+"""How long a file may take from one machine to another, over a network file system."""
+
+CONNECT_WITHIN_S = 10.0
+CLOCKS_WITHIN_S = 60.0
+
+SOCKETS = "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME (SOCKET_IFNAME for scripts/slurm/submit.sh)"
+
+
+class MachinesDiffer(FoundByAllRanks):
+    """Each machine with what keeps it from this run."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What one rank's machine is and has, for comparison with the others'."""
+
+    machine: int
+    name: str
+    interface: str
+    address: str
+    port: int
+    clock: float
+    """Seconds since 1970."""
+    code: str
+    """A hash of this package's sources."""
+    own_modules: Mapping[str, str]
+    python: str
+    packages: Mapping[str, str]
+    configuration: str
+    """A hash of what the configuration computes."""
+
+
+@dataclass(frozen=True)
+class View:
+    """What one rank sees of the other machines, by their numbers."""
+
+    unseen: tuple[int, ...] = ()
+    """Whose files it doesn't see."""
+    unreached: tuple[tuple[int, str], ...] = ()
+    """Whom it can't connect to, and why."""
+
+
+def agree(meeting: Meeting, directory: Path, plain: Mapping[str, Any]) -> None:
+    """Looks at this machine and at the others from here; returns where each can do its part of the run in
+    `directory`, and otherwise raises MachinesDiffer with all that is wrong, on every rank. Collective.
+
+    Sets GLOO_SOCKET_IFNAME to the interface by which the machines reach each other.
+    """
+    if meeting.machines == 1:
+        return
+    interface, address = meeting.interface()
+    os.environ["GLOO_SOCKET_IFNAME"] = interface
+    token = meeting.exchange("token", secrets.token_hex(8))[0]
+    with _listening(address, meeting.world_size) as port, _marked(directory, token, meeting):
+        own = Facts(
+            meeting.machine,
+            platform.node(),
+            interface,
+            address,
+            port,
+            time.time(),
+            _code(),
+            own_modules(),
+            platform.python_version(),
+            versions(),
+            config_hash(plain),
+        )
+        facts = [Facts(**one) for one in meeting.exchange("facts", asdict(own))]
+        others = {one.machine: one for one in reversed(facts) if one.machine != meeting.machine}
+        own_view = View(
+            tuple(number for number in others if not _sees(_mark(directory, token, number))),
+            tuple(
+                (number, why) for number, one in others.items() if (why := _unreached(one.address, one.port))
+            ),
+        )
+        views = [
+            View(tuple(one["unseen"]), tuple((number, why) for number, why in one["unreached"]))
+            for one in meeting.exchange("views", asdict(own_view))
+        ]
+    found = differences(facts, views, directory)
+    if found:
+        with contextlib.suppress(RuntimeError):  # the first rank keeps the store until all have read
+            meeting.exchange("told", True)
+        lines = "\n".join(f"  {line}" for line in found)
+        raise MachinesDiffer(f"the {meeting.machines} machines can't do this run together:\n{lines}")
+
+
+def differences(facts: Sequence[Facts], views: Sequence[View], directory: Path) -> list[str]:
+    """What is wrong, a line each that begins with the machine's name; `facts` and `views` are in rank order.
+    The first rank's machine is the measure."""
+    first = facts[0]
+    names = {one.machine: one.name for one in facts}
+    lines: dict[str, None] = {}  # in order, and once for all ranks of a machine
+    for one, view in zip(facts, views, strict=True):
+        for number in view.unseen:
+            lines[
+                f"{one.name} doesn't see what {names[number]} writes into {directory}: it must be a folder of"
+                " one file system that all machines have there (APP_DIRECTORY)"
+            ] = None
+        for number, why in view.unreached:
+            other = next(fact for fact in facts if fact.machine == number)
+            lines[
+                f"{one.name} can't reach {other.name} at {other.address} ({other.interface}): {why}; name the"
+                f" interface that reaches the others with {SOCKETS}, and let them use all ports between them"
+            ] = None
+        for line in _unlike(one, first):
+            lines[f"{one.name} {line}"] = None
+    for number, name in names.items():
+        if any(name == another and number > earlier for earlier, another in names.items()):
+            lines[f"{name} is the name of two machines: give each a host name of its own"] = None
+    return list(lines)
+
+
+def _unlike(one: Facts, first: Facts) -> Iterator[str]:
+    """In what a machine isn't as the first one is."""
+    if one.code != first.code:
+        yield f"has other code of treetune than {first.name}: use one checkout, or the same commit"
+    for name in sorted(first.own_modules.keys() | one.own_modules.keys()):
+        if one.own_modules.get(name) != first.own_modules.get(name):
+            yield f"has another {name}, which the configuration imports, than {first.name}: use one copy"
+    if one.python != first.python:
+        yield f"has Python {one.python}, and {first.name} {first.python}: set both up alike"
+    for name in sorted(first.packages.keys() | one.packages.keys()):
+        there, here = first.packages.get(name, "none"), one.packages.get(name, "none")
+        if there != here:
+            yield f"has {name} {here}, and {first.name} {there}: run ./scripts/setup.sh on both"
+    if one.configuration != first.configuration:
+        yield (
+            f"has another configuration than {first.name}: the same files, --override and APP_… variables"
+            " belong on all machines (DeepSpeed's ssh launcher takes variables from .deepspeed_env)"
+        )
+    if abs(one.clock - first.clock) > CLOCKS_WITHIN_S:
+        away = one.clock - first.clock
+        yield f"has a clock that is {away:+.0f} s off {first.name}'s: set both by one (NTP)"
+
+
+def _code() -> str:
+    """A hash of the sources of this package."""
+    folder = Path(treetune.__file__).parent
+    digest = hashlib.blake2b()
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:DIGITS_OF_HASH]
+
+
+def _mark(directory: Path, token: str, machine: int) -> Path:
+    return directory / f".machine-{machine}-{token}"
+
+
+@contextmanager
+def _marked(directory: Path, token: str, meeting: Meeting) -> Iterator[None]:
+    """Inside, a file says that this machine writes here. The name is new, so that no file system remembers
+    that it wasn't there."""
+    own = _mark(directory, token, meeting.machine)
+    directory.mkdir(parents=True, exist_ok=True)
+    own.touch()
+    try:
+        yield
+    finally:
+        own.unlink(missing_ok=True)
+
+
+def _sees(path: Path) -> bool:
+    deadline = time.monotonic() + SEEN_WITHIN_S
+    while not path.exists():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.2)
+    return True
+
+
+@contextmanager
+def _listening(address: str, backlog: int) -> Iterator[int]:
+    """A port of this rank's that others can connect to; the kernel answers them."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.create_server((address, 0), family=family, backlog=backlog) as server:
+        yield server.getsockname()[1]
+
+
+def _unreached(address: str, port: int) -> str | None:
+    """Why there is no connection; None where there is one."""
+    try:
+        socket.create_connection((address, port), CONNECT_WITHIN_S).close()
+    except OSError as error:
+        return str(error)
+    return None

@@ -1,0 +1,63 @@
+"""The application: every page at its path, files of the browser's side, and what went wrong in words."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp
+
+from treetune.viewer.guard import Guard
+from treetune.viewer.page import SEEN, Page, View
+from treetune.viewer.pages import PAGES
+from treetune.viewer.store import NotThere, Store
+
+ASSETS = Path(__file__).parent / "assets"
+LOG = logging.getLogger("treetune.viewer")
+
+
+def application(store: Store, token: str) -> ASGIApp:
+    """The viewer of what is in the store, for those who know the token."""
+    routes = [Route(page.path, _endpoint(page, store), methods=page.methods) for page in PAGES]
+    app = Starlette(routes=[*routes, Mount("/assets", StaticFiles(directory=ASSETS))])
+    return Guard(app, token)
+
+
+def _endpoint(page: Page, store: Store) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        view = View(request, store, page, PAGES)
+        if request.method == "POST":
+            view.form.update(await request.form())
+        return await run_in_threadpool(_answer, view)
+
+    return endpoint
+
+
+def _answer(view: View) -> Response:
+    try:
+        if view.request.method != "POST":
+            mark = view.mark  # before anything is read: what is written meanwhile changes it
+            if view.request.headers.get(SEEN) == mark:
+                return Response(status_code=204)
+        return view.page.show(view)
+    except NotThere as error:
+        return _problem(view, 404, "Not there", str(error))
+    except ValueError as error:
+        return _problem(view, 400, "This can't be shown", str(error))
+    except FileNotFoundError as error:
+        return _problem(view, 404, "Gone", f"{error.filename} was there and is no more")
+    except Exception as error:  # a page that fails is not the end of the viewer: it says what it was
+        LOG.exception("%s", view.request.url.path)
+        words = f"{type(error).__name__}: {error}. The terminal of `treetune view` has the whole of it."
+        return _problem(view, 500, "The viewer failed", words)
+
+
+def _problem(view: View, status: int, title: str, words: str) -> Response:
+    return view.render("problem.html", status, title=title, words=words)

@@ -1,0 +1,5 @@
+// Before anything is painted: the theme that was chosen here last.
+(() => {
+  const chosen = localStorage.getItem('theme');
+  if (chosen) document.documentElement.dataset.theme = chosen;
+})();

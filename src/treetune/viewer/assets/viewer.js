@@ -1,0 +1,128 @@
+// What all pages share: what changes on disk is shown without a reload, keys, theme, forms that need no button.
+'use strict';
+(() => {
+  const POLL_MS = 2000, WAIT_MS = 20000, SEEN = 'X-Treetune-Seen';
+
+  // ---- live: the page asks for itself, and is answered with nothing while nothing has changed
+  let asking = null;
+  async function refresh() {
+    if (asking || document.hidden) return;
+    const address = location.href;
+    asking = new AbortController();
+    const deadline = setTimeout(() => asking.abort(), WAIT_MS);
+    try {
+      const answer = await fetch(address, { headers: { [SEEN]: document.body.dataset.mark || '' }, signal: asking.signal });
+      const type = answer.headers.get('Content-Type') || '';
+      connection(answer.status !== 403);
+      if (answer.status === 204 || !type.startsWith('text/html') || location.href !== address) return;
+      show(await answer.text());
+    } catch { connection(false); } finally { clearTimeout(deadline); asking = null; }
+  }
+  function connection(there) { document.getElementById('connection').hidden = there; }
+  function show(text) {
+    const next = new DOMParser().parseFromString(text, 'text/html');
+    document.body.dataset.mark = next.body.dataset.mark || '';
+    document.title = next.title;
+    for (const old of document.querySelectorAll('[data-live]')) {
+      const made = next.getElementById(old.id);
+      if (made) Idiomorph.morph(old, made, { callbacks: {
+        // What somebody has typed, ticked, opened or drawn stays.
+        beforeNodeMorphed: (node) => !(node instanceof Element && (node.hasAttribute('data-kept') || node === document.activeElement)),
+        beforeAttributeUpdated: (name, node) => !((name === 'open' && (node.matches('details') || node.matches('dialog'))) ||
+          (name === 'checked' || name === 'value') && node.matches('input') || name === 'class' && node.matches('tr.at')),
+      } });
+    }
+    changed();
+  }
+  function changed() { document.dispatchEvent(new Event('treetune:changed')); }
+  setInterval(refresh, POLL_MS);
+  document.addEventListener('visibilitychange', refresh);
+  document.addEventListener('htmx:afterSwap', changed);
+
+  // ---- forms that show what they say as soon as it is said, at their own address
+  let soon = null;
+  async function submit(form) {
+    const query = new URLSearchParams([...new FormData(form)].filter(([, value]) => value !== ''));
+    const address = form.getAttribute('action') + (query.size ? '?' + query : '');
+    history.replaceState(null, '', address);
+    document.body.dataset.mark = '';
+    if (asking) asking.abort();
+    asking = null;
+    await refresh();
+  }
+  document.addEventListener('input', (event) => {
+    const form = event.target.form;
+    if (!form || !('instant' in form.dataset) || 'own' in event.target.dataset) return;
+    clearTimeout(soon);
+    soon = setTimeout(() => submit(form), event.target.matches('[type=search],[type=text],[type=number]') ? 250 : 0);
+  });
+  document.addEventListener('submit', (event) => {
+    if ('instant' in event.target.dataset) { event.preventDefault(); submit(event.target); }
+  });
+
+  // ---- keys: an element with data-key="g e" is clicked (or gets the focus) when g, then e is pressed
+  const OWN = { 'j': 'the next row', 'k': 'the row before', 'Enter': 'open the row', 'x': 'choose the row' };
+  let first = '', firstAt = 0;
+  const visible = (element) => element.getClientRects().length > 0;
+  document.addEventListener('keydown', (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.isComposing) return;
+    if (event.target.matches('input:not([type=checkbox]):not([type=range]),select,textarea')) {
+      if (event.key === 'Escape') event.target.blur();
+      return;
+    }
+    if (document.getElementById('keys').open && event.key !== '?') return;
+    const key = first && Date.now() - firstAt < 1500 ? `${first} ${event.key}` : event.key;
+    first = '';
+    const found = [...document.querySelectorAll(`[data-key="${CSS.escape(key)}"]`)].find(visible);
+    if (found) { event.preventDefault(); act(found); }
+    else if (['j', 'k', 'Enter', 'x'].includes(event.key)) rows(event);
+    else if (document.querySelector(`[data-key^="${CSS.escape(event.key)} "]`)) { first = event.key; firstAt = Date.now(); }
+  });
+  function act(element) {
+    if (element.matches('input:not([type=checkbox]),select,textarea')) { element.focus(); element.select?.(); } else element.click();
+  }
+  function rows(event) {
+    const all = [...document.querySelectorAll('[data-rows] tbody tr')].filter(visible);
+    if (!all.length) return;
+    const at = all.findIndex((row) => row.classList.contains('at'));
+    const row = all[at];
+    if (event.key === 'Enter') { if (row?.dataset.href && event.target.tagName !== 'A' && event.target.tagName !== 'BUTTON') location.href = row.dataset.href; return; }
+    if (event.key === 'x') { row?.querySelector('input[type=checkbox]')?.click(); return; }
+    const next = all[Math.min(all.length - 1, Math.max(0, at + (event.key === 'j' ? 1 : -1)))];
+    row?.classList.remove('at');
+    next.classList.add('at');
+    next.scrollIntoView({ block: 'nearest' });
+  }
+  document.getElementById('help').addEventListener('click', () => {
+    const dialog = document.getElementById('keys');
+    if (dialog.open) { dialog.close(); return; }
+    const list = document.getElementById('keys-list');
+    const said = new Map(Object.entries(document.querySelector('[data-rows]') ? OWN : {}));
+    for (const element of document.querySelectorAll('[data-key]')) {
+      if (visible(element)) said.set(element.dataset.key, element.title || element.textContent.trim());
+    }
+    list.replaceChildren(...[...said].flatMap(([key, words]) => {
+      const term = document.createElement('dt'), meaning = document.createElement('dd');
+      term.textContent = key; meaning.textContent = words;
+      return [term, meaning];
+    }));
+    dialog.showModal();
+  });
+
+  // ---- a row is opened by a click anywhere on it
+  document.addEventListener('click', (event) => {
+    const row = event.target.closest('tr[data-href]');
+    if (row && !event.target.closest('a,button,input,label,summary') && !String(getSelection())) location.href = row.dataset.href;
+  });
+
+  // ---- theme
+  document.getElementById('theme').addEventListener('click', () => {
+    const root = document.documentElement;
+    const dark = matchMedia('(prefers-color-scheme: dark)').matches;
+    const next = { '': dark ? 'light' : 'dark', [dark ? 'light' : 'dark']: dark ? 'dark' : 'light' }[root.dataset.theme || ''] || '';
+    if (next) { root.dataset.theme = next; localStorage.setItem('theme', next); }
+    else { delete root.dataset.theme; localStorage.removeItem('theme'); }
+    changed();
+  });
+  matchMedia('(prefers-color-scheme: dark)').addEventListener('change', changed);
+})();

@@ -1,0 +1,72 @@
+"""Serves the viewer on this machine until it is interrupted."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from treetune.viewer.app import application
+from treetune.viewer.store import Store
+
+HOST, PORT = "127.0.0.1", 6680
+PORTS_TRIED = 50
+
+
+def serve(folders: Sequence[Path], say: Callable[[str], None], port: int | None = None) -> None:
+    """Says the address, then answers there. Without a `port`: `PORT`, or the next that is free.
+
+    Raises ValueError for a folder that isn't there and for a port that is taken.
+    """
+    import uvicorn
+
+    for folder in folders:
+        if not folder.is_dir():
+            raise ValueError(
+                f"{folder} is no directory: give one that holds experiments, such as experiments"
+            )
+    store = Store(folders, cache_folder())
+    token = secrets.token_urlsafe(24)
+    with _listening(port) as listening:
+        own = listening.getsockname()[1]
+        say(f"http://{HOST}:{own}/?token={token}")
+        say(
+            f"From another machine: ssh -N -L {own}:{HOST}:{own} THIS_MACHINE there, and the same address."
+            " Ctrl-C ends it."
+        )
+        config = uvicorn.Config(
+            application(store, token),
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            lifespan="off",
+            ws="none",
+            timeout_graceful_shutdown=2,
+        )
+        uvicorn.Server(config).run(sockets=[listening])
+
+
+def cache_folder() -> Path:
+    """Where what is made from experiments is kept, beside them: TREETUNE_VIEWER_CACHE, or a user's own."""
+    if given := os.environ.get("TREETUNE_VIEWER_CACHE"):
+        return Path(given)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "treetune" / "viewer"
+
+
+def _listening(port: int | None) -> socket.socket:
+    ports = range(PORT, PORT + PORTS_TRIED) if port is None else [port]
+    for one in ports:
+        listening = socket.socket()
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind((HOST, one))
+            listening.listen()  # who reads the address may ask at once
+        except OSError:
+            listening.close()
+        else:
+            return listening
+    tried = f"port {port} is taken" if port is not None else f"ports {PORT} to {ports[-1]} are taken"
+    raise ValueError(f"{tried} on {HOST}: choose another with --port")

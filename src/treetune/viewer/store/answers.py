@@ -1,0 +1,391 @@
+"""Answers of an experiment by what they are: filtered, sorted, searched, in pages; and one of them whole."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from treetune.viewer.store.batches import Batches, Layout
+from treetune.viewer.store.catalogue import NotThere, Run
+from treetune.viewer.store.index import BITS, ROWS, About, build, read_about
+from treetune.viewer.store.signatures import SHORTEST, lowered, may_hold
+from treetune.viewer.store.sources import Source, sources
+
+if TYPE_CHECKING:
+    import duckdb
+    import pyarrow as pa
+
+    from treetune.vocabulary import Episode, Trajectory
+
+AT_ONCE_BYTES = 1_000_000
+"""An experiment whose answers that have no index yet are no more than this is read while somebody waits."""
+
+LOOKED_INTO = 2000
+"""Texts that a search looks into at a time."""
+PATIENCE_S = 0.6
+"""How long a search goes on looking into texts once it has a page to show."""
+
+LOG = logging.getLogger("treetune.viewer")
+
+OPERATORS = {"=": "=", "!=": "<>", "<": "<", "<=": "<=", ">": ">", ">=": ">=", "has": "has"}
+
+
+@dataclass(frozen=True)
+class Filter:
+    """A condition on a column of the index: `has` is that a text holds another, in letters of any size."""
+
+    column: str
+    operator: str
+    value: str | float | bool
+
+
+@dataclass(frozen=True)
+class Question:
+    """Which answers, in which order: `sources` by name (of none, all), `search` in their text."""
+
+    sources: tuple[str, ...] = ()
+    filters: tuple[Filter, ...] = ()
+    search: str = ""
+    sort: str = ""
+    descending: bool = False
+    page: int = 1
+    size: int = 50
+
+
+@dataclass(frozen=True)
+class Found:
+    """A page of rows of the index. `total` answers are like that; where not `exact`, about so many: what
+    a search has not looked into yet counts as it seems."""
+
+    rows: list[dict[str, Any]]
+    total: int
+    exact: bool
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer, whole: `row` of the index; the trajectory and its episodes where these are stored; of an
+    evaluation `line`, what the file says of it."""
+
+    row: Mapping[str, Any]
+    source: Source
+    trajectory: Trajectory | None = None
+    episodes: Sequence[Episode] = ()
+    line: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Indexed:
+    """A source and its index, where that is made."""
+
+    source: Source
+    place: Path
+    about: About | None
+
+
+class Answers:
+    """The answers of one experiment. Indexes lie in `cache`; a thread makes those of large files."""
+
+    def __init__(self, run: Run, cache: Path) -> None:
+        self.run = run
+        self._cache = cache / hashlib.blake2b(str(run.path.resolve()).encode(), digest_size=8).hexdigest()
+        self._lock, self._working = threading.Lock(), threading.Lock()
+        self._known: dict[str, Indexed] = {}
+        self._failed: dict[str, str] = {}
+        self._connection: duckdb.DuckDBPyConnection | None = None
+
+    # Indexes
+
+    def sources(self) -> list[Source]:
+        """The files of answers that there are now."""
+        return sources(self.run)
+
+    def indexed(self) -> list[Indexed]:
+        """All sources, each with its index as far as that is made; the rest is begun."""
+        found = [self._indexed(source) for source in self.sources()]
+        missing = [one for one in found if one.about is None and one.source.mark not in self._failed]
+        if not missing:
+            return found
+        if sum(one.source.size for one in missing) <= AT_ONCE_BYTES:
+            self._make(missing)
+            return [self._indexed(one.source) for one in found]
+        if self._working.acquire(blocking=False):
+            threading.Thread(target=self._make_and_release, args=(missing,), daemon=True).start()
+        return found
+
+    def problems(self) -> list[str]:
+        """Files that can't be read, in words."""
+        return list(self._failed.values())
+
+    def mark(self) -> str:
+        """Another one as soon as there are other answers, or more of them are indexed."""
+        found = map(self._indexed, self.sources())
+        parts = [(one.source.name, one.source.mark, one.about is not None) for one in found]
+        return hashlib.blake2b(repr(parts).encode(), digest_size=12).hexdigest()
+
+    def _indexed(self, source: Source) -> Indexed:
+        mark = source.mark
+        known = self._known.get(source.name)
+        if known is not None and known.about is not None and known.about.mark == mark:
+            return known
+        place = self._cache / source.name
+        about = read_about(place)
+        one = Indexed(source, place, about if about is not None and about.mark == mark else None)
+        self._known[source.name] = one
+        return one
+
+    def _make_and_release(self, missing: Sequence[Indexed]) -> None:
+        try:
+            self._make(missing)
+        finally:
+            self._working.release()
+
+    def _make(self, missing: Sequence[Indexed]) -> None:
+        for one in missing:
+            with self._lock:
+                if self._indexed(one.source).about is not None:
+                    continue
+                mark = one.source.mark
+                try:
+                    build(one.source, one.place)
+                except (ValueError, OSError, KeyError) as error:
+                    if one.source.mark == mark:  # else it was written anew meanwhile, and is read next time
+                        self._failed[mark] = f"{one.source.words} can't be read: {error}"
+                        LOG.warning("%s", self._failed[mark])
+
+    # Questions
+
+    def columns(self) -> dict[str, str]:
+        """The columns of the index by name, with DuckDB's types."""
+        relation = self._relation(())
+        if relation is None:
+            return {}
+        rows = self._query(f"DESCRIBE SELECT * FROM {relation}").fetchall()
+        return {name: kind for name, kind, *_ in rows if name not in ("row", "place")}
+
+    def ask(self, question: Question) -> Found:
+        """Raises ValueError for a column or an operator that isn't there."""
+        relation = self._relation(question.sources)
+        if relation is None:
+            return Found([], 0, True)
+        where, values = self._condition(question)
+        order = self._order(question)
+        if question.search:
+            return self._search(question, relation, where, values, order)
+        [total] = self._query(f"SELECT count(*) FROM {relation} WHERE {where}", values).fetchone() or (0,)
+        cut = f"LIMIT {question.size} OFFSET {(question.page - 1) * question.size}"
+        rows = self._rows(f"SELECT * FROM {relation} WHERE {where} ORDER BY {order} {cut}", values)
+        return Found(rows, total, True)
+
+    def sql(self, text: str, values: Sequence[Any] = (), sources: Sequence[str] = ()) -> list[dict[str, Any]]:
+        """A question in SQL to the table `answers`, for pages that count; values stand for `?`."""
+        relation = self._relation(tuple(sources))
+        return (
+            []
+            if relation is None
+            else self._rows(f"WITH answers AS (SELECT * FROM {relation}) {text}", values)
+        )
+
+    def _condition(self, question: Question) -> tuple[str, list[Any]]:
+        known = self.columns()
+        parts, values = ["true"], list[Any]()
+        for one in question.filters:
+            if one.column not in known:
+                raise ValueError(f"answers have no {one.column!r}: there are {', '.join(sorted(known))}")
+            if one.operator not in OPERATORS:
+                raise ValueError(f"{one.operator!r} is no comparison: there are {', '.join(OPERATORS)}")
+            name = _quoted(one.column)
+            if one.operator == "has":
+                parts.append(f"contains(lower({name}::VARCHAR), lower(?))")
+                values.append(str(one.value))
+            else:
+                parts.append(f"{name} {OPERATORS[one.operator]} CAST(? AS {known[one.column]})")
+                values.append(one.value)
+        return " AND ".join(parts), values
+
+    def _order(self, question: Question) -> str:
+        known = self.columns()
+        if question.sort and question.sort not in known:
+            raise ValueError(f"answers can't be sorted by {question.sort!r}: by {', '.join(sorted(known))}")
+        direction = "DESC" if question.descending else "ASC"
+        own = f"{_quoted(question.sort)} {direction} NULLS LAST, " if question.sort else ""
+        return f"{own}source, row"
+
+    def _search(self, question: Question, relation: str, where: str, values: list[Any], order: str) -> Found:
+        """Answers whose signature lets hope, looked into in the order in which they are shown."""
+        candidates = self._candidates(question)
+        needed, started = question.page * question.size, time.monotonic()
+        connection = self._cursor()
+        if candidates is not None:
+            import pyarrow as pa
+
+            names, own = candidates
+            connection.register("candidates", pa.table({"source": names, "row": own}))
+            relation = f"(SELECT * FROM {relation} JOIN candidates USING (source, row))"
+        [total] = connection.execute(f"SELECT count(*) FROM {relation} WHERE {where}", values).fetchone() or (
+            0,
+        )
+        kept: list[dict[str, Any]] = []
+        seen = hits = 0
+        least = max(100, 2 * question.size)
+        while seen < total and (hits < needed or time.monotonic() - started < PATIENCE_S):
+            cut = f"LIMIT {least} OFFSET {seen}"
+            places = connection.execute(
+                f"SELECT source, place, row FROM {relation} WHERE {where} ORDER BY {order} {cut}", values
+            ).fetchall()
+            for (name, _, row), text in zip(places, self.texts([(n, p) for n, p, _ in places]), strict=True):
+                if lowered(question.search) in lowered(text):
+                    hits += 1
+                    if needed - question.size < hits <= needed:
+                        kept.append({"source": name, "row": row})
+            seen += len(places)
+            least = min(LOOKED_INTO, 4 * least)
+        rows = self._by_row(kept)
+        exact = seen >= total
+        return Found(rows, hits if exact else max(hits, round(hits / max(1, seen) * total)), exact)
+
+    def _candidates(self, question: Question) -> tuple[list[str], np.ndarray] | None:
+        """Sources and rows in which the text may be; None where all may."""
+        if len(question.search.encode()) < SHORTEST:
+            return None
+        names: list[str] = []
+        rows: list[np.ndarray] = []
+        for one in self._chosen(question.sources):
+            assert one.about is not None
+            own = np.flatnonzero(may_hold(one.place / BITS, one.about.rows, question.search))
+            names += [one.source.name] * len(own)
+            rows.append(own)
+        return names, np.concatenate(rows) if rows else np.empty(0, np.int64)
+
+    def _by_row(self, kept: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Rows of the index in the order that is given."""
+        found: dict[tuple[str, int], dict[str, Any]] = {}
+        for name in {one["source"] for one in kept}:
+            relation = self._relation((name,))
+            own = ", ".join(str(int(one["row"])) for one in kept if one["source"] == name)
+            for row in self._rows(f"SELECT * FROM {relation} WHERE row IN ({own})"):
+                found[name, row["row"]] = row
+        return [found[one["source"], one["row"]] for one in kept]
+
+    # Texts and whole answers
+
+    def texts(self, places: Sequence[tuple[str, int]]) -> list[str]:
+        """The whole texts of answers, by source and place."""
+        by_source = {one.source.name: one for one in self._chosen({name for name, _ in places})}
+        wanted: dict[tuple[str, int], list[int]] = {}
+        texts = [""] * len(places)
+        for i, (name, place) in enumerate(places):
+            one = by_source[name]
+            layout = one.about.answers or one.about.episodes if one.about else None
+            wanted.setdefault((name, layout.batch_of(place) if layout else -1), []).append(i)
+
+        def read(key: tuple[str, int], own: list[int]) -> None:
+            name, number = key
+            one = by_source[name]
+            if number < 0:
+                for i in own:
+                    texts[i] = _line(one.source.path, places[i][1]).get("text") or ""
+                return
+            assert one.about is not None
+            layout = one.about.answers or one.about.episodes
+            assert layout is not None
+            column = Batches(one.source.path, layout).read(number, ["text"])["text"]
+            for i in own:
+                texts[i] = column[places[i][1] - layout.rows[number]].as_py() or ""
+
+        with ThreadPoolExecutor(2) as threads:
+            for done in [threads.submit(read, *item) for item in wanted.items()]:
+                done.result()
+        return texts
+
+    def answer(self, source: str, answer: str) -> Answer:
+        """The answer `problem#sample` of a source. Raises NotThere."""
+        rows = self.ask(Question(sources=(source,), filters=(Filter("answer", "=", answer),), size=1)).rows
+        if not rows:
+            raise NotThere(f"there is no answer {answer!r} in {source} of {self.run.name}")
+        [one], row = self._chosen({source}), rows[0]
+        assert one.about is not None
+        if one.source.kind == "evaluation":
+            return Answer(row, one.source, line=_line(one.source.path, row["place"]))
+        trajectory, episodes = None, list[Any]()
+        if one.about.answers is not None:
+            from treetune.episode_generators.trajectory_rows import trajectories_of
+
+            [trajectory] = trajectories_of(_one_row(one.source.path, one.about.answers, row["place"]))
+        if one.about.episodes is not None and one.source.episodes is not None:
+            from treetune.episode_generators.episode_rows import episodes_of
+
+            first = row["place"] if one.about.answers is None else row.get("episode_place")
+            last = first if one.about.answers is None else row.get("episode_last")
+            for place in range(first, last + 1) if first is not None and last is not None else ():
+                [episode] = episodes_of(_one_row(one.source.episodes, one.about.episodes, place))
+                if episode.trajectory == answer:
+                    episodes.append(episode)
+        return Answer(row, one.source, trajectory, episodes)
+
+    # DuckDB
+
+    def _chosen(self, names: Sequence[str] | set[str]) -> list[Indexed]:
+        return [
+            one for one in self.indexed() if one.about is not None and (not names or one.source.name in names)
+        ]
+
+    def _relation(self, names: Sequence[str]) -> str | None:
+        chosen = [one for one in self._chosen(names) if one.about is not None and one.about.rows]
+        if not chosen:
+            return None
+        files = ", ".join(_text(str(one.place / ROWS)) for one in chosen)
+        return f"read_parquet([{files}], union_by_name=true)"
+
+    def _query(self, text: str, values: Sequence[Any] = ()) -> duckdb.DuckDBPyConnection:
+        return self._cursor().execute(text, list(values))
+
+    def _rows(self, text: str, values: Sequence[Any] = ()) -> list[dict[str, Any]]:
+        answered = self._query(text, values)
+        names = [column[0] for column in answered.description or ()]
+        return [dict(zip(names, row, strict=True)) for row in answered.fetchall()]
+
+    def _cursor(self) -> duckdb.DuckDBPyConnection:
+        import duckdb
+
+        with self._lock:
+            if self._connection is None:
+                settings = {
+                    "threads": 2,
+                    "memory_limit": "400MB",
+                    "autoinstall_known_extensions": False,
+                    "autoload_known_extensions": False,
+                }
+                self._connection = duckdb.connect(":memory:", config=settings)
+                self._connection.execute("SET parquet_metadata_cache = true")
+        return self._connection.cursor()
+
+
+def _one_row(path: Path, layout: Layout, place: int) -> pa.RecordBatch:
+    """A batch of the one row, in buffers of its own: whoever reads columns may ignore a slice."""
+    number = layout.batch_of(place)
+    return Batches(path, layout).read(number).take([place - layout.rows[number]])
+
+
+def _line(path: Path, place: int) -> dict[str, Any]:
+    with path.open("rb") as file:
+        file.seek(place)
+        return json.loads(file.readline())
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _text(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"

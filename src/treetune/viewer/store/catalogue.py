@@ -1,0 +1,196 @@
+"""Which experiments lie below the folders, and what is known of each, read again when files have changed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from treetune.reports.experiment import Experiment, read_experiment
+from treetune.runtime.directory import ExperimentDirectory
+
+if TYPE_CHECKING:
+    from treetune.viewer.store.answers import Answers
+
+LOOK_AGAIN_S = 2.0
+"""How old a list of what lies below a folder may be."""
+
+DEEPEST = 8
+"""Folders below one that was given which are looked into."""
+
+INSIDE = ("iterations", "checkpoints", "evaluations", "metrics.jsonl", "manifest.json")
+"""One of these beside a `config.json` makes a folder an experiment's; a model's has none of them."""
+
+Value = TypeVar("Value")
+
+
+class NotThere(LookupError):
+    """What was asked for isn't there; the message says what is."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """An experiment: where it lies, and its name in addresses (its place below the folder that was given)."""
+
+    name: str
+    path: Path
+
+    @property
+    def directory(self) -> ExperimentDirectory:
+        return ExperimentDirectory(self.path)
+
+
+class Store:
+    """All that pages ask for. Safe for several threads; never writes into an experiment.
+
+    `cache` is a folder for what is made from experiments to find their answers quickly. The list of
+    experiments may be `look_again_s` old.
+    """
+
+    def __init__(self, folders: Sequence[Path], cache: Path, look_again_s: float = LOOK_AGAIN_S) -> None:
+        self.folders, self.cache = [folder.resolve() for folder in folders], cache
+        self._look_again_s = look_again_s
+        self._lock = threading.Lock()
+        self._runs: Mapping[str, Run] = {}
+        self._looked = -float("inf")
+        self._answers: dict[Run, Answers] = {}
+        self.made = 0
+        """How much `later` has made."""
+        self._kept: dict[tuple[str, str], tuple[str, Any]] = {}
+
+    # Experiments
+
+    def runs(self) -> list[Run]:
+        """All experiments below the folders, by name."""
+        with self._lock:
+            if time.monotonic() - self._looked > self._look_again_s:
+                self._runs = {run.name: run for run in self._find()}
+                self._looked = time.monotonic()
+            return list(self._runs.values())
+
+    def run(self, name: str) -> Run:
+        """The experiment of that name. Raises NotThere."""
+        found = {run.name: run for run in self.runs()}
+        if name not in found:
+            there = f"; there are {', '.join(sorted(found)[:20])}" if found else ""
+            where = ", ".join(map(str, self.folders))
+            raise NotThere(f"there is no experiment {name!r} below {where}{there}")
+        return found[name]
+
+    def _find(self) -> Iterator[Run]:
+        several = len(self.folders) > 1
+        names = [folder.name for folder in self.folders]
+        for folder in self.folders:
+            twice = names.count(folder.name) > 1
+            beginning = (str(folder) if twice else folder.name) if several else ""
+            for path in sorted(_experiments(folder)):
+                below = path.relative_to(folder).as_posix()
+                name = "/".join(part for part in (beginning, "" if below == "." else below) if part)
+                yield Run(name or folder.name, path)
+
+    # What is known of them
+
+    def experiment(self, run: Run) -> Experiment:
+        """Its configuration, manifest, metrics, evaluations. Raises ValueError for what is no experiment."""
+        return self.known("experiment", run, lambda: read_experiment(run.path))
+
+    def answers(self, run: Run) -> Answers:
+        """Its sampled answers, to be asked."""
+        from treetune.viewer.store.answers import Answers
+
+        with self._lock:
+            if run not in self._answers:
+                self._answers[run] = Answers(run, self.cache)
+            return self._answers[run]
+
+    def known(self, what: str, run: Run, read: Callable[[], Value]) -> Value:
+        """What `read` gives, kept until a file of the experiment changes. `what` names it."""
+        mark = self.mark([run])
+        kept = self._kept.get((what, run.name))
+        if kept is not None and kept[0] == mark:
+            return kept[1]
+        value = read()
+        self._kept[what, run.name] = (mark, value)
+        return value
+
+    def later(self, what: str, run: Run, make: Callable[[], Value]) -> Value | None:
+        """As `known`, for what takes seconds: None until a thread has made it, which changes `made`."""
+        mark = self.mark([run])
+        with self._lock:
+            kept = self._kept.get((what, run.name))
+            if kept is not None and kept[0] == mark:
+                return kept[1]
+            self._kept[what, run.name] = (mark, None)
+        threading.Thread(target=self._make, args=(what, run, mark, make), daemon=True).start()
+        return None
+
+    def _make(self, what: str, run: Run, mark: str, make: Callable[[], Value]) -> None:
+        value = make()
+        with self._lock:
+            self._kept[what, run.name] = (mark, value)
+            self.made += 1
+
+    def mark(self, runs: Sequence[Run]) -> str:
+        """Another one as soon as anything of these experiments may have changed."""
+        parts = [(run.name, *_marks(run)) for run in runs]
+        return hashlib.blake2b(repr(parts).encode(), digest_size=12).hexdigest()
+
+
+def _experiments(folder: Path) -> Iterator[Path]:
+    """Folders of experiments at or below one; what lies inside of an experiment is not looked into."""
+    left = [(folder, 0)]
+    while left:
+        place, depth = left.pop()
+        try:
+            with os.scandir(place) as entries:
+                found = {entry.name: entry for entry in entries}
+            if "config.json" in found and any(name in found for name in INSIDE):
+                yield place
+            elif depth < DEEPEST:
+                left += [
+                    (place / name, depth + 1)
+                    for name, entry in found.items()
+                    if not name.startswith(".") and entry.is_dir(follow_symlinks=True)
+                ]
+        except OSError:  # it went while it was looked at, or isn't ours to read
+            continue
+
+
+def _marks(run: Run) -> list[object]:
+    """What changes with an experiment: size and time of its records and folders, and whether it runs."""
+    path = run.path
+    marks: list[object] = [run.directory.is_running()]
+    marks += [
+        stat_of(path / name) for name in ("config.json", "manifest.json", "metrics.jsonl", "logs/run.log")
+    ]
+    iterations = path / "iterations"
+    marks.append(stat_of(iterations))
+    newest = max(_names(iterations), default=None)
+    if newest is not None:
+        marks.append((newest, stat_of(iterations / newest)))
+    evaluations = path / "evaluations"
+    for number in sorted(_names(evaluations)):
+        for label in sorted(_names(evaluations / number)):
+            marks.append((number, label, stat_of(evaluations / number / label / "summary.json")))
+    return marks
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def stat_of(path: Path) -> object:
+    """Time, size and number of a file; None where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino

@@ -1,0 +1,175 @@
+"""An engine of several servers gives what one gives, and goes on when one of them is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from treetune.inference.base import CONTINUATIONS, Completion, EngineError, Request, SamplingParams
+from treetune.inference.journal import JournaledEngine
+from treetune.inference.prefixes import BLOCK_TOKENS, Prefixes
+from treetune.inference.settings import VllmSettings
+
+from . import stub_server
+from .stubs import Stub, below, request, until
+from .test_launch import launch
+
+
+def expected(seed: int, version: int = 0) -> list[Completion]:
+    samples = [stub_server.sample(f"weights {version}", [1, 2, 3], seed + i, 5) for i in range(2)]
+    return [Completion(tuple(ids), tuple(logprobs), "length", version) for ids, logprobs in samples]
+
+
+def servers() -> list[int]:
+    """The stub servers below this process: each has a child of its own."""
+    return [pid for pid in below(os.getpid()) if len(below(pid)) == 1]
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+def test_any_number_of_servers_gives_the_same_answers(stub: Stub, replicas: int) -> None:
+    engine = stub.start(replicas=replicas)
+    engine.wait_ready()
+    assert engine.generate([request(i) for i in range(24)]) == [expected(i) for i in range(24)]
+    assert sorted(one["seed"] for one in stub.asked()) == list(range(24)), "nothing is asked twice"
+    assert set(stub.asked_of()) == set(range(replicas)), "everybody has something to do"
+
+
+def test_a_server_killed_in_mid_wave_is_replaced_while_the_others_go_on(stub: Stub, tmp_path: Path) -> None:
+    before = set(servers())
+    stub.faults.mkdir()
+    engine = stub.start(replicas=2, max_concurrency=2)
+    engine.wait_ready()
+    victim, _ = sorted(set(servers()) - before)
+    stub.slow_down(0.05)
+    reported: list[int] = []
+
+    def on_result(index: int, completions: list[Completion]) -> None:
+        reported.append(index)
+        if len(reported) == 10:
+            os.kill(victim, signal.SIGKILL)
+
+    journaled = JournaledEngine(engine, tmp_path / "journal.jsonl")
+    asked = [request(i) for i in range(60)]
+    assert journaled.generate(asked, on_result) == [expected(i) for i in range(60)]
+    assert sorted(reported) == list(range(60)), "each answer is reported once"
+    seeds = [one["seed"] for one in stub.asked()]
+    twice = {seed for seed in seeds if seeds.count(seed) > 1}
+    assert len(twice) <= 2 and not twice & set(reported[:10]), "only what was not answered is asked again"
+    assert JournaledEngine(engine, tmp_path / "journal.jsonl").generate(asked) == journaled.generate(asked)
+    assert len(stub.asked()) == len(seeds), "what the journal has is not asked for"
+    assert until(lambda: engine.restarts == 1)
+
+
+def test_a_server_that_was_lost_takes_requests_again_when_it_is_back(stub: Stub) -> None:
+    engine = stub.start(replicas=2)
+    engine.wait_ready()
+    stub.order("forgets-a-logprob")
+    assert engine.generate([request(1), request(2)]) == [expected(1), expected(2)]
+    engine.wait_ready()
+    assert engine.restarts == 1
+    stub.forget_what_was_asked()
+    assert engine.generate([request(i) for i in range(8)]) == [expected(i) for i in range(8)]
+    assert set(stub.asked_of()) == {0, 1}
+
+
+def test_all_servers_have_new_weights_and_one_that_fails_is_replaced_alone(stub: Stub) -> None:
+    engine = stub.start(replicas=2)
+    engine.wait_ready()
+    stub.order("reload-lies")
+    report = engine.load(stub.weights(1), 1, stub.canary(1))
+    assert (report.canary_gap, report.restarts) == (0.0, 1)
+    stub.forget_what_was_asked()
+    assert engine.generate([request(i) for i in range(8)]) == [expected(i, 1) for i in range(8)]
+    assert set(stub.asked_of()) == {0, 1}
+    report = engine.load(stub.weights(2), 2, stub.canary(2))
+    assert (report.canary_gap, report.restarts) == (0.0, 0)
+
+
+def test_log_probs_that_only_one_server_gets_wrong_end_in_an_error(stub: Stub) -> None:
+    engine = stub.start(replicas=2)
+    with pytest.raises(EngineError, match="could not be brought into the engine"):
+        engine.load(stub.weights(1), 1, stub.canary(2))
+
+
+def test_all_servers_sleep_and_wake(stub: Stub) -> None:
+    engine = stub.start(replicas=2, sleep=True)
+    with engine.asleep():
+        assert stub.paths() == ["/sleep?level=1"] * 2
+    assert engine.generate([request(1)]) == [expected(1)]
+    assert sorted(stub.paths()) == ["/wake_up?tags=kv_cache"] * 2 + ["/wake_up?tags=weights"] * 2
+
+
+def test_a_server_that_cannot_be_replaced_ends_the_sampling(stub: Stub) -> None:
+    engine = stub.start(replicas=2, max_restarts=0)
+    engine.wait_ready()
+    stub.slow_down(0.1)
+    stub.order("forgets-a-logprob")
+    with pytest.raises(EngineError, match="max_restarts is 0"):
+        engine.generate([request(i) for i in range(400)])
+
+
+def test_continuations_go_to_the_server_that_has_the_answer(stub: Stub) -> None:
+    engine = stub.start(replicas=2, prefix_caching=True)
+    engine.wait_ready()
+    sampling = SamplingParams(3)
+
+    def answer(i: int) -> Request:
+        return Request(tuple(range(i, i + BLOCK_TOKENS)), i, 1, sampling)
+
+    def on_result(index: int, completions: list[Completion]) -> list[Request]:
+        if index >= 8:
+            return []
+        prompt = np.concatenate([answer(index).prompt_ids, completions[0].token_ids[:1]])
+        return [Request(prompt, 100 * (k + 1) + index, 1, sampling, CONTINUATIONS) for k in range(3)]
+
+    engine.generate([answer(i) for i in range(8)], on_result)
+    served = dict(zip([one["seed"] for one in stub.asked()], stub.asked_of(), strict=True))
+    assert len(served) == 32
+    assert all(served[100 * (k + 1) + i] == served[i] for i in range(8) for k in range(3))
+    assert {served[i] for i in range(8)} == {0, 1}
+
+
+def test_the_holder_of_a_prefix_is_who_computed_the_longest_part_of_it() -> None:
+    ids = np.arange(4 * BLOCK_TOKENS, dtype=np.int32)
+    known = Prefixes()
+    assert known.holder(ids) is None
+    known.given(0, ids[: 2 * BLOCK_TOKENS])
+    other = ids.copy()
+    other[BLOCK_TOKENS:] += 1
+    known.given(1, other[: 2 * BLOCK_TOKENS])
+    assert known.holder(ids) == 0 and known.holder(other) == 1
+    assert known.holder(ids[: BLOCK_TOKENS - 1]) is None, "less than a block is known to nobody"
+    known.forget(0)
+    assert known.holder(ids) == 1, "the first block is the same"
+
+
+@pytest.mark.parametrize(
+    ("settings", "devices"),
+    [
+        ({"replicas": 2}, ["0", "1"]),
+        ({"replicas": 2, "tensor_parallel_size": 2}, ["0,1", "2,3"]),
+        ({"devices": (4, 5, 6, 7), "tensor_parallel_size": 2}, ["4,5", "6,7"]),
+    ],
+)
+def test_each_server_has_gpus_of_its_own(settings: dict[str, object], devices: list[str]) -> None:
+    one = launch("cuda", **settings)
+    count = one.settings.replicas_on("cuda")
+    found = [
+        replace(one, replica=i).environment(Path("/s"), {})["CUDA_VISIBLE_DEVICES"] for i in range(count)
+    ]
+    assert found == devices
+
+
+def test_each_rank_has_its_servers_on_gpus_of_their_own() -> None:
+    one = replace(launch("cuda", rank=1, world_size=2, servers="per_rank", replicas=2), replica=1)
+    assert one.environment(Path("/s"), {"LOCAL_RANK": "1"})["CUDA_VISIBLE_DEVICES"] == "3"
+
+
+def test_devices_that_hold_another_number_of_servers_are_an_error() -> None:
+    with pytest.raises(ValueError, match=r"hold 4 servers .* and replicas is 2"):
+        VllmSettings(devices=(0, 1, 2, 3), replicas=2)

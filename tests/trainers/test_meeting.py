@@ -1,0 +1,98 @@
+"""How ranks find each other before they talk: over the loopback alone, or by an interface that all reach."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.trainers.helpers import free_port
+from treetune.trainers.meeting import Meeting
+
+
+def together(ranks: int, act: Callable[[Meeting], Any], deadline_s: float = 30.0, **more: str) -> list[Any]:
+    """What each of so many ranks gets, or its error; threads of this process stand for them."""
+    port = str(free_port())
+    results: list[Any] = [None] * ranks
+    meetings = {}  # the first one's store is there as long as its meeting
+
+    def one(rank: int) -> None:
+        environment = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_PORT": port} | more
+        try:
+            meetings[rank] = Meeting.join(environment, deadline_s)
+            results[rank] = act(meetings[rank])
+        except Exception as error:
+            results[rank] = error
+
+    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def listening() -> set[tuple[str, int]]:
+    """Where this process listens."""
+    return {tuple(one.laddr) for one in psutil.Process().net_connections() if one.status == "LISTEN"}
+
+
+def test_everyone_gets_everyones_value_in_rank_order() -> None:
+    found = together(3, lambda meeting: meeting.exchange("squares", meeting.rank**2))
+    assert found == [[0, 1, 4]] * 3
+
+
+def test_ranks_on_one_machine_listen_on_its_loopback_alone() -> None:
+    before = listening()
+
+    def look(meeting: Meeting) -> set[tuple[str, int]]:
+        meeting.exchange("all are here", True)
+        seen = listening() - before
+        meeting.exchange("all have looked", True)
+        return seen
+
+    (first, _) = together(2, look, MASTER_ADDR="0.0.0.0")
+    assert {address for address, _ in first} == {"127.0.0.1"}
+
+
+def test_one_process_alone_listens_nowhere() -> None:
+    before = listening()
+    meeting = Meeting.join({"RANK": "0", "WORLD_SIZE": "1"}, 5)
+    assert meeting.exchange("self", "x") == ["x"]
+    assert listening() == before
+
+
+def test_who_does_not_come_is_named_with_its_machine() -> None:
+    def act(meeting: Meeting) -> Any:
+        if meeting.rank == 1:
+            return None
+        return meeting.exchange("facts", meeting.rank)
+
+    error, _ = together(2, act, deadline_s=1.5, MASTER_ADDR="127.0.0.1", CROSS_SIZE="2")
+    assert isinstance(error, RuntimeError)
+    assert "waited 2 s for rank 1, all of them on machine 2 of 2" in str(error)
+
+
+def test_a_first_rank_that_cannot_be_reached_is_named_with_its_address() -> None:
+    environment = {
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }
+    with pytest.raises(
+        RuntimeError, match=r"rank 1 on .* can't reach the first rank at 127.0.0.1:\d+ within"
+    ):
+        Meeting.join(environment | {"CROSS_SIZE": "2", "CROSS_RANK": "1"}, 1.0)
+
+
+def test_an_interface_that_is_not_there_is_told_with_those_that_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    meeting = Meeting.join({"RANK": "0", "WORLD_SIZE": "1"}, 5)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib9")
+    with pytest.raises(ValueError, match=r"has no network interface ib9 with an address.*it has .*lo"):
+        meeting.interface()
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    assert meeting.interface() == ("lo", "127.0.0.1")

@@ -1,0 +1,159 @@
+"""Answers are found by what they are and what they say, and each comes back whole."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.viewer.recorded import begin_run, episode, record_iteration, recorded_run, trajectory
+from treetune.viewer.store import NotThere, Run, Store
+from treetune.viewer.store.answers import Answers, Filter, Question
+
+
+@pytest.fixture
+def answers(tmp_path: Path) -> Answers:
+    recorded_run(tmp_path / "run", iterations=3)
+    return Answers(Run("run", tmp_path / "run"), tmp_path / "cache")
+
+
+def test_all_answers_of_iterations_and_evaluations_are_there(answers: Answers) -> None:
+    found = answers.ask(Question())
+
+    assert (found.total, found.exact) == (3 * 8 + 3 * 12, True)
+    assert {row["source"] for row in found.rows} <= {f"i{n}" for n in (1, 2, 3)} | {
+        f"e{n}-validation" for n in (1, 2, 3)
+    }
+
+
+def test_a_row_says_what_was_sampled_and_what_credit_made_of_it(answers: Answers) -> None:
+    [row] = answers.ask(Question(sources=("i2",), filters=(Filter("answer", "=", "train/1#1"),))).rows
+
+    one = trajectory(1, 1, "1+2=3\n3+3=7\n#7", correct=False, version=1)
+    assert row["problem"] == "train/1" and row["sample"] == 1
+    assert row["tokens"] == len(one.response_ids) and row["injected"] == 1
+    assert row["steps"] == 3 and row["policy_version"] == 1
+    assert row["beginning"] == "1+2=3 ↵ 3+3=7 ↵ #7" or row["score"] == 1.0
+    own = answers.answer("i2", "train/1#1").trajectory
+    assert own is not None
+    credited = episode(own)
+    assert credited.advantages is not None and own.segments[0].logprobs is not None
+    assert row["advantage_mean"] == pytest.approx(credited.advantages.mean())
+    assert row["advantage_least"] == pytest.approx(credited.advantages.min())
+    assert row["advantage_most"] == pytest.approx(credited.advantages.max())
+    assert row["logprob_mean"] == pytest.approx(own.segments[0].logprobs.mean(), rel=1e-6)
+    assert row["logprob_least"] == pytest.approx(-1.5)
+    assert row["first_value"] == 0.5
+    assert row["number.digits"] == 3.0 and row["number.lines/count"] == 3.0
+
+
+def test_an_answer_comes_back_whole(answers: Answers) -> None:
+    found = answers.answer("i3", "train/2#0")
+
+    assert found.trajectory is not None and found.trajectory.id == "train/2#0"
+    [own] = found.episodes
+    assert own.trajectory == "train/2#0" and own.step_values is not None
+    assert own.response_ids.tolist() == found.trajectory.response_ids.tolist()
+    assert answers.answer("e3-validation", "train/5#1").line["gold"] == "18"
+
+
+def test_an_answer_that_is_not_there_is_named(answers: Answers) -> None:
+    with pytest.raises(NotThere, match="train/99#0"):
+        answers.answer("i1", "train/99#0")
+
+
+def test_filters_and_sorting_are_over_all_answers(answers: Answers) -> None:
+    wrong = answers.ask(
+        Question(filters=(Filter("score", "<", 1),), sort="tokens", descending=True, size=500)
+    )
+    everything = answers.ask(Question(size=500)).rows
+
+    assert wrong.total == sum(row["score"] < 1 for row in everything)
+    lengths = [row["tokens"] for row in wrong.rows]
+    assert lengths == sorted(lengths, reverse=True)
+    assert answers.ask(Question(filters=(Filter("problem", "has", "TRAIN/3"),))).total == 3 * 2 + 3 * 2
+
+
+def test_pages_follow_each_other(answers: Answers) -> None:
+    pages = [answers.ask(Question(sort="score", page=number, size=7)).rows for number in range(1, 10)]
+
+    seen = [(row["source"], row["row"]) for rows in pages for row in rows]
+    assert len(seen) == len(set(seen)) == 60
+
+
+@pytest.mark.parametrize("text", ["3+3=", "#1", "+3", "=", "2+3=5\n5", "no such text", "#9\n"])
+def test_a_search_finds_what_a_look_at_every_text_finds(answers: Answers, text: str) -> None:
+    rows = answers.ask(Question(size=500)).rows
+    texts = answers.texts([(row["source"], row["place"]) for row in rows])
+    expected = [row["answer"] for row, own in zip(rows, texts, strict=True) if text in own]
+
+    found = answers.ask(Question(search=text, size=500))
+
+    assert found.exact and found.total == len(expected)
+    assert [row["answer"] for row in found.rows] == expected
+
+
+def test_a_search_is_for_letters_of_any_size_and_goes_with_filters(tmp_path: Path) -> None:
+    run = begin_run(tmp_path / "run")
+    said = ["Therefore x = 2", "THEREFORE y = 3", "thus z = 4", "Übung: therefore, Ä"]
+    record_iteration(run, 0, [trajectory(n, 0, text, correct=n != 1) for n, text in enumerate(said)])
+    answers = Answers(Run("run", tmp_path / "run"), tmp_path / "cache")
+
+    assert answers.ask(Question(search="tHEREFORE")).total == 3
+    right = answers.ask(Question(search="therefore", filters=(Filter("score", ">=", 1),), size=1, page=2))
+    assert (right.total, [row["answer"] for row in right.rows]) == (2, ["train/3#0"])
+    assert answers.ask(Question(search="Übung")).total == 1
+
+
+@pytest.mark.parametrize(
+    ("question", "words"),
+    [
+        (Question(filters=(Filter("scroe", "=", 1),)), "no 'scroe'"),
+        (Question(filters=(Filter("score", "; DROP", 1),)), "no comparison"),
+        (Question(sort='score"; --'), "can't be sorted"),
+    ],
+)
+def test_what_cannot_be_asked_is_named(answers: Answers, question: Question, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        answers.ask(question)
+
+
+def test_an_iteration_that_is_written_anew_is_read_anew(answers: Answers, tmp_path: Path) -> None:
+    before, mark = answers.ask(Question(sources=("i3",))).rows, answers.mark()
+    record_iteration(begin_run(tmp_path / "run"), 2, [trajectory(7, 0, "another", version=2)])
+
+    assert answers.mark() != mark
+    assert [row["answer"] for row in answers.ask(Question(sources=("i3",))).rows] == ["train/7#0"] != before
+
+
+def test_nothing_is_written_into_the_experiment(answers: Answers, tmp_path: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
+    answers.ask(Question(search="3"))
+    answers.answer("i1", "train/0#0")
+
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before
+
+
+def test_a_damaged_file_is_named_and_the_others_are_shown(answers: Answers, tmp_path: Path) -> None:
+    path = tmp_path / "run" / "iterations" / "0001" / "trajectories.arrow"
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+    assert answers.ask(Question()).total == 2 * 8 + 3 * 12
+    assert ["iteration 2" in words for words in answers.problems()] == [True]
+
+
+def test_an_iteration_on_demonstrations_has_its_episodes_for_answers(tmp_path: Path) -> None:
+    run = recorded_run(tmp_path / "run", iterations=1)
+    (run.iteration(0) / "trajectories.arrow").unlink()
+    answers = Answers(Run("run", run.path), tmp_path / "cache")
+
+    assert answers.ask(Question(sources=("i1",))).total == 8
+    assert answers.ask(Question(sources=("i1",), search="3+3")).total == 2
+    assert answers.answer("i1", "train/1#0").episodes[0].text.startswith("1+2=3")
+
+
+def test_the_index_is_kept_for_the_next_viewer(answers: Answers, tmp_path: Path) -> None:
+    answers.indexed()
+    made = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*.parquet")}
+
+    again = Store([tmp_path / "run"], tmp_path / "cache")
+    assert again.answers(again.runs()[0]).ask(Question()).total == 60
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*.parquet")} == made

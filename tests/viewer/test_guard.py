@@ -1,0 +1,77 @@
+"""Who may look, and what every answer says to the browser."""
+
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from tests.viewer.conftest import TOKEN
+from treetune.viewer.app import application
+from treetune.viewer.store import Store
+
+
+@pytest.fixture
+def stranger(store: Store) -> TestClient:
+    return TestClient(application(store, TOKEN), base_url="http://127.0.0.1:6680", follow_redirects=False)
+
+
+@pytest.mark.parametrize("path", ["/", "/run?run=x", "/assets/viewer.js", "/?token=wrong"])
+def test_nothing_is_shown_to_who_does_not_know_the_token(stranger: TestClient, path: str) -> None:
+    answer = stranger.get(path)
+
+    assert answer.status_code == 403
+    assert "token" in answer.text and "<" not in answer.text
+
+
+def test_the_token_leaves_the_address_for_a_cookie_that_no_other_site_can_send(stranger: TestClient) -> None:
+    answer = stranger.get(f"/run?run=a&token={TOKEN}&run=b")
+
+    assert answer.status_code == 303
+    assert answer.headers["location"] == "/run?run=a&run=b"
+    cookie = answer.headers["set-cookie"].lower()
+    assert "httponly" in cookie and "samesite=strict" in cookie
+    assert stranger.get("/").status_code == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "evil.example:6680", ""])
+def test_a_name_that_leads_here_from_elsewhere_is_refused(client: TestClient, host: str) -> None:
+    assert client.get("/", headers={"host": host}).status_code == 403
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:7777", "localhost:6680", "[::1]:1234"])
+def test_a_tunnel_may_end_at_any_port_of_the_own_machine(store: Store, host: str) -> None:
+    asking = TestClient(application(store, TOKEN), base_url=f"http://{host}")
+
+    assert asking.get("/", params={"token": TOKEN}).status_code == 200
+
+
+@pytest.mark.parametrize("origin", [None, "http://evil.example", "null", "http://127.0.0.1:1"])
+def test_another_sites_page_can_send_nothing(client: TestClient, origin: str | None) -> None:
+    headers = {} if origin is None else {"origin": origin}
+
+    assert client.post("/", headers=headers).status_code == 403
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "OPTIONS"])
+def test_the_viewer_reads(client: TestClient, method: str) -> None:
+    assert client.request(method, "/").status_code == 405
+
+
+@pytest.mark.parametrize("path", ["/", "/run?run=x", "/assets/viewer.js", "/nowhere"])
+def test_every_answer_forbids_what_a_text_could_smuggle_in(client: TestClient, path: str) -> None:
+    headers = client.get(path).headers
+
+    policy = headers["content-security-policy"]
+    assert "default-src 'none'" in policy and "frame-ancestors 'none'" in policy
+    assert "unsafe" not in policy and "http" not in policy
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["referrer-policy"] == "no-referrer"
+
+
+def test_templates_have_no_style_attribute_and_no_inline_script() -> None:
+    import treetune.viewer
+
+    for template in (Path(treetune.viewer.__file__).parent / "templates").glob("*.html"):
+        text = template.read_text()
+        assert " style=" not in text and "javascript:" not in text, template
+        assert all("src=" in tag.split(">")[0] for tag in text.split("<script")[1:]), template
