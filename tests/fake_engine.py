@@ -8,7 +8,6 @@ import random
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
 
 from treetune.inference.base import (
@@ -94,11 +93,14 @@ class FakeEngine(Engine):
                     raise ValueError(f"needs {needed} tokens of context, there are {self._context_length}")
                 self.asked.append(request)
                 results[index] = [
-                    self._sample(tuple(request.prompt_ids.tolist()), request.seed + i, request.sampling)
+                    self._sample(
+                        tuple(request.prompt_ids.tolist()),
+                        request.seed + i,
+                        request.sampling,
+                        request.reads_logprobs,
+                    )
                     for i in range(request.n)
                 ]
-                if not request.reads_logprobs:
-                    results[index] = [replace(one, logprobs=None) for one in results[index]]
                 self.tokens += sum(len(completion.token_ids) for completion in results[index])
                 if on_result is not None:
                     more, further = _parted(on_result(index, results[index]) or ())
@@ -129,7 +131,9 @@ class FakeEngine(Engine):
     def close(self) -> None:
         self.closed = True
 
-    def _sample(self, prompt: Ids, seed: int, sampling: SamplingParams) -> Completion:
+    def _sample(
+        self, prompt: Ids, seed: int, sampling: SamplingParams, reads_logprobs: bool = True
+    ) -> Completion:
         # A generator per sample: what else is asked for changes nothing.
         generator = random.Random(seed)
         ids: tuple[int, ...] = ()
@@ -142,7 +146,7 @@ class FakeEngine(Engine):
             if token == self._eos_id or self._stops(ids, sampling):
                 reason = "stop"
                 break
-        return Completion(ids, logprobs, reason, self.version)
+        return Completion(ids, logprobs if reads_logprobs else None, reason, self.version)
 
     def _stops(self, ids: Ids, sampling: SamplingParams) -> bool:
         if ids[-1] in sampling.stop_ids:

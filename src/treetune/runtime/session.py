@@ -57,7 +57,10 @@ class Session:
         """
         with contextlib.ExitStack() as stack:
             directory = ExperimentDirectory(Path(config.directory) / config.experiment_name)
-            ranks = Ranks.join(config.rank_deadline, lambda one: agree(one, directory.path, plain_config))
+            ranks = Ranks.join(
+                config.rank_deadline,
+                lambda one: agree(one, directory.path, plain_config, share=config.share),
+            )
             stack.callback(ranks.leave)
             purpose: str = lock
             remarks: list[str] = []
