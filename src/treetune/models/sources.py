@@ -16,9 +16,11 @@ from treetune.checksums import refuse_damaged
 from treetune.config.registrable import Registrable
 from treetune.contracts import Experiment, Finding
 from treetune.models.added_tokens import add_tokens, check_tokens, embed_tokens, missing_tokens, word_ids
+from treetune.models.characters import EOS, PAD
 from treetune.models.chat import Chat
 from treetune.models.checkpoints import resolve_policy
 from treetune.models.kernels import require_kernels
+from treetune.models.shapes import Shape, published_shape, shape_of
 from treetune.seeds import derive_seed
 from treetune.vocabulary import TextCodec
 
@@ -70,6 +72,11 @@ class ModelSource(Registrable):
 
     def require(self) -> None:
         """Raises ValueError, without importing anything heavy, if the model can't be there."""
+
+    def shape(self, alphabet: Alphabet) -> Shape | None:
+        """Its sizes, without loading it; None where they can't be known so. Raises ValueError if the model
+        can't be there."""
+        return None
 
     def load_tokenizer(self, alphabet: Alphabet) -> PreTrainedTokenizerBase:
         """With an end token and a padding token. Raises ValueError if it can't be had."""
@@ -174,6 +181,20 @@ class TinyModel(ModelSource):
                     "alphabet",
                     "add them to model.alphabet, or set it to null for the task's own",
                 )
+
+    def shape(self, alphabet: Alphabet) -> Shape:
+        characters = len(set(self.alphabet or alphabet()))
+        return Shape(
+            hidden=self.hidden_size,
+            layers=self.layers,
+            heads=self.heads,
+            kv_heads=self.heads,
+            head_dim=self.hidden_size // self.heads,
+            intermediate=self.intermediate_size,
+            vocabulary=characters + len((PAD, EOS)) + len(self.added_tokens),
+            tied=self.tie_word_embeddings,
+            source="the configuration",
+        )
 
     def load_tokenizer(self, alphabet: Alphabet) -> PreTrainedTokenizerBase:
         from treetune.models.characters import character_tokenizer
@@ -311,6 +332,12 @@ class PretrainedModel(ModelSource):
             require_kernels("torch", "model.attention 'flex_attention'", "set model.attention to 'sdpa'")
         if self.liger:
             require_kernels("liger_kernel", "model.liger", "set model.liger to false")
+
+    def shape(self, alphabet: Alphabet) -> Shape | None:
+        path = resolve_policy(self.name_or_path)
+        if not Path(path).is_dir():
+            return published_shape(path)
+        return shape_of(json.loads(Path(path, "config.json").read_text()), f"{path}/config.json")
 
     def load_tokenizer(self, alphabet: Alphabet) -> PreTrainedTokenizerBase:
         tokenizer = self._own_tokenizer()
