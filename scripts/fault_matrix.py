@@ -1,11 +1,11 @@
 """Kills a run at fifteen points, one run each, and prints what became of it.
 
-    python scripts/fault_matrix.py [--output docs/results/fault_matrix.md] [--only engine/sync …]
+    python scripts/fault_matrix.py [--output docs/results/fault_matrix.md] [--only engine/sync …] [--overlap]
 
 A point is a victim (the launcher, a rank, the server's engine process) and a phase (generation,
 credit, training, sync, commit). The same command is then given again until it ends with 0, and its
-policy weights are compared with an undisturbed run's. A server starts one to three times per point:
-allow half an hour on two cores.
+policy weights are compared with an undisturbed run's. With --overlap, iterations overlap by one
+step. A server starts one to three times per point: allow half an hour on two cores.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import platform
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
@@ -27,6 +28,7 @@ from treetune.testing.faults import Experiment, Missed, Phase, Victim  # noqa: E
 WHERE: dict[Phase, int] = {"generation": 2, "credit": 1, "training": 2, "sync": 1, "commit": 3}
 """The iteration that is struck, counted from 0; before the first checkpoint in some, after it in others."""
 TRIES = 3
+OVERLAP = "{ overlap: 'one_step', trainer+: { objective+: { importance_cap: 2 } } }"
 
 
 @dataclass(frozen=True)
@@ -47,29 +49,31 @@ class Outcome:
         )
 
 
-def strike(victim: Victim, phase: Phase, undisturbed: Experiment, base: Path) -> Outcome:
+def strike(
+    victim: Victim, phase: Phase, undisturbed: Experiment, base: Path, overrides: Sequence[str]
+) -> Outcome:
     """One point in an experiment of its own."""
     started = time.monotonic()
     command, problem = "", ""
     try:
-        experiment, code = interrupted(victim, phase, base)
+        experiment, code = interrupted(victim, phase, base, overrides)
         # The engine's death is the run's own business; the others' need the command once more.
         command = "goes on by itself" if code == 0 else f"ends with {code}, is given again"
         if (code == 0) != (victim == "engine"):
             problem = f"exit code {code}"
         if code != 0:
-            experiment.run()
+            experiment.run("run_iteration_loop", *overrides)
         experiment.assert_consistent(undisturbed)
     except (AssertionError, Missed) as error:
         problem = f"{type(error).__name__}: {str(error).splitlines()[0]}"
     return Outcome(victim, phase, command, problem, time.monotonic() - started)
 
 
-def interrupted(victim: Victim, phase: Phase, base: Path) -> tuple[Experiment, int]:
+def interrupted(victim: Victim, phase: Phase, base: Path, overrides: Sequence[str]) -> tuple[Experiment, int]:
     """A run that was struck, and its exit code. A point that passed too quickly is tried again."""
     for attempt in range(TRIES):
         experiment = Experiment(base / f"{victim}-{phase}-{attempt}")
-        running = experiment.start()
+        running = experiment.start("run_iteration_loop", *overrides)
         try:
             running.reach(phase, WHERE[phase])
         except Missed:
@@ -107,7 +111,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--output", type=Path, help="also write the table there")
     parser.add_argument("--only", nargs="+", metavar="VICTIM/PHASE", help="some of the points")
+    parser.add_argument("--overlap", action="store_true", help="sample an iteration while one is trained")
     options = parser.parse_args()
+    overrides = [OVERLAP] if options.overlap else []
     points = [(victim, phase) for victim in get_args(Victim) for phase in get_args(Phase)]
     if options.only:
         unknown = set(options.only) - {f"{victim}/{phase}" for victim, phase in points}
@@ -116,10 +122,10 @@ def main() -> int:
         points = [point for point in points if "/".join(point) in options.only]
     with tempfile.TemporaryDirectory(prefix="fault-matrix-") as folder:
         undisturbed = Experiment(Path(folder, "undisturbed"))
-        undisturbed.run()
+        undisturbed.run("run_iteration_loop", *overrides)
         outcomes = []
         for victim, phase in points:
-            outcomes.append(strike(victim, phase, undisturbed, Path(folder)))
+            outcomes.append(strike(victim, phase, undisturbed, Path(folder), overrides))
             print(outcomes[-1].row(), flush=True)
     text = table(outcomes)
     if options.output:

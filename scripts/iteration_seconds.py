@@ -1,12 +1,13 @@
-"""Seconds of an iteration of VinePPO: in two waves, pipelined, and with a cheap estimator, in paired turns.
+"""Seconds of an iteration of VinePPO: in two waves, pipelined, overlapping, and cheaper, in paired turns.
 
     python scripts/iteration_seconds.py --output docs/results
 
 Each turn carries out the same iteration by all of them, on the same weights and the same problems: sampling,
 grading, credit, one training step, weights into the engine. *Two waves* asks for continuations (K = 9) when
-all answers are there, *pipelined* with each answer as soon as it is graded, and the *cheap estimator*
-smooths over K = 3, pipelined too. The learning rate is so small that no weight moves, so that all turns
-sample alike; that the first two make the same rows, to the bit, is checked every time.
+all answers are there, *pipelined* with each answer as soon as it is graded; *one step* is pipelined, and
+samples while it trains on the answers of the turn before; the *cheap estimator* smooths over K = 3, pipelined
+too. The learning rate is so small that no weight moves, so that all turns sample alike; that the first three
+make the same rows, to the bit, is checked every time.
 
 Answers are the quickstart's, all about equally long, and those of a model that ends with the same probability
 after every token: most are short, few are six times as long. The latter once more with the server's prefix
@@ -17,6 +18,7 @@ minutes on two idle cores.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import multiprocessing
@@ -50,11 +52,12 @@ from benchmarks.setting import (  # noqa: E402
 from treetune.runtime.base import PolicyIteration  # noqa: E402
 
 CHECKPOINT = ROOT / "experiments/quickstart/sft/checkpoints/last/policy"
-KINDS = 3
-"""Of answers, as `settings` has them."""
+KINDS = ("short", "long-tailed", "cached")
+"""Of answers, in the order in which `settings` has them."""
 STILL = 1e-12
 """A learning rate at which no weight in float32 moves."""
-BEFORE, AFTER, CHEAP = "two waves, K = 9", "pipelined, K = 9", "pipelined, smoothed over K = 3"
+BEFORE, AFTER, OVERLAP = "two waves, K = 9", "pipelined, K = 9", "one step, K = 9"
+CHEAP = "pipelined, smoothed over K = 3"
 PHASES = ("generation", "credit", "training", "sync")
 COLUMNS = "| | seconds | to two waves | generation | credit | overlap | training | sync | tokens | states |"
 STATES = 4
@@ -83,13 +86,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--samples", type=int, default=8, help="of each problem (default 8)")
     parser.add_argument("--repeats", type=int, default=5, help="turns of short answers (default 5)")
     parser.add_argument("--long-repeats", type=int, default=3, help="of long-tailed ones (default 3)")
+    parser.add_argument("--only", nargs="+", choices=KINDS, default=KINDS, help="kinds of answers")
     options = parser.parse_args(arguments)
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="treetune-iterations-") as workspace:
         if not options.checkpoint:
             options.checkpoint = CHECKPOINT if CHECKPOINT.is_dir() else quick_start_model(Path(workspace))
         measured = []
-        for place in range(KINDS):
+        for place in (KINDS.index(kind) for kind in options.only):
             # DeepSpeed is begun once in a process.
             with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
                 measured.append(process.submit(measure, place, options, workspace).result())
@@ -143,6 +147,7 @@ def settings(options: argparse.Namespace, workspace: str) -> Iterator[Answers]:
 def measure(place: int, options: argparse.Namespace, workspace: str) -> dict[str, Any]:
     """All sides in turn, in one session with one engine, on the answers at this place of `settings`."""
     from treetune.episode_generators.values.smoothed import Smoothed
+    from treetune.runtime.lookahead import Lookahead
     from treetune.runtime.policy_server import PolicyServer
     from treetune.runtime.sampler import Sampler
     from treetune.runtime.session import Session
@@ -154,21 +159,31 @@ def measure(place: int, options: argparse.Namespace, workspace: str) -> dict[str
     credits = {
         BEFORE: replace(credit, pipelined=False),
         AFTER: credit,
+        OVERLAP: credit,
         CHEAP: replace(credit, samples=3, values=Smoothed()),
     }
     with (
         Session.open(answers.config, {}) as session,
         PolicyServer.start(session, trains=True) as server,
         Sampler.open(session, server) as sampler,
+        contextlib.ExitStack() as stack,
     ):
         trainer = make_trainer(session)
         server.ready()
         found: dict[str, list[dict[str, Any]]] = {name: [] for name in credits}
+        session.config = replace(answers.config, credit=credit, overlap="one_step")
+        overlapping = stack.enter_context(Lookahead.open(sampler))
+        trained: list[Any] = []
 
         def side(name: str) -> Callable[[int], float]:
             def work(turn: int) -> float:
-                session.config = replace(answers.config, credit=credits[name])
-                one = _iteration(sampler, trainer, turn, sum(map(len, found.values())) + 1)
+                version = sum(map(len, found.values())) + 1
+                overlap: Any = "one_step" if name == OVERLAP else "none"
+                session.config = replace(answers.config, credit=credits[name], overlap=overlap)
+                if name == OVERLAP:
+                    one = _overlapping(overlapping, sampler, trainer, turn, version, trained)
+                else:
+                    one = _iteration(sampler, trainer, turn, version)
                 found[name].append(one)
                 return one["seconds"]
 
@@ -176,9 +191,9 @@ def measure(place: int, options: argparse.Namespace, workspace: str) -> dict[str
 
         in_turns({name: side(name) for name in credits}, answers.repeats)
         hit_rate = _hit_rate(server) if answers.cached else None
-    for before, after in zip(found[BEFORE], found[AFTER], strict=True):
-        if before["rows"] != after["rows"]:
-            raise SystemExit(f"{answers.name}: pipelined made other rows than two waves")
+    for before, *others in zip(found[BEFORE], found[AFTER], found[OVERLAP], strict=True):
+        if any(one["rows"] != before["rows"] for one in others):
+            raise SystemExit(f"{answers.name}: pipelined, or overlapping, made other rows than two waves")
     sides = {name: _side(turns[1:], found[BEFORE][1:]) for name, turns in found.items()}
     lengths = found[BEFORE][-1]["lengths"]
     return {
@@ -223,16 +238,49 @@ def _iteration(sampler: Any, trainer: Any, turn: int, version: int) -> dict[str,
     with clock.phase("sync"):
         sampler.server.offer(trainer, version)
         sampler.server.ready()
+    seconds = time.perf_counter() - start
+    return _told(
+        seconds, clock, episodes, metrics, clock.tokens, metrics.get("credit/value_overlap_seconds", 0.0)
+    )
+
+
+def _overlapping(
+    lookahead: Any, sampler: Any, trainer: Any, turn: int, version: int, trained: list[Any]
+) -> dict[str, Any]:
+    """As the loop runs one with an overlap of one step: samples this turn's answers, and trains on those of
+    the turn before, which are `trained`."""
+    from treetune.runtime.clock import Clock
+
+    shutil.rmtree(sampler.session.directory.iteration(turn), ignore_errors=True)
+    clock, before = Clock(), sampler.server.engine.tokens
+    start = time.perf_counter()
+    with lookahead.generating(turn, clock):
+        if trained:
+            with clock.phase("training"):
+                trainer.train(turn - 1, trained)
+    with clock.phase("sync"):
+        sampler.server.offer(trainer, version)
+        sampler.server.ready()
+    seconds = time.perf_counter() - start
+    trained[:], metrics = lookahead.generated(turn, clock)
+    sampled = metrics["overlap/generation_seconds"] + metrics["overlap/credit_seconds"]
+    tokens = {"all": sampler.server.engine.tokens - before}
+    return _told(seconds, clock, trained, metrics, tokens, sampled - clock.seconds["generation"])
+
+
+def _told(
+    seconds: float, clock: Any, episodes: Sequence[Any], metrics: Any, tokens: dict[str, int], overlap: float
+) -> dict[str, Any]:
     rows = hashlib.sha256()
     for one in episodes:
         rows.update(one.response_ids.tobytes() + one.advantages.tobytes() + one.behaviour_logprobs.tobytes())
     return {
-        "seconds": time.perf_counter() - start,
+        "seconds": seconds,
         "rows": rows.hexdigest(),
         "lengths": [len(one.response_ids) for one in episodes],
-        "tokens": dict(clock.tokens),
+        "tokens": dict(tokens),
         "states": metrics["credit/value_states"],
-        "overlap": metrics.get("credit/value_overlap_seconds", 0.0),
+        "overlap": overlap,
         **{phase: clock.seconds[phase] for phase in PHASES},
     }
 
@@ -256,7 +304,9 @@ def page(report: dict[str, Any]) -> str:
         f"`python scripts/iteration_seconds.py --output docs/results`, {report['seconds'] / 60:.0f} minutes"
         f" on {report['cores']} cores of {report['processor']}. Medians over turns; a ratio is that of one"
         " turn to two waves in the same turn. Generation lasts until the last answer is there, and credit"
-        " goes on from then; overlap is the part of generation in which continuations were sampled too.",
+        " goes on from then; overlap is the part of generation in which continuations were sampled too. With"
+        " one step, generation is what training didn't hide of the next answers and their credit, and overlap"
+        " what it hid.",
     ]
     for one in report["measured"]:
         lengths = one["lengths"]
@@ -285,9 +335,12 @@ def _cache(one: dict[str, Any], report: dict[str, Any]) -> str:
     """What is to be said of a prefix cache."""
     if one["hit_rate"] is None:
         return ""
-    (without,) = [other for other in report["measured"] if other["name"] == "long-tailed"]
-    word = "those without it" if without["rows"] == one["rows"] else "not those without it"
-    return f" {one['hit_rate']:.0%} of prompt tokens were in the cache; rows are {word} to the bit."
+    said = f" {one['hit_rate']:.0%} of prompt tokens were in the cache"
+    for other in report["measured"]:
+        if other["name"] == "long-tailed":
+            word = "those without it" if other["rows"] == one["rows"] else "not those without it"
+            said += f"; rows are {word} to the bit"
+    return said + "."
 
 
 def _object(keys: dict[str, Any]) -> str:

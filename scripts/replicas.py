@@ -2,16 +2,18 @@
 
     python scripts/replicas.py --output docs/results
 
-Five servers of one model are started: four with one thread, and one with as many as there are cores. Engines
-of one, two and four of the former and one of the latter answer the same requests in turns, so that load from
-elsewhere hits all alike. Token ids and log-probs are compared to the bit. Then a server of two is killed with
-SIGKILL while it samples. Two models of random weights: of the quickstart's size, whose steps are short, and a
-larger one, whose steps are arithmetic. Takes about ten minutes on two idle cores.
+Four servers of one model are started, with one thread each. Engines of one, two and all four of them answer
+the same requests in turns, so that load from elsewhere hits all alike. Token ids and log-probs are compared
+to the bit. Then a server of two is killed with SIGKILL while it samples. Then the same with one and two of
+them beside one server that has as many threads as there are cores. Two models of random weights: of the
+quickstart's size, whose steps are short, and a larger one, whose steps are arithmetic. Takes about ten
+minutes on two idle cores.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -19,8 +21,8 @@ import random
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -41,11 +43,12 @@ from treetune.inference.server import Server, servers_of  # noqa: E402
 from treetune.inference.settings import VllmSettings  # noqa: E402
 from treetune.models.export import write_for_engine  # noqa: E402
 from treetune.models.sources import TinyModel  # noqa: E402
+from treetune.vocabulary import token_array  # noqa: E402
 
 ALPHABET = "0123456789+=#\n abcdefghijklmnopqrstuvwxyz"
 CONTEXT = 256
-MOST = 4
-"""Servers of the largest engine."""
+COUNTS = 1, 2, 4
+"""Servers of the engines that are compared."""
 
 
 @dataclass(frozen=True)
@@ -54,15 +57,18 @@ class Model:
     source: TinyModel
     requests: int
     max_tokens: int
+    blocks: int
+    """Of a server's cache, so that four fit into a small machine."""
 
 
 MODELS = (
-    Model("0.9 million parameters", TinyModel(context_length=CONTEXT), 96, 96),
+    Model("0.9 million parameters", TinyModel(context_length=CONTEXT), 64, 64, 1024),
     Model(
         "19 million parameters",
         TinyModel(layers=6, hidden_size=512, heads=8, intermediate_size=1408, context_length=CONTEXT),
-        48,
-        48,
+        32,
+        32,
+        400,
     ),
 )
 
@@ -73,9 +79,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--output", type=Path, help="folder for replicas.md and .json")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--models", type=int, default=len(MODELS), help="so many of the models")
     options = parser.parse_args(arguments)
     cores = len(os.sched_getaffinity(0))
-    found = [measure(model, cores, options.repeats) for model in MODELS]
+    found = [measure(model, cores, options.repeats) for model in MODELS[: options.models]]
     about = {
         "processor": processor(),
         "cores": cores,
@@ -91,55 +98,104 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measure(model: Model, cores: int, repeats: int) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder, engines_of(model, cores, Path(folder)) as engines:
-        asked = requests(model)
-        answers: dict[str, list[list[Completion]]] = {}
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
+        folder = Path(name)
+        weights = write_weights(model, folder / "weights")
+        asked, most = requests(model), max(COUNTS)
+        single = start(model, weights, folder / "server.log", most, 1)
+        stack.callback(end, single)
+        engines = {f"{n} server{'s' * (n > 1)}": engine(single[:n]) for n in COUNTS}
+        replicas, first = compare(engines, asked, repeats)
+        killed = kill_one(engines["2 servers"], asked, first, folder / "journal.jsonl")
+        threads = None
+        if cores > 1:
+            end(single[2:])
+            threaded = start(model, weights, folder / "threaded.log", 1, cores)
+            stack.callback(end, threaded)
+            del engines[f"{most} servers"]
+            threads, _ = compare({**engines, f"1 server, {cores} threads": engine(threaded)}, asked, repeats)
+    return {
+        "name": model.name,
+        "requests": len(asked),
+        "tokens": sum(len(one.token_ids) for completions in first for one in completions),
+        "replicas": replicas,
+        "threads": threads,
+        "killed": killed,
+    }
 
-        def side(name: str) -> Any:
-            return timed(lambda turn: answers.__setitem__(name, engines[name].generate(asked)))
 
-        seconds = in_turns({name: side(name) for name in engines}, repeats)
-        first = answers["1 server"]
-        tokens = sum(len(one.token_ids) for completions in first for one in completions)
-        sides = {
-            name: {
-                "seconds": median(its),
-                "to_one": median([a / b for a, b in zip(seconds["1 server"], its, strict=True)]),
-                "same_tokens": same(first, answers[name], "token_ids"),
-                "same_logprobs": same(first, answers[name], "logprobs"),
-                "raw": its,
-            }
-            for name, its in seconds.items()
+def compare(
+    engines: dict[str, VllmEngine], asked: list[Request], repeats: int
+) -> tuple[dict[str, Any], list[list[Completion]]]:
+    """What each engine takes for the same requests, in turns, and whether its answers are the first one's."""
+    answers: dict[str, list[list[Completion]]] = {}
+
+    computing: dict[str, list[tuple[float, float]]] = {name: [] for name in engines}
+
+    def side(name: str) -> Any:
+        def work(turn: int) -> None:
+            before = computed(engines[name])
+            answers[name] = engines[name].generate(asked)
+            after = computed(engines[name])
+            computing[name].append((after[0] - before[0], after[1] - before[1]))
+
+        return timed(work)
+
+    seconds = in_turns({name: side(name) for name in engines}, repeats)
+    base, *_ = engines
+    sides = {
+        name: {
+            "seconds": median(its),
+            "to_one": median([a / b for a, b in zip(seconds[base], its, strict=True)]),
+            "same_tokens": same(answers[base], answers[name], "token_ids"),
+            "same_logprobs": same(answers[base], answers[name], "logprobs"),
+            "cores_cpu": median(core for core, _ in computing[name]),
+            "others_cpu": median(others for _, others in computing[name]),
+            "raw": its,
         }
-        killed = kill_one(engines["2 servers"], asked, first, Path(folder) / "journal.jsonl")
-    return {"name": model.name, "requests": len(asked), "tokens": tokens, "sides": sides, "killed": killed}
+        for name, its in seconds.items()
+    }
+    return sides, answers[base]
 
 
-@contextmanager
-def engines_of(model: Model, cores: int, folder: Path) -> Iterator[dict[str, VllmEngine]]:
-    """Engines of the same servers, by what they are: none of them is closed by itself."""
+def computed(engine: VllmEngine) -> tuple[float, float]:
+    """CPU seconds so far: of the processes that compute, and of their HTTP sides and this process."""
+    cores, others = 0.0, time.process_time()
+    for one in engine._replicas:
+        server, core = processes(one.server.ready().url)
+        cores += cpu_seconds(core)
+        others += cpu_seconds(server)
+    return cores, others
+
+
+def cpu_seconds(pid: int) -> float:
+    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+def write_weights(model: Model, folder: Path) -> Path:
     loaded = model.source.load_model(0, lambda: ALPHABET)
-    weights = folder / "weights"
     tokenizer = model.source.load_tokenizer(lambda: ALPHABET)
-    write_for_engine(dict(loaded.named_parameters()), loaded.config, tokenizer, weights)
-    single = start(VllmSettings(replicas=MOST, omp_threads=1), weights, folder / "server.log")
-    threaded = start(VllmSettings(replicas=1, omp_threads=cores), weights, folder / "threaded.log")
-    for one in (*single, *threaded):
-        one.ready()
-    engines = {f"{n} server{'s' * (n > 1)}": engine(single[:n]) for n in (1, 2, MOST)}
-    engines[f"1 server, {cores} threads"] = engine(threaded)
-    try:
-        yield engines
-    finally:
-        for one in (*single, *threaded):
-            one.begin_to_close()
-        for one in engines.values():
-            one.close()
+    write_for_engine(dict(loaded.named_parameters()), loaded.config, tokenizer, folder)
+    return folder
 
 
-def start(settings: VllmSettings, weights: Path, log: Path) -> list[Server]:
+def start(model: Model, weights: Path, log: Path, replicas: int, threads: int) -> list[Server]:
+    """Servers of that many threads each, when all are there."""
+    blocks = ("--num-gpu-blocks-override", str(model.blocks))
+    settings = VllmSettings(replicas=replicas, omp_threads=threads, extra_arguments=blocks)
     launch = Launch(settings=settings, context_length=CONTEXT, seed=0, rank=0, world_size=1, device="cpu")
-    return servers_of(launch, weights, log, None)
+    servers = servers_of(launch, weights, log, None)
+    for one in servers:
+        one.ready()
+    return servers
+
+
+def end(servers: Sequence[Server]) -> None:
+    for one in servers:
+        one.begin_to_close()
+    for one in servers:
+        one.close()
 
 
 def engine(servers: Sequence[Server]) -> VllmEngine:
@@ -151,7 +207,7 @@ def requests(model: Model) -> list[Request]:
     draws = random.Random(0)
     return [
         Request(
-            tuple(draws.randrange(4, 40) for _ in range(24)),
+            token_array([draws.randrange(4, 40) for _ in range(24)]),
             draws.randrange(1 << 48),
             4,
             SamplingParams(draws.choice((model.max_tokens // 4, model.max_tokens // 2, model.max_tokens))),
@@ -173,7 +229,7 @@ def kill_one(
     """One of the engine's servers is killed after a tenth of the answers."""
     engine.wait_ready()
     reported: list[int] = []
-    victim = engine_core(engine._replicas[0].server.ready().url)
+    _, victim = processes(engine._replicas[0].server.ready().url)
     restarts = engine.restarts
 
     def on_result(index: int, completions: list[Completion]) -> None:
@@ -194,12 +250,12 @@ def kill_one(
     }
 
 
-def engine_core(url: str) -> int:
-    """The process that computes for the server there."""
+def processes(url: str) -> tuple[int, int]:
+    """The server there, and the process that computes for it."""
     port = url.rpartition(":")[2].encode()
     (server,) = [pid for pid in descendants(os.getpid()) if b"--port\0" + port + b"\0" in title(pid)][-1:]
     (core,) = [pid for pid in descendants(server) if title(pid).startswith(b"VLLM::EngineCore")]
-    return core
+    return server, core
 
 
 def title(pid: int) -> bytes:
@@ -229,12 +285,14 @@ def page(about: dict[str, Any]) -> str:
         lines += [
             f"## {model['name'].capitalize()}: {model['requests']} requests, {model['tokens']:,} tokens",
             "",
-            "| engine | seconds | speed to 1 server, 1 thread | same tokens | same log-probs, to the bit |",
-            "|---|---|---|---|---|",
+            "| engine | seconds | speed to 1 server, 1 thread | CPU seconds: computing | HTTP, client |"
+            " same tokens | same log-probs, to the bit |",
+            "|---|---|---|---|---|---|---|",
+            *rows(model["replicas"]),
             *(
-                f"| {name} | {side['seconds']:.2f} | {side['to_one']:.2f} | {words(side['same_tokens'])} |"
-                f" {words(side['same_logprobs'])} |"
-                for name, side in model["sides"].items()
+                ["| *in a second comparison* | | | | | | |", *rows(model["threads"])]
+                if model["threads"]
+                else []
             ),
             "",
             f"One of two servers killed with `kill -9` after a tenth of the answers: same tokens"
@@ -245,6 +303,15 @@ def page(about: dict[str, Any]) -> str:
             "",
         ]
     return "\n".join(lines)
+
+
+def rows(sides: dict[str, Any]) -> list[str]:
+    return [
+        f"| {name} | {side['seconds']:.2f} | {side['to_one']:.2f} | {side['cores_cpu']:.2f} |"
+        f" {side['others_cpu']:.2f} | {words(side['same_tokens'])} |"
+        f" {words(side['same_logprobs'])} |"
+        for name, side in sides.items()
+    ]
 
 
 def words(is_so: bool) -> str:

@@ -1,3 +1,3 @@
 // How many tokens an answer may have, whatever goes around the rollout that samples it.
-local longest(rollout) = if rollout.type == 'until_mixed' then longest(rollout.rollout) else rollout.max_tokens;
+local longest(rollout) = if std.member(['until_mixed', 'partial'], rollout.type) then longest(rollout.rollout) else rollout.max_tokens;
 longest

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,6 +40,34 @@ def whole_file(
         beside.unlink(missing_ok=True)
     if durable:
         sync(path.parent)
+
+
+def own_folder(path: Path, *, share: bool = False) -> None:
+    """A folder that nobody but its owner can look into, whatever lies there; with `share`, whoever the umask
+    lets. One that is there already, and is this user's, is made so."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    allowed = 0o777 if share else 0o700
+    try:
+        path.mkdir(mode=allowed)
+    except FileExistsError:
+        now = path.stat()
+        mask = os.umask(0o077)
+        os.umask(mask)
+        wanted = allowed & ~mask
+        if now.st_uid == os.geteuid() and stat.S_IMODE(now.st_mode) & 0o777 != wanted:
+            path.chmod(wanted)
+
+
+def new_own_folder(path: Path) -> None:
+    """One that nobody but its owner can look into. Raises ValueError where something is there already: anyone
+    may have put it into a folder such as /dev/shm."""
+    try:
+        path.mkdir(mode=0o700, parents=True)
+    except FileExistsError as error:
+        raise ValueError(
+            f"{path} is there already, of user {path.lstat().st_uid}, and could not be deleted: have it"
+            " deleted, or give the experiment another name (APP_EXPERIMENT_NAME)"
+        ) from error
 
 
 def write_text(path: Path, text: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
+from tests.episode_generators.tabular_mdp import as_read
 from tests.episode_generators.threads import CODEC, decode, encode
 from treetune.inference.base import Completion, Engine, OnResult, Request
 
@@ -31,7 +32,7 @@ class ScriptedEngine(Engine):
         while waiting:
             index, request = waiting.pop(self._order.randrange(len(waiting)))
             self.requests.append(request)
-            results[index] = [self._completion(request)]
+            results[index] = as_read(request, [self._completion(request)])
             asked = tuple(request.prompt_ids.tolist()), request.seed
             self.answered[asked] = tuple(results[index][0].token_ids.tolist())
             further = on_result(index, results[index]) if on_result is not None else None

@@ -12,7 +12,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, TypeVar
 
@@ -144,7 +144,7 @@ class TabularEngine(Engine):
         while wave:
             self.requests += wave
             order = list(range(len(results), len(results) + len(wave)))
-            results += [self._completions(request) for request in wave]
+            results += [as_read(request, self._completions(request)) for request in wave]
             random.Random(0).shuffle(order)
             wave = [
                 further
@@ -186,6 +186,11 @@ def response_part(prompt_ids: Any) -> Ids:
 
 def budget(request: Request) -> int:
     return len(response_part(request.prompt_ids)) + request.sampling.max_tokens
+
+
+def as_read(request: Request, completions: list[Completion]) -> list[Completion]:
+    """Without log-probs where the request asks for none."""
+    return completions if request.reads_logprobs else [replace(one, logprobs=None) for one in completions]
 
 
 def completion(token_ids: Ids) -> Completion:

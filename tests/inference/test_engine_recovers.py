@@ -320,3 +320,10 @@ def test_closing_while_the_server_starts_ends_it(stub: Stub, tmp_path: Path) -> 
     stub.order("never-listens")
     stub.start().close()
     assert set(below(os.getpid())) <= before
+
+
+def test_log_probs_that_nobody_reads_are_not_asked_for_and_change_no_token(stub: Stub) -> None:
+    engine = stub.start()
+    read, unread = engine.generate([request(1), replace(request(1), reads_logprobs=False)])
+    assert [one.logprobs for one in unread] == [None, None]
+    assert [replace(one, logprobs=None) for one in read] == unread

@@ -14,6 +14,8 @@ import pytest
 from tests.columns import plain
 from tests.runtime.in_process import FakeSettings, directory_of, raises_after, small, train
 from treetune.episode_generators.credit.monte_carlo import MonteCarlo
+from treetune.episode_generators.rollout.partial import PartialAnswers
+from treetune.episode_generators.rollout.single_turn import SingleTurn
 from treetune.episode_generators.storage import read_episodes, read_trajectories
 from treetune.inference.base import EngineError
 from treetune.runtime import loop
@@ -22,6 +24,7 @@ from treetune.runtime.directory import ExperimentDirectory
 from treetune.trainers.base import Trainer
 from treetune.trainers.core import PolicyTrainer
 from treetune.trainers.objectives.ppo import ClippedPolicyGradient
+from treetune.vocabulary import Trajectory
 
 ITERATIONS = 4
 STORED: dict[str, Any] = {"overlap": "one_step"}
@@ -55,6 +58,11 @@ def made(directory: ExperimentDirectory) -> tuple[Any, ...]:
         [read_episodes(directory.iteration(i) / "episodes.arrow") for i in range(ITERATIONS)],
         metrics,
     )
+
+
+def answers(base: Path) -> list[list[Trajectory]]:
+    paths = sorted(base.glob("small/iterations/*/trajectories.arrow"))
+    return [read_trajectories(path) for path in paths]
 
 
 def sampled(config: PolicyIteration) -> Counter[Any]:
@@ -134,6 +142,28 @@ def test_a_run_that_ends_in_training_goes_on_to_the_same_bits(
     assert not [one for one in threading.enumerate() if one.name == "lookahead"]
     again = overlapping(tmp_path / "killed", **keeping)
     assert made(train(again, **STORED)) == expected
+
+
+@pytest.mark.parametrize("overlap", ["none", "one_step"])
+def test_answers_that_take_several_iterations_go_on_to_the_same_bits(
+    overlap: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partial = {
+        "rollout": PartialAnswers(rollout=SingleTurn(samples=2, max_tokens=12), tokens_per_iteration=4)
+    }
+    given, stored = partial | {"overlap": overlap}, {"overlap": overlap}
+    expected = made(train(overlapping(tmp_path / "whole", **given), **stored))
+    segments = [len(one.segments) for part in answers(tmp_path / "whole") for one in part]
+    assert set(segments) == {1, 2, 3}
+    killed = overlapping(tmp_path / "killed", **given)
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            PolicyTrainer, "stretches", raises_after(PolicyTrainer.stretches, 2, RuntimeError("struck"))
+        )
+        with pytest.raises(RuntimeError, match="struck"):
+            train(killed, **stored)
+    again = overlapping(tmp_path / "killed", **given)
+    assert made(train(again, **stored)) == expected
 
 
 def test_a_run_that_is_made_longer_says_that_it_begins_with_the_newest_weights(tmp_path: Path) -> None:

@@ -141,6 +141,7 @@ class ActionRanking(OfCheckpoints):
                     max_tokens=token_budget(context, state.trajectory.prompt_ids, sampling.max_tokens)
                     - state.start,
                 ),
+                reads_logprobs=False,
             )
             for state in states
             for sampling in [context.task.of(state.trajectory.problem).sampling(context.sampling)]

@@ -305,7 +305,7 @@ def _sample(row: list[Any]) -> dict[str, Any]:
     one = completion_of(*row)
     return {
         "token_ids": one.token_ids.tolist(),
-        "logprobs": one.logprobs.tolist(),
+        "logprobs": None if one.logprobs is None else one.logprobs.tolist(),
         "finish_reason": one.finish_reason,
         "policy_version": one.policy_version,
         "written": row[:2],

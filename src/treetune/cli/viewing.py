@@ -1,4 +1,4 @@
-"""The command that shows experiments in a browser."""
+"""Commands that show experiments: in a browser, and in a terminal."""
 
 from __future__ import annotations
 
@@ -13,6 +13,14 @@ def view(options: argparse.Namespace) -> int:
     from treetune.viewer.serve import serve
 
     serve([Path(folder) for folder in options.folders] or [Path("experiments")], say, options.port)
+    return 0
+
+
+def watch(options: argparse.Namespace) -> int:
+    from treetune.viewer.terminal.screen import watch
+
+    folders = [Path(folder) for folder in options.folders] or [Path("experiments")]
+    watch(folders, name=options.run, metrics=options.metric or (), once=options.once)
     return 0
 
 
@@ -33,6 +41,31 @@ COMMANDS = (
             Argument(
                 "--port", {"type": int, "metavar": "N", "help": "default: 6680, or the next that is free"}
             ),
+        ),
+    ),
+    Command(
+        "watch",
+        watch,
+        "how experiments stand, in a terminal; one of them closely",
+        "Shows all experiments below the folders, and of one its curves, its time by phase, what happened and"
+        " a few answers; again every two seconds, while runs go on, are killed and resumed. ? shows the keys."
+        " It reads and changes nothing.",
+        (
+            "treetune watch experiments",
+            "treetune watch experiments --run quickstart/vineppo --metric train/kl --metric train/entropy",
+            "treetune watch experiments --once | head",
+        ),
+        (
+            Argument(
+                "folders",
+                {"nargs": "*", "metavar": "FOLDER", "help": "of experiments; default: experiments"},
+            ),
+            Argument("--run", {"metavar": "NAME", "help": "open this experiment, as the list names it"}),
+            Argument(
+                "--metric",
+                {"action": "append", "metavar": "NAME", "help": "curves of these alone; repeatable"},
+            ),
+            Argument("--once", {"action": "store_true", "help": "print one page and end"}),
         ),
     ),
 )

@@ -46,6 +46,13 @@ class GenerationContext:
     to have (its own says nothing yet), within what its engine calls back. None: nobody wants to know, and
     answers to a problem may as well come together. `begun` are the states that were gone on from meanwhile,
     each on the rank of its answer. None: credit begins when all answers are there.
+
+    A rollout that `carries` is given what it `carried` over from the iteration before, of all ranks in rank
+    order, and hands what this rank carries over to `carry`, before its run is over.
+
+    `reads_logprobs` says whether anybody reads the engine's log-probs of answers: training does; whoever only
+    grades them (evaluation, values) doesn't, and the engine is not asked for any. A rollout that reads them
+    itself asks for them all the same.
     """
 
     task: Task
@@ -70,6 +77,9 @@ class GenerationContext:
     on_answer: Callable[[Trajectory, Future[Grade]], None] | None = None
     begun: Mapping[Any, Any] | None = None
     critic: Critic | None = None
+    carried: Sequence[Trajectory] = ()
+    carry: Callable[[Sequence[Trajectory]], None] = lambda answers: None
+    reads_logprobs: bool = True
 
 
 class Rollout(Registrable):
@@ -80,6 +90,8 @@ class Rollout(Registrable):
     unfinished_reward: float | None = 0.0
     max_prompt_tokens: int | None = None
     """Problems with longer prompts are not trained on. None: there must not be any."""
+    carries: bool = False
+    """Whether it keeps answers from one iteration to the next."""
 
     @property
     def needs_engine(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -45,13 +45,14 @@ ANSWERS, CONTINUATIONS = 0, 1
 @dataclass(frozen=True, eq=False)
 class Request(Columnar):
     """`n` samples from one prompt. Sample i is drawn with ``seed + i`` and depends on nothing else: not on
-    the `priority`, which says what is sampled first."""
+    the `priority`, which says what is sampled first, nor on whether somebody `reads_logprobs`."""
 
     prompt_ids: TokenIds
     seed: int
     n: int
     sampling: SamplingParams
     priority: int = field(default=ANSWERS, compare=False)
+    reads_logprobs: bool = True
 
     def __post_init__(self) -> None:
         self._set("prompt_ids", token_array(self.prompt_ids))
@@ -59,18 +60,20 @@ class Request(Columnar):
 
 @dataclass(frozen=True, eq=False)
 class Completion(Columnar):
-    """One sample: its ids (the end token included), their log-probs, who sampled them, and the seconds
-    from asking to having it (with all other samples of its request), which no two runs share."""
+    """One sample: its ids (the end token included), their log-probs where somebody reads them, who sampled
+    them, and the seconds from asking to having it (with all other samples of its request), which no two runs
+    share."""
 
     token_ids: TokenIds
-    logprobs: Column
+    logprobs: Column | None
     finish_reason: FinishReason
     policy_version: int
     seconds: float = field(default=0.0, compare=False)
 
     def __post_init__(self) -> None:
         self._set("token_ids", token_array(self.token_ids))
-        self._set("logprobs", logprob_array(self.logprobs))
+        if self.logprobs is not None:
+            self._set("logprobs", logprob_array(self.logprobs))
 
     def segment(self, branch: Branch = ()) -> Segment:
         """What it adds to an answer."""
@@ -133,6 +136,22 @@ class SyncReport:
     parts: dict[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, eq=False)
+class Chunk:
+    """Some of a version's weights on their way into the engine, in the order of the model.
+
+    `path` holds them in safetensors format, `digest` is its content's, and `number` counts from 0 to the
+    `last` one. `tensors` are the same weights by name on this rank's device, where the way needs them there;
+    nobody else has them, and they may be kept until the chunk after the next is asked for.
+    """
+
+    path: Path
+    number: int
+    last: bool
+    digest: str
+    tensors: Mapping[str, Any] = field(default_factory=dict)
+
+
 class Engine:
     """A running (or starting) engine. Not thread-safe but for `close`.
 
@@ -169,10 +188,20 @@ class Engine:
         """
         raise NotImplementedError
 
-    def load(self, directory: Path, version: int, canary: Canary | None = None) -> SyncReport:
+    def load(
+        self,
+        directory: Path,
+        version: int,
+        canary: Canary | None = None,
+        chunks: Iterable[Chunk] | None = None,
+    ) -> SyncReport:
         """Puts the weights in `directory` into the live server, drops its prefix cache, and
         compares log-probs with the trainer's. A failure restarts the server on those weights and
         tries once more; then EngineError. Collective: every rank calls it, rank 0's server loads.
+
+        `chunks` are those weights as they are written there: the server is given each as soon as it is made.
+        Making them may be collective, so that every rank goes through them to the end; there the directory is
+        whole. None: it is whole already.
         """
         raise NotImplementedError
 

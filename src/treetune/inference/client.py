@@ -74,12 +74,12 @@ def payload(part: RequestPart, version: int, end_ids: Sequence[int] = ()) -> dic
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
         "priority": part.request.priority,
-        "logprobs": 0,
         "return_token_ids": True,
-        "return_tokens_as_token_ids": True,
         # Cached prefixes of other weights can't be met under another salt.
         "cache_salt": f"version-{version}",
     }
+    if part.request.reads_logprobs:
+        body |= {"logprobs": 0, "return_tokens_as_token_ids": True}
     if end_ids or sampling.stop_ids:
         body["stop_token_ids"] = [*end_ids, *sampling.stop_ids]
     if sampling.stop:
@@ -87,8 +87,11 @@ def payload(part: RequestPart, version: int, end_ids: Sequence[int] = ()) -> dic
     return body
 
 
-def completions_of(answer: Mapping[str, Any], n: int, version: int, seconds: float = 0.0) -> list[Completion]:
-    """The `n` samples in an answer, in their order. Raises ServerFailure if anything is missing."""
+def completions_of(
+    answer: Mapping[str, Any], part: RequestPart, version: int, seconds: float = 0.0
+) -> list[Completion]:
+    """A part's samples in an answer, in their order. Raises ServerFailure if anything is missing."""
+    n, read = part.n, part.request.reads_logprobs
     choices = sorted(answer.get("choices", ()), key=lambda choice: choice["index"])
     if len(choices) != n:
         raise ServerFailure(f"asked for {n} samples, got {len(choices)}")
@@ -97,11 +100,14 @@ def completions_of(answer: Mapping[str, Any], n: int, version: int, seconds: flo
         ids = choice.get("token_ids") or ()
         logprobs = (choice.get("logprobs") or {}).get("token_logprobs") or ()
         reason = choice.get("finish_reason")
-        if reason not in ("stop", "length") or not ids or len(ids) != len(logprobs) or None in logprobs:
+        known = not read or (len(ids) == len(logprobs) and None not in logprobs)
+        if reason not in ("stop", "length") or not ids or not known:
             raise ServerFailure(
                 f"a sample has {len(ids)} token ids, {len(logprobs)} log-probs, finish_reason {reason!r}"
             )
-        found.append(Completion(token_array(ids), logprob_array(logprobs), reason, version, seconds))
+        found.append(
+            Completion(token_array(ids), logprob_array(logprobs) if read else None, reason, version, seconds)
+        )
     return found
 
 
@@ -130,14 +136,14 @@ class Client:
         """One request; an answer that isn't a JSON object comes under ``answer``.
 
         Raises ServerFailure on anything but a good answer within `timeout` s."""
-        return self._run(self.ask(address, path, body, timeout, answers), timeout + 10.0)
+        return self.run(self.ask(address, path, body, timeout, answers), timeout + 10.0)
 
     def close(self) -> None:
         """Ends the thread. Safe to call twice."""
         if self._loop.is_closed():
             return
         with contextlib.suppress(ServerFailure, RuntimeError):  # on the way out; the sockets end with us
-            self._run(self._close_session(), 5.0)
+            self.run(self._close_session(), 5.0)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=5.0)
         if not self._thread.is_alive():
@@ -155,7 +161,7 @@ class Client:
         """To be called in the client's thread."""
         return self._loop.create_task(work)
 
-    def _run(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
+    def run(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result(timeout)

@@ -143,15 +143,23 @@ class JournaledEngine(EngineAround):
 def request_key(request: Request, version: int) -> str:
     """What makes two requests have the same answer."""
     asked = (request.prompt_ids.tolist(), request.seed, request.n, dataclasses.astuple(request.sampling))
-    text = json.dumps([asked, version], separators=(",", ":"))
+    unread = [] if request.reads_logprobs else ["without log-probs"]
+    text = json.dumps([asked, version, *unread], separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def journal_line(key: str, completions: Sequence[Completion]) -> str:
     """One finished request: of each sample the bytes of its ids (int32) and log-probs (float32, or float64
-    where they are twice as long), little-endian in base64, then the rest as JSON has it."""
+    where they are twice as long; null where nobody reads them), little-endian in base64, then the rest as
+    JSON has it."""
     rows = [
-        (_text(c.token_ids), _text(c.logprobs), c.finish_reason, c.policy_version, c.seconds)
+        (
+            _text(c.token_ids),
+            None if c.logprobs is None else _text(c.logprobs),
+            c.finish_reason,
+            c.policy_version,
+            c.seconds,
+        )
         for c in completions
     ]
     return sealed_line(json.dumps([key, rows], separators=(",", ":")))
@@ -194,9 +202,11 @@ def completion_of(token_ids: Any, logprobs: Any, *rest: Any) -> Completion:
     import numpy as np
 
     if isinstance(token_ids, str):
-        ids, numbers = base64.b64decode(token_ids), base64.b64decode(logprobs)
-        kind = "<f8" if len(numbers) == 2 * len(ids) else "<f4"
-        token_ids, logprobs = np.frombuffer(ids, "<i4"), np.frombuffer(numbers, kind)
+        ids = base64.b64decode(token_ids)
+        token_ids = np.frombuffer(ids, "<i4")
+        if logprobs is not None:
+            numbers = base64.b64decode(logprobs)
+            logprobs = np.frombuffer(numbers, "<f8" if len(numbers) == 2 * len(ids) else "<f4")
     return Completion(token_ids, logprobs, *rest)
 
 

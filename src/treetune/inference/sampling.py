@@ -182,7 +182,7 @@ class Sampling:
             body = payload(part, self._version, self._client.end_ids)
             answer = await self._client.ask(place.address, "/v1/completions", body, self._timeout)
             seconds = time.monotonic() - begun
-            completions = completions_of(answer, part.n, self._version, seconds)
+            completions = completions_of(answer, part, self._version, seconds)
         except ServerFailure as failure:
             self._lose(place, str(failure))
             return

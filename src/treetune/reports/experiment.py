@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from treetune.runtime.directory import ExperimentDirectory
+from treetune.runtime.stop_after import StopAfter, expected_iterations
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,19 @@ class Experiment:
     @property
     def planned_iterations(self) -> int | None:
         return self.config.get("iterations")
+
+    @property
+    def expected_iterations(self) -> int | None:
+        """How many it has; where a budget ends it, how many that lets expect."""
+        most, budget = self.planned_iterations, self.config.get("stop_after")
+        if not isinstance(most, int) or not isinstance(budget, Mapping):
+            return most
+        try:
+            return expected_iterations(
+                most, StopAfter(**budget), ExperimentDirectory(self.path), len(self.metrics)
+            )
+        except (TypeError, ValueError):  # of another version: the bound is what is known
+            return most
 
     @property
     def stopped(self) -> bool:
@@ -77,13 +91,14 @@ def read_experiment(path: Path) -> Experiment:
     if not evaluations:
         missing.append("no checkpoint has been evaluated yet: run_evaluation does")
     running = directory.is_running()
-    planned = config.get("iterations")
+    found = Experiment(path, config, manifest, metrics, evaluations, running, missing)
+    planned = found.expected_iterations
     if isinstance(planned, int) and len(metrics) < planned:
         state = "is still running" if running else "was interrupted, and continues with the same command"
         if not running and _is_stopped(metrics):
             state = "was stopped by a sign of collapse"
         missing.append(f"{len(metrics)} of {planned} iterations are finished: the run {state}")
-    return Experiment(path, config, manifest, metrics, evaluations, running, missing)
+    return found
 
 
 def _below(path: Path) -> str:

@@ -130,7 +130,7 @@ def _about(one: Experiment, colour: str) -> dict[str, Any]:
 def _facts(one: Experiment) -> Mapping[str, Any]:
     manifest, config = one.manifest, one.config
     bits = manifest.get("bits_rest_on") or manifest  # runs of earlier versions have it there
-    planned = one.planned_iterations
+    planned = one.expected_iterations
     state = "running" if one.running else "finished" if planned == len(one.metrics) else "not finished"
     if one.stopped:
         state = "stopped by a collapse sign"

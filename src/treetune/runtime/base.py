@@ -165,6 +165,15 @@ class Checkpoints:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlanSettings:
+    """Whether a start is refused on a machine that the run doesn't fit, by the estimates of the command
+    `plan`."""
+
+    check: bool = True
+    """False: the run starts, whatever the estimates say."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Preset(Part):
     """A published method that was put on an experiment, as its file says of itself.
 
@@ -224,6 +233,8 @@ class PolicyIteration(Runtime):
     shaping: tuple[Shaping, ...] = ()
     directory: str = "experiments"
     """Where experiments are kept."""
+    share: bool = False
+    """Whether other users may read the run's folder, as far as your umask lets them."""
     seed: Annotated[int, Ge(0)] = 0
     """Of everything that is drawn: problems, samples, order of training."""
     problem_sampling: Replacement = "between_iterations"
@@ -245,6 +256,8 @@ class PolicyIteration(Runtime):
     sinks: tuple[Sink, ...] = ()
     stop_after: StopAfter | None = None
     presets: tuple[Preset, ...] = ()
+    plan: PlanSettings = field(default_factory=PlanSettings)
+    """Whether the machine is looked at before the start."""
     overlap: Overlap = "none"
     """``one_step`` samples each iteration's answers and continuations while the iteration before is trained,
     from the weights that this one begins with: all but the first are one version old."""
@@ -272,7 +285,9 @@ class PolicyIteration(Runtime):
             "grader_workers",
             "imports",
             "iterations",
+            "plan",
             "rank_deadline",
+            "share",
             "sinks",
             "stop_after",
         }

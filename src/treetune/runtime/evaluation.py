@@ -114,6 +114,7 @@ def measure(
             progress=show,
             task=chosen.task,
             grader=grader,
+            reads_logprobs=False,
         )
         # Every rank has seen the journals before one of them writes.
         session.ranks.barrier("evaluation begins")

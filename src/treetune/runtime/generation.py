@@ -21,6 +21,7 @@ from treetune.episode_generators.storage import (
     write_trajectories,
 )
 from treetune.episode_generators.values.ahead import Ahead
+from treetune.runtime.carried import carried_over, carry_over
 from treetune.runtime.clock import Clock
 from treetune.runtime.columns_of_ranks import trajectories_on_first
 from treetune.runtime.crediting import credited
@@ -117,6 +118,9 @@ def _rollout(sampler: Sampler, iteration: int, clock: Clock) -> tuple[list[Tree]
             progress=show,
             further=lambda: config.task.draw_further(everything, problems, drawing),
         )
+        if config.rollout.carries:
+            carried, carry = carried_over(session, iteration), partial(carry_over, session, iteration)
+            context = replace(context, carried=carried, carry=carry)
         ahead = config.credit.ahead(context) if config.rollout.needs_engine else None
         trees, metrics = config.rollout.run(context if ahead is None else ahead.lent(context), problems)
         metrics |= config.task.drawing_metrics(everything, drawing)

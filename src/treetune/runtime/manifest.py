@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,7 @@ def begin(
             {
                 "config": config_hash(plain),
                 "seed": config.seed,
+                "command": command_line(),
                 "system": platform.platform(),
                 "commit": code_commit(),
                 "own_modules": own_modules(),
@@ -68,12 +71,19 @@ def begin(
             {
                 "after": directory.resumable() or 0,
                 "changed": {one.name: str(one) for one in changed},
+                "command": command_line(),
                 "bits_rest_on": now,
             }
         )
         write_json(directory.path / MANIFEST, manifest)
         write_json(directory.path / CONFIG, plain)
     return remarks
+
+
+def command_line() -> dict[str, Any]:
+    """What this process was started with: from it, and the files that it names, its configuration comes."""
+    variables = {name: value for name, value in sorted(os.environ.items()) if name.startswith("APP_")}
+    return {"words": sys.argv[1:], "folder": os.getcwd(), "variables": variables}
 
 
 def read_manifest(directory: ExperimentDirectory) -> dict[str, Any]:

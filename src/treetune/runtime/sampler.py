@@ -77,6 +77,7 @@ class Sampler:
         task: Task | None = None,
         grader: GraderPool | None = None,
         memory: dict[str, Any] | None = None,
+        reads_logprobs: bool = True,
     ) -> GenerationContext:
         """What rollout and credit are lent. With `journal`, finished requests outlive a crash;
         `journals` have what others finished, and `continuations` is where those are kept that are asked for
@@ -109,6 +110,7 @@ class Sampler:
             turns=turns,
             memory={} if memory is None else memory,
             critic=self.critic,
+            reads_logprobs=reads_logprobs,
         )
 
     @contextmanager

@@ -31,13 +31,13 @@ METRICS: Mapping[str, tuple[str, ...]] = {
         " unfinished unique",
         "overlap": "credit_seconds generation_seconds staleness",
         "preference": "accuracy chosen_reward margin ranking reference_ranking rejected_reward shortfall",
-        "rollout": "groups_dropped groups_lacking rounds sampled_tokens",
+        "rollout": "groups_begun groups_carried groups_dropped groups_lacking rounds sampled_tokens versions",
         "selection": "episodes groups groups_capped groups_dropped groups_kept groups_surplus kept pairs"
         " pairs_possible",
         "spo": "distance first_choice lacking",
         "train": "advantage_abs advantage_mean approx_kl clip_fraction computed_tokens entropy entropy_coef"
-        " grad_norm kl kl_loss learning_rate loss policy_loss ratio skipped_by_ratio"
-        " skipped_steps steps tokens",
+        " grad_norm importance importance_capped kl kl_loss learning_rate loss policy_loss ratio"
+        " skipped_by_ratio skipped_steps steps tokens",
     }.items()
 }
 """By what stands before the slash: the metrics of the package's own parts. Many are recorded by some

@@ -62,7 +62,8 @@ class Ranks:
         if not dist.is_initialized():
             meeting = Meeting.join(os.environ, deadline_s)
             if meeting.machines == 1:
-                os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK_INTERFACE)
+                for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+                    os.environ.setdefault(variable, LOOPBACK_INTERFACE)
             if agree is not None:
                 agree(meeting)
             dist.init_process_group(

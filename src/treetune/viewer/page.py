@@ -16,6 +16,7 @@ from starlette.responses import HTMLResponse, Response
 
 from treetune.reports.charts import number
 from treetune.runtime.console import duration
+from treetune.viewer.rendering import rendered
 from treetune.viewer.store import NotThere, Run, Store
 from treetune.viewer.text import visible
 
@@ -122,7 +123,8 @@ class View:
     def render(self, template: str, status: int = 200, **values: Any) -> HTMLResponse:
         """The template, filled in; `view` is this."""
         text = environment().get_template(template).render(view=self, **values)
-        return HTMLResponse(text, status_code=status)
+        # Half a character of somebody's is no reason to show nothing.
+        return HTMLResponse(text.encode("utf-8", "replace"), status_code=status)
 
 
 def digest(*parts: object) -> str:
@@ -148,4 +150,10 @@ def environment() -> Environment:
         "json": lambda value: json.dumps(value, separators=(",", ":")),
         "visible": visible,
     }
+    made.filters["rendered"] = rendered
+    made.filters["pretty"] = _pretty
     return made
+
+
+def _pretty(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=1, default=str)

@@ -63,6 +63,7 @@ def _listening(port: int | None) -> socket.socket:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listening.bind((HOST, one))
+            listening.listen()  # who reads the address may ask at once
         except OSError:
             listening.close()
         else:

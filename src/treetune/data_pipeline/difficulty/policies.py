@@ -15,6 +15,7 @@ from annotated_types import Gt, MinLen
 from treetune.config.registrable import Registrable
 from treetune.contracts import Finding
 from treetune.endpoints.settings import EndpointSettings
+from treetune.files import new_own_folder
 from treetune.inference.base import Completion, Request, SamplingParams
 from treetune.inference.settings import EngineSettings
 from treetune.models.sources import ModelSource
@@ -117,8 +118,10 @@ class Served(Policy):
         self.model.require()
         tokenizer = self.model.load_tokenizer(_no_alphabet)
         codec = self.model.codec(tokenizer)
-        weights = _memory_folder(place)
-        shutil.rmtree(weights, ignore_errors=True)  # of a job that was killed
+        memory = _memory_folder(place)
+        shutil.rmtree(memory, ignore_errors=True)  # of a job that was killed
+        new_own_folder(memory)
+        weights = memory / "weights"
         try:
             model = self.model.load_model(place.seed, _no_alphabet)
             write_for_engine(dict(model.named_parameters()), model.config, tokenizer, weights)
@@ -151,7 +154,7 @@ class Served(Policy):
             finally:
                 engine.close()
         finally:
-            shutil.rmtree(weights, ignore_errors=True)
+            shutil.rmtree(memory, ignore_errors=True)
 
     def _requests(
         self, questions: Sequence[Question], codec: TextCodec, sampling: SamplingParams, keep: Keep
@@ -165,7 +168,7 @@ class Served(Policy):
                 keep(question, None)
                 continue
             own = replace(sampling, max_tokens=min(sampling.max_tokens, left))
-            requests.append(Request(prompt_ids=prompt_ids, seed=question.seed, n=1, sampling=own))
+            requests.append(Request(prompt_ids, question.seed, 1, own, reads_logprobs=False))
             asked.append(question)
         return requests, asked
 

@@ -125,6 +125,7 @@ def sample_answers(
             seed=derive_seed(context.seed, context.iteration, problem.id, purpose),
             n=samples,
             sampling=replace(own, max_tokens=token_budget(context, prompt_ids, own.max_tokens)),
+            reads_logprobs=context.reads_logprobs,
         )
         for problem in problems
         for own in [context.task.of(problem).sampling(sampling)]

@@ -8,19 +8,19 @@ from typing import Annotated
 
 from annotated_types import Gt
 
-from treetune.contracts import Answers, Experiment, Feature, Finding, Need, SampledAnswers, UseOfAdvantages
+from treetune.contracts import Answers, Experiment, Finding, Need, SampledAnswers, UseOfAdvantages
 from treetune.episode_generators.base import GenerationContext, Rollout
 from treetune.episode_generators.metrics import mean, trajectory_metrics
 from treetune.episode_generators.rollout.answers import rank_share
+from treetune.episode_generators.rollout.around_another import RolloutAround
 from treetune.episode_generators.storage import trajectories_from_bytes, trajectories_to_bytes
-from treetune.inference.base import SamplingParams
 from treetune.tree import Tree, answers_of, trees_of
 from treetune.vocabulary import Metrics, Problem
 
 
 @Rollout.register("until_mixed")
 @dataclass(frozen=True, kw_only=True)
-class UntilMixed(Rollout):
+class UntilMixed(RolloutAround):
     """`rollout` on the iteration's problems and then, round by round, on further ones, until `groups`
     problems have answers that differ in score.
 
@@ -39,14 +39,9 @@ class UntilMixed(Rollout):
     problems.
     """
 
-    rollout: Rollout
     groups: Annotated[int, Gt(0)]
     max_rounds: Annotated[int, Gt(0)] = 10
     problems_per_round: Annotated[int, Gt(0)] | None = None
-
-    @property
-    def gives(self) -> tuple[Feature, ...]:
-        return self.rollout.gives
 
     @property
     def needs(self) -> tuple[Need, ...]:
@@ -99,26 +94,6 @@ class UntilMixed(Rollout):
     def most_answers(self, problems: int) -> int:
         further = (self.max_rounds - 1) * (self.problems_per_round or problems)
         return (problems + further) * self.samples
-
-    @property
-    def samples(self) -> int:  # type: ignore[override]
-        return self.rollout.samples
-
-    @property
-    def unfinished_reward(self) -> float | None:  # type: ignore[override]
-        return self.rollout.unfinished_reward
-
-    @property
-    def max_prompt_tokens(self) -> int | None:  # type: ignore[override]
-        return self.rollout.max_prompt_tokens
-
-    @property
-    def sampling(self) -> SamplingParams | None:
-        return self.rollout.sampling
-
-    @property
-    def sampler(self) -> Rollout:
-        return self.rollout.sampler
 
     def run(self, context: GenerationContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
         own: list[Tree] = []

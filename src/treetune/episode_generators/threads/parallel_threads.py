@@ -224,7 +224,7 @@ class ParallelThreads(Rollout):
                 finished(place)
             unknown.sort(key=lambda call: call.branch)
             asked.extend((place, call) for call in unknown)
-            return [self._request(start, call) for call in unknown]
+            return [self._request(context, start, call) for call in unknown]
 
         def finished(place: int) -> None:
             answer, start = growing.pop(place), starts[place]
@@ -263,12 +263,13 @@ class ParallelThreads(Rollout):
     def _budget(self, context: GenerationContext, problem: Problem) -> int:
         return context.task.of(problem).sampling(self.sampling).max_tokens
 
-    def _request(self, start: Start, call: Call) -> Request:
+    def _request(self, context: GenerationContext, start: Start, call: Call) -> Request:
         return Request(
             prompt_ids=call.context_ids,
             seed=derive_seed(start.seed, repr(call.branch), call.turn),
             n=1,
             sampling=replace(self.sampling, max_tokens=call.max_tokens, stop_ids=call.stop_ids),
+            reads_logprobs=context.reads_logprobs,
         )
 
     def _trajectory(self, context: GenerationContext, start: Start, answer: ForkJoin) -> Trajectory:

@@ -229,7 +229,8 @@ class MultiTurn(Rollout):
             asked.append(place)
             stop = conversation.limits.stop
             sampling = replace(self.sampling, max_tokens=call.max_tokens, stop=stop)
-            return [Request(call.context_ids, derive_seed(starts[place].seed, call.turn), 1, sampling)]
+            seed, read = derive_seed(starts[place].seed, call.turn), context.reads_logprobs
+            return [Request(call.context_ids, seed, 1, sampling, reads_logprobs=read)]
 
         def on_result(index: int, completions: list[Completion]) -> Sequence[Request | Later]:
             place = asked[index]

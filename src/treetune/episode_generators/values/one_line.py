@@ -141,6 +141,7 @@ class OneLineState(OpenState):
             n=count,
             sampling=replace(sampling, max_tokens=budget - len(begun_ids)),
             priority=CONTINUATIONS,
+            reads_logprobs=False,
         )
         self.turn += 1
         return request

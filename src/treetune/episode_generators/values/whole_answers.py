@@ -74,7 +74,8 @@ class WholeAnswers(StateRule, Generic[Start]):
         sampling: SamplingParams,
         purpose: str,
     ) -> BegunAnswers[Start]:
-        quiet = replace(context, progress=lambda done, total: None)  # which tells of the rollout's answers
+        # The progress is that of the rollout's answers.
+        quiet = replace(context, progress=lambda done, total: None, reads_logprobs=False)
         return BegunAnswers(
             beginning,
             budget,
@@ -95,7 +96,7 @@ class WholeAnswers(StateRule, Generic[Start]):
             beginnings,
             budget,
             lambda beginning, again: self.start(context, beginning, again, purpose),
-            partial(self.writer(context, sampling).answers, context),
+            partial(self.writer(context, sampling).answers, replace(context, reads_logprobs=False)),
             [begun.get((one.key, sampling, purpose)) for one in beginnings],
         )
 

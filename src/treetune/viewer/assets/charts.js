@@ -2,6 +2,7 @@
 'use strict';
 (() => {
   const HEIGHT = 210, COLOURS = 8, DASHES = [[], [6, 4], [2, 3], [10, 4, 2, 4]];
+  const WHOLE = [1, 2, 5].flatMap((n) => [n, 10 * n, 100 * n, 1000 * n, 1e4 * n, 1e5 * n]).sort((a, b) => a - b);
   const SIGNS = { evaluation: '◆', restart: '▲', sign: '✖', resume: '●' };
   const drawn = new Map();  // by the figure's id: { text, plot }
 
@@ -28,6 +29,22 @@
     });
   }
 
+  // Of what lines and bands need. A band (of few seeds) that is much wider than the lines are is cut.
+  function extent(lines) {
+    const all = (values) => values.filter((value) => value !== null && value !== undefined);
+    const ys = lines.flatMap((line) => all(line.y)), bounds = lines.flatMap((line) => [...all(line.low || []), ...all(line.high || [])]);
+    if (!ys.length) return [0, 1];
+    const low = Math.min(...ys), high = Math.max(...ys), most = 1.5 * (high - low || Math.abs(low) || 1);
+    return around(Math.max(low - most, Math.min(low, ...bounds)), Math.min(high + most, Math.max(high, ...bounds)));
+  }
+
+  // A little room around the values; what is always the same lies in the middle.
+  function around(low, high) {
+    const room = high > low ? 0.07 * (high - low) : Math.abs(low) || 1;
+    const hair = high > low ? 0.02 * (high - low) : room;
+    return [low >= 0 && low - room < 0 ? -Math.min(hair, room) : low - room, high + room];
+  }
+
   function table(chart) {  // uPlot wants one x for all: their union, with holes
     const xs = [...new Set(chart.lines.flatMap((line) => line.x))].sort((a, b) => a - b);
     const place = new Map(xs.map((x, i) => [x, i]));
@@ -41,35 +58,38 @@
 
   function options(chart, width) {
     const factor = smoothing(), { xs, column } = table(chart);
-    const data = [xs], series = [{ label: chart.x_name, value: (_, value) => number(value) }], bands = [];
+    const data = [xs], series = [{ label: 'after', value: (_, value) => number(value) }], bands = [];
     chart.lines.forEach((line) => {
       const ink = colour(`k${line.colour % COLOURS}`), dash = DASHES[Math.floor(line.colour / COLOURS) % DASHES.length];
       const few = line.x.length <= 40;
       if (factor) {
         data.push(column(line, line.y));
-        series.push({ label: `${line.name}, as it was`, stroke: ink + '55', width: 1, points: { show: false }, spanGaps: true, value: (_, v) => number(v) });
+        series.push({ label: 'as it was', stroke: ink + '55', width: 1, points: { show: false }, spanGaps: true, value: (_, v) => number(v) });
       }
       data.push(smooth(column(line, line.y), factor));
-      series.push({ label: line.name, stroke: ink, width: 2, dash, spanGaps: true, points: { show: few, size: 5, fill: ink }, value: (_, v) => number(v) });
+      series.push({ label: chart.lines.length > 1 ? line.name : 'value', stroke: ink, width: 2, dash, spanGaps: true, points: { show: few, size: 5, fill: ink }, value: (_, v) => number(v) });
       if (line.low) {
         data.push(column(line, line.high), column(line, line.low));
-        const at = data.length - 2;
-        series.push({ label: 'to', width: 0, points: { show: false }, spanGaps: true, value: (_, v) => number(v) });
-        series.push({ label: 'from', width: 0, points: { show: false }, spanGaps: true, value: (_, v) => number(v) });
+        const at = data.length - 2, bound = { class: 'bound', width: 0, points: { show: false }, spanGaps: true };
+        series.push({ ...bound, label: 'high' }, { ...bound, label: 'low' });
         bands.push({ series: [at, at + 1], fill: ink + '2e' });
+        series[at - 1].value = (plot, v, _, i) => v === null || i === null ? number(v)
+          : `${number(v)} [${number(plot.data[at + 1][i])}, ${number(plot.data[at][i])}]`;
       }
     });
     const positive = data.slice(1).some((values) => values.some((value) => value > 0));
     const scale = log() && positive ? { distr: 3, log: 10 } : {};
     if (scale.distr) data.slice(1).forEach((values, i) => { data[i + 1] = values.map((v) => (v > 0 ? v : null)); });
+    const whole = xs.every(Number.isInteger);
+    if (!scale.distr) scale.range = () => extent(chart.lines);
     const axis = { stroke: colour('soft'), grid: { stroke: colour('line'), width: 1 }, ticks: { show: false }, font: '12px system-ui' };
     return { data, made: {
       width, height: HEIGHT, series, bands,
       scales: { x: { time: false }, y: scale },
-      axes: [{ ...axis, grid: { show: false }, size: 34 }, { ...axis, size: 58, values: (_, ticks) => ticks.map(number) }],
+      axes: [{ ...axis, grid: { show: false }, size: 34, incrs: whole ? WHOLE : undefined }, { ...axis, size: 58, values: (_, ticks) => ticks.map(number) }],
       legend: { live: true, markers: { width: 0 } },
       cursor: { points: { size: 7 }, y: false },
-      hooks: { draw: [(plot) => events(plot, chart.events)] },
+      hooks: { ready: [(plot) => plot.setLegend({ idx: xs.length - 1 })], draw: [(plot) => events(plot, chart.events)] },
     } };
   }
 

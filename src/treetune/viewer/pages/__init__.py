@@ -1,10 +1,12 @@
 """All pages of the viewer, in the order of its navigation. A new page is a module here and a line below."""
 
 from treetune.viewer.page import Page
-from treetune.viewer.pages import configuration, experiments, run
+from treetune.viewer.pages import answer, answers, configuration, experiments, run
 
 PAGES: tuple[Page, ...] = (
     experiments.PAGE,
     run.PAGE,
+    answers.PAGE,
+    answer.PAGE,
     configuration.PAGE,
 )

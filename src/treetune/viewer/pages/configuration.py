@@ -1,4 +1,4 @@
-"""A configuration as it was evaluated, and where two of them differ."""
+"""A configuration as it was evaluated, where each value comes from, and where two of them differ."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 from starlette.responses import Response
 
 from treetune.config.explain import key_paths, value_at
-from treetune.viewer.page import Page, View
+from treetune.viewer.page import Page, View, digest
+from treetune.viewer.store.origins import origins
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,11 @@ def show(view: View) -> Response:
         if (only == "everything" or key.differs)
         and wanted in f"{key.name} {' '.join(v or '' for v in key.values)}".casefold()
     ]
+    one = view.store.experiment(view.run)
+    alone = len(view.runs) == 1
     return view.render(
         "configuration.html",
+        origins=view.store.later("origins", view.run, lambda: origins(one)) if alone else None,
         keys=kept,
         total=len(keys),
         only=only,
@@ -55,4 +59,8 @@ def _flat(config: Mapping[str, Any]) -> dict[str, str]:
     return {name: json.dumps(value, ensure_ascii=False) for name, value in leaves.items()}
 
 
-PAGE = Page("/configuration", "Configuration", show, place="run", key="c")
+def mark(view: View) -> str:
+    return digest(view.store.mark(view.runs), view.store.made)
+
+
+PAGE = Page("/configuration", "Configuration", show, place="run", key="c", mark=mark)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
+import shutil
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -94,12 +96,17 @@ class Indexed:
 
 
 class Answers:
-    """The answers of one experiment. Indexes lie in `cache`; a thread makes those of large files."""
+    """The answers of one experiment. Indexes lie in `cache`; a thread makes those of large files.
 
-    def __init__(self, run: Run, cache: Path) -> None:
+    What is known of the files may be `look_again_s` old.
+    """
+
+    def __init__(self, run: Run, cache: Path, look_again_s: float = 0.0) -> None:
         self.run = run
+        self._look_again_s = look_again_s
+        self._seen: tuple[float, list[Indexed]] = (-math.inf, [])
         self._cache = cache / hashlib.blake2b(str(run.path.resolve()).encode(), digest_size=8).hexdigest()
-        self._lock, self._working = threading.Lock(), threading.Lock()
+        self._lock, self._building, self._working = threading.Lock(), threading.Lock(), threading.Lock()
         self._known: dict[str, Indexed] = {}
         self._failed: dict[str, str] = {}
         self._connection: duckdb.DuckDBPyConnection | None = None
@@ -112,6 +119,14 @@ class Answers:
 
     def indexed(self) -> list[Indexed]:
         """All sources, each with its index as far as that is made; the rest is begun."""
+        seen, found = self._seen
+        if time.monotonic() - seen < self._look_again_s:
+            return found
+        found = self._look()
+        self._seen = (time.monotonic(), found)
+        return found
+
+    def _look(self) -> list[Indexed]:
         found = [self._indexed(source) for source in self.sources()]
         missing = [one for one in found if one.about is None and one.source.mark not in self._failed]
         if not missing:
@@ -151,17 +166,20 @@ class Answers:
             self._working.release()
 
     def _make(self, missing: Sequence[Indexed]) -> None:
+        names = {source.name for source in self.sources()}
+        for gone in [place for place in self._cache.glob("[ie]*") if place.name not in names]:
+            shutil.rmtree(gone, ignore_errors=True)
         for one in missing:
-            with self._lock:
+            with self._building:
                 if self._indexed(one.source).about is not None:
                     continue
                 mark = one.source.mark
                 try:
                     build(one.source, one.place)
-                except (ValueError, OSError, KeyError) as error:
+                except Exception as error:  # whatever it is, the other files are shown, and this one is named
                     if one.source.mark == mark:  # else it was written anew meanwhile, and is read next time
                         self._failed[mark] = f"{one.source.words} can't be read: {error}"
-                        LOG.warning("%s", self._failed[mark])
+                        LOG.warning("%s", self._failed[mark], exc_info=not isinstance(error, ValueError))
 
     # Questions
 
@@ -227,10 +245,7 @@ class Answers:
         needed, started = question.page * question.size, time.monotonic()
         connection = self._cursor()
         if candidates is not None:
-            import pyarrow as pa
-
-            names, own = candidates
-            connection.register("candidates", pa.table({"source": names, "row": own}))
+            connection.register("candidates", candidates)
             relation = f"(SELECT * FROM {relation} JOIN candidates USING (source, row))"
         [total] = connection.execute(f"SELECT count(*) FROM {relation} WHERE {where}", values).fetchone() or (
             0,
@@ -254,18 +269,23 @@ class Answers:
         exact = seen >= total
         return Found(rows, hits if exact else max(hits, round(hits / max(1, seen) * total)), exact)
 
-    def _candidates(self, question: Question) -> tuple[list[str], np.ndarray] | None:
-        """Sources and rows in which the text may be; None where all may."""
+    def _candidates(self, question: Question) -> pa.Table | None:
+        """Sources and rows in which the text may be; None where most may."""
+        import pyarrow as pa
+
         if len(question.search.encode()) < SHORTEST:
             return None
-        names: list[str] = []
-        rows: list[np.ndarray] = []
+        names, rows, everything = list[Any](), list[np.ndarray](), 0
         for one in self._chosen(question.sources):
             assert one.about is not None
             own = np.flatnonzero(may_hold(one.place / BITS, one.about.rows, question.search))
-            names += [one.source.name] * len(own)
+            names.append(pa.repeat(one.source.name, len(own)))
             rows.append(own)
-        return names, np.concatenate(rows) if rows else np.empty(0, np.int64)
+            everything += one.about.rows
+        found = np.concatenate(rows)
+        if 2 * len(found) > everything:
+            return None
+        return pa.table({"source": pa.concat_arrays(names), "row": found})
 
     def _by_row(self, kept: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Rows of the index in the order that is given."""
@@ -322,6 +342,8 @@ class Answers:
             from treetune.episode_generators.trajectory_rows import trajectories_of
 
             [trajectory] = trajectories_of(_one_row(one.source.path, one.about.answers, row["place"]))
+            if trajectory.id != answer:
+                raise ValueError(f"{one.source.path} was written anew just now: ask again")
         if one.about.episodes is not None and one.source.episodes is not None:
             from treetune.episode_generators.episode_rows import episodes_of
 

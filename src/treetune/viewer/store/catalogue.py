@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 LOOK_AGAIN_S = 2.0
 """How old a list of what lies below a folder may be."""
 
+ANSWERS_LOOK_AGAIN_S = 0.3
+"""The same for the files of an experiment's answers."""
+
 DEEPEST = 8
 """Folders below one that was given which are looked into."""
 
@@ -59,6 +62,8 @@ class Store:
         self._runs: Mapping[str, Run] = {}
         self._looked = -float("inf")
         self._answers: dict[Run, Answers] = {}
+        self.made = 0
+        """How much `later` has made."""
         self._kept: dict[tuple[str, str], tuple[str, Any]] = {}
 
     # Experiments
@@ -103,7 +108,7 @@ class Store:
 
         with self._lock:
             if run not in self._answers:
-                self._answers[run] = Answers(run, self.cache)
+                self._answers[run] = Answers(run, self.cache, min(self._look_again_s, ANSWERS_LOOK_AGAIN_S))
             return self._answers[run]
 
     def known(self, what: str, run: Run, read: Callable[[], Value]) -> Value:
@@ -115,6 +120,23 @@ class Store:
         value = read()
         self._kept[what, run.name] = (mark, value)
         return value
+
+    def later(self, what: str, run: Run, make: Callable[[], Value]) -> Value | None:
+        """As `known`, for what takes seconds: None until a thread has made it, which changes `made`."""
+        mark = self.mark([run])
+        with self._lock:
+            kept = self._kept.get((what, run.name))
+            if kept is not None and kept[0] == mark:
+                return kept[1]
+            self._kept[what, run.name] = (mark, None)
+        threading.Thread(target=self._make, args=(what, run, mark, make), daemon=True).start()
+        return None
+
+    def _make(self, what: str, run: Run, mark: str, make: Callable[[], Value]) -> None:
+        value = make()
+        with self._lock:
+            self._kept[what, run.name] = (mark, value)
+            self.made += 1
 
     def mark(self, runs: Sequence[Run]) -> str:
         """Another one as soon as anything of these experiments may have changed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,9 @@ from treetune.reports.sections.training import CURVES, SHAPING
 
 MOST_POINTS = 1200
 """Of a line; of more, the lowest and the highest of neighbours stand for them."""
+
+COLOURS = 8
+"""Of the palette: a line whose colour is so much more has the same, dashed."""
 
 EVALUATION = "evaluation/"
 
@@ -83,16 +86,29 @@ class Bunch:
 
 def bunches(experiments: Mapping[str, Experiment], together: bool) -> list[Bunch]:
     """Each experiment by itself, or those that differ in nothing but seed and name as one."""
-    if not together:
-        return [Bunch(name, i, (one,)) for i, (name, one) in enumerate(experiments.items())]
-    alike: dict[str, list[tuple[str, Experiment]]] = {}
+    alike: dict[str, list[str]] = {}
     for name, one in experiments.items():
-        alike.setdefault(setting_of(one.config), []).append((name, one))
+        alike.setdefault(setting_of(one.config) if together else name, []).append(name)
     made = []
-    for i, own in enumerate(alike.values()):
-        name = own[0][0] if len(own) == 1 else f"{own[0][0]} and {len(own) - 1} more seeds"
-        made.append(Bunch(name, i, [one for _, one in own]))
+    for i, names in enumerate(alike.values()):
+        seeds = f" ({len(names)} seeds)" if len(names) > 1 else ""
+        members = [experiments[name] for name in names]
+        made.append(Bunch(_telling(names, list(experiments)) + seeds, i, members))
     return made
+
+
+def _telling(own: Sequence[str], everyone: Sequence[str]) -> str:
+    """What the names of a bunch have in common, without what all names have."""
+
+    def shared(names: Sequence[str]) -> dict[int, str]:
+        columns = zip(*(name.split("/") for name in names), strict=False)
+        return {i: column[0] for i, column in enumerate(columns) if len(set(column)) == 1}
+
+    lengths = {len(name.split("/")) for name in everyone}
+    if len(everyone) == 1 or len(lengths) > 1:
+        return own[0]
+    common = shared(everyone)
+    return "/".join(part for i, part in shared(own).items() if i not in common) or own[0]
 
 
 def setting_of(config: Mapping[str, Any]) -> str:
@@ -127,31 +143,35 @@ def chosen_charts(made: Sequence[Bunch], names: Sequence[str], events: Sequence[
     return [
         Chart(name, lines, better_of(name), _band_words(made, ""), events=events)
         for name in names
-        if (lines := [line for bunch in made if (line := _metric_line(bunch, name)) is not None])
+        if (lines := _lines(made, name))
     ]
 
 
 def usual_charts(made: Sequence[Bunch], events: Sequence[Event] = ()) -> list[Chart]:
     """Those that the report has too: reward, loss, KL, … as far as they were recorded."""
     recorded = metric_names(one for bunch in made for one in bunch.members)
-    shaping = [
-        (f"what shaping added: {key.removeprefix(SHAPING)}", (key,))
-        for key in recorded
-        if key.startswith(SHAPING)
+    added = [
+        (f"what shaping added: {key.removeprefix(SHAPING)}", (key,)) for key in recorded if SHAPING in key
     ]
     charts = []
-    for title, keys in (*CURVES[:1], *shaping, *CURVES[1:]):
+    for title, keys in (*CURVES[:1], *added, *CURVES[1:]):
         lines = [
-            line
-            if len(keys) == 1
-            else Line(f"{line.name}: {key.split('/', 1)[1]}", line.colour + n * len(made), *_points(line))
-            for n, key in enumerate(keys)
-            for bunch in made
-            if (line := _metric_line(bunch, key)) is not None
+            _dashed(line, n, key) if n else line for n, key in enumerate(keys) for line in _lines(made, key)
         ]
         if lines:
-            charts.append(Chart(title, lines, better_of(keys[0]), _band_words(made, ""), events=events))
+            words = title.replace("in grey", "dashed")
+            charts.append(Chart(words, lines, better_of(keys[0]), _band_words(made, ""), events=events))
     return charts
+
+
+def _lines(made: Sequence[Bunch], name: str) -> list[Line]:
+    """Of a metric, one for each bunch that recorded it."""
+    return [line for bunch in made if (line := _metric_line(bunch, name)) is not None]
+
+
+def _dashed(line: Line, times: int, key: str) -> Line:
+    """In the same colour, as a further metric of the same chart."""
+    return replace(line, name=f"{line.name}: {key.split('/', 1)[1]}", colour=line.colour + times * COLOURS)
 
 
 def better_of(name: str) -> str:
@@ -244,7 +264,7 @@ def _t_interval(values: Sequence[float]) -> tuple[float, float] | None:
 
 def _band_words(made: Sequence[Bunch], alone: str) -> str:
     most = max((len(bunch.members) for bunch in made), default=1)
-    return f"mean and 95 % t-interval over {most} seeds" if most > 1 else alone
+    return f"95 % t-interval of the mean over up to {most} seeds" if most > 1 else alone
 
 
 def _thinned(xs: Sequence[float], ys: Sequence[float]) -> tuple[list[float], list[float]]:
@@ -257,10 +277,6 @@ def _thinned(xs: Sequence[float], ys: Sequence[float]) -> tuple[list[float], lis
         kept |= {min(own, key=ys.__getitem__), max(own, key=ys.__getitem__)}
     kept |= {0, len(xs) - 1}
     return [xs[i] for i in sorted(kept)], [ys[i] for i in sorted(kept)]
-
-
-def _points(line: Line) -> tuple[Any, ...]:
-    return line.x, line.y, line.low, line.high
 
 
 def _is_number(value: object) -> bool:

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from treetune.reports.experiment import Experiment
-from treetune.runtime.directory import ExperimentDirectory
-from treetune.runtime.stop_after import StopAfter, expected_iterations
 from treetune.viewer.store.catalogue import Run, Store
 
 State = Literal["running", "waiting", "stopped", "finished"]
@@ -61,7 +59,7 @@ def standing(store: Store, run: Run) -> Standing:
 
 def _standing(one: Experiment, run: Run) -> Standing:
     done = len(one.metrics)
-    planned = _planned(one, run.directory, done)
+    planned = one.expected_iterations
     log = run.directory.logs / "run.log"
     state: State
     if one.running:
@@ -85,16 +83,6 @@ def _standing(one: Experiment, run: Run) -> Standing:
         accuracies=tuple(_accuracies(one)),
         seed=one.config.get("seed"),
     )
-
-
-def _planned(one: Experiment, directory: ExperimentDirectory, done: int) -> int | None:
-    most, budget = one.planned_iterations, one.config.get("stop_after")
-    if not isinstance(most, int) or not isinstance(budget, Mapping):
-        return most
-    try:
-        return expected_iterations(most, StopAfter(**budget), directory, done)
-    except (TypeError, ValueError):  # of another version: what the configuration bounds it by
-        return most
 
 
 def _seconds_left(one: Experiment, done: int, planned: int | None) -> float | None:

@@ -1,0 +1,259 @@
+"""One answer: its tokens in colours, its steps with values, what the grader said, who gave it credit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from starlette.responses import Response
+
+from treetune.viewer.page import Page, View, digest
+from treetune.viewer.pages.answers import address_of, whole
+from treetune.viewer.store.answers import Answer, Answers, Filter, Question
+from treetune.viewer.store.credits import credits_of
+from treetune.viewer.store.tokens import Step, Tokens, own_episode, tokens_of
+from treetune.viewer.text import SHOWN, cut, visible
+
+TOKENS_SHOWN = 4000
+"""Tokens that are shown before somebody asks for all."""
+
+SIBLINGS = 64
+"""Other answers to the same problem that are listed."""
+
+COLOURED_FULLY = 0.95
+"""The quantile of a number's size in the answer that has the full colour; larger ones are not darker."""
+
+
+@dataclass(frozen=True)
+class Colouring:
+    """A number that tokens can be coloured by: what its colours mean, from where on they are full, and why it
+    is not there, where it isn't."""
+
+    name: str
+    meaning: str
+    scale: float | None = None
+    signed: bool = False
+    missing: str = ""
+
+
+def show(view: View) -> Response:
+    """`?run=`, `?source=`, `?answer=`, `?as=` (tokens, rendered, text), `?colour=`, `?all=1`."""
+    answers = view.store.answers(view.run)
+    answer = answers.answer(view.text("source"), view.text("answer"))
+    tokens = tokens_of(view.run.path, answer)
+    ways = ways_of(tokens)
+    way = view.choice("as", ways)
+    everything = bool(view.choice("all", ("", "1")))
+    text, left_out = cut(_text(answer), len(_text(answer)) if everything else SHOWN)
+    return view.render(
+        "answer.html",
+        answer=answer,
+        row=whole([answer.row])[0],
+        asked=_asked(answer),
+        verdict=_verdict(answer),
+        facts=_facts(answer, tokens),
+        counted=_counted(answer),
+        tokens=tokens,
+        lines=_lines(tokens, None if everything else TOKENS_SHOWN) if tokens and way == "tokens" else [],
+        columns=_columns(tokens, None if everything else TOKENS_SHOWN) if tokens else {},
+        colourings=colourings(tokens),
+        ways=ways,
+        way=way,
+        text=text,
+        left_out=left_out,
+        everything=everything,
+        tokens_left_out=0 if everything or tokens is None else max(0, tokens.count - TOKENS_SHOWN),
+        credits=credits_of(view.run.path, answer),
+        siblings=whole(_siblings(answers, answer)),
+        address_of=lambda row: address_of(view, row),
+    )
+
+
+def ways_of(tokens: Tokens | None) -> Sequence[str]:
+    """In which an answer can be shown, the usual one first."""
+    by_token = ("tokens",) if tokens is not None and tokens.texts is not None else ()
+    return (*by_token, "rendered", "text")
+
+
+def colourings(tokens: Tokens | None) -> list[Colouring]:
+    """All that tokens can be coloured by, also what this answer has nothing of."""
+    known: Mapping[str, np.ndarray] = tokens.numbers if tokens is not None else {}
+    found = []
+    for name, signed, meaning, missing in (
+        (
+            "advantage",
+            True,
+            "blue: made more likely; orange: less",
+            "none was given before training (a critic's are found in it, demonstrations have none)",
+        ),
+        (
+            "log-prob",
+            False,
+            "the darker, the less likely it was when it was sampled",
+            "no log-probs are stored",
+        ),
+        ("entropy", False, "the darker, the less sure the policy was", "this run did not record it"),
+        (
+            "gap",
+            True,
+            "the trainer's log-prob minus the engine's: blue above, orange below",
+            "this run did not record the trainer's log-probs of single tokens",
+        ),
+    ):
+        column = known.get(name)
+        sizes = np.abs(column[np.isfinite(column)]) if column is not None else np.empty(0)
+        if len(sizes):
+            scale = float(np.quantile(sizes, COLOURED_FULLY)) or float(sizes.max()) or 1.0
+            found.append(Colouring(name, meaning, scale, signed))
+        else:
+            found.append(Colouring(name, meaning, signed=signed, missing=missing))
+    return found
+
+
+def _lines(tokens: Tokens, most: int | None) -> list[tuple[Step, list[dict[str, Any]]]]:
+    """Steps with their tokens, as far as these are shown."""
+    assert tokens.texts is not None
+    found = []
+    for step in tokens.steps:
+        end = step.end if most is None else min(step.end, most)
+        if step.start >= end and tokens.count:
+            break
+        found.append(
+            (
+                step,
+                [
+                    {
+                        "place": i,
+                        "text": token_text(tokens.texts[i], int(tokens.ids[i])),
+                        "injected": not tokens.sampled[i],
+                    }
+                    for i in range(step.start, end)
+                ],
+            )
+        )
+    return found
+
+
+def token_text(text: str, number: int) -> str:
+    """A token as it is shown: ends of lines are visible, and so is a token without a text."""
+    return visible(text).replace("\n", "↵\n") if text else f"⟨{number}⟩"
+
+
+def _columns(tokens: Tokens, most: int | None) -> dict[str, Any]:
+    """Exact numbers of the tokens that are shown, for the browser: null where there is none."""
+    columns: dict[str, Any] = {"id": tokens.ids[:most].tolist()}
+    for name, column in tokens.numbers.items():
+        # The shortest digits that give the same number in its own precision.
+        columns[name] = [float(str(x)) if np.isfinite(x) else None for x in column[:most]]
+    if any(version is not None for version in tokens.versions):
+        columns["policy version"] = tokens.versions[:most]
+    if any(tokens.branches):
+        columns["thread"] = [
+            " ".join(f"{block + 1}.{thread + 1}" for block, thread in branch) or None
+            for branch in tokens.branches[:most]
+        ]
+    return columns
+
+
+def _siblings(answers: Answers, answer: Answer) -> list[dict[str, Any]]:
+    """Rows of all answers to its problem in the same file, itself among them."""
+    same = (Filter("problem", "=", answer.row["problem"]),)
+    return answers.ask(Question((answer.source.name,), same, size=SIBLINGS)).rows
+
+
+def _text(answer: Answer) -> str:
+    if answer.trajectory is not None:
+        return answer.trajectory.text
+    return answer.line.get("text") or (answer.episodes[0].text if answer.episodes else "")
+
+
+def _asked(answer: Answer) -> dict[str, Any]:
+    """The problem: its prompt, its messages where it is a conversation, what is right, and further data."""
+    if answer.trajectory is not None:
+        problem = answer.trajectory.problem
+        return {
+            "prompt": problem.prompt,
+            "messages": problem.messages,
+            "gold": problem.gold,
+            "data": dict(problem.data),
+        }
+    line = answer.line
+    return {
+        "prompt": line.get("prompt") or answer.row.get("asked") or "",
+        "messages": (),
+        "gold": line.get("gold"),
+        "data": {},
+    }
+
+
+def _verdict(answer: Answer) -> dict[str, Any]:
+    """What the grader said, whole."""
+    if answer.trajectory is not None:
+        grade = answer.trajectory.grade
+        return {
+            "outcome": grade.outcome,
+            "extracted": grade.extracted,
+            "message": grade.message,
+            "seconds": grade.seconds,
+            "numbers": dict(grade.numbers),
+        }
+    line = answer.line
+    return {
+        "outcome": line.get("outcome"),
+        "extracted": line.get("extracted"),
+        "message": line.get("message"),
+        "seconds": None,
+        "numbers": {},
+    }
+
+
+def _facts(answer: Answer, tokens: Tokens | None) -> dict[str, str]:
+    """What is known of the whole answer, in words."""
+    row, trajectory, episode = answer.row, answer.trajectory, own_episode(answer)
+    facts: dict[str, str] = {}
+    count = row.get("tokens")
+    if count is not None:
+        injected = row.get("injected") or 0
+        words = f"{count}, {injected} of them injected" if injected else f"{count}"
+        facts["tokens"] = f"{words}{', cut off by the budget' if row.get('unfinished') else ''}"
+    if trajectory is not None and trajectory.bonus:
+        facts["shaping"] = f"{trajectory.bonus:+.4g}, so the reward is {trajectory.reward:.4g}"
+    if tokens is not None and (versions := sorted({one for one in tokens.versions if one is not None})):
+        facts["sampled by"] = "policy after " + ", ".join(map(str, versions)) + " iterations"
+    seconds = [one.seconds for one in trajectory.segments if one.seconds is not None] if trajectory else []
+    if seconds:
+        facts["seconds"] = f"{sum(seconds):.2f} in {len(seconds)} request{'s' if len(seconds) > 1 else ''}"
+    if trajectory is not None and trajectory.fork is not None:
+        facts["grew out of"] = (
+            f"answer {trajectory.fork.sample}, after {trajectory.fork.tokens} of its tokens"
+        )
+    if answer.source.kind == "iteration" and answer.source.episodes is not None:
+        if not answer.episodes:
+            facts["credit"] = "none: it was not selected for training"
+        elif episode is None:
+            facts["credit"] = f"in {len(answer.episodes)} training rows with other tokens than these"
+        elif episode.pair is not None:
+            facts["pair"] = f"{episode.pair}, the {'better' if episode.chosen else 'worse'} of the two"
+    return facts
+
+
+def _counted(answer: Answer) -> dict[str, float]:
+    """Numbers of graders and rollouts."""
+    found: dict[str, float] = {}
+    if answer.trajectory is not None:
+        found |= {f"grade/{name}": x for name, x in answer.trajectory.grade.numbers.items()}
+        found |= answer.trajectory.numbers
+    for group, own in answer.line.items():
+        if isinstance(own, dict):
+            found |= {f"{group}/{name}": x for name, x in own.items() if isinstance(x, int | float)}
+    return found
+
+
+PAGE = Page(
+    "/answer",
+    "Answer",
+    show,
+    mark=lambda view: digest(view.store.answers(view.run).mark(), view.request.url.query),
+)

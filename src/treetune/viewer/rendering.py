@@ -1,0 +1,69 @@
+"""Markdown and mathematics of a model's text, as HTML that loads nothing, leads nowhere and runs nothing.
+
+markdown-it writes only what its own rules make, and escapes all else. Links and pictures stay the text that
+they are. Mathematics is marked for KaTeX, which the browser runs on it, formula by formula.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import TYPE_CHECKING, Any
+
+from treetune.viewer.text import visible
+
+if TYPE_CHECKING:
+    from markdown_it import MarkdownIt
+    from markdown_it.rules_inline import StateInline
+    from markupsafe import Markup
+
+LONGEST_FORMULA = 2000
+"""Characters; what is longer stays text."""
+
+DEEPEST = 20
+"""Levels of quotes and lists."""
+
+_MATH = re.compile(
+    r"\$\$(?P<a>.+?)\$\$|\\\[(?P<b>.+?)\\\]|\\\((?P<c>.+?)\\\)"
+    r"|\$(?P<d>[^\s$](?:[^$\n]*[^\s$\\])?)\$(?!\d)|(?P<e>\\boxed\{[^{}\n]*\})",
+    re.DOTALL,
+)
+
+
+def rendered(text: str) -> Markup:
+    """The text as HTML."""
+    from markupsafe import Markup
+
+    return Markup(_markdown().render(visible(text)))
+
+
+@functools.cache
+def _markdown() -> MarkdownIt:
+    from markdown_it import MarkdownIt
+
+    made = MarkdownIt("js-default", {"html": False, "linkify": False, "maxNesting": DEEPEST})
+    made.disable(["link", "image", "autolink", "reference", "html_block", "html_inline", "linkify"], True)
+    made.inline.ruler.before("escape", "mathematics", _mathematics)
+    made.add_render_rule("mathematics", _formula)
+    return made
+
+
+def _mathematics(state: StateInline, silent: bool) -> bool:
+    if state.src[state.pos] not in "$\\":
+        return False
+    found = _MATH.match(state.src, state.pos, state.posMax)
+    if found is None or len(found[0]) > LONGEST_FORMULA:
+        return False
+    if not silent:
+        token = state.push("mathematics", "", 0)
+        token.content = next(group for group in found.groups() if group is not None)
+        token.meta = {"display": found["a"] is not None or found["b"] is not None}
+    state.pos = found.end()
+    return True
+
+
+def _formula(_: Any, tokens: Any, place: int, options: Any, env: Any) -> str:
+    from html import escape
+
+    display = " data-display" if tokens[place].meta["display"] else ""
+    return f'<span class="formula"{display}>{escape(tokens[place].content)}</span>'

@@ -1,0 +1,153 @@
+"""One answer token by token: ids, texts, numbers that are known of each; its steps with their credit."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from treetune.episode_generators.step_credit import Shown, step_credit
+from treetune.episode_generators.storage import TOKENS, read_tokens
+from treetune.viewer.store.answers import Answer
+from treetune.viewer.store.catalogue import stat_of
+from treetune.vocabulary import Branch, Episode, Trajectory, are_sampled
+
+
+@dataclass(frozen=True)
+class Step:
+    """Tokens ``[start, end)``; the value before them and their advantage, each with its interval, and what
+    they earned by themselves, as far as that is known. Where `merged`, credit knows no value before it, and
+    treats it and the step before as one."""
+
+    number: int
+    start: int
+    end: int
+    value: Shown | None
+    advantage: Shown | None
+    earned: float | None
+    merged: bool = False
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Columns of one entry per response token. `numbers` are those that can be shown and coloured by, by
+    name; NaN where a token has none. `texts` are None where the experiment stored no texts of tokens."""
+
+    ids: np.ndarray
+    texts: Sequence[str] | None
+    sampled: np.ndarray
+    steps: Sequence[Step]
+    branches: Sequence[Branch]
+    versions: Sequence[int | None]
+    numbers: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        return len(self.ids)
+
+
+def tokens_of(run: Path, answer: Answer) -> Tokens | None:
+    """None for an answer of which only the text is stored, as evaluations'."""
+    trajectory, episode = answer.trajectory, own_episode(answer)
+    if trajectory is None and episode is None:
+        return None
+    ids = trajectory.response_ids if trajectory is not None else episode.response_ids  # type: ignore[union-attr]
+    numbers: dict[str, np.ndarray] = {}
+    if episode is not None and episode.advantages is not None:
+        numbers["advantage"] = np.where(episode.trained, episode.advantages, np.nan)
+    logprobs = _logprobs(trajectory, episode)
+    if logprobs is not None:
+        numbers["log-prob"] = logprobs
+    return Tokens(
+        ids=ids,
+        texts=texts_of(run, ids),
+        sampled=are_sampled(trajectory.segments) if trajectory is not None else episode.trained,  # type: ignore[union-attr]
+        steps=_steps(trajectory, episode),
+        branches=_by_token(trajectory, lambda segment: segment.branch) or [()] * len(ids),
+        versions=_by_token(trajectory, lambda segment: segment.policy_version) or [None] * len(ids),
+        numbers=numbers,
+    )
+
+
+def own_episode(answer: Answer) -> Episode | None:
+    """The training row that has the answer's tokens; None where none has."""
+    if answer.trajectory is None:
+        return answer.episodes[0] if answer.episodes else None
+    ids = answer.trajectory.response_ids
+    return next((one for one in answer.episodes if np.array_equal(one.response_ids, ids)), None)
+
+
+def texts_of(run: Path, ids: np.ndarray) -> list[str] | None:
+    """Of each token its text, empty for a special one; None where the experiment stored no texts."""
+    path = run / TOKENS
+    stat = stat_of(path)
+    if stat is None:
+        return None
+    known = _token_texts(path, stat)
+    return [known[one] if one < len(known) else "" for one in ids.tolist()]
+
+
+@functools.lru_cache(maxsize=2)
+def _token_texts(path: Path, stat: object) -> list[str]:
+    return read_tokens(path)
+
+
+def _logprobs(trajectory: Trajectory | None, episode: Episode | None) -> np.ndarray | None:
+    """The engine's, in the precision in which they are stored; NaN for what was injected."""
+    if trajectory is not None:
+        kinds = [one.logprobs.dtype for one in trajectory.segments if one.logprobs is not None]
+        if not kinds:
+            return None
+        parts = [
+            np.full(len(one.token_ids), np.nan, kinds[0]) if one.logprobs is None else one.logprobs
+            for one in trajectory.segments
+        ]
+        return np.concatenate(parts)
+    if episode is None or episode.behaviour_logprobs is None:
+        return None
+    return np.where(episode.trained, episode.behaviour_logprobs, np.nan)
+
+
+def _by_token(trajectory: Trajectory | None, of: Any) -> list[Any]:
+    if trajectory is None:
+        return []
+    return [of(segment) for segment in trajectory.segments for _ in range(len(segment.token_ids))]
+
+
+def _steps(trajectory: Trajectory | None, episode: Episode | None) -> list[Step]:
+    """Those of credit where it has some, else the answer's."""
+    ends = (episode.step_ends if episode is not None else ()) or (trajectory.step_ends if trajectory else ())
+    source = episode if episode is not None else trajectory
+    assert source is not None
+    length = len(source.response_ids)
+    if not ends or ends[-1] < length:
+        ends = (*ends, length)
+    earned = source.step_rewards
+    credit = None
+    if episode is not None and episode.advantages is not None:
+        values = episode.step_values if episode.step_values else None
+        credit = step_credit(
+            ends,
+            episode.reward,
+            episode.advantages.tolist(),
+            episode.step_ends,
+            values,
+            episode.step_errors if values else None,
+        )
+    return [
+        Step(
+            number=number,
+            start=start,
+            end=end,
+            value=credit.values[number] if credit else None,
+            advantage=credit.advantages[number] if credit else None,
+            earned=earned[number] if number < len(earned) else None,
+            merged=credit is not None and any(credit.values) and credit.values[number] is None,
+        )
+        for number, (start, end) in enumerate(zip((0, *ends[:-1]), ends, strict=True))
+        if start < end or length == 0
+    ]

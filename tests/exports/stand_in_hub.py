@@ -1,0 +1,105 @@
+"""A hub on this machine that speaks what huggingface_hub asks for an upload, and keeps what it is sent."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+TOKEN = "hf_a_token_that_no_log_may_hold"
+
+
+@dataclass
+class Hub:
+    """`files` by name, `requests` as method and path."""
+
+    address: str = ""
+    files: dict[str, bytes] = field(default_factory=dict)
+    blobs: dict[str, bytes] = field(default_factory=dict)
+    requests: list[str] = field(default_factory=list)
+    created: list[dict[str, Any]] = field(default_factory=list)
+
+
+@contextmanager
+def stand_in_hub() -> Iterator[Hub]:
+    hub = Hub()
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def do_POST(self) -> None:
+            self._answer("POST")
+
+        def do_PUT(self) -> None:
+            self._answer("PUT")
+
+        def do_GET(self) -> None:
+            self._answer("GET")
+
+        def _answer(self, method: str) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            hub.requests.append(f"{method} {self.path}")
+            status, value = self._value(body)
+            data = json.dumps(value).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def _value(self, body: bytes) -> tuple[int, Any]:
+            path = self.path.partition("?")[0]
+            if path.startswith("/blobs/"):
+                hub.blobs[path.removeprefix("/blobs/")] = body
+                return 200, {}
+            if self.headers.get("Authorization") != f"Bearer {TOKEN}":
+                return 401, {"error": "not you"}
+            if path == "/api/repos/create":
+                hub.created.append(json.loads(body))
+                return 200, {"url": f"{hub.address}/me/tiny"}
+            if path == "/api/validate-yaml":
+                return 200, {"errors": [], "warnings": []}
+            if "/preupload/" in path:
+                return 200, {"files": [_mode(one["path"]) for one in json.loads(body)["files"]]}
+            if path.endswith("/info/lfs/objects/batch"):
+                objects = [_upload(one, hub.address) for one in json.loads(body)["objects"]]
+                return 200, {"transfer": "basic", "objects": objects}
+            if "/commit/" in path:
+                for line in map(json.loads, body.splitlines()):
+                    self._keep(line["key"], line["value"])
+                return 200, {
+                    "commitUrl": f"{hub.address}/me/tiny/commit/1",
+                    "commitOid": "1",
+                    "success": True,
+                }
+            return 404, {"error": f"no {path}"}
+
+        def _keep(self, key: str, value: dict[str, Any]) -> None:
+            if key == "file":
+                hub.files[value["path"]] = base64.b64decode(value["content"])
+            elif key == "lfsFile":
+                hub.files[value["path"]] = hub.blobs[value["oid"]]
+
+    def _mode(path: str) -> dict[str, Any]:
+        mode = "lfs" if path.endswith(".safetensors") else "regular"
+        return {"path": path, "uploadMode": mode, "shouldIgnore": False, "oid": None}
+
+    def _upload(one: dict[str, Any], address: str) -> dict[str, Any]:
+        return {**one, "actions": {"upload": {"href": f"{address}/blobs/{one['oid']}"}}}
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    hub.address = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(10)

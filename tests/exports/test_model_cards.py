@@ -1,0 +1,158 @@
+"""A checkpoint's card says what the weights are; the hub gets both, and no log the token."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from huggingface_hub import ModelCard
+
+from tests.exports.measured import CONFIG, write_checkpoint, write_experiment
+from tests.exports.stand_in_hub import TOKEN, Hub, stand_in_hub
+from treetune.checksums import seal_folder
+from treetune.exports.card import Licences, base_model, checkpoint_at, missing, model_card
+from treetune.exports.hub import parcel_of
+
+MAIN = Path(__file__).resolve().parents[2] / "src" / "treetune" / "main.py"
+SAID = Licences("apache-2.0", "mit")
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> Path:
+    return write_checkpoint(write_experiment(tmp_path / "run"))
+
+
+def _push(policy: Path, hub: Hub, *words: str, token: str | None = TOKEN) -> subprocess.CompletedProcess[str]:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+    environment |= {
+        "HF_ENDPOINT": hub.address,
+        "HF_HOME": str(policy.parents[3] / "hub"),
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_DEBUG": "1",
+        "PYTHONPATH": str(MAIN.parents[1]),
+    } | ({"HF_TOKEN": token} if token else {})
+    command = [sys.executable, str(MAIN), "push_to_hub", str(policy), "me/tiny", "--license", "mit"]
+    command += ["--data-license", "mit", *words]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def test_a_card_holds_method_results_data_and_how_to_make_it(policy: Path) -> None:
+    card = model_card(checkpoint_at(policy.parent), SAID, "tiny")
+    read = ModelCard(str(card))  # what a reader of cards makes of it
+    data = read.data
+    assert (data.license, data.base_model, data.datasets) == (
+        "apache-2.0",
+        "someone/base-1b",
+        ["someone/sums"],
+    )
+    [result] = data.eval_results
+    assert (result.metric_type, result.metric_value) == ("pass@1", 0.75)
+    assert (result.dataset_type, result.dataset_split, result.dataset_revision) == (
+        "someone/sums",
+        "test",
+        "v2",
+    )
+    for words in (
+        "0.750 [0.625, 0.875]", "`monte_carlo`", "Licence of the data: mit", "revision `v2`",
+        "a" * 40 + "+changes", "torch 2.13.0", '"learning_rate": 1e-06', "CONFIGSTR=config.jsonnet ./run.sh",
+    ):  # fmt: skip
+        assert words in read.text
+
+
+def test_a_card_is_of_its_own_weights_and_not_of_later_ones(tmp_path: Path) -> None:
+    experiment = write_experiment(tmp_path / "run")
+    first = write_checkpoint(experiment, 0)
+    write_checkpoint(experiment, 2)
+    assert "0.250 [0.125, 0.375]" in model_card(checkpoint_at(first), SAID).text
+    assert (
+        "Nothing was measured on these weights."
+        in model_card(checkpoint_at(experiment / "checkpoints/last"), SAID).text
+    )
+
+
+def test_no_folder_of_the_machine_is_in_a_card(tmp_path: Path) -> None:
+    start = write_experiment(tmp_path / "secret" / "start")
+    write_checkpoint(start)
+    experiment = write_experiment(tmp_path / "secret" / "run")
+    config = {
+        **CONFIG,
+        "directory": str(tmp_path / "secret"),
+        "model": {"type": "pretrained", "name_or_path": str(start / "checkpoints/last/policy")},
+    }
+    (experiment / "config.json").write_text(json.dumps(config))
+    text = str(model_card(checkpoint_at(write_checkpoint(experiment)), SAID))
+    assert "secret" not in text and "…/start/checkpoints/last/policy" in text
+    assert "from `someone/base-1b`" in text, "the base model is found through the experiment it began from"
+
+
+def test_what_nobody_said_is_missing_and_not_made_up(tmp_path: Path) -> None:
+    experiment = write_experiment(tmp_path / "run")
+    model = {"type": "pretrained", "name_or_path": str(tmp_path / "weights" / "folder-of-mine")}
+    (experiment / "config.json").write_text(json.dumps({**CONFIG, "model": model}))
+    checkpoint = checkpoint_at(write_checkpoint(experiment))
+    assert base_model(checkpoint.experiment, Licences()) == "the folder folder-of-mine"
+    assert len(missing(checkpoint, Licences())) == 3
+    assert missing(checkpoint, Licences("mit", "mit", "me/base")) == []
+    assert "Licence of the data: not stated" in str(model_card(checkpoint, Licences()))
+    with pytest.raises(ValueError, match=r"lacks .*--license.*--data-license.*--base-model"):
+        parcel_of(checkpoint, "me/tiny", Licences())
+
+
+def test_a_task_that_makes_its_problems_needs_no_licence_of_data(tmp_path: Path) -> None:
+    experiment = write_experiment(tmp_path / "run")
+    (experiment / "config.json").write_text(json.dumps({**CONFIG, "task": {"type": "multiplication"}}))
+    checkpoint = checkpoint_at(write_checkpoint(experiment))
+    assert missing(checkpoint, Licences("mit")) == []
+    assert "makes its problems itself" in str(model_card(checkpoint, Licences("mit")))
+
+
+@pytest.mark.parametrize("name", ["not there/", "a b", "me/tiny/more"])
+def test_a_name_that_is_none_is_refused(policy: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="no repository's name"):
+        parcel_of(checkpoint_at(policy), name, SAID)
+
+
+def test_damaged_weights_are_not_sent(policy: Path) -> None:
+    seal_folder(policy)
+    (policy / "model.safetensors").write_bytes(b"\1" * 64)
+    with pytest.raises(ValueError, match=r"model\.safetensors is damaged"):
+        parcel_of(checkpoint_at(policy), "me/tiny", SAID)
+
+
+def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="is no checkpoint: give an experiment's"):
+        checkpoint_at(write_experiment(tmp_path / "run"))
+
+
+def test_the_hub_gets_the_card_and_the_weights_whole_and_no_log_the_token(policy: Path) -> None:
+    with stand_in_hub() as hub:
+        done = _push(policy, hub, "--private")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().endswith(f"{hub.address}/me/tiny/commit/1")
+    assert [(one["name"], one["visibility"]) for one in hub.created] == [("tiny", "private")]
+    assert sorted(hub.files) == ["README.md", "config.json", "model.safetensors", "tokenizer.json"]
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        assert hub.files[name] == (policy / name).read_bytes()
+    assert b"0.750 [0.625, 0.875]" in hub.files["README.md"]
+    assert TOKEN not in done.stdout + done.stderr
+
+
+def test_a_dry_run_shows_what_would_be_sent_and_asks_nobody(policy: Path) -> None:
+    with stand_in_hub() as hub:
+        done = _push(policy, hub, "--dry-run", token=None)
+    assert done.returncode == 0 and hub.requests == []
+    assert "This would be sent to me/tiny (public):" in done.stdout
+    assert "model.safetensors  64 bytes" in done.stdout
+
+
+def test_without_a_token_and_with_a_wrong_one_it_says_so(policy: Path) -> None:
+    with stand_in_hub() as hub:
+        none = _push(policy, hub, token=None)
+        assert none.returncode == 2 and "HF_TOKEN is not set" in none.stderr and hub.requests == []
+        wrong = _push(policy, hub, token="hf_another")
+    assert wrong.returncode == 1 and "didn't take me/tiny" in wrong.stderr and "401" in wrong.stderr
+    assert "hf_another" not in wrong.stdout + wrong.stderr

@@ -1,0 +1,135 @@
+"""What another user of the machine can read and ask while a run is there: tried as `nobody`."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from treetune.files import new_own_folder, own_folder
+from treetune.inference import scratch
+from treetune.runtime.weights_folder import weights_folder
+
+from .inference.stubs import Stub, below
+
+NOBODY = 65534
+
+
+def as_nobody(work: Callable[[], Any]) -> Any:
+    """What `work` gives, or the name of what it raises, in a process of the user `nobody`."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can try as another user")
+    reading, writing = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            os.setgroups([])
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+            try:
+                found: Any = work()
+            except Exception as error:
+                found = type(error).__name__
+            os.write(writing, json.dumps(found).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as file:
+        said = file.read()
+    os.waitpid(child, 0)
+    return json.loads(said)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder that everybody can go through, as pytest's own are not."""
+    for folder in [tmp_path, *tmp_path.parents[:2]]:
+        folder.chmod(0o755)
+    return tmp_path
+
+
+def reads(path: Path) -> Callable[[], str]:
+    return lambda: path.read_text()
+
+
+def test_a_run_is_read_by_its_owner_alone_unless_it_is_shared(place: Path) -> None:
+    for name in ("private", "shared"):
+        own_folder(place / name, share=name == "shared")
+        (place / name / "episodes").write_text("answers")
+    assert as_nobody(reads(place / "private" / "episodes")) == "PermissionError"
+    assert as_nobody(reads(place / "shared" / "episodes")) == "answers"
+
+
+@pytest.mark.parametrize(("before", "share", "after"), [(0o755, False, 0o700), (0o700, True, 0o755)])
+def test_a_run_that_goes_on_is_as_private_as_it_now_says(
+    before: int, share: bool, after: int, place: Path
+) -> None:
+    folder = place / "experiment"
+    folder.mkdir()
+    folder.chmod(before)
+    own_folder(folder, share=share)
+    assert stat.S_IMODE(folder.stat().st_mode) == after
+
+
+def test_nobody_else_reads_the_weights_that_the_engine_is_given(place: Path) -> None:
+    ranks: Any = SimpleNamespace(machines=lambda: ["here"], is_first=True, barrier=lambda name: None)
+    folder = weights_folder(place / "experiment", "run", ranks)
+    try:
+        (folder / "server.json").write_text("key")
+        assert as_nobody(reads(folder / "server.json")) == "PermissionError"
+        assert as_nobody(lambda: os.listdir(folder)) == "PermissionError"
+    finally:
+        (folder / "server.json").unlink()
+        folder.rmdir()
+
+
+def test_nobody_else_reads_a_servers_temporary_files(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(place))
+    folder = scratch.make()
+    assert as_nobody(lambda: os.listdir(folder)) == "PermissionError"
+
+
+def test_nobody_else_asks_a_server_or_reads_its_key(place: Path) -> None:
+    engine = (stub := Stub(place)).start()
+    try:
+        address = engine._replicas[0].server.ready()
+        processes = below(os.getpid())
+
+        def asked() -> str:
+            """Without modules that this user can't load."""
+            with socket.socket() as connection:
+                connection.settimeout(10)
+                connection.connect(("127.0.0.1", int(address.url.rpartition(":")[2])))
+                connection.sendall(b"POST /collective_rpc HTTP/1.0\r\nContent-Length: 2\r\n\r\n{}")
+                return connection.recv(100).split()[1].decode()
+
+        def found() -> list[str]:
+            """Where the key can be read."""
+            names = ("cmdline", "environ", "status", "comm")
+            places = [Path(f"/proc/{pid}/{name}") for pid in processes for name in names]
+            return [str(one) for one in [*places, stub.log] if address.key.encode() in text_of(one)]
+
+        assert as_nobody(asked) == "401"
+        assert as_nobody(found) == []
+        assert any(address.key.encode() in text_of(Path(f"/proc/{pid}/environ")) for pid in processes)
+    finally:
+        engine.close()
+
+
+def text_of(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def test_a_folder_that_somebody_else_made_first_is_an_error_and_not_used(place: Path) -> None:
+    (place / "weights").mkdir()
+    with pytest.raises(ValueError, match="is there already, of user"):
+        new_own_folder(place / "weights")

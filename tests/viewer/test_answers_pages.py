@@ -1,0 +1,85 @@
+"""The pages of answers: what an address asks for is listed, and one answer is shown with what is its own."""
+
+from html import unescape
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from tests.viewer.recorded import begin_run, record_iteration, recorded_run, trajectory
+from treetune.viewer.pages.answers import parsed
+from treetune.viewer.store import Store
+from treetune.viewer.store.answers import Filter
+
+COLUMNS = {"tokens": "INTEGER", "outcome": "VARCHAR", "unfinished": "BOOLEAN", "number.lines/count": "DOUBLE"}
+
+
+@pytest.fixture
+def folder(store: Store) -> Path:
+    return store.folders[0]
+
+
+def test_conditions_are_read() -> None:
+    assert parsed("tokens >= 300; outcome has Time ;unfinished=true", COLUMNS) == [
+        Filter("tokens", ">=", 300.0),
+        Filter("outcome", "has", "Time"),
+        Filter("unfinished", "=", True),
+    ]
+    assert parsed("number.lines/count<2", COLUMNS) == [Filter("number.lines/count", "<", 2.0)]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("tokens", "is no condition"),
+        ("size > 3", "answers have no 'size'"),
+        ("tokens > many", "compared with a number"),
+        ("unfinished = 1", "true or false"),
+    ],
+)
+def test_a_wrong_condition_is_explained(text: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        parsed(text, COLUMNS)
+
+
+def test_the_list_shows_the_newest_iteration_and_what_is_asked_for(client: TestClient, folder: Path) -> None:
+    recorded_run(folder / "run", iterations=2)
+
+    newest = client.get("/answers", params={"run": "run"}).text
+    assert newest.count("iteration 2</td>") == 8 and "iteration 1</td>" not in newest
+    asked = {"run": "run", "of": "everything", "where": "score < 1; tokens > 3", "sort": "tokens"}
+    assert "validation after 1 iterations</td>" in client.get("/answers", params=asked).text
+    wrong = client.get("/answers", params={"run": "run", "where": "color = red"})
+    assert wrong.status_code == 400 and "answers have no" in wrong.text
+
+
+def test_an_answer_is_shown_with_its_own_tokens_and_credit(client: TestClient, folder: Path) -> None:
+    run = begin_run(folder / "run")
+    texts = [f"line {i}\n#{'x' * i}" for i in range(5)]
+    record_iteration(run, 0, [trajectory(i, 0, text) for i, text in enumerate(texts)])
+
+    for i, text in enumerate(texts):
+        page = client.get("/answer", params={"run": "run", "source": "i1", "answer": f"train/{i}#0"}).text
+        shown = "".join(part.split("<", 1)[0] for part in page.split("<span data-i=")[1:])
+        shown = "".join(piece.split(">", 1)[1] for piece in unescape(shown).split('"') if ">" in piece)
+        assert shown.replace("↵\n", "\n") == text
+        assert "V 0.500" in page and "A +0.250" in page
+        assert page.count('class="injected">') == 2  # the last token, and the word for it
+
+
+def test_an_answer_of_an_evaluation_says_what_the_grader_took(client: TestClient, folder: Path) -> None:
+    recorded_run(folder / "run", iterations=1)
+
+    where = {"run": "run", "source": "e1-validation", "answer": "train/0#0"}
+    page = client.get("/answer", params=where).text
+
+    assert "the grader took" in page and "#3" in page
+    assert "No advantage" not in page and 'name="colour"' not in page
+
+
+def test_an_answer_that_is_not_there_is_said_to_be_so(client: TestClient, folder: Path) -> None:
+    recorded_run(folder / "run", iterations=1)
+
+    page = client.get("/answer", params={"run": "run", "source": "i1", "answer": "train/99#0"})
+
+    assert page.status_code == 404 and "train/99#0" in page.text

@@ -1,0 +1,111 @@
+"""Curves: one for each experiment or each setting, with bands that say what they are, and events."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from tests.viewer.recorded import begin_run, record_iteration, recorded_run
+from treetune.runtime.console import Console
+from treetune.viewer.store import Store
+from treetune.viewer.store.curves import (
+    COLOURS,
+    MOST_POINTS,
+    bunches,
+    chosen_charts,
+    evaluation_charts,
+    events_of,
+    usual_charts,
+)
+
+
+@pytest.fixture
+def folder(store: Store) -> Path:
+    return store.folders[0]
+
+
+def experiments(store: Store) -> dict:
+    return {run.name: store.experiment(run) for run in store.runs()}
+
+
+def test_pass_at_1_has_its_interval_over_problems(store: Store, folder: Path) -> None:
+    recorded_run(folder / "run", iterations=3)
+
+    [chart] = evaluation_charts(bunches(experiments(store), together=False))
+
+    assert (chart.title, chart.better, chart.band) == (
+        "pass@1 on validation",
+        "up",
+        "95 % interval over problems",
+    )
+    [line] = chart.lines
+    assert list(line.x) == [1, 2, 3]
+    assert line.low is not None and line.high is not None
+    assert all(low <= y <= high for low, y, high in zip(line.low, line.y, line.high, strict=True))
+
+
+def test_seeds_together_have_the_interval_of_their_mean(store: Store, folder: Path) -> None:
+    for seed, reward in ((1, 0.2), (2, 0.4), (3, 0.9)):
+        record_iteration(
+            begin_run(folder / f"seed-{seed}" / "ppo", seed=seed), 0, **{"episodes/reward": reward}
+        )
+    record_iteration(
+        begin_run(folder / "seed-1" / "grpo", credit={"type": "group"}), 0, **{"episodes/reward": 0.7}
+    )
+
+    made = bunches(experiments(store), together=True)
+    [chart] = chosen_charts(made, ["episodes/reward"])
+
+    assert [(one.name, len(one.members)) for one in made] == [("seed-1/grpo", 1), ("ppo (3 seeds)", 3)]
+    alone, three = chart.lines
+    assert alone.low == [None] or alone.low is None
+    # Student's t with two degrees of freedom: 4.303 standard errors.
+    error = math.sqrt(((0.2 - 0.5) ** 2 + (0.4 - 0.5) ** 2 + (0.9 - 0.5) ** 2) / 2 / 3)
+    assert three.y == pytest.approx([0.5])
+    assert three.low == pytest.approx([0.5 - 4.303 * error], abs=1e-3)
+    assert "over up to 3 seeds" in chart.band
+
+
+def test_a_chart_of_two_metrics_has_one_colour_and_two_kinds_of_line(store: Store, folder: Path) -> None:
+    recorded_run(folder / "run")
+
+    charts = {chart.title: chart for chart in usual_charts(bunches(experiments(store), together=False))}
+
+    [both] = [chart for title, chart in charts.items() if title.startswith("|engine")]
+    assert "dashed" in both.title
+    assert [line.colour for line in both.lines] == [0, COLOURS]
+
+
+def test_events_are_evaluations_restarts_signs_and_resumes(store: Store, folder: Path) -> None:
+    run = begin_run(folder / "run", planned=9)
+    for iteration, more in enumerate(
+        [
+            {},
+            {"engine/restarts": 1.0},
+            {"engine/restarts": 1.0, "diagnostics/kl": 1.0},
+            {"diagnostics/kl": 0.0},
+        ]
+    ):
+        record_iteration(run, iteration, **{"diagnostics/kl": 0.0, **more})
+    console = Console(run.logs / "run.log", visible=False)
+    console.say("continuing after iteration 2 of 9")
+    console.close()
+    manifest = {"continued": [{"after": 3, "changed": {"iterations": "iterations was 4 and is 9"}}]}
+    (run.path / "manifest.json").write_text(json.dumps(manifest))
+
+    found = [(event.x, event.kind) for event in events_of(store.experiment(store.run("run")))]
+
+    assert found == [(2, "restart"), (2, "resume"), (3, "resume"), (3, "sign"), (4, "sign")]
+
+
+def test_long_curves_keep_their_peaks(store: Store, folder: Path) -> None:
+    run = begin_run(folder / "run", planned=5000)
+    rows = [{"iteration": i, "train/loss": 100.0 if i == 3333 else 0.1} for i in range(5000)]
+    run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    [chart] = chosen_charts(bunches(experiments(store), together=False), ["train/loss"])
+
+    [line] = chart.lines
+    assert len(line.x) <= MOST_POINTS + 2 and (line.x[0], line.x[-1]) == (1, 5000)
+    assert (3334.0, 100.0) in zip(line.x, line.y, strict=True)

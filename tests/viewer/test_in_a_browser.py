@@ -1,0 +1,139 @@
+"""The pages in Chromium: drawn, live, by keys, narrow and dark, with no error and no request elsewhere."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.viewer.browser import Browser
+from tests.viewer.recorded import begin_run, record_evaluation, record_iteration, recorded_run
+from treetune.viewer.store import Store
+
+Address = Callable[[str], str]
+
+WIDTHS = pytest.mark.parametrize(("width", "dark"), [(1400, False), (420, True)])
+DRAWN = "document.querySelectorAll('.uplot canvas').length > 0"
+
+HOSTILE = (
+    "<script>window.ran = 1</script>",
+    "<img src=x onerror='window.ran = 1'>",
+    "</title><svg onload=alert(1)>",
+    "javascript:window.ran=1",
+    "{{ 7 * 7 }}",
+    "a\u202eb\u2066c\u0000d\u200be",
+    '" autofocus onfocus="window.ran = 1',
+)
+
+
+@pytest.fixture(autouse=True)
+def nothing_goes_wrong(window: Browser, served: Address) -> Iterator[None]:
+    """No error in the console, no request to another machine."""
+    yield
+    faults = window.faults()
+    window.open("about:blank")  # before the viewer ends, which a page would say
+    assert faults == []
+
+
+@pytest.fixture
+def folder(store: Store) -> Path:
+    return store.folders[0]
+
+
+@WIDTHS
+def test_pages_are_drawn_and_fit(
+    window: Browser, served: Address, folder: Path, width: int, dark: bool, tmp_path: Path
+) -> None:
+    recorded_run(folder / "quickstart" / "vineppo")
+    recorded_run(folder / "quickstart" / "vineppo_seed2", seed=2)
+    begin_run(folder / "a_name_that_is_rather_long_for_a_narrow_page_and_has_no_spaces_in_it")
+    both = "run=quickstart/vineppo&run=quickstart/vineppo_seed2"
+    for path in ("/", "/run?run=quickstart/vineppo", f"/run?{both}&seeds=together", f"/configuration?{both}"):
+        window.open(served(path), width=width, dark=dark)
+        if path.startswith("/run"):
+            window.wait(DRAWN)
+        window.wait("document.querySelector('h1') && document.querySelector('h1').innerText.length > 0")
+        assert window.overflow() == 0, path
+        paper = window.script("return getComputedStyle(document.body).backgroundColor")
+        assert paper == ("rgb(20, 23, 28)" if dark else "rgb(255, 255, 255)")
+
+
+def test_a_run_that_goes_on_is_followed_without_a_reload(
+    window: Browser, served: Address, folder: Path
+) -> None:
+    run = recorded_run(folder / "run", iterations=2, planned=4)
+    with run.locked():
+        window.open(served("/run?run=run"))
+        window.wait(DRAWN)
+        window.script("window.notReloaded = true; document.querySelector('#log').click()")
+        assert "2 of 4 iterations" in window.text() and "running" in window.text()
+
+        record_iteration(run, 2)
+        window.wait("document.body.innerText.includes('3 of 4 iterations')")
+        record_evaluation(run, 3)
+    window.wait("document.body.innerText.includes('stopped')")  # it was killed
+    with run.locked():
+        record_iteration(run, 3)
+    window.wait("document.body.innerText.includes('finished') && document.body.innerText.includes('4 of 4')")
+
+    assert window.script("return window.notReloaded && document.querySelector('#log').checked")
+
+
+def test_keys_choose_rows_open_pages_and_are_explained(
+    window: Browser, served: Address, folder: Path
+) -> None:
+    for name in ("first", "second", "third"):
+        recorded_run(folder / name, iterations=1)
+    window.open(served("/"))
+    window.press("?")
+    window.wait("document.getElementById('keys').open")
+    assert "the next row" in window.text() and "all experiments" in window.text()
+    window.press("?")
+    window.wait("!document.getElementById('keys').open")
+    window.press("jxjjx")
+    window.press("v")
+    window.wait("location.pathname === '/run'")
+    assert window.script("return new URLSearchParams(location.search).getAll('run')") == ["first", "third"]
+    window.press("gc")
+    window.wait("location.pathname === '/configuration'")
+    window.press("ge")
+    window.wait("location.pathname === '/'")
+    window.press("/")
+    window.script(
+        "const field = document.activeElement; field.value = 'sec';"
+        " field.dispatchEvent(new Event('input', {bubbles: true}))"
+    )
+    window.wait(
+        "document.querySelectorAll('tbody tr').length === 1 && location.search.includes('search=sec')"
+    )
+
+
+def test_names_that_are_hostile_are_text(window: Browser, served: Address, folder: Path) -> None:
+    for i, text in enumerate(HOSTILE):
+        run = recorded_run(folder / f"run{i}", iterations=1, planned=2, credit={"type": text}, **{text: text})
+        (run.logs / "run.log").write_text(f"2026-11-22 19:03:11,801 INFO {text}\n")
+    for path in (
+        "/",
+        *(f"/{page}?run=run{i}" for i in range(len(HOSTILE)) for page in ("run", "configuration")),
+    ):
+        window.open(served(path))
+        window.wait("document.querySelector('h1') !== null")
+        assert window.script("return window.ran === undefined"), path
+        # What the pages themselves have, and no more.
+        assert (
+            window.script(
+                "return document.querySelectorAll('img, iframe, object, [onerror], [onload]').length"
+            )
+            == 0
+        )
+    window.open(served("/configuration?run=run5"))
+    assert "⟨RLO⟩" in window.text() and "\u202e" not in window.text()
+
+
+def test_the_theme_is_chosen_here_and_kept(window: Browser, served: Address, folder: Path) -> None:
+    window.open(served("/"))
+    window.press("t")
+    window.wait("getComputedStyle(document.body).backgroundColor === 'rgb(20, 23, 28)'")
+    window.open(served("/"))
+    window.wait("getComputedStyle(document.body).backgroundColor === 'rgb(20, 23, 28)'")
+    window.press("t")
+    window.wait("getComputedStyle(document.body).backgroundColor === 'rgb(255, 255, 255)'")
