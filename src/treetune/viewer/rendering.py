@@ -23,6 +23,11 @@ LONGEST_FORMULA = 2000
 DEEPEST = 20
 """Levels of quotes and lists."""
 
+_DEFINES = re.compile(
+    r"\\(?:[gex]?def|let|futurelet|global|long|(?:re)?newcommand|providecommand)(?![a-zA-Z])"
+)
+"""A formula that defines something can grow without end in the browser: it stays text."""
+
 _MATH = re.compile(
     r"\$\$(?P<a>.+?)\$\$|\\\[(?P<b>.+?)\\\]|\\\((?P<c>.+?)\\\)"
     r"|\$(?P<d>[^\s$](?:[^$\n]*[^\s$\\])?)\$(?!\d)|(?P<e>\\boxed\{[^{}\n]*\})",
@@ -52,7 +57,7 @@ def _mathematics(state: StateInline, silent: bool) -> bool:
     if state.src[state.pos] not in "$\\":
         return False
     found = _MATH.match(state.src, state.pos, state.posMax)
-    if found is None or len(found[0]) > LONGEST_FORMULA:
+    if found is None or len(found[0]) > LONGEST_FORMULA or _DEFINES.search(found[0]):
         return False
     if not silent:
         token = state.push("mathematics", "", 0)
