@@ -56,7 +56,7 @@ KINDS: Sequence[str] = (
     "<http://evil.example/> http://evil.example/ www.evil.example",
     "```html\n<script>window.ran=1</script>\n```",
     "`<img src=x onerror=window.ran=1>` and ``<b>``",
-    "| a | <script>window.ran=1</script> |\n|---|---|\n| [x](javascript:window.ran=1) | ![](http://evil.example/y) |",
+    "| a | <script>ran=1</script> |\n|---|:--|\n| [x](javascript:window.ran=1) | ![](//evil.example/y) |",
     "> " * 200 + "deep",
     "- " * 200 + "deep",
     "*" * 5000 + "a" + "*" * 5000,

@@ -32,9 +32,10 @@ def is_marked(kind: str) -> bool:
 
 SEEN = """
 return [window.ran === undefined, document.querySelectorAll(
-  'main :is(script, style, link, img, iframe, object, embed, base, meta, svg script, video, template, form[action^=http])'
+  'main :is(script, style, link, img, iframe, object, embed, base, meta, video, template, form[action^=http])'
 ).length, [...document.querySelectorAll('main *')].filter((one) => [...one.attributes].some(
-  (own) => own.name.startsWith('on') || own.name === 'srcdoc' || /^\\s*(javascript|data|https?):/i.test(own.value)
+  (own) => own.name.startsWith('on') || own.name === 'srcdoc' ||
+    ['href', 'src', 'action'].includes(own.name) && /^\\s*(javascript|data|https?):/i.test(own.value)
 )).length, document.querySelector('header.frame').getClientRects().length > 0];
 """
 
@@ -106,7 +107,8 @@ def test_hostile_answers_are_text_in_a_browser(
     pages = ["/answers?run=hostile&size=200", "/answers?run=hostile&size=200&page=2"]
     # What a browser might make something of; all kinds are parsed above.
     pages += [
-        f"/answer?run=hostile&source=i1&answer=train/{number}%230&as={'rendered' if is_marked(kind) else 'tokens'}"
+        "/answer?run=hostile&source=i1"
+        f"&answer=train/{number}%230&as={'rendered' if is_marked(kind) else 'tokens'}"
         for number, kind in enumerate(KINDS)
         if is_marked(kind) or number % 6 == 0 or len(kind) > 10_000
     ]
