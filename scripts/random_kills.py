@@ -37,7 +37,7 @@ OVERRIDE = f"""{{
   iterations: {ITERATIONS},
   trainer+: {{ objective+: {{ importance_cap: 2 }} }},
 }}"""
-WITHIN = 0.25
+WITHIN = 0.12
 """A blow falls within this share of the undisturbed run's seconds after a start has begun its work."""
 
 
