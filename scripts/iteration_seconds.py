@@ -52,8 +52,8 @@ from benchmarks.setting import (  # noqa: E402
 from treetune.runtime.base import PolicyIteration  # noqa: E402
 
 CHECKPOINT = ROOT / "experiments/quickstart/sft/checkpoints/last/policy"
-KINDS = 3
-"""Of answers, as `settings` has them."""
+KINDS = ("short", "long-tailed", "cached")
+"""Of answers, in the order in which `settings` has them."""
 STILL = 1e-12
 """A learning rate at which no weight in float32 moves."""
 BEFORE, AFTER, OVERLAP = "two waves, K = 9", "pipelined, K = 9", "one step, K = 9"
@@ -86,14 +86,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--samples", type=int, default=8, help="of each problem (default 8)")
     parser.add_argument("--repeats", type=int, default=5, help="turns of short answers (default 5)")
     parser.add_argument("--long-repeats", type=int, default=3, help="of long-tailed ones (default 3)")
-    parser.add_argument("--kinds", type=int, default=KINDS, help="of answers: the first 1, 2 or 3 of them")
+    parser.add_argument("--only", nargs="+", choices=KINDS, default=KINDS, help="kinds of answers")
     options = parser.parse_args(arguments)
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="treetune-iterations-") as workspace:
         if not options.checkpoint:
             options.checkpoint = CHECKPOINT if CHECKPOINT.is_dir() else quick_start_model(Path(workspace))
         measured = []
-        for place in range(options.kinds):
+        for place in (KINDS.index(kind) for kind in options.only):
             # DeepSpeed is begun once in a process.
             with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
                 measured.append(process.submit(measure, place, options, workspace).result())
@@ -335,9 +335,12 @@ def _cache(one: dict[str, Any], report: dict[str, Any]) -> str:
     """What is to be said of a prefix cache."""
     if one["hit_rate"] is None:
         return ""
-    (without,) = [other for other in report["measured"] if other["name"] == "long-tailed"]
-    word = "those without it" if without["rows"] == one["rows"] else "not those without it"
-    return f" {one['hit_rate']:.0%} of prompt tokens were in the cache; rows are {word} to the bit."
+    said = f" {one['hit_rate']:.0%} of prompt tokens were in the cache"
+    for other in report["measured"]:
+        if other["name"] == "long-tailed":
+            word = "those without it" if other["rows"] == one["rows"] else "not those without it"
+            said += f"; rows are {word} to the bit"
+    return said + "."
 
 
 def _object(keys: dict[str, Any]) -> str:

@@ -21,16 +21,15 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
 from treetune.episode_generators.storage import read_episodes  # noqa: E402
-from treetune.runtime.base import PolicyIteration, Runtime  # noqa: E402
-from treetune.testing.faults import CONFIG, Experiment  # noqa: E402
+from treetune.testing.faults import Experiment  # noqa: E402
+from treetune.testing.forked import Forked, until  # noqa: E402
 
 ITERATIONS = 24
 OVERRIDE = f"""{{
@@ -38,9 +37,8 @@ OVERRIDE = f"""{{
   iterations: {ITERATIONS},
   trainer+: {{ objective+: {{ importance_cap: 2 }} }},
 }}"""
-WITHIN = 0.25
+WITHIN = 0.12
 """A blow falls within this share of the undisturbed run's seconds after a start has begun its work."""
-DEADLINE_S = 1800.0
 
 
 @dataclass(frozen=True)
@@ -57,72 +55,10 @@ class Blow:
         return f"| {number} | {self.seconds:.1f} | {self.recorded} | {self.sampled} |"
 
 
-def start(experiment: Experiment) -> int:
-    """The process that carries the run out, or goes on with it; its id."""
-    experiment.base.mkdir(parents=True, exist_ok=True)
-    child = os.fork()
-    if child:
-        return child
-    code = 1
-    try:
-        with (experiment.base / "output").open("ab") as file:
-            os.dup2(file.fileno(), 1)
-            os.dup2(file.fileno(), 2)
-        run(experiment)
-        code = 0
-    except BaseException:
-        import traceback
-
-        traceback.print_exc()
-    finally:
-        os._exit(code)
-
-
-def run(experiment: Experiment) -> None:
-    import treetune.parts  # noqa: F401  (registers them)
-    from treetune.config.build import build
-    from treetune.config.explain import Explanation
-    from treetune.config.jsonnet import load
-    from treetune.inference.settings import Engines
-    from treetune.runtime.commands import run_iteration_loop
-    from treetune.testing.inline_engine import InlineSettings
-
-    loaded = load([str(CONFIG)], [OVERRIDE, f"{{ directory: '{experiment.base}' }}"], environment_keys=())
-    config = build(Runtime, loaded.data, Explanation(loaded))
-    assert isinstance(config, PolicyIteration)
-    run_iteration_loop(replace(config, engines=Engines(policy=InlineSettings())), loaded.data)
-
-
-def ended(process: int) -> int | None:
-    """Its exit code; None while it runs. To be asked until it has one."""
-    found, status = os.waitpid(process, os.WNOHANG)
-    return os.waitstatus_to_exitcode(status) if found else None
-
-
-def until(condition: Callable[[], bool], process: int) -> int | None:
-    """Waits for the condition; the exit code of a process that ends before."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        if (code := ended(process)) is not None:
-            return code
-        if time.monotonic() > deadline:
-            os.kill(process, signal.SIGKILL)
-            raise SystemExit(f"no word within {DEADLINE_S:.0f} s")
-        time.sleep(0.005)
-    return None
-
-
-def whole(experiment: Experiment, process: int) -> None:
-    """Waits for its end."""
-    code = until(lambda: False, process)
-    if code:
-        raise SystemExit(f"it ended with {code}:\n{(experiment.base / 'output').read_text()[-4000:]}")
-
-
-def strike(experiment: Experiment, within: float, draw: random.Random) -> Blow | None:
+def strike(run: Forked, within: float, draw: random.Random) -> Blow | None:
     """Starts it and kills it; None where it came to its end before."""
-    before = work(experiment)
-    process = start(experiment)
+    experiment, before = run.experiment, work(run.experiment)
+    process = run.start()
     code = until(lambda: work(experiment) != before, process)
     seconds = draw.uniform(0, within)
     at = time.monotonic() + seconds
@@ -197,15 +133,15 @@ def main() -> int:
 
     begun, draw = time.monotonic(), random.Random(options.seed)
     with tempfile.TemporaryDirectory(prefix="random-kills-") as folder:
-        undisturbed = Experiment(Path(folder, "undisturbed"))
-        whole(undisturbed, start(undisturbed))
+        undisturbed = Forked(Experiment(Path(folder, "undisturbed")), [OVERRIDE])
+        undisturbed.end(undisturbed.start())
         within = WITHIN * (time.monotonic() - begun)
-        experiment, blows = Experiment(Path(folder, "killed")), list[Blow]()
-        while len(blows) < options.kills and (blow := strike(experiment, within, draw)) is not None:
+        killed, blows = Forked(Experiment(Path(folder, "killed")), [OVERRIDE]), list[Blow]()
+        while len(blows) < options.kills and (blow := strike(killed, within, draw)) is not None:
             blows.append(blow)
             print(blow.row(len(blows)), flush=True)
-        whole(experiment, start(experiment))
-        found = differences(experiment, undisturbed)
+        killed.end(killed.start())
+        found = differences(killed.experiment, undisturbed.experiment)
     text = page(blows, found, options.seed, time.monotonic() - begun, within)
     if options.output:
         options.output.write_text(text)

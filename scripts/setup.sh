@@ -73,6 +73,10 @@ if ! command -v c++ >/dev/null && ! command -v g++ >/dev/null && ! command -v cl
     missing+=("A C++ compiler is needed (DeepSpeed compiles some operations when they are first used):" \
         "  apt-get install g++")
 fi
+if [ "$DEVICE" = cpu ] && [ -n "$python" ] && ! "$python" -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null; then
+    missing+=("libnuma.so.1 is needed (vLLM's CPU build loads it, and its server doesn't start without):" \
+        "  apt-get install libnuma1")
+fi
 HEADERS=1
 if ! "${python:-false}" -c 'import os, sys, sysconfig
 sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))' 2>/dev/null; then HEADERS=; fi

@@ -20,11 +20,12 @@ import statistics
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from http.cookiejar import CookieJar
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
-from urllib.request import HTTPCookieProcessor, build_opener
+from urllib.request import HTTPCookieProcessor, OpenerDirector, build_opener
 
 import numpy as np
 
@@ -178,70 +179,76 @@ def make(folder: Path, iterations: int) -> None:
     print(file=sys.stderr)
 
 
-def measure(folder: Path, cache: Path | None) -> None:
+def measure(folder: Path, cache: Path) -> None:
     """Prints a table in Markdown."""
     command = [sys.executable, str(Path(__file__).parents[1] / "src/treetune/main.py"), "view", str(folder)]
-    environment = {**os.environ, **({"TREETUNE_VIEWER_CACHE": str(cache)} if cache else {})}
+    environment = {**os.environ, "TREETUNE_VIEWER_CACHE": str(cache)}
     started = time.monotonic()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as viewer:
         try:
             assert viewer.stdout is not None
             address = re.match(r"(http://[^/]+)/\?token=(\S+)", viewer.stdout.readline())
             assert address, "the viewer said no address"
-            start = time.monotonic() - started
-            _measure(viewer.pid, address[1], address[2], folder.name, start)
+            print(f"The viewer answers {time.monotonic() - started:.1f} s after its start.\n")
+            opener = build_opener(HTTPCookieProcessor(CookieJar()))
+            _measure(Asking(opener, address[1], address[2], viewer.pid), folder, cache)
+            status = Path(f"/proc/{viewer.pid}/status").read_text()
+            memory = dict(re.findall(r"^(Vm\w+):\s+(\d+) kB", status, re.M))
+            print(f"\nMemory of the viewer: {int(memory['VmHWM']) / 2**10:.0f} MiB at most (VmHWM).")
         finally:
             viewer.terminate()
 
 
-def _measure(process: int, origin: str, token: str, name: str, start: float) -> None:
-    opener = build_opener(HTTPCookieProcessor(CookieJar()))
+@dataclass(frozen=True)
+class Asking:
+    opener: OpenerDirector
+    origin: str
+    token: str
+    process: int
 
-    def ask(path: str, **query: Any) -> str:
-        with opener.open(f"{origin}{path}?{urlencode(query, doseq=True)}", timeout=600) as answer:
-            return answer.read().decode()
+    def seconds(self, path: str, **query: Any) -> tuple[float, float]:
+        """From the request to the last byte of its answer; and of processor time, over all cores."""
+        query["token"] = self.token
+        address = f"{self.origin}{path}?{urlencode(query, doseq=True)}"
+        began, computed = time.monotonic(), self._computed()
+        with self.opener.open(address, timeout=600) as answer:
+            answer.read()
+        return time.monotonic() - began, self._computed() - computed
 
-    ask("/", token=token)
+    def _computed(self) -> float:
+        times = Path(f"/proc/{self.process}/stat").read_text().rpartition(")")[2].split()[11:13]
+        return sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
+
+
+def _measure(asking: Asking, folder: Path, cache: Path) -> None:
+    files = len(list(folder.glob("iterations/*/trajectories.arrow")))
+    name, everything = folder.name, {"run": folder.name, "of": "everything"}
     began = time.monotonic()
-    first = ask("/answers", run=name)
-    first_page = time.monotonic() - began
-    while "data-indexing" in (page := ask("/answers", run=name)):
+    first = asking.seconds("/answers", **everything)
+    while len(list(cache.glob("*/*/about.json"))) < files:
         time.sleep(1)
-    indexed = time.monotonic() - began
-    total = re.search(r'data-total="(\d+)"', page)
-    print(f"{total[1] if total else '?'} answers; the viewer answered {start:.1f} s after its start\n")
-    print("| what | seconds (median, slowest of 5) |\n|---|---|")
-    print(f"| first page of answers, before anything is indexed ({len(first)} bytes) | {first_page:.2f} |")
-    print(f"| all are indexed, in the background | {indexed:.0f} |")
+    print(f"Load of the machine's {os.cpu_count()} cores: {os.getloadavg()[0]:.1f}.\n")
+    print("| what | seconds: median, slowest of 5 | of processor time |\n|---|---|---|")
+    print(f"| page of answers, when none has an index | {first[0]:.2f} | {first[1]:.2f} |")
+    print(f"| index of all answers, in the background | {time.monotonic() - began:.0f} | |")
     questions: dict[str, tuple[str, dict[str, Any]]] = {
         "experiments": ("/", {}),
         "curves": ("/run", {"run": name}),
-        "first page of answers": ("/answers", {"run": name}),
-        "filter: wrong ones that were cut off": (
-            "/answers",
-            {"run": name, "where": ["score<1", "unfinished=true"]},
-        ),
-        "sort: the longest log-prob first": ("/answers", {"run": name, "sort": "logprob_least"}),
-        "filter and sort": ("/answers", {"run": name, "where": ["score<1"], "sort": "advantage_least"}),
-        "search: a rare word": ("/answers", {"run": name, "search": RARE}),
-        "search: a word that is in most": ("/answers", {"run": name, "search": "the"}),
-        "search: a word that is nowhere": ("/answers", {"run": name, "search": "no such word"}),
-        "the last page": ("/answers", {"run": name, "page": 20_000}),
+        "first page of answers": ("/answers", everything),
+        "the last page": ("/answers", {**everything, "page": 20_000}),
+        "filter: wrong and cut off": ("/answers", {**everything, "verdict": "wrong", "unfinished": "1"}),
+        "filter: a number": ("/answers", {**everything, "where": "advantage_least < -0.9"}),
+        "sort by a number": ("/answers", {**everything, "sort": "logprob_least"}),
+        "filter and sort": ("/answers", {**everything, "verdict": "wrong", "sort": "advantage_least"}),
+        "search: a word that 100 answers have": ("/answers", {**everything, "search": RARE}),
+        "search: two letters that most have": ("/answers", {**everything, "search": "an"}),
+        "search: a word that none has": ("/answers", {**everything, "search": "no such word"}),
         "one answer": ("/answer", {"run": name, "source": "i57", "answer": "train/777#3"}),
     }
     for words, (path, query) in questions.items():
-        seconds = []
-        for _ in range(TIMES):
-            began = time.monotonic()
-            ask(path, **query)
-            seconds.append(time.monotonic() - began)
-        print(f"| {words} | {statistics.median(seconds):.2f}, {max(seconds):.2f} |")
-    memory = dict(
-        re.findall(r"^(Vm\w+|RssAnon):\s+(\d+) kB", Path(f"/proc/{process}/status").read_text(), re.M)
-    )
-    print(
-        f"\nMemory of the viewer: {int(memory['VmHWM']) / 2**10:.0f} MiB at most, all of it counted (VmHWM)."
-    )
+        seconds, computed = zip(*(asking.seconds(path, **query) for _ in range(TIMES)))
+        measured = f"{statistics.median(seconds):.2f}, {max(seconds):.2f} | {statistics.median(computed):.2f}"
+        print(f"| {words} | {measured} |", flush=True)
 
 
 def main() -> None:
@@ -251,12 +258,12 @@ def main() -> None:
     parser.add_argument("what", choices=("make", "measure"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--iterations", type=int, default=ITERATIONS, help=f"of {PER_ITERATION} answers each")
-    parser.add_argument("--cache", type=Path, help="of the viewer's index; default: the user's own")
+    parser.add_argument("--cache", type=Path, help="of the viewer's index; default: beside the folder")
     options = parser.parse_args()
     if options.what == "make":
         make(options.folder, options.iterations)
     else:
-        measure(options.folder, options.cache)
+        measure(options.folder, options.cache or options.folder.with_name(f"{options.folder.name}.index"))
 
 
 if __name__ == "__main__":

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
 
 from treetune.inference.base import (
     Canary,
+    Chunk,
     Completion,
     Engine,
     EngineError,
@@ -94,11 +94,14 @@ class FakeEngine(Engine):
                     raise ValueError(f"needs {needed} tokens of context, there are {self._context_length}")
                 self.asked.append(request)
                 results[index] = [
-                    self._sample(tuple(request.prompt_ids.tolist()), request.seed + i, request.sampling)
+                    self._sample(
+                        tuple(request.prompt_ids.tolist()),
+                        request.seed + i,
+                        request.sampling,
+                        request.reads_logprobs,
+                    )
                     for i in range(request.n)
                 ]
-                if not request.reads_logprobs:
-                    results[index] = [replace(one, logprobs=None) for one in results[index]]
                 self.tokens += sum(len(completion.token_ids) for completion in results[index])
                 if on_result is not None:
                     more, further = _parted(on_result(index, results[index]) or ())
@@ -106,7 +109,15 @@ class FakeEngine(Engine):
                     promised += further
         return results
 
-    def load(self, directory: Path, version: int, canary: Canary | None = None) -> SyncReport:
+    def load(
+        self,
+        directory: Path,
+        version: int,
+        canary: Canary | None = None,
+        chunks: Iterable[Chunk] | None = None,
+    ) -> SyncReport:
+        for _ in chunks or ():
+            pass
         self.loaded.append((directory, version))
         self.version = version
         gap = math.nan
@@ -129,7 +140,9 @@ class FakeEngine(Engine):
     def close(self) -> None:
         self.closed = True
 
-    def _sample(self, prompt: Ids, seed: int, sampling: SamplingParams) -> Completion:
+    def _sample(
+        self, prompt: Ids, seed: int, sampling: SamplingParams, reads_logprobs: bool = True
+    ) -> Completion:
         # A generator per sample: what else is asked for changes nothing.
         generator = random.Random(seed)
         ids: tuple[int, ...] = ()
@@ -142,7 +155,7 @@ class FakeEngine(Engine):
             if token == self._eos_id or self._stops(ids, sampling):
                 reason = "stop"
                 break
-        return Completion(ids, logprobs, reason, self.version)
+        return Completion(ids, logprobs if reads_logprobs else None, reason, self.version)
 
     def _stops(self, ids: Ids, sampling: SamplingParams) -> bool:
         if ids[-1] in sampling.stop_ids:

@@ -9,6 +9,7 @@ interfaces and mounts away.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shutil
 import signal
@@ -21,11 +22,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+ROOT = Path(__file__).parents[2]
 INSIDE = "TREETUNE_CLUSTER"
 """Names the shared folder in the environment of what runs in the outer namespaces."""
 
 NETWORK = "10.77.0"
 PATIENCE_S = 30.0
+PR_SET_PDEATHSIG = 1
 POLL_S = 0.05
 
 # The first process of a machine. It has nothing to do but to be the parent of those who lost theirs.
@@ -51,15 +54,19 @@ class Machine:
         private.mkdir(parents=True, exist_ok=True)
         names = "".join(f"{address} {name}\n" for name, address in hosts.items())
         (private / "hosts").write_text(f"127.0.0.1 localhost\n{names}")
-        # What is shared lies below /tmp, which the machine has one of its own of.
-        seen = self.shared
+        # What all of them see may lie below /tmp, which each has one of its own of.
+        seen = [place for place in (self.shared, ROOT) if place.is_relative_to("/tmp")]
+        keep = "\n".join(f"mkdir /run/{n} && mount --bind {place} /run/{n}" for n, place in enumerate(seen))
+        put = "\n".join(f"mkdir -p {place} && mount --move /run/{n} {place}" for n, place in enumerate(seen))
         mounts = "\n".join(f"mount --bind {what} {place}" for place, what in self.mounts.items())
         script = f"""set -e
             hostname {self.name}
             mount --make-rprivate /
-            mount --bind {seen} /mnt
-            mount -t tmpfs tmpfs /tmp && mount -t tmpfs tmpfs /dev/shm && mount -t tmpfs tmpfs /run
-            mkdir -p {seen} && mount --move /mnt {seen}
+            mount -t tmpfs tmpfs /run
+            {keep}
+            mount -t tmpfs tmpfs /tmp
+            mount -t tmpfs tmpfs /dev/shm
+            {put}
             mount --bind {private}/hosts /etc/hosts
             {mounts}
             : >{private}/up
@@ -73,11 +80,15 @@ class Machine:
                 stdin=subprocess.DEVNULL, stderr=log, start_new_session=True,
             )  # fmt: skip
         wait_until((private / "up").exists, f"the machine {self.name}")
-        number = self.address.rpartition(".")[2]
-        _run(*f"ip link add to-{number} type veth peer name eth0 netns {self.pid}".split())
-        _run(*f"ip link set to-{number} master bridge up".split())
+        _run(*f"ip link add {self.link} type veth peer name eth0 netns {self.pid}".split())
+        _run(*f"ip link set {self.link} master bridge up".split())
         for words in (f"addr add {self.address}/24 dev eth0", "link set eth0 up", "link set lo up"):
             self.run("ip", *words.split())
+
+    @property
+    def link(self) -> str:
+        """The outer end of its cable."""
+        return f"to-{self.address.rpartition('.')[2]}"
 
     @property
     def pid(self) -> int:
@@ -134,6 +145,8 @@ class Machine:
             os.kill(self.pid, signal.SIGKILL)
         self.init.wait(PATIENCE_S)
         self.init = None
+        with contextlib.suppress(RuntimeError):  # it goes with the machine, at once or a moment later
+            _run("ip", "link", "delete", self.link)
         for process in self.started:
             process.wait(PATIENCE_S)
         self.started.clear()
@@ -155,6 +168,7 @@ def machines(
     finally:
         for machine in made.values():
             machine.switch_off()
+        _run("ip", "link", "delete", "bridge")
 
 
 def wait_until(condition: Callable[[], bool], what: str, deadline_s: float = PATIENCE_S) -> None:
@@ -193,7 +207,10 @@ def enclosed() -> Path:
     command += ["--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
     command += ["bash", "-c", 'exec 2>&3 3>&-; exec "$@"', "inside", sys.executable, *sys.argv]
     inside = subprocess.Popen(
-        command, env=os.environ | {INSIDE: folder, "TMPDIR": "/tmp"}, start_new_session=True
+        command,
+        env=os.environ | {INSIDE: folder, "TMPDIR": "/tmp"},
+        start_new_session=True,
+        preexec_fn=_end_with_parent,
     )
     try:
         for number in (signal.SIGTERM, signal.SIGHUP):
@@ -206,6 +223,11 @@ def enclosed() -> Path:
         inside.wait()
         shutil.rmtree(folder, ignore_errors=True)
     sys.exit(code)
+
+
+def _end_with_parent() -> None:
+    """SIGKILL to this process when its parent is gone, even by SIGKILL; the folder then stays."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _search() -> str:

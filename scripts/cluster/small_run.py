@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from machines import ROOT, missing
+
 sys.path.insert(0, str(ROOT / "src"))
 
-from treetune.runtime.directory import ExperimentDirectory  # noqa: E402
+from treetune.runtime.directory import ExperimentDirectory
 
-CONFIGS = "src/treetune/testing/small.jsonnet,src/treetune/testing/several_machines.jsonnet"
-ITERATIONS = 4
-STRUCK = 2
-"""The iteration that is struck, counted from 0: the one after the first checkpoint."""
 RUN_DEADLINE_S = 1500.0
+
+
+@dataclass(frozen=True)
+class Kind:
+    """An experiment, and the checkpoint after which it is struck."""
+
+    configs: str
+    iterations: int
+    struck_after: int = 2
+
+
+KINDS = {
+    "vineppo": Kind("src/treetune/testing/small.jsonnet,src/treetune/testing/several_machines.jsonnet", 4),
+    "supervised": Kind("src/treetune/testing/small_supervised.jsonnet", 6),
+}
+"""`vineppo` has a server on each machine, `supervised` none."""
 
 
 @dataclass
@@ -24,24 +39,30 @@ class SmallRun:
 
     base: Path
     name: str
+    kind: Kind
 
     @property
     def directory(self) -> ExperimentDirectory:
         return ExperimentDirectory(self.base / self.name)
 
-    def is_sampling(self) -> bool:
-        """Whether answers of the iteration that is struck have come."""
-        journals = (self.directory.iteration(STRUCK) / "journal").glob("rollout-*.jsonl")
-        return any(path.stat().st_size for path in journals)
+    def is_half_way(self) -> bool:
+        """Whether it is in the iteration that is struck, and among its answers where any are sampled."""
+        directory, iteration = self.directory, self.kind.struck_after
+        journals = list((directory.iteration(iteration) / "journal").glob("rollout-*.jsonl"))
+        sampled = any(path.stat().st_size for path in journals)
+        return iteration in directory.checkpoints() and (sampled or self.kind is KINDS["supervised"])
 
     def policy(self) -> bytes:
-        return (self.directory.checkpoint(ITERATIONS) / "policy" / "model.safetensors").read_bytes()
+        place = self.directory.checkpoint(self.kind.iterations) / "policy" / "model.safetensors"
+        return place.read_bytes()
 
     def assert_same(self, undisturbed: SmallRun) -> None:
         """The same weights, each iteration's metrics once."""
         assert self.policy() == undisturbed.policy(), "the weights differ from the undisturbed run's"
         iterations = [row["iteration"] for row in self.directory.read_metrics()]
-        assert iterations == list(range(ITERATIONS)), f"metrics.jsonl has the iterations {iterations}"
+        assert iterations == list(range(self.kind.iterations)), (
+            f"metrics.jsonl has the iterations {iterations}"
+        )
 
 
 @dataclass(frozen=True)
@@ -57,6 +78,18 @@ class Outcome:
     def row(self) -> str:
         same = "yes" if not self.problem else f"**no**: {self.problem}"
         return f"| {self.machines} | {self.what} | {self.became} | {same} | {self.seconds:.0f} |"
+
+
+def asked(words: str | None, tools: Mapping[str, str], blows: Sequence[str]) -> argparse.Namespace:
+    """The arguments of a script of these words. Ends it with 2 where it can make no machines."""
+    parser = argparse.ArgumentParser(description=(words or "").splitlines()[0])
+    parser.add_argument("--nodes", type=int, default=2)
+    parser.add_argument("--only", nargs="*", choices=blows, default=blows)
+    parser.add_argument("--kind", choices=list(KINDS), default="vineppo", help="supervised starts no server")
+    options = parser.parse_args()
+    if lacking := missing(tools):
+        parser.exit(2, f"{parser.prog}: {lacking}\n")
+    return options
 
 
 def problem_of(error: Exception) -> str:

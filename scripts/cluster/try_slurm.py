@@ -1,6 +1,6 @@
 """Runs the small experiment on a real SLURM cluster made on the spot, a rank on each machine, and strikes it.
 
-    sudo .venv/bin/python scripts/cluster/try_slurm.py [--nodes 2] [--only scancel node …]
+    sudo .venv/bin/python scripts/cluster/try_slurm.py [--nodes 2] [--kind supervised] [--only scancel node …]
 
 `scripts/slurm/submit.sh` queues it as a user would. It is struck in its third iteration, after its first
 checkpoint, goes on by SLURM's own means or by the same line again, and has to end with the undisturbed run's
@@ -10,15 +10,14 @@ blow on two idle cores.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from machines import Machine, enclosed, missing, wait_until
+from machines import Machine, enclosed, wait_until
 from slurm import TOOLS, Cluster, cluster
-from small_run import CONFIGS, ROOT, RUN_DEADLINE_S, Outcome, SmallRun, problem_of
+from small_run import KINDS, ROOT, RUN_DEADLINE_S, Outcome, SmallRun, asked, problem_of
 
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT", "OUT_OF_MEMORY")
 NEW_START_WITHIN_S = 180.0
@@ -35,7 +34,7 @@ class Run(SmallRun):
     def submit(self) -> None:
         """As the documents say, from the login node."""
         self.job = self.cluster.do(
-            "bash", str(ROOT / "scripts/slurm/submit.sh"), CONFIGS, "run_iteration_loop",
+            "bash", str(ROOT / "scripts/slurm/submit.sh"), self.kind.configs, "run_iteration_loop",
             NODES=str(self.nodes), GPUS_PER_NODE="1", CPUS_PER_NODE="1", MEMORY="4G", TIME="60",
             APP_DIRECTORY=str(self.base), APP_EXPERIMENT_NAME=self.name,
         )  # fmt: skip
@@ -48,14 +47,14 @@ class Run(SmallRun):
         return self.cluster.state(self.job)
 
     def reach(self) -> None:
-        """Returns while answers of the iteration that is struck are sampled."""
+        """Returns in the iteration that is struck."""
 
-        def sampled() -> bool:
+        def half_way() -> bool:
             state = self.cluster.state(self.job)
             assert state not in ENDED, f"job {self.job} is {state} before it was struck:\n{self.log()}"
-            return self.is_sampling()
+            return self.is_half_way()
 
-        wait_until(sampled, "the iteration that is struck", RUN_DEADLINE_S)
+        wait_until(half_way, "the iteration that is struck", RUN_DEADLINE_S)
 
     def last_node(self) -> Machine:
         return self.cluster.machines[self.cluster.nodes_of(self.job)[-1]]
@@ -134,25 +133,20 @@ def strike(run: Run, name: str, undisturbed: Run) -> Outcome:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--nodes", type=int, default=2)
-    parser.add_argument("--only", nargs="*", choices=list(BLOWS), default=list(BLOWS))
-    options = parser.parse_args()
-    if lacking := missing(TOOLS):
-        print(f"try_slurm.py: {lacking}", file=sys.stderr)
-        return 2
+    options = asked(__doc__, TOOLS, list(BLOWS))
+    kind = KINDS[options.kind]
     shared = enclosed()
     outcomes = []
     with cluster(options.nodes, shared) as made:
-        whole = Run(shared / "experiments", "undisturbed", made, options.nodes)
+        whole = Run(shared / "experiments", "undisturbed", kind, made, options.nodes)
         started = time.monotonic()
         whole.submit()
         state = whole.ended()
         assert state == "COMPLETED", f"the undisturbed run is {state}:\n{whole.log()}"
         outcomes.append(Outcome(options.nodes, "nothing", state, "", time.monotonic() - started))
         print(outcomes[-1].row(), flush=True)
-        for name in options.only:
-            outcomes.append(strike(Run(shared / "experiments", name, made, options.nodes), name, whole))
+        for name in options.only if options.kind == "vineppo" else [n for n in options.only if n != "server"]:
+            outcomes.append(strike(Run(shared / "experiments", name, kind, made, options.nodes), name, whole))
             print(outcomes[-1].row(), flush=True)
             wait_until(lambda: len(set(made.idle())) == options.nodes, "idle nodes", NEW_START_WITHIN_S)
     return 1 if any(one.problem for one in outcomes) else 0

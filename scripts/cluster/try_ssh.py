@@ -1,6 +1,6 @@
 """Runs the small experiment by DeepSpeed's launcher over ssh, on machines made on the spot, and strikes it.
 
-    sudo .venv/bin/python scripts/cluster/try_ssh.py [--nodes 2] [--only rank command interrupt]
+    sudo .venv/bin/python scripts/cluster/try_ssh.py [--nodes 2] [--kind supervised] [--only rank …]
 
 The command is the documents': `deepspeed --hostfile …` on the first machine. It is struck in the third
 iteration; then nothing may be left on any machine, and the same command has to end with the undisturbed run's
@@ -9,7 +9,6 @@ weights, to the bit. Prints a row for each. Needs root and the packages that it 
 
 from __future__ import annotations
 
-import argparse
 import signal
 import subprocess
 import sys
@@ -19,8 +18,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from machines import Machine, enclosed, machines, missing, wait_until
-from small_run import CONFIGS, ROOT, RUN_DEADLINE_S, Outcome, SmallRun, problem_of
+from machines import Machine, enclosed, machines, wait_until
+from small_run import KINDS, ROOT, RUN_DEADLINE_S, Outcome, SmallRun, asked, problem_of
 
 TOOLS = {
     "sshd": "openssh-server",
@@ -104,7 +103,7 @@ class Run(SmallRun):
         here: Mapping[str, str] = everywhere | {"DS_ENV_FILE": str(variables), "HOME": str(self.base)}
         words = [f"{name}={value}" for name, value in here.items()]
         command = ["deepspeed", f"--hostfile={hostfile}", "--quiet", "--no_local_rank"]
-        command += ["src/treetune/main.py", "--configs", CONFIGS, "run_iteration_loop"]
+        command += ["src/treetune/main.py", "--configs", self.kind.configs, "run_iteration_loop"]
         log = self.base / f"{self.name}.output"
         self.process = self.nodes[0].start("env", "-i", f"--chdir={ROOT}", *words, *command, log=log)
 
@@ -114,14 +113,14 @@ class Run(SmallRun):
         return self.process.wait(RUN_DEADLINE_S)
 
     def reach(self) -> None:
-        """Returns while answers of the iteration that is struck are sampled."""
+        """Returns in the iteration that is struck."""
 
-        def sampled() -> bool:
+        def half_way() -> bool:
             assert self.process is not None
             assert self.process.poll() is None, f"the command ended before it was struck:\n{self.log()}"
-            return self.is_sampling()
+            return self.is_half_way()
 
-        wait_until(sampled, "the iteration that is struck", RUN_DEADLINE_S)
+        wait_until(half_way, "the iteration that is struck", RUN_DEADLINE_S)
 
     def blow(self, name: str) -> None:
         if name == "rank":
@@ -172,17 +171,12 @@ def strike(run: Run, name: str, undisturbed: Run) -> Outcome:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--nodes", type=int, default=2)
-    parser.add_argument("--only", nargs="*", choices=list(BLOWS), default=list(BLOWS))
-    options = parser.parse_args()
-    if lacking := missing(TOOLS):
-        print(f"try_ssh.py: {lacking}", file=sys.stderr)
-        return 2
+    options = asked(__doc__, TOOLS, list(BLOWS))
+    kind = KINDS[options.kind]
     shared = enclosed()
     outcomes = []
     with reachable(options.nodes, shared) as nodes:
-        whole = Run(shared / "experiments", "undisturbed", nodes)
+        whole = Run(shared / "experiments", "undisturbed", kind, nodes)
         started = time.monotonic()
         whole.start()
         code = whole.ended()
@@ -192,7 +186,7 @@ def main() -> int:
         )
         print(outcomes[-1].row(), flush=True)
         for name in options.only:
-            outcomes.append(strike(Run(shared / "experiments", name, nodes), name, whole))
+            outcomes.append(strike(Run(shared / "experiments", name, kind, nodes), name, whole))
             print(outcomes[-1].row(), flush=True)
     return 1 if any(one.problem for one in outcomes) else 0
 

@@ -5,7 +5,7 @@
 #   sudo ./scripts/container/try_container.sh          needs: apt-get install buildah mmdebstrap (about 10 GB, 15 minutes)
 #
 # Environment: FOLDER (everything lies there and is deleted at the end; default: a new one below TMPDIR); KEEP=1 keeps
-# it; MOUNT (PLACE or PLACE:PLACE_INSIDE, several: what pip reads of this machine while it installs, such as
+# it, and an image that is there is not built again; MOUNT (PLACE or PLACE:PLACE_INSIDE, several: what pip reads of this machine while it installs, such as
 # /etc/pip.conf and a folder of wheels).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -15,33 +15,46 @@ for tool in buildah mmdebstrap; do command -v "$tool" >/dev/null || missing+=("$
 if [ ${#missing[@]} -gt 0 ]; then echo "try_container.sh: apt-get install ${missing[*]}" >&2; exit 2; fi
 if [ "$(id -u)" != 0 ]; then echo "try_container.sh: a root file system is made by root: sudo $0" >&2; exit 2; fi
 
-folder=${FOLDER:-$(mktemp -d "${TMPDIR:-/tmp}/treetune-container-XXXXXX")}
-mkdir -p "$folder"
+if [ -z "${TREETUNE_INSIDE:-}" ]; then
+    # What is mounted and started lives in namespaces of its own, which end with this script.
+    folder=${FOLDER:-$(mktemp -d "${TMPDIR:-/tmp}/treetune-container-XXXXXX")}
+    mkdir -p "$folder"
+    inside=
+    leave() {
+        if [ -n "$inside" ]; then kill -KILL "$inside" 2>/dev/null || true; fi
+        if [ -z "${KEEP:-}" ]; then rm -rf "$folder"; else echo "kept: $folder" >&2; fi
+    }
+    trap leave EXIT
+    trap 'exit 130' INT TERM HUP
+    TREETUNE_INSIDE=1 FOLDER=$folder unshare --mount --pid --fork --kill-child --mount-proc "$PWD/scripts/container/try_container.sh" &
+    inside=$!
+    code=0
+    wait "$inside" || code=$?
+    exit "$code"
+fi
+
+folder=$FOLDER
 export BUILDAH_ISOLATION=chroot
 images() { buildah --storage-driver overlay --root "$folder/images" --runroot "$folder/run" "$@"; }
-container=
-leave() {
-    if [ -n "$container" ]; then images rm "$container" >/dev/null || true; fi
-    images umount --all >/dev/null 2>&1 || true
-    if [ -z "${KEEP:-}" ]; then rm -rf "$folder"; else echo "kept: $folder" >&2; fi
-}
-trap leave EXIT
-trap 'exit 130' INT TERM
 
 mounts=()
 for place in ${MOUNT:-}; do mounts+=(--volume "${place%%:*}:${place#*:}:ro"); done
 step() { printf '\n== %s (%s s)\n' "$*" "$SECONDS"; }
 
+built() { images inspect --type image "localhost/$1" >/dev/null 2>&1; }
+
 step "a base image of $(. /etc/os-release && echo "$PRETTY_NAME")"
-if [ ! -f "$folder/base.tar" ]; then
+if ! built base; then
     mmdebstrap --quiet --variant=apt --include=ca-certificates "$(. /etc/os-release && echo "$VERSION_CODENAME")" "$folder/base.tar"
+    printf 'FROM scratch\nADD base.tar /\n' >"$folder/base.docker"
+    images bud --quiet --pull-never --file "$folder/base.docker" --tag localhost/base "$folder"
 fi
-printf 'FROM scratch\nADD base.tar /\n' >"$folder/base.docker"
-images bud --quiet --pull-never --file "$folder/base.docker" --tag localhost/base "$folder"
 
 step "Dockerfile on it, for the CPU"
-images bud --pull-never --network host --build-arg BASE=localhost/base --build-arg DEVICE=cpu \
-    ${mounts[@]+"${mounts[@]}"} --ignorefile .dockerignore --file Dockerfile --tag localhost/treetune .
+if ! built treetune; then
+    images bud --pull-never --network host --build-arg BASE=localhost/base --build-arg DEVICE=cpu \
+        ${mounts[@]+"${mounts[@]}"} --ignorefile .dockerignore --file Dockerfile --tag localhost/treetune .
+fi
 
 container=$(images from --pull-never localhost/treetune)
 # Inside: the image's own user, its own network with nothing but a loopback, as many processes as it starts.
@@ -53,8 +66,8 @@ inside bash -c 'id -un; ./scripts/setup.sh && .venv/bin/python --version; .venv/
 step "the quickstart's first steps"
 quick=configs/quickstart
 inside bash -c ".venv/bin/python src/treetune/main.py --configs $quick/vineppo.jsonnet check_config"
-echo '{ iterations: 2, checkpoints+: { every: 1 }, evaluation+: { sets: [] } }' >"$folder/short.jsonnet"
+echo '{ iterations: 2, problems_per_iteration: 64, checkpoints+: { every: 1 }, evaluation+: { sets: [] },
+        trainer+: { schedule+: { may_outlast_training: true } } }' >"$folder/short.jsonnet"
 images copy --chown researcher "$container" "$folder/short.jsonnet" /treetune/short.jsonnet
-inside env CONFIGSTR="$quick/sft.jsonnet,short.jsonnet" ./run.sh
-inside env CONFIGSTR="$quick/vineppo.jsonnet,short.jsonnet" ./run.sh
+for name in sft vineppo; do inside env OMP_NUM_THREADS=1 CONFIGSTR="$quick/$name.jsonnet,short.jsonnet" ./run.sh; done
 step "done"

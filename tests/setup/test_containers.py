@@ -99,7 +99,7 @@ def test_the_systems_packages_are_those_that_the_set_up_asks_for(tmp_path: Path)
     subprocess.run(["bash", str(script), "system"], env=environment, check=True, timeout=60)
     update, install = asked.read_text().splitlines()
     assert update == "update"
-    assert {"python3-venv", "python3-dev", "g++", "bubblewrap"} <= set(install.split())
+    assert {"python3-venv", "python3-dev", "g++", "libnuma1", "bubblewrap"} <= set(install.split())
 
 
 @pytest.mark.parametrize(

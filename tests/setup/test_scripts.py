@@ -164,6 +164,13 @@ def test_python_headers_are_needed_on_a_gpu_and_a_note_elsewhere(gpu: Checkout) 
     assert done.returncode == 0 and "note: Python.h is missing" in done.stderr
 
 
+def test_the_library_that_vllm_loads_on_a_cpu_is_asked_for_there_alone(gpu: Checkout) -> None:
+    done = gpu.run("scripts/setup.sh", WITHOUT="libnuma", TREETUNE_DEVICE="cpu")
+    assert done.returncode == 1 and "apt-get install libnuma1" in done.stderr
+    assert gpu.asked() == "", "nothing is downloaded before"
+    assert gpu.run("scripts/setup.sh", WITHOUT="libnuma").returncode == 0
+
+
 def test_a_driver_that_finds_no_gpu_is_said(checkout: Checkout) -> None:
     checkout.tool("nvidia-smi", "#!/bin/bash\necho 'Failed to initialize NVML'; exit 18\n")
     done = checkout.run("scripts/setup.sh")

@@ -277,3 +277,17 @@ def test_whitened_advantages_have_mean_zero_and_at_most_unit_deviation(numbers):
     whitened = normalised(torch.tensor(numbers), "whiten").double()
     assert float(whitened.mean()) == pytest.approx(0, abs=1e-4)
     assert float(whitened.std()) <= 1 + 1e-4
+
+
+def test_the_weights_of_truncated_importance_are_reported_before_and_beyond_the_cap() -> None:
+    tokens, logprobs = batch(5)
+    ratios = [
+        math.exp(o - b) for o, b in zip(tokens.old_logprobs_N, tokens.behaviour_logprobs_N, strict=True)
+    ]
+    weights = tokens.weights_N.tolist()
+    _, metrics = ClippedPolicyGradient(importance_cap=1.2).loss(tokens, logprobs)
+    mean = sum(w * ratio for w, ratio in zip(weights, ratios, strict=True))
+    capped = sum(w for w, ratio in zip(weights, ratios, strict=True) if ratio > 1.2)
+    assert float(metrics["train/importance"]) == pytest.approx(mean)
+    assert 0 < float(metrics["train/importance_capped"]) == pytest.approx(capped)
+    assert "train/importance" not in ClippedPolicyGradient().loss(tokens, logprobs)[1]

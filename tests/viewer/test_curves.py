@@ -64,7 +64,7 @@ def test_seeds_together_have_the_interval_of_their_mean(store: Store, folder: Pa
     error = math.sqrt(((0.2 - 0.5) ** 2 + (0.4 - 0.5) ** 2 + (0.9 - 0.5) ** 2) / 2 / 3)
     assert three.y == pytest.approx([0.5])
     assert three.low == pytest.approx([0.5 - 4.303 * error], abs=1e-3)
-    assert "t-interval over 3 seeds" in chart.band
+    assert "over up to 3 seeds" in chart.band
 
 
 def test_a_chart_of_two_metrics_has_one_colour_and_two_kinds_of_line(store: Store, folder: Path) -> None:

@@ -19,6 +19,7 @@ import treetune
 from treetune.config.errors import FoundByAllRanks
 from treetune.config.folders import DIGITS_OF_HASH, own_modules
 from treetune.config.hashing import config_hash
+from treetune.files import own_folder
 from treetune.runtime.machine import versions
 from treetune.trainers.meeting import Meeting
 
@@ -65,18 +66,19 @@ class View:
     """Whom it can't connect to, and why."""
 
 
-def agree(meeting: Meeting, directory: Path, plain: Mapping[str, Any]) -> None:
+def agree(meeting: Meeting, directory: Path, plain: Mapping[str, Any], *, share: bool = False) -> None:
     """Looks at this machine and at the others from here; returns where each can do its part of the run in
     `directory`, and otherwise raises MachinesDiffer with all that is wrong, on every rank. Collective.
 
-    Sets GLOO_SOCKET_IFNAME to the interface by which the machines reach each other.
+    Sets GLOO_SOCKET_IFNAME to the interface by which the machines reach each other. `share` lets others look
+    into the directory.
     """
     if meeting.machines == 1:
         return
     interface, address = meeting.interface()
     os.environ["GLOO_SOCKET_IFNAME"] = interface
     token = meeting.exchange("token", secrets.token_hex(8))[0]
-    with _listening(address, meeting.world_size) as port, _marked(directory, token, meeting):
+    with _listening(address, meeting.world_size) as port, _marked(directory, token, meeting, share):
         own = Facts(
             meeting.machine,
             platform.node(),
@@ -173,11 +175,11 @@ def _mark(directory: Path, token: str, machine: int) -> Path:
 
 
 @contextmanager
-def _marked(directory: Path, token: str, meeting: Meeting) -> Iterator[None]:
+def _marked(directory: Path, token: str, meeting: Meeting, share: bool) -> Iterator[None]:
     """Inside, a file says that this machine writes here. The name is new, so that no file system remembers
     that it wasn't there."""
     own = _mark(directory, token, meeting.machine)
-    directory.mkdir(parents=True, exist_ok=True)
+    own_folder(directory, share=share)
     own.touch()
     try:
         yield

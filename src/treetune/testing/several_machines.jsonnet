@@ -1,4 +1,4 @@
-// On the right of small.jsonnet: a server on each machine, and answers enough for four of them.
+// On the right of small.jsonnet: a server on each machine, for the rank that is there.
 {
   engines+: { policy+: { servers: 'per_rank' } },
 }

@@ -123,7 +123,8 @@ class View:
     def render(self, template: str, status: int = 200, **values: Any) -> HTMLResponse:
         """The template, filled in; `view` is this."""
         text = environment().get_template(template).render(view=self, **values)
-        return HTMLResponse(text, status_code=status)
+        # Half a character of somebody's is no reason to show nothing.
+        return HTMLResponse(text.encode("utf-8", "replace"), status_code=status)
 
 
 def digest(*parts: object) -> str:

@@ -52,6 +52,8 @@ class PolicyGradient(Objective):
     importance sampling for engines that sample from slightly other probabilities than the trainer
     computes. None leaves it out; the gap is measured either way. The engine's are of the distribution that
     top-p and top-k have cut, p_old is not: where these cut, the weight is the share that they leave, too.
+    ``train/importance`` is the mean of the weights before the cap, ``train/importance_capped`` the share of
+    tokens that it cuts.
     `entropy_coef` may have either sign.
 
     With a `ratio_threshold` a minibatch whose mean ratio is above it has no loss, KL and entropy included;
@@ -146,7 +148,8 @@ class PolicyGradient(Objective):
         policy_N, is_clipped_N = self.surrogate(batch, logprobs_N, log_ratio_N)
         if self.importance_cap is not None:
             assert batch.behaviour_logprobs_N is not None, "sampled tokens carry the engine's log-probs"
-            policy_N = policy_N * (old_N - batch.behaviour_logprobs_N).exp().clamp(max=self.importance_cap)
+            importance_N = (old_N - batch.behaviour_logprobs_N).exp()
+            policy_N = policy_N * importance_N.clamp(max=self.importance_cap)
         loss = (batch.weights_N * policy_N).sum()
         metrics = {
             "train/policy_loss": loss.detach(),
@@ -154,6 +157,9 @@ class PolicyGradient(Objective):
             "train/approx_kl": batch.mean(0.5 * log_ratio_N.detach().square()),
             RATIO: batch.mean(log_ratio_N.detach().exp()),
         }
+        if self.importance_cap is not None:
+            metrics["train/importance"] = batch.mean(importance_N)
+            metrics["train/importance_capped"] = batch.mean(importance_N > self.importance_cap)
         if self.kl_coef > 0 and self.kl_placement == "loss":
             kl_loss = self._kl_loss(batch, logprobs_N)
             metrics["train/kl_loss"] = kl_loss.detach()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
+import shutil
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -17,7 +19,7 @@ import numpy as np
 
 from treetune.viewer.store.batches import Batches, Layout
 from treetune.viewer.store.catalogue import NotThere, Run
-from treetune.viewer.store.index import BITS, ROWS, About, build, read_about
+from treetune.viewer.store.index import BITS, ROWS, ROWS_IN_GROUP, About, build, read_about
 from treetune.viewer.store.signatures import SHORTEST, lowered, may_hold
 from treetune.viewer.store.sources import Source, sources
 
@@ -32,6 +34,10 @@ AT_ONCE_BYTES = 1_000_000
 
 LOOKED_INTO = 2000
 """Texts that a search looks into at a time."""
+DEEP = 5000
+"""Rows that are passed over before a page counts as far behind."""
+MOST_AT_ONCE = 50_000
+"""Answers in which a text may be, up to which their places are read at once."""
 PATIENCE_S = 0.6
 """How long a search goes on looking into texts once it has a page to show."""
 
@@ -94,14 +100,20 @@ class Indexed:
 
 
 class Answers:
-    """The answers of one experiment. Indexes lie in `cache`; a thread makes those of large files."""
+    """The answers of one experiment. Indexes lie in `cache`; a thread makes those of large files.
 
-    def __init__(self, run: Run, cache: Path) -> None:
+    What is known of the files may be `look_again_s` old.
+    """
+
+    def __init__(self, run: Run, cache: Path, look_again_s: float = 0.0) -> None:
         self.run = run
+        self._look_again_s = look_again_s
+        self._seen: tuple[float, list[Indexed]] = (-math.inf, [])
         self._cache = cache / hashlib.blake2b(str(run.path.resolve()).encode(), digest_size=8).hexdigest()
-        self._lock, self._working = threading.Lock(), threading.Lock()
+        self._lock, self._building, self._working = threading.Lock(), threading.Lock(), threading.Lock()
         self._known: dict[str, Indexed] = {}
         self._failed: dict[str, str] = {}
+        self._columns: tuple[str, dict[str, str]] = ("", {})
         self._connection: duckdb.DuckDBPyConnection | None = None
 
     # Indexes
@@ -112,6 +124,14 @@ class Answers:
 
     def indexed(self) -> list[Indexed]:
         """All sources, each with its index as far as that is made; the rest is begun."""
+        seen, found = self._seen
+        if time.monotonic() - seen < self._look_again_s:
+            return found
+        found = self._look()
+        self._seen = (time.monotonic(), found)
+        return found
+
+    def _look(self) -> list[Indexed]:
         found = [self._indexed(source) for source in self.sources()]
         missing = [one for one in found if one.about is None and one.source.mark not in self._failed]
         if not missing:
@@ -129,7 +149,7 @@ class Answers:
 
     def mark(self) -> str:
         """Another one as soon as there are other answers, or more of them are indexed."""
-        found = map(self._indexed, self.sources())
+        found = self.indexed()
         parts = [(one.source.name, one.source.mark, one.about is not None) for one in found]
         return hashlib.blake2b(repr(parts).encode(), digest_size=12).hexdigest()
 
@@ -151,27 +171,32 @@ class Answers:
             self._working.release()
 
     def _make(self, missing: Sequence[Indexed]) -> None:
+        names = {source.name for source in self.sources()}
+        for gone in [place for place in self._cache.glob("[ie]*") if place.name not in names]:
+            shutil.rmtree(gone, ignore_errors=True)
         for one in missing:
-            with self._lock:
+            with self._building:
                 if self._indexed(one.source).about is not None:
                     continue
                 mark = one.source.mark
                 try:
                     build(one.source, one.place)
-                except (ValueError, OSError, KeyError) as error:
+                except Exception as error:  # whatever it is, the other files are shown, and this one is named
                     if one.source.mark == mark:  # else it was written anew meanwhile, and is read next time
                         self._failed[mark] = f"{one.source.words} can't be read: {error}"
-                        LOG.warning("%s", self._failed[mark])
+                        LOG.warning("%s", self._failed[mark], exc_info=not isinstance(error, ValueError))
 
     # Questions
 
     def columns(self) -> dict[str, str]:
         """The columns of the index by name, with DuckDB's types."""
-        relation = self._relation(())
+        relation, mark = self._relation(()), self.mark()
         if relation is None:
             return {}
-        rows = self._query(f"DESCRIBE SELECT * FROM {relation}").fetchall()
-        return {name: kind for name, kind, *_ in rows if name not in ("row", "place")}
+        if self._columns[0] != mark:
+            rows = self._query(f"DESCRIBE SELECT * FROM {relation}").fetchall()
+            self._columns = mark, {name: kind for name, kind, *_ in rows if name not in ("row", "place")}
+        return self._columns[1]
 
     def ask(self, question: Question) -> Found:
         """Raises ValueError for a column or an operator that isn't there."""
@@ -183,9 +208,12 @@ class Answers:
         if question.search:
             return self._search(question, relation, where, values, order)
         [total] = self._query(f"SELECT count(*) FROM {relation} WHERE {where}", values).fetchone() or (0,)
-        cut = f"LIMIT {question.size} OFFSET {(question.page - 1) * question.size}"
-        rows = self._rows(f"SELECT * FROM {relation} WHERE {where} ORDER BY {order} {cut}", values)
-        return Found(rows, total, True)
+        skipped = (question.page - 1) * question.size
+        rest = f"FROM {relation} WHERE {where} ORDER BY {order} LIMIT {question.size} OFFSET {skipped}"
+        if skipped < DEEP:
+            return Found(self._rows(f"SELECT * {rest}", values), total, True)
+        # What is sorted and passed over has two columns then, and not all.
+        return Found(self._rows_at(self._query(f"SELECT source, row {rest}", values).fetchall()), total, True)
 
     def sql(self, text: str, values: Sequence[Any] = (), sources: Sequence[str] = ()) -> list[dict[str, Any]]:
         """A question in SQL to the table `answers`, for pages that count; values stand for `?`."""
@@ -223,59 +251,74 @@ class Answers:
 
     def _search(self, question: Question, relation: str, where: str, values: list[Any], order: str) -> Found:
         """Answers whose signature lets hope, looked into in the order in which they are shown."""
-        candidates = self._candidates(question)
         needed, started = question.page * question.size, time.monotonic()
         connection = self._cursor()
+        candidates = self._candidates(question)
         if candidates is not None:
-            import pyarrow as pa
-
-            names, own = candidates
-            connection.register("candidates", pa.table({"source": names, "row": own}))
+            connection.register("candidates", candidates)
             relation = f"(SELECT * FROM {relation} JOIN candidates USING (source, row))"
-        [total] = connection.execute(f"SELECT count(*) FROM {relation} WHERE {where}", values).fetchone() or (
-            0,
-        )
-        kept: list[dict[str, Any]] = []
+        wanted = f"FROM {relation} WHERE {where}"
+        # All of a few at once: each further question would join anew.
+        fits = candidates is not None and len(candidates) <= MOST_AT_ONCE
+        whole = f"SELECT source, row, place {wanted} ORDER BY {order}"
+        all_places = connection.execute(whole, values).fetchall() if fits else None
+        if all_places is not None:
+            total = len(all_places)
+        else:
+            [total] = connection.execute(f"SELECT count(*) {wanted}", values).fetchone() or (0,)
+        kept = list[tuple[str, int]]()
         seen = hits = 0
-        least = max(100, 2 * question.size)
+        taken = question.size + question.size // 4
         while seen < total and (hits < needed or time.monotonic() - started < PATIENCE_S):
-            cut = f"LIMIT {least} OFFSET {seen}"
-            places = connection.execute(
-                f"SELECT source, place, row FROM {relation} WHERE {where} ORDER BY {order} {cut}", values
-            ).fetchall()
-            for (name, _, row), text in zip(places, self.texts([(n, p) for n, p, _ in places]), strict=True):
+            if all_places is not None:
+                places = all_places[seen : seen + taken]
+            else:
+                places = connection.execute(f"{whole} LIMIT {taken} OFFSET {seen}", values).fetchall()
+            texts = self.texts([(source, place) for source, _, place in places])
+            for (source, row, _), text in zip(places, texts, strict=True):
                 if lowered(question.search) in lowered(text):
                     hits += 1
                     if needed - question.size < hits <= needed:
-                        kept.append({"source": name, "row": row})
+                        kept.append((source, row))
             seen += len(places)
-            least = min(LOOKED_INTO, 4 * least)
-        rows = self._by_row(kept)
+            taken = min(LOOKED_INTO, 2 * taken)
         exact = seen >= total
+        rows = self._rows_at(kept)
         return Found(rows, hits if exact else max(hits, round(hits / max(1, seen) * total)), exact)
 
-    def _candidates(self, question: Question) -> tuple[list[str], np.ndarray] | None:
-        """Sources and rows in which the text may be; None where all may."""
+    def _rows_at(self, kept: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
+        """Rows of the index by source and number."""
+        from pyarrow import parquet
+
+        found: dict[tuple[str, int], dict[str, Any]] = {}
+        for one in self._chosen({source for source, _ in kept}):
+            own = sorted(row for source, row in kept if source == one.source.name)
+            with parquet.ParquetFile(one.place / ROWS) as file:
+                for group in range(file.num_row_groups):
+                    start = group * ROWS_IN_GROUP
+                    inside = [row - start for row in own if start <= row < start + ROWS_IN_GROUP]
+                    if inside:
+                        for row in file.read_row_group(group, use_threads=False).take(inside).to_pylist():
+                            found[row["source"], row["row"]] = row
+        return [found[key] for key in kept]
+
+    def _candidates(self, question: Question) -> pa.Table | None:
+        """Sources and rows in which the text may be; None where most may."""
+        import pyarrow as pa
+
         if len(question.search.encode()) < SHORTEST:
             return None
-        names: list[str] = []
-        rows: list[np.ndarray] = []
+        names, rows, everything = list[Any](), list[np.ndarray](), 0
         for one in self._chosen(question.sources):
             assert one.about is not None
             own = np.flatnonzero(may_hold(one.place / BITS, one.about.rows, question.search))
-            names += [one.source.name] * len(own)
+            names.append(pa.repeat(one.source.name, len(own)))
             rows.append(own)
-        return names, np.concatenate(rows) if rows else np.empty(0, np.int64)
-
-    def _by_row(self, kept: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Rows of the index in the order that is given."""
-        found: dict[tuple[str, int], dict[str, Any]] = {}
-        for name in {one["source"] for one in kept}:
-            relation = self._relation((name,))
-            own = ", ".join(str(int(one["row"])) for one in kept if one["source"] == name)
-            for row in self._rows(f"SELECT * FROM {relation} WHERE row IN ({own})"):
-                found[name, row["row"]] = row
-        return [found[one["source"], one["row"]] for one in kept]
+            everything += one.about.rows
+        found = np.concatenate(rows)
+        if 2 * len(found) > everything:
+            return None
+        return pa.table({"source": pa.concat_arrays(names), "row": found})
 
     # Texts and whole answers
 
@@ -322,6 +365,8 @@ class Answers:
             from treetune.episode_generators.trajectory_rows import trajectories_of
 
             [trajectory] = trajectories_of(_one_row(one.source.path, one.about.answers, row["place"]))
+            if trajectory.id != answer:
+                raise ValueError(f"{one.source.path} was written anew just now: ask again")
         if one.about.episodes is not None and one.source.episodes is not None:
             from treetune.episode_generators.episode_rows import episodes_of
 
@@ -351,9 +396,7 @@ class Answers:
         return self._cursor().execute(text, list(values))
 
     def _rows(self, text: str, values: Sequence[Any] = ()) -> list[dict[str, Any]]:
-        answered = self._query(text, values)
-        names = [column[0] for column in answered.description or ()]
-        return [dict(zip(names, row, strict=True)) for row in answered.fetchall()]
+        return _as_rows(self._query(text, values))
 
     def _cursor(self) -> duckdb.DuckDBPyConnection:
         import duckdb
@@ -369,6 +412,11 @@ class Answers:
                 self._connection = duckdb.connect(":memory:", config=settings)
                 self._connection.execute("SET parquet_metadata_cache = true")
         return self._connection.cursor()
+
+
+def _as_rows(answered: duckdb.DuckDBPyConnection) -> list[dict[str, Any]]:
+    names = [column[0] for column in answered.description or ()]
+    return [dict(zip(names, row, strict=True)) for row in answered.fetchall()]
 
 
 def _one_row(path: Path, layout: Layout, place: int) -> pa.RecordBatch:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 LOOK_AGAIN_S = 2.0
 """How old a list of what lies below a folder may be."""
 
+ANSWERS_LOOK_AGAIN_S = 0.3
+"""The same for the files of an experiment's answers."""
+
 DEEPEST = 8
 """Folders below one that was given which are looked into."""
 
@@ -105,7 +108,7 @@ class Store:
 
         with self._lock:
             if run not in self._answers:
-                self._answers[run] = Answers(run, self.cache)
+                self._answers[run] = Answers(run, self.cache, min(self._look_again_s, ANSWERS_LOOK_AGAIN_S))
             return self._answers[run]
 
     def known(self, what: str, run: Run, read: Callable[[], Value]) -> Value:

@@ -240,7 +240,7 @@ def _t_interval(values: Sequence[float]) -> tuple[float, float] | None:
 
 def _band_words(made: Sequence[Bunch], alone: str) -> str:
     most = max((len(bunch.members) for bunch in made), default=1)
-    return f"mean and 95 % t-interval over {most} seeds" if most > 1 else alone
+    return f"95 % t-interval of the mean over up to {most} seeds" if most > 1 else alone
 
 
 def _thinned(xs: Sequence[float], ys: Sequence[float]) -> tuple[list[float], list[float]]:
