@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from machines import ROOT
+from machines import ROOT, missing
 
 sys.path.insert(0, str(ROOT / "src"))
 
@@ -76,6 +78,18 @@ class Outcome:
     def row(self) -> str:
         same = "yes" if not self.problem else f"**no**: {self.problem}"
         return f"| {self.machines} | {self.what} | {self.became} | {same} | {self.seconds:.0f} |"
+
+
+def asked(words: str | None, tools: Mapping[str, str], blows: Sequence[str]) -> argparse.Namespace:
+    """The arguments of a script of these words. Ends it with 2 where it can make no machines."""
+    parser = argparse.ArgumentParser(description=(words or "").splitlines()[0])
+    parser.add_argument("--nodes", type=int, default=2)
+    parser.add_argument("--only", nargs="*", choices=blows, default=blows)
+    parser.add_argument("--kind", choices=list(KINDS), default="vineppo", help="supervised starts no server")
+    options = parser.parse_args()
+    if lacking := missing(tools):
+        parser.exit(2, f"{parser.prog}: {lacking}\n")
+    return options
 
 
 def problem_of(error: Exception) -> str:

@@ -10,15 +10,14 @@ blow on two idle cores.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from machines import Machine, enclosed, missing, wait_until
+from machines import Machine, enclosed, wait_until
 from slurm import TOOLS, Cluster, cluster
-from small_run import KINDS, ROOT, RUN_DEADLINE_S, Outcome, SmallRun, problem_of
+from small_run import KINDS, ROOT, RUN_DEADLINE_S, Outcome, SmallRun, asked, problem_of
 
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "NODE_FAIL", "TIMEOUT", "OUT_OF_MEMORY")
 NEW_START_WITHIN_S = 180.0
@@ -134,15 +133,8 @@ def strike(run: Run, name: str, undisturbed: Run) -> Outcome:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--nodes", type=int, default=2)
-    parser.add_argument("--only", nargs="*", choices=list(BLOWS), default=list(BLOWS))
-    parser.add_argument("--kind", choices=list(KINDS), default="vineppo", help="supervised starts no server")
-    options = parser.parse_args()
+    options = asked(__doc__, TOOLS, list(BLOWS))
     kind = KINDS[options.kind]
-    if lacking := missing(TOOLS):
-        print(f"try_slurm.py: {lacking}", file=sys.stderr)
-        return 2
     shared = enclosed()
     outcomes = []
     with cluster(options.nodes, shared) as made:

@@ -9,7 +9,6 @@ weights, to the bit. Prints a row for each. Needs root and the packages that it 
 
 from __future__ import annotations
 
-import argparse
 import signal
 import subprocess
 import sys
@@ -19,8 +18,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from machines import Machine, enclosed, machines, missing, wait_until
-from small_run import KINDS, ROOT, RUN_DEADLINE_S, Outcome, SmallRun, problem_of
+from machines import Machine, enclosed, machines, wait_until
+from small_run import KINDS, ROOT, RUN_DEADLINE_S, Outcome, SmallRun, asked, problem_of
 
 TOOLS = {
     "sshd": "openssh-server",
@@ -172,15 +171,8 @@ def strike(run: Run, name: str, undisturbed: Run) -> Outcome:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--nodes", type=int, default=2)
-    parser.add_argument("--only", nargs="*", choices=list(BLOWS), default=list(BLOWS))
-    parser.add_argument("--kind", choices=list(KINDS), default="vineppo", help="supervised starts no server")
-    options = parser.parse_args()
+    options = asked(__doc__, TOOLS, list(BLOWS))
     kind = KINDS[options.kind]
-    if lacking := missing(TOOLS):
-        print(f"try_ssh.py: {lacking}", file=sys.stderr)
-        return 2
     shared = enclosed()
     outcomes = []
     with reachable(options.nodes, shared) as nodes:

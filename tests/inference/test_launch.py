@@ -205,14 +205,16 @@ def test_what_a_server_on_a_gpu_is_told_is_what_this_vllm_knows(tmp_path: Path) 
 
     parser = make_arg_parser(FlexibleArgumentParser())
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "/start"}')
-    for given in ({}, {"adapter_rank": 12}):
+    for given in ({}, {"adapter_rank": 12}, {"way": "cuda_ipc"}, {"way": "nccl"}, {"way": "shared_memory"}):
         for settings in ({}, EVERYTHING_ON_A_GPU):
             command = replace(launch("cuda", **settings), **given).command(tmp_path, 1234)
             arguments = command[command.index("-m") + 2 :]
             known, unknown = parser.parse_known_args(arguments)
             assert unknown == []
             assert known.enable_sleep_mode is bool(settings)
-    environment = replace(launch("cuda", **EVERYTHING_ON_A_GPU), adapter_rank=8).environment(Path("/s"), {})
+            assert (known.weight_transfer_config is not None) == ("way" in given)
+    everything = replace(launch("cuda", **EVERYTHING_ON_A_GPU), adapter_rank=8, way="cuda_ipc")
+    environment = everything.environment(Path("/s"), {})
     own = {name for name in environment if name.startswith("VLLM_")}
     assert own <= set(envs.environment_variables)
-    assert {"VLLM_SERVER_DEV_MODE", "VLLM_BATCH_INVARIANT"} <= own
+    assert {"VLLM_SERVER_DEV_MODE", "VLLM_BATCH_INVARIANT", "VLLM_ALLOW_INSECURE_SERIALIZATION"} <= own

@@ -148,6 +148,15 @@ def test_the_holder_of_a_prefix_is_who_computed_the_longest_part_of_it() -> None
     assert known.holder(ids) == 1, "the first block is the same"
 
 
+def test_what_is_remembered_of_prefixes_has_a_bound() -> None:
+    known = Prefixes(most=4)
+    texts = [np.full(3 * BLOCK_TOKENS, number, np.int32) for number in range(20)]
+    for text in texts:
+        known.given(0, text)
+    assert [known.holder(text) for text in texts[-2:]] == [0, 0]
+    assert sum(known.holder(text) is not None for text in texts) <= 2
+
+
 @pytest.mark.parametrize(
     ("settings", "devices"),
     [

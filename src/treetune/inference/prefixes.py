@@ -10,14 +10,22 @@ BLOCK_TOKENS = 16
 """A beginning is known in whole blocks of so many tokens, as vLLM's own cache on a GPU knows it."""
 
 
-class Prefixes:
-    """Remembers who was given what, block by block: a block is known by its tokens and all before it."""
+MOST_BLOCKS = 1_000_000
+"""Some 100 MB. Servers forget sooner."""
 
-    def __init__(self) -> None:
+
+class Prefixes:
+    """Remembers who was given what, block by block: a block is known by its tokens and all before it. What is
+    more than `most` blocks is forgotten, all at once."""
+
+    def __init__(self, most: int = MOST_BLOCKS) -> None:
+        self._most = most
         self._holders: dict[int, int] = {}
 
     def given(self, holder: int, ids: TokenIds) -> None:
         """The server `holder` has computed all of `ids`."""
+        if len(self._holders) >= self._most:
+            self._holders.clear()
         for block in _blocks(ids):
             self._holders[block] = holder
 
