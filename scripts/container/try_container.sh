@@ -66,7 +66,7 @@ inside bash -c 'id -un; ./scripts/setup.sh && .venv/bin/python --version; .venv/
 step "the quickstart's first steps"
 quick=configs/quickstart
 inside bash -c ".venv/bin/python src/treetune/main.py --configs $quick/vineppo.jsonnet check_config"
-echo '{ iterations: 2, problems_per_iteration: 64, checkpoints+: { every: 1 }, evaluation+: { sets: [] },
+echo '{ iterations: 2, problems_per_iteration: 64, checkpoints+: { every: 1 }, evaluation+: { sets: [{ split: "validation", samples: 1, problems: 20 }] },
         trainer+: { schedule+: { may_outlast_training: true } } }' >"$folder/short.jsonnet"
 images copy --chown researcher "$container" "$folder/short.jsonnet" /treetune/short.jsonnet
 for name in sft vineppo; do inside env OMP_NUM_THREADS=1 CONFIGSTR="$quick/$name.jsonnet,short.jsonnet" ./run.sh; done
