@@ -35,7 +35,8 @@ fi
 
 folder=$FOLDER
 export BUILDAH_ISOLATION=chroot
-images() { buildah --storage-driver overlay --root "$folder/images" --runroot "$folder/run" "$@"; }
+images=(buildah --storage-driver overlay --root "$folder/images" --runroot "$folder/run")
+images() { "${images[@]}" "$@"; }
 
 mounts=()
 for place in ${MOUNT:-}; do mounts+=(--volume "${place%%:*}:${place#*:}:ro"); done
@@ -57,8 +58,11 @@ if ! built treetune; then
 fi
 
 container=$(images from --pull-never localhost/treetune)
-# Inside: the image's own user, its own network with nothing but a loopback, as many processes as it starts.
-inside() { images run --network none "$container" -- "$@"; }
+# Inside: the image's own user, and a network of nothing but a loopback.
+inside() {
+    # shellcheck disable=SC2016  # the inner shell's words
+    unshare --net bash -c 'ip link set lo up && exec "$@"' inside "${images[@]}" run "$container" -- "$@"
+}
 
 step "who runs there, and with what"
 inside bash -c 'id -un; ./scripts/setup.sh && .venv/bin/python --version; .venv/bin/python src/treetune/main.py doctor || true'
