@@ -9,14 +9,34 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
-from treetune.cli import configuration, data, experiments, exporting, machine, models, parts, tables, viewing
+from treetune.cli import (
+    configuration,
+    data,
+    experiments,
+    exporting,
+    machine,
+    models,
+    parts,
+    planning,
+    tables,
+    viewing,
+)
 from treetune.cli.command import Command
 
-COMMANDS: dict[str, Command] = {
-    command.name: command
-    for module in (experiments, viewing, exporting, configuration, parts, data, models, tables, machine)
-    for command in module.COMMANDS
-}
+_MODULES = (
+    experiments,
+    viewing,
+    exporting,
+    configuration,
+    parts,
+    data,
+    models,
+    tables,
+    planning,
+    machine,
+)
+
+COMMANDS: dict[str, Command] = {command.name: command for module in _MODULES for command in module.COMMANDS}
 
 EPILOG = """\
 examples:

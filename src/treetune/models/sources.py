@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -15,13 +16,16 @@ from treetune.checksums import refuse_damaged
 from treetune.config.registrable import Registrable
 from treetune.contracts import Experiment, Finding
 from treetune.models.added_tokens import add_tokens, check_tokens, embed_tokens, missing_tokens, word_ids
+from treetune.models.characters import EOS, PAD
 from treetune.models.chat import Chat
 from treetune.models.checkpoints import resolve_policy
 from treetune.models.kernels import require_kernels
+from treetune.models.shapes import Shape, published_shape, shape_of
 from treetune.seeds import derive_seed
 from treetune.vocabulary import TextCodec
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Alphabet = Callable[[], str]
@@ -69,6 +73,11 @@ class ModelSource(Registrable):
     def require(self) -> None:
         """Raises ValueError, without importing anything heavy, if the model can't be there."""
 
+    def shape(self, alphabet: Alphabet) -> Shape | None:
+        """Its sizes, without loading it; None where they can't be known so. Raises ValueError if the model
+        can't be there."""
+        return None
+
     def load_tokenizer(self, alphabet: Alphabet) -> PreTrainedTokenizerBase:
         """With an end token and a padding token. Raises ValueError if it can't be had."""
         raise NotImplementedError
@@ -93,6 +102,14 @@ class ModelSource(Registrable):
         Raises ValueError if the model can't be had.
         """
         raise NotImplementedError
+
+    def load_in_parts(self, dtype: torch.dtype) -> PreTrainedModel | None:
+        """The same with weights of `dtype` that stay in their files until they are dealt out (see
+        `models.in_parts`); None where they don't lie in files as the model has them.
+
+        Raises ValueError if the model can't be had.
+        """
+        return None
 
 
 @ModelSource.register("tiny")
@@ -164,6 +181,20 @@ class TinyModel(ModelSource):
                     "alphabet",
                     "add them to model.alphabet, or set it to null for the task's own",
                 )
+
+    def shape(self, alphabet: Alphabet) -> Shape:
+        characters = len(set(self.alphabet or alphabet()))
+        return Shape(
+            hidden=self.hidden_size,
+            layers=self.layers,
+            heads=self.heads,
+            kv_heads=self.heads,
+            head_dim=self.hidden_size // self.heads,
+            intermediate=self.intermediate_size,
+            vocabulary=characters + len((PAD, EOS)) + len(self.added_tokens),
+            tied=self.tie_word_embeddings,
+            source="the configuration",
+        )
 
     def load_tokenizer(self, alphabet: Alphabet) -> PreTrainedTokenizerBase:
         from treetune.models.characters import character_tokenizer
@@ -302,6 +333,12 @@ class PretrainedModel(ModelSource):
         if self.liger:
             require_kernels("liger_kernel", "model.liger", "set model.liger to false")
 
+    def shape(self, alphabet: Alphabet) -> Shape | None:
+        path = resolve_policy(self.name_or_path)
+        if not Path(path).is_dir():
+            return published_shape(path)
+        return shape_of(json.loads(Path(path, "config.json").read_text()), f"{path}/config.json")
+
     def load_tokenizer(self, alphabet: Alphabet) -> PreTrainedTokenizerBase:
         tokenizer = self._own_tokenizer()
         add_tokens(tokenizer, self.added_tokens)
@@ -351,6 +388,31 @@ class PretrainedModel(ModelSource):
             from treetune.models.kernels import apply_liger
 
             apply_liger(model)
+        return model.train()
+
+    def load_in_parts(self, dtype: torch.dtype) -> PreTrainedModel | None:
+        import torch
+        from transformers import AutoConfig, GenerationConfig
+
+        from treetune.models.in_parts import in_parts, weight_files
+
+        path = resolve_policy(self.name_or_path)
+        if self.unlearned_tokens() or self.liger or self.trust_remote_code:
+            return None  # these change a model that is there
+        refuse_damaged(Path(path), "choose another checkpoint, or train again from the one before it")
+        try:
+            files = weight_files(path, self._revision())
+            config = AutoConfig.from_pretrained(path, revision=self._revision())
+            if files is None:
+                return None
+            dtypes = (getattr(torch, self.dtype), dtype)
+            model = in_parts(config, files, dtypes, attn_implementation=self.attention)
+        except (OSError, ValueError, ImportError) as error:
+            raise ValueError(self._not_loaded("model", path, error)) from error
+        if model is None:
+            return None
+        with contextlib.suppress(OSError):  # it has no such file
+            model.generation_config = GenerationConfig.from_pretrained(path, revision=self._revision())
         return model.train()
 
     def _words(self) -> dict[int, tuple[int, ...]]:

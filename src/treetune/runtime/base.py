@@ -165,6 +165,15 @@ class Checkpoints:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlanSettings:
+    """Whether a start is refused on a machine that the run doesn't fit, by the estimates of the command
+    `plan`."""
+
+    check: bool = True
+    """False: the run starts, whatever the estimates say."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Preset(Part):
     """A published method that was put on an experiment, as its file says of itself.
 
@@ -247,6 +256,8 @@ class PolicyIteration(Runtime):
     sinks: tuple[Sink, ...] = ()
     stop_after: StopAfter | None = None
     presets: tuple[Preset, ...] = ()
+    plan: PlanSettings = field(default_factory=PlanSettings)
+    """Whether the machine is looked at before the start."""
     overlap: Overlap = "none"
     """``one_step`` samples each iteration's answers and continuations while the iteration before is trained,
     from the weights that this one begins with: all but the first are one version old."""
@@ -274,6 +285,7 @@ class PolicyIteration(Runtime):
             "grader_workers",
             "imports",
             "iterations",
+            "plan",
             "rank_deadline",
             "share",
             "sinks",

@@ -17,6 +17,7 @@ from treetune.runtime.directory import ExperimentDirectory
 from treetune.runtime.due import is_last, iterations_of
 from treetune.runtime.evaluation import set_problems
 from treetune.runtime.evaluators import follow, measure_claimed, unmeasured
+from treetune.runtime.fit import refuse_what_does_not_fit
 from treetune.runtime.generation import generate
 from treetune.runtime.lent_critic import lent_critic
 from treetune.runtime.loop import run_iterations
@@ -42,6 +43,8 @@ def run(command: str, root: Runtime, plain_config: Mapping[str, Any], options: A
             raise ValueError("what answers need isn't here: " + "; ".join(missing))
         for one in root.evaluation.sets:
             set_problems(root, one)  # before days of training, not after them
+    if command == run_iteration_loop.__name__:
+        refuse_what_does_not_fit(root)
     if command in (run_iteration_loop.__name__, only_generate_episodes.__name__) and root.shaping:
         problems = root.task.problems("train")
         for part in root.shaping:

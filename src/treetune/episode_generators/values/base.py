@@ -14,6 +14,9 @@ from treetune.episode_generators.metrics import mean
 from treetune.inference.base import Completion, Later, Request, SamplingParams
 from treetune.vocabulary import Problem, Segment, TokenIds, Trajectory, joined
 
+TOKENS_OF_A_STEP = 50
+"""Of a line of a mathematical solution, about: a guess for plans alone."""
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -78,6 +81,12 @@ class Budget:
     adaptive: bool = True
     """Whether what it asks for depends on rewards."""
 
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The least and the most continuations that a state can have, for whoever plans a run."""
+        first = self.ask(0, tuple)
+        return first, first
+
     def ask(self, turn: int, rewards: Callable[[], Sequence[float]]) -> int:
         """How many continuations to sample next: in turn 0 of a state that nothing is known of, and again
         whenever those of the turn before are there. 0: it is known well enough. `rewards` waits for the
@@ -130,6 +139,11 @@ class StateRule(Registrable):
     def step_starts(self, trajectory: Trajectory) -> Sequence[int]:
         """How many of the answer's tokens stand before each of its steps: there are its states, from 0 on."""
         raise NotImplementedError
+
+    def usual_states(self, tokens: float) -> float:
+        """How many an answer of so many tokens may have, for whoever plans a run; a guess, where the text
+        decides."""
+        return max(1.0, tokens / TOKENS_OF_A_STEP)
 
     def laid_out(
         self,

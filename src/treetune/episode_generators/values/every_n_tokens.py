@@ -23,3 +23,6 @@ class EveryNTokens(OneLineStates):
 
     def step_starts(self, trajectory: Trajectory) -> Sequence[int]:
         return range(0, trajectory.step_ends[-1], self.tokens)
+
+    def usual_states(self, tokens: float) -> float:
+        return max(1.0, tokens / self.tokens)

@@ -26,6 +26,12 @@ class UntilSure(Budget):
     most: int
     pilot: bool = False
 
+    @property
+    def bounds(self) -> tuple[int, int]:
+        if self.pilot:
+            return self.first + 1, self.first + self.most
+        return self.first, max(self.first, self.most)
+
     def ask(self, turn: int, rewards: Callable[[], Sequence[float]]) -> int:
         if turn == 0:
             return self.first

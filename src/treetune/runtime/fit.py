@@ -1,0 +1,30 @@
+"""Whether a run fits the machine that it is started on, before any process is."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from treetune.planning.machine import here
+from treetune.planning.plan import Plan
+from treetune.planning.words import verdict_of
+from treetune.runtime.base import PolicyIteration
+
+
+def refuse_what_does_not_fit(config: PolicyIteration) -> None:
+    """Raises ValueError with what doesn't fit and the smallest change that helps. Where the model's sizes
+    aren't known, or nvidia-smi says nothing, the first rank says that nobody has looked."""
+    if not config.plan.check:
+        return
+    try:
+        plan = Plan.of(config, here())
+    except ValueError as error:
+        if os.environ.get("RANK", "0") == "0":
+            print(f"note: whether the run fits this machine wasn't checked: {error}", file=sys.stderr)
+        return
+    if not plan.fits:
+        raise ValueError(
+            f"{plan.machine.words}: {verdict_of(plan)}\n"
+            "  the command `plan` shows all of it; the numbers are estimates, and with"
+            " --override '{plan: {check: false}}' the run starts without them"
+        )

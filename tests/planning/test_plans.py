@@ -1,0 +1,210 @@
+"""What a plan says: what is needed where, what doesn't fit, and the change with which it does."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from tests.planning.plans import experiment, plan
+from treetune import main as command_line
+from treetune.models.published_shapes import PUBLISHED
+from treetune.models.shapes import shape_of
+from treetune.planning.activations import LOGITS_PER_CHUNK
+from treetune.planning.machine import GIB, planned
+from treetune.planning.plan import Plan
+from treetune.planning.remedies import remedy
+from treetune.planning.words import as_data, as_text
+
+BIG = "polIter_deepseekSft2_vineppo_MATH"
+SMALL = "polIter_rho1bSft2_vineppo_MATH"
+
+BILLIONS = {
+    "microsoft/rho-math-1b-v0.1": 1.10,
+    "deepseek-ai/deepseek-math-7b-base": 6.91,
+    "meta-llama/Llama-3.2-1B": 1.24,
+    "Qwen/Qwen2.5-0.5B": 0.49,
+    "Qwen/Qwen2.5-1.5B": 1.54,
+    "Qwen/Qwen2.5-3B": 3.09,
+    "Qwen/Qwen2.5-7B": 7.61,
+    "Qwen/Qwen2.5-32B": 32.8,
+    "Qwen/Qwen3-0.6B": 0.6,
+    "Qwen/Qwen3-1.7B": 1.72,
+    "Qwen/Qwen3-4B": 4.02,
+    "Qwen/Qwen3-8B": 8.19,
+}
+"""Parameters as the models' cards and their files' indices give them."""
+
+
+@pytest.mark.parametrize("name", BILLIONS)
+def test_published_sizes_add_up_to_the_published_number_of_parameters(name):
+    shape = shape_of(PUBLISHED[name], name)
+    assert shape.parameters / 1e9 == pytest.approx(BILLIONS[name], rel=0.01)
+
+
+def test_a_shape_has_the_weights_that_transformers_makes():
+    import torch
+
+    from treetune.testing.peak_memory import random_model
+
+    for name in ("meta-llama/Llama-3.2-1B", "Qwen/Qwen2.5-0.5B", "Qwen/Qwen3-0.6B"):
+        shape = dataclasses.replace(shape_of(PUBLISHED[name], name), layers=2, vocabulary=1000)
+        with torch.device("meta"):
+            model = random_model(shape, "float32")
+        assert shape.parameters == sum(weight.numel() for weight in model.parameters())
+
+
+def test_the_chunks_of_the_head_are_those_that_the_policy_has():
+    from treetune.models import logprobs
+
+    assert LOGITS_PER_CHUNK == {
+        "cpu": logprobs.LOGITS_PER_CHUNK,
+        "cuda": logprobs.LOGITS_PER_CHUNK_ON_A_GPU,
+    }
+
+
+def test_what_does_not_fit_is_said_with_a_change_that_makes_it_fit():
+    found = plan(BIG, machine=planned(1, 80))
+    assert [place.phase for place in found.misfits] == ["training"]
+    change = remedy(found)
+    assert change.override in as_text(found)
+    assert plan(BIG, change.override, machine=planned(1, 80)).fits
+
+
+def test_where_only_more_gpus_help_that_is_said():
+    found = plan("guru/32b_ppo", machine=planned(1, 80))
+    change = remedy(found)
+    assert change.gpus > 1
+    assert plan("guru/32b_ppo", change.override, machine=planned(change.gpus, 80, change.nodes)).fits
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "{trainer+: {zero_stage: 3}}",
+        "{trainer+: {offload_optimizer: true}}",
+        "{trainer+: {tokens_per_micro_batch: 4096}}",
+        "{trainer+: {lora: {}, offload_reference: false}}",
+    ],
+)
+def test_what_saves_memory_in_training_is_planned_with_less(override):
+    machine = planned(4, 80)
+    assert plan(BIG, override, machine=machine).trainer.peak < plan(BIG, machine=machine).trainer.peak
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "{trainer+: {offload_reference: false}}",
+        "{trainer+: {gradient_checkpointing: false}}",
+        "{trainer+: {zero_stage: 1}}",
+        "{credit: {type: 'gae'}}",
+    ],
+)
+def test_what_takes_memory_in_training_is_planned_with_more(override):
+    machine = planned(4, 80)
+    assert plan(BIG, override, machine=machine).trainer.peak > plan(BIG, machine=machine).trainer.peak
+
+
+def test_an_engine_that_does_not_sleep_is_there_while_training():
+    awake = plan(SMALL, "{engines+: {policy+: {sleep: false}}}")
+    training = next(place for place in awake.places if place.phase == "training")
+    assert any(item.what == "engine: KV cache" for item in training.items)
+
+
+def test_an_engine_with_gpus_of_its_own_takes_none_of_the_trainers():
+    apart = plan(SMALL, "{engines+: {policy+: {sleep: false, servers: 'one', devices: [7]}}}")
+    wheres = {place.where for place in apart.places if "GPU" in place.where}
+    assert wheres == {"an engine's GPU", "a trainer's GPU"}
+
+
+def test_a_share_too_small_for_one_sequence_is_said():
+    found = plan(BIG, "{engines+: {policy+: {gpu_memory_utilization: 0.1}}}")
+    assert any("gpu_memory_utilization 0.1" in words for words in found.problems)
+
+
+def test_ranks_that_cannot_be_grouped_are_said():
+    found = plan("guru/32b_ppo", machine=planned(1, 80))
+    assert any("sequence_parallel_size is 2" in words for words in found.problems)
+
+
+def test_continuations_are_counted_by_the_estimators_own_budget():
+    work = plan(SMALL).work
+    assert work.answers == 512
+    adaptive = "{credit+: {values: {type: 'sequential', most: 40}}}"
+    assert plan(SMALL, adaptive).work.most_continuations == 40 * work.most_continuations // 9
+    assert plan("polIter_rho1bSft2_grpo_MATH").work.continuations == 0
+
+
+def test_a_model_whose_sizes_nobody_knows_is_named(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"}))
+    root = experiment(SMALL, {"model": {"type": "pretrained", "name_or_path": str(tmp_path)}})
+    with pytest.raises(ValueError, match="sizes aren't known"):
+        Plan.of(root, planned(1, 80))
+
+
+def test_the_command_needs_no_gpu_and_says_whether_it_fits(capsys):
+    arguments = ["--configs", f"configs/{BIG}.jsonnet", "plan", "--gpus", "1", "--memory", "80"]
+    assert command_line.main(arguments) == 1
+    assert "DOES NOT FIT" in capsys.readouterr().out
+    assert command_line.main([*arguments[:3], "--gpus", "8", "--memory", "80", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["fits"] and told["parameters"] == 6_910_365_696
+    assert {one["phase"] for one in told["places"]} >= {"start", "generation", "sync", "training"}
+
+
+def test_half_of_a_machine_is_refused(capsys):
+    assert command_line.main(["--configs", f"configs/{BIG}.jsonnet", "plan", "--gpus", "8"]) == 2
+    assert "--gpus and --memory go together" in capsys.readouterr().err
+
+
+def test_everything_that_a_plan_says_is_plain_data():
+    found = as_data(plan(SMALL))
+    assert json.loads(json.dumps(found)) == found
+    for place in found["places"]:
+        assert place["needed"] == sum(place["items"].values())
+
+
+class TestStart:
+    """Of a run on a machine that it doesn't fit."""
+
+    def test_it_is_refused_before_anything_is_started(self, monkeypatch):
+        from treetune.runtime import fit
+
+        machine = planned(1, 80, host_gib=2000)
+        monkeypatch.setattr(fit, "here", lambda: machine)
+        with pytest.raises(
+            ValueError, match=r"(?s)training: a GPU has 79.20 GiB.*plan: \{check: false\}"
+        ) as error:
+            fit.refuse_what_does_not_fit(experiment(BIG))
+        assert "smallest change" in str(error.value)
+
+    def test_the_user_may_start_it_all_the_same(self, monkeypatch):
+        from treetune.runtime import fit
+
+        monkeypatch.setattr(fit, "here", lambda: planned(1, 80))
+        fit.refuse_what_does_not_fit(experiment(BIG, "{plan: {check: false}}"))
+
+    def test_a_small_host_is_refused_as_well(self, monkeypatch):
+        from treetune.runtime import fit
+
+        monkeypatch.setattr(fit, "here", lambda: planned(8, 80, host_gib=32))
+        with pytest.raises(ValueError, match=r"the machine has 32\.00 GiB"):
+            fit.refuse_what_does_not_fit(experiment(BIG))
+
+    def test_where_nobody_knows_that_is_said(self, monkeypatch, capsys, tmp_path):
+        from treetune.runtime import fit
+
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"}))
+        fit.refuse_what_does_not_fit(
+            experiment(SMALL, {"model": {"type": "pretrained", "name_or_path": str(tmp_path)}})
+        )
+        assert "wasn't checked" in capsys.readouterr().err
+
+
+def test_sizes_are_told_in_readable_units():
+    from treetune.planning.machine import in_units
+
+    assert in_units(GIB) == "1.00 GiB"
+    assert in_units(3 * 2**20) == "3.0 MiB"
