@@ -14,19 +14,19 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
-from treetune.viewer.guard import Guard
+from treetune.viewer.guard import ASSETS, Guard
 from treetune.viewer.page import SEEN, Page, View
 from treetune.viewer.pages import PAGES
 from treetune.viewer.store import NotThere, Store
 
-ASSETS = Path(__file__).parent / "assets"
+FILES = Path(__file__).parent / "assets"
 LOG = logging.getLogger("treetune.viewer")
 
 
 def application(store: Store, token: str) -> ASGIApp:
     """The viewer of what is in the store, for those who know the token."""
     routes = [Route(page.path, _endpoint(page, store), methods=page.methods) for page in PAGES]
-    app = Starlette(routes=[*routes, Mount("/assets", StaticFiles(directory=ASSETS))])
+    app = Starlette(routes=[*routes, Mount(ASSETS, StaticFiles(directory=FILES))])
     return Guard(app, token)
 
 
