@@ -83,3 +83,38 @@ def test_an_answer_that_is_not_there_is_said_to_be_so(client: TestClient, folder
     page = client.get("/answer", params={"run": "run", "source": "i1", "answer": "train/99#0"})
 
     assert page.status_code == 404 and "train/99#0" in page.text
+
+
+def test_a_problem_is_followed_along_training(client: TestClient, folder: Path) -> None:
+    recorded_run(folder / "run", iterations=3)
+
+    page = client.get("/problem", params={"run": "run", "problem": "train/3"}).text
+
+    shares = [row.split("</td>")[0] for row in page.split('<td class="number">')[1:]]
+    assert shares[:3] == ["1 of 2", "1 of 2", "1 of 2"]
+    assert page.index("iteration 1") < page.index("iteration 3") < page.index("validation after 1")
+    assert client.get("/problem", params={"run": "run", "problem": "none"}).status_code == 404
+
+
+def test_problems_that_flipped_are_found(client: TestClient, folder: Path) -> None:
+    run = begin_run(folder / "run")
+    for iteration, right in enumerate(([True, False, True], [False, False, True])):
+        sampled = [trajectory(i, 0, f"{iteration} and {i}", correct=own) for i, own in enumerate(right)]
+        record_iteration(run, iteration, sampled)
+
+    where = {"run": "run", "first": "i1", "second": "i2"}
+    page = client.get("/compare", params=where).text
+    assert "train/0" in page and "train/1" not in page and "train/2" not in page
+    assert "<b>0</b> better in the second, <b>1</b> worse" in page
+    pair = client.get("/compare", params={**where, "problem": "train/0"}).text
+    assert "<mark>0</mark> and 0" in pair and "<mark>1</mark> and 0" in pair
+
+
+def test_a_tree_of_answers_is_drawn_with_values_and_no_styles(client: TestClient, folder: Path) -> None:
+    recorded_run(folder / "run", iterations=1)
+
+    where = {"run": "run", "source": "i1", "answer": "train/0#0", "as": "tree"}
+    page = client.get("/answer", params=where).text
+
+    assert 'class="tree"' in page and "V 0.50" in page and "reward 1" in page
+    assert " style=" not in page
