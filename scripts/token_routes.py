@@ -86,7 +86,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     model = MODELS[0]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        servers = start(model, write_weights(model, folder / "weights"), folder / "server.log", 1, 1)
+        weights = write_weights(model, folder / "weights")
+        servers = start(model, weights, folder / "server.log", 1, 1, ["--enable-scale-out"])
         try:
             text = measure(servers[0].ready(), requests(model), options.repeats)
         finally:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 from treetune.inference.base import (
     Canary,
+    Chunk,
     Completion,
     Engine,
     EngineError,
@@ -108,7 +109,15 @@ class FakeEngine(Engine):
                     promised += further
         return results
 
-    def load(self, directory: Path, version: int, canary: Canary | None = None) -> SyncReport:
+    def load(
+        self,
+        directory: Path,
+        version: int,
+        canary: Canary | None = None,
+        chunks: Iterable[Chunk] | None = None,
+    ) -> SyncReport:
+        for _ in chunks or ():
+            pass
         self.loaded.append((directory, version))
         self.version = version
         gap = math.nan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +15,7 @@ from benchmarks.offline_vllm import digest
 from benchmarks.pairs import Measurement, Side, in_turns, rates, timed
 from benchmarks.setting import Setting
 
-from treetune.inference.base import Canary, Completion, Engine, OnResult, Request, SyncReport
+from treetune.inference.base import Canary, Chunk, Completion, Engine, OnResult, Request, SyncReport
 from treetune.inference.launch import Launch
 from treetune.inference.settings import VllmSettings
 from treetune.runtime.policy_server import PolicyServer
@@ -47,8 +47,14 @@ class RecordingEngine(Engine):
         self.completions += itertools.chain.from_iterable(results)
         return results
 
-    def load(self, directory: Path, version: int, canary: Canary | None = None) -> SyncReport:
-        return self.engine.load(directory, version, canary)
+    def load(
+        self,
+        directory: Path,
+        version: int,
+        canary: Canary | None = None,
+        chunks: Iterable[Chunk] | None = None,
+    ) -> SyncReport:
+        return self.engine.load(directory, version, canary, chunks)
 
     def asleep(self) -> AbstractContextManager[None]:
         return self.engine.asleep()

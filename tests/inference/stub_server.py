@@ -53,6 +53,10 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     weights = ""
     answered = 0
+    met = False
+    update: list[str] | None = None
+    """The chunks of an update that was begun."""
+    is_whole = False
 
     def log_message(self, *anything: object) -> None:
         pass
@@ -73,6 +77,12 @@ class Handler(BaseHTTPRequestHandler):
             if not take("reload-lies"):
                 Handler.weights = read_weights(Path(body["kwargs"]["weights_path"]))
             self.answer(200, {"results": [None]})
+        elif self.path in UPDATES:
+            try:
+                self.answer(200, UPDATES[self.path](body.get("update_info")))
+            except Exception as error:  # as vLLM does
+                Handler.update = None
+                self.answer(500, {"error": repr(error)})
         elif self.path == "/reset_prefix_cache":
             self.answer(200, {"success": not take("cache-is-held")})
         else:
@@ -118,6 +128,45 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(text)
 
+
+def meet(told: None) -> dict[str, Any]:
+    Handler.met = True
+    return {}
+
+
+def start(told: None) -> dict[str, Any]:
+    if take("start-fails") or not Handler.met or Handler.update is not None:
+        raise RuntimeError("no update can begin")
+    Handler.update, Handler.is_whole = [], False
+    return {}
+
+
+def update(told: dict[str, Any]) -> dict[str, Any]:
+    assert Handler.update is not None, "no update was begun"
+    if told["number"] > 0 and take("dies-in-an-update"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if told["number"] > 0 and take("hangs-in-an-update"):
+        time.sleep(60)
+    if take("update-fails") or told["number"] != len(Handler.update):
+        raise ValueError("a chunk is missing")
+    Handler.update.append(Path(told["path"]).read_text())
+    Handler.is_whole = told["last"]
+    return {}
+
+
+def finish(told: None) -> dict[str, Any]:
+    if take("finish-fails") or Handler.update is None or not Handler.is_whole:
+        raise RuntimeError("the update is not whole")
+    Handler.weights, Handler.update = "".join(Handler.update), None
+    return {}
+
+
+UPDATES = {
+    "/init_weight_transfer_engine": meet,
+    "/start_weight_update": start,
+    "/update_weights": update,
+    "/finish_weight_update": finish,
+}
 
 if __name__ == "__main__":
     if take("port-is-taken"):

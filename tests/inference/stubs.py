@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from treetune.inference.base import Canary, Request, SamplingParams
+from treetune.inference.base import Canary, Chunk, Request, SamplingParams
 from treetune.inference.engine import VllmEngine
 from treetune.inference.guard import descendants
-from treetune.inference.launch import Launch
+from treetune.inference.launch import Launch, Way
 from treetune.inference.ranks import RankFiles
 from treetune.inference.server import servers_of
 from treetune.inference.settings import VllmSettings
@@ -37,7 +37,7 @@ class Stub:
     folder: Path
     engine: VllmEngine | None = None
 
-    def start(self, **settings: object) -> VllmEngine:
+    def start(self, way: Way = "file", **settings: object) -> VllmEngine:
         self.faults.mkdir(exist_ok=True)
         launch = StubLaunch(
             settings=VllmSettings(**{"start_timeout": 20.0, **settings}),  # type: ignore[arg-type]
@@ -51,7 +51,7 @@ class Stub:
         servers = servers_of(launch, self.weights(0), self.log, None)
         ranks = RankFiles(0, 1, None, lambda name: None)
         self.engine = VllmEngine(
-            launch.settings, servers, ranks, context_length=stub_server.CONTEXT, device="cpu"
+            launch.settings, servers, ranks, context_length=stub_server.CONTEXT, device="cpu", way=way
         )
         return self.engine
 
@@ -68,6 +68,17 @@ class Stub:
         folder.mkdir(exist_ok=True)
         (folder / "weights").write_text(f"weights {version}")
         return folder
+
+    def chunks(self, version: int) -> Iterator[Chunk]:
+        """The same weights in three chunks, each written when it is asked for."""
+        folder = self.folder / f"{version:04d}"
+        folder.mkdir()
+        for number, part in enumerate(("wei", "ghts ", str(version))):
+            path = folder / f"chunk-{number}"
+            path.write_text(part)
+            if number == 2:
+                self.weights(version)
+            yield Chunk(path, number, number == 2, "")
 
     def order(self, fault: str) -> None:
         self.faults.mkdir(exist_ok=True)

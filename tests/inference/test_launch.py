@@ -75,6 +75,29 @@ def test_servers_take_answers_before_continuations_and_nobody_tells_them_otherwi
     assert not list(VllmSettings().check(experiment))
 
 
+@pytest.mark.parametrize(
+    ("settings", "send", "remedy"),
+    [
+        ({"weight_transfer": "nccl"}, "merged", "name its devices"),
+        ({"weight_transfer": "cuda_ipc", "tensor_parallel_size": 2}, "merged", "tensor_parallel_size to 1"),
+        ({"weight_transfer": "shared_memory"}, "adapters", "trainer.lora.send to 'merged'"),
+        ({"weight_transfer": "shared_memory"}, "merged", None),
+        ({"weight_transfer": "nccl", "devices": (1,)}, "merged", None),
+    ],
+)
+def test_a_way_of_weights_that_can_not_be_is_found_before_anything_starts(
+    settings: dict[str, Any], send: str, remedy: str | None
+) -> None:
+    experiment: Any = SimpleNamespace(
+        context_length=256,
+        model=SimpleNamespace(longest=None),
+        trainer=SimpleNamespace(lora=SimpleNamespace(send=send)),
+    )
+    found = list(VllmSettings(**settings).check(experiment))
+    assert [one.key for one in found] == ([] if remedy is None else ["weight_transfer"])
+    assert all(remedy in one.remedy for one in found if remedy)
+
+
 def test_a_model_that_is_not_trained_is_served_as_it_is_on_disk() -> None:
     trained = launch()
     served = replace(trained, is_trained=False)
@@ -205,14 +228,16 @@ def test_what_a_server_on_a_gpu_is_told_is_what_this_vllm_knows(tmp_path: Path) 
 
     parser = make_arg_parser(FlexibleArgumentParser())
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "/start"}')
-    for given in ({}, {"adapter_rank": 12}):
+    for given in ({}, {"adapter_rank": 12}, {"way": "cuda_ipc"}, {"way": "nccl"}, {"way": "shared_memory"}):
         for settings in ({}, EVERYTHING_ON_A_GPU):
             command = replace(launch("cuda", **settings), **given).command(tmp_path, 1234)
             arguments = command[command.index("-m") + 2 :]
             known, unknown = parser.parse_known_args(arguments)
             assert unknown == []
             assert known.enable_sleep_mode is bool(settings)
-    environment = replace(launch("cuda", **EVERYTHING_ON_A_GPU), adapter_rank=8).environment(Path("/s"), {})
+            assert (known.weight_transfer_config is not None) == ("way" in given)
+    everything = replace(launch("cuda", **EVERYTHING_ON_A_GPU), adapter_rank=8, way="cuda_ipc")
+    environment = everything.environment(Path("/s"), {})
     own = {name for name in environment if name.startswith("VLLM_")}
     assert own <= set(envs.environment_variables)
-    assert {"VLLM_SERVER_DEV_MODE", "VLLM_BATCH_INVARIANT"} <= own
+    assert {"VLLM_SERVER_DEV_MODE", "VLLM_BATCH_INVARIANT", "VLLM_ALLOW_INSECURE_SERIALIZATION"} <= own

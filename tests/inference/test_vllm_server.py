@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from treetune.inference.base import Canary, Completion, EngineError, Request, SamplingParams
+from treetune.inference.base import Canary, Chunk, Completion, EngineError, Request, SamplingParams
 from treetune.inference.engine import VllmEngine
 from treetune.inference.gaps import Tolerance
 from treetune.inference.journal import JournaledEngine
@@ -57,6 +58,22 @@ class Policy:
             scores.append([logprobs_TV[t, token].item() for t, token in enumerate(response)])
         return scores
 
+    def chunks(self, folder: Path) -> Iterator[Chunk]:
+        """The weights as they leave a trainer, into a folder that is whole at the end."""
+        from treetune.checksums import digest_of_weights
+        from treetune.models.shards import in_chunks, shard_path, write_index, write_shard
+
+        shutil.copytree(self.folder, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+        weights = ((name, weight.detach()) for name, weight in self.model.named_parameters())
+        files: dict[str, str] = {}
+        for number, (chunk, last) in enumerate(in_chunks(weights, 20_000, lambda weight: weight.clone())):
+            path = shard_path(folder, number)
+            write_shard(chunk, path)
+            files |= dict.fromkeys(chunk, path.name)
+            if last:
+                write_index(files, folder)
+            yield Chunk(path, number, last, digest_of_weights(path))
+
     def canary(self) -> Canary:
         return Canary(prompts=[(5, 6, 7), (9, 8)], score=self.score, tolerance=ACCEPTED)  # type: ignore[arg-type]
 
@@ -89,7 +106,9 @@ SETTINGS: dict[str, Any] = {"prefix_caching": True, "omp_threads": 1, "start_tim
 @pytest.fixture(scope="module")
 def engine(policies: list[Policy], tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmEngine]:
     logs = tmp_path_factory.mktemp("logs")
-    found = VllmSettings(**SETTINGS).start(policies[0].folder, logs, seed=0, context_length=CONTEXT)
+    found = VllmSettings(**SETTINGS).start(
+        policies[0].folder, logs, seed=0, context_length=CONTEXT, way="shared_memory"
+    )
     assert isinstance(found, VllmEngine)
     found.wait_ready()
     yield found
@@ -199,6 +218,37 @@ def test_after_a_load_no_prefix_of_the_old_weights_is_used(
         new = engine.generate(asked)
         assert new != old
         assert gap(policies[version], asked, new) <= TOLERANCE
+
+
+def test_weights_that_come_in_chunks_give_what_they_give_from_a_folder(
+    engine: VllmEngine, policies: list[Policy], tmp_path: Path
+) -> None:
+    asked = requests(4)
+    for version in (1, 2):
+        engine.load(policies[version].folder, version, policies[version].canary())
+        from_folder = engine.generate(asked)
+        engine.load(policies[0].folder, 0, policies[0].canary())
+        folder = tmp_path / str(version)
+        chunks = policies[version].chunks(folder)
+        report = engine.load(folder, version, policies[version].canary(), chunks)
+        assert len(list(folder.glob("*.safetensors"))) > 2
+        assert report.restarts == 0
+        assert engine.generate(asked) == from_folder
+
+
+def test_an_engine_core_killed_between_two_chunks_is_replaced_by_one_with_whole_weights(
+    engine: VllmEngine, policies: list[Policy], tmp_path: Path
+) -> None:
+    def chunks() -> Iterator[Chunk]:
+        for chunk in policies[1].chunks(tmp_path / "1"):
+            if chunk.number == 2:
+                os.kill(process_named("VLLM::EngineCore"), signal.SIGKILL)
+            yield chunk
+
+    report = engine.load(tmp_path / "1", 1, policies[1].canary(), chunks())
+    assert report.restarts == 1
+    asked = requests(4)
+    assert gap(policies[1], asked, engine.generate(asked)) <= TOLERANCE
 
 
 def test_weights_that_are_not_whole_fail_and_whole_ones_after_them_are_loaded(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from treetune.runtime.directory import ExperimentDirectory, metrics_row
+from treetune.runtime.directory import LOCK_TRIES, LOCK_TRY_S, ExperimentDirectory, metrics_row
+from treetune.runtime.session import patience_for_last_start
 
 
 @pytest.fixture
@@ -58,6 +61,31 @@ def test_a_second_run_is_refused_and_told_what_to_do(directory: ExperimentDirect
     assert not directory.is_running(), "a lock dies with its holder"
     with directory.locked():
         assert directory.is_running()
+
+
+def test_a_job_that_was_queued_again_waits_for_its_last_start_to_end(
+    directory: ExperimentDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
+    assert patience_for_last_start() == 0
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    had = []
+    last = contextlib.ExitStack()
+    last.enter_context(directory.locked())
+
+    def start() -> None:
+        with directory.locked("run", patience_for_last_start()):
+            had.append(last_has_ended.is_set())
+
+    last_has_ended = threading.Event()
+    again = threading.Thread(target=start)
+    again.start()
+    again.join(3 * LOCK_TRIES * LOCK_TRY_S)
+    assert again.is_alive(), "it neither gives up nor goes on"
+    last_has_ended.set()
+    last.close()
+    again.join()
+    assert had == [True]
 
 
 def test_a_directory_that_is_not_there_is_not_running_and_has_no_checkpoints(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from treetune.inference.base import Canary, Engine, SyncReport
+from treetune.inference.base import Canary, Chunk, Engine, SyncReport
 
 
 class EngineAround(Engine):
@@ -36,8 +37,14 @@ class EngineAround(Engine):
     def wait_settled(self) -> None:
         self.engine.wait_settled()
 
-    def load(self, directory: Path, version: int, canary: Canary | None = None) -> SyncReport:
-        return self.engine.load(directory, version, canary)
+    def load(
+        self,
+        directory: Path,
+        version: int,
+        canary: Canary | None = None,
+        chunks: Iterable[Chunk] | None = None,
+    ) -> SyncReport:
+        return self.engine.load(directory, version, canary, chunks)
 
     def asleep(self) -> AbstractContextManager[None]:
         return self.engine.asleep()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -136,6 +136,22 @@ class SyncReport:
     parts: dict[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, eq=False)
+class Chunk:
+    """Some of a version's weights on their way into the engine, in the order of the model.
+
+    `path` holds them in safetensors format, `digest` is its content's, and `number` counts from 0 to the
+    `last` one. `tensors` are the same weights by name on this rank's device, where the way needs them there;
+    nobody else has them, and they may be kept until the chunk after the next is asked for.
+    """
+
+    path: Path
+    number: int
+    last: bool
+    digest: str
+    tensors: Mapping[str, Any] = field(default_factory=dict)
+
+
 class Engine:
     """A running (or starting) engine. Not thread-safe but for `close`.
 
@@ -172,10 +188,20 @@ class Engine:
         """
         raise NotImplementedError
 
-    def load(self, directory: Path, version: int, canary: Canary | None = None) -> SyncReport:
+    def load(
+        self,
+        directory: Path,
+        version: int,
+        canary: Canary | None = None,
+        chunks: Iterable[Chunk] | None = None,
+    ) -> SyncReport:
         """Puts the weights in `directory` into the live server, drops its prefix cache, and
         compares log-probs with the trainer's. A failure restarts the server on those weights and
         tries once more; then EngineError. Collective: every rank calls it, rank 0's server loads.
+
+        `chunks` are those weights as they are written there: the server is given each as soon as it is made.
+        Making them may be collective, so that every rank goes through them to the end; there the directory is
+        whole. None: it is whole already.
         """
         raise NotImplementedError
 

@@ -6,7 +6,7 @@ import atexit
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from treetune.inference.base import (
     Canary,
+    Chunk,
     Completion,
     Engine,
     EngineError,
@@ -24,11 +25,13 @@ from treetune.inference.base import (
 )
 from treetune.inference.client import Client, RequestPart, parts_of
 from treetune.inference.gaps import Gap, Probe, judge
+from treetune.inference.launch import Way
 from treetune.inference.prefixes import Prefixes
 from treetune.inference.ranks import RankFiles
 from treetune.inference.replica import Replica, Taken
 from treetune.inference.sampling import Limit, Lost, Sampling
 from treetune.inference.server import Server
+from treetune.inference.transfer import Receiver, send_all
 
 if TYPE_CHECKING:
     from treetune.inference.settings import VllmSettings
@@ -62,6 +65,7 @@ class VllmEngine(Engine):
         context_length: int,
         device: str,
         end_ids: Sequence[int] = (),
+        way: Way = "file",
     ) -> None:
         self.version = 0
         self.tokens = 0
@@ -69,7 +73,9 @@ class VllmEngine(Engine):
         self._settings, self._ranks = settings, ranks
         self._context_length, self._device = context_length, device
         self._client = Client(end_ids)
-        self._replicas = [Replica(number, one, self._client, settings) for number, one in enumerate(servers)]
+        self._replicas = [
+            Replica(number, one, self._client, settings, way) for number, one in enumerate(servers)
+        ]
         self._threads = ThreadPoolExecutor(len(servers), "engine-replica")
         self._prefixes: Prefixes | None = None
         self._forget_prefixes()
@@ -156,7 +162,8 @@ class VllmEngine(Engine):
         """Has the servers take requests that are there and don't yet; whether all do."""
         shut = [one for one in self._replicas if not sampling.is_open(one.number)]
         there = self._each(shut, Replica.awake)
-        sampling.open({one.number: address for one, address in zip(shut, there, strict=True) if address})
+        if found := {one.number: address for one, address in zip(shut, there, strict=True) if address}:
+            sampling.open(found)
         return None not in there
 
     def _each(self, replicas: Sequence[Replica], work: Callable[[Replica], T]) -> list[T]:
@@ -187,7 +194,13 @@ class VllmEngine(Engine):
 
     # Weights
 
-    def load(self, directory: Path, version: int, canary: Canary | None = None) -> SyncReport:
+    def load(
+        self,
+        directory: Path,
+        version: int,
+        canary: Canary | None = None,
+        chunks: Iterable[Chunk] | None = None,
+    ) -> SyncReport:
         started = time.monotonic()
         restarts = self.restarts
         # Nobody samples from here on: a request in flight would mix old weights and new.
@@ -195,12 +208,15 @@ class VllmEngine(Engine):
         gaps, parts = list[Gap](), dict[str, float]()
         lacking = dict.fromkeys(self._replicas, "")
         for attempt in range(2):
-            for one, problem in lacking.items():
-                if attempt > 0:
+            sent: dict[Replica, Receiver] = {}
+            if attempt == 0:
+                sent, parts["reload"] = self._send(directory, chunks)
+            else:
+                for one, problem in lacking.items():
                     one.start_anew(directory, problem)
 
-            def take(one: Replica, afresh: bool = attempt > 0) -> Taken:
-                return one.take(directory, version, canary, self._context_length, afresh=afresh)
+            def take(one: Replica, sent: dict[Replica, Receiver] = sent) -> Taken:
+                return one.take(version, canary, self._context_length, sent.get(one))
 
             taken = dict(zip(lacking, self._each(list(lacking), take), strict=True))
             found, seconds = self._verify(taken, canary)
@@ -229,6 +245,19 @@ class VllmEngine(Engine):
             self.restarts - restarts,
             parts,
         )
+
+    def _send(self, directory: Path, chunks: Iterable[Chunk] | None) -> tuple[dict[Replica, Receiver], float]:
+        """Gives this rank's servers their new weights; how each came out of it, and the seconds that took."""
+        before = time.monotonic()
+        own = [one for one in self._replicas if one.is_own]
+        receivers = self._each(own, lambda one: one.receiver(from_folder=chunks is None))
+        try:
+            send_all(chunks or (), receivers, directory)
+        except BaseException:
+            for one, receiver in zip(own, receivers, strict=True):
+                one.give_up(receiver)
+            raise
+        return dict(zip(own, receivers, strict=True)), time.monotonic() - before
 
     def _verify(
         self, taken: dict[Replica, Taken], canary: Canary | None
@@ -285,6 +314,7 @@ class VllmEngine(Engine):
     def close(self) -> None:
         atexit.unregister(self.close)
         for one in self._replicas:
+            one.transfer.close()
             one.server.begin_to_close()
         for one in self._replicas:
             one.server.close()

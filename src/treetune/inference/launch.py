@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import treetune
 from treetune.inference import key
@@ -24,6 +24,18 @@ ADAPTER_CONFIG = "adapter_config.json"
 MODEL_NAME = "policy"
 START_MODEL_NAME = "start-model"
 """What the model is called whose adapters are the policy."""
+
+Way = Literal["file", "shared_memory", "cuda_ipc", "nccl"]
+"""How new weights come into a server (see `treetune.inference.transfer`)."""
+
+BACKENDS: Mapping[str, str] = {
+    "shared_memory": "treetune_shared_memory",
+    "cuda_ipc": "ipc",
+    "nccl": "nccl",
+}
+"""What vLLM calls the ways."""
+
+WORKER_EXTENSION = "treetune.inference.shared_memory_worker.WorkerExtension"
 
 _ADAPTER_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """The largest ranks that vLLM can be set to hold."""
@@ -59,6 +71,8 @@ class Launch:
     device: str
     is_trained: bool = True
     """Whether its weights are exchanged; else they are served as they are on disk."""
+    way: Way = "file"
+    """How new weights come into it."""
     replica: int = 0
     """Which of this rank's servers it is."""
     adapter_rank: int | None = None
@@ -119,6 +133,10 @@ class Launch:
             command += ["--gpu-memory-utilization", str(settings.gpu_memory_utilization)]
         if settings.sleep:
             command += ["--enable-sleep-mode"]
+        if self.is_trained and self.way != "file":
+            command += ["--weight-transfer-config", json.dumps({"backend": BACKENDS[self.way]})]
+        if self.is_trained and self.way == "shared_memory":
+            command += ["--worker-extension-cls", WORKER_EXTENSION]  # which has vLLM know that backend
         return [*command, *self._extra]
 
     def environment(self, scratch: Path, inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -146,6 +164,9 @@ class Launch:
         }
         if self.adapter_rank is not None:
             environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"  # opens the route that exchanges adapters
+        if self.is_trained and self.way == "cuda_ipc":
+            # Handles of a GPU's memory travel pickled, to a server that listens to who knows its key.
+            environment["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
         if self.device == "cuda":
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(self._visible_devices(inherited))
             if settings.resolved_dtype(self.device) == "float32":

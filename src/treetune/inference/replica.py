@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 from treetune.inference.base import Canary, Completion, EngineError
 from treetune.inference.client import Address, Client, ServerFailure
 from treetune.inference.gaps import Probe
+from treetune.inference.launch import Way
 from treetune.inference.server import OwnServer, Server
-from treetune.inference.sync import probes_of, reload_weights, sample_probes
+from treetune.inference.sync import drop_cache, probes_of, sample_probes
+from treetune.inference.transfer import FromFolder, Receiver, transfer
 from treetune.vocabulary import TokenIds
 
 if TYPE_CHECKING:
@@ -45,8 +47,12 @@ class Replica:
     it, where there was one. Its methods may be called from several threads.
     """
 
-    def __init__(self, number: int, server: Server, client: Client, settings: VllmSettings) -> None:
+    def __init__(
+        self, number: int, server: Server, client: Client, settings: VllmSettings, way: Way = "file"
+    ) -> None:
         self.number, self.server = number, server
+        self.transfer = transfer(way, client, settings.sync_timeout, settings.tensor_parallel_size)
+        self._from_folder = FromFolder(client, settings.sync_timeout)
         self.verified: list[Probe] = []
         self._client, self._settings = client, settings
         self._asleep_epoch: int | None = None
@@ -97,25 +103,39 @@ class Replica:
 
     # Weights
 
-    def take(
-        self, directory: Path, version: int, canary: Canary | None, context_length: int, *, afresh: bool
-    ) -> Taken:
-        """Has the server exchange its weights for those in `directory`, and sample for the canary. `afresh`:
-        it was started on them, and has them. An own server alone does anything."""
+    def receiver(self, *, from_folder: bool) -> Receiver:
+        """An own server, ready to be given weights: in chunks, or in a folder that is whole."""
+        way = self._from_folder if from_folder else self.transfer
+        try:
+            with self._one_at_a_time:
+                self._wake("weights")
+                return Receiver(way, self.server.ready())
+        except EngineError as failure:
+            return Receiver(way, None, str(failure))
+
+    def give_up(self, receiver: Receiver) -> None:
+        """The server's weights are of two versions: nobody may sample from it."""
+        if receiver.address is not None:
+            self.server.failed(receiver.address, receiver.problem or "its weights are of two versions")
+
+    def take(self, version: int, canary: Canary | None, context_length: int, sent: Receiver | None) -> Taken:
+        """Has the server forget its old weights, and sample for the canary. `sent` says how the new ones
+        came; None where it was started on them. An own server alone does anything."""
         taken = Taken()
         if not self.is_own:
             return taken
+        if sent is not None and sent.problem is not None:
+            return Taken(problem=sent.problem)
         timeout = self._settings.sync_timeout
         try:
+            before = time.monotonic()
             with self._one_at_a_time:
-                if not afresh:
-                    self._wake("weights")
+                if sent is not None:
+                    self._wake_cache()
                 address = self.server.ready()
-                if not afresh:
-                    reload = reload_weights(
-                        self._client, address, directory, timeout, between=self._wake_cache
-                    )
-                    taken.parts.update(reload)
+                if sent is not None:
+                    drop_cache(self._client, address, timeout)
+                    taken.parts["reset_cache"] = time.monotonic() - before
             if canary is not None:
                 before = time.monotonic()
                 requests = probes_of(canary, context_length)

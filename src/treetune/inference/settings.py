@@ -15,6 +15,8 @@ from treetune.contracts import Experiment, Finding, Part
 from treetune.endpoints.settings import Asking
 from treetune.inference.base import Engine
 from treetune.inference.gaps import Tolerance
+from treetune.inference.launch import Way
+from treetune.inference.ways import Places, WeightTransferSetting, choose
 
 if TYPE_CHECKING:
     from treetune.inference.server import Server
@@ -28,6 +30,11 @@ class EngineSettings(Registrable):
 
     canary_tolerance: float | None
 
+    @property
+    def weights_in_memory(self) -> bool:
+        """Whether weights on their way into the engine lie in memory, where that can be."""
+        return True
+
     def tolerance(self, device: str) -> Tolerance:
         """The log-prob gap that the canary accepts on `device`."""
         raise NotImplementedError
@@ -35,6 +42,12 @@ class EngineSettings(Registrable):
     def threads(self, ranks: int) -> int | None:
         """Of one server on a CPU; None where there is no such thing."""
         return None
+
+    def way(self, *, device: str, machines: Sequence[str], adapters: bool) -> tuple[Way, str]:
+        """How new weights come into the engine, and why so: for ranks on these machines, in their order,
+        which train on `device`, and whether they send adapters. Raises ValueError where it can't be as it is
+        set."""
+        return "file", "it is the only way of this engine"
 
     def start(
         self,
@@ -50,15 +63,16 @@ class EngineSettings(Registrable):
         device: str = "cpu",
         end_ids: Sequence[int] = (),
         adapter_rank: int | None = None,
+        way: Way = "file",
     ) -> Engine:
         """Begins to start an engine on the weights in `model_directory` and returns at once;
         ``Engine.wait_ready`` waits for it.
 
-        Every rank calls this. `rendezvous` is a folder, empty at first, that all ranks of the run
-        see; `barrier` returns when all ranks have called it. Both are used only where there are
-        several ranks. `end_ids` are the tokens that end an answer (`TextCodec.end_ids`). With
-        `adapter_rank`, this directory and those loaded later hold adapters of that rank. Raises
-        ValueError where the settings don't suit the device or the ranks.
+        Every rank calls this. `rendezvous` is a folder, empty at first, that all ranks of the run see;
+        `barrier` returns when all ranks have called it. Both are used only where there are several ranks.
+        `end_ids` are the tokens that end an answer (`TextCodec.end_ids`). New weights come by `way`. With
+        `adapter_rank`, this directory and those loaded later hold adapters of that rank. Raises ValueError
+        where the settings don't suit the device or the ranks.
         """
         raise NotImplementedError
 
@@ -198,6 +212,11 @@ class VllmSettings(EngineSettings):
     request_timeout: Annotated[float, Gt(0)] = 1800.0
     sync_timeout: Annotated[float, Gt(0)] = 300.0
     max_restarts: Annotated[int, Ge(0)] = 3
+    weight_transfer: WeightTransferSetting = "auto"
+    """How new weights come into the engine. ``auto`` is ``cuda_ipc`` where each server shares its rank's GPU,
+    ``nccl`` where the engine has `devices` of its own, and otherwise files in /dev/shm; the log says which.
+    ``shared_memory`` has the server take chunks in /dev/shm as they are written. ``file`` puts files beside
+    the experiment. Adapters always go as files."""
     canary_tolerance: Annotated[float, Gt(0)] | None = None
     extra_arguments: tuple[str, ...] = ()
 
@@ -243,6 +262,14 @@ class VllmSettings(EngineSettings):
                 "extra_arguments",
                 "leave it out",
             )
+        if self.weight_transfer not in ("auto", "file"):
+            lora = experiment.trainer.lora
+            adapters = lora is not None and lora.send == "adapters"
+            device = "cpu" if self.weight_transfer == "shared_memory" else "cuda"
+            try:  # on one rank; what several are in the way of is known when they have met
+                self.way(device=device, machines=["here"], adapters=adapters)
+            except ValueError as error:
+                yield Finding.of(error, "weight_transfer")
         if self.max_num_batched_tokens < self.max_num_seqs:
             yield Finding(
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}, fewer than max_num_seqs ="
@@ -259,6 +286,21 @@ class VllmSettings(EngineSettings):
         # with other kernels, 0.66. In float32 a GPU's kernels add up in another order than the trainer's.
         times = 40 if not exact else 1 if device == "cpu" else 100
         return Tolerance(mean, times * mean)
+
+    @property
+    def weights_in_memory(self) -> bool:
+        return self.weight_transfer != "file"
+
+    def way(self, *, device: str, machines: Sequence[str], adapters: bool) -> tuple[Way, str]:
+        places = Places(
+            device=device,
+            machines=tuple(machines),
+            per_rank=self.servers == "per_rank",
+            own_devices=self.devices is not None,
+            tensor_parallel_size=self.tensor_parallel_size,
+            adapters=adapters,
+        )
+        return choose(self.weight_transfer, places)
 
     def replicas_on(self, device: str) -> int:
         """`replicas`, or as many as are there for."""
@@ -296,6 +338,7 @@ class VllmSettings(EngineSettings):
         device: str = "cpu",
         end_ids: Sequence[int] = (),
         adapter_rank: int | None = None,
+        way: Way = "file",
     ) -> Engine:
         if self.sleep and device != "cuda":
             raise ValueError(
@@ -316,6 +359,7 @@ class VllmSettings(EngineSettings):
             rank=rank,
             world_size=world_size,
             device=device,
+            way=way,
             adapter_rank=adapter_rank,
         )
         own = self.servers == "per_rank"
@@ -333,6 +377,7 @@ class VllmSettings(EngineSettings):
             context_length=self.context_length or context_length,
             device=device,
             end_ids=end_ids,
+            way=way,
         )
 
     def serve(

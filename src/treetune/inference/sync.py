@@ -1,57 +1,23 @@
-"""New weights into the live server, and the proof that they are there. The one file that knows how.
-
-vLLM offers several ways (weights by NCCL, by CUDA IPC, from a folder), and their interface changes
-between its versions. This is the folder's: the same on a CPU and on GPUs, with the folder in
-/dev/shm at memory speed, in place, so that CUDA graphs stay valid.
-"""
+"""After new weights came into the live server: nothing of the old ones is left, and the proof of that."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 from treetune.inference.base import Canary, Completion, Request, SamplingParams
 from treetune.inference.client import Address, Client, RequestPart, ServerFailure
-from treetune.inference.launch import ADAPTER_CONFIG, MODEL_NAME
 from treetune.inference.sampling import Answered, Limit, Lost, Sampling
 from treetune.vocabulary import TokenIds
 
 PROBE_CONCURRENCY = 64
 
 
-def reload_weights(
-    client: Client,
-    address: Address,
-    directory: Path,
-    timeout: float,
-    *,
-    between: Callable[[], None] = lambda: None,
-) -> dict[str, float]:
-    """Exchanges the weights, or the adapters on them where the directory holds such, in place and drops
-    the prefix cache; seconds of each part.
-
-    `between` runs after the one and before the other. No request may be in flight. Raises
-    ServerFailure; the server is then in an unknown state, even if it says that it is well.
-    """
-    started = time.monotonic()
-    if (directory / ADAPTER_CONFIG).is_file():
-        named = {"lora_name": MODEL_NAME, "lora_path": str(directory), "load_inplace": True}
-        client.post(address, "/v1/load_lora_adapter", named, timeout=timeout, answers="text")
-    else:
-        body = {
-            "method": "reload_weights",
-            "kwargs": {"weights_path": str(directory)},
-            "timeout": timeout,
-        }
-        client.post(address, "/collective_rpc", body, timeout=timeout)
-    reloaded = time.monotonic()
-    between()
+def drop_cache(client: Client, address: Address, timeout: float) -> None:
+    """Whatever keys and values of old weights the server keeps are forgotten. Raises ServerFailure."""
     answer = client.post(address, "/reset_prefix_cache", timeout=timeout)
     # Refused while blocks are held; vLLM before 0.30 answers nothing.
     if answer.get("success", True) is not True:
         raise ServerFailure("the prefix cache was not dropped: a request still holds blocks")
-    return {"reload": reloaded - started, "reset_cache": time.monotonic() - reloaded}
 
 
 def probes_of(canary: Canary, context_length: int) -> list[Request]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
 
 WEIGHTS = "model.safetensors"
-_HEAD = "lm_head.weight"
+HEAD = "lm_head.weight"
 _EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight")
 """How the names of input embeddings end, in the families of models that tie them to the head."""
 
@@ -40,7 +41,7 @@ def write_policy(
     with whole_folder(directory) as unfinished:
         kept = _on_cpu(weights)
         if config.tie_word_embeddings:
-            kept.pop(_HEAD, None)
+            kept.pop(HEAD, None)
         save_torch_state_dict(kept, unfinished)
         described = copy.deepcopy(config)
         described.dtype = _dtype(kept)
@@ -96,33 +97,49 @@ def write_for_engine(
     without an error. Configuration and tokenizer are written the first time only; the weights are
     put in place in one step. Meant for a directory in shared memory.
     """
-    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     directory.mkdir(parents=True, exist_ok=True)
     kept = _on_cpu(weights)
-    if config.tie_word_embeddings or _HEAD not in kept:
+    if config.tie_word_embeddings or HEAD not in kept:
         # A copy: the format refuses two names for the same memory.
-        kept[_HEAD] = _embeddings(kept).clone()
+        kept[HEAD] = kept[embeddings_among(kept)].clone()
     if not (directory / "config.json").is_file():
-        tokenizer.save_pretrained(directory)
-        untied = copy.deepcopy(config)
-        untied.tie_word_embeddings = False
-        untied.dtype = _dtype(kept)
-        untied.save_pretrained(directory)
+        describe_for_engine(config, tokenizer, directory, _dtype(kept))
     unfinished = directory / f".{WEIGHTS}.{os.getpid()}"
     try:
-        save_file(kept, unfinished, metadata={"format": "pt"})
-        sync(unfinished)
-        unfinished.replace(directory / WEIGHTS)
+        with making_room_explained(directory):
+            save_file(kept, unfinished, metadata={"format": "pt"})
+            sync(unfinished)
+            unfinished.replace(directory / WEIGHTS)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def describe_for_engine(
+    config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, directory: Path, dtype: torch.dtype
+) -> None:
+    """Writes what lies beside weights of `dtype` whose head is written out: configuration and tokenizer."""
+    tokenizer.save_pretrained(directory)
+    untied = copy.deepcopy(config)
+    untied.tie_word_embeddings = False
+    untied.dtype = dtype
+    untied.save_pretrained(directory)
+
+
+@contextmanager
+def making_room_explained(directory: Path) -> Iterator[None]:
+    """Inside, weights are written to `directory`: OSError says how much room there is where that fails."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
     except SafetensorError as error:
         free = shutil.disk_usage(directory).free / 2**20
         raise OSError(
             f"the weights could not be written to {directory} for the engine ({error});"
             f" {free:.0f} MiB are free there: make room"
         ) from error
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def _on_cpu(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -139,11 +156,12 @@ def _dtype(weights: Mapping[str, torch.Tensor]) -> torch.dtype:
     return next(tensor.dtype for tensor in weights.values() if tensor.is_floating_point())
 
 
-def _embeddings(weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    found = [name for name in weights if name.endswith(_EMBEDDINGS)]
+def embeddings_among(names: Iterable[str]) -> str:
+    """The name of the input embeddings. Raises ValueError where there is none, or more than one."""
+    found = [name for name in names if name.endswith(_EMBEDDINGS)]
     if len(found) != 1:
         raise ValueError(
-            f"the model has no {_HEAD} and {len(found)} input embeddings ({', '.join(found) or 'none'}), so "
+            f"the model has no {HEAD} and {len(found)} input embeddings ({', '.join(found) or 'none'}), so "
             "its output head cannot be written for the engine"
         )
-    return weights[found[0]]
+    return found[0]

@@ -7,7 +7,7 @@ what happens to their weights on the way out (merged, or as a folder that peft a
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,6 +130,10 @@ class Lora:
                 weight = (weight.float() + self.scale * change).to(weight.dtype)
             result[f"{layer}.{kind}"] = weight
         return result
+
+    def merged_names(self, names: Iterable[str]) -> list[str]:
+        """What the names of a model that `apply` has changed are without adapters."""
+        return [name.replace(_BASE, ".") for name in names if not name.endswith((_A, _B))]
 
     def adapters(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The adapters alone, by the names that they have in a folder of peft's format."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -24,6 +25,7 @@ from treetune.seeds import derive_seed
 from treetune.vocabulary import TextCodec
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Alphabet = Callable[[], str]
@@ -100,6 +102,14 @@ class ModelSource(Registrable):
         Raises ValueError if the model can't be had.
         """
         raise NotImplementedError
+
+    def load_in_parts(self, dtype: torch.dtype) -> PreTrainedModel | None:
+        """The same with weights of `dtype` that stay in their files until they are dealt out (see
+        `models.in_parts`); None where they don't lie in files as the model has them.
+
+        Raises ValueError if the model can't be had.
+        """
+        return None
 
 
 @ModelSource.register("tiny")
@@ -378,6 +388,31 @@ class PretrainedModel(ModelSource):
             from treetune.models.kernels import apply_liger
 
             apply_liger(model)
+        return model.train()
+
+    def load_in_parts(self, dtype: torch.dtype) -> PreTrainedModel | None:
+        import torch
+        from transformers import AutoConfig, GenerationConfig
+
+        from treetune.models.in_parts import in_parts, weight_files
+
+        path = resolve_policy(self.name_or_path)
+        if self.unlearned_tokens() or self.liger or self.trust_remote_code:
+            return None  # these change a model that is there
+        refuse_damaged(Path(path), "choose another checkpoint, or train again from the one before it")
+        try:
+            files = weight_files(path, self._revision())
+            config = AutoConfig.from_pretrained(path, revision=self._revision())
+            if files is None:
+                return None
+            dtypes = (getattr(torch, self.dtype), dtype)
+            model = in_parts(config, files, dtypes, attn_implementation=self.attention)
+        except (OSError, ValueError, ImportError) as error:
+            raise ValueError(self._not_loaded("model", path, error)) from error
+        if model is None:
+            return None
+        with contextlib.suppress(OSError):  # it has no such file
+            model.generation_config = GenerationConfig.from_pretrained(path, revision=self._revision())
         return model.train()
 
     def _words(self) -> dict[int, tuple[int, ...]]:

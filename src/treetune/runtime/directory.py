@@ -99,11 +99,12 @@ class ExperimentDirectory:
     # The locks
 
     @contextmanager
-    def locked(self, lock: Lock = "run") -> Iterator[None]:
-        """One run and one analysis at a time: two would write the same files."""
+    def locked(self, lock: Lock = "run", patience_s: float = 0.0) -> Iterator[None]:
+        """One run and one analysis at a time: two would write the same files. `patience_s` is how long one
+        that is ending may take."""
         self.path.mkdir(parents=True, exist_ok=True)
         with (self.path / _LOCKS[lock]).open("w") as file:
-            if not _locks(file):
+            if not _locks(file, LOCK_TRIES + round(patience_s / LOCK_TRY_S)):
                 raise ValueError(
                     f"another process is at work on the {lock} in {self.path}: wait for it, or give"
                     " this one another name (APP_EXPERIMENT_NAME)"

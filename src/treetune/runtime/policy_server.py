@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from treetune.inference.base import Engine
+from treetune.inference.launch import Way
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.canary import stored_canary, trainers_canary
 from treetune.runtime.clock import Clock
@@ -50,9 +51,16 @@ class PolicyServer:
         lora = config.trainer.lora
         with contextlib.ExitStack() as stack:
             sent = lora if trains and lora is not None and lora.send == "adapters" else None
-            folder = WeightsFolder(session, sent)
+            policy = config.engines.policy
+            way: Way = "file"
+            if trains:
+                way, why = policy.way(
+                    device=ranks.device.type, machines=ranks.machines(), adapters=sent is not None
+                )
+                session.console.say(f"new weights come into the engine by {way}: {why}")
+            folder = WeightsFolder(session, sent, way, in_memory=policy.weights_in_memory)
             stack.callback(folder.remove)
-            engine = config.engines.policy.start(
+            engine = policy.start(
                 folder.write_start(),
                 directory.logs if session.purpose == "run" else directory.logs / session.purpose,
                 seed=config.seed,
@@ -64,6 +72,7 @@ class PolicyServer:
                 device=ranks.device.type,
                 end_ids=session.model.codec.end_ids,
                 adapter_rank=sent.rank if sent is not None else None,
+                way=way,
             )
             stack.callback(engine.close)
             yield PolicyServer(session, engine, folder)
@@ -131,8 +140,13 @@ class PolicyServer:
             return {}
         (trainer, version), self._offer = self._offer, None
         with self._session.console.phase(f"weights after iteration {version} into the engine"):
-            folder = self.folder.write_trained(trainer, version)
-            report = self.engine.load(folder, version, trainers_canary(self._session, trainer))
+            chunks = None
+            if self.folder.adapters is not None:
+                self.folder.write_adapters(trainer, version)
+            else:
+                chunks = self.folder.send(trainer, version)
+            place, canary = self.folder.of(version), trainers_canary(self._session, trainer)
+            report = self.engine.load(place, version, canary, chunks)
             self.folder.keep_only(version)
         return {
             "engine/canary_gap": report.canary_gap,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,6 +27,9 @@ from treetune.vocabulary import Problem
 
 if TYPE_CHECKING:
     from treetune.models.nucleus import Nucleus
+
+
+LAST_START_ENDS_WITHIN_S = 120.0
 
 
 @dataclass
@@ -69,7 +73,7 @@ class Session:
             if ranks.is_first and lock == "evaluation":
                 purpose = f"evaluation-{stack.enter_context(directory.evaluator())}"
             elif ranks.is_first:
-                stack.enter_context(directory.locked(lock))
+                stack.enter_context(directory.locked(lock, patience_for_last_start()))
                 if lock == "run":
                     remarks = begin(directory, config, plain_config, ranks.world_size)
             purpose = ranks.from_first("the experiment directory is ours", purpose)
@@ -143,6 +147,12 @@ class Session:
             return None
         nucleus = Nucleus(sampling.top_p, sampling.top_k)
         return None if nucleus.is_all else nucleus
+
+
+def patience_for_last_start() -> float:
+    """How long (seconds) the ranks of this job's last start may take to end: SLURM may queue a job again
+    while a node that it lost still ends them."""
+    return LAST_START_ENDS_WITHIN_S if int(os.environ.get("SLURM_RESTART_COUNT", "0")) else 0.0
 
 
 def quiet_libraries() -> None:

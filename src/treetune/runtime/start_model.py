@@ -33,12 +33,7 @@ class StartModel:
         model = self.source.load_model(config.seed, config.task.alphabet)
         from treetune.trainers.deepspeed_model import cast_parameters, torch_dtype
 
-        rows = model.get_input_embeddings().num_embeddings
-        if len(self.tokenizer) > rows:
-            raise ValueError(
-                f"the tokenizer has {len(self.tokenizer)} tokens, and the model embeds only {rows}: they do"
-                " not belong together, or tokens were added and the model's embeddings not resized"
-            )
+        self._refuse_too_few_rows(model)
         cast_parameters(model, torch_dtype(config.trainer.precision))
         return model.to(device=device or self._device)
 
@@ -48,10 +43,29 @@ class StartModel:
 
         return self.load(torch.device("cpu"))
 
+    def in_parts(self) -> PreTrainedModel:
+        """A fresh copy for who deals it out over ranks weight by weight: where that can be, its weights are
+        in their files until then; otherwise whole, on the CPU."""
+        from treetune.trainers.deepspeed_model import torch_dtype
+
+        model = self.source.load_in_parts(torch_dtype(self._config.trainer.precision))
+        if model is None:
+            return self.on_cpu()
+        self._refuse_too_few_rows(model)
+        return model
+
     def weights(self) -> tuple[dict[str, Tensor], PretrainedConfig]:
         """Its weights by name, on the CPU, and its architecture."""
         model = self.on_cpu()
         return dict(model.named_parameters()), model.config
+
+    def _refuse_too_few_rows(self, model: PreTrainedModel) -> None:
+        rows = model.get_input_embeddings().num_embeddings
+        if len(self.tokenizer) > rows:
+            raise ValueError(
+                f"the tokenizer has {len(self.tokenizer)} tokens, and the model embeds only {rows}: they do"
+                " not belong together, or tokens were added and the model's embeddings not resized"
+            )
 
     def _refuse_unlearned_tokens(self) -> None:
         if self._config.trainer.lora is None:

@@ -25,10 +25,11 @@ def make_trainer(session: Session) -> PolicyTrainer:
     """The trainer of the experiment, on the start weights. Collective."""
     from treetune.trainers.core import PolicyTrainer
 
-    config = session.config
+    config, model = session.config, session.model
+    whole = model.on_cpu if config.trainer.deals_weights_out else model.load
     return PolicyTrainer(
         config.trainer,
-        session.model.on_cpu if config.trainer.deals_weights_out else session.model.load,
+        model.in_parts if config.trainer.reads_in_parts else whole,
         ranks=session.ranks,
         seed=config.seed,
         temperature=session.temperature,

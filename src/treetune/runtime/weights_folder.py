@@ -8,12 +8,17 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from treetune.checksums import digest_of_weights
 from treetune.files import new_own_folder
+from treetune.inference.base import Chunk
+from treetune.inference.launch import Way
+from treetune.inference.ways import MEMORY, ON_THE_DEVICE, SETTING
 from treetune.trainers.ranks import Ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
+    import torch
     from torch import Tensor
     from transformers import PretrainedConfig, PreTrainedModel
 
@@ -22,6 +27,9 @@ if TYPE_CHECKING:
     from treetune.trainers.core import PolicyTrainer
 
 GIB = 2**30
+CHUNK_BYTES = 2**28
+"""Of a chunk of weights on their way into an engine. A larger weight is a chunk by itself."""
+
 VERSIONS = 2
 """Of whole weights that lie there at once."""
 MORE_SHARED_MEMORY = "give it more (docker run --ipc=host; otherwise mount -o remount,size=… /dev/shm)"
@@ -35,10 +43,12 @@ class WeightsFolder:
     engine is sent as they are; None where it is sent whole weights.
     """
 
-    def __init__(self, session: Session, adapters: Lora | None) -> None:
-        self.adapters = adapters
+    def __init__(
+        self, session: Session, adapters: Lora | None, way: Way = "file", *, in_memory: bool = True
+    ) -> None:
+        self.adapters, self.way = adapters, way
         self._session = session
-        self.path = weights_folder(session.directory.path, session.purpose, session.ranks)
+        self.path = weights_folder(session.directory.path, session.purpose, session.ranks, in_memory)
 
     def of(self, version: int) -> Path:
         return self.path / f"{version:04d}"
@@ -66,21 +76,52 @@ class WeightsFolder:
         session.ranks.barrier("start weights written for the engine")
         return place
 
-    def write_trained(self, trainer: PolicyTrainer, version: int) -> Path:
-        """The trainer's present weights or adapters. Collective."""
-        from treetune.models.export import write_for_engine
-
+    def write_adapters(self, trainer: PolicyTrainer, version: int) -> Path:
+        """The trainer's present adapters. Collective."""
+        assert self.adapters is not None
         session, place = self._session, self.of(version)
-        if self.adapters is not None:
-            adapters = trainer.adapters()
-            if session.ranks.is_first:
-                write_adapters(self.adapters, adapters, place, base=str(self._start_model))
-        else:
-            weights = trainer.weights()
-            if session.ranks.is_first:
-                write_for_engine(weights, trainer.model.config, session.model.tokenizer, place)
+        adapters = trainer.adapters()
+        if session.ranks.is_first:
+            write_adapters(self.adapters, adapters, place, base=str(self._start_model))
         session.ranks.barrier("weights written for the engine")
         return place
+
+    def send(self, trainer: PolicyTrainer, version: int) -> Iterator[Chunk]:
+        """The trainer's present weights in chunks, on every rank, each when it is written; after the last one
+        the version's folder is whole. No rank has all of them at a time. Collective, to the end.
+        """
+        from treetune.models.shards import in_chunks, shard_path, with_head, write_index, write_shard
+
+        session, place = self._session, self.of(version)
+        ranks, config = session.ranks, trainer.model.config
+        weights = with_head(trainer.weights_in_turn(), trainer.weight_names, config.tie_word_embeddings)
+        files: dict[str, str] = {}
+        for number, (chunk, last) in enumerate(in_chunks(weights, CHUNK_BYTES, self._keep)):
+            path = shard_path(place, number)
+            digest = ""
+            if ranks.is_first:
+                if number == 0:
+                    self._begin(place, trainer, next(iter(chunk.values())).dtype)
+                write_shard({name: weight.to("cpu") for name, weight in chunk.items()}, path)
+                digest = digest_of_weights(path)
+                files |= dict.fromkeys(chunk, path.name)
+                if last:
+                    write_index(files, place)
+            digest = ranks.from_first("a chunk of weights", digest)
+            yield Chunk(path, number, last, digest, chunk if self.way in ON_THE_DEVICE else {})
+
+    def _keep(self, weight: Tensor) -> Tensor:
+        """A weight as long as its chunk is on the way, where somebody needs it there."""
+        if self.way in ON_THE_DEVICE:
+            return weight.contiguous().clone()
+        return weight.to("cpu", copy=True).contiguous() if self._session.ranks.is_first else weight
+
+    def _begin(self, place: Path, trainer: PolicyTrainer, dtype: torch.dtype) -> None:
+        from treetune.models.export import describe_for_engine
+
+        shutil.rmtree(place, ignore_errors=True)  # a sync of this version that was not finished
+        place.mkdir(parents=True)
+        describe_for_engine(trainer.model.config, self._session.model.tokenizer, place, dtype)
 
     def write_stored(self, version: int) -> Path:
         """A checkpoint's weights (0: the start model's). Raises CheckpointGone where a run that goes on
@@ -153,15 +194,21 @@ def no_room(folder: Path, needed: int) -> str | None:
     free = shutil.disk_usage(folder).free
     if free >= needed:
         return None
+    remedy = "make room"
+    if folder.is_relative_to(MEMORY):
+        remedy = (
+            f"{MORE_SHARED_MEMORY}, clear it, or set {SETTING} to 'file', which puts them beside the"
+            " experiment"
+        )
     return (
         f"{folder} has {free / GIB:.1f} GiB free, and the weights that the trainer hands the engine there"
-        f" ({VERSIONS} versions at once) take {needed / GIB:.1f}: {MORE_SHARED_MEMORY}, or clear it"
+        f" ({VERSIONS} versions at once) take {needed / GIB:.1f}: {remedy}"
     )
 
 
-def weights_folder(experiment: Path, purpose: str, ranks: Ranks) -> Path:
-    """An empty folder: in memory where all ranks are on one machine that has /dev/shm, and otherwise beside
-    the experiment, which all of them see. There the engines of several ranks agree as well.
+def weights_folder(experiment: Path, purpose: str, ranks: Ranks, in_memory: bool = True) -> Path:
+    """An empty folder: in memory where that is wanted and all ranks are on one machine that has /dev/shm, and
+    otherwise beside the experiment, which all of them see. There the engines of several ranks agree as well.
 
     The name is the experiment's, so what a killed run left there is cleared by the next one. Nobody else can
     look into it. Raises ValueError where it is another user's.
@@ -171,8 +218,8 @@ def weights_folder(experiment: Path, purpose: str, ranks: Ranks) -> Path:
     if purpose != "run":  # evaluators on several machines may share the experiment's file system
         place += f" {machines[0]}"
     name = "treetune-" + hashlib.blake2b(place.encode(), digest_size=8).hexdigest()
-    memory = Path("/dev/shm")
-    folder = (memory if len(set(machines)) == 1 and os.access(memory, os.W_OK) else experiment) / name
+    shared = in_memory and len(set(machines)) == 1 and os.access(MEMORY, os.W_OK)
+    folder = (MEMORY if shared else experiment) / name
     if ranks.is_first:
         shutil.rmtree(folder, ignore_errors=True)
         new_own_folder(folder)

@@ -273,12 +273,12 @@ def _mark(experiment: Experiment, phase: Phase, iteration: int) -> Callable[[], 
     folder = experiment.directory.iteration(iteration)
     done = iteration + 1
     place = experiment.directory.checkpoint(done)
-    weights = experiment.weights_folder / f"{done:04d}" / "model.safetensors"
+    weights = experiment.weights_folder / f"{done:04d}"
     marks: dict[Phase, Callable[[], bool]] = {
         "generation": lambda: _has_lines(folder / "journal" / "rollout-0.jsonl"),
         "credit": lambda: _has_lines(folder / "journal" / "credit-0.jsonl"),
         "training": (folder / "episodes.arrow").is_file,
-        "sync": weights.is_file,
+        "sync": lambda: any(weights.glob("model*.safetensors")),
         "commit": place.with_name(f".{place.name}.partial").is_dir,
     }
     return marks[phase]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -14,6 +14,7 @@ import numpy as np
 
 from treetune.inference.base import (
     Canary,
+    Chunk,
     Completion,
     Engine,
     EngineError,
@@ -115,7 +116,15 @@ class InlineEngine(Engine):
         reason: Any = "stop" if len(ends) else "length"
         return Completion(ids[:length], logprobs[:length].astype(np.float32), reason, self.version)
 
-    def load(self, directory: Path, version: int, canary: Canary | None = None) -> SyncReport:
+    def load(
+        self,
+        directory: Path,
+        version: int,
+        canary: Canary | None = None,
+        chunks: Iterable[Chunk] | None = None,
+    ) -> SyncReport:
+        for _ in chunks or ():
+            pass
         self._model, self.version = _read(directory), version
         return SyncReport(0.0, 0.0)
 

@@ -155,6 +155,11 @@ class Trainer(Part):
         return self.zero_stage == 3 or self.tensor_parallel_size > 1
 
     @property
+    def reads_in_parts(self) -> bool:
+        """Whether weights are dealt out while they are read (ZeRO-3): no rank need ever hold them all."""
+        return self.zero_stage == 3 and not self.offload_parameters
+
+    @property
     def model_parallel_size(self) -> int:
         """How many neighbouring ranks are given the same micro-batches and run the model together."""
         return self.sequence_parallel_size * self.tensor_parallel_size

@@ -301,6 +301,21 @@ class PolicyTrainer:
         weights = self._by_name()
         return weights if self.settings.lora is None else self.settings.lora.merged(weights)
 
+    def weights_in_turn(self) -> Iterator[tuple[str, Tensor]]:
+        """The same weights one after the other, on every rank and wherever they are; each is there until the
+        next is asked for, so that nobody ever has them all. Collective, to the end.
+        """
+        lora = self.settings.lora
+        for part in self.policy.parts():
+            named = {name.removeprefix("model."): weight for name, weight in part.items()}
+            yield from (named if lora is None else lora.merged(named)).items()
+
+    @property
+    def weight_names(self) -> list[str]:
+        """Those of `weights_in_turn`."""
+        names = dict.fromkeys(n.removeprefix("model.") for n, _ in self.policy.module.named_parameters())
+        return list(names if self.settings.lora is None else self.settings.lora.merged_names(names))
+
     def adapters(self) -> dict[str, Tensor]:
         """The adapters' weights under peft's names, on the first rank; empty where there are none.
         Collective.

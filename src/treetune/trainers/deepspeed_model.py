@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
+from treetune.models.in_parts import InTurn
 from treetune.models.inputs import ModelInputs
 from treetune.trainers.aside import Aside, of_the_weights, of_training_alone
 from treetune.trainers.base import Trainer
@@ -42,8 +43,8 @@ class DeepSpeedModel:
         self.aside = Aside()
         without_dropout(module)
         config, groups = _config(settings, ranks), _groups(module, settings)
-        if settings.zero_stage == 3 and not settings.offload_parameters:
-            deal_out(module, config, settings)
+        if settings.reads_in_parts:
+            deal_out(module, config, settings, ranks)
         self.engine, *_ = deepspeed.initialize(model=module, model_parameters=groups, config=config)
         if settings.zero_stage == 0 and settings.precision == "float32":
             # DeepSpeed clips here and forgets the norm that it clipped by.
@@ -104,34 +105,53 @@ class DeepSpeedModel:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Full weights by name, on the first rank; shards are gathered. Collective."""
-        parameters = dict(self.module.named_parameters())
-        if self.tensor_parallel:
-            return self._from_all_parts(parameters)
-        if self.zero_stage < 3:
-            return {name: p.detach() for name, p in parameters.items()}
-        import deepspeed
-
         full = {}
-        for name, parameter in parameters.items():
-            with deepspeed.zero.GatheredParameters([parameter]):
-                if self.ranks.is_first:
-                    full[name] = parameter.detach().to("cpu", copy=True)
+        for part in self.parts():
+            for name, weight in part.items():
+                if not self.deals_weights_out:
+                    full[name] = weight
+                elif self.ranks.is_first:
+                    full[name] = weight.to("cpu", copy=True)
         return full
 
-    def _from_all_parts(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        from deepspeed.module_inject.layers import GatherReplacedLayerParams
+    @property
+    def deals_weights_out(self) -> bool:
+        """Whether a rank has its part of the weights alone."""
+        return self.tensor_parallel or self.zero_stage == 3
 
-        full = {}
+    def parts(self) -> Iterator[dict[str, Tensor]]:
+        """All weights by name, one layer's after the other's. Those that ranks have parts of are whole until
+        the next ones are asked for, on every rank. Collective, to the end."""
+        for module, own in self._by_module():
+            with self._whole(module, list(own.values())):
+                yield {name: parameter.detach() for name, parameter in own.items()}
+
+    def _by_module(self) -> Iterator[tuple[nn.Module, dict[str, nn.Parameter]]]:
+        """Each module with the parameters that are its own, or those of its adapters; a parameter that
+        several have comes once."""
+        named = {name for name, _ in self.module.named_parameters()}
+        layers: dict[str, tuple[nn.Module, dict[str, nn.Parameter]]] = {}
         for place, module in self.module.named_modules():
-            own = dict(module.named_parameters(recurse=False))
-            if not own:
-                continue
-            with GatherReplacedLayerParams(list(own.values()), module, enabled=True):
-                for name, parameter in own.items():
-                    path = f"{place}.{name}" if place else name
-                    if self.ranks.is_first and path in parameters:  # a shared one has one name only
-                        full[path] = parameter.detach().to("cpu", copy=True)
-        return full
+            own = {
+                f"{place}.{name}" if place else name: p for name, p in module.named_parameters(recurse=False)
+            }
+            layer, _, _ = (
+                place.partition(".base_layer") if ".base_layer" in place else place.partition(".lora_")
+            )
+            _, known = layers.setdefault(layer, (module, {}))
+            known.update({name: parameter for name, parameter in own.items() if name in named})
+        yield from (layer for layer in layers.values() if layer[1])
+
+    def _whole(self, module: nn.Module, parameters: list[nn.Parameter]) -> AbstractContextManager[Any]:
+        if self.tensor_parallel:
+            from deepspeed.module_inject.layers import GatherReplacedLayerParams
+
+            return GatherReplacedLayerParams(parameters, module, enabled=True)
+        if self.zero_stage == 3:
+            import deepspeed
+
+            return deepspeed.zero.GatheredParameters(parameters)
+        return nullcontext()
 
     def save(self, directory: Path) -> None:
         """Weights, optimiser state and shards. Collective."""
@@ -177,15 +197,16 @@ def _only_data() -> Iterator[None]:
         yield
 
 
-def deal_out(module: nn.Module, config: Mapping[str, Any], settings: Trainer) -> None:
-    """Gives each rank its part of the weights (ZeRO-3), one weight after the other: what is on the CPU never
-    lies on the device whole. The first rank's weights count. Collective."""
+def deal_out(module: nn.Module, config: Mapping[str, Any], settings: Trainer, ranks: Ranks) -> None:
+    """Gives each rank its part of the weights (ZeRO-3), one weight after the other: what is on the CPU, or
+    still in files, never lies on the device whole. The first rank's weights count. Collective."""
     import deepspeed
 
     dtype = torch_dtype(settings.precision)
     cast_parameters(module, dtype)  # adapters may have come in float32
     # Its own linear layers would take the place of PyTorch's for every model of the process.
-    deepspeed.zero.Init(module=module, config_dict_or_path=config, dtype=dtype, mem_efficient_linear=False)
+    in_turn = InTurn(module, reads=ranks.is_first)
+    deepspeed.zero.Init(module=in_turn, config_dict_or_path=config, dtype=dtype, mem_efficient_linear=False)
 
 
 def frozen(module: nn.Module, settings: Trainer, ranks: Ranks) -> Any:
@@ -195,7 +216,7 @@ def frozen(module: nn.Module, settings: Trainer, ranks: Ranks) -> Any:
 
     config = _config(replace(settings, offload_optimizer=False, offload_parameters=False), ranks)
     del config["optimizer"]
-    deal_out(module, config, settings)
+    deal_out(module, config, settings, ranks)
     engine, *_ = deepspeed.initialize(model=module, config=config)
     engine.eval()
     return engine

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from treetune.models.in_parts import read_whole
 from treetune.models.logprobs import CriticModule, PolicyModule
 from treetune.models.lora import adapters_off
 from treetune.models.packed_attention import attach_packed_attention
@@ -76,9 +77,11 @@ class ModelFactory:
 
             return without_adapters
         model = PolicyModule(self._attached(self.load_model()), self.parallel).requires_grad_(False).eval()
-        if self.settings.zero_stage == 3 and not self.settings.offload_reference:
+        dealt_out = self.settings.zero_stage == 3 and not self.settings.offload_reference
+        if dealt_out:
             shared = frozen(model, self.settings, self.ranks)
             return lambda: nullcontext(shared)
+        read_whole(model)
         if self.settings.offload_reference:
             return visiting(model, self.ranks.device)
         model.to(self.ranks.device)

@@ -1,0 +1,153 @@
+"""How new weights come into a live server: one protocol, and the ways that need no GPU.
+
+An update begins, takes chunks of bounded size in their order, and ends; then alone the server has new
+weights. Whatever fails in between leaves it in an unknown state: it is ended, and another one started on the
+folder that the chunks were written to.
+
+vLLM's four routes for it (``/init_weight_transfer_engine``, ``/start_weight_update``, ``/update_weights``,
+``/finish_weight_update``) change between its versions; this file and `cuda_transfers` are all that knows
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from treetune.inference.base import Chunk, EngineError
+from treetune.inference.client import Address, Client, ServerFailure
+from treetune.inference.launch import ADAPTER_CONFIG, MODEL_NAME, Way
+
+
+class WeightTransfer:
+    """How new weights come into one server. Its methods are called in the order of the protocol, one at a
+    time; each raises ServerFailure where the server doesn't do its part within `timeout` seconds."""
+
+    def __init__(self, client: Client, timeout: float) -> None:
+        self._client, self._timeout = client, timeout
+
+    def begin(self, address: Address) -> None:
+        """Opens an update. None may be open."""
+
+    def send(self, address: Address, chunk: Chunk) -> None:
+        """Returns when the server has the chunk and needs nothing of it any more."""
+
+    def end(self, address: Address, directory: Path) -> None:
+        """Closes the update: the server has all weights now, which lie in `directory` as well."""
+
+    def close(self) -> None:
+        """Lets go of what it holds."""
+
+    def _post(self, address: Address, path: str, body: dict[str, Any] | None = None) -> None:
+        self._client.post(address, path, body, timeout=self._timeout)
+
+
+class FromFolder(WeightTransfer):
+    """The server reads the folder when it is whole: weights, or adapters on the model that it serves."""
+
+    def end(self, address: Address, directory: Path) -> None:
+        if (directory / ADAPTER_CONFIG).is_file():
+            named = {"lora_name": MODEL_NAME, "lora_path": str(directory), "load_inplace": True}
+            self._client.post(address, "/v1/load_lora_adapter", named, timeout=self._timeout, answers="text")
+            return
+        arguments = {"weights_path": str(directory)}
+        body = {"method": "reload_weights", "kwargs": arguments, "timeout": self._timeout}
+        self._post(address, "/collective_rpc", body)
+
+
+class ByRoutes(WeightTransfer):
+    """vLLM's protocol, of which a way says what the server is told at the beginning and with each chunk."""
+
+    def __init__(self, client: Client, timeout: float) -> None:
+        super().__init__(client, timeout)
+        self._met: int | None = None  # the epoch of the server that knows this transfer
+
+    def begin(self, address: Address) -> None:
+        if address.epoch != self._met:
+            self.meet(address)
+            self._met = address.epoch
+        self._post(address, "/start_weight_update")
+
+    def end(self, address: Address, directory: Path) -> None:
+        self._post(address, "/finish_weight_update")
+
+    def meet(self, address: Address) -> None:
+        """What comes before the first update of a server."""
+        raise NotImplementedError
+
+
+class SharedMemory(ByRoutes):
+    """The server maps each chunk's file as soon as it is written, and checks it. The files lie in /dev/shm,
+    in a folder that is this run's."""
+
+    def meet(self, address: Address) -> None:
+        self._post(address, "/init_weight_transfer_engine", {"init_info": {}})
+
+    def send(self, address: Address, chunk: Chunk) -> None:
+        told = {
+            "path": str(chunk.path),
+            "number": chunk.number,
+            "last": chunk.last,
+            "digest": chunk.digest,
+        }
+        self._post(address, "/update_weights", {"update_info": told})
+
+
+def transfer(way: Way, client: Client, timeout: float, workers: int = 1) -> WeightTransfer:
+    """That way into one server of so many workers."""
+    if way == "file":
+        return FromFolder(client, timeout)
+    if way == "shared_memory":
+        return SharedMemory(client, timeout)
+    from treetune.inference.cuda_transfers import CudaIpc, Nccl
+
+    return CudaIpc(client, timeout) if way == "cuda_ipc" else Nccl(client, timeout, workers)
+
+
+@dataclass
+class Receiver:
+    """A server that is to be given weights, and what went wrong with it, if anything. Without an address
+    there is none, and the problem says why."""
+
+    transfer: WeightTransfer
+    address: Address | None
+    problem: str | None = None
+
+
+def send_all(chunks: Iterable[Chunk], receivers: Sequence[Receiver], directory: Path) -> None:
+    """Gives every server all chunks; a chunk is made while the servers take the one before it.
+
+    A server that fails is given nothing more and has a `problem`; `chunks` are gone through to their end
+    whatever the servers do, since making them may need other ranks. What making them raises is raised, and
+    all servers have a problem then.
+    """
+    begun: dict[int, Future[None]] = {}
+    with ThreadPoolExecutor(max(1, len(receivers)), "weight-transfer") as threads:
+
+        def wait() -> None:
+            for index in list(begun):
+                try:
+                    begun.pop(index).result()
+                except (ServerFailure, EngineError) as failure:
+                    receivers[index].problem = str(failure)
+
+        def each(step: str, *arguments: Any) -> None:
+            wait()
+            for index, one in enumerate(receivers):
+                if one.problem is None:
+                    begun[index] = threads.submit(getattr(one.transfer, step), one.address, *arguments)
+
+        try:
+            each("begin")
+            for chunk in chunks:
+                each("send", chunk)
+            each("end", directory)
+        except BaseException:
+            for one in receivers:
+                one.problem = one.problem or "the transfer of weights was not finished"
+            raise
+        finally:
+            wait()

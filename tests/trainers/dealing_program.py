@@ -1,0 +1,66 @@
+"""Deals a model of files out over two ranks and says how much memory that took: run by a test."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from torch import nn
+
+
+def anonymous_bytes() -> int:
+    """Of this process, now: what is no file's."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
+
+
+def main(small_folder: Path, model_folder: Path, out: Path) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    from treetune.models.in_parts import InTurn
+    from treetune.models.logprobs import PolicyModule
+    from treetune.models.sources import PretrainedModel
+    from treetune.trainers.base import Trainer
+    from treetune.trainers.deepspeed_model import DeepSpeedModel
+    from treetune.trainers.objectives.mle import MaximumLikelihood
+    from treetune.trainers.ranks import Ranks
+
+    ranks = Ranks.join(300.0)
+    peaks: list[int] = []
+    real = InTurn.parameters
+
+    def watched(self: InTurn, recurse: bool = True) -> Iterator[nn.Parameter]:
+        for parameter in real(self, recurse):
+            peaks.append(anonymous_bytes())
+            yield parameter
+            peaks.append(anonymous_bytes())
+
+    InTurn.parameters = watched  # type: ignore[method-assign]
+    settings = Trainer(objective=MaximumLikelihood(), learning_rate=1e-3, zero_stage=3)
+
+    def dealt_out(folder: Path) -> DeepSpeedModel:
+        model = PretrainedModel(name_or_path=str(folder)).load_in_parts(torch.float32)
+        assert model is not None
+        peaks.append(anonymous_bytes())
+        return DeepSpeedModel(PolicyModule(model), settings, ranks)
+
+    dealt_out(small_folder)  # what is imported for it is no weight
+    peaks.clear()
+    before = anonymous_bytes()
+    trained = dealt_out(model_folder)
+    weights = trained.state_dict()
+    if ranks.is_first:
+        expected = load_file(model_folder / "model.safetensors")
+        assert {name.removeprefix("model.") for name in weights} == expected.keys()
+        for name, weight in weights.items():
+            assert torch.equal(weight, expected[name.removeprefix("model.")]), name
+    taken = ranks.exchange("taken", max(peaks) - before)
+    if ranks.is_first:
+        out.write_text(json.dumps(taken))
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))
