@@ -15,12 +15,12 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from treetune.reports.pages import FOLDER
-from treetune.viewer.guard import Guard
+from treetune.viewer.guard import ASSETS, Guard
 from treetune.viewer.page import SEEN, Page, View
 from treetune.viewer.pages import PAGES
 from treetune.viewer.store import NotThere, Store
 
-ASSETS = Path(__file__).parent / "assets"
+FILES = Path(__file__).parent / "assets"
 LOG = logging.getLogger("treetune.viewer")
 
 
@@ -30,8 +30,8 @@ def application(store: Store, token: str) -> ASGIApp:
     app = Starlette(
         routes=[
             *routes,
-            Route("/assets/drawings.css", _drawings),
-            Mount("/assets", StaticFiles(directory=ASSETS)),
+            Route(f"{ASSETS}/drawings.css", _drawings),
+            Mount(ASSETS, StaticFiles(directory=FILES)),
         ]
     )
     return Guard(app, token)
