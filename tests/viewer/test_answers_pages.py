@@ -7,6 +7,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from tests.viewer.recorded import begin_run, record_iteration, recorded_run, trajectory
+from treetune.inference.base import Completion, Request, SamplingParams
+from treetune.inference.journal import journal_line, request_key
+from treetune.seeds import derive_seed
 from treetune.viewer.pages.answers import parsed
 from treetune.viewer.store import Store
 from treetune.viewer.store.answers import Filter
@@ -118,3 +121,30 @@ def test_a_tree_of_answers_is_drawn_with_values_and_no_styles(client: TestClient
 
     assert 'class="tree"' in page and "V 0.50" in page and "reward 1" in page
     assert " style=" not in page
+
+
+def test_continuations_of_a_state_are_found_in_the_journal(client: TestClient, folder: Path) -> None:
+    run = begin_run(folder / "run")
+    one = trajectory(0, 0, "a\nb\nc")
+    record_iteration(run, 0, [one])
+    begun = one.response_ids[:2]
+    request = Request(
+        prompt_ids=[*one.prompt_ids, *begun],
+        seed=derive_seed(1, 0, one.problem.id, repr(tuple(begun.tolist())), "value"),
+        n=3,
+        sampling=SamplingParams(max_tokens=48 - 2),
+    )
+    sampled = [Completion(list(map(ord, text)), [-0.5] * 2, "stop", 0) for text in ("x!", "y!", "x!")]
+    journal = run.iteration(0) / "journal" / "credit-0.jsonl"
+    journal.parent.mkdir()
+    journal.write_text(journal_line("another", sampled[:1]) + journal_line(request_key(request, 0), sampled))
+    where = {"run": "run", "source": "i1", "answer": one.id}
+
+    found = client.get("/continuations", params={**where, "start": 2}).text
+
+    assert "3 continuations, 2 of them different" in found and "<b>2 ×</b>" in found
+    assert "x!" in found and "y!" in found
+    assert "no continuations of just this state" in client.get(
+        "/continuations", params={**where, "start": 4}
+    ).text  # fmt: skip
+    assert "/continuations?run=run&amp;source=i1" in client.get("/answer", params=where).text

@@ -48,3 +48,7 @@ def test_formulas_that_grow_without_end_stay_text(formula: str) -> None:
 
 def test_braces_that_are_written_are_no_groups() -> None:
     assert "formula" in rendered("$" + r"\{" * 50 + "$")
+
+
+def test_tables_have_no_styles() -> None:
+    assert "<td>1</td>" in rendered("| a |\n|:-:|\n| 1 |")

@@ -55,6 +55,8 @@ def _markdown() -> MarkdownIt:
     made.disable(["link", "image", "autolink", "reference", "html_block", "html_inline", "linkify"], True)
     made.inline.ruler.before("escape", "mathematics", _mathematics)
     made.add_render_rule("mathematics", _formula)
+    for name in ("th_open", "td_open"):
+        made.add_render_rule(name, _cell)
     return made
 
 
@@ -84,6 +86,12 @@ def _is_harmless(formula: str) -> bool:
         if depth > DEEPEST_FORMULA:
             return False
     return True
+
+
+def _cell(renderer: Any, tokens: Any, place: int, options: Any, env: Any) -> str:
+    """A cell of a table, without the style that says how its column is aligned: pages forbid styles."""
+    tokens[place].attrs.pop("style", None)
+    return renderer.renderToken(tokens, place, options, env)
 
 
 def _formula(_: Any, tokens: Any, place: int, options: Any, env: Any) -> str:

@@ -1,7 +1,16 @@
 """All pages of the viewer, in the order of its navigation. A new page is a module here and a line below."""
 
 from treetune.viewer.page import Page
-from treetune.viewer.pages import answer, answers, compare, configuration, experiments, problem, run
+from treetune.viewer.pages import (
+    answer,
+    answers,
+    compare,
+    configuration,
+    continuations,
+    experiments,
+    problem,
+    run,
+)
 
 PAGES: tuple[Page, ...] = (
     experiments.PAGE,
@@ -10,5 +19,6 @@ PAGES: tuple[Page, ...] = (
     answer.PAGE,
     compare.PAGE,
     problem.PAGE,
+    continuations.PAGE,
     configuration.PAGE,
 )
