@@ -1,18 +1,22 @@
 """The pages of answers: what an address asks for is listed, and one answer is shown with what is its own."""
 
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
 
-from tests.viewer.recorded import begin_run, record_iteration, recorded_run, trajectory
+from tests.reports.synthetic import CODEC
+from tests.viewer.recorded import begin_run, episode, record_iteration, recorded_run, trajectory
+from treetune.episode_generators.storage import write_episodes, write_trajectories
 from treetune.inference.base import Completion, Request, SamplingParams
 from treetune.inference.journal import journal_line, request_key
 from treetune.seeds import derive_seed
 from treetune.viewer.pages.answers import parsed
 from treetune.viewer.store import Store
 from treetune.viewer.store.answers import Filter
+from treetune.vocabulary import Segment, Stretch
 
 COLUMNS = {"tokens": "INTEGER", "outcome": "VARCHAR", "unfinished": "BOOLEAN", "number.lines/count": "DOUBLE"}
 
@@ -148,3 +152,27 @@ def test_continuations_of_a_state_are_found_in_the_journal(client: TestClient, f
         "/continuations", params={**where, "start": 4}
     ).text  # fmt: skip
     assert "/continuations?run=run&amp;source=i1" in client.get("/answer", params=where).text
+
+
+def test_threads_are_drawn_side_by_side_without_styles(client: TestClient, folder: Path) -> None:
+    run = begin_run(folder / "run")
+    parts = [("before ", ()), ("one way", ((0, 0),)), ("<b>other</b> way", ((0, 1),)), (" behind", ())]
+    segments = tuple(
+        Segment(list(map(ord, text)), logprobs=[-0.5] * len(text), policy_version=0, branch=branch)
+        for text, branch in parts
+    )
+    text = "".join(text for text, _ in parts)
+    one = replace(trajectory(0, 0, text), segments=segments)
+    stretches = tuple(
+        Stretch(sum(len(text) for text, _ in parts[: i + 1]), parts[i][1]) for i in range(len(parts))
+    )
+    folder_of = run.iteration(0)
+    write_trajectories(folder_of / "trajectories.arrow", [one])
+    write_episodes(folder_of / "episodes.arrow", [replace(episode(one), stretches=stretches)], CODEC)
+
+    where = {"run": "run", "source": "i1", "answer": one.id, "as": "threads"}
+    page = client.get("/answer", params=where).text
+
+    assert page.count('class="thread') >= 2 and "critical path" in page
+    assert "&lt;b&gt;other&lt;/b&gt;" in page and "<b>other" not in page
+    assert " style=" not in page and "data-width=" in page and "data-strength=" in page
