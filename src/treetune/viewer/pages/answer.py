@@ -35,7 +35,8 @@ SIBLINGS = 64
 """Other answers to the same problem that are listed."""
 
 COLOURED_FULLY = 0.95
-"""The quantile of a number's size in the answer that has the full colour; larger ones are not darker."""
+"""The quantile of a number's size in the answer that has the full colour; larger ones are not darker.
+Advantages have it at their largest."""
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,9 @@ def colourings(tokens: Tokens | None) -> list[Colouring]:
         column = known.get(name)
         sizes = np.abs(column[np.isfinite(column)]) if column is not None else np.empty(0)
         if len(sizes):
-            scale = float(np.quantile(sizes, COLOURED_FULLY)) or float(sizes.max()) or 1.0
+            # An advantage is a whole step's, and the step that matters may be short: the largest is full.
+            quantile = 1.0 if name == "advantage" else COLOURED_FULLY
+            scale = float(np.quantile(sizes, quantile)) or float(sizes.max()) or 1.0
             found.append(Colouring(name, meaning, scale, signed))
         else:
             found.append(Colouring(name, meaning, signed=signed, missing=missing))
@@ -277,7 +280,7 @@ def _facts(answer: Answer, tokens: Tokens | None) -> dict[str, str]:
     if trajectory is not None and trajectory.bonus:
         facts["shaping"] = f"{trajectory.bonus:+.4g}, so the reward is {trajectory.reward:.4g}"
     if tokens is not None and (versions := sorted({one for one in tokens.versions if one is not None})):
-        facts["sampled by"] = "policy after " + ", ".join(map(str, versions)) + " iterations"
+        facts["sampled by"] = "policy after iteration " + ", ".join(map(str, versions))
     seconds = [one.seconds for one in trajectory.segments if one.seconds is not None] if trajectory else []
     if seconds:
         facts["seconds"] = f"{sum(seconds):.2f} in {len(seconds)} request{'s' if len(seconds) > 1 else ''}"

@@ -40,6 +40,8 @@ MOST_AT_ONCE = 50_000
 """Answers in which a text may be, up to which their places are read at once."""
 PATIENCE_S = 0.6
 """How long a search goes on looking into texts once it has a page to show."""
+LONGEST_S = 3.0
+"""How long it looks for a page: what is too short for signatures may stand nowhere in a million texts."""
 
 LOG = logging.getLogger("treetune.viewer")
 
@@ -269,7 +271,7 @@ class Answers:
         kept = list[tuple[str, int]]()
         seen = hits = 0
         taken = question.size + question.size // 4
-        while seen < total and (hits < needed or time.monotonic() - started < PATIENCE_S):
+        while seen < total and time.monotonic() - started < (PATIENCE_S if hits >= needed else LONGEST_S):
             if all_places is not None:
                 places = all_places[seen : seen + taken]
             else:
