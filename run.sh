@@ -45,9 +45,19 @@ treetune() {
     if [ "$2" = run_iteration_loop ]; then python src/treetune/main.py --configs "$1" check_finished; fi
 }
 
+# usage: look FOLDER: how to look into what was made; the last lines that are printed
+look() {
+    local command folder
+    printf -v command %q "$PWD/.venv/bin/treetune"
+    printf -v folder %q "$(realpath -m -- "$1")"
+    echo "in a terminal: $command watch $folder"
+    echo "in a browser:  $command view $folder   (prints its address)"
+}
+
 if [ -n "${CONFIGSTR:-}" ]; then
     treetune "$CONFIGSTR" run_iteration_loop
     treetune "$CONFIGSTR" run_evaluation
+    look "${APP_DIRECTORY:-experiments}"
     exit 0
 fi
 
@@ -59,5 +69,6 @@ experiments=${APP_DIRECTORY:-experiments}/quickstart
 treetune configs/quickstart/sft.jsonnet run_iteration_loop
 treetune configs/quickstart/vineppo.jsonnet run_iteration_loop
 python src/treetune/main.py --configs configs/tables/quickstart.jsonnet make_table
-# The report's place is the last line that is printed.
-python src/treetune/main.py report "$experiments/sft" "$experiments/vineppo"
+report=$(python src/treetune/main.py report "$experiments/sft" "$experiments/vineppo")
+echo "report:        $(realpath -m -- "$report")"
+look "$experiments"

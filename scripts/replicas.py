@@ -180,10 +180,12 @@ def write_weights(model: Model, folder: Path) -> Path:
     return folder
 
 
-def start(model: Model, weights: Path, log: Path, replicas: int, threads: int) -> list[Server]:
+def start(
+    model: Model, weights: Path, log: Path, replicas: int, threads: int, further: Sequence[str] = ()
+) -> list[Server]:
     """Servers of that many threads each, when all are there."""
-    blocks = ("--num-gpu-blocks-override", str(model.blocks))
-    settings = VllmSettings(replicas=replicas, omp_threads=threads, extra_arguments=blocks)
+    extra = ("--num-gpu-blocks-override", str(model.blocks), *further)
+    settings = VllmSettings(replicas=replicas, omp_threads=threads, extra_arguments=extra)
     launch = Launch(settings=settings, context_length=CONTEXT, seed=0, rank=0, world_size=1, device="cpu")
     servers = servers_of(launch, weights, log, None)
     for one in servers:

@@ -6,6 +6,8 @@ The same requests over ``/v1/completions`` (with ``return_token_ids``) and ``/in
 text is made), log-probs of the sampled tokens asked for or not. Tokens and log-probs are compared to the
 bit. CPU seconds of the server's HTTP side, of the process that computes and of the client are what a route
 costs, whatever else the machine does.
+
+Not yet run to its end.
 """
 
 from __future__ import annotations
@@ -86,7 +88,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     model = MODELS[0]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        servers = start(model, write_weights(model, folder / "weights"), folder / "server.log", 1, 1)
+        weights = write_weights(model, folder / "weights")
+        servers = start(model, weights, folder / "server.log", 1, 1, ["--enable-scale-out"])
         try:
             text = measure(servers[0].ready(), requests(model), options.repeats)
         finally:

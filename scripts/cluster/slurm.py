@@ -30,7 +30,7 @@ SETTINGS = """\
 ClusterName=treetune
 SlurmctldHost={head}
 AuthType=auth/munge
-AuthInfo=socket={socket},cred_expire=5
+AuthInfo=socket={socket},cred_expire=40
 SlurmUser=root
 SlurmdUser=root
 StateSaveLocation={folder}/state
@@ -53,7 +53,8 @@ NodeName={nodes} CPUS=2 RealMemory=16000 Gres=gpu:1 State=UNKNOWN
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 """A node's one "GPU" is a number that SLURM counts: it stands for the node's cores, which train here. A job
-that was requeued may start when the credentials of its last start have expired (`cred_expire`, seconds)."""
+that was requeued may start when the credentials of its last start have expired (`cred_expire`, seconds): not
+before SLURM has killed what is left of that start (after 30 s)."""
 
 
 @dataclass

@@ -35,7 +35,8 @@ fi
 
 folder=$FOLDER
 export BUILDAH_ISOLATION=chroot
-images() { buildah --storage-driver overlay --root "$folder/images" --runroot "$folder/run" "$@"; }
+images=(buildah --storage-driver overlay --root "$folder/images" --runroot "$folder/run")
+images() { "${images[@]}" "$@"; }
 
 mounts=()
 for place in ${MOUNT:-}; do mounts+=(--volume "${place%%:*}:${place#*:}:ro"); done
@@ -57,8 +58,11 @@ if ! built treetune; then
 fi
 
 container=$(images from --pull-never localhost/treetune)
-# Inside: the image's own user, its own network with nothing but a loopback, as many processes as it starts.
-inside() { images run --network none "$container" -- "$@"; }
+# Inside: the image's own user, and a network of nothing but a loopback.
+inside() {
+    # shellcheck disable=SC2016  # the inner shell's words
+    unshare --net bash -c 'ip link set lo up && exec "$@"' inside "${images[@]}" run "$container" -- "$@"
+}
 
 step "who runs there, and with what"
 inside bash -c 'id -un; ./scripts/setup.sh && .venv/bin/python --version; .venv/bin/python src/treetune/main.py doctor || true'
@@ -66,7 +70,7 @@ inside bash -c 'id -un; ./scripts/setup.sh && .venv/bin/python --version; .venv/
 step "the quickstart's first steps"
 quick=configs/quickstart
 inside bash -c ".venv/bin/python src/treetune/main.py --configs $quick/vineppo.jsonnet check_config"
-echo '{ iterations: 2, problems_per_iteration: 64, checkpoints+: { every: 1 }, evaluation+: { sets: [] },
+echo '{ iterations: 2, problems_per_iteration: 64, checkpoints+: { every: 1 }, evaluation+: { sets: [{ split: "validation", samples: 1, problems: 20 }] },
         trainer+: { schedule+: { may_outlast_training: true } } }' >"$folder/short.jsonnet"
 images copy --chown researcher "$container" "$folder/short.jsonnet" /treetune/short.jsonnet
 for name in sft vineppo; do inside env OMP_NUM_THREADS=1 CONFIGSTR="$quick/$name.jsonnet,short.jsonnet" ./run.sh; done

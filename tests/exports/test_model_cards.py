@@ -74,6 +74,16 @@ def test_a_card_is_of_its_own_weights_and_not_of_later_ones(tmp_path: Path) -> N
     )
 
 
+def test_what_it_is_measured_on_is_not_what_it_was_trained_on(tmp_path: Path) -> None:
+    experiment = write_experiment(tmp_path / "run")
+    other = {"type": "rows", "source": {"type": "hub", "name": "others/test-set", "revision": "v9"}}
+    config = {**CONFIG, "evaluation": {"sets": [{"split": "test", "task": other}]}}
+    (experiment / "config.json").write_text(json.dumps(config))
+    data = model_card(checkpoint_at(write_checkpoint(experiment)), SAID).data
+    assert data.datasets == ["someone/sums"]
+    assert [one.dataset_type for one in data.eval_results] == ["others/test-set"]
+
+
 def test_no_folder_of_the_machine_is_in_a_card(tmp_path: Path) -> None:
     start = write_experiment(tmp_path / "secret" / "start")
     write_checkpoint(start)

@@ -75,6 +75,29 @@ def test_servers_take_answers_before_continuations_and_nobody_tells_them_otherwi
     assert not list(VllmSettings().check(experiment))
 
 
+@pytest.mark.parametrize(
+    ("settings", "send", "remedy"),
+    [
+        ({"weight_transfer": "nccl"}, "merged", "name its devices"),
+        ({"weight_transfer": "cuda_ipc", "tensor_parallel_size": 2}, "merged", "tensor_parallel_size to 1"),
+        ({"weight_transfer": "shared_memory"}, "adapters", "trainer.lora.send to 'merged'"),
+        ({"weight_transfer": "shared_memory"}, "merged", None),
+        ({"weight_transfer": "nccl", "devices": (1,)}, "merged", None),
+    ],
+)
+def test_a_way_of_weights_that_can_not_be_is_found_before_anything_starts(
+    settings: dict[str, Any], send: str, remedy: str | None
+) -> None:
+    experiment: Any = SimpleNamespace(
+        context_length=256,
+        model=SimpleNamespace(longest=None),
+        trainer=SimpleNamespace(lora=SimpleNamespace(send=send)),
+    )
+    found = list(VllmSettings(**settings).check(experiment))
+    assert [one.key for one in found] == ([] if remedy is None else ["weight_transfer"])
+    assert all(remedy in one.remedy for one in found if remedy)
+
+
 def test_a_model_that_is_not_trained_is_served_as_it_is_on_disk() -> None:
     trained = launch()
     served = replace(trained, is_trained=False)

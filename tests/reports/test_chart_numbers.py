@@ -47,7 +47,7 @@ def test_what_is_always_the_same_is_shown_from_zero_on(value: float) -> None:
 
 
 def test_iterations_are_whole_numbers_and_so_are_the_ticks() -> None:
-    chart = line_chart("loss", [Series("loss", [(1, 0.5), (2, 0.7)], "own")])
+    chart = line_chart("loss", [Series("loss", [(1, 0.5), (2, 0.7)], "own")], "")
     ticks = re.findall(r"text-anchor:middle[^>]*>([^<]*)<", chart)
     assert ticks == ["1", "2"]
 
@@ -58,27 +58,28 @@ def strokes(figure: str) -> list[str]:
 
 def test_curves_in_the_same_place_take_turns_so_that_each_is_seen() -> None:
     rows = [Series(f"row {i}", [(1, 0.2), (2, 0.2), (3, 0.5 if i == 2 else 0.2)], f"c{i}") for i in range(3)]
-    first, second, other = strokes(line_chart("accuracy", rows))
+    first, second, other = strokes(line_chart("accuracy", rows, "up"))
     assert "dasharray:7.2,7.2" in first and "dasharray:7.2,7.2" in second and "dasharray" not in other
     assert "dashoffset:7.2" in second and "dashoffset" not in first
-    radii = re.findall(r'r="([\d.]+)"', line_chart("accuracy", rows))
+    radii = re.findall(r'r="([\d.]+)"', line_chart("accuracy", rows, "up"))
     assert radii[0] > radii[3], "what is drawn below is larger"
 
 
 def test_levels_in_the_same_place_take_turns_as_well() -> None:
     rows = [Series(f"row {i}", [(4, 0.2)], f"c{i}", is_level=True) for i in range(2)]
-    assert all("dasharray:7.2,10.8" in stroke for stroke in strokes(line_chart("accuracy", rows)))
+    assert all("dasharray:7.2,10.8" in stroke for stroke in strokes(line_chart("accuracy", rows, "up")))
 
 
 def test_points_say_what_they_are_when_the_pointer_rests_on_them() -> None:
-    chart = line_chart("accuracy", [Series("<a>", [(1, 0.25), (2, 0.5)], "c0", {2: (0.4, 0.6)})])
+    chart = line_chart("accuracy", [Series("<a>", [(1, 0.25), (2, 0.5)], "c0", {2: (0.4, 0.6)})], "up")
     assert "<title>&lt;a&gt;, 1: 0.25</title>" in chart
     assert "<title>&lt;a&gt;, 2: 0.5 [0.4, 0.6]</title>" in chart
 
 
 def test_a_chart_of_many_iterations_stays_small() -> None:
     assert (
-        len(line_chart("loss", [Series("loss", [(i, (i * 37) % 11) for i in range(1000)], "own")])) < 20_000
+        len(line_chart("loss", [Series("loss", [(i, (i * 37) % 11) for i in range(1000)], "own")], ""))
+        < 20_000
     )
 
 
@@ -91,3 +92,17 @@ def test_many_iterations_are_averaged_into_few_bars() -> None:
     bars = stacked_bars("time", [(str(i), {"generation": 1.0}) for i in range(1, 1001)], "s")
     assert bars.count("var(--generation)") <= 60
     assert "iteration 1–17: generation 1 s" in bars
+
+
+def test_a_figure_says_which_way_is_better_and_what_its_band_is() -> None:
+    plain, banded = (
+        [Series("a", [(1, 0.2), (2, 0.4)], "c0")],
+        [Series("a", [(1, 0.2)], "c0", {1: (0.1, 0.3)})],
+    )
+    assert "↓ less is better" in line_chart("seconds", plain, "down", band="range")
+    assert "band:" not in line_chart("seconds", plain, "down", band="range"), "there is no band"
+    assert "neither way is better" in line_chart("loss", plain, "")
+    assert "↑ more is better; band: range over seeds" in line_chart(
+        "x", banded, "up", band="range over seeds"
+    )
+    assert "↓ less is better" in stacked_bars("seconds", [("1", {"credit": 1.0})], "s")

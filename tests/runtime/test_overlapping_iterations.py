@@ -21,6 +21,7 @@ from treetune.inference.base import EngineError
 from treetune.runtime import loop
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.directory import ExperimentDirectory
+from treetune.runtime.stop_after import StopAfter
 from treetune.trainers.base import Trainer
 from treetune.trainers.core import PolicyTrainer
 from treetune.trainers.objectives.ppo import ClippedPolicyGradient
@@ -164,6 +165,15 @@ def test_answers_that_take_several_iterations_go_on_to_the_same_bits(
             train(killed, **stored)
     again = overlapping(tmp_path / "killed", **given)
     assert made(train(again, **stored)) == expected
+
+
+def test_a_budget_of_tokens_ends_an_overlapping_run_with_nothing_sampled_in_vain(tmp_path: Path) -> None:
+    config = overlapping(tmp_path, iterations=50, stop_after=StopAfter(sampled_tokens=700))
+    directory = train(config, **STORED)
+    done = len(directory.read_metrics())
+    assert 2 < done < 50
+    assert directory.checkpoints()[-1] == done
+    assert not directory.iteration(done).exists(), "no iteration was begun that is not trained on"
 
 
 def test_a_run_that_is_made_longer_says_that_it_begins_with_the_newest_weights(tmp_path: Path) -> None:

@@ -255,6 +255,11 @@ def test_the_quickstart_trains_both_and_ends_with_table_and_report(checkout: Che
     assert "APP_SEED=3" in vineppo
     assert table.endswith("--configs configs/tables/quickstart.jsonnet make_table")
     assert report.endswith("report elsewhere/quickstart/sft elsewhere/quickstart/vineppo")
+    terminal, browser = done.stdout.splitlines()[-2:]
+    runs = str(checkout.path / "elsewhere" / "quickstart").replace(" ", r"\ ")
+    command = str(checkout.path / ".venv" / "bin" / "treetune").replace(" ", r"\ ")
+    assert terminal == f"in a terminal: {command} watch {runs}"
+    assert browser.startswith(f"in a browser:  {command} view {runs} ")
 
 
 def test_a_configuration_is_trained_and_then_evaluated(checkout: Checkout) -> None:

@@ -1,15 +1,22 @@
 """The pages of answers: what an address asks for is listed, and one answer is shown with what is its own."""
 
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
 
-from tests.viewer.recorded import begin_run, record_iteration, recorded_run, trajectory
+from tests.reports.synthetic import CODEC
+from tests.viewer.recorded import begin_run, episode, record_iteration, recorded_run, trajectory
+from treetune.episode_generators.storage import write_episodes, write_trajectories
+from treetune.inference.base import Completion, Request, SamplingParams
+from treetune.inference.journal import journal_line, request_key
+from treetune.seeds import derive_seed
 from treetune.viewer.pages.answers import parsed
 from treetune.viewer.store import Store
 from treetune.viewer.store.answers import Filter
+from treetune.vocabulary import Segment, Stretch
 
 COLUMNS = {"tokens": "INTEGER", "outcome": "VARCHAR", "unfinished": "BOOLEAN", "number.lines/count": "DOUBLE"}
 
@@ -83,3 +90,89 @@ def test_an_answer_that_is_not_there_is_said_to_be_so(client: TestClient, folder
     page = client.get("/answer", params={"run": "run", "source": "i1", "answer": "train/99#0"})
 
     assert page.status_code == 404 and "train/99#0" in page.text
+
+
+def test_a_problem_is_followed_along_training(client: TestClient, folder: Path) -> None:
+    recorded_run(folder / "run", iterations=3)
+
+    page = client.get("/problem", params={"run": "run", "problem": "train/3"}).text
+
+    shares = [row.split("</td>")[0] for row in page.split('<td class="number">')[1:]]
+    assert shares[:3] == ["1 of 2", "1 of 2", "1 of 2"]
+    assert page.index("iteration 1") < page.index("iteration 3") < page.index("validation after 1")
+    assert client.get("/problem", params={"run": "run", "problem": "none"}).status_code == 404
+
+
+def test_problems_that_flipped_are_found(client: TestClient, folder: Path) -> None:
+    run = begin_run(folder / "run")
+    for iteration, right in enumerate(([True, False, True], [False, False, True])):
+        sampled = [trajectory(i, 0, f"{iteration} and {i}", correct=own) for i, own in enumerate(right)]
+        record_iteration(run, iteration, sampled)
+
+    where = {"run": "run", "first": "i1", "second": "i2"}
+    page = client.get("/compare", params=where).text
+    assert "train/0" in page and "train/1" not in page and "train/2" not in page
+    assert "<b>0</b> better in the second, <b>1</b> worse" in page
+    pair = client.get("/compare", params={**where, "problem": "train/0"}).text
+    assert "<mark>0</mark> and 0" in pair and "<mark>1</mark> and 0" in pair
+
+
+def test_a_tree_of_answers_is_drawn_with_values_and_no_styles(client: TestClient, folder: Path) -> None:
+    recorded_run(folder / "run", iterations=1)
+
+    where = {"run": "run", "source": "i1", "answer": "train/0#0", "as": "tree"}
+    page = client.get("/answer", params=where).text
+
+    assert 'class="tree"' in page and "V 0.50" in page and "reward 1" in page
+    assert " style=" not in page
+
+
+def test_continuations_of_a_state_are_found_in_the_journal(client: TestClient, folder: Path) -> None:
+    run = begin_run(folder / "run")
+    one = trajectory(0, 0, "a\nb\nc")
+    record_iteration(run, 0, [one])
+    begun = one.response_ids[:2]
+    request = Request(
+        prompt_ids=[*one.prompt_ids, *begun],
+        seed=derive_seed(1, 0, one.problem.id, repr(tuple(begun.tolist())), "value"),
+        n=3,
+        sampling=SamplingParams(max_tokens=48 - 2),
+    )
+    sampled = [Completion(list(map(ord, text)), [-0.5] * 2, "stop", 0) for text in ("x!", "y!", "x!")]
+    journal = run.iteration(0) / "journal" / "credit-0.jsonl"
+    journal.parent.mkdir()
+    journal.write_text(journal_line("another", sampled[:1]) + journal_line(request_key(request, 0), sampled))
+    where = {"run": "run", "source": "i1", "answer": one.id}
+
+    found = client.get("/continuations", params={**where, "start": 2}).text
+
+    assert "3 continuations, 2 of them different" in found and "<b>2 ×</b>" in found
+    assert "x!" in found and "y!" in found
+    assert "no continuations of just this state" in client.get(
+        "/continuations", params={**where, "start": 4}
+    ).text  # fmt: skip
+    assert "/continuations?run=run&amp;source=i1" in client.get("/answer", params=where).text
+
+
+def test_threads_are_drawn_side_by_side_without_styles(client: TestClient, folder: Path) -> None:
+    run = begin_run(folder / "run")
+    parts = [("before ", ()), ("one way", ((0, 0),)), ("<b>other</b> way", ((0, 1),)), (" behind", ())]
+    segments = tuple(
+        Segment(list(map(ord, text)), logprobs=[-0.5] * len(text), policy_version=0, branch=branch)
+        for text, branch in parts
+    )
+    text = "".join(text for text, _ in parts)
+    one = replace(trajectory(0, 0, text), segments=segments)
+    stretches = tuple(
+        Stretch(sum(len(text) for text, _ in parts[: i + 1]), parts[i][1]) for i in range(len(parts))
+    )
+    folder_of = run.iteration(0)
+    write_trajectories(folder_of / "trajectories.arrow", [one])
+    write_episodes(folder_of / "episodes.arrow", [replace(episode(one), stretches=stretches)], CODEC)
+
+    where = {"run": "run", "source": "i1", "answer": one.id, "as": "threads"}
+    page = client.get("/answer", params=where).text
+
+    assert page.count('class="thread') >= 2 and "critical path" in page
+    assert "&lt;b&gt;other&lt;/b&gt;" in page and "<b>other" not in page
+    assert " style=" not in page and "data-width=" in page and "data-strength=" in page

@@ -1,5 +1,6 @@
 """Who may look, and what every answer says to the browser."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -75,3 +76,19 @@ def test_templates_have_no_style_attribute_and_no_inline_script() -> None:
         text = template.read_text()
         assert " style=" not in text and "javascript:" not in text, template
         assert all("src=" in tag.split(">")[0] for tag in text.split("<script")[1:]), template
+
+
+def test_what_runs_wrote_is_kept_nowhere_and_libraries_are_asked_for_by_their_mark(
+    client: TestClient,
+) -> None:
+    library = client.get("/assets/vendor/uplot.js")
+    again = client.get("/assets/vendor/uplot.js", headers={"if-none-match": library.headers["etag"]})
+
+    assert client.get("/").headers["cache-control"] == "no-store"
+    assert (library.headers["cache-control"], again.status_code) == ("no-cache", 304)
+
+
+def test_the_libraries_of_the_browsers_side_are_those_that_were_fetched() -> None:
+    script = Path(__file__).parents[2] / "scripts" / "viewer_assets.sh"
+
+    assert subprocess.run([script, "--check"], capture_output=True, timeout=60, check=False).returncode == 0

@@ -100,6 +100,18 @@ def test_a_run_that_goes_on_is_seen_to_do_so(tmp_path: Path) -> None:
     assert re.search(r"stopped +2/3", _text(shown))
 
 
+def test_the_chosen_experiment_stays_chosen_when_another_comes(tmp_path: Path) -> None:
+    for name in ("b", "c"):
+        begin_run(tmp_path / name)
+    shown = _watch(tmp_path)
+    _text(shown, frame=True)
+    shown.press("down")
+    begin_run(tmp_path / "a")
+    assert re.search(r"› c ", _text(shown, frame=True))
+    shown.press("open")
+    assert shown.open is not None and shown.open.name == "c"
+
+
 def test_what_a_model_wrote_is_shown_and_not_obeyed(tmp_path: Path) -> None:
     hostile = "\x1b[2J\x1b]0;title\x07 \x9b31m [bold]x[/bold] :smile: \u202etxt\r\x00 end"
     directory = begin_run(tmp_path / "run\x1b[31m")

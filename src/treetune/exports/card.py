@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from treetune.exports.evaluations import task_of_set
 from treetune.models.checkpoints import CHECKPOINTS, resolve_policy
 from treetune.reports.experiment import Experiment, read_experiment
 
@@ -76,7 +77,7 @@ def model_card(checkpoint: Checkpoint, licences: Licences, name: str | None = No
         pipeline_tag="text-generation",
         license=licences.weights,
         base_model=_base_on_the_hub(experiment, licences),
-        datasets=[one for one, _ in hub_data(experiment.config)] or None,
+        datasets=[one for one, _ in hub_data(experiment.config.get("task"))] or None,
         tags=[*TAGS, *dict.fromkeys(one for one in _method(experiment.config).values() if one != "none")],
         eval_results=results or None,
     )
@@ -100,10 +101,9 @@ def eval_results(checkpoint: Checkpoint) -> Iterator[EvalResult]:
     """pass@1 of each set that was measured on these weights, with the bounds beside it."""
     from huggingface_hub import EvalResult
 
-    config = checkpoint.experiment.config
-    data = hub_data(config)
-    kind = str((config.get("task") or {}).get("type", "task"))
     for label, summary in _measured(checkpoint):
+        task = task_of_set(checkpoint.experiment.config, label)
+        data, kind = hub_data(task), str(task.get("type", "task"))
         yield EvalResult(
             task_type="text-generation",
             dataset_type=data[0][0] if len(data) == 1 else kind,
@@ -137,13 +137,11 @@ def base_model(experiment: Experiment, licences: Licences) -> str:
     return "a chain of experiments"
 
 
-def hub_data(config: Mapping[str, Any]) -> list[tuple[str, str | None]]:
-    """Data sets of the hub that a configuration names, with their revisions."""
-    own = [config.get("task"), config.get("evaluation")]
+def hub_data(task: Mapping[str, Any] | None) -> list[tuple[str, str | None]]:
+    """Data sets of the hub that a task's configuration names, with their revisions."""
     found = {
         (one["name"], one.get("revision"))
-        for part in own
-        for one in _objects(part)
+        for one in _objects(task)
         if one.get("type") == "hub" and isinstance(one.get("name"), str)
     }
     return sorted(found, key=str)
@@ -151,7 +149,7 @@ def hub_data(config: Mapping[str, Any]) -> list[tuple[str, str | None]]:
 
 def has_foreign_data(config: Mapping[str, Any]) -> bool:
     """Whether the task reads files or data sets; else it makes its problems itself."""
-    return bool(hub_data(config)) or any(_files(config))
+    return bool(hub_data(config.get("task"))) or any(_files(config))
 
 
 # Words
@@ -209,7 +207,10 @@ def _bounds(summary: Mapping[str, Any]) -> str:
 
 def _data(experiment: Experiment, licences: Licences) -> str:
     config = experiment.config
-    named = [f"`{_code(name)}`, revision `{_code(str(revision))}`" for name, revision in hub_data(config)]
+    named = [
+        f"`{_code(name)}`, revision `{_code(str(revision))}`"
+        for name, revision in hub_data(config.get("task"))
+    ]
     named += [f"file `{_code(Path(one).name)}`" for one in _files(config)]
     if not named:
         kind = str((config.get("task") or {}).get("type", "task"))

@@ -75,6 +75,13 @@ def chosen_evaluation(path: Path, label: str | None, iteration: int | None) -> E
     return found
 
 
+def task_of_set(config: Mapping[str, Any], label: str) -> Mapping[str, Any]:
+    """The configuration of the task that a set's problems are of: its own, or the experiment's."""
+    sets = (config.get("evaluation") or {}).get("sets") or ()
+    own = [one.get("task") for one in sets if (one.get("name") or one.get("split")) == label]
+    return next((task for task in own if task), None) or config.get("task") or {}
+
+
 def writable(text: str) -> str:
     """A text that UTF-8 can hold: halves of characters, which models write, become U+FFFD."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

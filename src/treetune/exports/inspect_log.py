@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
-from treetune.exports.evaluations import Evaluation, writable
+from treetune.exports.evaluations import Evaluation, task_of_set, writable
 from treetune.files import whole_file
 
 VERSION = 2
@@ -92,7 +92,7 @@ def _header(evaluation: Evaluation) -> dict[str, Any]:
             "created": at,
             "task": _task_name(evaluation),
             "task_version": 0,
-            "task_args": _writable(config.get("task") or {}),
+            "task_args": _writable(task_of_set(config, evaluation.label)),
             "dataset": {
                 "name": evaluation.label,
                 "samples": len(ids),
@@ -168,12 +168,12 @@ def _packages(manifest: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _task_name(evaluation: Evaluation) -> str:
-    kind = (evaluation.experiment.config.get("task") or {}).get("type", "task")
+    kind = task_of_set(evaluation.experiment.config, evaluation.label).get("type", "task")
     return f"{kind}-{evaluation.label}"
 
 
 def _grader(evaluation: Evaluation) -> str:
-    task = evaluation.experiment.config.get("task") or {}
+    task = task_of_set(evaluation.experiment.config, evaluation.label)
     return (task.get("grader") or {}).get("type") or task.get("type") or "grader"
 
 

@@ -162,7 +162,8 @@ class VllmEngine(Engine):
         """Has the servers take requests that are there and don't yet; whether all do."""
         shut = [one for one in self._replicas if not sampling.is_open(one.number)]
         there = self._each(shut, Replica.awake)
-        sampling.open({one.number: address for one, address in zip(shut, there, strict=True) if address})
+        if found := {one.number: address for one, address in zip(shut, there, strict=True) if address}:
+            sampling.open(found)
         return None not in there
 
     def _each(self, replicas: Sequence[Replica], work: Callable[[Replica], T]) -> list[T]:

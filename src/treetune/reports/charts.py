@@ -9,6 +9,7 @@ from html import escape
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from treetune.reports.directions import WORDS, Better
 from treetune.reports.svg import PAGE, Marks, svg_of
 
 if TYPE_CHECKING:
@@ -192,9 +193,16 @@ def _label_ticks(axis: Axis) -> None:
 
 
 def line_chart(
-    title: str, series: Sequence[Series], *, from_zero: bool = False, x_name: str = "iteration"
+    title: str,
+    series: Sequence[Series],
+    better: Better,
+    *,
+    band: str = "",
+    from_zero: bool = False,
+    x_name: str = "iteration",
 ) -> str:
-    """Curves over a shared x. Series without points are skipped; at least one must have some."""
+    """Curves over a shared x. Series without points are skipped; at least one must have some. It is said
+    which way is `better`, and what the `band` around a curve is where one is drawn."""
     from matplotlib.ticker import MaxNLocator
 
     drawn = [one for one in series if one.points]
@@ -207,13 +215,22 @@ def line_chart(
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=all(x == round(x) for x in xs), min_n_ticks=1))
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=(1, 2, 2.5, 5, 10)))
     titles = draw_series(axes, drawn, PAGE, from_zero=from_zero)
-    return _chart(figure, axes, title, x_name, WIDTH, titles)
+    about = [WORDS[better]]
+    if band and any(one.interval for one in drawn):
+        about.append(f"band: {band}")
+    return _chart(figure, axes, title, about, x_name, WIDTH, titles)
+
+
+def accuracy_chart(title: str, series: Sequence[Series]) -> str:
+    """pass@1 of checkpoints, with its interval."""
+    band = "95 % interval over problems"
+    return line_chart(title, series, "up", band=band, x_name="finished iterations")
 
 
 def stacked_bars(title: str, rows: Sequence[tuple[str, Mapping[str, float]]], unit: str) -> str:
     """One bar per row (label, amount by the name of a colour), stacked in the order of the mapping.
 
-    More than MOST_BARS rows are averaged over neighbours.
+    More than MOST_BARS rows are averaged over neighbours. Amounts are costs: less is better.
     """
     rows = thinned(rows)
     width, titles = 2 * WIDTH, {}
@@ -231,7 +248,7 @@ def stacked_bars(title: str, rows: Sequence[tuple[str, Mapping[str, float]]], un
     axes.set_xlim(-0.6, len(rows) - 0.4)
     axes.set_ylim(0, max(sum(amounts.values()) for _, amounts in rows) * 1.04 or 1.0)
     _label_ticks(axes.yaxis)
-    return _chart(figure, axes, title, "iteration", width, titles)
+    return _chart(figure, axes, title, [WORDS["down"]], "iteration", width, titles)
 
 
 def thinned(rows: Sequence[tuple[str, Mapping[str, float]]]) -> Sequence[tuple[str, Mapping[str, float]]]:
@@ -265,7 +282,13 @@ def _page_figure(width: float) -> tuple[Figure, Axes]:
 
 
 def _chart(
-    figure: Figure, axes: Axes, title: str, x_name: str, width: float, titles: Mapping[str, str | Marks]
+    figure: Figure,
+    axes: Axes,
+    title: str,
+    about: Sequence[str],
+    x_name: str,
+    width: float,
+    titles: Mapping[str, str | Marks],
 ) -> str:
     low, high = axes.get_ylim()
     labels = tick_labels([float(tick) for tick in axes.get_yticks() if low <= tick <= high])
@@ -274,4 +297,5 @@ def _chart(
         (left / width, BOTTOM / HEIGHT, (width - left - RIGHT) / width, 1 - (TOP + BOTTOM) / HEIGHT)
     )
     figure.text(1 - RIGHT / width, 4 / HEIGHT, x_name, ha="right", color=PAGE["soft"], fontsize=FONT)
-    return f"<figure><figcaption>{escape(title)}</figcaption>{svg_of(figure, title, titles)}</figure>"
+    said = f'{escape(title)} <span class="about">{escape("; ".join(about))}</span>'
+    return f"<figure><figcaption>{said}</figcaption>{svg_of(figure, title, titles)}</figure>"

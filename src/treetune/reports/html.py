@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from treetune.files import write_text
-from treetune.reports.charts import Series, line_chart
+from treetune.reports.charts import Series, accuracy_chart
 from treetune.reports.experiment import Experiment, read_experiment
 from treetune.reports.pages import colour_of, page
 from treetune.reports.sections.base import sections
@@ -91,8 +91,8 @@ def _evaluation_curves(experiments: Sequence[Experiment]) -> list[str]:
             points = [(float(n), float(s["pass_at_1"])) for n, s in summaries.items()]
             series.append(Series(one.name, points, colour_of(i), interval, is_level=len(points) == 1))
         if any(len(one.points) > 1 for one in series):
-            title = f"pass@1 on {label}, with its 95 % interval"
-            charts.append(line_chart(title, series, x_name="finished iterations"))
+            title = f"pass@1 on {label}"
+            charts.append(accuracy_chart(title, series))
         if len(experiments) > 1:
             charts += _domain_curves(experiments, label)
     return charts
@@ -109,8 +109,8 @@ def _domain_curves(experiments: Sequence[Experiment], label: str) -> list[str]:
             for i, (one, points) in enumerate(zip(experiments, found, strict=True))
         ]
         if any(len(one.points) > 1 for one in series):
-            title = f"pass@1 on {label}, domain {name}, with its 95 % interval"
-            charts.append(line_chart(title, series, x_name="finished iterations"))
+            title = f"pass@1 on {label}, domain {name}"
+            charts.append(accuracy_chart(title, series))
     return charts
 
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 FOLDER = Path(__file__).parent
+STYLES = ("report.css", "drawings.css")
 N_COLOURS = 12
 
 
@@ -27,7 +28,8 @@ def render(template: str, **values: Any) -> str:
 
 def page(template: str, title: str, **values: Any) -> str:
     """A whole document with its style sheet: it needs nothing else to be read."""
-    return render(template, title=title, style=(FOLDER / "report.css").read_text(), **values) + "\n"
+    style = "".join((FOLDER / name).read_text() for name in STYLES)
+    return render(template, title=title, style=style, **values) + "\n"
 
 
 @functools.cache

@@ -11,6 +11,7 @@ from typing import Any
 from treetune.models.checkpoints import resolve_policy
 from treetune.runtime import lifeline
 from treetune.runtime.base import PolicyIteration, Runtime
+from treetune.runtime.busy import look_around
 from treetune.runtime.claims import Claims
 from treetune.runtime.clock import Clock
 from treetune.runtime.directory import ExperimentDirectory
@@ -45,6 +46,7 @@ def run(command: str, root: Runtime, plain_config: Mapping[str, Any], options: A
             set_problems(root, one)  # before days of training, not after them
     if command == run_iteration_loop.__name__:
         refuse_what_does_not_fit(root)
+        look_around()
     if command in (run_iteration_loop.__name__, only_generate_episodes.__name__) and root.shaping:
         problems = root.task.problems("train")
         for part in root.shaping:

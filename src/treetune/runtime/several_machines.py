@@ -76,33 +76,15 @@ def agree(meeting: Meeting, directory: Path, plain: Mapping[str, Any], *, share:
     if meeting.machines == 1:
         return
     interface, address = meeting.interface()
-    os.environ["GLOO_SOCKET_IFNAME"] = interface
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     token = meeting.exchange("token", secrets.token_hex(8))[0]
     with _listening(address, meeting.world_size) as port, _marked(directory, token, meeting, share):
-        own = Facts(
-            meeting.machine,
-            platform.node(),
-            interface,
-            address,
-            port,
-            time.time(),
-            _code(),
-            own_modules(),
-            platform.python_version(),
-            versions(),
-            config_hash(plain),
-        )
+        own = _facts(meeting.machine, (interface, address, port), plain)
         facts = [Facts(**one) for one in meeting.exchange("facts", asdict(own))]
-        others = {one.machine: one for one in reversed(facts) if one.machine != meeting.machine}
-        own_view = View(
-            tuple(number for number in others if not _sees(_mark(directory, token, number))),
-            tuple(
-                (number, why) for number, one in others.items() if (why := _unreached(one.address, one.port))
-            ),
-        )
+        seen = _view(meeting.machine, facts, directory, token)
         views = [
             View(tuple(one["unseen"]), tuple((number, why) for number, why in one["unreached"]))
-            for one in meeting.exchange("views", asdict(own_view))
+            for one in meeting.exchange("views", asdict(seen))
         ]
     found = differences(facts, views, directory)
     if found:
@@ -136,6 +118,29 @@ def differences(facts: Sequence[Facts], views: Sequence[View], directory: Path) 
         if any(name == another and number > earlier for earlier, another in names.items()):
             lines[f"{name} is the name of two machines: give each a host name of its own"] = None
     return list(lines)
+
+
+def _facts(machine: int, place: tuple[str, str, int], plain: Mapping[str, Any]) -> Facts:
+    """This rank's; `place` is the interface, address and port where it listens."""
+    return Facts(
+        machine,
+        platform.node(),
+        *place,
+        clock=time.time(),
+        code=_code(),
+        own_modules=own_modules(),
+        python=platform.python_version(),
+        packages=versions(),
+        configuration=config_hash(plain),
+    )
+
+
+def _view(machine: int, facts: Sequence[Facts], directory: Path, token: str) -> View:
+    """Of the other machines, each by its first rank."""
+    others = {one.machine: one for one in reversed(facts) if one.machine != machine}
+    unseen = tuple(number for number in others if not _sees(_mark(directory, token, number)))
+    reached = {number: _unreached(one.address, one.port) for number, one in others.items()}
+    return View(unseen, tuple((number, why) for number, why in reached.items() if why is not None))
 
 
 def _unlike(one: Facts, first: Facts) -> Iterator[str]:

@@ -9,25 +9,37 @@ from pathlib import Path
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import FileResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
-from treetune.viewer.guard import Guard
+from treetune.reports.pages import FOLDER
+from treetune.viewer.guard import ASSETS, Guard
 from treetune.viewer.page import SEEN, Page, View
 from treetune.viewer.pages import PAGES
 from treetune.viewer.store import NotThere, Store
 
-ASSETS = Path(__file__).parent / "assets"
+FILES = Path(__file__).parent / "assets"
 LOG = logging.getLogger("treetune.viewer")
 
 
 def application(store: Store, token: str) -> ASGIApp:
     """The viewer of what is in the store, for those who know the token."""
     routes = [Route(page.path, _endpoint(page, store), methods=page.methods) for page in PAGES]
-    app = Starlette(routes=[*routes, Mount("/assets", StaticFiles(directory=ASSETS))])
+    app = Starlette(
+        routes=[
+            *routes,
+            Route(f"{ASSETS}/drawings.css", _drawings),
+            Mount(ASSETS, StaticFiles(directory=FILES)),
+        ]
+    )
     return Guard(app, token)
+
+
+async def _drawings(request: Request) -> Response:
+    """How the report draws answers."""
+    return FileResponse(FOLDER / "drawings.css")
 
 
 def _endpoint(page: Page, store: Store) -> Callable[[Request], Awaitable[Response]]:

@@ -15,6 +15,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 HOSTS = ("127.0.0.1", "localhost", "::1")
 """What an address may call this machine: a name that leads here from elsewhere (DNS rebinding) is refused."""
 
+ASSETS = "/assets"
+"""Where the files of the browser's side lie."""
+
 READING, WRITING = ("GET", "HEAD"), ("POST",)
 
 HEADERS: Mapping[str, str] = {
@@ -46,7 +49,9 @@ class Guard:
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
                     headers.setdefault(name, value)
-                headers.setdefault("Cache-Control", "no-store")
+                # What runs wrote is kept nowhere; the viewer's own files are asked for again by their mark.
+                own = scope["path"].startswith(ASSETS)
+                headers.setdefault("Cache-Control", "no-cache" if own else "no-store")
             await send(message)
 
         answer = self._refusal(Request(scope))

@@ -23,6 +23,16 @@ LONGEST_FORMULA = 2000
 DEEPEST = 20
 """Levels of quotes and lists."""
 
+DEEPEST_FORMULA = 20
+"""Groups within groups of a formula: hundreds of them end a browser's tab. What is deeper stays text."""
+
+_DEFINES = re.compile(
+    r"\\(?:[gex]?def|let|futurelet|global|long|(?:re)?newcommand|providecommand)(?![a-zA-Z])"
+)
+"""A formula that defines something can grow without end in the browser: it stays text."""
+
+_GROUPS = re.compile(r"\\\\|\\[{}]|[{}]|\\(?:left|right|begin|end)(?![a-zA-Z])")
+
 _MATH = re.compile(
     r"\$\$(?P<a>.+?)\$\$|\\\[(?P<b>.+?)\\\]|\\\((?P<c>.+?)\\\)"
     r"|\$(?P<d>[^\s$](?:[^$\n]*[^\s$\\])?)\$(?!\d)|(?P<e>\\boxed\{[^{}\n]*\})",
@@ -45,6 +55,8 @@ def _markdown() -> MarkdownIt:
     made.disable(["link", "image", "autolink", "reference", "html_block", "html_inline", "linkify"], True)
     made.inline.ruler.before("escape", "mathematics", _mathematics)
     made.add_render_rule("mathematics", _formula)
+    for name in ("th_open", "td_open"):
+        made.add_render_rule(name, _cell)
     return made
 
 
@@ -52,7 +64,7 @@ def _mathematics(state: StateInline, silent: bool) -> bool:
     if state.src[state.pos] not in "$\\":
         return False
     found = _MATH.match(state.src, state.pos, state.posMax)
-    if found is None or len(found[0]) > LONGEST_FORMULA:
+    if found is None or not _is_harmless(found[0]):
         return False
     if not silent:
         token = state.push("mathematics", "", 0)
@@ -60,6 +72,26 @@ def _mathematics(state: StateInline, silent: bool) -> bool:
         token.meta = {"display": found["a"] is not None or found["b"] is not None}
     state.pos = found.end()
     return True
+
+
+def _is_harmless(formula: str) -> bool:
+    if len(formula) > LONGEST_FORMULA or _DEFINES.search(formula):
+        return False
+    depth = 0
+    for sign in _GROUPS.findall(formula):
+        if sign in ("{", "\\left", "\\begin"):
+            depth += 1
+        elif sign in ("}", "\\right", "\\end"):
+            depth -= 1
+        if depth > DEEPEST_FORMULA:
+            return False
+    return True
+
+
+def _cell(renderer: Any, tokens: Any, place: int, options: Any, env: Any) -> str:
+    """A cell of a table, without the style that says how its column is aligned: pages forbid styles."""
+    tokens[place].attrs.pop("style", None)
+    return renderer.renderToken(tokens, place, options, env)
 
 
 def _formula(_: Any, tokens: Any, place: int, options: Any, env: Any) -> str:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from treetune.episode_generators.domains import PREFIX, name_in
-from treetune.reports.charts import Series, line_chart
+from treetune.reports.charts import Series, accuracy_chart, line_chart
+from treetune.reports.directions import better_of
 from treetune.reports.experiment import Experiment
 from treetune.reports.pages import colour_of, render
 from treetune.reports.sections.base import ReportSection
@@ -72,8 +73,7 @@ def _evaluation_charts(one: Experiment, colours: Mapping[str, str]) -> list[str]
     for label, points in one.evaluations.items():
         series = [series_of(name, points, name, colour) for name, colour in colours.items()]
         if any(len(each.points) > 1 for each in series):
-            title = f"pass@1 on {label}, with its 95 % interval"
-            charts.append(line_chart(title, series, x_name="finished iterations"))
+            charts.append(accuracy_chart(f"pass@1 on {label}", series))
     return charts
 
 
@@ -103,5 +103,6 @@ def _recorded_charts(one: Experiment, colours: Mapping[str, str]) -> list[str]:
         ]
         said = moved or number not in ("weight", "problems")
         if said and any(y for each in series for _, y in each.points):
-            charts.append(line_chart(title, series, from_zero=number in FROM_ZERO))
+            better = better_of(f"episodes/{number}")
+            charts.append(line_chart(title, series, better, from_zero=number in FROM_ZERO))
     return charts

@@ -8,6 +8,7 @@ from typing import Any
 
 from treetune.episode_generators.numbers import LARGEST, OF_CORRECT, NumberGroup, declared, registered
 from treetune.reports.charts import Series, line_chart
+from treetune.reports.directions import better_of
 from treetune.reports.experiment import Experiment
 from treetune.reports.sections.base import ReportSection
 
@@ -52,7 +53,7 @@ def _group(group: NumberGroup, one: Experiment) -> str:
         known = group.numbers.get(name)
         title = f"{name.replace('_', ' ')}, per answer" if known is None else known.title
         if any(y for each in series for _, y in each.points):
-            charts.append(line_chart(title, series))
+            charts.append(line_chart(title, series, better_of(f"{group.name}/{name}")))
         elif any(each.points for each in series):
             always_0.append(title)
     note = f"{group.name.capitalize()}: means over answers; in grey those over correct ones."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from treetune.reports.charts import Series, line_chart
+from treetune.reports.directions import better_of
 from treetune.reports.experiment import Experiment
 from treetune.reports.sections.base import ReportSection
 
@@ -72,5 +73,5 @@ def _curves(one: Experiment) -> list[str]:
             for n, key in enumerate(keys)
         ]
         if any(each.points for each in series):
-            charts.append(line_chart(title, series, from_zero=title in FROM_ZERO))
+            charts.append(line_chart(title, series, better_of(keys[0]), from_zero=title in FROM_ZERO))
     return charts

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from treetune.episode_generators.storage import TOKENS, read_episodes, read_tokens
@@ -32,7 +31,7 @@ class TreeSection(ReportSection):
                 texts = read_tokens(experiment.path / TOKENS)
             except (OSError, ValueError):  # another section says so
                 return ""
-            return _html(path, group, texts) if group else ""
+            return tree_html(int(path.parent.name) + 1, group, texts) if group else ""
         return ""
 
 
@@ -62,13 +61,14 @@ def _telling(episodes: Sequence[Episode]) -> list[Episode]:
     return max(several, key=spread, default=[])[:ANSWERS]
 
 
-def _html(path: Path, group: Sequence[Episode], texts: Sequence[str]) -> str:
+def tree_html(iteration: int, group: Sequence[Episode], texts: Sequence[str]) -> str:
+    """The tree of some answers to one problem, whose steps have values; `texts` are of all tokens."""
     (tree,) = trees_of(_answer(episode, sample) for sample, episode in enumerate(group))
     root = _Step("", (group[0].step_values or (None,))[0])
     steps: dict[State, _Step] = {tree.state(0, 0): root}
     for leaf, episode in enumerate(group):
         _add(steps, tree, leaf, episode, texts)
-    return render("tree.html", iteration=int(path.parent.name) + 1, problem=group[0].group, root=root)
+    return render("tree.html", iteration=iteration, problem=group[0].group, root=root)
 
 
 def _add(steps: dict[State, _Step], tree: Tree, leaf: int, episode: Episode, texts: Sequence[str]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from treetune.reports.charts import Series
+from treetune.reports.directions import Better, better_of
 from treetune.reports.pages import colour_of
 from treetune.reports.tables.cells import Results
 from treetune.reports.tables.curves import Curve, column_panel
@@ -25,6 +26,7 @@ class Chart:
     title: str
     series: list[Series]
     x_name: str
+    better: Better
 
 
 def curve_charts(results: Results, curves: Sequence[Curve]) -> list[Chart]:
@@ -39,6 +41,7 @@ def curve_charts(results: Results, curves: Sequence[Curve]) -> list[Chart]:
             f"pass@1 on {column.curve} (%)" + (f", {column.name}" if len(columns) > 1 else ""),
             _series(results, curves, column_panel(column), axis),
             words,
+            "up",
         )
         for column in columns
         for axis, words in AXIS_WORDS.items()
@@ -50,8 +53,16 @@ def panel_charts(results: Results, found: Sequence[Curve]) -> list[Chart]:
     table = results.plan.table
     words = AXIS_WORDS[table.panels_over]
     return [
-        Chart(panel.title, _series(results, found, panel, table.panels_over), words) for panel in table.panels
+        Chart(panel.title, _series(results, found, panel, table.panels_over), words, _better(panel))
+        for panel in table.panels
     ]
+
+
+def _better(panel: Panel) -> Better:
+    """Of a metric as its name says; of what is measured, accuracy alone has a good direction."""
+    if panel.metric is not None:
+        return better_of(panel.metric)
+    return "up" if panel.value in (None, "pass_at_1") else ""
 
 
 def _series(results: Results, found: Sequence[Curve], panel: Panel, axis: PanelAxis) -> list[Series]:

@@ -90,7 +90,11 @@ def _along(results: Results, curves: Sequence[Curve], panels: Sequence[Curve]) -
     return {
         "notes": notes or ["Means over seeds; bands are their range."],
         "rows": {name: c for name, c in row_colours(results.plan.table).items() if name in drawn},
-        "charts": [line_chart(one.title, one.series, x_name=one.x_name) for one in charts if one.series],
+        "charts": [
+            line_chart(one.title, one.series, one.better, band="range over seeds", x_name=one.x_name)
+            for one in charts
+            if one.series
+        ],
         "ends": _html(grids.panel_grid(results, panels)),
     }
 

@@ -7,23 +7,36 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 from starlette.responses import Response
 
+from treetune.viewer import drawings
 from treetune.viewer.page import Page, View, digest
 from treetune.viewer.pages.answers import address_of, whole
+from treetune.viewer.store import NotThere
 from treetune.viewer.store.answers import Answer, Answers, Filter, Question
 from treetune.viewer.store.credits import credits_of
-from treetune.viewer.store.tokens import Step, Tokens, own_episode, tokens_of
+from treetune.viewer.store.tokens import Step, Tokens, all_texts, own_episode, tokens_of
 from treetune.viewer.text import SHOWN, cut, visible
+from treetune.vocabulary import Episode
 
 TOKENS_SHOWN = 4000
 """Tokens that are shown before somebody asks for all."""
+
+LONGEST_TOKEN, LONGEST_VERDICT, LONGEST_DATA = 1000, 2000, 20_000
+"""Characters that are shown of a token; of what a grader took, said and held right; of prompt and data."""
+
+DRAWN = ("threads", "tree")
+
+IN_A_TREE = 16
+"""More answers than these would not be read as a tree."""
 
 SIBLINGS = 64
 """Other answers to the same problem that are listed."""
 
 COLOURED_FULLY = 0.95
-"""The quantile of a number's size in the answer that has the full colour; larger ones are not darker."""
+"""The quantile of a number's size in the answer that has the full colour; larger ones are not darker.
+Advantages have it at their largest."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +52,13 @@ class Colouring:
 
 
 def show(view: View) -> Response:
-    """`?run=`, `?source=`, `?answer=`, `?as=` (tokens, rendered, text), `?colour=`, `?all=1`."""
+    """`?run=`, `?source=`, `?answer=`, `?as=` (see `ways_of`), `?colour=`, `?all=1`."""
     answers = view.store.answers(view.run)
+    _read_by_now(answers, view.text("source"))
     answer = answers.answer(view.text("source"), view.text("answer"))
     tokens = tokens_of(view.run.path, answer)
-    ways = ways_of(tokens)
+    group = _group(answers, answer) if tokens is not None else []
+    ways = ways_of(tokens, group)
     way = view.choice("as", ways)
     everything = bool(view.choice("all", ("", "1")))
     text, left_out = cut(_text(answer), len(_text(answer)) if everything else SHOWN)
@@ -61,20 +76,56 @@ def show(view: View) -> Response:
         colourings=colourings(tokens),
         ways=ways,
         way=way,
+        drawing=_drawing(way, view, answer, tokens, group) if tokens and way in DRAWN else "",
+        drawing_note=drawings.NOTE,
         text=text,
         left_out=left_out,
         everything=everything,
         tokens_left_out=0 if everything or tokens is None else max(0, tokens.count - TOKENS_SHOWN),
+        prompt_text=lambda text: shortened(str(text), LONGEST_DATA),
+        verdict_text=lambda text: shortened(str(text), LONGEST_VERDICT),
         credits=credits_of(view.run.path, answer),
         siblings=whole(_siblings(answers, answer)),
         address_of=lambda row: address_of(view, row),
     )
 
 
-def ways_of(tokens: Tokens | None) -> Sequence[str]:
-    """In which an answer can be shown, the usual one first."""
-    by_token = ("tokens",) if tokens is not None and tokens.texts is not None else ()
-    return (*by_token, "rendered", "text")
+def _read_by_now(answers: Answers, source: str) -> None:
+    """Raises NotThere for a file whose index is still made: the page asks again by itself."""
+    for one in answers.indexed():
+        if one.source.name == source and one.about is None:
+            raise NotThere(
+                f"{one.source.words} is still being read: this page shows the answer as soon as it is"
+            )
+
+
+def ways_of(tokens: Tokens | None, group: Sequence[Episode]) -> Sequence[str]:
+    """In which an answer can be shown, the usual one first; `group` are answers that make a tree."""
+    if tokens is None or tokens.texts is None:
+        return ("rendered", "text")
+    drawn = ("threads",) if any(tokens.branches) else ()
+    return ("tokens", *drawn, *(("tree",) if group else ()), "rendered", "text")
+
+
+def _group(answers: Answers, answer: Answer) -> list[Episode]:
+    """The training rows of all answers to the problem, itself first, where their steps have values and
+    nothing was written side by side."""
+    own = own_episode(answer)
+    if own is None or not own.step_values or any(one.branch for one in own.stretches):
+        return []
+    others = [row["answer"] for row in _siblings(answers, answer) if row["answer"] != answer.row["answer"]]
+    whole_answers = [answers.answer(answer.source.name, name) for name in others[: IN_A_TREE - 1]]
+    found = [own, *filter(None, map(own_episode, whole_answers))]
+    valued = [one for one in found if one.step_values]
+    return valued if len(valued) > 1 else []
+
+
+def _drawing(way: str, view: View, answer: Answer, tokens: Tokens, group: Sequence[Episode]) -> Markup | str:
+    """The threads or the tree as HTML."""
+    if way == "threads":
+        scale = next(one.scale for one in colourings(tokens) if one.name == "advantage")
+        return drawings.threads(answer, tokens, scale or 1.0)
+    return drawings.tree(answer.source.number, group, all_texts(view.run.path) or [])
 
 
 def colourings(tokens: Tokens | None) -> list[Colouring]:
@@ -105,7 +156,9 @@ def colourings(tokens: Tokens | None) -> list[Colouring]:
         column = known.get(name)
         sizes = np.abs(column[np.isfinite(column)]) if column is not None else np.empty(0)
         if len(sizes):
-            scale = float(np.quantile(sizes, COLOURED_FULLY)) or float(sizes.max()) or 1.0
+            # An advantage is a whole step's, and the step that matters may be short: the largest is full.
+            quantile = 1.0 if name == "advantage" else COLOURED_FULLY
+            scale = float(np.quantile(sizes, quantile)) or float(sizes.max()) or 1.0
             found.append(Colouring(name, meaning, scale, signed))
         else:
             found.append(Colouring(name, meaning, signed=signed, missing=missing))
@@ -138,7 +191,13 @@ def _lines(tokens: Tokens, most: int | None) -> list[tuple[Step, list[dict[str, 
 
 def token_text(text: str, number: int) -> str:
     """A token as it is shown: ends of lines are visible, and so is a token without a text."""
-    return visible(text).replace("\n", "↵\n") if text else f"⟨{number}⟩"
+    return shortened(text, LONGEST_TOKEN).replace("\n", "↵\n") if text else f"⟨{number}⟩"
+
+
+def shortened(text: str, most: int) -> str:
+    """The beginning of a text, visible, and how much of it was left out."""
+    beginning, left_out = cut(text, most)
+    return visible(beginning) + (f"⟨{left_out:,} more characters⟩" if left_out else "")
 
 
 def _columns(tokens: Tokens, most: int | None) -> dict[str, Any]:
@@ -221,7 +280,7 @@ def _facts(answer: Answer, tokens: Tokens | None) -> dict[str, str]:
     if trajectory is not None and trajectory.bonus:
         facts["shaping"] = f"{trajectory.bonus:+.4g}, so the reward is {trajectory.reward:.4g}"
     if tokens is not None and (versions := sorted({one for one in tokens.versions if one is not None})):
-        facts["sampled by"] = "policy after " + ", ".join(map(str, versions)) + " iterations"
+        facts["sampled by"] = "policy after iteration " + ", ".join(map(str, versions))
     seconds = [one.seconds for one in trajectory.segments if one.seconds is not None] if trajectory else []
     if seconds:
         facts["seconds"] = f"{sum(seconds):.2f} in {len(seconds)} request{'s' if len(seconds) > 1 else ''}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from starlette.responses import Response
@@ -77,7 +78,7 @@ def _words(row: Row) -> str:
     return " ".join([row.run.name, _state(row), *parts])
 
 
-def _order(sort: str):  # type: ignore[no-untyped-def]
+def _order(sort: str) -> Callable[[Row], tuple[float, str]]:
     """A key for sorting: the best, the newest, what runs goes first."""
     states = ("running", "waiting", "stopped", "finished", "unreadable")
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from treetune.viewer.store.batches import Batches, Layout
 from treetune.viewer.store.catalogue import NotThere, Run
-from treetune.viewer.store.index import BITS, ROWS, About, build, read_about
+from treetune.viewer.store.index import BITS, ROWS, ROWS_IN_GROUP, About, build, read_about
 from treetune.viewer.store.signatures import SHORTEST, lowered, may_hold
 from treetune.viewer.store.sources import Source, sources
 
@@ -34,8 +34,14 @@ AT_ONCE_BYTES = 1_000_000
 
 LOOKED_INTO = 2000
 """Texts that a search looks into at a time."""
+DEEP = 5000
+"""Rows that are passed over before a page counts as far behind."""
+MOST_AT_ONCE = 50_000
+"""Answers in which a text may be, up to which their places are read at once."""
 PATIENCE_S = 0.6
 """How long a search goes on looking into texts once it has a page to show."""
+LONGEST_S = 3.0
+"""How long it looks for a page: what is too short for signatures may stand nowhere in a million texts."""
 
 LOG = logging.getLogger("treetune.viewer")
 
@@ -109,6 +115,7 @@ class Answers:
         self._lock, self._building, self._working = threading.Lock(), threading.Lock(), threading.Lock()
         self._known: dict[str, Indexed] = {}
         self._failed: dict[str, str] = {}
+        self._columns: tuple[str, dict[str, str]] = ("", {})
         self._connection: duckdb.DuckDBPyConnection | None = None
 
     # Indexes
@@ -144,7 +151,7 @@ class Answers:
 
     def mark(self) -> str:
         """Another one as soon as there are other answers, or more of them are indexed."""
-        found = map(self._indexed, self.sources())
+        found = self.indexed()
         parts = [(one.source.name, one.source.mark, one.about is not None) for one in found]
         return hashlib.blake2b(repr(parts).encode(), digest_size=12).hexdigest()
 
@@ -185,11 +192,13 @@ class Answers:
 
     def columns(self) -> dict[str, str]:
         """The columns of the index by name, with DuckDB's types."""
-        relation = self._relation(())
+        relation, mark = self._relation(()), self.mark()
         if relation is None:
             return {}
-        rows = self._query(f"DESCRIBE SELECT * FROM {relation}").fetchall()
-        return {name: kind for name, kind, *_ in rows if name not in ("row", "place")}
+        if self._columns[0] != mark:
+            rows = self._query(f"DESCRIBE SELECT * FROM {relation}").fetchall()
+            self._columns = mark, {name: kind for name, kind, *_ in rows if name not in ("row", "place")}
+        return self._columns[1]
 
     def ask(self, question: Question) -> Found:
         """Raises ValueError for a column or an operator that isn't there."""
@@ -201,9 +210,12 @@ class Answers:
         if question.search:
             return self._search(question, relation, where, values, order)
         [total] = self._query(f"SELECT count(*) FROM {relation} WHERE {where}", values).fetchone() or (0,)
-        cut = f"LIMIT {question.size} OFFSET {(question.page - 1) * question.size}"
-        rows = self._rows(f"SELECT * FROM {relation} WHERE {where} ORDER BY {order} {cut}", values)
-        return Found(rows, total, True)
+        skipped = (question.page - 1) * question.size
+        rest = f"FROM {relation} WHERE {where} ORDER BY {order} LIMIT {question.size} OFFSET {skipped}"
+        if skipped < DEEP:
+            return Found(self._rows(f"SELECT * {rest}", values), total, True)
+        # What is sorted and passed over has two columns then, and not all.
+        return Found(self._rows_at(self._query(f"SELECT source, row {rest}", values).fetchall()), total, True)
 
     def sql(self, text: str, values: Sequence[Any] = (), sources: Sequence[str] = ()) -> list[dict[str, Any]]:
         """A question in SQL to the table `answers`, for pages that count; values stand for `?`."""
@@ -241,33 +253,56 @@ class Answers:
 
     def _search(self, question: Question, relation: str, where: str, values: list[Any], order: str) -> Found:
         """Answers whose signature lets hope, looked into in the order in which they are shown."""
-        candidates = self._candidates(question)
         needed, started = question.page * question.size, time.monotonic()
         connection = self._cursor()
+        candidates = self._candidates(question)
         if candidates is not None:
             connection.register("candidates", candidates)
             relation = f"(SELECT * FROM {relation} JOIN candidates USING (source, row))"
-        [total] = connection.execute(f"SELECT count(*) FROM {relation} WHERE {where}", values).fetchone() or (
-            0,
-        )
-        kept: list[dict[str, Any]] = []
+        wanted = f"FROM {relation} WHERE {where}"
+        # All of a few at once: each further question would join anew.
+        fits = candidates is not None and len(candidates) <= MOST_AT_ONCE
+        whole = f"SELECT source, row, place {wanted} ORDER BY {order}"
+        all_places = connection.execute(whole, values).fetchall() if fits else None
+        if all_places is not None:
+            total = len(all_places)
+        else:
+            [total] = connection.execute(f"SELECT count(*) {wanted}", values).fetchone() or (0,)
+        kept = list[tuple[str, int]]()
         seen = hits = 0
-        least = max(100, 2 * question.size)
-        while seen < total and (hits < needed or time.monotonic() - started < PATIENCE_S):
-            cut = f"LIMIT {least} OFFSET {seen}"
-            places = connection.execute(
-                f"SELECT source, place, row FROM {relation} WHERE {where} ORDER BY {order} {cut}", values
-            ).fetchall()
-            for (name, _, row), text in zip(places, self.texts([(n, p) for n, p, _ in places]), strict=True):
+        taken = question.size + question.size // 4
+        while seen < total and time.monotonic() - started < (PATIENCE_S if hits >= needed else LONGEST_S):
+            if all_places is not None:
+                places = all_places[seen : seen + taken]
+            else:
+                places = connection.execute(f"{whole} LIMIT {taken} OFFSET {seen}", values).fetchall()
+            texts = self.texts([(source, place) for source, _, place in places])
+            for (source, row, _), text in zip(places, texts, strict=True):
                 if lowered(question.search) in lowered(text):
                     hits += 1
                     if needed - question.size < hits <= needed:
-                        kept.append({"source": name, "row": row})
+                        kept.append((source, row))
             seen += len(places)
-            least = min(LOOKED_INTO, 4 * least)
-        rows = self._by_row(kept)
+            taken = min(LOOKED_INTO, 2 * taken)
         exact = seen >= total
+        rows = self._rows_at(kept)
         return Found(rows, hits if exact else max(hits, round(hits / max(1, seen) * total)), exact)
+
+    def _rows_at(self, kept: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
+        """Rows of the index by source and number."""
+        from pyarrow import parquet
+
+        found: dict[tuple[str, int], dict[str, Any]] = {}
+        for one in self._chosen({source for source, _ in kept}):
+            own = sorted(row for source, row in kept if source == one.source.name)
+            with parquet.ParquetFile(one.place / ROWS) as file:
+                for group in range(file.num_row_groups):
+                    start = group * ROWS_IN_GROUP
+                    inside = [row - start for row in own if start <= row < start + ROWS_IN_GROUP]
+                    if inside:
+                        for row in file.read_row_group(group, use_threads=False).take(inside).to_pylist():
+                            found[row["source"], row["row"]] = row
+        return [found[key] for key in kept]
 
     def _candidates(self, question: Question) -> pa.Table | None:
         """Sources and rows in which the text may be; None where most may."""
@@ -286,16 +321,6 @@ class Answers:
         if 2 * len(found) > everything:
             return None
         return pa.table({"source": pa.concat_arrays(names), "row": found})
-
-    def _by_row(self, kept: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Rows of the index in the order that is given."""
-        found: dict[tuple[str, int], dict[str, Any]] = {}
-        for name in {one["source"] for one in kept}:
-            relation = self._relation((name,))
-            own = ", ".join(str(int(one["row"])) for one in kept if one["source"] == name)
-            for row in self._rows(f"SELECT * FROM {relation} WHERE row IN ({own})"):
-                found[name, row["row"]] = row
-        return [found[one["source"], one["row"]] for one in kept]
 
     # Texts and whole answers
 
@@ -373,9 +398,7 @@ class Answers:
         return self._cursor().execute(text, list(values))
 
     def _rows(self, text: str, values: Sequence[Any] = ()) -> list[dict[str, Any]]:
-        answered = self._query(text, values)
-        names = [column[0] for column in answered.description or ()]
-        return [dict(zip(names, row, strict=True)) for row in answered.fetchall()]
+        return _as_rows(self._query(text, values))
 
     def _cursor(self) -> duckdb.DuckDBPyConnection:
         import duckdb
@@ -391,6 +414,11 @@ class Answers:
                 self._connection = duckdb.connect(":memory:", config=settings)
                 self._connection.execute("SET parquet_metadata_cache = true")
         return self._connection.cursor()
+
+
+def _as_rows(answered: duckdb.DuckDBPyConnection) -> list[dict[str, Any]]:
+    names = [column[0] for column in answered.description or ()]
+    return [dict(zip(names, row, strict=True)) for row in answered.fetchall()]
 
 
 def _one_row(path: Path, layout: Layout, place: int) -> pa.RecordBatch:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from treetune.reports.directions import better_of
 from treetune.reports.experiment import Experiment
 from treetune.reports.sections.training import CURVES, SHAPING
 
@@ -17,24 +18,6 @@ MOST_POINTS = 1200
 
 COLOURS = 8
 """Of the palette: a line whose colour is so much more has the same, dashed."""
-
-EVALUATION = "evaluation/"
-
-BETTER: Mapping[str, str] = {
-    "episodes/reward": "up",
-    "episodes/score": "up",
-    "episodes/correct": "up",
-    "episodes/unfinished": "down",
-    "preference/accuracy": "up",
-    "engine/tokens_per_second": "up",
-    "engine/logprob_gap_mean": "down",
-    "engine/logprob_gap_max": "down",
-    "engine/canary_gap": "down",
-    "engine/canary_mean_gap": "down",
-    "critic/mse": "down",
-    "seconds/total": "down",
-}
-"""Of a metric that has a good direction, which one."""
 
 _RESUMED = re.compile(r"INFO continuing after iteration (\d+) of")
 
@@ -172,13 +155,6 @@ def _lines(made: Sequence[Bunch], name: str) -> list[Line]:
 def _dashed(line: Line, times: int, key: str) -> Line:
     """In the same colour, as a further metric of the same chart."""
     return replace(line, name=f"{line.name}: {key.split('/', 1)[1]}", colour=line.colour + times * COLOURS)
-
-
-def better_of(name: str) -> str:
-    """Whether more of a metric is better (up), less (down), or neither is."""
-    if name.startswith(EVALUATION):
-        return "up" if name.endswith(("/pass_at_1", "/majority_vote")) else ""
-    return BETTER.get(name, "")
 
 
 def events_of(one: Experiment) -> list[Event]:

@@ -22,13 +22,16 @@ from treetune.viewer.text import one_line
 if TYPE_CHECKING:
     import pyarrow as pa
 
-VERSION = 1
+VERSION = 2
 """Of the files of an index: another one makes all anew."""
 
 BEGINNING = 160
 """Characters of an answer and of its prompt that a list shows."""
 SHORT = 200
 """Characters of what a grader extracted or said."""
+
+ROWS_IN_GROUP = 2048
+"""Of the Parquet file, which are read together."""
 
 ROWS, BITS, ABOUT = "rows.parquet", "bits", "about.json"
 
@@ -359,7 +362,9 @@ def _write(table: pa.Table, path: Path) -> None:
     import pyarrow.parquet as parquet
 
     rows = pa.array(np.arange(table.num_rows, dtype=np.int64))
-    parquet.write_table(table.append_column("row", rows), path, compression="zstd", row_group_size=65_536)
+    parquet.write_table(
+        table.append_column("row", rows), path, compression="zstd", row_group_size=ROWS_IN_GROUP
+    )
 
 
 def _beginnings(texts: pa.Array) -> pa.Array:

@@ -83,12 +83,15 @@ def own_episode(answer: Answer) -> Episode | None:
 
 def texts_of(run: Path, ids: np.ndarray) -> list[str] | None:
     """Of each token its text, empty for a special one; None where the experiment stored no texts."""
+    known = all_texts(run)
+    return known and [known[one] if one < len(known) else "" for one in ids.tolist()]
+
+
+def all_texts(run: Path) -> list[str] | None:
+    """The text of every token; None where the experiment stored none."""
     path = run / TOKENS
     stat = stat_of(path)
-    if stat is None:
-        return None
-    known = _token_texts(path, stat)
-    return [known[one] if one < len(known) else "" for one in ids.tolist()]
+    return None if stat is None else _token_texts(path, stat)
 
 
 @functools.lru_cache(maxsize=2)

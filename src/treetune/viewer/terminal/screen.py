@@ -59,6 +59,7 @@ class Watch:
         self.braille = (console.encoding or "").lower().startswith("utf")
         self.open: Run | None = None
         self.selected = self.top = 0
+        self._listed: list[Run] = []
         self.whole = self.helping = False
 
     # What is there to see
@@ -99,7 +100,7 @@ class Watch:
             self.top = max(0, min(self.top, len(lines) - room))
             return lines
         rows = rows_of(self.store)
-        self.selected = max(0, min(self.selected, len(rows) - 1))
+        self._list([row.run for row in rows])
         if not rows:
             return self._lines(self._nothing())
         lines = self._lines(experiments_table(rows, self.console.width, self.selected))
@@ -137,10 +138,19 @@ class Watch:
         return True
 
     def _open(self, number: int) -> None:
-        runs = self.store.runs()
-        if runs:
-            self.selected = number % len(runs)
-            self.open, self.top = runs[self.selected], 0
+        """What was shown under that number, also where others have come or gone since."""
+        if not self._listed:
+            self._list(self.store.runs())
+        if self._listed:
+            self.selected = number % len(self._listed)
+            self.open, self.top = self._listed[self.selected], 0
+
+    def _list(self, runs: Sequence[Run]) -> None:
+        """The one that was chosen stays so, wherever it is now."""
+        most = len(self._listed) - 1
+        chosen = self._listed[min(self.selected, most)] if self._listed else None
+        place = runs.index(chosen) if chosen in runs else self.selected
+        self.selected, self._listed = max(0, min(place, len(runs) - 1)), list(runs)
 
     def _move(self, key: str) -> None:
         page = max(1, self.console.height - 3)

@@ -1,0 +1,52 @@
+"""Plans of a trainer on a processor beside what PyTorch counts while it trains."""
+
+from __future__ import annotations
+
+import pytest
+
+from treetune.models.shapes import Shape
+from treetune.testing.peak_memory import Case
+from treetune.trainers.base import Trainer
+from treetune.trainers.objectives.ppo import ClippedPolicyGradient
+
+WITHIN = 0.10
+
+TINY = Shape(
+    hidden=128,
+    layers=4,
+    heads=4,
+    kv_heads=4,
+    head_dim=32,
+    intermediate=384,
+    vocabulary=64,
+    tied=False,
+    source="",
+)
+WIDE = Shape(
+    hidden=128, layers=2, heads=4, kv_heads=2, head_dim=64, intermediate=256, vocabulary=4000, tied=True,
+    source="", head_norms=True,
+)  # fmt: skip
+
+CASES = {
+    "padded": (TINY, {}, {}),
+    "checkpointing": (TINY, {"gradient_checkpointing": True}, {}),
+    "packed": (TINY, {"layout": "packed", "measure_kl": False}, {}),
+    "critic": (TINY, {}, {"critic": True}),
+    "nucleus": (TINY, {"minibatch_size": 4}, {"top_p": 0.9}),
+    "head_norms_and_vocabulary": (WIDE, {}, {}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_plan_is_within_a_tenth_of_what_pytorch_counts(name):
+    import torch
+
+    torch.use_deterministic_algorithms(False)
+    shape, settings, more = CASES[name]
+    trainer = Trainer(
+        objective=ClippedPolicyGradient(), learning_rate=1e-4, tokens_per_micro_batch=512, **settings
+    )
+    case = Case(
+        name=name, shape=shape, trainer=trainer, answers=12, prompt_tokens=32, answer_tokens=96, **more
+    )
+    assert case.planned().peak == pytest.approx(case.measured(), rel=WITHIN)
