@@ -53,7 +53,7 @@ COMMANDS = (
         (
             "treetune watch experiments",
             "treetune watch experiments --run quickstart/vineppo --metric train/kl --metric train/entropy",
-            "treetune watch experiments --once | head",
+            "treetune watch experiments --once",
         ),
         (
             Argument(

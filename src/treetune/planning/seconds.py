@@ -1,6 +1,6 @@
 """How long an iteration may take, phase by phase, and where each number comes from.
 
-Estimates: for one iteration they may be wrong by a factor of two either way. What is published is compared in
+Estimates: for one iteration they may be wrong by a factor of four. What is published is compared in
 docs/results/plan.md.
 """
 

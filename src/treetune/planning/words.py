@@ -33,7 +33,7 @@ def as_text(plan: Plan) -> str:
     lines += ["", f"micro-batches: up to {trainer.micro_batch:,} tokens on a rank", *_work(plan), ""]
     found = list(estimates(plan))
     scope = "an iteration" if work.is_known else "one problem"
-    lines.append(f"seconds of {scope}, by estimate (may be wrong by a factor of two):")
+    lines.append(f"seconds of {scope}, by estimate (may be wrong by a factor of four):")
     lines += [f"    {one.seconds:8.1f}  {one.phase}: {one.source}" for one in found]
     lines.append(f"    {sum(one.seconds for one in found):8.1f}  in all")
     return "\n".join([*lines, "", verdict_of(plan)])
