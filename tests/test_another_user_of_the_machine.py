@@ -6,7 +6,8 @@ import json
 import os
 import socket
 import stat
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -46,16 +47,26 @@ def as_nobody(work: Callable[[], Any]) -> Any:
     return json.loads(said)
 
 
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    """A folder that everybody can go through, as pytest's own are not."""
-    for folder in [tmp_path, *tmp_path.parents[:2]]:
-        folder.chmod(0o755)
-    return tmp_path
-
-
 def reads(path: Path) -> Callable[[], str]:
     return lambda: path.read_text()
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A folder that everybody can go through, as pytest's own are not."""
+    mask = os.umask(0o022)
+    try:
+        with tempfile.TemporaryDirectory(prefix="treetune-tests-") as name:
+            folder = Path(name)
+            folder.chmod(0o755)
+            (folder / "control").write_text("seen")
+            if os.geteuid() == 0:
+                assert as_nobody(reads(folder / "control")) == "seen", (
+                    f"{folder} can't be reached, whatever its mode is: set TMPDIR to another place"
+                )
+            yield folder
+    finally:
+        os.umask(mask)
 
 
 def test_a_run_is_read_by_its_owner_alone_unless_it_is_shared(place: Path) -> None:
@@ -66,7 +77,10 @@ def test_a_run_is_read_by_its_owner_alone_unless_it_is_shared(place: Path) -> No
     assert as_nobody(reads(place / "shared" / "episodes")) == "answers"
 
 
-@pytest.mark.parametrize(("before", "share", "after"), [(0o755, False, 0o700), (0o700, True, 0o755)])
+@pytest.mark.parametrize(("before", "share", "after"), [
+    (0o755, False, 0o700), (0o700, True, 0o755),
+    (0o3775, False, 0o3700), (0o2700, True, 0o2755),
+])  # fmt: skip
 def test_a_run_that_goes_on_is_as_private_as_it_now_says(
     before: int, share: bool, after: int, place: Path
 ) -> None:
@@ -75,6 +89,16 @@ def test_a_run_that_goes_on_is_as_private_as_it_now_says(
     folder.chmod(before)
     own_folder(folder, share=share)
     assert stat.S_IMODE(folder.stat().st_mode) == after
+
+
+def test_the_umask_is_heeded_and_never_set(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
+    """Another thread may make a file in the meantime."""
+    (place / "experiment").mkdir(mode=0o700)
+    os.umask(0o027)
+    with monkeypatch.context() as patch:
+        patch.delattr("os.umask")
+        own_folder(place / "experiment", share=True)
+    assert stat.S_IMODE((place / "experiment").stat().st_mode) == 0o750
 
 
 def test_nobody_else_reads_the_weights_that_the_engine_is_given(place: Path) -> None:

@@ -51,11 +51,16 @@ def own_folder(path: Path, *, share: bool = False) -> None:
         path.mkdir(mode=allowed)
     except FileExistsError:
         now = path.stat()
-        mask = os.umask(0o077)
-        os.umask(mask)
-        wanted = allowed & ~mask
-        if now.st_uid == os.geteuid() and stat.S_IMODE(now.st_mode) & 0o777 != wanted:
+        # A group's folder keeps its set-group-ID and sticky bits.
+        wanted = stat.S_IMODE(now.st_mode) & ~0o777 | allowed & ~_umask()
+        if now.st_uid == os.geteuid() and stat.S_IMODE(now.st_mode) != wanted:
             path.chmod(wanted)
+
+
+def _umask() -> int:
+    """Read where Linux tells it: os.umask would have to set it, for all threads."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1], 8) for line in lines if line.startswith("Umask:"))
 
 
 def new_own_folder(path: Path) -> None:

@@ -4,10 +4,12 @@ server."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from treetune.inference.base import Chunk, EngineError
+from treetune.inference.client import Address
 from treetune.inference.ways import Places, choose
 
 from .stubs import Stub, request
@@ -68,6 +70,38 @@ def test_chunks_are_gone_through_to_their_end_whatever_the_server_does(stub: Stu
 
     engine.load(stub.folder / "0001", 1, stub.canary(1), chunks())
     assert made == [0, 1, 2]
+
+
+def test_a_way_that_runs_out_of_memory_on_this_side_is_a_failure_like_others(
+    stub: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it raises: the other ranks wait in the middle of the chunks."""
+    engine = stub.start("shared_memory")
+    engine.wait_ready()
+    (replica,) = engine._replicas
+    problems: list[str] = []
+    start_anew = replica.start_anew
+
+    def send(address: Address, chunk: Chunk) -> None:
+        raise RuntimeError("out of memory")
+
+    def started_anew(weights: Path, reason: str) -> None:
+        problems.append(reason)
+        start_anew(weights, reason)
+
+    monkeypatch.setattr(replica.transfer, "send", send)
+    monkeypatch.setattr(replica, "start_anew", started_anew)
+    made: list[int] = []
+
+    def chunks() -> Iterator[Chunk]:
+        for chunk in stub.chunks(1):
+            made.append(chunk.number)
+            yield chunk
+
+    report = engine.load(stub.folder / "0001", 1, stub.canary(1), chunks())
+    assert made == [0, 1, 2]
+    assert (report.canary_gap, report.restarts) == (0.0, 1)
+    assert problems == ["RuntimeError: out of memory"]
 
 
 def test_nobody_samples_from_the_weights_of_two_versions(stub: Stub) -> None:

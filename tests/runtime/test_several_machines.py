@@ -120,6 +120,17 @@ def test_what_a_machine_does_not_see_or_reach_is_told_with_both_names() -> None:
     ]
 
 
+def test_all_the_others_have_one_deadline_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a clock that goes on while this process sleeps, and only then."""
+    slept: list[float] = []
+    clock = SimpleNamespace(monotonic=lambda: sum(slept), sleep=slept.append)
+    monkeypatch.setattr(several_machines, "time", clock)
+    marks = {number: tmp_path / f"mark {number}" for number in range(1, 6)}
+    marks[2].touch()
+    assert several_machines._unseen(marks) == (1, 3, 4, 5)
+    assert sum(slept) < several_machines.SEEN_WITHIN_S + 1
+
+
 @pytest.mark.parametrize("shared", [True, False])
 def test_all_ranks_look_and_say_the_same(
     shared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

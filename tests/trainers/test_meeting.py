@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -87,6 +88,17 @@ def test_a_first_rank_that_cannot_be_reached_is_named_with_its_address() -> None
         RuntimeError, match=r"rank 1 on .* can't reach the first rank at 127.0.0.1:\d+ within"
     ):
         Meeting.join(environment | {"CROSS_SIZE": "2", "CROSS_RANK": "1"}, 1.0)
+
+
+def test_a_port_that_another_run_has_is_told_with_what_to_do() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        environment = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": str(port)}
+        with pytest.raises(
+            RuntimeError,
+            match=rf"can't listen on port {port}, .*already in use.*name another one .*MASTER_PORT",
+        ):
+            Meeting.join(environment, 1.0)
 
 
 def test_an_interface_that_is_not_there_is_told_with_those_that_are(monkeypatch: pytest.MonkeyPatch) -> None:

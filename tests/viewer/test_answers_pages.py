@@ -42,6 +42,8 @@ def test_conditions_are_read() -> None:
         ("size > 3", "answers have no 'size'"),
         ("tokens > many", "compared with a number"),
         ("unfinished = 1", "true or false"),
+        ("tokens > nan", "compared with a number"),
+        ("tokens < 1e999", "compared with a number"),
     ],
 )
 def test_a_wrong_condition_is_explained(text: str, words: str) -> None:
@@ -58,6 +60,35 @@ def test_the_list_shows_the_newest_iteration_and_what_is_asked_for(client: TestC
     assert "validation after 1 iterations</td>" in client.get("/answers", params=asked).text
     wrong = client.get("/answers", params={"run": "run", "where": "color = red"})
     assert wrong.status_code == 400 and "answers have no" in wrong.text
+
+
+def test_an_evaluation_is_sorted_and_filtered_by_what_only_iterations_have(
+    client: TestClient, folder: Path
+) -> None:
+    recorded_run(folder / "run", iterations=1)
+
+    asked = {"run": "run", "of": "e1-validation", "sort": "advantage_mean", "where": "tokens < 1e300"}
+    assert "<b>12</b> answers" in client.get("/answers", params=asked).text
+    none = client.get("/answers", params={**asked, "where": "advantage_mean > 0"})
+    assert none.status_code == 200 and "No answer is like that" in none.text
+
+
+def test_evaluations_of_a_run_without_any_are_not_all_answers(client: TestClient, folder: Path) -> None:
+    record_iteration(begin_run(folder / "run"), 0)
+
+    page = client.get("/answers", params={"run": "run", "of": "evaluations"})
+
+    assert page.status_code == 404 and "no answers of evaluations yet" in page.text
+
+
+def test_a_damaged_file_is_named_and_not_waited_for(client: TestClient, folder: Path) -> None:
+    run = recorded_run(folder / "run", iterations=2)
+    (run.iteration(1) / "trajectories.arrow").write_bytes(b"nothing")
+
+    page = client.get("/answers", params={"run": "run"}).text
+    assert "iteration 2 can&#39;t be read" in page and "Still being read" not in page
+    where = {"run": "run", "source": "i2", "answer": "train/0#0"}
+    assert "iteration 2 can&#39;t be read" in client.get("/answer", params=where).text
 
 
 def test_an_answer_is_shown_with_its_own_tokens_and_credit(client: TestClient, folder: Path) -> None:

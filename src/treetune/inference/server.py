@@ -66,7 +66,7 @@ class Process:
 
     def __init__(self, launch: Launch, weights: Path, log: Path) -> None:
         self.log = log
-        self.port = _free_port()
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.key = secrets.token_urlsafe(32)
         folder = scratch.make()
@@ -430,7 +430,8 @@ def warm_up(n: int) -> dict[str, Any]:
     }
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of this machine's loopback that nobody listens on just now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

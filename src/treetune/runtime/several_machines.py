@@ -10,6 +10,7 @@ import secrets
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -138,9 +139,12 @@ def _facts(machine: int, place: tuple[str, str, int], plain: Mapping[str, Any]) 
 def _view(machine: int, facts: Sequence[Facts], directory: Path, token: str) -> View:
     """Of the other machines, each by its first rank."""
     others = {one.machine: one for one in reversed(facts) if one.machine != machine}
-    unseen = tuple(number for number in others if not _sees(_mark(directory, token, number)))
-    reached = {number: _unreached(one.address, one.port) for number, one in others.items()}
-    return View(unseen, tuple((number, why) for number, why in reached.items() if why is not None))
+    unseen = _unseen({number: _mark(directory, token, number) for number in others})
+    # All at once, as one wrong interface may keep them all from here.
+    with ThreadPoolExecutor(len(others)) as threads:
+        reached = threads.map(lambda one: _unreached(one.address, one.port), others.values())
+        unreached = tuple((n, why) for n, why in zip(others, reached, strict=True) if why is not None)
+    return View(unseen, unreached)
 
 
 def _unlike(one: Facts, first: Facts) -> Iterator[str]:
@@ -192,13 +196,14 @@ def _marked(directory: Path, token: str, meeting: Meeting, share: bool) -> Itera
         own.unlink(missing_ok=True)
 
 
-def _sees(path: Path) -> bool:
+def _unseen(marks: Mapping[int, Path]) -> tuple[int, ...]:
+    """Whose mark hasn't come within one deadline for all."""
     deadline = time.monotonic() + SEEN_WITHIN_S
-    while not path.exists():
+    while away := tuple(number for number, path in marks.items() if not path.exists()):
         if time.monotonic() > deadline:
-            return False
+            return away
         time.sleep(0.2)
-    return True
+    return ()
 
 
 @contextmanager

@@ -37,7 +37,8 @@ class Meeting:
 
     @staticmethod
     def join(environment: Mapping[str, str], deadline_s: float) -> Meeting:
-        """Opens the store, or connects to it. Raises RuntimeError where the first rank can't be reached."""
+        """Opens the store, or connects to it. Raises RuntimeError where the first rank can't be reached, or
+        can't listen."""
         rank, world_size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
         machines = _first(environment, "CROSS_SIZE", "GROUP_WORLD_SIZE", default=1)
         machine = _first(environment, "CROSS_RANK", "GROUP_RANK", default=0)
@@ -107,10 +108,10 @@ class Meeting:
 def _store(address: str, port: int, rank: int, deadline_s: float, *, alone: bool) -> Any:
     timeout = datetime.timedelta(seconds=deadline_s)
     listening = None
-    if alone and rank == 0:
-        # Torch would listen on all interfaces.
-        listening = socket.create_server((address, port)).detach()
     try:
+        if alone and rank == 0:
+            # Torch would listen on all interfaces.
+            listening = socket.create_server((address, port)).detach()
         return dist.TCPStore(
             address,
             port,
@@ -119,7 +120,7 @@ def _store(address: str, port: int, rank: int, deadline_s: float, *, alone: bool
             wait_for_workers=False,
             master_listen_fd=listening,
         )
-    except RuntimeError as error:
+    except (OSError, RuntimeError) as error:
         if rank == 0:
             raise RuntimeError(
                 f"{platform.node()} can't listen on port {port}, where the ranks meet: {_first_line(error)};"

@@ -91,9 +91,12 @@ def show(view: View) -> Response:
 
 
 def _read_by_now(answers: Answers, source: str) -> None:
-    """Raises NotThere for a file whose index is still made: the page asks again by itself."""
+    """Raises NotThere for a file whose index is still made: the page asks again by itself. Raises ValueError
+    for one that can't be read."""
     for one in answers.indexed():
-        if one.source.name == source and one.about is None:
+        if one.source.name == source and one.fault:
+            raise ValueError(one.fault)
+        if one.source.name == source and one.is_awaited:
             raise NotThere(
                 f"{one.source.words} is still being read: this page shows the answer as soon as it is"
             )
