@@ -12,7 +12,7 @@ from treetune.viewer import serve
 
 def test_a_port_that_is_none_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TREETUNE_VIEWER_CACHE", str(tmp_path / "cache"))
-    with pytest.raises(ValueError, match="--port is 99999 and must be from 0 .any free one. to 65535"):
+    with pytest.raises(ValueError, match=r"--port is 99999 and must be from 0 .any free one. to 65535"):
         serve.serve([tmp_path], print, port=99_999)
 
 
