@@ -409,7 +409,8 @@ def _mean_and_least(values: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, n
     mean, least = np.full(len(counts), np.nan), np.full(len(counts), np.nan)
     full = counts > 0
     if full.any():
-        own, starts = values[: ends[-1]].astype(np.float64, copy=False), ends[:-1][full]
+        own: np.ndarray = values[: ends[-1]].astype(np.float64, copy=False)
+        starts = ends[:-1][full]
         # Each row by itself: differences of one running sum would be NaN behind the first -inf.
         mean[full] = np.add.reduceat(own, starts) / counts[full]
         least[full] = np.minimum.reduceat(own, starts)
