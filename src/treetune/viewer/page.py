@@ -6,7 +6,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import urlencode
@@ -49,8 +49,6 @@ class Page:
     key: str = ""
     mark: Callable[[View], str] | None = None
     """None: the marks of the experiments that the address names, or of all."""
-    methods: tuple[str, ...] = ("GET",)
-    """With ``POST``, `show` is also asked with `View.form`, and answers with where to go on."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +59,6 @@ class View:
     store: Store
     page: Page
     pages: Sequence[Page]
-    form: dict[str, Any] = field(default_factory=dict)
-    """What a POST brought."""
 
     # What the address says
 

@@ -52,10 +52,15 @@ class Store:
     """All that pages ask for. Safe for several threads; never writes into an experiment.
 
     `cache` is a folder for what is made from experiments to find their answers quickly. The list of
-    experiments may be `look_again_s` old.
+    experiments may be `look_again_s` old. Raises ValueError for a folder that is none.
     """
 
     def __init__(self, folders: Sequence[Path], cache: Path, look_again_s: float = LOOK_AGAIN_S) -> None:
+        for folder in folders:
+            if not folder.is_dir():
+                raise ValueError(
+                    f"{folder} is no directory: give one that holds experiments, such as experiments"
+                )
         self.folders, self.cache = [folder.resolve() for folder in folders], cache
         self._look_again_s = look_again_s
         self._lock = threading.Lock()
