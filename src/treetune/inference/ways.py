@@ -15,6 +15,8 @@ WeightTransferSetting = Literal["auto", "file", "shared_memory", "cuda_ipc", "nc
 
 SETTING = "engines.policy.weight_transfer"
 MEMORY = Path("/dev/shm")
+VERSIONS = 2
+"""Of whole weights that lie there at once."""
 
 ON_THE_DEVICE: frozenset[Way] = frozenset({"cuda_ipc", "nccl"})
 """Ways that take weights from where the trainer has them."""
