@@ -18,6 +18,7 @@ from treetune.viewer.store import NotThere, Run
 from treetune.viewer.store.answers import Filter, Question
 from treetune.viewer.store.sources import Source
 from treetune.viewer.text import cut, visible
+from treetune.vocabulary import CORRECT_SCORE
 
 SHOWN = 100
 """Problems of one page."""
@@ -106,7 +107,7 @@ def _both(view: View, sides: Sequence[Side]) -> list[Both]:
         {
             row["problem"]: row["share"]
             for row in view.store.answers(side.run).sql(
-                "SELECT problem, avg((score >= 1)::INTEGER) AS share FROM answers"
+                f"SELECT problem, avg((score >= {CORRECT_SCORE})::INTEGER) AS share FROM answers"
                 " WHERE score IS NOT NULL GROUP BY problem",
                 sources=(side.source.name,),
             )

@@ -172,7 +172,7 @@ def _experiments(folder: Path) -> Iterator[Path]:
 def _marks(run: Run) -> list[object]:
     """What changes with an experiment: size and time of its records and folders, and whether it runs."""
     path = run.path
-    marks: list[object] = [run.directory.is_running()]
+    marks: list[object] = [_is_running(run)]
     marks += [
         stat_of(path / name) for name in ("config.json", "manifest.json", "metrics.jsonl", "logs/run.log")
     ]
@@ -186,6 +186,14 @@ def _marks(run: Run) -> list[object]:
         for label in sorted(_names(evaluations / number)):
             marks.append((number, label, stat_of(evaluations / number / label / "summary.json")))
     return marks
+
+
+def _is_running(run: Run) -> object:
+    """Whether it runs, or why nobody can tell: one such experiment is no reason to list none."""
+    try:
+        return run.directory.is_running()
+    except OSError as error:
+        return str(error)
 
 
 def _names(folder: Path) -> list[str]:
