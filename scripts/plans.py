@@ -22,7 +22,7 @@ from treetune.config.build import build  # noqa: E402
 from treetune.config.explain import Explanation  # noqa: E402
 from treetune.config.jsonnet import load  # noqa: E402
 from treetune.models.shapes import shape_of  # noqa: E402
-from treetune.planning.machine import GIB, MIB, Machine, planned  # noqa: E402
+from treetune.planning.machine import GIB, MIB, Machine, described_machine  # noqa: E402
 from treetune.planning.plan import Plan  # noqa: E402
 from treetune.planning.remedies import remedy  # noqa: E402
 from treetune.runtime.base import PolicyIteration, Runtime  # noqa: E402
@@ -98,7 +98,7 @@ def parameters(root: PolicyIteration) -> int:
 
 def row(name: str, root: PolicyIteration) -> str:
     """One experiment on all numbers of GPUs."""
-    plans = [Plan.of(root, planned(gpus, GPU_GIB), shape=start_shape(root)) for gpus in GPUS]
+    plans = [Plan.of(root, described_machine(gpus, GPU_GIB), shape=start_shape(root)) for gpus in GPUS]
     return f"| {name} | {plans[0].shape.parameters / 1e9:.2f} B | " + " | ".join(map(cell, plans)) + " |"
 
 
@@ -126,7 +126,7 @@ def on_named_hardware() -> Iterator[str]:
     yield "|---|---|---|"
     found = dict(experiments())
     for name, gpus, nodes, memory in NAMED:
-        plan = Plan.of(found[name], planned(gpus, memory, nodes), shape=start_shape(found[name]))
+        plan = Plan.of(found[name], described_machine(gpus, memory, nodes), shape=start_shape(found[name]))
         yield f"| {name} | {nodes} × {gpus} × {memory} | {cell(plan)} |"
 
 
@@ -262,7 +262,7 @@ def published() -> Iterator[str]:
         data = load([str(ROOT / f"configs/{name}.jsonnet")], environment_keys=())
         root = build(Runtime, data.data, Explanation(data))
         assert isinstance(root, PolicyIteration)
-        plan = Plan.of(root, planned(1, GPU_GIB), 450)
+        plan = Plan.of(root, described_machine(1, GPU_GIB), 450)
         own = next(one.seconds for one in estimates(plan) if one.phase == phase)
         yield f"| {phase} | {own:.0f} | {seconds:.0f} |"
 

@@ -11,7 +11,7 @@ from treetune.cli.planning import start_shape
 from treetune.config.build import build
 from treetune.config.explain import Explanation
 from treetune.config.jsonnet import load
-from treetune.planning.machine import Machine, planned
+from treetune.planning.machine import Machine, described_machine
 from treetune.planning.plan import Plan
 from treetune.runtime.base import PolicyIteration, Runtime
 
@@ -25,4 +25,4 @@ def experiment(name: str, *overrides: str | dict[str, Any]) -> PolicyIteration:
 def plan(name: str, *overrides: str | dict[str, Any], machine: Machine | None = None) -> Plan:
     """On a machine with eight GPUs of 80 GiB, unless another is given."""
     root = experiment(name, *overrides)
-    return Plan.of(root, machine or planned(8, 80), shape=start_shape(root))
+    return Plan.of(root, machine or described_machine(8, 80), shape=start_shape(root))

@@ -9,10 +9,15 @@ import pytest
 
 from tests.planning.plans import experiment, plan
 from treetune import main as command_line
+from treetune.cli.planning import start_shape
+from treetune.config.errors import FoundByAllRanks
+from treetune.contracts import Advantages, Continuations
+from treetune.episode_generators.base import Credit
 from treetune.models.published_shapes import PUBLISHED
 from treetune.models.shapes import shape_of
+from treetune.planning import machine
 from treetune.planning.activations import LOGITS_PER_CHUNK
-from treetune.planning.machine import GIB, planned
+from treetune.planning.machine import GIB, described_machine
 from treetune.planning.plan import Plan
 from treetune.planning.remedies import remedy
 from treetune.planning.words import as_data, as_text
@@ -65,18 +70,20 @@ def test_the_chunks_of_the_head_are_those_that_the_policy_has():
 
 
 def test_what_does_not_fit_is_said_with_a_change_that_makes_it_fit():
-    found = plan(BIG, machine=planned(1, 80))
+    found = plan(BIG, machine=described_machine(1, 80))
     assert [place.phase for place in found.misfits] == ["training"]
     change = remedy(found)
     assert change.override in as_text(found)
-    assert plan(BIG, change.override, machine=planned(1, 80)).fits
+    assert plan(BIG, change.override, machine=described_machine(1, 80)).fits
 
 
 def test_where_only_more_gpus_help_that_is_said():
-    found = plan("guru/32b_ppo", machine=planned(1, 80))
+    found = plan("guru/32b_ppo", machine=described_machine(1, 80))
     change = remedy(found)
     assert change.gpus > 1
-    assert plan("guru/32b_ppo", change.override, machine=planned(change.gpus, 80, change.nodes)).fits
+    assert plan(
+        "guru/32b_ppo", change.override, machine=described_machine(change.gpus, 80, change.nodes)
+    ).fits
 
 
 @pytest.mark.parametrize(
@@ -89,7 +96,7 @@ def test_where_only_more_gpus_help_that_is_said():
     ],
 )
 def test_what_saves_memory_in_training_is_planned_with_less(override):
-    machine = planned(4, 80)
+    machine = described_machine(4, 80)
     assert plan(BIG, override, machine=machine).trainer.peak < plan(BIG, machine=machine).trainer.peak
 
 
@@ -103,7 +110,7 @@ def test_what_saves_memory_in_training_is_planned_with_less(override):
     ],
 )
 def test_what_takes_memory_in_training_is_planned_with_more(override):
-    machine = planned(4, 80)
+    machine = described_machine(4, 80)
     assert plan(BIG, override, machine=machine).trainer.peak > plan(BIG, machine=machine).trainer.peak
 
 
@@ -125,7 +132,7 @@ def test_a_share_too_small_for_one_sequence_is_said():
 
 
 def test_ranks_that_cannot_be_grouped_are_said():
-    found = plan("guru/32b_ppo", machine=planned(1, 80))
+    found = plan("guru/32b_ppo", machine=described_machine(1, 80))
     assert any("sequence_parallel_size is 2" in words for words in found.problems)
 
 
@@ -141,7 +148,7 @@ def test_a_model_whose_sizes_nobody_knows_is_named(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"}))
     root = experiment(SMALL, {"model": {"type": "pretrained", "name_or_path": str(tmp_path)}})
     with pytest.raises(ValueError, match="sizes aren't known"):
-        Plan.of(root, planned(1, 80))
+        Plan.of(root, described_machine(1, 80))
 
 
 def test_the_command_needs_no_gpu_and_says_whether_it_fits(capsys):
@@ -166,14 +173,70 @@ def test_everything_that_a_plan_says_is_plain_data():
         assert place["needed"] == sum(place["items"].values())
 
 
+class TestSharedMemory:
+    """Of 64 MiB, as a container has it unless told otherwise."""
+
+    SMALL_ONE = dataclasses.replace(described_machine(8, 80, host_gib=2000), shared_memory=64 * 2**20)
+
+    def test_weights_in_files_are_named_as_the_change_and_need_none(self):
+        found = plan(SMALL, machine=self.SMALL_ONE)
+        assert [place.where for place in found.misfits] == ["/dev/shm"]
+        change = remedy(found)
+        assert change.override == "{engines+: {policy+: {weight_transfer: 'file'}}}"
+        in_files = plan(SMALL, change.override, machine=self.SMALL_ONE)
+        assert in_files.fits
+        assert not any("/dev/shm" in item.what and item.size for one in in_files.places for item in one.items)
+
+    def test_more_gpus_do_not_make_it_larger(self):
+        one = dataclasses.replace(described_machine(1, 80, host_gib=2000), shared_memory=64 * 2**20)
+        change = remedy(plan("guru/32b_ppo", machine=one))
+        assert change.gpus > 1
+        larger = dataclasses.replace(one, ranks=change.gpus, nodes=change.nodes, host_memory=None)
+        assert plan("guru/32b_ppo", change.override, machine=larger).fits
+
+    def test_one_that_cannot_be_written_to_is_not_used(self):
+        read_only = dataclasses.replace(self.SMALL_ONE, shared_memory=0)
+        assert plan(SMALL, machine=read_only).fits
+
+    def test_adapters_leave_one_version_there(self):
+        def needed(send: str) -> int:
+            found = plan(
+                SMALL,
+                f"{{trainer+: {{offload_reference: false, lora: {{send: '{send}'}}}}}}",
+                machine=self.SMALL_ONE,
+            )
+            return next(place.needed for place in found.places if place.where == "/dev/shm")
+
+        assert 2 * needed("adapters") == needed("merged")
+
+
+def test_a_model_that_is_read_in_parts_is_whole_on_one_rank_alone():
+    def read(override: str) -> int:
+        start = next(place for place in plan(BIG, override).places if place.where == "the machine")
+        return sum(item.size for item in start.items if "model" in item.what and "/dev/shm" not in item.what)
+
+    in_parts = read("{trainer+: {zero_stage: 3, offload_parameters: false}}")
+    assert 4 * in_parts == pytest.approx(read("{trainer+: {zero_stage: 2, offload_parameters: false}}"))
+
+
+def test_credit_of_a_users_own_that_continues_answers_is_planned():
+    class Own(Credit):
+        @property
+        def gives(self):
+            return Advantages(before_training=True), Continuations()
+
+    root = dataclasses.replace(experiment(SMALL), credit=Own())
+    assert Plan.of(root, described_machine(8, 80), shape=start_shape(root)).work.continuations == 0
+
+
 class TestStart:
     """Of a run on a machine that it doesn't fit."""
 
     def test_it_is_refused_before_anything_is_started(self, monkeypatch):
         from treetune.runtime import fit
 
-        machine = planned(1, 80, host_gib=2000)
-        monkeypatch.setattr(fit, "here", lambda: machine)
+        machine = described_machine(1, 80, host_gib=2000)
+        monkeypatch.setattr(fit, "here", lambda **_: machine)
         with pytest.raises(
             ValueError, match=r"(?s)training: a GPU has 79.20 GiB.*plan: \{check: false\}"
         ) as error:
@@ -183,15 +246,40 @@ class TestStart:
     def test_the_user_may_start_it_all_the_same(self, monkeypatch):
         from treetune.runtime import fit
 
-        monkeypatch.setattr(fit, "here", lambda: planned(1, 80))
+        monkeypatch.setattr(fit, "here", lambda **_: described_machine(1, 80))
         fit.refuse_what_does_not_fit(experiment(BIG, "{plan: {check: false}}"))
 
     def test_a_small_host_is_refused_as_well(self, monkeypatch):
         from treetune.runtime import fit
 
-        monkeypatch.setattr(fit, "here", lambda: planned(8, 80, host_gib=32))
+        monkeypatch.setattr(fit, "here", lambda **_: described_machine(8, 80, host_gib=32))
         with pytest.raises(ValueError, match=r"the machine has 32\.00 GiB"):
             fit.refuse_what_does_not_fit(experiment(BIG))
+
+    def test_ranks_of_a_machine_say_it_once_and_those_of_each_machine_do(self, monkeypatch):
+        from treetune.runtime import fit
+
+        def kind(nodes: int, rank: str, of_machine: str) -> type[Exception]:
+            monkeypatch.setattr(fit, "here", lambda **_: described_machine(2, 80, nodes, host_gib=8))
+            monkeypatch.setenv("RANK", rank)
+            monkeypatch.setenv("LOCAL_RANK", of_machine)
+            with pytest.raises(ValueError, match="it doesn't fit") as error:
+                fit.refuse_what_does_not_fit(experiment(SMALL))
+            return error.type
+
+        assert kind(1, "0", "0") is kind(1, "1", "1") is kind(2, "3", "1") is FoundByAllRanks
+        assert kind(2, "2", "0") is ValueError
+
+    def test_a_process_without_a_launcher_is_one_rank(self, monkeypatch):
+        monkeypatch.setattr(machine, "_gpu_memories", lambda environment: [80 * GIB] * 4)
+        assert machine.here({}, started=True).ranks == 1
+        assert machine.here({}, started=True).gpus == machine.here({}).ranks == 4
+        assert "1 of 4 GPUs" in machine.here({}, started=True).words
+
+    @pytest.mark.parametrize("launcher", ["LOCAL_SIZE", "LOCAL_WORLD_SIZE"])
+    def test_launchers_say_how_many_ranks_a_machine_has(self, launcher):
+        found = machine.here({"CUDA_VISIBLE_DEVICES": "", "WORLD_SIZE": "8", launcher: "4"}, started=True)
+        assert (found.ranks, found.nodes) == (4, 2)
 
     def test_where_nobody_knows_that_is_said(self, monkeypatch, capsys, tmp_path):
         from treetune.runtime import fit

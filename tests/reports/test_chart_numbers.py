@@ -9,6 +9,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from treetune.reports.charts import Series, limits, line_chart, number, stacked_bars, tick_labels
+from treetune.reports.pages import FOLDER, colour_of
 
 FINITE = st.floats(-1e9, 1e9).map(lambda x: round(x, 6))
 
@@ -106,3 +107,12 @@ def test_a_figure_says_which_way_is_better_and_what_its_band_is() -> None:
         "x", banded, "up", band="range over seeds"
     )
     assert "↓ less is better" in stacked_bars("seconds", [("1", {"credit": 1.0})], "s")
+
+
+def test_every_row_of_a_long_table_has_a_colour_that_page_and_chart_know() -> None:
+    style = (FOLDER / "report.css").read_text()
+    series = [Series(f"row {row}", [(0, row), (1, row + 1)], colour_of(row)) for row in range(30)]
+    drawn = line_chart("long", series, "up")
+    for one in series:
+        assert f"--{one.colour}: " in style
+        assert f"var(--{one.colour})" in drawn

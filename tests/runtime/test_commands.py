@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.runtime.in_process import FakeSettings, directory_of, sampled_requests, small, train
-from treetune.runtime import commands
+from treetune.runtime import commands, lifeline
 from treetune.runtime.base import Checkpoints, Evaluation, EvaluationSet
 from treetune.testing.faults import Experiment
 
@@ -145,3 +145,19 @@ def test_episodes_sampled_ahead_by_a_server_are_those_that_the_run_would_sample(
     experiment.run("only_generate_episodes")
     sampled = (third / "episodes.arrow").read_bytes()
     assert sampled == (undisturbed.directory.iteration(2) / "episodes.arrow").read_bytes()
+
+
+def test_a_finished_run_is_not_held_against_a_smaller_machine(
+    finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(config: object) -> None:
+        raise ValueError("it doesn't fit")
+
+    monkeypatch.setattr(commands, "refuse_what_does_not_fit", refuse)
+    for name in ("exit_on_signals", "end_with_launcher"):  # the test's process keeps its own
+        monkeypatch.setattr(lifeline, name, lambda: None)
+    plain = {"type": "policy_iteration", "trainer": {"seed": 1}}
+    commands.run("run_iteration_loop", small(tmp_path), plain)
+    assert "is finished: all 2 iterations are done" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="it doesn't fit"):
+        commands.run("run_iteration_loop", small(tmp_path, iterations=3), plain)

@@ -1,12 +1,18 @@
 """Answers are found by what they are and what they say, and each comes back whole."""
 
+import time
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from tests.reports.synthetic import CODEC
 from tests.viewer.recorded import begin_run, episode, record_iteration, recorded_run, trajectory
+from treetune.episode_generators.storage import write_episodes
 from treetune.viewer.store import NotThere, Run, Store
 from treetune.viewer.store.answers import Answers, Filter, Question
+from treetune.viewer.store.index import _mean_and_least
 
 
 @pytest.fixture
@@ -31,18 +37,43 @@ def test_a_row_says_what_was_sampled_and_what_credit_made_of_it(answers: Answers
     assert row["problem"] == "train/1" and row["sample"] == 1
     assert row["tokens"] == len(one.response_ids) and row["injected"] == 1
     assert row["steps"] == 3 and row["policy_version"] == 1
-    assert row["beginning"] == "1+2=3 ↵ 3+3=7 ↵ #7" or row["score"] == 1.0
+    assert row["beginning"] == "1+2=3 ↵ 3+3=7 ↵ #7"
     own = answers.answer("i2", "train/1#1").trajectory
     assert own is not None
     credited = episode(own)
     assert credited.advantages is not None and own.segments[0].logprobs is not None
-    assert row["advantage_mean"] == pytest.approx(credited.advantages.mean())
-    assert row["advantage_least"] == pytest.approx(credited.advantages.min())
-    assert row["advantage_most"] == pytest.approx(credited.advantages.max())
+    trained = credited.advantages[np.asarray(credited.trained)]
+    assert trained.mean() != pytest.approx(credited.advantages.mean()), "an injected token counts for nothing"
+    assert row["advantage_mean"] == pytest.approx(trained.mean())
+    assert row["advantage_least"] == pytest.approx(trained.min())
+    assert row["advantage_most"] == pytest.approx(trained.max())
     assert row["logprob_mean"] == pytest.approx(own.segments[0].logprobs.mean(), rel=1e-6)
     assert row["logprob_least"] == pytest.approx(-1.5)
     assert row["first_value"] == 0.5
     assert row["number.digits"] == 3.0 and row["number.lines/count"] == 3.0
+
+
+def test_advantages_of_injected_tokens_are_no_extremes(tmp_path: Path) -> None:
+    run = begin_run(tmp_path / "run")
+    sampled = [trajectory(0, 0, "abc"), trajectory(0, 1, "abcde")]
+    record_iteration(run, 0, sampled)
+    credited = [
+        replace(episode(one), advantages=[-0.25] * (len(one.text) - 1) + [9.0], behaviour_logprobs=None)
+        for one in sampled
+    ]
+    credited.insert(1, replace(credited[0], advantages=None, trajectory="train/7#0"))
+    write_episodes(run.iteration(0) / "episodes.arrow", credited, CODEC)
+
+    rows = Answers(Run("run", run.path), tmp_path / "cache").ask(Question()).rows
+
+    assert [(row["advantage_mean"], row["advantage_most"]) for row in rows] == [(-0.25, -0.25)] * 2
+
+
+def test_numbers_without_end_stay_in_their_own_row() -> None:
+    mean, least = _mean_and_least(np.array([-np.inf, -1.0, -1.0, -3.0, np.nan]), np.array([0, 2, 2, 4, 5]))
+
+    assert mean[0] == least[0] == -np.inf and (mean[2], least[2]) == (-2.0, -3.0)
+    assert np.isnan([mean[1], least[1], mean[3], least[3]]).all()
 
 
 def test_an_answer_comes_back_whole(answers: Answers) -> None:
@@ -70,6 +101,24 @@ def test_filters_and_sorting_are_over_all_answers(answers: Answers) -> None:
     lengths = [row["tokens"] for row in wrong.rows]
     assert lengths == sorted(lengths, reverse=True)
     assert answers.ask(Question(filters=(Filter("problem", "has", "TRAIN/3"),))).total == 3 * 2 + 3 * 2
+
+
+def test_what_only_other_files_have_is_null_in_the_chosen_ones(answers: Answers) -> None:
+    chosen = ("e1-validation",)
+    assert "advantage_mean" not in answers.columns(chosen)
+
+    assert answers.ask(Question(chosen, sort="advantage_mean", descending=True)).total == 12
+    assert answers.ask(Question(chosen, (Filter("advantage_mean", ">", -9.0),))).total == 0
+    assert answers.ask(Question(chosen, (Filter("policy_version", "has", "0"),), "3")).total == 0
+
+
+def test_a_whole_number_is_compared_with_fractions(answers: Answers) -> None:
+    everything = answers.ask(Question(size=500)).rows
+    longest = max(row["tokens"] for row in everything)
+    of_longest = sum(row["tokens"] == longest for row in everything)
+
+    assert answers.ask(Question(filters=(Filter("tokens", ">", longest - 0.4),))).total == of_longest
+    assert answers.ask(Question(filters=(Filter("tokens", "<", 1e300),))).total == 60
 
 
 def test_pages_follow_each_other(answers: Answers) -> None:
@@ -138,6 +187,44 @@ def test_a_damaged_file_is_named_and_the_others_are_shown(answers: Answers, tmp_
 
     assert answers.ask(Question()).total == 2 * 8 + 3 * 12
     assert ["iteration 2" in words for words in answers.problems()] == [True]
+    assert not any(one.is_awaited for one in answers.indexed())
+
+
+def test_a_damaged_file_that_was_mended_is_shown_and_no_longer_named(
+    answers: Answers, tmp_path: Path
+) -> None:
+    path = tmp_path / "run" / "iterations" / "0001" / "trajectories.arrow"
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    assert answers.problems()
+    damaged = answers.mark()
+
+    path.write_bytes(whole)
+
+    assert (answers.ask(Question()).total, answers.problems()) == (60, [])
+    assert answers.mark() != damaged
+
+
+def test_the_mark_is_another_once_a_file_is_known_to_be_damaged(
+    answers: Answers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("treetune.viewer.store.answers.AT_ONCE_BYTES", 0)  # a thread reads
+    (tmp_path / "run" / "iterations" / "0001" / "trajectories.arrow").write_bytes(b"nothing")
+    before = answers.mark()
+    deadline = time.monotonic() + 60
+    while any(one.is_awaited for one in answers.indexed()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+    assert answers.problems() and answers.mark() != before
+
+
+def test_an_index_that_cannot_be_written_is_no_fault_of_the_answers(tmp_path: Path) -> None:
+    recorded_run(tmp_path / "run", iterations=1)
+    (tmp_path / "cache").write_text("a file where the folder would be")
+
+    problems = Answers(Run("run", tmp_path / "run"), tmp_path / "cache").problems()
+
+    assert len(problems) == 2 and all("its index can't be written to" in words for words in problems)
 
 
 def test_an_iteration_on_demonstrations_has_its_episodes_for_answers(tmp_path: Path) -> None:

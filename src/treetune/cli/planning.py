@@ -28,13 +28,13 @@ def plan(options: argparse.Namespace) -> int:
 
 
 def _machine(options: argparse.Namespace) -> Machine:
-    from treetune.planning.machine import here, planned
+    from treetune.planning.machine import described_machine, here
 
     if (options.gpus is None) != (options.memory is None):
         raise ValueError("--gpus and --memory go together, as in --gpus 8 --memory 80: give both, or neither")
     if options.gpus is None:
         return here()
-    return planned(options.gpus, options.memory, options.machines, options.host_memory)
+    return described_machine(options.gpus, options.memory, options.machines, options.host_memory)
 
 
 def start_shape(root: PolicyIteration) -> Shape | None:

@@ -206,6 +206,11 @@ class Credit(Registrable):
         """What it asks for with each answer, while others are sampled. None: nothing."""
         return None
 
+    def continuations(self, answers: int, tokens: float, limit: int) -> tuple[int, int]:
+        """How many it samples for answers of so many tokens on average and `limit` at most, usually and at
+        most, for whoever plans a run. Credit that doesn't say so is planned as if it sampled none."""
+        return 0, 0
+
     @property
     def critic_settings(self) -> CriticSettings | None:
         """How the critic is trained, for credit that needs one."""

@@ -140,9 +140,10 @@ class SyncReport:
 class Chunk:
     """Some of a version's weights on their way into the engine, in the order of the model.
 
-    `path` holds them in safetensors format, `digest` is its content's, and `number` counts from 0 to the
-    `last` one. `tensors` are the same weights by name on this rank's device, where the way needs them there;
-    nobody else has them, and they may be kept until the chunk after the next is asked for.
+    `path` holds them in safetensors format, and `number` counts from 0 to the `last` one. `digest` is the
+    file's, where the way has it checked (``shared_memory``), and empty otherwise. `tensors` are the same
+    weights by name on this rank's device, where the way needs them there; nobody else has them, and they may
+    be kept until the chunk after the next is asked for.
     """
 
     path: Path

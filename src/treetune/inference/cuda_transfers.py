@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import pickle
-import socket
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from treetune.inference.base import Chunk
 from treetune.inference.client import Address, Client, ServerFailure
+from treetune.inference.server import free_port
 from treetune.inference.transfer import ByRoutes
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class Nccl(ByRoutes):
         self.close()
         place = {
             "master_address": "127.0.0.1",
-            "master_port": _free_port(),
+            "master_port": free_port(),
             "world_size": 1 + self._workers,
         }
         sizes = {"packed_buffer_size_bytes": BUFFER_BYTES, "packed_num_buffers": BUFFERS}
@@ -159,9 +159,3 @@ class Nccl(ByRoutes):
         except BaseException:
             self.close()
             raise
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

@@ -31,7 +31,7 @@ from treetune.inference.ranks import RankFiles
 from treetune.inference.replica import Replica, Taken
 from treetune.inference.sampling import Limit, Lost, Sampling
 from treetune.inference.server import Server
-from treetune.inference.transfer import Receiver, send_all
+from treetune.inference.transfer import Delivery, send_all
 
 if TYPE_CHECKING:
     from treetune.inference.settings import VllmSettings
@@ -124,6 +124,8 @@ class VllmEngine(Engine):
         first = asked(requests)
         worked: set[int] = set()
         self._recent = [(time.monotonic(), 0)]
+        for one in self._replicas:
+            one.server.wait_anew()
         with self._sampling() as sampling:
             self._open_servers(sampling)
             sampling.add(*first)
@@ -208,14 +210,14 @@ class VllmEngine(Engine):
         gaps, parts = list[Gap](), dict[str, float]()
         lacking = dict.fromkeys(self._replicas, "")
         for attempt in range(2):
-            sent: dict[Replica, Receiver] = {}
+            sent: dict[Replica, Delivery] = {}
             if attempt == 0:
                 sent, parts["reload"] = self._send(directory, chunks)
             else:
                 for one, problem in lacking.items():
                     one.start_anew(directory, problem)
 
-            def take(one: Replica, sent: dict[Replica, Receiver] = sent) -> Taken:
+            def take(one: Replica, sent: dict[Replica, Delivery] = sent) -> Taken:
                 return one.take(version, canary, self._context_length, sent.get(one))
 
             taken = dict(zip(lacking, self._each(list(lacking), take), strict=True))
@@ -246,18 +248,18 @@ class VllmEngine(Engine):
             parts,
         )
 
-    def _send(self, directory: Path, chunks: Iterable[Chunk] | None) -> tuple[dict[Replica, Receiver], float]:
+    def _send(self, directory: Path, chunks: Iterable[Chunk] | None) -> tuple[dict[Replica, Delivery], float]:
         """Gives this rank's servers their new weights; how each came out of it, and the seconds that took."""
         before = time.monotonic()
         own = [one for one in self._replicas if one.is_own]
-        receivers = self._each(own, lambda one: one.receiver(from_folder=chunks is None))
+        deliveries = self._each(own, lambda one: one.delivery(from_folder=chunks is None))
         try:
-            send_all(chunks or (), receivers, directory)
+            send_all(chunks or (), deliveries, directory)
         except BaseException:
-            for one, receiver in zip(own, receivers, strict=True):
-                one.give_up(receiver)
+            for one, delivery in zip(own, deliveries, strict=True):
+                one.give_up(delivery)
             raise
-        return dict(zip(own, receivers, strict=True)), time.monotonic() - before
+        return dict(zip(own, deliveries, strict=True)), time.monotonic() - before
 
     def _verify(
         self, taken: dict[Replica, Taken], canary: Canary | None

@@ -16,7 +16,7 @@ from treetune.inference.gaps import Probe
 from treetune.inference.launch import Way
 from treetune.inference.server import OwnServer, Server
 from treetune.inference.sync import drop_cache, probes_of, sample_probes
-from treetune.inference.transfer import FromFolder, Receiver, transfer
+from treetune.inference.transfer import Delivery, FromFolder, transfer
 from treetune.vocabulary import TokenIds
 
 if TYPE_CHECKING:
@@ -103,22 +103,22 @@ class Replica:
 
     # Weights
 
-    def receiver(self, *, from_folder: bool) -> Receiver:
+    def delivery(self, *, from_folder: bool) -> Delivery:
         """An own server, ready to be given weights: in chunks, or in a folder that is whole."""
         way = self._from_folder if from_folder else self.transfer
         try:
             with self._one_at_a_time:
                 self._wake("weights")
-                return Receiver(way, self.server.ready())
+                return Delivery(way, self.server.ready())
         except EngineError as failure:
-            return Receiver(way, None, str(failure))
+            return Delivery(way, None, str(failure))
 
-    def give_up(self, receiver: Receiver) -> None:
+    def give_up(self, delivery: Delivery) -> None:
         """The server's weights are of two versions: nobody may sample from it."""
-        if receiver.address is not None:
-            self.server.failed(receiver.address, receiver.problem or "its weights are of two versions")
+        if delivery.address is not None:
+            self.server.failed(delivery.address, delivery.problem or "its weights are of two versions")
 
-    def take(self, version: int, canary: Canary | None, context_length: int, sent: Receiver | None) -> Taken:
+    def take(self, version: int, canary: Canary | None, context_length: int, sent: Delivery | None) -> Taken:
         """Has the server forget its old weights, and sample for the canary. `sent` says how the new ones
         came; None where it was started on them. An own server alone does anything."""
         taken = Taken()

@@ -108,16 +108,16 @@ def transfer(way: Way, client: Client, timeout: float, workers: int = 1) -> Weig
 
 
 @dataclass
-class Receiver:
-    """A server that is to be given weights, and what went wrong with it, if anything. Without an address
-    there is none, and the problem says why."""
+class Delivery:
+    """New weights for one server, and what went wrong with it, if anything. Without an address there is no
+    server, and the problem says why."""
 
     transfer: WeightTransfer
     address: Address | None
     problem: str | None = None
 
 
-def send_all(chunks: Iterable[Chunk], receivers: Sequence[Receiver], directory: Path) -> None:
+def send_all(chunks: Iterable[Chunk], deliveries: Sequence[Delivery], directory: Path) -> None:
     """Gives every server all chunks; a chunk is made while the servers take the one before it.
 
     A server that fails is given nothing more and has a `problem`; `chunks` are gone through to their end
@@ -125,18 +125,20 @@ def send_all(chunks: Iterable[Chunk], receivers: Sequence[Receiver], directory: 
     all servers have a problem then.
     """
     begun: dict[int, Future[None]] = {}
-    with ThreadPoolExecutor(max(1, len(receivers)), "weight-transfer") as threads:
+    with ThreadPoolExecutor(max(1, len(deliveries)), "weight-transfer") as threads:
 
         def wait() -> None:
             for index in list(begun):
                 try:
                     begun.pop(index).result()
                 except (ServerFailure, EngineError) as failure:
-                    receivers[index].problem = str(failure)
+                    deliveries[index].problem = str(failure)
+                except Exception as failure:  # no memory left on the GPU, say: other ranks wait for this one
+                    deliveries[index].problem = f"{type(failure).__name__}: {failure}"
 
         def each(step: str, *arguments: Any) -> None:
             wait()
-            for index, one in enumerate(receivers):
+            for index, one in enumerate(deliveries):
                 if one.problem is None:
                     begun[index] = threads.submit(getattr(one.transfer, step), one.address, *arguments)
 
@@ -146,7 +148,7 @@ def send_all(chunks: Iterable[Chunk], receivers: Sequence[Receiver], directory: 
                 each("send", chunk)
             each("end", directory)
         except BaseException:
-            for one in receivers:
+            for one in deliveries:
                 one.problem = one.problem or "the transfer of weights was not finished"
             raise
         finally:

@@ -1,7 +1,6 @@
 """Sizes of the models that the shipped configurations name, from the config.json that each is published
-with on
-the Hugging Face hub, under the name that is the key. A test holds the sums against the numbers of parameters
-that the models' cards give."""
+with on the Hugging Face hub, under the name that is the key. A test holds the sums against the numbers of
+parameters that the models' cards give."""
 
 from __future__ import annotations
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from treetune.inference.ways import MEMORY
+
 GIB = 2**30
 MIB = 2**20
 USABLE = 0.99
@@ -27,7 +29,8 @@ def in_units(size: int) -> str:
 class Machine:
     """One of `nodes` that are alike. Memories are in bytes, `device_memory` of each GPU; None: not known.
 
-    `ranks` are those of the run on this machine: one for each GPU, on a CPU one unless several were started.
+    `ranks` are those of the run on this machine: one for each GPU, on a CPU one, unless others were started.
+    `gpus` are those that it sees; None: one for each rank. A `shared_memory` of 0 can't be written to.
     """
 
     device: Literal["cuda", "cpu"]
@@ -37,6 +40,7 @@ class Machine:
     host_memory: int | None = None
     shared_memory: int | None = None
     nodes: int = 1
+    gpus: int | None = None
 
     @property
     def world_size(self) -> int:
@@ -50,10 +54,12 @@ class Machine:
             memory = "" if self.host_memory is None else f" and {self.host_memory / GIB:.1f} GiB of memory"
             return f"{several}no GPU, {self.cores} cores{memory}, {ranks}"
         gpus = "one GPU" if self.ranks == 1 else f"{self.ranks} GPUs"
+        if self.gpus is not None and self.gpus > self.ranks:
+            gpus = f"{self.ranks} of {self.gpus} GPUs (one for each rank)"
         return f"{several}{gpus} of {self.device_memory / GIB:.0f} GiB"
 
 
-def planned(gpus: int, memory_gib: float, nodes: int = 1, host_gib: float | None = None) -> Machine:
+def described_machine(gpus: int, memory_gib: float, nodes: int = 1, host_gib: float | None = None) -> Machine:
     """A machine as it is told: what isn't told of its host is not known."""
     return Machine(
         device="cuda",
@@ -65,24 +71,27 @@ def planned(gpus: int, memory_gib: float, nodes: int = 1, host_gib: float | None
     )
 
 
-def here(environment: Mapping[str, str] = os.environ) -> Machine:
-    """This machine, as the run sees it that is started here: its share of the launcher's ranks (DeepSpeed's
-    words for them are WORLD_SIZE and LOCAL_SIZE). Asks nvidia-smi, not PyTorch, so that nothing heavy is
-    imported.
+def here(environment: Mapping[str, str] = os.environ, *, started: bool = False) -> Machine:
+    """This machine, for the ranks that a launcher started on it: DeepSpeed's says their number in LOCAL_SIZE,
+    torchrun in LOCAL_WORLD_SIZE; those of all machines are WORLD_SIZE. Where no launcher did, it has a rank
+    for each GPU, as a run will; or one, where this process is the run (`started`). Asks nvidia-smi, not
+    PyTorch, so that nothing heavy is imported.
 
     Raises ValueError where nvidia-smi doesn't answer.
     """
     memories = _gpu_memories(environment)
-    world, local = int(environment.get("WORLD_SIZE", "0")), int(environment.get("LOCAL_SIZE", "0"))
-    ranks = local or world or max(1, len(memories))
+    world = int(environment.get("WORLD_SIZE", "0"))
+    local = int(environment.get("LOCAL_SIZE") or environment.get("LOCAL_WORLD_SIZE", "0"))
+    ranks = local or world or (1 if started else max(1, len(memories)))
     return Machine(
         device="cuda" if memories else "cpu",
         ranks=ranks,
         cores=len(os.sched_getaffinity(0)),
         device_memory=min(memories, default=0),
         host_memory=_host_memory(),
-        shared_memory=shutil.disk_usage("/dev/shm").total if os.path.isdir("/dev/shm") else None,
+        shared_memory=shutil.disk_usage(MEMORY).total if os.access(MEMORY, os.W_OK) else 0,
         nodes=max(1, world // ranks),
+        gpus=len(memories) or None,
     )
 
 

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from treetune.inference.settings import VllmSettings
+from treetune.inference.ways import MEMORY, VERSIONS
 from treetune.models.shapes import Shape
 from treetune.planning.engine import ASLEEP, PROCESS, EngineMemory, servers_on_a_machine
 from treetune.planning.machine import GIB, USABLE, Machine, in_units
@@ -19,8 +20,6 @@ CONTEXT = int(0.6 * GIB)
 RANK = int(1.2 * GIB)
 """Of the host, for a rank's libraries and heap: 0.9 GiB were seen on a CPU. Twice as much on a GPU is
 assumed."""
-VERSIONS = 2
-"""Of whole weights that lie in /dev/shm at once."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +101,16 @@ class Plan:
         """Whether engine and trainer are on the same GPU."""
         return self.engine is not None and self.engine.settings.devices is None
 
+    @property
+    def sends_through_memory(self) -> bool:
+        """Whether weights on their way into the engine lie in /dev/shm, by what `weights_folder` goes by."""
+        return (
+            self.engine is not None
+            and self.engine.settings.weights_in_memory
+            and self.machine.nodes == 1
+            and self.machine.shared_memory != 0
+        )
+
     @cached_property
     def places(self) -> list[Place]:
         found = [*self._on_gpus()] if self.machine.device == "cuda" else []
@@ -138,10 +147,11 @@ class Plan:
                 f" server {self.engine.share / GIB:.1f} GiB of a GPU, and with one sequence of"
                 f" {self.engine.context_length:,} tokens it needs {least / GIB:.1f}"
             )
-        if settings.devices is None and wanted > self.machine.ranks:
+        gpus = self.machine.gpus or self.machine.ranks
+        if settings.devices is None and wanted > gpus:
             yield (
                 f"the servers want {wanted} GPUs of a machine (tensor_parallel_size"
-                f" {settings.tensor_parallel_size}), and it has {self.machine.ranks}"
+                f" {settings.tensor_parallel_size}), and it has {gpus}"
             )
         if self.machine.nodes > 1 and settings.servers == "one":
             yield "engines.policy.servers is 'one', and ranks on several machines can't share a server"
@@ -205,12 +215,9 @@ class Plan:
 
     def _on_the_host(self) -> Iterator[Place]:
         machine, trainer, engine = self.machine, self.trainer, self.engine
-        served = itemsize(self.experiment.trainer) * self.shape.served
-        shared = Item(
-            f"/dev/shm: {VERSIONS} versions of the weights", VERSIONS * served if engine is not None else 0
-        )
-        if machine.nodes == 1 and engine is not None:
-            yield Place("sync", "/dev/shm", (shared,), machine.shared_memory)
+        shared = self._shared
+        if self.sends_through_memory:
+            yield Place("sync", str(MEMORY), (shared,), machine.shared_memory)
         servers = servers_on_a_machine(engine.settings, machine) if engine is not None else 0
         if machine.device == "cpu":
             items = [
@@ -222,13 +229,12 @@ class Plan:
             yield Place("training", "the machine", tuple(items), machine.host_memory)
             return
         ranks = machine.ranks
-        whole = itemsize(self.experiment.trainer) * self.shape.parameters
         yield Place(
             "start",
             "the machine",
             (
                 Item("libraries of ranks and servers", ranks * 2 * RANK + servers * 2 * PROCESS),
-                Item("the whole model, read by each rank", ranks * whole),
+                *self._read(),
                 shared,
             ),
             machine.host_memory,
@@ -249,6 +255,27 @@ class Plan:
             ),
             machine.host_memory,
         )
+
+    @property
+    def _shared(self) -> Item:
+        """What lies in /dev/shm: the start model alone where adapters follow it."""
+        lora = self.experiment.trainer.lora
+        adapters = lora is not None and lora.send == "adapters"
+        what = "the start model's weights" if adapters else f"{VERSIONS} versions of the weights"
+        served = itemsize(self.experiment.trainer) * self.shape.served
+        versions = 1 if adapters else VERSIONS
+        return Item(f"{MEMORY}: {what}", versions * served if self.sends_through_memory else 0)
+
+    def _read(self) -> Iterator[Item]:
+        """Of the start model. Where it is read in parts, the first rank alone has it whole, as it writes the
+        engine's files."""
+        trainer, ranks = self.experiment.trainer, self.machine.ranks
+        whole = itemsize(trainer) * self.shape.parameters
+        if not trainer.reads_in_parts:
+            yield Item("the whole model, read by each rank", ranks * whole)
+            return
+        yield Item("the whole model, read by the first rank", whole)
+        yield Item("each rank's part of the model", ranks * -(-whole // self.machine.world_size))
 
     @property
     def _offloaded(self) -> int:

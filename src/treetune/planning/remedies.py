@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from treetune.inference.ways import SETTING
 from treetune.planning.plan import Plan
 from treetune.planning.training import itemsize
 
@@ -87,7 +88,7 @@ def remedy(plan: Plan) -> Remedy | None:
         machine = plan.machine
         if gpus * nodes <= machine.world_size:
             continue
-        larger = replace(machine, ranks=gpus, nodes=nodes, host_memory=None, shared_memory=None)
+        larger = replace(machine, ranks=gpus, nodes=nodes, host_memory=None, gpus=None)
         on_more = replace(plan, machine=larger)
         if on_more.fits:
             return Remedy((), gpus, nodes)
@@ -154,6 +155,8 @@ def _candidates(plan: Plan) -> Iterator[Change]:
         yield Change("trainer.tokens_per_micro_batch", tokens, cost)
     if not trainer.gradient_checkpointing:
         yield Change("trainer.gradient_checkpointing", True, 6)
+    if plan.sends_through_memory:
+        yield Change(SETTING, "file", 8)
     if on_gpu and plan.engine is not None:
         yield from _for_the_engine(plan)
     if on_gpu and trainer.keeps_reference and trainer.lora is None and not trainer.offload_reference:

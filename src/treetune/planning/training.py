@@ -1,9 +1,8 @@
 """What the trainer takes of the device that one rank works on.
 
 What DeepSpeed keeps was read in its pinned version and counted by PyTorch's profiler on CPUs, on one rank:
-which
-of its optimisers takes over (`DeepSpeedEngine._do_optimizer_sanity_check`), the buffers of each, and what a
-step makes and drops.
+which of its optimisers takes over (`DeepSpeedEngine._do_optimizer_sanity_check`), the buffers of each, and
+what a step makes and drops.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def work_of(experiment: Any, answer_tokens: float | None = None) -> Work:
     answers = rollout.most_answers(problems)
     rows = experiment.selection.most_kept(answers, problems)
     size = experiment.trainer.minibatch_size or max(rows, 1)
-    usual, most = _continuations(experiment.credit, answers, length, limit)
+    usual, most = experiment.credit.continuations(answers, length, limit)
     return Work(
         problems=problems,
         is_known=is_known,
@@ -75,13 +75,3 @@ def work_of(experiment: Any, answer_tokens: float | None = None) -> Work:
         epochs=experiment.trainer.epochs,
         is_sampled=rollout.needs_engine,
     )
-
-
-def _continuations(credit: Any, answers: int, length: float, limit: int) -> tuple[int, int]:
-    """How many are usual, and how many there can be at most."""
-    if not credit.needs_engine:
-        return 0, 0
-    bound = credit.max_states or limit
-    states = min(bound, credit.states.usual_states(length))
-    least, most = credit.values.budget(credit.samples).bounds
-    return round(answers * states * least), answers * min(bound, limit) * most

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treetune.reports.charts import number
+from treetune.reports.svg import N_COLOURS
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 FOLDER = Path(__file__).parent
 STYLES = ("report.css", "drawings.css")
-N_COLOURS = 12
 
 
 def colour_of(position: int) -> str:

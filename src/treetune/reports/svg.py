@@ -13,8 +13,11 @@ from xml.etree import ElementTree
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+N_COLOURS = 12
+"""Of experiments on a page and of rows in a table."""
+
 NAMES = (
-    *(f"c{i}" for i in range(8)), "own", "soft", "line", "paper",
+    *(f"c{i}" for i in range(N_COLOURS)), "own", "soft", "line", "paper",
     "generation", "credit", "training", "choice", "sync", "evaluation", "commit", "other",
 )  # fmt: skip
 """The colours of the style sheet, which has each in a variable of that name, for light and for dark."""

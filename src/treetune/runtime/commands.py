@@ -44,7 +44,7 @@ def run(command: str, root: Runtime, plain_config: Mapping[str, Any], options: A
             raise ValueError("what answers need isn't here: " + "; ".join(missing))
         for one in root.evaluation.sets:
             set_problems(root, one)  # before days of training, not after them
-    if command == run_iteration_loop.__name__:
+    if command == run_iteration_loop.__name__ and _done_when_finished(root) is None:
         refuse_what_does_not_fit(root)
         look_around()
     if command in (run_iteration_loop.__name__, only_generate_episodes.__name__) and root.shaping:
@@ -57,12 +57,11 @@ def run(command: str, root: Runtime, plain_config: Mapping[str, Any], options: A
 
 def run_iteration_loop(config: PolicyIteration, plain: Mapping[str, Any]) -> None:
     directory = _directory(config)
-    done = directory.resumable() or 0
-    if done and is_last(config, directory, done):
+    if (done := _done_when_finished(config)) is not None:
         refuse_another(directory.path, plain, config)
         _say_once(f"{directory.path} is finished: all {done} iterations are done")
         return
-    if done and not directory.is_running():
+    if directory.resumable() and not directory.is_running():
         refuse_another(directory.path, plain, config)
         refuse_collapsed(config, directory)
     with (
@@ -176,6 +175,13 @@ COMMANDS = {
         check_finished,
     )
 }
+
+
+def _done_when_finished(config: PolicyIteration) -> int | None:
+    """The iterations of a run that has all of them and the trainer's state after them; None: it goes on."""
+    directory = _directory(config)
+    done = directory.resumable() or 0
+    return done if done and is_last(config, directory, done) else None
 
 
 def _say_once(message: str) -> None:

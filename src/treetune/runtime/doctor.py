@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from treetune.runtime.weights_folder import GIB, MORE_SHARED_MEMORY, VERSIONS
+from treetune.inference.ways import VERSIONS
+from treetune.runtime.weights_folder import GIB, MORE_SHARED_MEMORY
 
 MEMORY_GIB = 8
 SHARED_MEMORY_GIB = 1

@@ -161,6 +161,14 @@ class MonteCarlo(Credit):
                 f"sampled otherwise ({', '.join(self._overrides())}); give up one of the two"
             )
 
+    def continuations(self, answers: int, tokens: float, limit: int) -> tuple[int, int]:
+        if not self.values.continues:
+            return 0, 0
+        bound = self.max_states or limit
+        states = min(bound, self.states.usual_states(tokens))
+        least, most = self.values.budget(self.samples).bounds
+        return round(answers * states * least), answers * min(bound, limit) * most
+
     def _overrides(self) -> dict[str, float]:
         given = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
         return {name: value for name, value in given.items() if value is not None}

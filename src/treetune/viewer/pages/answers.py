@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -9,8 +10,10 @@ from typing import Any
 from starlette.responses import Response
 
 from treetune.viewer.page import Page, View, digest
+from treetune.viewer.store import NotThere
 from treetune.viewer.store.answers import OPERATORS, Answers, Filter, Question
 from treetune.viewer.store.sources import Source
+from treetune.vocabulary import CORRECT_SCORE
 
 SIZES = ("50", "20", "200")
 """Rows of one page; the first where the address doesn't say."""
@@ -49,10 +52,12 @@ def show(view: View) -> Response:
         found=found,
         rows=whole(found.rows, columns),
         pages=pages,
-        waiting=[one.source.words for one in indexed if one.about is None],
+        waiting=[one.source.words for one in indexed if one.is_awaited],
         problems=answers.problems(),
         groups=_groups([one.source for one in indexed]),
-        words={one.source.name: one.source.words for one in indexed},
+        words=lambda row: next(
+            (one.source.words for one in indexed if one.source.name == row["source"]), row["source"]
+        ),
         outcomes=OUTCOMES,
         sizes=SIZES,
         domains=_domains(answers, question.sources) if "domain" in columns else [],
@@ -112,7 +117,7 @@ def _conditions(view: View, columns: Mapping[str, str]) -> Iterator[Filter]:
             yield Filter(name, "=", value)
     verdict = view.choice("verdict", VERDICTS)
     if verdict:
-        yield Filter("score", ">=" if verdict == "right" else "<", 1.0)
+        yield Filter("score", ">=" if verdict == "right" else "<", CORRECT_SCORE)
     if view.choice("unfinished", ("", "1")):
         yield Filter("unfinished", "=", True)
     yield from parsed(view.text("where"), columns)
@@ -126,18 +131,24 @@ def _value(name: str, kind: str, operator: str, text: str) -> str | float | bool
             raise ValueError(f"{name} is compared with true or false, and not with {text!r}")
         return text == "true"
     try:
-        return float(text)
+        number = float(text)
     except ValueError:
-        raise ValueError(f"{name} is compared with a number, and not with {text!r}") from None
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"{name} is compared with a number, and not with {text!r}")
+    return number
 
 
 def _sources(of: str, answers: Answers) -> tuple[str, ...]:
-    """Names of files; none for all."""
+    """Names of files; none for all. Raises NotThere for a kind of files that there are none of yet."""
     there = answers.sources()
     if of == SEVERAL[0]:
         return ()
     if of in SEVERAL:
-        return tuple(one.name for one in there if f"{one.kind}s" == of)
+        names = tuple(one.name for one in there if f"{one.kind}s" == of)
+        if not names:
+            raise NotThere(f"{answers.run.name} has no answers of {of} yet")
+        return names
     if of not in [one.name for one in there]:
         raise ValueError(f"there are no answers {of!r}: there are {', '.join(one.name for one in there)}")
     return (of,)

@@ -94,11 +94,17 @@ class Answer:
 
 @dataclass(frozen=True)
 class Indexed:
-    """A source and its index, where that is made."""
+    """A source and its index, where that is made; `fault` is why it can't be."""
 
     source: Source
     place: Path
     about: About | None
+    fault: str = ""
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether its index is still to come."""
+        return self.about is None and not self.fault
 
 
 class Answers:
@@ -114,8 +120,9 @@ class Answers:
         self._cache = cache / hashlib.blake2b(str(run.path.resolve()).encode(), digest_size=8).hexdigest()
         self._lock, self._building, self._working = threading.Lock(), threading.Lock(), threading.Lock()
         self._known: dict[str, Indexed] = {}
-        self._failed: dict[str, str] = {}
-        self._columns: tuple[str, dict[str, str]] = ("", {})
+        self._faults: dict[str, tuple[str, str]] = {}
+        """By a source's name: the mark that it had, and what was wrong."""
+        self._columns: dict[tuple[str, ...], tuple[str, dict[str, str]]] = {}
         self._connection: duckdb.DuckDBPyConnection | None = None
 
     # Indexes
@@ -135,7 +142,7 @@ class Answers:
 
     def _look(self) -> list[Indexed]:
         found = [self._indexed(source) for source in self.sources()]
-        missing = [one for one in found if one.about is None and one.source.mark not in self._failed]
+        missing = [one for one in found if one.is_awaited]
         if not missing:
             return found
         if sum(one.source.size for one in missing) <= AT_ONCE_BYTES:
@@ -146,13 +153,13 @@ class Answers:
         return found
 
     def problems(self) -> list[str]:
-        """Files that can't be read, in words."""
-        return list(self._failed.values())
+        """What keeps files from being shown, in words."""
+        return [one.fault for one in self.indexed() if one.fault]
 
     def mark(self) -> str:
-        """Another one as soon as there are other answers, or more of them are indexed."""
+        """Another one as soon as there are other answers, or more of them are indexed or can't be."""
         found = self.indexed()
-        parts = [(one.source.name, one.source.mark, one.about is not None) for one in found]
+        parts = [(one.source.name, one.source.mark, one.about is not None, one.fault) for one in found]
         return hashlib.blake2b(repr(parts).encode(), digest_size=12).hexdigest()
 
     def _indexed(self, source: Source) -> Indexed:
@@ -162,7 +169,9 @@ class Answers:
             return known
         place = self._cache / source.name
         about = read_about(place)
-        one = Indexed(source, place, about if about is not None and about.mark == mark else None)
+        failed, fault = self._faults.get(source.name, ("", ""))
+        whole = about if about is not None and about.mark == mark else None
+        one = Indexed(source, place, whole, fault if whole is None and failed == mark else "")
         self._known[source.name] = one
         return one
 
@@ -185,23 +194,36 @@ class Answers:
                     build(one.source, one.place)
                 except Exception as error:  # whatever it is, the other files are shown, and this one is named
                     if one.source.mark == mark:  # else it was written anew meanwhile, and is read next time
-                        self._failed[mark] = f"{one.source.words} can't be read: {error}"
-                        LOG.warning("%s", self._failed[mark], exc_info=not isinstance(error, ValueError))
+                        fault = self._fault(one.source, error)
+                        self._faults[one.source.name] = mark, fault
+                        LOG.warning("%s", fault, exc_info=not isinstance(error, ValueError | OSError))
+
+    def _fault(self, source: Source, error: Exception) -> str:
+        """An OSError that names no file of the source is about the index."""
+        if isinstance(error, OSError) and error.filename not in map(str, (source.path, source.episodes)):
+            return (
+                f"{source.words} is not shown, as its index can't be written to {self._cache} ({error}): make"
+                " room there, or let it be written, and start the viewer again"
+            )
+        return f"{source.words} can't be read: {error}"
 
     # Questions
 
-    def columns(self) -> dict[str, str]:
-        """The columns of the index by name, with DuckDB's types."""
-        relation, mark = self._relation(()), self.mark()
+    def columns(self, sources: Sequence[str] = ()) -> dict[str, str]:
+        """The columns of the index by name, with DuckDB's types: of these sources, or of all."""
+        names = tuple(sources)
+        relation, mark = self._relation(names), self.mark()
         if relation is None:
             return {}
-        if self._columns[0] != mark:
+        if self._columns.get(names, ("",))[0] != mark:
             rows = self._query(f"DESCRIBE SELECT * FROM {relation}").fetchall()
-            self._columns = mark, {name: kind for name, kind, *_ in rows if name not in ("row", "place")}
-        return self._columns[1]
+            found = {name: kind for name, kind, *_ in rows if name not in ("row", "place")}
+            self._columns[names] = mark, found
+        return self._columns[names][1]
 
     def ask(self, question: Question) -> Found:
-        """Raises ValueError for a column or an operator that isn't there."""
+        """A column that only other sources have is null in these. Raises ValueError for a column or an
+        operator that isn't there."""
         relation = self._relation(question.sources)
         if relation is None:
             return Found([], 0, True)
@@ -227,19 +249,26 @@ class Answers:
         )
 
     def _condition(self, question: Question) -> tuple[str, list[Any]]:
-        known = self.columns()
+        known, own = self.columns(), self.columns(question.sources)
         parts, values = ["true"], list[Any]()
         for one in question.filters:
             if one.column not in known:
                 raise ValueError(f"answers have no {one.column!r}: there are {', '.join(sorted(known))}")
             if one.operator not in OPERATORS:
                 raise ValueError(f"{one.operator!r} is no comparison: there are {', '.join(OPERATORS)}")
-            name = _quoted(one.column)
+            if one.column not in own:
+                parts.append("false")  # null is like nothing
+                continue
+            name, kind = _quoted(one.column), known[one.column]
+            if own[one.column] != kind:  # these sources have null alone in it
+                name = f"CAST({name} AS {kind})"
             if one.operator == "has":
                 parts.append(f"contains(lower({name}::VARCHAR), lower(?))")
                 values.append(str(one.value))
             else:
-                parts.append(f"{name} {OPERATORS[one.operator]} CAST(? AS {known[one.column]})")
+                # Tokens are compared with 299.6 as it is, and not with 300.
+                compared = kind if kind in ("VARCHAR", "BOOLEAN") else "DOUBLE"
+                parts.append(f"{name} {OPERATORS[one.operator]} CAST(? AS {compared})")
                 values.append(one.value)
         return " AND ".join(parts), values
 
@@ -248,7 +277,8 @@ class Answers:
         if question.sort and question.sort not in known:
             raise ValueError(f"answers can't be sorted by {question.sort!r}: by {', '.join(sorted(known))}")
         direction = "DESC" if question.descending else "ASC"
-        own = f"{_quoted(question.sort)} {direction} NULLS LAST, " if question.sort else ""
+        sorts = question.sort in self.columns(question.sources)
+        own = f"{_quoted(question.sort)} {direction} NULLS LAST, " if sorts else ""
         return f"{own}source, row"
 
     def _search(self, question: Question, relation: str, where: str, values: list[Any], order: str) -> Found:
