@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TypeVar
 
 import pytest
 
+from treetune.inference import server
 from treetune.inference.base import Completion, EngineError
+from treetune.inference.client import Address
 from treetune.inference.engine import VllmEngine
 from treetune.inference.ranks import RankFiles
 from treetune.inference.server import OwnServer, RemoteServer
@@ -126,6 +130,39 @@ def test_other_ranks_hear_why_the_first_has_no_server(stub: Stub) -> None:
     try:
         with pytest.raises(EngineError, match="out of memory"):
             found.engines[1].wait_ready()
+    finally:
+        found.close()
+
+
+@pytest.mark.parametrize("event", ["failed", "let go", "succeeded"])
+def test_a_server_that_was_missed_before_has_its_whole_time_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, event: str
+) -> None:
+    """It was missed at the end of one wave, hours of training follow, and it is missed at the next."""
+    clock = SimpleNamespace(monotonic=lambda: clock.time, sleep=lambda seconds: None, time=1.0)
+    monkeypatch.setattr(server, "time", clock)
+    remote = RemoteServer(tmp_path / "server.json", tmp_path / "log", VllmSettings(start_timeout=20.0))
+    assert remote.now() is None
+    clock.time += 10_000.0
+    if event == "failed":
+        remote.failed(Address("http://server", 1, "key"), "it hangs")
+    elif event == "let go":
+        remote.hold(False)
+    else:
+        remote.succeeded()
+    assert remote.now() is None
+    clock.time += 10_000.0
+    with pytest.raises(EngineError, match="was not there in time"):
+        remote.now()
+
+
+def test_who_begins_to_sample_waits_for_a_server_that_was_missed_before(stub: Stub) -> None:
+    found = TwoRanks(stub)
+    try:
+        (replica,) = found.engines[1]._replicas
+        assert isinstance(replica.server, RemoteServer)
+        replica.server._missed_since = time.monotonic() - 10_000.0
+        assert found.engines[1].generate([request(4)]) == [expected(4)]  # the server is just starting
     finally:
         found.close()
 

@@ -10,12 +10,13 @@ import pytest
 
 from treetune.inference.base import Chunk, EngineError
 from treetune.inference.client import Address
+from treetune.inference.settings import VllmSettings
 from treetune.inference.ways import Places, choose
 
 from .stubs import Stub, request
 from .test_engine_recovers import expected
 
-ONE = Places(device="cpu", machines=("a",), per_rank=False, own_devices=False, tensor_parallel_size=1)
+ONE = Places(device="cpu", machines=("a",), per_rank=False, devices=None, tensor_parallel_size=1)
 
 
 def test_an_update_begins_takes_chunks_in_their_order_and_ends(stub: Stub) -> None:
@@ -159,12 +160,23 @@ def test_weights_that_no_server_takes_end_in_an_error(stub: Stub) -> None:
         ({"device": "cuda", "machines": ("a", "a"), "per_rank": True}, "cuda_ipc"),
         ({"device": "cuda", "machines": ("a", "b"), "per_rank": True}, "cuda_ipc"),
         ({"device": "cuda", "tensor_parallel_size": 2}, "file"),
-        ({"device": "cuda", "own_devices": True, "tensor_parallel_size": 2}, "nccl"),
+        ({"device": "cuda", "replicas": 2}, "file"),
+        ({"device": "cuda", "machines": ("a", "a"), "per_rank": True, "replicas": 2}, "file"),
+        ({"device": "cuda", "devices": (1, 2), "tensor_parallel_size": 2}, "nccl"),
+        ({"device": "cuda", "devices": (1, 2), "replicas": 2}, "nccl"),
+        ({"device": "cuda", "devices": (0,)}, "file"),
+        ({"device": "cuda", "devices": (1, 2), "machines": ("a", "a"), "replicas": 2}, "file"),
+        ({"device": "cuda", "devices": (1,), "machines": ("a", "b"), "per_rank": True}, "nccl"),
     ],
 )
 def test_the_way_is_chosen_by_where_trainer_and_engine_live(changes: dict, way: str) -> None:
     places = Places(**{**vars(ONE), **changes})
     assert choose("auto", places)[0] == way
+
+
+def test_a_second_server_of_a_rank_is_not_on_its_gpu() -> None:
+    settings = VllmSettings(replicas=2)
+    assert settings.way(device="cuda", machines=["a"], adapters=False)[0] == "file"
 
 
 @pytest.mark.parametrize(
@@ -173,7 +185,9 @@ def test_the_way_is_chosen_by_where_trainer_and_engine_live(changes: dict, way: 
         ("cuda_ipc", {}, "choose 'shared_memory'"),
         ("nccl", {}, "choose 'shared_memory'"),
         ("nccl", {"device": "cuda"}, "name its devices"),
-        ("cuda_ipc", {"device": "cuda", "own_devices": True}, "leave devices out"),
+        ("nccl", {"device": "cuda", "devices": (0, 1)}, "name others"),
+        ("cuda_ipc", {"device": "cuda", "devices": (1,)}, "leave devices out"),
+        ("cuda_ipc", {"device": "cuda", "replicas": 2}, "set replicas"),
         ("shared_memory", {"machines": ("a", "b"), "per_rank": True}, "choose 'file'"),
         ("shared_memory", {"adapters": True}, "'merged'"),
     ],

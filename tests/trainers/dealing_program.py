@@ -43,7 +43,6 @@ def main(small_folder: Path, model_folder: Path, out: Path) -> None:
 
     def dealt_out(folder: Path) -> DeepSpeedModel:
         model = PretrainedModel(name_or_path=str(folder)).load_in_parts(torch.float32)
-        assert model is not None
         peaks.append(anonymous_bytes())
         return DeepSpeedModel(PolicyModule(model), settings, ranks)
 

@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from treetune.models.in_parts import InTurn, in_parts, is_in_file, read_whole, weight_files
+from tests.runtime.in_process import small
+from treetune.models.in_parts import InTurn, NotInParts, in_parts, is_in_file, read_whole, weight_files
 from treetune.models.sources import PretrainedModel, TinyModel
+from treetune.runtime import start_model
+from treetune.runtime.start_model import StartModel
 
 from . import dealing_program
 from .helpers import launch
@@ -44,7 +47,6 @@ def test_what_is_read_in_parts_is_what_is_read_whole(tmp_path: Path, tied: bool,
     source = PretrainedModel(name_or_path=str(written(tmp_path, tie_word_embeddings=tied)), dtype=dtype)  # type: ignore[arg-type]
     whole = source.load_model(0, lambda: "").to(torch.bfloat16)
     parts = source.load_in_parts(torch.bfloat16)
-    assert parts is not None
     assert all(map(is_in_file, parts.parameters()))
     for parameter in InTurn(parts, reads=True).parameters():
         assert not is_in_file(parameter)
@@ -61,7 +63,6 @@ def test_what_is_read_in_parts_is_what_is_read_whole(tmp_path: Path, tied: bool,
 
 def test_ranks_that_do_not_read_have_room_for_what_they_are_sent(tmp_path: Path) -> None:
     parts = PretrainedModel(name_or_path=str(written(tmp_path))).load_in_parts(torch.float32)
-    assert parts is not None
     shapes = [weight.shape for weight in parts.parameters()]
     found = list(InTurn(parts, reads=False).parameters())
     assert [weight.shape for weight in found] == shapes
@@ -71,7 +72,6 @@ def test_ranks_that_do_not_read_have_room_for_what_they_are_sent(tmp_path: Path)
 def test_a_reference_of_its_own_is_read_whole(tmp_path: Path) -> None:
     source = PretrainedModel(name_or_path=str(written(tmp_path)))
     parts = source.load_in_parts(torch.float32)
-    assert parts is not None
     ids = torch.tensor([[3, 4, 5]])
     with torch.no_grad():
         logits = read_whole(parts)(ids).logits
@@ -86,6 +86,23 @@ def test_files_that_lack_a_weight_are_not_read_in_parts(tmp_path: Path) -> None:
     assert files is not None
     config = AutoConfig.from_pretrained(folder)
     types = (torch.float32, torch.float32)
-    assert in_parts(config, files, types) is not None
+    in_parts(config, files, types)
+    config.hidden_size *= 2
+    with pytest.raises(NotInParts, match="in its files, and"):
+        in_parts(config, files, types)
     del files["lm_head.weight"]
-    assert in_parts(config, files, types) is None
+    with pytest.raises(NotInParts, match=r"no lm_head\.weight"):
+        in_parts(config, files, types)
+
+
+def test_why_a_model_is_read_whole_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = PretrainedModel(name_or_path=str(written(tmp_path / "model")), liger=True)
+    with pytest.raises(NotInParts, match=r"model\.liger"):
+        source.load_in_parts(torch.float32)
+    model = StartModel(small(tmp_path), torch.device("cpu"))  # whose weights are drawn
+    told: list[str] = []
+    monkeypatch.setattr(start_model.log, "info", lambda words, *more: told.append(words % more))
+    for _ in range(2):
+        assert not any(map(is_in_file, model.in_parts().parameters()))
+    assert len(told) == 1
+    assert told[0].endswith("its weights are drawn, and not read from files")

@@ -30,7 +30,7 @@ class Browser:
     def script(self, text: str, *values: Any) -> Any:
         return self.driver.execute_script(text, *values)
 
-    def wait(self, condition: str, *, seconds: float = 20) -> None:
+    def wait(self, condition: str, *, seconds: float = 60) -> None:
         """Until a JavaScript expression is true. Raises TimeoutException, which says what the page shows."""
         from selenium.webdriver.support.ui import WebDriverWait
 

@@ -137,6 +137,8 @@ def hostile_run(path: Path) -> ExperimentDirectory:
          "outcome": "ok", "extracted": text, "finish_reason": "stop", "tokens": 2}
         for n, text in enumerate(said)
     ]  # fmt: skip
+    half = "half a character \ud800"
+    lines.append(lines[-1] | {"problem": f"v/{len(said)}", "text": half, "extracted": half, "prompt": half})
     place = run.evaluation(1, "validation") / "answers.jsonl"
     place.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return run

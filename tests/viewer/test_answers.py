@@ -1,13 +1,18 @@
 """Answers are found by what they are and what they say, and each comes back whole."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from tests.reports.synthetic import CODEC
 from tests.viewer.recorded import begin_run, episode, record_iteration, recorded_run, trajectory
+from treetune.episode_generators.storage import write_episodes
 from treetune.viewer.store import NotThere, Run, Store
 from treetune.viewer.store.answers import Answers, Filter, Question
+from treetune.viewer.store.index import _mean_and_least
 
 
 @pytest.fixture
@@ -37,13 +42,38 @@ def test_a_row_says_what_was_sampled_and_what_credit_made_of_it(answers: Answers
     assert own is not None
     credited = episode(own)
     assert credited.advantages is not None and own.segments[0].logprobs is not None
-    assert row["advantage_mean"] == pytest.approx(credited.advantages.mean())
-    assert row["advantage_least"] == pytest.approx(credited.advantages.min())
-    assert row["advantage_most"] == pytest.approx(credited.advantages.max())
+    trained = credited.advantages[np.asarray(credited.trained)]
+    assert trained.mean() != pytest.approx(credited.advantages.mean()), "an injected token counts for nothing"
+    assert row["advantage_mean"] == pytest.approx(trained.mean())
+    assert row["advantage_least"] == pytest.approx(trained.min())
+    assert row["advantage_most"] == pytest.approx(trained.max())
     assert row["logprob_mean"] == pytest.approx(own.segments[0].logprobs.mean(), rel=1e-6)
     assert row["logprob_least"] == pytest.approx(-1.5)
     assert row["first_value"] == 0.5
     assert row["number.digits"] == 3.0 and row["number.lines/count"] == 3.0
+
+
+def test_advantages_of_injected_tokens_are_no_extremes(tmp_path: Path) -> None:
+    run = begin_run(tmp_path / "run")
+    sampled = [trajectory(0, 0, "abc"), trajectory(0, 1, "abcde")]
+    record_iteration(run, 0, sampled)
+    credited = [
+        replace(episode(one), advantages=[-0.25] * (len(one.text) - 1) + [9.0], behaviour_logprobs=None)
+        for one in sampled
+    ]
+    credited.insert(1, replace(credited[0], advantages=None, trajectory="train/7#0"))
+    write_episodes(run.iteration(0) / "episodes.arrow", credited, CODEC)
+
+    rows = Answers(Run("run", run.path), tmp_path / "cache").ask(Question()).rows
+
+    assert [(row["advantage_mean"], row["advantage_most"]) for row in rows] == [(-0.25, -0.25)] * 2
+
+
+def test_numbers_without_end_stay_in_their_own_row() -> None:
+    mean, least = _mean_and_least(np.array([-np.inf, -1.0, -1.0, -3.0, np.nan]), np.array([0, 2, 2, 4, 5]))
+
+    assert mean[0] == least[0] == -np.inf and (mean[2], least[2]) == (-2.0, -3.0)
+    assert np.isnan([mean[1], least[1], mean[3], least[3]]).all()
 
 
 def test_an_answer_comes_back_whole(answers: Answers) -> None:
@@ -214,3 +244,12 @@ def test_the_index_is_kept_for_the_next_viewer(answers: Answers, tmp_path: Path)
     again = Store([tmp_path / "run"], tmp_path / "cache")
     assert again.answers(again.runs()[0]).ask(Question()).total == 60
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*.parquet")} == made
+
+
+def test_a_search_that_would_take_too_long_says_that_it_has_not_seen_all(
+    answers: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("treetune.viewer.store.answers.LONGEST_S", -1.0)
+    found = answers.ask(Question(search="zq"))
+
+    assert (found.rows, found.total, found.exact) == ([], 0, False)

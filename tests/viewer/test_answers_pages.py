@@ -1,5 +1,6 @@
 """The pages of answers: what an address asks for is listed, and one answer is shown with what is its own."""
 
+import json
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
@@ -12,7 +13,10 @@ from tests.viewer.recorded import begin_run, episode, record_iteration, recorded
 from treetune.episode_generators.storage import write_episodes, write_trajectories
 from treetune.inference.base import Completion, Request, SamplingParams
 from treetune.inference.journal import journal_line, request_key
+from treetune.reports.charts import number
+from treetune.runtime.directory import _LOCKS
 from treetune.seeds import derive_seed
+from treetune.viewer.page import SEEN
 from treetune.viewer.pages.answers import parsed
 from treetune.viewer.store import Store
 from treetune.viewer.store.answers import Filter
@@ -89,6 +93,70 @@ def test_a_damaged_file_is_named_and_not_waited_for(client: TestClient, folder: 
     assert "iteration 2 can&#39;t be read" in page and "Still being read" not in page
     where = {"run": "run", "source": "i2", "answer": "train/0#0"}
     assert "iteration 2 can&#39;t be read" in client.get("/answer", params=where).text
+
+
+def test_a_page_of_too_many_digits_is_refused(client: TestClient, folder: Path) -> None:
+    recorded_run(folder / "run", iterations=1)
+
+    page = client.get("/answers", params={"run": "run", "page": "9" * 20})
+
+    assert page.status_code == 400 and "at most 9 digits" in page.text
+
+
+def test_credit_of_methods_is_followed_and_has_a_head_for_each_step(client: TestClient, folder: Path) -> None:
+    run = recorded_run(folder / "run", iterations=1)
+    where = {"run": "run", "source": "i1", "answer": "train/0#0"}
+    before = client.get("/answer", params=where)
+    mark = before.text.split('data-mark="')[1].split('"')[0]
+    for name, count in (("replay-0001", 2), ("replay-0001-b", 4)):
+        row = {
+            "answer": "train/0#0",
+            "step_ends": [*range(count)],
+            "values": {},
+            "advantages": {"x": [0.5] * count},
+        }
+        place = run.path / "analyses" / name / "advantages.jsonl"
+        place.parent.mkdir(parents=True)
+        place.write_text(json.dumps(row) + "\n")
+
+    after = client.get("/answer", params=where, headers={SEEN: mark})
+
+    assert after.status_code == 200, "what is found later is shown"
+    table = after.text.split('<table class="credits">')[1].split("</table>")[0]
+    assert table.count('href="#step-') == 4 and table.count("<td>") == 8
+
+
+def test_credit_that_is_computed_while_an_answer_is_shown_makes_another_box(
+    client: TestClient, folder: Path
+) -> None:
+    run = begin_run(folder / "run")
+    one = trajectory(0, 0, "a\nb")
+    write_trajectories(run.iteration(0) / "trajectories.arrow", [one])
+    where = {"run": "run", "source": "i1", "answer": one.id}
+
+    def box() -> str:
+        return client.get("/answer", params=where).text.split('<div id="tokens-')[1].split('"')[0]
+
+    before = box()
+    write_episodes(run.iteration(0) / "episodes.arrow", [episode(one)], CODEC)
+
+    assert box() != before
+
+
+def test_an_experiment_that_cannot_be_read_takes_no_other_along(client: TestClient, folder: Path) -> None:
+    for name in ("good", "bad"):
+        recorded_run(folder / name, iterations=1)
+    lock = folder / "bad" / _LOCKS["run"]
+    lock.unlink(missing_ok=True)
+    lock.mkdir()  # as what one may not open: an OSError
+
+    page = client.get("/")
+
+    assert page.status_code == 200 and "good" in page.text and "Is a directory" in page.text
+
+
+def test_numbers_that_are_none_have_names() -> None:
+    assert [number(x) for x in (float("-inf"), float("nan"), 2.0)] == ["-inf", "nan", "2"]
 
 
 def test_an_answer_is_shown_with_its_own_tokens_and_credit(client: TestClient, folder: Path) -> None:

@@ -45,6 +45,18 @@ def test_pass_at_1_has_its_interval_over_problems(store: Store, folder: Path) ->
     assert all(low <= y <= high for low, y, high in zip(line.low, line.y, line.high, strict=True))
 
 
+def test_one_experiment_beside_several_seeds_has_no_band_of_another_kind(store: Store, folder: Path) -> None:
+    for seed in (1, 2):
+        recorded_run(folder / f"seed-{seed}" / "ppo", iterations=2, seed=seed)
+    recorded_run(folder / "seed-1" / "grpo", iterations=2, credit={"type": "group"})
+
+    [chart] = evaluation_charts(bunches(experiments(store), together=True))
+
+    assert "t-interval" in chart.band
+    assert [line.low is not None for line in chart.lines] == ["seeds" in line.name for line in chart.lines]
+    assert len(chart.lines) == 2
+
+
 def test_seeds_together_have_the_interval_of_their_mean(store: Store, folder: Path) -> None:
     for seed, reward in ((1, 0.2), (2, 0.4), (3, 0.9)):
         record_iteration(

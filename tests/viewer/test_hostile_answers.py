@@ -101,6 +101,14 @@ def test_lists_of_hostile_answers_hold_no_element_of_theirs(client: TestClient, 
             }  # fmt: skip
 
 
+def test_half_a_character_is_searched_for_and_shown(client: TestClient, folder: Path) -> None:
+    asked = {"run": "hostile", "of": "e1-validation", "search": "half a character"}
+    assert "<b>1</b> answer<" in client.get("/answers", params=asked).text
+    where = {"run": "hostile", "source": "e1-validation", "answer": f"v/{COUNT}#0"}
+    page = client.get("/answer", params=where)
+    assert page.status_code == 200 and "half a character" in page.text
+
+
 def test_hostile_answers_are_text_in_a_browser(
     window: Browser, served: Callable[[str], str], folder: Path
 ) -> None:

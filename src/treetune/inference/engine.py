@@ -124,6 +124,8 @@ class VllmEngine(Engine):
         first = asked(requests)
         worked: set[int] = set()
         self._recent = [(time.monotonic(), 0)]
+        for one in self._replicas:
+            one.server.wait_anew()
         with self._sampling() as sampling:
             self._open_servers(sampling)
             sampling.add(*first)

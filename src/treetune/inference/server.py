@@ -47,6 +47,9 @@ class Server(Protocol):
     def succeeded(self) -> None:
         """Work was finished: the restarts so far are forgiven."""
 
+    def wait_anew(self) -> None:
+        """Work begins: how long this server was waited for before doesn't count."""
+
     def hold(self, held: bool) -> None:
         """While held, a server that ends is not started anew: its memory is somebody else's."""
 
@@ -178,6 +181,9 @@ class OwnServer:
 
     def succeeded(self) -> None:
         self._in_a_row = 0
+
+    def wait_anew(self) -> None:
+        """Each start has its own deadline."""
 
     def hold(self, held: bool) -> None:
         with self._changed:
@@ -347,6 +353,7 @@ class RemoteServer:
         return self._restarts
 
     def ready(self) -> Address:
+        self.wait_anew()
         while (address := self.now()) is None:
             time.sleep(POLL_S)
         return address
@@ -368,13 +375,20 @@ class RemoteServer:
 
     def failed(self, address: Address, reason: str) -> None:
         self._bad_epoch = max(self._bad_epoch, address.epoch)
+        self.wait_anew()
         poison_file(self._file, address.epoch).write_text(reason)
 
     def succeeded(self) -> None:
-        """The first rank's own work decides."""
+        """The first rank's own work decides about restarts."""
+        self.wait_anew()
+
+    def wait_anew(self) -> None:
+        self._missed_since = None
 
     def hold(self, held: bool) -> None:
         """The first rank's decides of this, too."""
+        if not held:
+            self.wait_anew()
 
     def begin_to_close(self) -> None:
         self._closed = True

@@ -296,8 +296,9 @@ class VllmSettings(EngineSettings):
             device=device,
             machines=tuple(machines),
             per_rank=self.servers == "per_rank",
-            own_devices=self.devices is not None,
+            devices=self.devices if device == "cuda" else None,
             tensor_parallel_size=self.tensor_parallel_size,
+            replicas=self.replicas_on(device),
             adapters=adapters,
         )
         return choose(self.weight_transfer, places)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,14 +25,21 @@ ON_THE_DEVICE: frozenset[Way] = frozenset({"cuda_ipc", "nccl"})
 @dataclass(frozen=True)
 class Places:
     """Where the trainer's ranks are (`machines`, in their order, training on `device`) and the engine's
-    servers: one for each rank or one for all, with GPUs that are no rank's or not, of one GPU or several."""
+    servers: `replicas` for each rank or for all, of one GPU or several, on the GPUs `devices` (None: the
+    ranks')."""
 
     device: str
     machines: tuple[str, ...]
     per_rank: bool
-    own_devices: bool
+    devices: tuple[int, ...] | None
     tensor_parallel_size: int
+    replicas: int = 1
     adapters: bool = False
+
+    @property
+    def ranks_gpus(self) -> set[int]:
+        """A rank trains on the GPU of its number on its machine."""
+        return set(range(max(Counter(self.machines).values())))
 
     @property
     def one_machine(self) -> bool:
@@ -55,7 +63,7 @@ def choose(setting: WeightTransferSetting, places: Places) -> tuple[Way, str]:
     for way, why in _REASONS.items():
         if way not in obstacles:
             return way, why
-    return "file", "trainer and engine have no GPU in common, nor has the engine GPUs of its own"
+    return "file", "neither has the engine GPUs of its own, nor each rank one server on its GPU"
 
 
 _REASONS: Mapping[Way, str] = {
@@ -74,13 +82,18 @@ def _obstacles(places: Places) -> dict[Way, str]:
     if places.device != "cuda":
         found["cuda_ipc"] = found["nccl"] = "the trainer is on a CPU: choose 'shared_memory' or 'file'"
     else:
-        if places.own_devices or not alone or places.tensor_parallel_size > 1:
+        if places.devices or not alone or places.replicas > 1 or places.tensor_parallel_size > 1:
             found["cuda_ipc"] = (
                 "that needs a server of one GPU for each rank, which is the rank's own: leave devices out,"
-                " set tensor_parallel_size to 1 and, with several ranks, servers to 'per_rank'"
+                " set replicas and tensor_parallel_size to 1 and, with several ranks, servers to 'per_rank'"
             )
-        if not places.own_devices:
+        if places.devices is None:
             found["nccl"] = "the engine shares the trainer's GPUs, which NCCL can't connect: name its devices"
+        elif shared := sorted(places.ranks_gpus.intersection(places.devices)):
+            found["nccl"] = (
+                f"GPUs {shared} of its devices are the trainer's, and NCCL can't connect a GPU with itself:"
+                " name others"
+            )
     if not places.one_machine:
         found["shared_memory"] = "the ranks are on several machines: choose 'file'"
     elif not os.access(MEMORY, os.W_OK):

@@ -21,15 +21,19 @@ _READ = "read_weight"
 """Of a parameter that is still in its file: gives its values."""
 
 
+class NotInParts(Exception):
+    """A model's weights can't be read one after the other; the words say why."""
+
+
 def in_parts(
     config: PretrainedConfig,
     files: Mapping[str, Path],
     dtypes: tuple[torch.dtype, torch.dtype],
     **options: Any,
-) -> PreTrainedModel | None:
-    """A model whose parameters have their shapes and no memory; None where `files`, by the name of each
-    weight, lack one of its names or have it in another shape. Values are read as `dtypes` say: the first, and
-    then the second."""
+) -> PreTrainedModel:
+    """A model whose parameters have their shapes and no memory. Values are read as `dtypes` say: the first,
+    and then the second. Raises NotInParts where `files`, by the name of each weight, lack one of its names
+    or have it in another shape."""
     from accelerate import init_empty_weights
     from safetensors import safe_open
     from transformers import AutoModelForCausalLM
@@ -38,14 +42,15 @@ def in_parts(
         model = AutoModelForCausalLM.from_config(config, dtype=dtypes[0], **options)
     model.tie_weights()
     names = dict(model.named_parameters())
-    if not names.keys() <= files.keys():
-        return None
+    if lacking := sorted(names.keys() - files.keys()):
+        raise NotInParts(f"its files have no {lacking[0]}")
     shapes: dict[str, list[int]] = {}
     for file in set(files.values()):
         with safe_open(file, framework="pt") as content:
             shapes |= {name: content.get_slice(name).get_shape() for name in content.keys()}  # noqa: SIM118
-    if any(list(weight.shape) != shapes[name] for name, weight in names.items()):
-        return None
+    for name, weight in names.items():
+        if list(weight.shape) != shapes[name]:
+            raise NotInParts(f"{name} is {shapes[name]} in its files, and {list(weight.shape)} in the model")
     placed = {id(weight): _placeholder(name, weight, files[name], dtypes) for name, weight in names.items()}
     for module in model.modules():
         for name, weight in module._parameters.items():

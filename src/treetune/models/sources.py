@@ -103,13 +103,16 @@ class ModelSource(Registrable):
         """
         raise NotImplementedError
 
-    def load_in_parts(self, dtype: torch.dtype) -> PreTrainedModel | None:
+    def load_in_parts(self, dtype: torch.dtype) -> PreTrainedModel:
         """The same with weights of `dtype` that stay in their files until they are dealt out (see
-        `models.in_parts`); None where they don't lie in files as the model has them.
+        `models.in_parts`).
 
-        Raises ValueError if the model can't be had.
+        Raises ValueError if the model can't be had, and NotInParts where its weights don't lie in files as
+        the model has them.
         """
-        return None
+        from treetune.models.in_parts import NotInParts
+
+        raise NotInParts("its weights are drawn, and not read from files")
 
 
 @ModelSource.register("tiny")
@@ -390,27 +393,30 @@ class PretrainedModel(ModelSource):
             apply_liger(model)
         return model.train()
 
-    def load_in_parts(self, dtype: torch.dtype) -> PreTrainedModel | None:
+    def load_in_parts(self, dtype: torch.dtype) -> PreTrainedModel:
         import torch
         from transformers import AutoConfig, GenerationConfig
 
-        from treetune.models.in_parts import in_parts, weight_files
+        from treetune.models.in_parts import NotInParts, in_parts, weight_files
 
         path = resolve_policy(self.name_or_path)
-        if self.unlearned_tokens() or self.liger or self.trust_remote_code:
-            return None  # these change a model that is there
+        for changes, key in (
+            (self.unlearned_tokens(), "added_tokens"),
+            (self.liger, "liger"),
+            (self.trust_remote_code, "trust_remote_code"),
+        ):
+            if changes:
+                raise NotInParts(f"model.{key} changes a model that is there")
         refuse_damaged(Path(path), "choose another checkpoint, or train again from the one before it")
         try:
             files = weight_files(path, self._revision())
             config = AutoConfig.from_pretrained(path, revision=self._revision())
             if files is None:
-                return None
+                raise NotInParts("it has no safetensors files")
             dtypes = (getattr(torch, self.dtype), dtype)
             model = in_parts(config, files, dtypes, attn_implementation=self.attention)
         except (OSError, ValueError, ImportError) as error:
             raise ValueError(self._not_loaded("model", path, error)) from error
-        if model is None:
-            return None
         with contextlib.suppress(OSError):  # it has no such file
             model.generation_config = GenerationConfig.from_pretrained(path, revision=self._revision())
         return model.train()

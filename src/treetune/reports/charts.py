@@ -55,7 +55,9 @@ class Series:
 
 
 def number(value: float) -> str:
-    """Three significant digits, without noise: 0.0312, 4 510, 1.2e-06."""
+    """Three significant digits, without noise: 0.0312, 4 510, 1.2e-06; nan and inf by their names."""
+    if not math.isfinite(value):
+        return str(float(value))
     if value == 0:
         return "0"
     size = abs(value)

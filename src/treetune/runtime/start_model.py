@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from treetune.runtime.base import PolicyIteration
@@ -12,6 +13,9 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
     from treetune.models.sources import ModelSource
+
+
+log = logging.getLogger(__name__)
 
 
 class StartModel:
@@ -25,6 +29,7 @@ class StartModel:
         self.tokenizer = self.source.load_tokenizer(config.task.alphabet)
         self.codec = self.source.codec(self.tokenizer)
         self._config, self._device = config, device
+        self._told = False
         self._refuse_unlearned_tokens()
 
     def load(self, device: torch.device | None = None) -> PreTrainedModel:
@@ -45,11 +50,16 @@ class StartModel:
 
     def in_parts(self) -> PreTrainedModel:
         """A fresh copy for who deals it out over ranks weight by weight: where that can be, its weights are
-        in their files until then; otherwise whole, on the CPU."""
+        in their files until then; otherwise whole, on the CPU, and why is said once."""
+        from treetune.models.in_parts import NotInParts
         from treetune.trainers.deepspeed_model import torch_dtype
 
-        model = self.source.load_in_parts(torch_dtype(self._config.trainer.precision))
-        if model is None:
+        try:
+            model = self.source.load_in_parts(torch_dtype(self._config.trainer.precision))
+        except NotInParts as reason:
+            if not self._told:
+                log.info("each rank reads the whole model into the machine's memory at first: %s", reason)
+                self._told = True
             return self.on_cpu()
         self._refuse_too_few_rows(model)
         return model

@@ -26,7 +26,7 @@ LOG = logging.getLogger("treetune.viewer")
 
 def application(store: Store, token: str) -> ASGIApp:
     """The viewer of what is in the store, for those who know the token."""
-    routes = [Route(page.path, _endpoint(page, store), methods=page.methods) for page in PAGES]
+    routes = [Route(page.path, _endpoint(page, store)) for page in PAGES]
     app = Starlette(
         routes=[
             *routes,
@@ -44,20 +44,16 @@ async def _drawings(request: Request) -> Response:
 
 def _endpoint(page: Page, store: Store) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
-        view = View(request, store, page, PAGES)
-        if request.method == "POST":
-            view.form.update(await request.form())
-        return await run_in_threadpool(_answer, view)
+        return await run_in_threadpool(_answer, View(request, store, page, PAGES))
 
     return endpoint
 
 
 def _answer(view: View) -> Response:
     try:
-        if view.request.method != "POST":
-            mark = view.mark  # before anything is read: what is written meanwhile changes it
-            if view.request.headers.get(SEEN) == mark:
-                return Response(status_code=204)
+        mark = view.mark  # before anything is read: what is written meanwhile changes it
+        if view.request.headers.get(SEEN) == mark:
+            return Response(status_code=204)
         return view.page.show(view)
     except NotThere as error:
         return _problem(view, 404, "Not there", str(error))

@@ -59,9 +59,13 @@ class Guard:
 
     def _refusal(self, request: Request) -> Response | None:
         """What is answered instead; None for a request that may pass."""
-        host = urlsplit(f"//{request.headers.get('host', '')}")
+        given_host = request.headers.get("host", "")
+        try:
+            host = urlsplit(f"//{given_host}")
+        except ValueError:  # such as a bracket that nothing closes
+            host = urlsplit("")
         if host.hostname not in HOSTS:
-            return _refused(f"This viewer is asked for as {' or '.join(HOSTS)}, and not as {host.hostname}.")
+            return _refused(f"This viewer is asked for as {' or '.join(HOSTS)}, and not as {given_host!r}.")
         if request.method not in (*READING, *WRITING):
             return _refused(f"{request.method} is nothing that this viewer does.", 405)
         if request.method in WRITING and request.headers.get("origin") != f"http://{host.netloc}":

@@ -6,7 +6,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import urlencode
@@ -19,6 +19,7 @@ from treetune.runtime.console import duration
 from treetune.viewer.rendering import rendered
 from treetune.viewer.store import NotThere, Run, Store
 from treetune.viewer.text import visible
+from treetune.vocabulary import CORRECT_SCORE
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 FOLDER = Path(__file__).parent
 SEEN = "X-Treetune-Seen"
 """Header with the mark of what a page shows: the answer is empty (204) while that is what there is."""
+
+DIGITS = 9
+"""Of numbers in addresses."""
 
 Choice = TypeVar("Choice", bound=str)
 
@@ -45,8 +49,6 @@ class Page:
     key: str = ""
     mark: Callable[[View], str] | None = None
     """None: the marks of the experiments that the address names, or of all."""
-    methods: tuple[str, ...] = ("GET",)
-    """With ``POST``, `show` is also asked with `View.form`, and answers with where to go on."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +59,6 @@ class View:
     store: Store
     page: Page
     pages: Sequence[Page]
-    form: dict[str, Any] = field(default_factory=dict)
-    """What a POST brought."""
 
     # What the address says
 
@@ -80,8 +80,10 @@ class View:
     def integer(self, name: str, default: int, *, least: int = 0) -> int:
         """Raises ValueError for what is no whole number, or too small."""
         text = self.request.query_params.get(name) or str(default)
-        if not text.lstrip("-").isdecimal() or int(text) < least:
-            raise ValueError(f"{name} is {text!r} and must be a whole number from {least} on")
+        if len(text) > DIGITS or not text.lstrip("-").isdecimal() or int(text) < least:
+            raise ValueError(
+                f"{name} is {text!r} and must be a whole number from {least} on, of at most {DIGITS} digits"
+            )
         return int(text)
 
     def choice(self, name: str, options: Sequence[Choice], default: Choice | None = None) -> Choice:
@@ -150,6 +152,7 @@ def environment() -> Environment:
         "json": lambda value: json.dumps(value, separators=(",", ":")),
         "visible": visible,
     }
+    made.tests["right"] = lambda score: score >= CORRECT_SCORE
     made.filters["rendered"] = rendered
     made.filters["pretty"] = _pretty
     return made

@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from treetune.files import own_folder
 from treetune.viewer.app import application
 from treetune.viewer.store import Store
 
 HOST, PORT = "127.0.0.1", 6680
 PORTS_TRIED = 50
+LAST_PORT = 65_535
 
 
 def serve(folders: Sequence[Path], say: Callable[[str], None], port: int | None = None) -> None:
     """Says the address, then answers there. Without a `port`: `PORT`, or the next that is free.
 
-    Raises ValueError for a folder that isn't there and for a port that is taken.
+    Raises ValueError for a folder that isn't there and for a port that can't be had.
     """
     import uvicorn
 
-    for folder in folders:
-        if not folder.is_dir():
-            raise ValueError(
-                f"{folder} is no directory: give one that holds experiments, such as experiments"
-            )
-    store = Store(folders, cache_folder())
+    store = Store(folders, _own_cache())
     token = secrets.token_urlsafe(24)
     with _listening(port) as listening:
         own = listening.getsockname()[1]
@@ -56,17 +54,31 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "treetune" / "viewer"
 
 
+def _own_cache() -> Path:
+    """The folder of `cache_folder`, for this user alone: it holds beginnings of answers and problems."""
+    cache = cache_folder()
+    own_folder(cache)
+    return cache
+
+
 def _listening(port: int | None) -> socket.socket:
+    if port is not None and not 0 <= port <= LAST_PORT:
+        raise ValueError(f"--port is {port} and must be from 0 (any free one) to {LAST_PORT}")
     ports = range(PORT, PORT + PORTS_TRIED) if port is None else [port]
+    problem: OSError | None = None
     for one in ports:
         listening = socket.socket()
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listening.bind((HOST, one))
             listening.listen()  # who reads the address may ask at once
-        except OSError:
+        except OSError as error:
             listening.close()
+            problem = error
+            if error.errno != errno.EADDRINUSE:
+                break
         else:
             return listening
-    tried = f"port {port} is taken" if port is not None else f"ports {PORT} to {ports[-1]} are taken"
-    raise ValueError(f"{tried} on {HOST}: choose another with --port")
+    tried = f"port {port}" if port is not None else f"any of the ports {PORT} to {ports[-1]}"
+    assert problem is not None
+    raise ValueError(f"{tried} can't be had on {HOST} ({problem.strerror}): choose another with --port")

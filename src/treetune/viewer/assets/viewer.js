@@ -1,7 +1,7 @@
 // What all pages share: what changes on disk is shown without a reload, keys, theme, forms that need no button.
 'use strict';
 (() => {
-  const POLL_MS = 2000, WAIT_MS = 20000, SEEN = 'X-Treetune-Seen';
+  const POLL_MS = 2000, WAIT_MS = 20000, PAIR_MS = 4000, SEEN = 'X-Treetune-Seen';
 
   // ---- live: the page asks for itself, and is answered with nothing while nothing has changed
   let asking = null;
@@ -31,6 +31,7 @@
         beforeAttributeUpdated: (name, node) => !((name === 'open' && (node.matches('details') || node.matches('dialog'))) ||
           (name === 'checked' || name === 'value') && node.matches('input') || name === 'class' && node.matches('tr.at')),
       } });
+      if (made) htmx.process(old);
     }
     changed();
   }
@@ -71,7 +72,7 @@
       return;
     }
     if (document.getElementById('keys').open && event.key !== '?') return;
-    const key = first && Date.now() - firstAt < 1500 ? `${first} ${event.key}` : event.key;
+    const key = first && Date.now() - firstAt < PAIR_MS ? `${first} ${event.key}` : event.key;
     first = '';
     const found = [...document.querySelectorAll(`[data-key="${CSS.escape(key)}"]`)].find(visible);
     if (found) { event.preventDefault(); act(found); }

@@ -15,7 +15,7 @@ from treetune.viewer.page import Page, View, digest
 from treetune.viewer.pages.answers import address_of, whole
 from treetune.viewer.store import NotThere
 from treetune.viewer.store.answers import Answer, Answers, Filter, Question
-from treetune.viewer.store.credits import credits_of
+from treetune.viewer.store.credits import credits_of, mark_of_credits
 from treetune.viewer.store.tokens import Step, Tokens, all_texts, own_episode, tokens_of
 from treetune.viewer.text import SHOWN, cut, visible
 from treetune.vocabulary import Episode
@@ -61,6 +61,7 @@ def show(view: View) -> Response:
     ways = ways_of(tokens, group)
     way = view.choice("as", ways)
     everything = bool(view.choice("all", ("", "1")))
+    credits = credits_of(view.run.path, answer)
     text, left_out = cut(_text(answer), len(_text(answer)) if everything else SHOWN)
     return view.render(
         "answer.html",
@@ -84,7 +85,8 @@ def show(view: View) -> Response:
         tokens_left_out=0 if everything or tokens is None else max(0, tokens.count - TOKENS_SHOWN),
         prompt_text=lambda text: shortened(str(text), LONGEST_DATA),
         verdict_text=lambda text: shortened(str(text), LONGEST_VERDICT),
-        credits=credits_of(view.run.path, answer),
+        credits=credits,
+        credited_steps=max((len(method.cells) for method in credits), default=0),
         siblings=whole(_siblings(answers, answer)),
         address_of=lambda row: address_of(view, row),
     )
@@ -317,5 +319,7 @@ PAGE = Page(
     "/answer",
     "Answer",
     show,
-    mark=lambda view: digest(view.store.answers(view.run).mark(), view.request.url.query),
+    mark=lambda view: digest(
+        view.store.answers(view.run).mark(), mark_of_credits(view.run.path), view.request.url.query
+    ),
 )

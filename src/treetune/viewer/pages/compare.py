@@ -18,6 +18,7 @@ from treetune.viewer.store import NotThere, Run
 from treetune.viewer.store.answers import Filter, Question
 from treetune.viewer.store.sources import Source
 from treetune.viewer.text import cut, visible
+from treetune.vocabulary import CORRECT_SCORE
 
 SHOWN = 100
 """Problems of one page."""
@@ -53,7 +54,7 @@ class Both:
 
 def show(view: View) -> Response:
     """`?run=` (one or two), `?first=`, `?second=` (files), `?which=`, `?page=`; `?problem=` for two answers
-    side by side, `?a=` and `?b=` their samples."""
+    side by side, `?a=` and `?b=` which of its answers on either side, from 0 as the file has them."""
     runs = [view.run, view.runs[-1]]
     sides = _sides(view, runs)
     both = _both(view, sides)
@@ -106,7 +107,7 @@ def _both(view: View, sides: Sequence[Side]) -> list[Both]:
         {
             row["problem"]: row["share"]
             for row in view.store.answers(side.run).sql(
-                "SELECT problem, avg((score >= 1)::INTEGER) AS share FROM answers"
+                f"SELECT problem, avg((score >= {CORRECT_SCORE})::INTEGER) AS share FROM answers"
                 " WHERE score IS NOT NULL GROUP BY problem",
                 sources=(side.source.name,),
             )
@@ -137,8 +138,8 @@ def _pair(view: View, sides: Sequence[Side], problem: str) -> dict[str, Any]:
     for side, own in zip(sides, rows, strict=True):
         if not own:
             raise NotThere(f"{side.run.name} has no answer to {problem!r} in {side.source.words}")
-    samples = [view.integer(key, 0) for key in ("a", "b")]
-    chosen = [own[min(sample, len(own) - 1)] for own, sample in zip(rows, samples, strict=True)]
+    places = [view.integer(key, 0) for key in ("a", "b")]
+    chosen = [own[min(place, len(own) - 1)] for own, place in zip(rows, places, strict=True)]
     texts = [
         cut(view.store.answers(side.run).texts([(side.source.name, row["place"])])[0], LONGEST)
         for side, row in zip(sides, chosen, strict=True)

@@ -60,7 +60,7 @@ def show(view: View) -> Response:
 def _row(view: View, run: Run) -> Row:
     try:
         return Row(run, standing(view.store, run))
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         return Row(run, None, str(error))
 
 

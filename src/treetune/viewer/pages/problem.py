@@ -11,6 +11,7 @@ from treetune.viewer.page import Page, View, digest
 from treetune.viewer.pages.answers import whole
 from treetune.viewer.store import NotThere, Run
 from treetune.viewer.store.answers import Filter, Question
+from treetune.vocabulary import CORRECT_SCORE
 
 MOST = 2000
 """Answers of an experiment that are shown."""
@@ -25,7 +26,7 @@ class Row:
 
     @property
     def right(self) -> int:
-        return sum((one["score"] or 0.0) >= 1.0 for one in self.answers)
+        return sum((one["score"] or 0.0) >= CORRECT_SCORE for one in self.answers)
 
 
 def show(view: View) -> Response:

@@ -52,10 +52,15 @@ class Store:
     """All that pages ask for. Safe for several threads; never writes into an experiment.
 
     `cache` is a folder for what is made from experiments to find their answers quickly. The list of
-    experiments may be `look_again_s` old.
+    experiments may be `look_again_s` old. Raises ValueError for a folder that is none.
     """
 
     def __init__(self, folders: Sequence[Path], cache: Path, look_again_s: float = LOOK_AGAIN_S) -> None:
+        for folder in folders:
+            if not folder.is_dir():
+                raise ValueError(
+                    f"{folder} is no directory: give one that holds experiments, such as experiments"
+                )
         self.folders, self.cache = [folder.resolve() for folder in folders], cache
         self._look_again_s = look_again_s
         self._lock = threading.Lock()
@@ -121,19 +126,32 @@ class Store:
         self._kept[what, run.name] = (mark, value)
         return value
 
-    def later(self, what: str, run: Run, make: Callable[[], Value]) -> Value | None:
-        """As `known`, for what takes seconds: None until a thread has made it, which changes `made`."""
+    def later(
+        self, what: str, run: Run, make: Callable[[], Value], failed: Callable[[Exception], Value]
+    ) -> Value | None:
+        """As `known`, for what takes seconds: None until a thread has made it, which changes `made`. `failed`
+        is what there is instead after an error."""
         mark = self.mark([run])
         with self._lock:
             kept = self._kept.get((what, run.name))
             if kept is not None and kept[0] == mark:
                 return kept[1]
             self._kept[what, run.name] = (mark, None)
-        threading.Thread(target=self._make, args=(what, run, mark, make), daemon=True).start()
+        threading.Thread(target=self._make, args=(what, run, mark, make, failed), daemon=True).start()
         return None
 
-    def _make(self, what: str, run: Run, mark: str, make: Callable[[], Value]) -> None:
-        value = make()
+    def _make(
+        self,
+        what: str,
+        run: Run,
+        mark: str,
+        make: Callable[[], Value],
+        failed: Callable[[Exception], Value],
+    ) -> None:
+        try:
+            value = make()
+        except Exception as error:  # whatever it was, a page waits for an end
+            value = failed(error)
         with self._lock:
             self._kept[what, run.name] = (mark, value)
             self.made += 1
@@ -167,7 +185,7 @@ def _experiments(folder: Path) -> Iterator[Path]:
 def _marks(run: Run) -> list[object]:
     """What changes with an experiment: size and time of its records and folders, and whether it runs."""
     path = run.path
-    marks: list[object] = [run.directory.is_running()]
+    marks: list[object] = [_is_running(run)]
     marks += [
         stat_of(path / name) for name in ("config.json", "manifest.json", "metrics.jsonl", "logs/run.log")
     ]
@@ -181,6 +199,14 @@ def _marks(run: Run) -> list[object]:
         for label in sorted(_names(evaluations / number)):
             marks.append((number, label, stat_of(evaluations / number / label / "summary.json")))
     return marks
+
+
+def _is_running(run: Run) -> object:
+    """Whether it runs, or why nobody can tell: one such experiment is no reason to list none."""
+    try:
+        return run.directory.is_running()
+    except OSError as error:
+        return str(error)
 
 
 def _names(folder: Path) -> list[str]:

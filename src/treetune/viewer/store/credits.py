@@ -9,6 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from treetune.viewer.store.answers import Answer
+from treetune.viewer.store.catalogue import stat_of
+
+MICROSCOPE, REPLAY = "result.json", "advantages.jsonl"
+"""What each analysis writes into its folder."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +56,16 @@ def credits_of(run: Path, answer: Answer) -> list[Method]:
     return found
 
 
+def mark_of_credits(run: Path) -> list[object]:
+    """Another one as soon as analyses have found anything else."""
+    files = [
+        folder / name for folder in sorted((run / "analyses").glob("*")) for name in (MICROSCOPE, REPLAY)
+    ]
+    return [(str(path), stat_of(path)) for path in files]
+
+
 def _of_microscope(folder: Path, answer: Answer) -> list[Method]:
-    path = folder / "result.json"
+    path = folder / MICROSCOPE
     if not path.is_file():
         return []
     result = json.loads(path.read_text())
@@ -85,7 +97,7 @@ def _cost(cost: Mapping[str, float] | None) -> str:
 
 
 def _of_replay(folder: Path, answer: Answer) -> list[Method]:
-    path = folder / "advantages.jsonl"
+    path = folder / REPLAY
     if not folder.name.startswith(f"replay-{answer.source.number:04d}") or not path.is_file():
         return []
     name = json.dumps(answer.row["answer"])

@@ -113,8 +113,9 @@ def evaluation_charts(made: Sequence[Bunch], events: Sequence[Event] = ()) -> li
     """pass@1 on each evaluation set that was measured more than once."""
     labels = sorted({label for bunch in made for one in bunch.members for label in one.evaluations})
     charts = []
+    bounded = all(len(bunch.members) == 1 for bunch in made)  # a chart's bands are all of one kind
     for label in labels:
-        lines = [line for bunch in made if (line := _accuracy_line(bunch, label)) is not None]
+        lines = [line for bunch in made if (line := _accuracy_line(bunch, label, bounded)) is not None]
         if any(len(line.x) > 1 for line in lines):
             title, band = f"pass@1 on {label}", _band_words(made, "95 % interval over problems")
             charts.append(Chart(title, lines, "up", band, events=events))
@@ -195,13 +196,14 @@ def _metric_line(bunch: Bunch, name: str) -> Line | None:
     return _line(bunch, curves, {})
 
 
-def _accuracy_line(bunch: Bunch, label: str) -> Line | None:
+def _accuracy_line(bunch: Bunch, label: str, bounded: bool) -> Line | None:
+    """`bounded`: with the interval over problems, where it is one experiment's."""
     measured = [one.evaluations.get(label, {}) for one in bunch.members]
     curves = [{float(n): float(s["pass_at_1"]) for n, s in own.items()} for own in measured]
     bounds = {
         float(n): (float(s["ci_low"]), float(s["ci_high"]))
         for n, s in measured[0].items()
-        if s.get("ci_low") is not None and s.get("ci_high") is not None
+        if bounded and s.get("ci_low") is not None and s.get("ci_high") is not None
     }
     return _line(bunch, curves, bounds)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from treetune.exports.evaluations import writable
 from treetune.files import whole_folder
 from treetune.viewer.store.batches import Layout, walk
 from treetune.viewer.store.signatures import SignatureWriter
@@ -22,7 +23,7 @@ from treetune.viewer.text import one_line
 if TYPE_CHECKING:
     import pyarrow as pa
 
-VERSION = 2
+VERSION = 3
 """Of the files of an index: another one makes all anew."""
 
 BEGINNING = 160
@@ -50,7 +51,7 @@ OF_ANSWERS = (
     "segments",
 )
 OF_EPISODES = (
-    "trajectory", "response_ids", "reward", "score", "finish_reason", "advantages", "step_values",
+    "trajectory", "response_ids", "trained", "reward", "score", "finish_reason", "advantages", "step_values",
     "step_ends", "text", "prompt", "domain", "group", "policy_version", "behaviour_logprobs",
 )  # fmt: skip
 LINES_AT_ONCE = 4096
@@ -220,9 +221,10 @@ def _episode_columns(batch: pa.RecordBatch) -> dict[str, Any]:
 
     names, count = batch.schema.names, batch.num_rows
     score = batch["score"] if "score" in names else batch["reward"]
-    mean, least = _of_list(batch["advantages"])
-    _, most = _of_list(batch["advantages"], sign=-1.0)
-    logprob_mean, logprob_least = _of_list(batch["behaviour_logprobs"])
+    trained = batch["trained"]
+    mean, least = _of_trained(batch["advantages"], trained)
+    _, most = _of_trained(batch["advantages"], trained, sign=-1.0)
+    logprob_mean, logprob_least = _of_trained(batch["behaviour_logprobs"], trained)
     values = batch["step_values"]
     return {
         "answer": batch["trajectory"],
@@ -237,6 +239,7 @@ def _episode_columns(batch: pa.RecordBatch) -> dict[str, Any]:
         "beginning": _beginnings(batch["text"]),
         "asked": _beginnings(batch["prompt"]) if "prompt" in names else pa.array([""] * count),
         "tokens": pc.cast(pc.list_value_length(batch["response_ids"]), pa.int32()),
+        "trained": pa.array(_trained_counts(trained), pa.int32()),
         "policy_version": pc.cast(batch["policy_version"], pa.float64()),
         "logprob_mean": logprob_mean,
         "logprob_least": logprob_least,
@@ -247,13 +250,25 @@ def _episode_columns(batch: pa.RecordBatch) -> dict[str, Any]:
     }
 
 
-def _of_list(column: pa.ListArray, sign: float = 1.0) -> tuple[pa.Array, pa.Array]:
-    """Mean and least of each row of numbers (times `sign`); null for none."""
+def _of_trained(column: pa.ListArray, trained: pa.ListArray, sign: float = 1.0) -> tuple[pa.Array, pa.Array]:
+    """Mean and least of each row of numbers (times `sign`) over tokens that are trained; null for none."""
     import pyarrow as pa
 
-    values = sign * column.values.to_numpy(zero_copy_only=False).astype(float, copy=False)
-    mean, least = _mean_and_least(values, column.offsets.to_numpy())
+    ends, token_ends = column.offsets.to_numpy().astype(np.int64), trained.offsets.to_numpy()
+    counts = np.diff(ends)
+    if (counts != np.diff(token_ends))[counts > 0].any():
+        raise ValueError("an episode has numbers for more or fewer tokens than it has")
+    # Each number's token: rows without numbers have tokens all the same.
+    tokens = np.arange(ends[0], ends[-1]) + np.repeat(token_ends[:-1] - ends[:-1], counts)
+    kept = trained.values.to_numpy(zero_copy_only=False).astype(bool)[tokens]
+    values = column.values.to_numpy(zero_copy_only=False)[ends[0] : ends[-1]].astype(float)
+    left = np.concatenate([[0], np.cumsum(kept)])[ends - ends[0]]
+    mean, least = _mean_and_least(sign * values[kept], left)
     return pa.array(mean, pa.float64(), from_pandas=True), pa.array(least, pa.float64(), from_pandas=True)
+
+
+def _trained_counts(trained: pa.ListArray) -> np.ndarray:
+    return _sums(trained.values.to_numpy(zero_copy_only=False).astype(np.int64), trained.offsets.to_numpy())
 
 
 def _padded(column: pa.ListArray) -> pa.ListArray:
@@ -277,7 +292,8 @@ def _with_credit(answers: pa.Table, episodes: pa.Table) -> pa.Table:
             SELECT answers.*, credit.* EXCLUDE (credited) FROM answers LEFT JOIN (
                 SELECT answer AS credited, count(*)::INTEGER AS episodes, min(place) AS episode_place,
                     max(place) AS episode_last,
-                    sum(advantage_mean * tokens) / nullif(sum(tokens) FILTER (advantage_mean IS NOT NULL), 0)
+                    sum(advantage_mean * trained)
+                        / nullif(sum(trained) FILTER (advantage_mean IS NOT NULL), 0)
                         AS advantage_mean,
                     min(advantage_least) AS advantage_least, max(advantage_most) AS advantage_most,
                     arg_min(first_value, place) AS first_value
@@ -308,8 +324,13 @@ def _of_lines(path: Path, bits: SignatureWriter) -> Iterator[pa.Table]:
         begin = 0
         for line in file:
             row = json.loads(line)
-            waiting.append(_line_columns(row, begin))
-            texts.append(row.get("text") or "")
+            waiting.append(
+                {
+                    name: writable(value) if isinstance(value, str) else value
+                    for name, value in _line_columns(row, begin).items()
+                }
+            )
+            texts.append(writable(row.get("text") or ""))
             begin += len(line)
             if len(waiting) == LINES_AT_ONCE:
                 yield made()
@@ -385,12 +406,14 @@ def _sums(values: np.ndarray, ends: np.ndarray) -> np.ndarray:
 def _mean_and_least(values: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Of the values between one end and the next; NaN of none."""
     counts = np.diff(ends)
-    sums = np.diff(np.concatenate([[0.0], np.cumsum(values, dtype=np.float64)])[ends])
-    mean = np.divide(sums, counts, out=np.full(len(counts), np.nan), where=counts > 0)
-    least = np.full(len(counts), np.nan)
-    if len(values) and (counts > 0).any():
-        full = counts > 0
-        least[full] = np.minimum.reduceat(values[: ends[-1]], ends[:-1][full])
+    mean, least = np.full(len(counts), np.nan), np.full(len(counts), np.nan)
+    full = counts > 0
+    if full.any():
+        own: np.ndarray = values[: ends[-1]].astype(np.float64, copy=False)
+        starts = ends[:-1][full]
+        # Each row by itself: differences of one running sum would be NaN behind the first -inf.
+        mean[full] = np.add.reduceat(own, starts) / counts[full]
+        least[full] = np.minimum.reduceat(own, starts)
     return mean, least
 
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from treetune.exports.evaluations import writable
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -79,7 +81,7 @@ class SignatureWriter:
 
 def may_hold(path: Path, rows: int, text: str) -> np.ndarray:
     """A mask over the `rows` answers of a file of signatures: False where the text can't be."""
-    wanted = np.unique(_hashes(_LOWER[np.frombuffer(text.encode(), np.uint8)]))
+    wanted = np.unique(_hashes(_LOWER[np.frombuffer(writable(text).encode(), np.uint8)]))
     found: np.ndarray = np.ones(rows, np.bool_)
     with path.open("rb") as file:
         for start in range(0, rows, BLOCK):
@@ -93,8 +95,8 @@ def may_hold(path: Path, rows: int, text: str) -> np.ndarray:
 
 
 def lowered(text: str) -> str:
-    """As a search compares texts: ASCII letters small, all others as they are."""
-    return bytes(_LOWER[np.frombuffer(text.encode(), np.uint8)]).decode()
+    """As a search compares texts: ASCII letters small, half characters U+FFFD, all others as they are."""
+    return bytes(_LOWER[np.frombuffer(writable(text).encode(), np.uint8)]).decode()
 
 
 def _bytes_of(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:

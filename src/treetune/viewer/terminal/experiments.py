@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from rich.table import Table
 from rich.text import Text
 
+from treetune.runtime.console import duration
 from treetune.viewer.store import Run, Store
 from treetune.viewer.store.standing import Standing, standing
-from treetune.viewer.terminal.words import accuracy, duration, progress, shown, state
+from treetune.viewer.terminal.words import accuracy, progress, shown, state
 
 NARROW, WIDE = 66, 110
 """Below the one, only what can't be missed; from the other on, all."""
@@ -74,7 +75,7 @@ def _cells(row: Row, narrow: bool, wide: bool) -> list[Text]:
         Text(progress(one)),
         *([shown(one.method)] if wide else []),
         _accuracies(one, narrow, wide),
-        *([] if narrow else [Text(duration(one.seconds_left))]),
+        *([] if narrow else [Text("" if one.seconds_left is None else duration(one.seconds_left))]),
     ]
 
 

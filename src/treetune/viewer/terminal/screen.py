@@ -177,11 +177,6 @@ class _Line:
 def watch(folders: Sequence[Path], *, name: str | None, metrics: Sequence[str], once: bool) -> None:
     """Until somebody leaves, or with `once` one page. Raises ValueError for what isn't there, and without
     `once` where there is no terminal."""
-    for folder in folders:
-        if not folder.is_dir():
-            raise ValueError(
-                f"{folder} is no directory: give one that holds experiments, such as experiments"
-            )
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")
     console = Console(markup=False, highlight=False, emoji=False, soft_wrap=False)

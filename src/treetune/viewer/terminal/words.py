@@ -37,16 +37,3 @@ def accuracy(one: Accuracy, *, bounds: bool = True) -> str:
     if not bounds or one.low is None or one.high is None:
         return f"{one.value:.3f}"
     return f"{one.value:.3f} [{one.low:.3f}, {one.high:.3f}]"
-
-
-def duration(seconds: float | None) -> str:
-    """Two figures of it: 45 s, 12 min, 3 h 05, 2 d 4 h."""
-    if seconds is None:
-        return ""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    if minutes < 90:
-        return f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02d}" if hours < 48 else f"{hours // 24} d {hours % 24} h"
