@@ -211,9 +211,8 @@ def _data(experiment: Experiment, licences: Licences) -> str:
         named = [f"`{_code(name)}`, revision `{_code(str(revision))}`" for name, revision in hub_data(task)]
         named += [f"file `{_code(Path(one).name)}`" for one in _files(task)]
         kind = _code(str(task.get("type", "task")))
-        lines += [f"* {one}{when}" for one in named] or [
-            f"* The task `{kind}`{when} names no data set or file."
-        ]
+        none = f"* The task `{kind}`{when} names no data set or file."
+        lines += [f"* {one}{when}" for one in named] or ([none] if task else [])
     if _began_from_unknown(experiment):
         lines.append("* What was trained on before that can no longer be read.")
     if has_foreign_data(experiment):
@@ -312,9 +311,10 @@ def _start(experiment: Experiment) -> str | None:
 
 
 def _began_from_unknown(experiment: Experiment) -> bool:
-    """Whether the chain ends at a checkpoint of an experiment that was not read."""
-    start = _start(_chain(experiment)[-1])
-    return start is not None and CHECKPOINTS in Path(start).parts
+    """Whether the chain ends at a checkpoint whose experiment, or its configuration, was not read."""
+    *_, first = _chain(experiment)
+    start = _start(first)
+    return not first.config or (start is not None and CHECKPOINTS in Path(start).parts)
 
 
 def _experiment_of(start: str) -> Experiment | None:
