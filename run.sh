@@ -57,7 +57,9 @@ look() {
 if [ -n "${CONFIGSTR:-}" ]; then
     treetune "$CONFIGSTR" run_iteration_loop
     treetune "$CONFIGSTR" run_evaluation
-    look "${APP_DIRECTORY:-experiments}"
+    folder=$(python src/treetune/main.py --configs "$CONFIGSTR" print_config |
+        python -c 'import json, sys; print(json.load(sys.stdin).get("directory", "experiments"))')
+    look "$folder"
     exit 0
 fi
 
@@ -69,6 +71,6 @@ experiments=${APP_DIRECTORY:-experiments}/quickstart
 treetune configs/quickstart/sft.jsonnet run_iteration_loop
 treetune configs/quickstart/vineppo.jsonnet run_iteration_loop
 python src/treetune/main.py --configs configs/tables/quickstart.jsonnet make_table
-report=$(python src/treetune/main.py report "$experiments/sft" "$experiments/vineppo")
+report=$(python src/treetune/main.py report "$experiments/sft" "$experiments/vineppo" | tail -n 1)
 echo "report:        $(realpath -m -- "$report")"
 look "$experiments"

@@ -35,6 +35,9 @@ SAMPLES = 8
 DIFFERENT = 10
 """Iterations that are made; the others are copies of these."""
 TIMES = 5
+LONGEST_INDEX_S = 3600
+ON_A_PAGE = 50
+"""Answers on a page of the viewer, as it is."""
 RARE = "zyzzyva"
 
 
@@ -226,7 +229,9 @@ def _measure(asking: Asking, folder: Path, cache: Path) -> None:
     had_index = len(list(cache.glob("*/*/about.json"))) == files
     began = time.monotonic()
     first = asking.seconds("/answers", **everything)
-    while len(list(cache.glob("*/*/about.json"))) < files:
+    while (made := len(list(cache.glob("*/*/about.json")))) < files:
+        if time.monotonic() - began > LONGEST_INDEX_S:
+            sys.exit(f"only {made} of {files} indexes were made in {LONGEST_INDEX_S} s")
         time.sleep(1)
     print(f"Load of the machine's {os.cpu_count()} cores: {os.getloadavg()[0]:.1f}.\n")
     print("| what | seconds: median, slowest of 5 | of processor time |\n|---|---|---|")
@@ -237,7 +242,7 @@ def _measure(asking: Asking, folder: Path, cache: Path) -> None:
         "experiments": ("/", {}),
         "curves": ("/run", {"run": name}),
         "first page of answers": ("/answers", everything),
-        "the last page": ("/answers", {**everything, "page": 20_000}),
+        "the last page": ("/answers", {**everything, "page": files * PER_ITERATION // ON_A_PAGE}),
         "filter: wrong and cut off": ("/answers", {**everything, "verdict": "wrong", "unfinished": "1"}),
         "filter: a number": ("/answers", {**everything, "where": "advantage_least < -0.9"}),
         "sort by a number": ("/answers", {**everything, "sort": "logprob_least"}),
@@ -245,7 +250,7 @@ def _measure(asking: Asking, folder: Path, cache: Path) -> None:
         "search: a word that 100 answers have": ("/answers", {**everything, "search": RARE}),
         "search: two letters that most have": ("/answers", {**everything, "search": "an"}),
         "search: a word that none has": ("/answers", {**everything, "search": "no such word"}),
-        "one answer": ("/answer", {"run": name, "source": "i57", "answer": "train/777#3"}),
+        "one answer": ("/answer", {"run": name, "source": f"i{min(57, files)}", "answer": "train/777#3"}),
     }
     for words, (path, query) in questions.items():
         seconds, computed = zip(*(asking.seconds(path, **query) for _ in range(TIMES)))

@@ -4,8 +4,8 @@
 #
 #   sudo ./scripts/container/try_container.sh          needs: apt-get install buildah mmdebstrap (about 10 GB, 15 minutes)
 #
-# Environment: FOLDER (everything lies there and is deleted at the end; default: a new one below TMPDIR); KEEP=1 keeps
-# it, and an image that is there is not built again; MOUNT (PLACE or PLACE:PLACE_INSIDE, several: what pip reads of this machine while it installs, such as
+# Environment: FOLDER (everything lies in its treetune-container, which is deleted at the end, and FOLDER isn't; default:
+# a new one below TMPDIR, which is); KEEP=1 keeps it, and an image that is there is not built again; MOUNT (PLACE or PLACE:PLACE_INSIDE, several: what pip reads of this machine while it installs, such as
 # /etc/pip.conf and a folder of wheels).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -17,7 +17,7 @@ if [ "$(id -u)" != 0 ]; then echo "try_container.sh: a root file system is made 
 
 if [ -z "${TREETUNE_INSIDE:-}" ]; then
     # What is mounted and started lives in namespaces of its own, which end with this script.
-    folder=${FOLDER:-$(mktemp -d "${TMPDIR:-/tmp}/treetune-container-XXXXXX")}
+    if [ -n "${FOLDER:-}" ]; then folder=$FOLDER/treetune-container; else folder=$(mktemp -d "${TMPDIR:-/tmp}/treetune-container-XXXXXX"); fi
     mkdir -p "$folder"
     inside=
     leave() {
@@ -26,14 +26,14 @@ if [ -z "${TREETUNE_INSIDE:-}" ]; then
     }
     trap leave EXIT
     trap 'exit 130' INT TERM HUP
-    TREETUNE_INSIDE=1 FOLDER=$folder unshare --mount --pid --fork --kill-child --mount-proc "$PWD/scripts/container/try_container.sh" &
+    TREETUNE_INSIDE=$folder unshare --mount --pid --fork --kill-child --mount-proc "$PWD/scripts/container/try_container.sh" &
     inside=$!
     code=0
     wait "$inside" || code=$?
     exit "$code"
 fi
 
-folder=$FOLDER
+folder=$TREETUNE_INSIDE
 export BUILDAH_ISOLATION=chroot
 images=(buildah --storage-driver overlay --root "$folder/images" --runroot "$folder/run")
 images() { "${images[@]}" "$@"; }

@@ -17,7 +17,7 @@ from treetune.episode_generators.credit.group import Group
 from treetune.episode_generators.rollout.single_turn import SingleTurn
 from treetune.episode_generators.rollout.until_mixed import UntilMixed
 from treetune.episode_generators.shaping.overlong_penalty import OverlongPenalty
-from treetune.models.sources import PretrainedModel
+from treetune.models.pretrained import PretrainedModel
 from treetune.runtime.base import PolicyIteration, Runtime
 from treetune.tasks.graders.judge import JudgeGrader
 from treetune.tasks.graders.math import MathGrader

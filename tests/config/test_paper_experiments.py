@@ -28,7 +28,8 @@ from treetune.episode_generators.selection.all import All
 from treetune.episode_generators.selection.correct_only import CorrectOnly
 from treetune.episode_generators.selection.preference_pairs import PreferencePairs
 from treetune.inference.settings import VllmSettings
-from treetune.models.sources import PretrainedModel, TinyModel
+from treetune.models.pretrained import PretrainedModel
+from treetune.models.sources import TinyModel
 from treetune.runtime.base import ChooseCheckpoint, PolicyIteration, Runtime
 from treetune.tasks.gsm8k import Gsm8k
 from treetune.tasks.math import CollegeMath, Math, OlympiadBench

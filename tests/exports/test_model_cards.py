@@ -117,7 +117,35 @@ def test_a_task_that_makes_its_problems_needs_no_licence_of_data(tmp_path: Path)
     (experiment / "config.json").write_text(json.dumps({**CONFIG, "task": {"type": "multiplication"}}))
     checkpoint = checkpoint_at(write_checkpoint(experiment))
     assert missing(checkpoint, Licences("mit")) == []
-    assert "makes its problems itself" in str(model_card(checkpoint, Licences("mit")))
+    assert "names no data set or file" in str(model_card(checkpoint, Licences("mit")))
+
+
+def test_data_of_the_training_that_it_began_from_is_data_of_the_weights(tmp_path: Path) -> None:
+    start = write_experiment(tmp_path / "sft")
+    write_checkpoint(start)
+    experiment = write_experiment(tmp_path / "run")
+    model = {"type": "pretrained", "name_or_path": str(start / "checkpoints/last/policy")}
+    (experiment / "config.json").write_text(
+        json.dumps({**CONFIG, "model": model, "task": {"type": "multiplication"}})
+    )
+    checkpoint = checkpoint_at(write_checkpoint(experiment))
+    assert missing(checkpoint, Licences("mit")) == ["the licence of the data (--data-license)"]
+    card = model_card(checkpoint, SAID)
+    assert card.data.datasets == ["someone/sums"]
+    assert "`someone/sums`, revision `v2` (of the training that this one began from)" in card.text
+
+    (start / "config.json").unlink()
+    assert "the licence of the data (--data-license)" in missing(checkpoint, Licences("mit"))
+
+
+def test_a_data_set_in_a_folder_is_data_of_others_whatever_its_name(tmp_path: Path) -> None:
+    experiment = write_experiment(tmp_path / "run")
+    task = {"type": "math", "source": {"type": "disk", "path": "sums", "train": "a/b"}}
+    (experiment / "config.json").write_text(json.dumps({**CONFIG, "task": task}))
+    checkpoint = checkpoint_at(write_checkpoint(experiment))
+    assert missing(checkpoint, Licences("mit")) == ["the licence of the data (--data-license)"]
+    text = str(model_card(checkpoint, Licences("mit")))
+    assert "* file `sums`" in text and "Licence of the data: not stated" in text
 
 
 @pytest.mark.parametrize("name", ["not there/", "a b", "me/tiny/more"])

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.reports.plans import ACCOUNT, finish, plan_of
+from tests.viewer.browser import CHROMIUM
 from treetune.reports.tables.curves import curves
 from treetune.reports.tables.measure import measure
 from treetune.reports.tables.page import as_html
@@ -17,14 +17,13 @@ from treetune.reports.tables.panels import panel_curves
 from treetune.tables.columns import Column, Panel
 from treetune.tables.settings import Cell, MethodRow
 
-BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 ASK = """<script>
 const cut = [...document.querySelectorAll(".scroll")].filter(one => one.scrollWidth > one.clientWidth);
 document.title = "cut off: " + cut.map(one => one.innerText.slice(0, 60)).join(" / ");
 </script>"""
 
 
-@pytest.mark.skipif(BROWSER is None, reason="there is no browser here")
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no browser here")
 def test_tables_with_several_columns_and_panels_are_not_cut_off(tmp_path: Path) -> None:
     columns = tuple(Column(name=f"MATH DeepSeekMath-7B {i}", evaluation="test") for i in range(4))
     panels = tuple(Panel(name=f"length of sampled answers {i}", metric="train/entropy") for i in range(5))
@@ -42,7 +41,7 @@ def test_tables_with_several_columns_and_panels_are_not_cut_off(tmp_path: Path) 
     page.write_text(as_html(measure(plan), curves(plan), ACCOUNT, panel_curves(plan)) + ASK)
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--window-size=1200,900", "--dump-dom"]
     done = subprocess.run(
-        [str(BROWSER), *options, page.as_uri()], capture_output=True, text=True, timeout=120, check=True
+        [str(CHROMIUM), *options, page.as_uri()], capture_output=True, text=True, timeout=120, check=True
     )
     (title,) = re.findall(r"<title>(.*?)</title>", done.stdout)[:1]
     assert title == "cut off: "

@@ -95,7 +95,6 @@ class Serving(FakeSettings):
         address = Address(self.judge.base_url.removesuffix("/v1"), 1, "its key")
         server = SimpleNamespace(
             now=lambda: address,
-            ready=lambda: address,
             failed=lambda address, reason: None,
             succeeded=lambda: None,
             begin_to_close=lambda: None,

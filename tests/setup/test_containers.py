@@ -102,6 +102,26 @@ def test_the_systems_packages_are_those_that_the_set_up_asks_for(tmp_path: Path)
     assert {"python3-venv", "python3-dev", "g++", "libnuma1", "bubblewrap"} <= set(install.split())
 
 
+@pytest.mark.parametrize(("keep", "left"), [("", ["mine"]), ("1", ["mine", "treetune-container"])])
+def test_a_folder_that_was_there_stays_when_the_container_was_tried_in_it(
+    keep: str, left: list[str], tmp_path: Path
+) -> None:
+    """With stand-ins for what builds it, which fails at once."""
+    tools = {"buildah": "exit 1", "mmdebstrap": "exit 1", "id": "echo 0", "unshare": "exit 1"}
+    (tmp_path / "bin").mkdir()
+    for name, does in tools.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{does}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    folder = tmp_path / "a folder"
+    (folder / "mine").mkdir(parents=True)
+    environment = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "FOLDER": str(folder), "KEEP": keep}
+    done = subprocess.run(
+        ["bash", str(INSTALL.with_name("try_container.sh"))], env=environment, timeout=60, check=False
+    )
+    assert done.returncode == 1, "what was started inside failed"
+    assert sorted(path.name for path in folder.iterdir()) == left
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [(("packages",), "set TREETUNE_DEVICE to nvidia or cpu"), (("everything",), "usage"), ((), "usage")],

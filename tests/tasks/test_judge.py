@@ -256,11 +256,11 @@ def test_whoever_serves_a_judge_is_told_once_that_it_is_down() -> None:
         place=lambda: Place("http://127.0.0.1:9/v1"),
         name="policy",
         identity="a model",
-        failed=told.append,
+        failed=lambda place, reason: told.append(place.url),
     )
     found, _ = grades(JudgeGrader(), "1", "2", "3", "4", around=Surroundings(judge=served))
     assert {grade.outcome for grade in found} == {"unavailable"}
-    assert len(told) == 1
+    assert told == ["http://127.0.0.1:9/v1"]
 
 
 def test_a_question_has_its_deadline(judge: StandIn) -> None:

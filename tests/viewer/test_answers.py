@@ -244,3 +244,12 @@ def test_the_index_is_kept_for_the_next_viewer(answers: Answers, tmp_path: Path)
     again = Store([tmp_path / "run"], tmp_path / "cache")
     assert again.answers(again.runs()[0]).ask(Question()).total == 60
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*.parquet")} == made
+
+
+def test_a_search_that_would_take_too_long_says_that_it_has_not_seen_all(
+    answers: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("treetune.viewer.store.answers.LONGEST_S", -1.0)
+    found = answers.ask(Question(search="zq"))
+
+    assert (found.rows, found.total, found.exact) == ([], 0, False)

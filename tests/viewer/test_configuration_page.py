@@ -71,3 +71,38 @@ def test_a_run_that_knows_no_command_says_so(store: Store) -> None:
     begin_run(store.folders[0] / "run")
 
     assert "did not write down its command" in origins(store.experiment(store.run("run"))).problem
+
+
+def _commanded(store: Store, command: dict[str, object]) -> Origins:
+    run = begin_run(store.folders[0] / "run")
+    (run.path / "manifest.json").write_text(json.dumps({"command": command}))
+    return origins(store.experiment(store.run("run")), seconds=20)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [{}, {"words": ["--configs"], "folder": "/", "variables": {}}],
+    ids=["empty", "half"],
+)
+def test_a_command_that_cannot_be_read_ends_in_words(store: Store, command: dict[str, object]) -> None:
+    assert "can't be evaluated again" in _commanded(store, command).problem
+
+
+def test_a_configuration_without_an_end_is_given_up(store: Store, files: Path) -> None:
+    (files / "base.jsonnet").write_text("local f(n) = f(n + 1) tailstrict; { a: f(0) }")
+    run = begin_run(store.folders[0] / "run")
+    command = {"words": ["--configs", f"{files}/base.jsonnet"], "folder": str(files), "variables": {}}
+    (run.path / "manifest.json").write_text(json.dumps({"command": command}))
+
+    assert "within 3 s" in origins(store.experiment(store.run("run")), seconds=3).problem
+
+
+def test_what_fails_in_the_background_has_an_end_too(store: Store) -> None:
+    begin_run(store.folders[0] / "run")
+
+    def failing() -> str:
+        raise KeyError("words")
+
+    while (said := store.later("it", store.run("run"), failing, repr)) is None:
+        pass
+    assert said == "KeyError('words')"

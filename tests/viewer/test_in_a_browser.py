@@ -57,6 +57,47 @@ def test_pages_are_drawn_and_fit(
         assert paper == ("rgb(20, 23, 28)" if dark else "rgb(255, 255, 255)")
 
 
+@WIDTHS
+def test_pages_of_answers_are_drawn_and_fit(
+    window: Browser, served: Address, folder: Path, width: int, dark: bool
+) -> None:
+    recorded_run(folder / "run", iterations=2)
+    one = "run=run&source=i1&answer=train/0%230"
+    for path in (
+        "/answers?run=run",
+        *(f"/answer?{one}&as={way}" for way in ("tokens", "tree", "rendered", "text")),
+        "/problem?run=run&problem=train/0",
+        "/compare?run=run&first=i1&second=i2&problem=train/1",
+    ):
+        window.open(served(path), width=width, dark=dark)
+        window.wait("document.body.innerText.trim().length > 0")
+        if path.endswith("tokens"):
+            window.script("document.querySelector('details[hx-get] summary').click()")
+            window.wait("document.querySelector('details[hx-get] .later').textContent.trim() !== '…'")
+        assert window.overflow() == 0, path
+
+
+def test_an_answer_shows_its_credit_and_its_continuations_once_they_are_there(
+    window: Browser, served: Address, folder: Path
+) -> None:
+    run = begin_run(folder / "run")
+    record_iteration(run, 0)
+    credit = run.iteration(0) / "episodes.arrow"
+    found = credit.read_bytes()
+    credit.unlink()
+    window.open(served("/answer?run=run&source=i1&answer=train/0%230&as=tokens"))
+    window.wait("document.querySelectorAll('.tokens [data-i]').length > 0")
+    assert "V 0.500" not in window.text()
+    window.script("window.notReloaded = true")
+
+    credit.write_bytes(found)
+    window.wait("document.body.innerText.includes('V 0.500')")
+    window.script("document.querySelector('details[hx-get] summary').click()")
+    window.wait("document.querySelector('details[hx-get] .later').textContent.trim() !== '…'")
+
+    assert window.script("return window.notReloaded")
+
+
 def test_a_run_that_goes_on_is_followed_without_a_reload(
     window: Browser, served: Address, folder: Path
 ) -> None:

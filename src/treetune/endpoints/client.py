@@ -93,12 +93,16 @@ class Client:
     async def __aexit__(self, *error: object) -> None:
         await self._session.close()
 
-    async def ask(self, body: Mapping[str, Any]) -> Reply:
-        """Raises Unanswered after the last attempt, and EndpointError for what no request will get past."""
+    async def ask(self, body: Mapping[str, Any], tried: list[Place] | None = None) -> Reply:
+        """Raises Unanswered after the last attempt, and EndpointError for what no request will get past.
+        `tried` is given the place of each attempt when it begins."""
         attempts = self.settings.retries + 1
         for attempt in range(attempts):
             try:
-                return await self._attempt(body, await self._where())
+                place = await self._where()
+                if tried is not None:
+                    tried.append(place)
+                return await self._attempt(body, place)
             except _Again as failure:
                 self.failed_attempts += 1
                 reason, wait = str(failure), failure.wait

@@ -77,7 +77,7 @@ def model_card(checkpoint: Checkpoint, licences: Licences, name: str | None = No
         pipeline_tag="text-generation",
         license=licences.weights,
         base_model=_base_on_the_hub(experiment, licences),
-        datasets=[one for one, _ in hub_data(experiment.config.get("task"))] or None,
+        datasets=list(dict.fromkeys(name for one in tasks(experiment) for name, _ in hub_data(one))) or None,
         tags=[*TAGS, *dict.fromkeys(one for one in _method(experiment.config).values() if one != "none")],
         eval_results=results or None,
     )
@@ -90,7 +90,7 @@ def missing(checkpoint: Checkpoint, licences: Licences) -> list[str]:
     found = []
     if licences.weights is None:
         found.append("the weights' licence (--license)")
-    if licences.data is None and has_foreign_data(checkpoint.experiment.config):
+    if licences.data is None and has_foreign_data(checkpoint.experiment):
         found.append("the licence of the data (--data-license)")
     if base_model(checkpoint.experiment, licences).startswith(FOLDER):
         found.append("the base model's name (--base-model)")
@@ -121,20 +121,18 @@ def base_model(experiment: Experiment, licences: Licences) -> str:
     """What training began from, through the experiments whose checkpoints it began from."""
     if licences.base_model:
         return licences.base_model
-    for _ in range(MOST_STARTS):
-        model = experiment.config.get("model") or {}
-        start = model.get("name_or_path")
-        if not isinstance(start, str):
-            return "random weights"
-        before = _experiment_of(start)
-        if before is None:
-            return (
-                start
-                if _HUB_NAME.fullmatch(start) and not Path(start).is_dir()
-                else FOLDER + Path(start).name
-            )
-        experiment = before
-    return "a chain of experiments"
+    chain = _chain(experiment)
+    start = _start(chain[-1])
+    if start is None:
+        return "random weights"
+    if len(chain) > MOST_STARTS:
+        return "a chain of experiments"
+    return start if _HUB_NAME.fullmatch(start) and not Path(start).is_dir() else FOLDER + Path(start).name
+
+
+def tasks(experiment: Experiment) -> list[Mapping[str, Any]]:
+    """What its weights were trained on: its own task, and those of the experiments that it began from."""
+    return [one.config.get("task") or {} for one in _chain(experiment)]
 
 
 def hub_data(task: Mapping[str, Any] | None) -> list[tuple[str, str | None]]:
@@ -147,9 +145,10 @@ def hub_data(task: Mapping[str, Any] | None) -> list[tuple[str, str | None]]:
     return sorted(found, key=str)
 
 
-def has_foreign_data(config: Mapping[str, Any]) -> bool:
-    """Whether the task reads files or data sets; else it makes its problems itself."""
-    return bool(hub_data(config.get("task"))) or any(_files(config))
+def has_foreign_data(experiment: Experiment) -> bool:
+    """Whether a task that its weights were trained on names files or data sets, or can't be read any more."""
+    named = any(hub_data(one) or _files(one) for one in tasks(experiment))
+    return named or _began_from_unknown(experiment)
 
 
 # Words
@@ -206,17 +205,18 @@ def _bounds(summary: Mapping[str, Any]) -> str:
 
 
 def _data(experiment: Experiment, licences: Licences) -> str:
-    config = experiment.config
-    named = [
-        f"`{_code(name)}`, revision `{_code(str(revision))}`"
-        for name, revision in hub_data(config.get("task"))
-    ]
-    named += [f"file `{_code(Path(one).name)}`" for one in _files(config)]
-    if not named:
-        kind = str((config.get("task") or {}).get("type", "task"))
-        lines = [f"* The task `{_code(kind)}` makes its problems itself; there is no data of others in it."]
-    else:
-        lines = [f"* {one}" for one in named] + [f"* Licence of the data: {licences.data or 'not stated'}"]
+    lines = []
+    for number, task in enumerate(tasks(experiment)):
+        when = "" if number == 0 else " (of the training that this one began from)"
+        named = [f"`{_code(name)}`, revision `{_code(str(revision))}`" for name, revision in hub_data(task)]
+        named += [f"file `{_code(Path(one).name)}`" for one in _files(task)]
+        kind = _code(str(task.get("type", "task")))
+        none = f"* The task `{kind}`{when} names no data set or file."
+        lines += [f"* {one}{when}" for one in named] or ([none] if task else [])
+    if _began_from_unknown(experiment):
+        lines.append("* What was trained on before that can no longer be read.")
+    if has_foreign_data(experiment):
+        lines.append(f"* Licence of the data: {licences.data or 'not stated'}")
     prints = experiment.manifest.get("data") or {}
     lines += [f"* Fingerprint of the {split} split: `{one}`" for split, one in prints.items() if one]
     return "\n".join(["## Data", "", *lines])
@@ -293,6 +293,30 @@ def _base_on_the_hub(experiment: Experiment, licences: Licences) -> str | None:
     return base if _HUB_NAME.fullmatch(base) else None
 
 
+def _chain(experiment: Experiment) -> list[Experiment]:
+    """It, and those whose checkpoints training began from, as far back as they can be read."""
+    chain = [experiment]
+    while len(chain) <= MOST_STARTS and (start := _start(chain[-1])) is not None:
+        before = _experiment_of(start)
+        if before is None:
+            break
+        chain.append(before)
+    return chain
+
+
+def _start(experiment: Experiment) -> str | None:
+    """The weights that training began from; None: random ones."""
+    start = (experiment.config.get("model") or {}).get("name_or_path")
+    return start if isinstance(start, str) else None
+
+
+def _began_from_unknown(experiment: Experiment) -> bool:
+    """Whether the chain ends at a checkpoint whose experiment, or its configuration, was not read."""
+    *_, first = _chain(experiment)
+    start = _start(first)
+    return not first.config or (start is not None and CHECKPOINTS in Path(start).parts)
+
+
 def _experiment_of(start: str) -> Experiment | None:
     """The experiment whose checkpoint a path names, where that can still be read."""
     parts = Path(start).parts
@@ -315,10 +339,13 @@ def _objects(value: object) -> Iterator[Mapping[str, Any]]:
             yield from _objects(own)
 
 
-def _files(config: Mapping[str, Any]) -> list[str]:
-    """Files of rows that the task names."""
+def _files(task: Mapping[str, Any]) -> list[str]:
+    """Files and folders of rows that a task names."""
     found = dict[str, None]()
-    for one in _objects(config.get("task")):
+    for one in _objects(task):
+        if one.get("type") == "disk":  # its path may be any word; its `train` names a split
+            found[str(one.get("path"))] = None
+            continue
         for key in ("train", "validation", "test", "path", "files"):
             own = one.get(key)
             names = (

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from treetune.inference.ways import MEMORY
 from treetune.planning.engine import servers_on_a_machine
 from treetune.planning.plan import Plan
 from treetune.planning.training import itemsize
@@ -59,10 +60,11 @@ def estimates(plan: Plan) -> Iterator[Estimate]:
     yield Estimate("training", backward / rate, f"{times} operations a weight and token; {source}")
     if plan.engine is not None:
         size = itemsize(trainer) * plan.shape.served
+        where = str(MEMORY) if plan.sends_through_memory else "files, as if they were in memory"
         yield Estimate(
             "sync",
             size / FILE_BYTES + RELOAD * plan.shape.served / 7e9,
-            "0.9 GB/s into /dev/shm, then read by the server",
+            f"0.9 GB/s into {where}, then read by the server",
         )
 
 

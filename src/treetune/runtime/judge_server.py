@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from treetune.endpoints.settings import Place
+from treetune.inference.client import Address
 from treetune.inference.launch import MODEL_NAME
+from treetune.inference.server import POLL_S, Server
 from treetune.inference.settings import JudgeModel
 from treetune.models.checkpoints import resolve_policy
 from treetune.runtime.session import Session
@@ -46,38 +49,47 @@ def judge_server(session: Session) -> Iterator[ServedModel | None]:
         device=ranks.device.type,
     )
 
-    turns = itertools.count()
-
-    def place() -> Place:
-        """Of the servers that are there, each in its turn."""
-        there = [address for one in servers if (address := one.now()) is not None] or [servers[0].ready()]
-        address = there[next(turns) % len(there)]
-        return Place(f"{address.url}/v1", address.key, "the server that was started here")
-
-    def failed(reason: str) -> None:
-        for one in servers:
-            if (address := one.now()) is not None:
-                one.failed(address, reason)
-
-    def succeeded() -> None:
-        for one in servers:
-            one.succeeded()
-
     try:
-        yield ServedModel(
-            asking=settings,
-            place=place,
-            name=MODEL_NAME,
-            identity=f"{settings.model}@{settings.revision or ''}",
-            failed=failed,
-            succeeded=succeeded,
-        )
+        yield served(settings, servers)
     finally:
         for one in servers:
             one.begin_to_close()
         for one in servers:
             one.close()
         shutil.rmtree(rendezvous, ignore_errors=True)
+
+
+def served(settings: JudgeModel, servers: Sequence[Server]) -> ServedModel:
+    """The judge behind these servers, which are alike."""
+    turns = itertools.count()
+
+    def place() -> Place:
+        """Of the servers that are there, each in its turn; where none is, the first that comes."""
+        while not (there := [address for one in servers if (address := one.now()) is not None]):
+            time.sleep(POLL_S)
+        return _place(there[next(turns) % len(there)])
+
+    def failed(where: Place, reason: str) -> None:
+        for one in servers:
+            if (address := one.now()) is not None and _place(address) == where:
+                one.failed(address, reason)
+
+    def succeeded() -> None:
+        for one in servers:
+            one.succeeded()
+
+    return ServedModel(
+        asking=settings,
+        place=place,
+        name=MODEL_NAME,
+        identity=f"{settings.model}@{settings.revision or ''}",
+        failed=failed,
+        succeeded=succeeded,
+    )
+
+
+def _place(address: Address) -> Place:
+    return Place(f"{address.url}/v1", address.key, "the server that was started here")
 
 
 def downloaded(settings: JudgeModel) -> Path:

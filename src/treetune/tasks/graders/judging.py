@@ -148,8 +148,9 @@ class Judge:
     def _ask(self, body: dict[str, Any], until: float) -> Reply:
         self._line.enter()
         began = time.monotonic()
+        tried: list[Place] = []
         try:
-            reply = self._loop.ask(body, max(0.1, until - began))
+            reply = self._loop.ask(body, max(0.1, until - began), tried)
         except EndpointError as error:
             self._line.refused(str(error))
             raise Unavailable(str(error)) from error
@@ -157,8 +158,9 @@ class Judge:
             raise Unavailable(str(error)) from error
         except (Unanswered, TimeoutError) as error:
             why = str(error) if isinstance(error, Unanswered) else "no reply within the deadline"
-            if self._line.failed(why) and self._served is not None:
-                self._served.failed(why)
+            for place in self._line.failed(why, tried[-1:]):
+                if self._served is not None:
+                    self._served.failed(place, why)
             raise Unavailable(f"the judge gave no answer: {why}") from error
         self._line.answered()
         self._trouble.over()
@@ -187,6 +189,7 @@ class _Line:
         self._give_up_after = give_up_after
         self._lock = threading.Lock()
         self._in_a_row = 0
+        self._places: set[Place] = set()
         self._looked = 0.0
         self._why = ""
         self._refusal: str | None = None
@@ -203,15 +206,16 @@ class _Line:
                 raise Unavailable(f"the judge is down: {self._why}")
             self._looked = now
 
-    def failed(self, why: str) -> bool:
-        """Whether it counts as down from now on."""
+    def failed(self, why: str, places: Sequence[Place]) -> frozenset[Place]:
+        """Those where nobody answered, if it counts as down from now on."""
         with self._lock:
             self._in_a_row += 1
+            self._places.update(places)
             self._why = why
             if self._in_a_row != self._give_up_after:
-                return False
+                return frozenset()
             self._looked = time.monotonic()
-            return True
+            return frozenset(self._places)
 
     def refused(self, why: str) -> None:
         """It never will answer: a wrong key, no such model."""
@@ -221,6 +225,7 @@ class _Line:
     def answered(self) -> None:
         with self._lock:
             self._in_a_row = 0
+            self._places.clear()
 
 
 class _Trouble:
@@ -267,8 +272,8 @@ class _Loop:
     def failed_attempts(self) -> int:
         return 0 if self._client is None else self._client.failed_attempts
 
-    def ask(self, body: dict[str, Any], seconds: float) -> Reply:
-        """Raises what `Client.ask` does, and TimeoutError."""
+    def ask(self, body: dict[str, Any], seconds: float, tried: list[Place]) -> Reply:
+        """As `Client.ask`; raises TimeoutError as well."""
         with self._lock:
             if self._closed:
                 raise Unanswered("the judge is no longer asked")
@@ -279,7 +284,7 @@ class _Loop:
                 self._run(client.__aenter__(), 10.0)
                 self._client = client
         assert self._client is not None
-        return self._run(self._client.ask(body), seconds)
+        return self._run(self._client.ask(body, tried), seconds)
 
     @contextmanager
     def busy(self) -> Iterator[None]:

@@ -63,13 +63,14 @@ class Plain:
 @dataclass(frozen=True)
 class ServedModel:
     """A language model that the run serves: how it is asked, where it is (which may wait for it), and what it
-    is called there. `identity` says which model it is; `failed` and `succeeded` tell whoever serves it."""
+    is called there. `identity` says which model it is; `failed`, of a place, and `succeeded` tell whoever
+    serves it."""
 
     asking: Asking
     place: Callable[[], Place]
     name: str
     identity: str
-    failed: Callable[[str], None] = lambda reason: None
+    failed: Callable[[Place, str], None] = lambda place, reason: None
     succeeded: Callable[[], None] = lambda: None
 
 

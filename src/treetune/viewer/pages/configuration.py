@@ -10,8 +10,9 @@ from typing import Any
 from starlette.responses import Response
 
 from treetune.config.explain import key_paths, value_at
+from treetune.reports.experiment import Experiment
 from treetune.viewer.page import Page, View, digest
-from treetune.viewer.store.origins import origins
+from treetune.viewer.store.origins import Origins, origins
 
 
 @dataclass(frozen=True)
@@ -44,11 +45,20 @@ def show(view: View) -> Response:
     alone = len(view.runs) == 1
     return view.render(
         "configuration.html",
-        origins=view.store.later("origins", view.run, lambda: origins(one)) if alone else None,
+        origins=_origins(view, one) if alone else None,
         keys=kept,
         total=len(keys),
         only=only,
         different=sum(key.differs for key in keys),
+    )
+
+
+def _origins(view: View, one: Experiment) -> Origins | None:
+    return view.store.later(
+        "origins",
+        view.run,
+        lambda: origins(one),
+        lambda error: Origins(problem=f"{type(error).__name__}: {error}"),
     )
 
 

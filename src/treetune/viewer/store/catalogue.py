@@ -126,19 +126,32 @@ class Store:
         self._kept[what, run.name] = (mark, value)
         return value
 
-    def later(self, what: str, run: Run, make: Callable[[], Value]) -> Value | None:
-        """As `known`, for what takes seconds: None until a thread has made it, which changes `made`."""
+    def later(
+        self, what: str, run: Run, make: Callable[[], Value], failed: Callable[[Exception], Value]
+    ) -> Value | None:
+        """As `known`, for what takes seconds: None until a thread has made it, which changes `made`. `failed`
+        is what there is instead after an error."""
         mark = self.mark([run])
         with self._lock:
             kept = self._kept.get((what, run.name))
             if kept is not None and kept[0] == mark:
                 return kept[1]
             self._kept[what, run.name] = (mark, None)
-        threading.Thread(target=self._make, args=(what, run, mark, make), daemon=True).start()
+        threading.Thread(target=self._make, args=(what, run, mark, make, failed), daemon=True).start()
         return None
 
-    def _make(self, what: str, run: Run, mark: str, make: Callable[[], Value]) -> None:
-        value = make()
+    def _make(
+        self,
+        what: str,
+        run: Run,
+        mark: str,
+        make: Callable[[], Value],
+        failed: Callable[[Exception], Value],
+    ) -> None:
+        try:
+            value = make()
+        except Exception as error:  # whatever it was, a page waits for an end
+            value = failed(error)
         with self._lock:
             self._kept[what, run.name] = (mark, value)
             self.made += 1
