@@ -144,7 +144,8 @@ def _vocabulary(setting: Setting) -> int:
 
 def _model(setting: Setting, episodes: Sequence[Episode]) -> nn.Module:
     """The model that was asked for; else one of the tiny model's size, with random weights."""
-    from treetune.models.sources import PretrainedModel, TinyModel
+    from treetune.models.pretrained import PretrainedModel
+    from treetune.models.sources import TinyModel
 
     needed = 1 + max(max(*episode.prompt_ids, *episode.response_ids) for episode in episodes)
     if setting.checkpoint.name != "none":

@@ -15,7 +15,7 @@ from treetune.episode_generators.rollout.single_turn import SingleTurn
 from treetune.episode_generators.rollout.until_mixed import UntilMixed
 from treetune.episode_generators.selection.all import All
 from treetune.episode_generators.selection.mixed_groups import MixedGroups
-from treetune.models.sources import PretrainedModel
+from treetune.models.pretrained import PretrainedModel
 from treetune.runtime.base import PolicyIteration, Runtime
 from treetune.tasks.countdown import Countdown
 from treetune.tasks.countdown_rows import CountdownRows

@@ -13,7 +13,7 @@ from treetune.episode_generators.selection.mixed_groups import MixedGroups
 from treetune.episode_generators.shaping.length_penalty import LengthPenalty
 from treetune.episode_generators.shaping.overlong_penalty import OverlongPenalty
 from treetune.findings import notes
-from treetune.models.sources import PretrainedModel
+from treetune.models.pretrained import PretrainedModel
 from treetune.runtime.base import PolicyIteration, Runtime
 from treetune.tasks.gsm8k import Gsm8k
 from treetune.vocabulary import Problem

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 import treetune.parts  # noqa: F401  (registers them)
-from tests.config.shipped import CONFIGS
 from treetune.config.build import build
 from treetune.config.explain import Explanation
 from treetune.config.jsonnet import load
@@ -18,13 +17,14 @@ from treetune.episode_generators.credit.group import Group
 from treetune.episode_generators.rollout.single_turn import SingleTurn
 from treetune.episode_generators.rollout.until_mixed import UntilMixed
 from treetune.episode_generators.shaping.overlong_penalty import OverlongPenalty
-from treetune.models.sources import PretrainedModel
+from treetune.models.pretrained import PretrainedModel
 from treetune.runtime.base import PolicyIteration, Runtime
 from treetune.tasks.graders.judge import JudgeGrader
 from treetune.tasks.graders.math import MathGrader
 from treetune.tasks.mixture import Mixture
 from treetune.tasks.routed_rows import RoutedRows
 from treetune.tasks.weighting import Proportional
+from treetune.testing.shipped import CONFIGS
 from treetune.trainers.objectives.ppo import ClippedPolicyGradient
 from treetune.trainers.schedule import Warmup
 

@@ -4,35 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-import treetune.parts  # noqa: F401  (registers them)
-from treetune.config.build import build
-from treetune.config.errors import ConfigError, ConfigIssue
-from treetune.config.explain import Explanation
-from treetune.config.jsonnet import load
-from treetune.runtime.base import PolicyIteration, Runtime
-
-VINEPPO = "quickstart/vineppo.jsonnet"
-GRPO = "quickstart/grpo.jsonnet"
-PPO = "quickstart/ppo.jsonnet"
-SFT = "quickstart/sft.jsonnet"
-DAPO = "quickstart/dapo.jsonnet"
-DPO = "quickstart/dpo.jsonnet"
-SPO = "quickstart/spo_3_1.jsonnet"
-
-
-def issues_of(configs: str, *overrides: str) -> tuple[ConfigIssue, ...]:
-    config = load(configs.split(","), overrides, environ={})
-    with pytest.raises(ConfigError) as caught:
-        build(Runtime, config.data, Explanation(config))
-    return caught.value.issues
-
-
-def built(configs: str, *overrides: str) -> PolicyIteration:
-    config = load(configs.split(","), overrides, environ={})
-    root = build(Runtime, config.data, Explanation(config))
-    assert isinstance(root, PolicyIteration)
-    return root
-
+from tests.config.refusals import DAPO, DPO, GRPO, PPO, SFT, SPO, VINEPPO, assert_told, issues_of
 
 NONSENSE = {
     "one answer for a group": (GRPO, "{rollout+: {samples: 1}}", "credit", "needs 2 answers"),
@@ -149,12 +121,6 @@ NONSENSE = {
         "shaping.0.from_iteration",
         "there are only 25",
     ),
-    "a cache beyond the budget": (
-        GRPO,
-        "{shaping: [{type: 'overlong_penalty', cache: 49}]}",
-        "shaping.0.cache",
-        "49 tokens",
-    ),
     "further problems of none": (
         DAPO,
         "{problems_per_iteration: null, rollout+: {groups: 9}, selection: {type: 'all'}}",
@@ -191,18 +157,6 @@ NONSENSE = {
         "evaluation.sets.0.temperature",
         "same answer 4 times",
     ),
-    "a set's budget below its threads'": (
-        "threadweaver/tiny/rl_parallel_published.jsonnet",
-        "{rollout+: {thread_tokens: 9}, evaluation: {sets: [{split: 'test', max_tokens: 9}]}}",
-        "evaluation.sets.0.max_tokens",
-        "no thread reaches",
-    ),
-    "a set beyond the context": (
-        VINEPPO,
-        "{evaluation+: {sets: [{split: 'test', max_tokens: 5000}]}}",
-        "evaluation.sets.0.max_tokens",
-        "leaves no room",
-    ),
     "sets of the same name": (
         VINEPPO,
         "{evaluation+: {sets: [{split: 'test'}, {split: 'test'}]}}",
@@ -220,13 +174,6 @@ NONSENSE = {
         "{choose_checkpoint+: {set: 'held_out'}}",
         "choose_checkpoint.set",
         "only validation, test",
-    ),
-    "answers beyond the context": (VINEPPO, "{context_length: 40}", "rollout.max_tokens", "leaves no room"),
-    "prompts beyond the context": (
-        VINEPPO,
-        "{rollout+: {max_prompt_tokens: 5000}}",
-        "rollout.max_prompt_tokens",
-        "leaves nothing",
     ),
     "a name that leaves the folder": (
         VINEPPO,
@@ -295,47 +242,11 @@ NONSENSE = {
         "restart",
         "where answers were sampled",
     ),
-    "a model that is too short": (
-        SFT,
-        "{model+: {context_length: 100}}",
-        "context_length",
-        "made for 100 tokens",
-    ),
-    "an engine that is too short": (
-        VINEPPO,
-        "{engines+: { policy+: {context_length: 50} }}",
-        "engines.policy.context_length",
-        "is 50",
-    ),
-    "an engine beyond the model": (
-        SFT,
-        "{engines+: { policy+: {context_length: 300} }}",
-        "engines.policy.context_length",
-        "for 128 tokens",
-    ),
     "an alphabet without the task's characters": (
         SFT,
         "{model+: {alphabet: '0123456789'}}",
         "model.alphabet",
         "lacks '\\n', '#', '+', '='",
-    ),
-    "a prompt beyond the context": (
-        GRPO,
-        "{model: {type: 'tiny'}, context_length: 50}",
-        "rollout.max_tokens",
-        "a prompt of 13 tokens",
-    ),
-    "prompts that are all left out": (
-        GRPO,
-        "{model: {type: 'tiny'}, rollout+: {max_prompt_tokens: 5}}",
-        "rollout.max_prompt_tokens",
-        "no problem would be left",
-    ),
-    "a demonstration beyond the context": (
-        SFT,
-        "{context_length: 30}",
-        "context_length",
-        "prompt and demonstration",
     ),
     "threads without their tags": (
         "threadweaver/tiny/rl_parallel_published.jsonnet",
@@ -391,11 +302,7 @@ NONSENSE = {
 
 @pytest.mark.parametrize("nonsense", NONSENSE)
 def test_what_makes_no_sense_together_is_told_with_its_key_its_file_and_a_remedy(nonsense: str) -> None:
-    configs, override, key, message = NONSENSE[nonsense]
-    issues = issues_of(configs, override)
-    told = [issue for issue in issues if issue.key == key and message in issue.what + (issue.remedy or "")]
-    assert told, "\n\n".join(issue.render() for issue in issues)
-    assert all(issue.source and issue.remedy for issue in issues), [issue.render() for issue in issues]
+    assert_told(*NONSENSE[nonsense])
 
 
 @pytest.mark.parametrize(

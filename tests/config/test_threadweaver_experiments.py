@@ -27,7 +27,7 @@ from treetune.episode_generators.threads.reference_lengths import (
     Total,
 )
 from treetune.inference.settings import VllmSettings
-from treetune.models.sources import PretrainedModel
+from treetune.models.pretrained import PretrainedModel
 from treetune.runtime.base import PolicyIteration, Runtime
 from treetune.tasks.multiplication import Multiplication
 from treetune.tasks.threads.grammar import has_threads

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.config.test_nonsense_is_refused import PPO, SFT, VINEPPO, built, issues_of
+from tests.config.refusals import PPO, SFT, VINEPPO, built, issues_of
 
 OVERLAP = "runtimes/one_step_overlap.jsonnet"
 PARTIAL = "rollouts/partial.jsonnet"

@@ -27,7 +27,7 @@ from treetune.episode_generators.threads.states import ThreadStates
 from treetune.inference.base import Completion, Engine, OnResult, Request
 from treetune.inference.engine import VllmEngine
 from treetune.inference.settings import Engines, VllmSettings
-from treetune.models.sources import PretrainedModel
+from treetune.models.pretrained import PretrainedModel
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.commands import run_iteration_loop
 from treetune.tasks.base import Split

@@ -16,7 +16,8 @@ from tests.models.chat_models import END, bpe_tokenizer, random_model, save_as_o
 from treetune.config.jsonnet import load
 from treetune.models.added_tokens import add_tokens, embed_tokens
 from treetune.models.export import read_policy, write_for_engine, write_policy
-from treetune.models.sources import PretrainedModel, TinyModel
+from treetune.models.pretrained import PretrainedModel
+from treetune.models.sources import TinyModel
 from treetune.models.tokenizer import codec_of, token_offsets
 from treetune.tasks.threads.tags import TAGS, TagIds
 from treetune.vocabulary import TextCodec

@@ -10,7 +10,8 @@ import torch
 
 from treetune.models.checkpoints import resolve_policy
 from treetune.models.export import write_policy
-from treetune.models.sources import PretrainedModel, TinyModel
+from treetune.models.pretrained import PretrainedModel
+from treetune.models.sources import TinyModel
 
 
 def alphabet() -> str:
@@ -199,7 +200,8 @@ def test_a_gpu_that_pytorch_cannot_use_is_no_reason_to_run_on_the_cpu_silently(
 
 def test_sources_and_tasks_register_without_importing_anything_heavy() -> None:
     code = (
-        "import sys, treetune.models.sources, treetune.tasks.addition_chain, treetune.tasks.multiplication,"
+        "import sys, treetune.models.sources, treetune.models.pretrained, treetune.tasks.addition_chain,"
+        " treetune.tasks.multiplication,"
         " treetune.tasks.graders.pool, treetune.models.tokenizer, treetune.models.export;"
         "print({'torch', 'transformers', 'tokenizers', 'numpy', 'datasets'} & set(sys.modules))"
     )

@@ -18,7 +18,7 @@ from tests.models.chat_models import (
     save_as_on_the_hub,
 )
 from treetune.models.chat import Chat
-from treetune.models.sources import PretrainedModel
+from treetune.models.pretrained import PretrainedModel
 from treetune.models.tokenizer import codec_of
 from treetune.vocabulary import Message, Problem, TextCodec
 

@@ -10,7 +10,7 @@ from tests.models.chat_models import bpe_tokenizer, random_model, save_as_on_the
 from tests.runtime.in_process import directory_of, small, train
 from treetune.models.export import read_policy
 from treetune.models.lora import Lora
-from treetune.models.sources import PretrainedModel
+from treetune.models.pretrained import PretrainedModel
 from treetune.runtime import commands
 from treetune.runtime.base import Evaluation, EvaluationSet
 from treetune.tasks.threads.tags import TAGS

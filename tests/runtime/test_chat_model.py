@@ -18,7 +18,7 @@ from tests.models.chat_models import (
 )
 from treetune.episode_generators.storage import read_episodes, read_trajectories
 from treetune.models.chat import Chat
-from treetune.models.sources import PretrainedModel
+from treetune.models.pretrained import PretrainedModel
 from treetune.testing.faults import Experiment
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]

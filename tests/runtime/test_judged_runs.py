@@ -93,12 +93,14 @@ class Serving(FakeSettings):
 
     def serve(self, model_directory: Path, log: Path, **rest: Any) -> Any:
         address = Address(self.judge.base_url.removesuffix("/v1"), 1, "its key")
-        return SimpleNamespace(
-            ready=lambda: address,
+        server = SimpleNamespace(
+            now=lambda: address,
             failed=lambda address, reason: None,
             succeeded=lambda: None,
+            begin_to_close=lambda: None,
             close=lambda: self.closed.append(True),
         )
+        return [server]
 
 
 def test_the_run_serves_the_judge_and_ends_it(judge: StandIn, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from treetune.episode_generators.rollout.single_turn import SingleTurn
 from treetune.episode_generators.selection.mixed_groups import MixedGroups
 from treetune.inference.base import EngineError
 from treetune.models import export
-from treetune.models.sources import PretrainedModel
+from treetune.models.pretrained import PretrainedModel
 from treetune.runtime import commands
 from treetune.runtime.base import Evaluation, EvaluationSet
 from treetune.testing.faults import CONFIG, ROOT

@@ -22,7 +22,7 @@ def main(small_folder: Path, model_folder: Path, out: Path) -> None:
 
     from treetune.models.in_parts import InTurn
     from treetune.models.logprobs import PolicyModule
-    from treetune.models.sources import PretrainedModel
+    from treetune.models.pretrained import PretrainedModel
     from treetune.trainers.base import Trainer
     from treetune.trainers.deepspeed_model import DeepSpeedModel
     from treetune.trainers.objectives.mle import MaximumLikelihood
