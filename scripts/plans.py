@@ -16,7 +16,6 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 import treetune.parts  # noqa: E402, F401  (registers them)
-from tests.config.shipped import whole_configurations  # noqa: E402
 from treetune.cli.planning import start_shape  # noqa: E402
 from treetune.config.build import build  # noqa: E402
 from treetune.config.explain import Explanation  # noqa: E402
@@ -26,6 +25,7 @@ from treetune.planning.machine import GIB, MIB, Machine, described_machine  # no
 from treetune.planning.plan import Plan  # noqa: E402
 from treetune.planning.remedies import remedy  # noqa: E402
 from treetune.runtime.base import PolicyIteration, Runtime  # noqa: E402
+from treetune.testing.shipped import whole_configurations  # noqa: E402
 
 PAGE = ROOT / "docs/results/plan.md"
 COUNTED = ROOT / "docs/results/plan_counted.json"

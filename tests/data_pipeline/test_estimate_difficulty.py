@@ -366,7 +366,10 @@ def test_on_slurm_a_lost_task_is_submitted_again_and_a_lost_command_watches_on(
     assert "Unable to contact slurm controller" in log
 
 
-def test_without_slurm_it_says_so(work: Work, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_slurm_it_says_so(
+    work: Work, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
     assert work.run(jobs=SLURM) == 2
     assert "there is no squeue here" in capsys.readouterr().err
 

@@ -79,7 +79,9 @@ class DealtEngine(FakeEngine):
         super().__init__(turns.probabilities, EOS)
         self._dealt: Counter[tuple[int, ...]] = Counter()
 
-    def _sample(self, prompt: tuple[int, ...], seed: int, sampling: SamplingParams) -> Completion:
+    def _sample(
+        self, prompt: tuple[int, ...], seed: int, sampling: SamplingParams, reads_logprobs: bool = True
+    ) -> Completion:
         deck = [letter for letter, chance in turns.likes(prompt).items() for _ in range(round(4 * chance))]
         letter = deck[self._dealt[prompt] % 4]
         self._dealt[prompt] += 1

@@ -6,7 +6,6 @@ import json
 from typing import Any, cast
 
 import treetune.parts  # noqa: F401  (registers them)
-from tests.config.shipped import ROOT
 from treetune.cli.planning import start_shape
 from treetune.config.build import build
 from treetune.config.explain import Explanation
@@ -14,6 +13,7 @@ from treetune.config.jsonnet import load
 from treetune.planning.machine import Machine, described_machine
 from treetune.planning.plan import Plan
 from treetune.runtime.base import PolicyIteration, Runtime
+from treetune.testing.shipped import ROOT
 
 
 def experiment(name: str, *overrides: str | dict[str, Any]) -> PolicyIteration:
