@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from treetune.inference.base import Chunk
 from treetune.inference.client import Address, Client, ServerFailure
-from treetune.inference.server import free_port
+from treetune.inference.server_process import free_port
 from treetune.inference.transfer import ByRoutes
 
 if TYPE_CHECKING:

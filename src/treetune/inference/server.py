@@ -4,13 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import secrets
-import shutil
-import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import replace
@@ -18,18 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from treetune.files import write_json
-from treetune.inference import guard, key, scratch
+from treetune.inference import scratch
 from treetune.inference.base import EngineError
 from treetune.inference.client import Address, Client, ServerFailure
 from treetune.inference.launch import MODEL_NAME, Launch
 from treetune.inference.server_log import diagnosis, last_lines
+from treetune.inference.server_process import END_S, Process, listens
 
 if TYPE_CHECKING:
     from treetune.inference.settings import VllmSettings
 
 POLL_S = 0.1
 PORT_TRIES = 4
-END_S = 30.0
 
 
 class Server(Protocol):
@@ -62,65 +55,6 @@ class Server(Protocol):
 
     def close(self) -> None:
         """Ends it, if it is ours."""
-
-
-class Process:
-    """One server process under its guard."""
-
-    def __init__(self, launch: Launch, weights: Path, log: Path) -> None:
-        self.log = log
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.key = secrets.token_urlsafe(32)
-        folder = scratch.make()
-        command = launch.command(weights, self.port)
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab") as file:
-            file.write(f"\n=== {time.strftime('%F %T')} {' '.join(command)}\n".encode())
-            file.flush()
-            self.log_start = file.tell()
-            watcher = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), str(folder)]
-            # A session of its own: Ctrl-C in the terminal is ours to handle, not the server's.
-            self._guard = subprocess.Popen(
-                [*watcher, *command],
-                stdin=subprocess.PIPE,
-                stdout=file,
-                stderr=file,
-                env=launch.environment(folder) | {key.VARIABLE: self.key},
-                start_new_session=True,
-                bufsize=0,
-            )
-        self._scratch = folder
-
-    def address(self, epoch: int = 0) -> Address:
-        return Address(self.url, epoch, self.key)
-
-    def exit_code(self) -> int | None:
-        """None while it runs."""
-        return self._guard.poll()
-
-    def end(self, *, at_once: bool = False) -> None:
-        """Ends the server and everything below it, and waits for that."""
-        if self._guard.poll() is None:
-            assert self._guard.stdin is not None
-            with contextlib.suppress(OSError):
-                self._guard.stdin.write(guard.END_NOW if at_once else b"q")
-            try:
-                self._guard.wait(END_S)
-            except subprocess.TimeoutExpired:
-                # The session's leader is the guard: its process group is the server's and nobody else's.
-                os.killpg(self._guard.pid, signal.SIGKILL)
-                self._guard.wait(END_S)
-        if self._guard.stdin is not None:
-            self._guard.stdin.close()
-        shutil.rmtree(self._scratch, ignore_errors=True)
-
-    def log_text(self) -> str:
-        """What this start has written, as far as the end of it matters."""
-        with contextlib.suppress(OSError), self.log.open("rb") as file:
-            file.seek(max(self.log_start, file.seek(0, os.SEEK_END) - 200_000))
-            return file.read().decode(errors="replace")
-        return ""
 
 
 class OwnServer:
@@ -309,7 +243,7 @@ class OwnServer:
                 raise ServerFailure(
                     f"no token sampled within start_timeout = {self._settings.start_timeout:.0f} s"
                 )
-            if not (listening := listening or _listens(process.port)):
+            if not (listening := listening or listens(process.port)):
                 time.sleep(POLL_S)
                 continue
             with contextlib.suppress(ServerFailure):
@@ -442,16 +376,3 @@ def warm_up(n: int) -> dict[str, Any]:
         "return_token_ids": True,
         "cache_salt": "warm-up",
     }
-
-
-def free_port() -> int:
-    """A port of this machine's loopback that nobody listens on just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.settimeout(1.0)
-        return probe.connect_ex(("127.0.0.1", port)) == 0
