@@ -12,7 +12,7 @@ from tests.viewer.recorded import begin_run, episode, record_iteration, recorded
 from treetune.episode_generators.storage import write_episodes
 from treetune.viewer.store import NotThere, Run, Store
 from treetune.viewer.store.answers import Answers, Filter, Question
-from treetune.viewer.store.index import _mean_and_least
+from treetune.viewer.store.columns import _mean_and_least
 
 
 @pytest.fixture
