@@ -26,7 +26,8 @@ from treetune.episode_generators.threads.parallel_threads import ParallelThreads
 from treetune.episode_generators.threads.states import ThreadStates
 from treetune.inference.base import Completion, Engine, OnResult, Request
 from treetune.inference.engine import VllmEngine
-from treetune.inference.settings import Engines, VllmSettings
+from treetune.inference.served_models import Engines
+from treetune.inference.settings import VllmSettings
 from treetune.models.pretrained import PretrainedModel
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.commands import run_iteration_loop

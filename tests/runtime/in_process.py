@@ -13,7 +13,8 @@ from treetune.episode_generators.rollout.single_turn import SingleTurn
 from treetune.episode_generators.selection.all import All
 from treetune.inference.base import Engine
 from treetune.inference.gaps import Tolerance
-from treetune.inference.settings import Engines, EngineSettings
+from treetune.inference.served_models import Engines
+from treetune.inference.settings import EngineSettings
 from treetune.models.characters import character_tokenizer
 from treetune.models.sources import TinyModel
 from treetune.runtime.base import Checkpoints, PolicyIteration

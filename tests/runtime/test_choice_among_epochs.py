@@ -28,7 +28,7 @@ from treetune.episode_generators.selection.correct_only import CorrectOnly
 from treetune.episode_generators.selection.preference_pairs import PreferencePairs
 from treetune.files import write_json, write_text
 from treetune.inference.base import EngineError
-from treetune.inference.settings import Engines
+from treetune.inference.served_models import Engines
 from treetune.runtime import training
 from treetune.runtime.base import ChooseCheckpoint, Evaluation, EvaluationSet, PolicyIteration
 from treetune.runtime.sampler import Sampler

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from treetune.inference.client import Address
-from treetune.inference.settings import JudgeModel, VllmSettings
+from treetune.inference.served_models import JudgeModel
+from treetune.inference.settings import VllmSettings
 from treetune.runtime import judge_server
 
 

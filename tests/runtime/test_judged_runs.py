@@ -18,7 +18,7 @@ from treetune.episode_generators.rollout.single_turn import SingleTurn
 from treetune.episode_generators.unavailable import NothingGraded
 from treetune.inference.base import EngineError
 from treetune.inference.client import Address
-from treetune.inference.settings import JudgeModel
+from treetune.inference.served_models import JudgeModel
 from treetune.runtime.base import Evaluation, EvaluationSet, PolicyIteration
 from treetune.tasks.graders.final_answer import FinalAnswer
 from treetune.tasks.graders.judge import JudgeGrader

@@ -19,7 +19,7 @@ from treetune.episode_generators.trees.at_states import AtStates
 from treetune.episode_generators.trees.least_sure import LeastSure
 from treetune.episode_generators.values.every_n_tokens import EveryNTokens
 from treetune.inference.base import Engine, EngineError
-from treetune.inference.settings import Engines
+from treetune.inference.served_models import Engines
 from treetune.models.characters import character_tokenizer
 from treetune.models.export import read_policy
 from treetune.runtime import generation

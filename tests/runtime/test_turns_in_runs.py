@@ -18,7 +18,7 @@ from treetune.episode_generators.storage import read_episodes, read_trajectories
 from treetune.episode_generators.turns.multi_turn import MultiTurn
 from treetune.episode_generators.turns.states import TurnStates
 from treetune.inference.base import Engine, EngineError
-from treetune.inference.settings import Engines
+from treetune.inference.served_models import Engines
 from treetune.models.characters import character_tokenizer
 from treetune.runtime.base import Evaluation, EvaluationSet, PolicyIteration
 from treetune.runtime.commands import run_iteration_loop

@@ -12,7 +12,7 @@ from treetune.config.registrable import Registrable
 from treetune.contracts import Finding, Part
 from treetune.episode_generators.base import Credit, Rollout, Selection, Shaping
 from treetune.episode_generators.rollout.answers import check_lengths
-from treetune.inference.settings import Engines
+from treetune.inference.served_models import Engines
 from treetune.models.sources import ModelSource
 from treetune.runtime.analysis import Analyzer
 from treetune.runtime.diagnostics import Diagnostics
