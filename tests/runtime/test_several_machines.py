@@ -68,7 +68,7 @@ FIRST = Facts(
     configuration="cccc",
 )
 SECOND = replace(FIRST, machine=1, name="node2", address="10.0.0.2", clock=1002.0)
-PLACE = Path("/home/me/experiments/small")
+PLACE = Path("/scratch/experiments/small")
 
 
 def found(second: Facts = SECOND, *views: View) -> list[str]:

@@ -50,7 +50,8 @@ def test_a_stopped_run_says_so_in_one_line(
     if again is not None:
         process.send_signal(again)
     _, errors = process.communicate(timeout=120)
-    begun, first, last = [line for line in errors.splitlines() if "machine is busy" not in line]
+    way, begun, first, last = [line for line in errors.splitlines() if "machine is busy" not in line]
+    assert way.startswith("new weights come into the engine by file")
     assert begun == "60 training problems, 2 iterations"
     assert first.startswith("iteration 1/2")
     assert last == said

@@ -11,8 +11,9 @@ from tests.reports.synthetic import CODEC
 from tests.viewer.recorded import begin_run, episode, record_iteration, recorded_run, trajectory
 from treetune.episode_generators.storage import write_episodes
 from treetune.viewer.store import NotThere, Run, Store
-from treetune.viewer.store.answers import Answers, Filter, Question
+from treetune.viewer.store.answers import Answers
 from treetune.viewer.store.columns import _mean_and_least
+from treetune.viewer.store.questions import Filter, Question
 
 
 @pytest.fixture

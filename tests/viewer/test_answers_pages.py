@@ -19,7 +19,7 @@ from treetune.seeds import derive_seed
 from treetune.viewer.page import SEEN
 from treetune.viewer.pages.answers import parsed
 from treetune.viewer.store import Store
-from treetune.viewer.store.answers import Filter
+from treetune.viewer.store.questions import Filter
 from treetune.vocabulary import Segment, Stretch
 
 COLUMNS = {"tokens": "INTEGER", "outcome": "VARCHAR", "unfinished": "BOOLEAN", "number.lines/count": "DOUBLE"}

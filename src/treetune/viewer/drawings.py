@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from treetune.reports.sections.base import Sampled
 from treetune.reports.sections.threads import ThreadsDrawing
 from treetune.reports.sections.tree import tree_html
-from treetune.viewer.store.answers import Answer
 from treetune.viewer.store.tokens import Tokens, own_episode
+from treetune.viewer.store.whole_answers import Answer
 from treetune.viewer.text import visible
 from treetune.vocabulary import Episode
 

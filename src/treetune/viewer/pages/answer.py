@@ -14,9 +14,11 @@ from treetune.viewer import drawings
 from treetune.viewer.page import Page, View, digest
 from treetune.viewer.pages.answers import address_of, whole
 from treetune.viewer.store import NotThere
-from treetune.viewer.store.answers import Answer, Answers, Filter, Question
+from treetune.viewer.store.answers import Answers
 from treetune.viewer.store.credits import credits_of, mark_of_credits
+from treetune.viewer.store.questions import Filter, Question
 from treetune.viewer.store.tokens import Step, Tokens, all_texts, own_episode, tokens_of
+from treetune.viewer.store.whole_answers import Answer
 from treetune.viewer.text import SHOWN, cut, visible
 from treetune.vocabulary import Episode
 

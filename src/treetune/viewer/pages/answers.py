@@ -11,7 +11,8 @@ from starlette.responses import Response
 
 from treetune.viewer.page import Page, View, digest
 from treetune.viewer.store import NotThere
-from treetune.viewer.store.answers import OPERATORS, Answers, Filter, Question
+from treetune.viewer.store.answers import Answers
+from treetune.viewer.store.questions import OPERATORS, Filter, Question
 from treetune.viewer.store.sources import Source
 from treetune.vocabulary import CORRECT_SCORE
 

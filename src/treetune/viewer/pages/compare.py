@@ -15,7 +15,7 @@ from treetune.viewer.page import Page, View
 from treetune.viewer.pages.answers import whole
 from treetune.viewer.pages.problem import mark_of_answers
 from treetune.viewer.store import NotThere, Run
-from treetune.viewer.store.answers import Filter, Question
+from treetune.viewer.store.questions import Filter, Question
 from treetune.viewer.store.sources import Source
 from treetune.viewer.text import cut, visible
 from treetune.vocabulary import CORRECT_SCORE

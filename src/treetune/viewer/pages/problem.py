@@ -10,7 +10,7 @@ from starlette.responses import Response
 from treetune.viewer.page import Page, View, digest
 from treetune.viewer.pages.answers import whole
 from treetune.viewer.store import NotThere, Run
-from treetune.viewer.store.answers import Filter, Question
+from treetune.viewer.store.questions import Filter, Question
 from treetune.vocabulary import CORRECT_SCORE
 
 MOST = 2000

@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import math
 import shutil
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treetune.viewer.store.batches import Batches, Layout
 from treetune.viewer.store.catalogue import NotThere, Run
-from treetune.viewer.store.index import BITS, ROWS, ROWS_IN_GROUP, About, build, read_about
+from treetune.viewer.store.index import BITS, ROWS, ROWS_IN_GROUP, Indexed, build, read_about
+from treetune.viewer.store.questions import Filter, Found, Question, condition, order
 from treetune.viewer.store.signatures import SHORTEST, lowered, may_hold
 from treetune.viewer.store.sources import Source, sources
+from treetune.viewer.store.whole_answers import Answer, answer_at, texts_at
 
 if TYPE_CHECKING:
     import duckdb
     import pyarrow as pa
 
-    from treetune.vocabulary import Episode, Trajectory
 
 AT_ONCE_BYTES = 1_000_000
 """An experiment whose answers that have no index yet are no more than this is read while somebody waits."""
@@ -44,67 +41,6 @@ LONGEST_S = 3.0
 """How long it looks for a page: what is too short for signatures may stand nowhere in a million texts."""
 
 LOG = logging.getLogger("treetune.viewer")
-
-OPERATORS = {"=": "=", "!=": "<>", "<": "<", "<=": "<=", ">": ">", ">=": ">=", "has": "has"}
-
-
-@dataclass(frozen=True)
-class Filter:
-    """A condition on a column of the index: `has` is that a text holds another, in letters of any size."""
-
-    column: str
-    operator: str
-    value: str | float | bool
-
-
-@dataclass(frozen=True)
-class Question:
-    """Which answers, in which order: `sources` by name (of none, all), `search` in their text."""
-
-    sources: tuple[str, ...] = ()
-    filters: tuple[Filter, ...] = ()
-    search: str = ""
-    sort: str = ""
-    descending: bool = False
-    page: int = 1
-    size: int = 50
-
-
-@dataclass(frozen=True)
-class Found:
-    """A page of rows of the index. `total` answers are like that; where not `exact`, about so many: what
-    a search has not looked into yet counts as it seems."""
-
-    rows: list[dict[str, Any]]
-    total: int
-    exact: bool
-
-
-@dataclass(frozen=True)
-class Answer:
-    """One answer, whole: `row` of the index; the trajectory and its episodes where these are stored; of an
-    evaluation `line`, what the file says of it."""
-
-    row: Mapping[str, Any]
-    source: Source
-    trajectory: Trajectory | None = None
-    episodes: Sequence[Episode] = ()
-    line: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Indexed:
-    """A source and its index, where that is made; `fault` is why it can't be."""
-
-    source: Source
-    place: Path
-    about: About | None
-    fault: str = ""
-
-    @property
-    def is_awaited(self) -> bool:
-        """Whether its index is still to come."""
-        return self.about is None and not self.fault
 
 
 class Answers:
@@ -227,13 +163,14 @@ class Answers:
         relation = self._relation(question.sources)
         if relation is None:
             return Found([], 0, True)
-        where, values = self._condition(question)
-        order = self._order(question)
+        known, own = self.columns(), self.columns(question.sources)
+        where, values = condition(question.filters, known, own)
+        by = order(question, known, own)
         if question.search:
-            return self._search(question, relation, where, values, order)
+            return self._search(question, relation, where, values, by)
         [total] = self._query(f"SELECT count(*) FROM {relation} WHERE {where}", values).fetchone() or (0,)
         skipped = (question.page - 1) * question.size
-        rest = f"FROM {relation} WHERE {where} ORDER BY {order} LIMIT {question.size} OFFSET {skipped}"
+        rest = f"FROM {relation} WHERE {where} ORDER BY {by} LIMIT {question.size} OFFSET {skipped}"
         if skipped < DEEP:
             return Found(self._rows(f"SELECT * {rest}", values), total, True)
         # What is sorted and passed over has two columns then, and not all.
@@ -248,40 +185,7 @@ class Answers:
             else self._rows(f"WITH answers AS (SELECT * FROM {relation}) {text}", values)
         )
 
-    def _condition(self, question: Question) -> tuple[str, list[Any]]:
-        known, own = self.columns(), self.columns(question.sources)
-        parts, values = ["true"], list[Any]()
-        for one in question.filters:
-            if one.column not in known:
-                raise ValueError(f"answers have no {one.column!r}: there are {', '.join(sorted(known))}")
-            if one.operator not in OPERATORS:
-                raise ValueError(f"{one.operator!r} is no comparison: there are {', '.join(OPERATORS)}")
-            if one.column not in own:
-                parts.append("false")  # null is like nothing
-                continue
-            name, kind = _quoted(one.column), known[one.column]
-            if own[one.column] != kind:  # these sources have null alone in it
-                name = f"CAST({name} AS {kind})"
-            if one.operator == "has":
-                parts.append(f"contains(lower({name}::VARCHAR), lower(?))")
-                values.append(str(one.value))
-            else:
-                # Tokens are compared with 299.6 as it is, and not with 300.
-                compared = kind if kind in ("VARCHAR", "BOOLEAN") else "DOUBLE"
-                parts.append(f"{name} {OPERATORS[one.operator]} CAST(? AS {compared})")
-                values.append(one.value)
-        return " AND ".join(parts), values
-
-    def _order(self, question: Question) -> str:
-        known = self.columns()
-        if question.sort and question.sort not in known:
-            raise ValueError(f"answers can't be sorted by {question.sort!r}: by {', '.join(sorted(known))}")
-        direction = "DESC" if question.descending else "ASC"
-        sorts = question.sort in self.columns(question.sources)
-        own = f"{_quoted(question.sort)} {direction} NULLS LAST, " if sorts else ""
-        return f"{own}source, row"
-
-    def _search(self, question: Question, relation: str, where: str, values: list[Any], order: str) -> Found:
+    def _search(self, question: Question, relation: str, where: str, values: list[Any], by: str) -> Found:
         """Answers whose signature lets hope, looked into in the order in which they are shown."""
         needed, started = question.page * question.size, time.monotonic()
         connection = self._cursor()
@@ -292,7 +196,7 @@ class Answers:
         wanted = f"FROM {relation} WHERE {where}"
         # All of a few at once: each further question would join anew.
         fits = candidates is not None and len(candidates) <= MOST_AT_ONCE
-        whole = f"SELECT source, row, place {wanted} ORDER BY {order}"
+        whole = f"SELECT source, row, place {wanted} ORDER BY {by}"
         all_places = connection.execute(whole, values).fetchall() if fits else None
         if all_places is not None:
             total = len(all_places)
@@ -356,32 +260,7 @@ class Answers:
 
     def texts(self, places: Sequence[tuple[str, int]]) -> list[str]:
         """The whole texts of answers, by source and place."""
-        by_source = {one.source.name: one for one in self._chosen({name for name, _ in places})}
-        wanted: dict[tuple[str, int], list[int]] = {}
-        texts = [""] * len(places)
-        for i, (name, place) in enumerate(places):
-            one = by_source[name]
-            layout = one.about.answers or one.about.episodes if one.about else None
-            wanted.setdefault((name, layout.batch_of(place) if layout else -1), []).append(i)
-
-        def read(key: tuple[str, int], own: list[int]) -> None:
-            name, number = key
-            one = by_source[name]
-            if number < 0:
-                for i in own:
-                    texts[i] = _line(one.source.path, places[i][1]).get("text") or ""
-                return
-            assert one.about is not None
-            layout = one.about.answers or one.about.episodes
-            assert layout is not None
-            column = Batches(one.source.path, layout).read(number, ["text"])["text"]
-            for i in own:
-                texts[i] = column[places[i][1] - layout.rows[number]].as_py() or ""
-
-        with ThreadPoolExecutor(2) as threads:
-            for done in [threads.submit(read, *item) for item in wanted.items()]:
-                done.result()
-        return texts
+        return texts_at(places, {one.source.name: one for one in self._chosen({name for name, _ in places})})
 
     def answer(self, source: str, answer: str) -> Answer:
         """The answer `problem#sample` of a source. Raises NotThere."""
@@ -389,26 +268,7 @@ class Answers:
         if not rows:
             raise NotThere(f"there is no answer {answer!r} in {source} of {self.run.name}")
         [one], row = self._chosen({source}), rows[0]
-        assert one.about is not None
-        if one.source.kind == "evaluation":
-            return Answer(row, one.source, line=_line(one.source.path, row["place"]))
-        trajectory, episodes = None, list[Any]()
-        if one.about.answers is not None:
-            from treetune.episode_generators.trajectory_rows import trajectories_of
-
-            [trajectory] = trajectories_of(_one_row(one.source.path, one.about.answers, row["place"]))
-            if trajectory.id != answer:
-                raise ValueError(f"{one.source.path} was written anew just now: ask again")
-        if one.about.episodes is not None and one.source.episodes is not None:
-            from treetune.episode_generators.episode_rows import episodes_of
-
-            first = row["place"] if one.about.answers is None else row.get("episode_place")
-            last = first if one.about.answers is None else row.get("episode_last")
-            for place in range(first, last + 1) if first is not None and last is not None else ():
-                [episode] = episodes_of(_one_row(one.source.episodes, one.about.episodes, place))
-                if episode.trajectory == answer:
-                    episodes.append(episode)
-        return Answer(row, one.source, trajectory, episodes)
+        return answer_at(one, row)
 
     # DuckDB
 
@@ -449,22 +309,6 @@ class Answers:
 def _as_rows(answered: duckdb.DuckDBPyConnection) -> list[dict[str, Any]]:
     names = [column[0] for column in answered.description or ()]
     return [dict(zip(names, row, strict=True)) for row in answered.fetchall()]
-
-
-def _one_row(path: Path, layout: Layout, place: int) -> pa.RecordBatch:
-    """A batch of the one row, in buffers of its own: whoever reads columns may ignore a slice."""
-    number = layout.batch_of(place)
-    return Batches(path, layout).read(number).take([place - layout.rows[number]])
-
-
-def _line(path: Path, place: int) -> dict[str, Any]:
-    with path.open("rb") as file:
-        file.seek(place)
-        return json.loads(file.readline())
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
 
 
 def _text(value: str) -> str:

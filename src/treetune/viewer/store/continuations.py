@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treetune.viewer.store.answers import Answer
+from treetune.viewer.store.whole_answers import Answer
 
 if TYPE_CHECKING:
     from treetune.inference.base import Completion, Request

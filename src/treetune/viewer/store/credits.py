@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from treetune.viewer.store.answers import Answer
 from treetune.viewer.store.catalogue import stat_of
+from treetune.viewer.store.whole_answers import Answer
 
 MICROSCOPE, REPLAY = "result.json", "advantages.jsonl"
 """What each analysis writes into its folder."""

@@ -50,6 +50,21 @@ class About:
     episodes: Layout | None = None
 
 
+@dataclass(frozen=True)
+class Indexed:
+    """A source and its index, where that is made; `fault` is why it can't be."""
+
+    source: Source
+    place: Path
+    about: About | None
+    fault: str = ""
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether its index is still to come."""
+        return self.about is None and not self.fault
+
+
 def build(source: Source, place: Path) -> None:
     """Makes the index of a source in the folder `place`. Raises ValueError for a file that isn't whole."""
     import pyarrow as pa

@@ -12,8 +12,8 @@ import numpy as np
 
 from treetune.episode_generators.step_credit import Shown, step_credit
 from treetune.episode_generators.storage import TOKENS, read_tokens
-from treetune.viewer.store.answers import Answer
 from treetune.viewer.store.catalogue import stat_of
+from treetune.viewer.store.whole_answers import Answer
 from treetune.vocabulary import Branch, Episode, Trajectory, are_sampled
 
 
