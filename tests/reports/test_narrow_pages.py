@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.reports.synthetic import write_experiment
-from tests.reports.test_pages_fit import BROWSER
+from tests.viewer.browser import CHROMIUM
 from treetune.reports.html import write_report
 
 ASK = """<script>
@@ -24,7 +24,7 @@ addEventListener("load", () => {
 </script>"""
 
 
-@pytest.mark.skipif(BROWSER is None, reason="there is no browser here")
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no browser here")
 def test_a_report_can_be_read_at_420_pixels(tmp_path: Path) -> None:
     path = tmp_path / "a_long_name_without_any_place_where_it_could_be_broken_into_lines"
     write_experiment(path)
@@ -35,7 +35,7 @@ def test_a_report_can_be_read_at_420_pixels(tmp_path: Path) -> None:
     page.write_text(f"<!doctype html><title></title>{ASK}{frame}")
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
     done = subprocess.run(
-        [str(BROWSER), *options, page.as_uri()], capture_output=True, text=True, timeout=120, check=True
+        [str(CHROMIUM), *options, page.as_uri()], capture_output=True, text=True, timeout=120, check=True
     )
     (title,) = re.findall(r"<title>(.*?)</title>", done.stdout)[:1]
     assert title == "true cut off: "
