@@ -8,37 +8,15 @@ from dataclasses import dataclass, replace
 import pytest
 
 import treetune.parts  # noqa: F401  (registers them)
+from tests.config.refusals import GRPO, VINEPPO, built, issues_of
 from treetune.config.build import build, checked
-from treetune.config.errors import ConfigError, ConfigIssue
-from treetune.config.explain import Explanation
+from treetune.config.errors import ConfigError
 from treetune.config.jsonnet import load
 from treetune.config.registrable import Registrable
 from treetune.contracts import Feature, Finding, Need, Part
 from treetune.findings import UNKNOWN, Incomplete, findings
-from treetune.runtime.base import PolicyIteration, Runtime
+from treetune.runtime.base import Runtime
 from treetune.tables.base import Table
-
-VINEPPO = "quickstart/vineppo.jsonnet"
-GRPO = "quickstart/grpo.jsonnet"
-PPO = "quickstart/ppo.jsonnet"
-SFT = "quickstart/sft.jsonnet"
-DAPO = "quickstart/dapo.jsonnet"
-DPO = "quickstart/dpo.jsonnet"
-SPO = "quickstart/spo_3_1.jsonnet"
-
-
-def issues_of(configs: str, *overrides: str) -> tuple[ConfigIssue, ...]:
-    config = load(configs.split(","), overrides, environ={})
-    with pytest.raises(ConfigError) as caught:
-        build(Runtime, config.data, Explanation(config))
-    return caught.value.issues
-
-
-def built(configs: str, *overrides: str) -> PolicyIteration:
-    config = load(configs.split(","), overrides, environ={})
-    root = build(Runtime, config.data, Explanation(config))
-    assert isinstance(root, PolicyIteration)
-    return root
 
 
 def test_mistakes_of_keys_types_and_combinations_are_told_together() -> None:

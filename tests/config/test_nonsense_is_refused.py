@@ -72,31 +72,6 @@ NONSENSE = {
         "trainer.objective",
         "importance_cap compares",
     ),
-    "answers of earlier weights that nothing corrects for": (
-        VINEPPO,
-        "{overlap: 'one_step'}",
-        "trainer.objective.importance_cap",
-        "answers of the version before",
-    ),
-    "overlap without sampling": (SFT, "{overlap: 'one_step'}", "overlap", "samples nothing"),
-    "overlap with an engine that sleeps": (
-        f"{VINEPPO},runtimes/one_step_overlap.jsonnet",
-        "{engines+: {policy+: {sleep: true}}}",
-        "engines.policy.sleep",
-        "both at work at once",
-    ),
-    "overlap with a critic that is asked before training": (
-        "quickstart/critic_values.jsonnet,runtimes/one_step_overlap.jsonnet",
-        "{}",
-        "credit",
-        "asks the trainer's critic",
-    ),
-    "overlap with a choice in the middle of training": (
-        "quickstart/restem.jsonnet",
-        "{overlap: 'one_step'}",
-        "choose_checkpoint",
-        "in the middle of training",
-    ),
     "shaping beside continuations": (
         VINEPPO,
         "{shaping: [{type: 'wrong_answers'}]}",
