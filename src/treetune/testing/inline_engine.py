@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from treetune.analyzers.expansion import PolicySteps
 from treetune.inference.base import (
     Canary,
     Chunk,
@@ -25,6 +24,7 @@ from treetune.inference.base import (
 )
 from treetune.inference.gaps import Tolerance
 from treetune.inference.settings import EngineSettings
+from treetune.testing.model_engine import ModelEngine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,15 +40,13 @@ class InlineSettings(EngineSettings):
         return InlineEngine(model_directory, rest["end_ids"])
 
 
-class InlineEngine(Engine):
+class InlineEngine(ModelEngine):
     """Runs a request's samples together and nothing else with them: its tokens and log-probs are the same
     whatever it is asked besides. The canary is left out: weights can't be lost on their way here."""
 
     def __init__(self, folder: Path, end_ids: Sequence[int]) -> None:
-        self.version = self.tokens = 0
-        self._end_ids = set(end_ids)
+        super().__init__(_read(folder), end_ids)
         self._closed = False
-        self._model = _read(folder)
 
     @property
     def tokens_per_second(self) -> float:
@@ -83,38 +81,9 @@ class InlineEngine(Engine):
                 ask(later.requests())
             if waiting:
                 index, request = waiting.popleft()
-                results[index] = self._sampled(request)
+                results[index] = self._wave([request], range(1))[0]
                 ask((on_result(index, results[index]) if on_result is not None else None) or ())
         return results
-
-    def _sampled(self, request: Request) -> list[Completion]:
-        import torch
-
-        most = request.sampling.max_tokens
-        assert request.sampling.temperature == 1, "the model's own distribution is sampled"
-        chance = np.stack([np.random.default_rng(request.seed + i).random(most) for i in range(request.n)])
-        ids = np.tile(request.prompt_ids, (request.n, 1)).astype(np.int64)
-        logprobs = np.empty((request.n, 0))
-        with torch.no_grad():
-            for place in range(most):
-                logits_BV = self._model(input_ids=torch.from_numpy(ids)).logits[:, -1]
-                logprobs_BV = logits_BV.double().log_softmax(-1).numpy()
-                sums_BV = np.exp(logprobs_BV).cumsum(1)
-                drawn_B = (sums_BV[:, :-1] <= chance[:, place, None] * sums_BV[:, -1:]).sum(1)
-                ids = np.concatenate([ids, drawn_B[:, None]], axis=1)
-                own_B = np.take_along_axis(logprobs_BV, drawn_B[:, None], axis=1)
-                logprobs = np.concatenate([logprobs, own_B], axis=1)
-                answers = ids[:, len(request.prompt_ids) :]
-                if np.isin(answers, list(self._end_ids)).any(1).all():
-                    break
-        return [self._completion(*row) for row in zip(answers, logprobs, strict=True)]
-
-    def _completion(self, ids: Any, logprobs: Any) -> Completion:
-        ends = np.flatnonzero(np.isin(ids, list(self._end_ids)))
-        length = int(ends[0]) + 1 if len(ends) else len(ids)
-        self.tokens += length
-        reason: Any = "stop" if len(ends) else "length"
-        return Completion(ids[:length], logprobs[:length].astype(np.float32), reason, self.version)
 
     def load(
         self,
@@ -125,7 +94,7 @@ class InlineEngine(Engine):
     ) -> SyncReport:
         for _ in chunks or ():
             pass
-        self._model, self.version = _read(directory), version
+        self._steps, self.version = _read(directory), version
         return SyncReport(0.0, 0.0)
 
     def asleep(self) -> AbstractContextManager[None]:
@@ -135,7 +104,7 @@ class InlineEngine(Engine):
         self._closed = True
 
 
-def _read(folder: Path) -> Any:
+def _read(folder: Path) -> PolicySteps:
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
+    return PolicySteps(AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval(), 1.0)
