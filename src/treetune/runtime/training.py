@@ -84,11 +84,9 @@ def train(
 
 
 def _signals_keeper(session: Session, iteration: int) -> Callable[[Sequence[TokenSignals]], None]:
-    """Takes what an earlier process wrote away, and gives what writes it anew: it is of these episodes then.
-    Every rank knows all tokens, and the first one writes."""
+    """Writes what the trainer says of tokens beside their episodes. Every rank knows all of it, and the first
+    one writes."""
     path = session.directory.iteration(iteration) / SIGNALS
-    if session.ranks.is_first:
-        path.unlink(missing_ok=True)
 
     def keep(signals: Sequence[TokenSignals]) -> None:
         if session.ranks.is_first:
