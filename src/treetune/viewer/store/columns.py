@@ -177,7 +177,7 @@ def _mean_and_largest(column: pa.ListArray) -> tuple[pa.Array, pa.Array]:
     sizes = np.abs(column.values.to_numpy(zero_copy_only=False)[ends[0] : ends[-1]].astype(float))
     known = ~np.isnan(sizes)
     mean, least = _mean_and_least(-sizes[known], np.concatenate([[0], np.cumsum(known)])[ends - ends[0]])
-    return tuple(pa.array(-one, pa.float64(), from_pandas=True) for one in (mean, least))  # type: ignore[return-value]
+    return tuple(pa.array(-one, pa.float64(), from_pandas=True) for one in (mean, least))
 
 
 def _of_trained(column: pa.ListArray, trained: pa.ListArray, sign: float = 1.0) -> tuple[pa.Array, pa.Array]:
