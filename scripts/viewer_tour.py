@@ -6,8 +6,9 @@
 
 A picture of each view goes to the output, and a table, `tour.md`: errors in the console, requests that leave
 127.0.0.1, pages wider than the window, text whose contrast is below 4.5, headings that leave out a level,
-controls without a name, a focus that isn't seen. With `--running` each page is looked at for as long as it
-asks again three times. Ends with exit code 1 if anything is wrong.
+controls without a name, a focus that isn't seen, links that lead nowhere, options of lists that a page can't
+show. With `--running` each page is looked at for as long as it asks again twice. Ends with exit code 1 if
+anything is wrong.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(1, str(ROOT / "src"))
 
 from treetune.testing.browser import MISSING, Browser, browser  # noqa: E402
+from treetune.testing.clicking import unanswered  # noqa: E402
 from treetune.testing.looking import unseen_focus, wrong_with  # noqa: E402
 from treetune.testing.started_viewer import started_viewer  # noqa: E402
 from treetune.testing.tour import STATES, Place, Stop, place_of, stops  # noqa: E402
 
 WIDTHS, THEMES = (1400, 420), ("light", "dark")
-ASKED_AGAIN_S = 6.5
-"""Three times as long as a page waits before it asks for itself again."""
+ASKED_AGAIN_S = 4.5
+"""More than twice as long as a page waits before it asks for itself again."""
 
 
 @dataclass
@@ -89,6 +91,8 @@ def look(window: Browser, origin: str, stop: Stop, output: Path, stay_s: float) 
             window.picture(output / f"{file_name(stop.name)}_{width}_{theme}.png")
             if theme == "light" and window.script("return document.querySelector('main') !== null"):
                 own += unseen_focus(window)
+            if (width, theme) == (WIDTHS[0], THEMES[0]):
+                own += unanswered(window)
             seen.faults[f"{width} {theme}"] = own + window.faults()
     print(f"{stop.name}: {seen.seconds:.1f} s, {sum(map(len, seen.faults.values()))} faults", flush=True)
     return seen
