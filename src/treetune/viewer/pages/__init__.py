@@ -2,18 +2,23 @@
 
 from treetune.viewer.page import Page
 from treetune.viewer.pages import (
+    agreement,
     answer,
     answers,
     compare,
     configuration,
     continuations,
+    data,
     experiments,
     problem,
+    row,
+    rows,
     run,
 )
 
 PAGES: tuple[Page, ...] = (
     experiments.PAGE,
+    data.PAGE,
     run.PAGE,
     answers.PAGE,
     answer.PAGE,
@@ -21,4 +26,7 @@ PAGES: tuple[Page, ...] = (
     problem.PAGE,
     continuations.PAGE,
     configuration.PAGE,
+    agreement.PAGE,
+    rows.PAGE,
+    row.PAGE,
 )
