@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Opens every page of the viewer in Chromium, wide and narrow, light and dark, and says what is wrong.
 
-    python scripts/viewer_tour.py experiments --output /scratch/tour             # any that have answers
+    python scripts/viewer_tour.py experiments data --output /scratch/tour        # any that have answers
     python scripts/viewer_tour.py experiments --output /scratch/tour --running   # one that runs now
 
 A picture of each view goes to the output, and a table, `tour.md`: errors in the console, requests that leave
@@ -30,6 +30,7 @@ from treetune.testing.clicking import unanswered  # noqa: E402
 from treetune.testing.looking import unseen_focus, wrong_with  # noqa: E402
 from treetune.testing.started_viewer import started_viewer  # noqa: E402
 from treetune.testing.tour import STATES, Place, Stop, place_of, stops  # noqa: E402
+from treetune.viewer.pages import PAGES  # noqa: E402
 
 WIDTHS, THEMES = (1400, 420), ("light", "dark")
 ASKED_AGAIN_S = 4.5
@@ -49,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
+    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="of experiments or data")
     parser.add_argument("--output", type=Path, required=True, help="where pictures and the table go")
     parser.add_argument("--running", action="store_true", help="look at an experiment that runs now")
     parser.add_argument("--cache", type=Path, help="the viewer's own files; default: a new folder")
@@ -120,6 +121,9 @@ def page(place: Place, found: Sequence[Seen], running: bool) -> str:
         lines += [f"* {one.stop.name}: {text}" for text in words]
     if not any(own for one in found for own in one.faults.values()):
         lines.append("Nothing was found wrong.")
+    seen = {one.stop.page for one in found}
+    if missed := [page.path for page in PAGES if page.path not in seen]:
+        lines.append(f"There was nothing to show on {', '.join(missed)}.")
     return "\n".join(lines) + "\n"
 
 

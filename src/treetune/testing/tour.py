@@ -28,7 +28,8 @@ THERE = "document.querySelector('main')?.innerText.trim().length > 0"
 @dataclass(frozen=True)
 class Place:
     """What a tour looks at: an experiment and another one, one of its answers, the ways it can be shown in,
-    and the address of the continuations of its first step that has some."""
+    the address of the continuations of its first step that has some; a data set, and an experiment with a
+    judge, where there are any."""
 
     run: str
     other: str
@@ -37,6 +38,8 @@ class Place:
     problem: str
     ways: Sequence[str]
     continuations: str = ""
+    data: str = ""
+    judged: str = ""
 
     @property
     def address(self) -> dict[str, str]:
@@ -103,18 +106,24 @@ def _place(browser: Browser, origin: str, address: str, run: str, other: str) ->
     browser.open(origin + address)
     browser.wait("document.querySelector('[name=as]') !== null")
     asked = {name: values[0] for name, values in parse_qs(urlsplit(address).query).items()}
-    problem = browser.script(
-        "return new URLSearchParams(document.querySelector('a[data-key=a]').search).get('problem')"
+    problem, ways, continuations = browser.script(
+        """return [
+          new URLSearchParams(document.querySelector('a[data-key=a]').search).get('problem'),
+          [...document.querySelectorAll('[name=as] option')].map((one) => one.value),
+          document.querySelector('details[hx-get]')?.getAttribute('hx-get') || ''];"""
     )
-    return Place(
-        run,
-        other,
-        asked["source"],
-        asked["answer"],
-        problem,
-        browser.script("return [...document.querySelectorAll('[name=as] option')].map((one) => one.value)"),
-        browser.script("return document.querySelector('details[hx-get]')?.getAttribute('hx-get') || ''"),
+    browser.open(f"{origin}/data")
+    browser.wait(THERE)
+    data, judged = browser.script(
+        """const query = (address) => new URLSearchParams((address || '').split('?')[1]);
+        const named = (address, name) => query(address).get(name) || '';
+        return [named(document.querySelector('tbody tr[data-href]')?.dataset.href, 'data'),
+          named(document.querySelector('main a[href^="/agreement"]')?.href, 'run')];"""
     )
+    if judged:  # its page is there as soon as its answers have been read
+        browser.open(f"{origin}/answers?{urlencode({'run': judged})}")
+        browser.wait(ANSWERS_THERE, seconds=LONGEST_INDEX_S)
+    return Place(run, other, asked["source"], asked["answer"], problem, ways, continuations, data, judged)
 
 
 def stops(place: Place) -> Iterator[Stop]:
@@ -187,6 +196,26 @@ def _continuations(place: Place) -> Iterator[Stop]:
         yield Stop("/continuations", "continuations", urlsplit(place.continuations).query, SOME_TEXT)
 
 
+def _data(place: Place) -> Iterator[Stop]:
+    yield Stop("/data", "data sets")
+
+
+def _rows(place: Place) -> Iterator[Stop]:
+    if place.data:
+        yield Stop("/rows", "rows of a data set", _query(data=place.data))
+
+
+def _row(place: Place) -> Iterator[Stop]:
+    if place.data:
+        yield Stop("/row", "a row", _query(data=place.data, row=0))
+        yield Stop("/row", "a row, rendered", _query(data=place.data, row=0, **{"as": "rendered"}))
+
+
+def _agreement(place: Place) -> Iterator[Stop]:
+    if place.judged:
+        yield Stop("/agreement", "judge and rule", _query(run=place.judged))
+
+
 def _query(**values: object) -> str:
     return urlencode(values, doseq=True)
 
@@ -200,5 +229,9 @@ STOPS: Mapping[str, Callable[[Place], Iterator[Stop]]] = {
     "/compare": _compare,
     "/configuration": _configuration,
     "/continuations": _continuations,
+    "/data": _data,
+    "/rows": _rows,
+    "/row": _row,
+    "/agreement": _agreement,
 }
 """What is looked at of each page."""
