@@ -66,6 +66,8 @@ def test_pages_of_answers_are_drawn_and_fit(
     for path in (
         "/answers?run=run",
         *(f"/answer?{one}&as={way}" for way in ("tokens", "tree", "rendered", "text")),
+        "/answer?run=run&source=i1&answer=train/0%230&colour=gap",
+        "/timeline?run=run",
         "/problem?run=run&problem=train/0",
         "/compare?run=run&first=i1&second=i2&problem=train/1",
     ):

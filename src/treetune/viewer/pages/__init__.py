@@ -10,11 +10,14 @@ from treetune.viewer.pages import (
     experiments,
     problem,
     run,
+    timeline,
 )
 
 PAGES: tuple[Page, ...] = (
     experiments.PAGE,
     run.PAGE,
+    timeline.PAGE,
+    timeline.TRACE,
     answers.PAGE,
     answer.PAGE,
     compare.PAGE,
