@@ -11,7 +11,7 @@
   const smoothing = () => Number(document.getElementById('smoothing')?.value || 0);
 
   function number(value) {
-    if (value === null || value === undefined) return '';
+    if (value === null || value === undefined) return '–';
     if (value === 0) return '0';
     const size = Math.abs(value);
     return size >= 1e6 || size < 1e-3 ? value.toExponential(2) : String(Number(value.toPrecision(4)));
@@ -41,7 +41,7 @@
   // A little room around the values; what is always the same lies in the middle.
   function around(low, high) {
     const room = high > low ? 0.07 * (high - low) : Math.abs(low) || 1;
-    const hair = high > low ? 0.02 * (high - low) : room;
+    const hair = 0.02 * (high - low || room);
     return [low >= 0 && low - room < 0 ? -Math.min(hair, room) : low - room, high + room];
   }
 
@@ -58,7 +58,7 @@
 
   function options(chart, width) {
     const factor = smoothing(), { xs, column } = table(chart);
-    const data = [xs], series = [{ label: 'after', value: (_, value) => number(value) }], bands = [];
+    const data = [xs], series = [{ label: chart.x_name, value: (_, value) => number(value) }], bands = [];
     chart.lines.forEach((line) => {
       const ink = colour(`k${line.colour % COLOURS}`), dash = DASHES[Math.floor(line.colour / COLOURS) % DASHES.length];
       const few = line.x.length <= 40;
