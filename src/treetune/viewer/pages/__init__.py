@@ -2,19 +2,24 @@
 
 from treetune.viewer.page import Page
 from treetune.viewer.pages import (
+    agreement,
     answer,
     answers,
     compare,
     configuration,
     continuations,
+    data,
     experiments,
     problem,
+    row,
+    rows,
     run,
     timeline,
 )
 
 PAGES: tuple[Page, ...] = (
     experiments.PAGE,
+    data.PAGE,
     run.PAGE,
     timeline.PAGE,
     timeline.TRACE,
@@ -24,4 +29,7 @@ PAGES: tuple[Page, ...] = (
     problem.PAGE,
     continuations.PAGE,
     configuration.PAGE,
+    agreement.PAGE,
+    rows.PAGE,
+    row.PAGE,
 )
