@@ -12,7 +12,8 @@ def view(options: argparse.Namespace) -> int:
     import treetune.parts  # noqa: F401  (registers them: numbers of answers are known by their parts)
     from treetune.viewer.serve import serve
 
-    serve([Path(folder) for folder in options.folders] or [Path("experiments")], say, options.port)
+    folders = [Path(folder) for folder in options.folders] or [Path("experiments")]
+    serve(folders, say, options.port, read_only=options.read_only)
     return 0
 
 
@@ -30,8 +31,8 @@ COMMANDS = (
         view,
         "look into experiments in a browser, also while they run",
         "Serves a web application on this machine alone, and prints its address. It shows all experiments"
-        " below the folders, reads what they write as it comes, and changes nothing in them. Through SSH:"
-        " ssh -N -L 6680:127.0.0.1:6680 MACHINE.",
+        " below the folders, reads what they write as it comes, and writes nothing but the notes that you put"
+        " on answers. Through SSH: ssh -N -L 6680:127.0.0.1:6680 MACHINE.",
         ("treetune view experiments", "treetune view experiments/quickstart /scratch/others --port 7000"),
         (
             Argument(
@@ -41,6 +42,7 @@ COMMANDS = (
             Argument(
                 "--port", {"type": int, "metavar": "N", "help": "default: 6680, or the next that is free"}
             ),
+            Argument("--read-only", {"action": "store_true", "help": "write no notes either"}),
         ),
     ),
     Command(

@@ -18,14 +18,17 @@ PORTS_TRIED = 50
 LAST_PORT = 65_535
 
 
-def serve(folders: Sequence[Path], say: Callable[[str], None], port: int | None = None) -> None:
-    """Says the address, then answers there. Without a `port`: `PORT`, or the next that is free.
+def serve(
+    folders: Sequence[Path], say: Callable[[str], None], port: int | None = None, *, read_only: bool = False
+) -> None:
+    """Says the address, then answers there. Without a `port`: `PORT`, or the next that is free. Where it is
+    `read_only`, nobody can write notes.
 
     Raises ValueError for a folder that isn't there and for a port that can't be had.
     """
     import uvicorn
 
-    store = Store(folders, _own_cache())
+    store = Store(folders, _own_cache(), read_only=read_only)
     token = secrets.token_urlsafe(24)
     with _listening(port) as listening:
         own = listening.getsockname()[1]

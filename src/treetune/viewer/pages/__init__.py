@@ -8,6 +8,7 @@ from treetune.viewer.pages import (
     configuration,
     continuations,
     experiments,
+    notes,
     problem,
     run,
 )
@@ -21,4 +22,6 @@ PAGES: tuple[Page, ...] = (
     problem.PAGE,
     continuations.PAGE,
     configuration.PAGE,
+    notes.PAGE,
+    notes.DATA,
 )

@@ -16,7 +16,15 @@ import numpy as np
 
 from treetune.viewer.store.catalogue import NotThere, Run
 from treetune.viewer.store.index import BITS, ROWS, ROWS_IN_GROUP, Indexed, build, read_about
-from treetune.viewer.store.questions import Filter, Found, Question, condition, order
+from treetune.viewer.store.questions import (
+    Filter,
+    Found,
+    Question,
+    among,
+    condition,
+    order,
+    quoted_text,
+)
 from treetune.viewer.store.signatures import SHORTEST, lowered, may_hold
 from treetune.viewer.store.sources import Source, sources
 from treetune.viewer.store.whole_answers import Answer, answer_at, texts_at
@@ -165,6 +173,7 @@ class Answers:
             return Found([], 0, True)
         known, own = self.columns(), self.columns(question.sources)
         where, values = condition(question.filters, known, own)
+        where = f"{where} AND {among(question.among)}"
         by = order(question, known, own)
         if question.search:
             return self._search(question, relation, where, values, by)
@@ -281,7 +290,7 @@ class Answers:
         chosen = [one for one in self._chosen(names) if one.about is not None and one.about.rows]
         if not chosen:
             return None
-        files = ", ".join(_text(str(one.place / ROWS)) for one in chosen)
+        files = ", ".join(quoted_text(str(one.place / ROWS)) for one in chosen)
         return f"read_parquet([{files}], union_by_name=true)"
 
     def _query(self, text: str, values: Sequence[Any] = ()) -> duckdb.DuckDBPyConnection:
@@ -309,7 +318,3 @@ class Answers:
 def _as_rows(answered: duckdb.DuckDBPyConnection) -> list[dict[str, Any]]:
     names = [column[0] for column in answered.description or ()]
     return [dict(zip(names, row, strict=True)) for row in answered.fetchall()]
-
-
-def _text(value: str) -> str:
-    return "'" + value.replace("'", "''") + "'"

@@ -20,7 +20,8 @@ class Filter:
 
 @dataclass(frozen=True)
 class Question:
-    """Which answers, in which order: `sources` by name (of none, all), `search` in their text."""
+    """Which answers, in which order: `sources` by name (of none, all), `search` in their text. Where there is
+    an `among`, no others than these rows of each source."""
 
     sources: tuple[str, ...] = ()
     filters: tuple[Filter, ...] = ()
@@ -29,6 +30,7 @@ class Question:
     descending: bool = False
     page: int = 1
     size: int = 50
+    among: Mapping[str, Sequence[int]] | None = None
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,22 @@ def condition(
             parts.append(f"{name} {OPERATORS[one.operator]} CAST(? AS {compared})")
             values.append(one.value)
     return " AND ".join(parts), values
+
+
+def among(rows: Mapping[str, Sequence[int]] | None) -> str:
+    """A condition for rows of each source; without any, for none."""
+    if rows is None:
+        return "true"
+    parts = [
+        f"(source = {quoted_text(source)} AND row IN ({', '.join(map(str, own))}))"
+        for source, own in rows.items()
+        if own
+    ]
+    return f"({' OR '.join(parts)})" if parts else "false"
+
+
+def quoted_text(value: str) -> str:
+    return "'" + value.replace("'", "''") + "'"
 
 
 def order(question: Question, known: Mapping[str, str], own: Mapping[str, str]) -> str:
