@@ -203,8 +203,8 @@ def test_a_note_is_written_by_keys_and_no_refresh_takes_what_is_typed(
 
     window.script("document.querySelector('.own-note [name=labels]').value = 'mine, too'")
     window.script("document.querySelector('.own-note button').click()")
-    window.wait("document.querySelectorAll('.one-note').length === 2")
-    window.press("1")
+    window.wait("document.querySelectorAll('.own-note [type=checkbox]').length === 3")
+    window.press("2")  # mine, theirs, too
     window.wait("document.querySelectorAll('.one-note .label').length === 4")
 
     assert window.script("return window.notReloaded")

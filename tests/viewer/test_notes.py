@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from urllib.parse import urlencode
 
 import pyarrow.parquet as parquet
 import pytest
 from starlette.responses import Response
 from starlette.testclient import TestClient
 
-from tests.viewer.browser import Browser
 from tests.viewer.conftest import TOKEN
-from tests.viewer.recorded import answers, begin_run, record_iteration, recorded_run, trajectory
+from tests.viewer.recorded import answers, begin_run, record_iteration, recorded_run
 from treetune.checksums import Damaged
 from treetune.main import main
 from treetune.runtime.notes import (

@@ -1,4 +1,4 @@
-"""A page that was saved is one file: it shows the same from disk, asks for nothing, and runs nothing of a model's."""
+"""A page that was saved is one file: from disk it shows the same, asks for nothing, and text stays text."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ return JSON.stringify([
   all('.katex', (one) => [one.textContent, one.getClientRects()[0].width, getComputedStyle(one).fontFamily]),
   all('main tbody tr, pre, figcaption, .state', (one) => one.innerText),
   all('details', (one) => one.open && one.innerText).filter(Boolean),
-  all('h1, .verdict, .chip, th, select', (one) => [getComputedStyle(one).color, getComputedStyle(one).font, one.value]),
+  all('h1, .verdict, .chip, th', (one) => [getComputedStyle(one).color, getComputedStyle(one).font]),
+  all('select', (one) => one.value),
 ]);
 """
 DOWNLOAD_S = 30
 
 
-def downloaded(folder: Path, count: int) -> Path:
-    """The newest of so many files, as soon as it is whole."""
+def downloaded(folder: Path) -> Path:
+    """The file in it, as soon as it is whole."""
     deadline = time.monotonic() + DOWNLOAD_S
-    while len(found := sorted(folder.glob("*.html"), key=lambda path: path.stat().st_mtime_ns)) < count:
+    while not (found := list(folder.glob("*.html"))):
         assert time.monotonic() < deadline, f"nothing was saved: {list(folder.glob('*'))}"
         time.sleep(0.02)
-    return found[-1]
+    return found[0]
 
 
 def test_a_page_is_saved_as_one_file_that_shows_the_same_and_asks_for_nothing(
@@ -44,23 +45,25 @@ def test_a_page_is_saved_as_one_file_that_shows_the_same_and_asks_for_nothing(
     run = hostile_run(store.folders[0] / "an/experiment", said)
     record_iteration(run, 1)
     one = "run=an/experiment&source=i1&answer=train"
+    open_numbers = "document.querySelector('#counted').open = true"
     pages = {
         "/run?run=an/experiment": "document.querySelector('#log').click()",
-        "/answer?run=an/experiment&source=i2&answer=train/0%230": "document.querySelector('#counted').open = true",
+        "/answer?run=an/experiment&source=i2&answer=train/0%230": open_numbers,
         f"/answer?{one}/0%230&as=rendered": "",
         f"/answer?{one}/1%230&as=text": "",
         "/answers?run=an/experiment&of=everything&search=script": "",
         "/": "",
     }
-    downloads = {"behavior": "allow", "downloadPath": str(tmp_path / "saved")}
-    window.driver.execute_cdp_cmd("Browser.setDownloadBehavior", downloads)
     for number, (path, first) in enumerate(pages.items()):
+        folder = tmp_path / f"saved{number}"
+        allowed = {"behavior": "allow", "downloadPath": str(folder)}
+        window.driver.execute_cdp_cmd("Browser.setDownloadBehavior", allowed)
         window.open(served(path))
         window.wait("document.readyState === 'complete'")
         window.script(first)
         looks = window.script(LOOKS)
         window.press("e")
-        saved = downloaded(tmp_path / "saved", number + 1)
+        saved = downloaded(folder)
         assert TOKEN not in saved.read_text() and "127.0.0.1" not in saved.read_text()
         assert window.faults() == []
 

@@ -103,17 +103,16 @@
   }
 
   const runs = () => new URLSearchParams(location.search).getAll('run');
-  function title() { return [...new Set([document.title.replace(/ · treetune$/, ''), ...runs()]), 'treetune'].join(' · '); }
+  function title() { return ['treetune', ...new Set([document.title.replace(/ · treetune$/, ''), ...runs()])].join(' · '); }
 
   async function save() {
-    const when = `${new Date().toISOString().slice(0, 16).replace('T', ' ')} UTC`;
+    const when = `${new Date().toISOString().slice(0, 19).replace('T', ' ')} UTC`;
     const said = document.getElementById('saved');
     try {
       const made = new Blob([await page(when)], { type: 'text/html' });
       const link = document.createElement('a');
       link.href = URL.createObjectURL(made);
-      const name = [location.pathname.slice(1) || 'experiments', ...runs(), when].join('-');
-      link.download = `treetune-${name.replace(/[^\w.-]+/g, '_').slice(0, 120)}.html`;
+      link.download = `${title()} ${when}.html`.replace(/[^\w.-]+/g, '_').slice(-150);
       link.click();
       setTimeout(() => URL.revokeObjectURL(link.href), 60000);
       said.textContent = `saved as ${link.download}`;
