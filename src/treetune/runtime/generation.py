@@ -20,6 +20,7 @@ from treetune.episode_generators.storage import (
     write_tokens,
     write_trajectories,
 )
+from treetune.episode_generators.token_signals import SIGNALS
 from treetune.episode_generators.values.ahead import Ahead
 from treetune.runtime.carried import carried_over, carry_over
 from treetune.runtime.clock import Clock
@@ -69,6 +70,7 @@ def generate(sampler: Sampler, iteration: int, clock: Clock) -> tuple[list[Episo
             if _remembers(session):
                 write_record(folder / MEMORY, memory)
             _write_tokens(session)
+            (folder / SIGNALS).unlink(missing_ok=True)  # of episodes that somebody has deleted
             # Last: from here on, both phases are done.
             write_episodes(folder / "episodes.arrow", episodes, session.model.codec)
         session.ranks.barrier("episodes written")

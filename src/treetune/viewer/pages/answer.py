@@ -43,6 +43,12 @@ COLOURED_FULLY = 0.95
 Advantages have it at their largest."""
 
 
+UNRECORDED = (
+    "the run kept nothing of what its trainer said of this answer's tokens: it was not trained, or by an"
+    " iteration without token_signals.arrow"
+)
+
+
 @dataclass(frozen=True)
 class Colouring:
     """A number that tokens can be coloured by: what its colours mean, from where on they are full, and why it
@@ -171,12 +177,12 @@ def colourings(tokens: Tokens | None) -> list[Colouring]:
             "the darker, the less likely it was when it was sampled",
             "no log-probs are stored",
         ),
-        ("entropy", False, "the darker, the less sure the policy was", "this run did not record it"),
+        ("entropy", False, "the darker, the less sure the policy was, in nats", UNRECORDED),
         (
             "gap",
             True,
             "the trainer's log-prob minus the engine's: blue above, orange below",
-            "this run did not record the trainer's log-probs of single tokens",
+            UNRECORDED,
         ),
     ):
         column = known.get(name)

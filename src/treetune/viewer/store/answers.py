@@ -144,7 +144,7 @@ class Answers:
 
     def _fault(self, source: Source, error: Exception) -> str:
         """An OSError that names no file of the source is about the index."""
-        if isinstance(error, OSError) and error.filename not in map(str, (source.path, source.episodes)):
+        if isinstance(error, OSError) and error.filename not in map(str, source.files):
             return (
                 f"{source.words} is not shown, as its index can't be written to {self._cache} ({error}): make"
                 " room there, or let it be written, and start the viewer again"
