@@ -19,6 +19,7 @@ from treetune.vocabulary import Episode, Grade, Problem, Segment, Trajectory
 
 CONFIG: Mapping[str, Any] = {
     "type": "policy_iteration",
+    "context_length": 64,
     "task": {"type": "addition_chain"},
     "rollout": {"type": "single_turn", "max_tokens": 48},
     "credit": {"type": "monte_carlo", "samples": 3},

@@ -10,12 +10,13 @@ from tests.viewer.browser import Browser
 from tests.viewer.recorded import begin_run, record_evaluation, record_iteration, recorded_run
 from treetune.episode_generators.storage import read_trajectories
 from treetune.runtime.notes import NotedAnswer, new_note, read_notes, save_note, system_user
+from treetune.testing.looking import unseen_focus, wrong_with
+from treetune.testing.tour import DRAWN, place_of, stops
 from treetune.viewer.store import Store
 
 Address = Callable[[str], str]
 
 WIDTHS = pytest.mark.parametrize(("width", "dark"), [(1400, False), (420, True)])
-DRAWN = "document.querySelectorAll('.uplot canvas').length > 0"
 
 HOSTILE = (
     "<script>window.ran = 1</script>",
@@ -43,41 +44,60 @@ def folder(store: Store) -> Path:
 
 
 @WIDTHS
-def test_pages_are_drawn_and_fit(
-    window: Browser, served: Address, folder: Path, width: int, dark: bool, tmp_path: Path
-) -> None:
-    recorded_run(folder / "quickstart" / "vineppo")
-    recorded_run(folder / "quickstart" / "vineppo_seed2", seed=2)
-    begin_run(folder / "a_name_that_is_rather_long_for_a_narrow_page_and_has_no_spaces_in_it")
-    both = "run=quickstart/vineppo&run=quickstart/vineppo_seed2"
-    for path in ("/", "/run?run=quickstart/vineppo", f"/run?{both}&seeds=together", f"/configuration?{both}"):
-        window.open(served(path), width=width, dark=dark)
-        if path.startswith("/run"):
-            window.wait(DRAWN)
-        window.wait("document.querySelector('h1') && document.querySelector('h1').innerText.length > 0")
-        assert window.overflow() == 0, path
-        paper = window.script("return getComputedStyle(document.body).backgroundColor")
-        assert paper == ("rgb(20, 23, 28)" if dark else "rgb(255, 255, 255)")
-
-
-@WIDTHS
-def test_pages_of_answers_are_drawn_and_fit(
+def test_every_page_is_drawn_fits_and_can_be_read(
     window: Browser, served: Address, folder: Path, width: int, dark: bool
 ) -> None:
+    recorded_run(folder / "quickstart" / "vineppo")
+    recorded_run(folder / "quickstart" / "vineppo_seed2", seed=2, iterations=2)
+    begin_run(folder / "a_name_that_is_rather_long_for_a_narrow_page_and_has_no_spaces_in_it")
+    window.open(served("/"), width=width, dark=dark)
+    origin = served("/").partition("/?")[0]
+    paper = window.script("return getComputedStyle(document.body).backgroundColor")
+    assert paper == ("rgb(20, 23, 28)" if dark else "rgb(255, 255, 255)")
+
+    for stop in stops(place_of(window, origin)):
+        stop.visit(window, origin, width=width, dark=dark)
+        assert wrong_with(window) == [], stop.name
+
+
+def test_from_the_address_that_is_printed_to_why_an_answer_got_its_credit_are_three_clicks(
+    window: Browser, served: Address, folder: Path
+) -> None:
+    recorded_run(folder / "vineppo", iterations=2)
+    window.open(served("/"))
+
+    window.click("tbody th a")  # the experiment
+    window.wait(DRAWN)
+    window.click("nav a[href^='/answers']")
+    window.wait("document.querySelector('table.answers tbody a') !== null")
+    window.click("table.answers tbody a")
+    window.wait("document.querySelectorAll('.tokens [data-i]').length > 0")
+
+    assert "V 0.500" in window.text() and "A +0.250" in window.text()  # values and advantages of its steps
+    assert window.script("return document.querySelectorAll('.tokens .up.s10, .tokens .down.s7').length > 1")
+    window.press("\ue014")
+    assert "advantage 0.25" in window.script("return document.querySelector('.token-bar output').textContent")
+
+
+def test_every_page_of_an_experiment_is_reached_by_keys_and_shows_where_the_focus_is(
+    window: Browser, served: Address, folder: Path
+) -> None:
     recorded_run(folder / "run", iterations=2)
-    one = "run=run&source=i1&answer=train/0%230"
-    for path in (
-        "/answers?run=run",
-        *(f"/answer?{one}&as={way}" for way in ("tokens", "tree", "rendered", "text")),
-        "/problem?run=run&problem=train/0",
-        "/compare?run=run&first=i1&second=i2&problem=train/1",
+    window.open(served("/"))
+    for keys, page in (
+        ("j\ue007", "/run"),
+        ("ga", "/answers"),
+        ("j\ue007", "/answer"),
+        ("a", "/problem"),
+        ("gm", "/compare"),
+        ("gc", "/configuration"),
+        ("gt", "/timeline"),
+        ("gr", "/run"),
+        ("ge", "/"),
     ):
-        window.open(served(path), width=width, dark=dark)
-        window.wait("document.body.innerText.trim().length > 0")
-        if path.endswith("tokens"):
-            window.script("document.querySelector('details[hx-get] summary').click()")
-            window.wait("document.querySelector('details[hx-get] .later').textContent.trim() !== '…'")
-        assert window.overflow() == 0, path
+        window.press(keys)
+        window.wait(f"location.pathname === '{page}' && document.readyState === 'complete'")
+    assert unseen_focus(window) == []
 
 
 def test_an_answer_shows_its_credit_and_its_continuations_once_they_are_there(

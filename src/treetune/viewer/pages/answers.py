@@ -17,6 +17,7 @@ from treetune.viewer.store.answers import Answers
 from treetune.viewer.store.notes import Place, labels_in_use, labels_of
 from treetune.viewer.store.questions import OPERATORS, Filter, Question
 from treetune.viewer.store.sources import Source
+from treetune.viewer.store.verdicts import graded_by_both
 from treetune.vocabulary import CORRECT_SCORE
 
 SIZES = ("50", "20", "200")
@@ -74,6 +75,7 @@ def show(view: View) -> Response:
         ),
         outcomes=OUTCOMES,
         sizes=SIZES,
+        both_graded=graded_by_both(columns),
         domains=_domains(answers, question.sources) if "domain" in columns else [],
         sortable=[name for name in columns if name not in NOT_FOR_SORTING],
         shown=_shown(columns, question),
@@ -117,7 +119,7 @@ def question_of(view: View, answers: Answers, columns: Mapping[str, str], of: st
     )
 
 
-def parsed(text: str, columns: Mapping[str, str]) -> list[Filter]:
+def parsed(text: str, columns: Mapping[str, str], of: str = "answers") -> list[Filter]:
     """Conditions such as ``tokens >= 300; outcome = timeout``. Raises ValueError for what is none."""
     found = []
     for part in filter(None, (part.strip() for part in text.split(";"))):
@@ -129,7 +131,7 @@ def parsed(text: str, columns: Mapping[str, str]) -> list[Filter]:
             )
         name, operator, value = match[1], match[2].strip(), match[3]
         if name not in columns:
-            raise ValueError(f"answers have no {name!r}: there are {', '.join(sorted(columns))}")
+            raise ValueError(f"{of} have no {name!r}: there are {', '.join(sorted(columns))}")
         found.append(Filter(name, operator, _value(name, columns[name], operator, value)))
     return found
 

@@ -6,7 +6,7 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -54,7 +54,8 @@ class Store:
     experiment (`pages.answer`), and none where it is `read_only`.
 
     `cache` is a folder for what is made from experiments to find their answers quickly. The list of
-    experiments may be `look_again_s` old. Raises ValueError for a folder that is none.
+    experiments may be `look_again_s` old. `files` are data sets that lie elsewhere. Raises ValueError for a
+    folder that is none, and for a file that holds no rows.
     """
 
     def __init__(
@@ -62,9 +63,12 @@ class Store:
         folders: Sequence[Path],
         cache: Path,
         look_again_s: float = LOOK_AGAIN_S,
+        files: Sequence[Path] = (),
         *,
         read_only: bool = False,
     ) -> None:
+        from treetune.viewer.store.data_sets import DataSets
+
         for folder in folders:
             if not folder.is_dir():
                 raise ValueError(
@@ -78,6 +82,8 @@ class Store:
         self._looked = -float("inf")
         self._answers: dict[Run, Answers] = {}
         self._notes: dict[Run, Notes] = {}
+        self.data = DataSets(self, files, look_again_s)
+        """Prepared data sets."""
         self.made = 0
         """How much `later` has made."""
         self._kept: dict[tuple[str, str], tuple[str, Any]] = {}
@@ -181,17 +187,29 @@ class Store:
         return hashlib.blake2b(repr(parts).encode(), digest_size=12).hexdigest()
 
 
+def is_experiment(names: Container[str]) -> bool:
+    """Whether a folder that holds these names is an experiment's."""
+    return "config.json" in names and any(name in names for name in INSIDE)
+
+
 def _experiments(folder: Path) -> Iterator[Path]:
-    """Folders of experiments at or below one; what lies inside of an experiment is not looked into."""
+    """Folders of experiments at or below one."""
+    return (place for place, found in folders_below(folder, is_experiment) if is_experiment(found))
+
+
+def folders_below(
+    folder: Path, is_whole: Callable[[Container[str]], bool]
+) -> Iterator[tuple[Path, Mapping[str, os.DirEntry[str]]]]:
+    """A folder and those below it, each with its entries; what lies inside of one `is_whole` is not looked
+    into, nor what is hidden."""
     left = [(folder, 0)]
     while left:
         place, depth = left.pop()
         try:
             with os.scandir(place) as entries:
                 found = {entry.name: entry for entry in entries}
-            if "config.json" in found and any(name in found for name in INSIDE):
-                yield place
-            elif depth < DEEPEST:
+            yield place, found
+            if depth < DEEPEST and not is_whole(found):
                 left += [
                     (place / name, depth + 1)
                     for name, entry in found.items()
