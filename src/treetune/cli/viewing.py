@@ -32,8 +32,8 @@ COMMANDS = (
         "look into experiments in a browser, also while they run",
         "Serves a web application on this machine alone, and prints its address. It shows all experiments"
         " below the folders, reads what they write as it comes, and writes nothing but the notes that you put"
-        " on answers. Data sets below the folders are shown as well, and those whose files are given. Through SSH:"
-        " ssh -N -L 6680:127.0.0.1:6680 MACHINE.",
+        " on answers. Data sets below the folders are shown as well, and those whose files are given. Through"
+        " SSH: ssh -N -L 6680:127.0.0.1:6680 MACHINE.",
         (
             "treetune view experiments",
             "treetune view experiments/quickstart /scratch/others --port 7000",
