@@ -193,6 +193,11 @@ def _timeline(place: Place) -> Iterator[Stop]:
     yield Stop("/timeline", "the timeline's first two seconds", _query(run=place.run, to=2))
 
 
+def _notes(place: Place) -> Iterator[Stop]:
+    yield Stop("/notes", "notes", _query(run=place.run))
+    yield Stop("/notes", "notes of all experiments")
+
+
 def _downloaded(place: Place) -> Iterator[Stop]:
     """No page: a file that the browser keeps."""
     yield from ()
@@ -213,5 +218,7 @@ STOPS: Mapping[str, Callable[[Place], Iterator[Stop]]] = {
     "/continuations": _continuations,
     "/timeline": _timeline,
     "/timeline/trace": _downloaded,
+    "/notes": _notes,
+    "/notes/data": _downloaded,
 }
 """What is looked at of each page."""
