@@ -120,7 +120,7 @@ def _kind(span: Span, phases: Sequence[Span]) -> str:
     if span.name in PHASES:
         return span.name
     at = bisect.bisect_right(phases, span.start + TOUCHING_S, key=lambda one: one.start) - 1
-    if at >= 0 and (phases[at].end is None or phases[at].end > span.start):
+    if at >= 0 and ((end := phases[at].end) is None or end > span.start):
         return phases[at].name
     return "waiting" if span.name.startswith("waiting") else "work"
 
