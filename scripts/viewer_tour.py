@@ -29,7 +29,7 @@ from treetune.testing.browser import MISSING, Browser, browser  # noqa: E402
 from treetune.testing.clicking import unanswered  # noqa: E402
 from treetune.testing.looking import unseen_focus, wrong_with  # noqa: E402
 from treetune.testing.started_viewer import started_viewer  # noqa: E402
-from treetune.testing.tour import STATES, Place, Stop, place_of, stops  # noqa: E402
+from treetune.testing.tour import DOWNLOADED, STATES, Place, Stop, place_of, stops  # noqa: E402
 from treetune.viewer.pages import PAGES  # noqa: E402
 
 WIDTHS, THEMES = (1400, 420), ("light", "dark")
@@ -122,7 +122,7 @@ def page(place: Place, found: Sequence[Seen], running: bool) -> str:
     if not any(own for one in found for own in one.faults.values()):
         lines.append("Nothing was found wrong.")
     seen = {one.stop.page for one in found}
-    if missed := [page.path for page in PAGES if page.path not in seen]:
+    if missed := [page.path for page in PAGES if page.path not in seen | DOWNLOADED]:
         lines.append(f"There was nothing to show on {', '.join(missed)}.")
     return "\n".join(lines) + "\n"
 

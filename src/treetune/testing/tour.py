@@ -129,6 +129,8 @@ def _place(browser: Browser, origin: str, address: str, run: str, other: str) ->
 def stops(place: Place) -> Iterator[Stop]:
     """Of all pages. Raises UnknownPage for one that isn't in `STOPS`."""
     for page in PAGES:
+        if page.path in DOWNLOADED:
+            continue
         if page.path not in STOPS:
             raise UnknownPage(
                 f"{page.path} ({page.title}) is a page of the viewer that {Path(__file__).name} doesn't know"
@@ -162,8 +164,9 @@ def _answer(place: Place) -> Iterator[Stop]:
     for way in place.ways:
         yield Stop("/answer", f"answer as {way}", _query(**place.address, **{"as": way}))
     if "tokens" in place.ways:
-        coloured = _query(**place.address, **{"as": "tokens", "colour": "log-prob"})
-        yield Stop("/answer", "answer, tokens by log-prob", coloured)
+        for number in ("log-prob", "gap"):
+            coloured = _query(**place.address, **{"as": "tokens", "colour": number})
+            yield Stop("/answer", f"answer, tokens by {number}", coloured)
 
 
 def _problem(place: Place) -> Iterator[Stop]:
@@ -216,6 +219,16 @@ def _agreement(place: Place) -> Iterator[Stop]:
         yield Stop("/agreement", "judge and rule", _query(run=place.judged))
 
 
+def _timeline(place: Place) -> Iterator[Stop]:
+    yield Stop("/timeline", "timeline", _query(run=place.run))
+    yield Stop("/timeline", "the timeline's first two seconds", _query(run=place.run, to=2))
+
+
+def _notes(place: Place) -> Iterator[Stop]:
+    yield Stop("/notes", "notes", _query(run=place.run))
+    yield Stop("/notes", "notes of all experiments")
+
+
 def _query(**values: object) -> str:
     return urlencode(values, doseq=True)
 
@@ -233,5 +246,10 @@ STOPS: Mapping[str, Callable[[Place], Iterator[Stop]]] = {
     "/rows": _rows,
     "/row": _row,
     "/agreement": _agreement,
+    "/timeline": _timeline,
+    "/notes": _notes,
 }
 """What is looked at of each page."""
+
+DOWNLOADED = {"/timeline/trace", "/notes/data"}
+"""No pages: files that the browser keeps."""
