@@ -82,7 +82,7 @@ def episode(one: Trajectory) -> Episode:
 def signals(one: Episode) -> TokenSignals:
     """What a trainer might say of it: the more gap, the later the token, and nothing of the second one."""
     numbers = np.arange(int(one.trained.sum()), dtype=np.float32)
-    numbers[1] = np.nan
+    numbers[1:2] = np.nan
     return TokenSignals(one.trajectory, -0.25 * numbers, 0.5 + 0 * numbers, -0.125 * numbers)
 
 
