@@ -23,7 +23,7 @@ def test_steps_that_answers_share_stand_once_with_the_value_of_the_state_behind_
     drawn = page.text.partition("A problem's tree")[2].partition("Episodes")[0]
     assert "train/7" in drawn and drawn.count("46") == 1 and drawn.count("#102") == 1
     assert [drawn.count(value) for value in ("V 0.50", "V 0.70", "V 0.90", "V 0.10")] == [1, 1, 1, 1]
-    assert drawn.count("reward 1") == 2 and drawn.count("reward 0") == 1
+    assert drawn.count("reward 1 × 2") == 1 and drawn.count("reward 0") == 1
     assert "<b>" in drawn, "escaped"
 
 

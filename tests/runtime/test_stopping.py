@@ -49,8 +49,10 @@ def test_a_stopped_run_says_so_in_one_line(
     process.send_signal(number)
     if again is not None:
         process.send_signal(again)
-    _, errors = process.communicate(timeout=120)
-    way, begun, first, last = [line for line in errors.splitlines() if "machine is busy" not in line]
+    _, errors = process.communicate(timeout=300)
+    lines = [line for line in errors.splitlines() if "machine is busy" not in line]
+    assert len(lines) == 4, errors
+    way, begun, first, last = lines
     assert way.startswith("new weights come into the engine by file")
     assert begun == "60 training problems, 2 iterations"
     assert first.startswith("iteration 1/2")

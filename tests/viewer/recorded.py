@@ -7,15 +7,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tests.reports.synthetic import CODEC, metrics_row
 from treetune.checksums import write_record
 from treetune.episode_generators.storage import TOKENS, write_episodes, write_tokens, write_trajectories
+from treetune.episode_generators.token_signals import SIGNALS, TokenSignals, write_token_signals
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.runtime.evaluation import summarise, write_evaluation
 from treetune.vocabulary import Episode, Grade, Problem, Segment, Trajectory
 
 CONFIG: Mapping[str, Any] = {
     "type": "policy_iteration",
+    "context_length": 64,
     "task": {"type": "addition_chain"},
     "rollout": {"type": "single_turn", "max_tokens": 48},
     "credit": {"type": "monte_carlo", "samples": 3},
@@ -73,6 +77,13 @@ def episode(one: Trajectory) -> Episode:
     )
 
 
+def signals(one: Episode) -> TokenSignals:
+    """What a trainer might say of it: the more gap, the later the token, and nothing of the second one."""
+    numbers = np.arange(int(one.trained.sum()), dtype=np.float32)
+    numbers[1] = np.nan
+    return TokenSignals(one.trajectory, -0.25 * numbers, 0.5 + 0 * numbers, -0.125 * numbers)
+
+
 def answers(iteration: int, problems: int = 4, samples: int = 2) -> list[Trajectory]:
     """So many answers; the later the iteration, the more are right."""
     made = []
@@ -110,13 +121,18 @@ def record_iteration(
     directory: ExperimentDirectory,
     iteration: int,
     sampled: Sequence[Trajectory] | None = None,
+    *,
+    with_signals: bool = True,
     **metrics: float,
 ) -> None:
-    """Iteration `iteration` (from 0) as a run commits it: answers, credit, metrics."""
+    """Iteration `iteration` (from 0) as a run commits it: answers, credit, what the trainer said, metrics."""
     sampled = answers(iteration) if sampled is None else sampled
     folder = directory.iteration(iteration)
     write_trajectories(folder / "trajectories.arrow", sampled)
-    write_episodes(folder / "episodes.arrow", [episode(one) for one in sampled], CODEC)
+    episodes = [episode(one) for one in sampled]
+    write_episodes(folder / "episodes.arrow", episodes, CODEC)
+    if with_signals:
+        write_token_signals(folder / SIGNALS, [signals(one) for one in episodes])
     row = metrics_row(iteration, **metrics)
     write_record(folder / "metrics.json", row)
     directory.append_metrics(row)

@@ -14,6 +14,7 @@ from treetune.viewer.store import NotThere, Run, Store
 from treetune.viewer.store.answers import Answers
 from treetune.viewer.store.columns import _mean_and_least
 from treetune.viewer.store.questions import Filter, Question
+from treetune.viewer.store.tokens import tokens_of
 
 
 @pytest.fixture
@@ -54,10 +55,40 @@ def test_a_row_says_what_was_sampled_and_what_credit_made_of_it(answers: Answers
     assert row["number.digits"] == 3.0 and row["number.lines/count"] == 3.0
 
 
+def test_a_row_has_the_mean_and_the_largest_of_what_the_trainer_said(tmp_path: Path) -> None:
+    run = begin_run(tmp_path / "run")
+    record_iteration(run, 0, [trajectory(0, 0, "abcdefg"), trajectory(0, 1, "abc")])
+    record_iteration(run, 1, with_signals=False)
+    answers = Answers(Run("run", run.path), tmp_path / "cache")
+
+    largest, shorter, *unknown = answers.ask(Question(sort="gap_most", descending=True)).rows
+
+    # 6 trained tokens; of the second nothing is known: sizes 0, 2/8, 3/8, 4/8, 5/8.
+    assert (largest["gap_mean"], largest["gap_most"]) == (pytest.approx(14 / 8 / 5), 5 / 8)
+    assert (largest["entropy_mean"], largest["entropy_most"]) == (0.5, 0.5)
+    assert (shorter["gap_mean"], shorter["gap_most"]) == (0.0, 0.0)
+    assert len(unknown) == 8 and all(row["gap_most"] is None for row in unknown)
+    found = answers.ask(Question(filters=(Filter("gap_mean", ">", 0.1),)))
+    assert [row["answer"] for row in found.rows] == ["train/0#0"]
+
+    tokens = tokens_of(run.path, answers.answer("i1", "train/0#0"))
+    assert tokens is not None and set(tokens.numbers) == {
+        "advantage", "log-prob", "entropy", "gap", "trainer's log-prob"
+    }  # fmt: skip
+    gaps = [-0.0, None, -2 / 8, -3 / 8, -4 / 8, -5 / 8, None]
+    assert [float(x) if np.isfinite(x) else None for x in tokens.numbers["gap"]] == gaps
+
+    episodes = [episode(trajectory(0, 0, "abcdefg"))]
+    write_episodes(run.iteration(0) / "episodes.arrow", episodes, CODEC)
+    answers.ask(Question())
+    [problem] = answers.problems()
+    assert "token_signals.arrow is of other rows than" in problem and "delete it" in problem
+
+
 def test_advantages_of_injected_tokens_are_no_extremes(tmp_path: Path) -> None:
     run = begin_run(tmp_path / "run")
     sampled = [trajectory(0, 0, "abc"), trajectory(0, 1, "abcde")]
-    record_iteration(run, 0, sampled)
+    record_iteration(run, 0, sampled, with_signals=False)
     credited = [
         replace(episode(one), advantages=[-0.25] * (len(one.text) - 1) + [9.0], behaviour_logprobs=None)
         for one in sampled

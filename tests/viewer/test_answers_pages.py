@@ -4,6 +4,8 @@ import json
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
@@ -11,11 +13,13 @@ from starlette.testclient import TestClient
 from tests.reports.synthetic import CODEC
 from tests.viewer.recorded import begin_run, episode, record_iteration, recorded_run, trajectory
 from treetune.episode_generators.storage import write_episodes, write_trajectories
-from treetune.inference.base import Completion, Request, SamplingParams
+from treetune.episode_generators.values.base import Beginning, FixedBudget
+from treetune.episode_generators.values.one_line import OneLineState
+from treetune.inference.base import Completion, SamplingParams
 from treetune.inference.journal import journal_line, request_key
 from treetune.reports.charts import number
 from treetune.runtime.directory import _LOCKS
-from treetune.seeds import derive_seed
+from treetune.tasks.addition_chain import AdditionChain
 from treetune.viewer.page import SEEN
 from treetune.viewer.pages.answers import parsed
 from treetune.viewer.store import Store
@@ -227,16 +231,14 @@ def test_a_tree_of_answers_is_drawn_with_values_and_no_styles(client: TestClient
 
 
 def test_continuations_of_a_state_are_found_in_the_journal(client: TestClient, folder: Path) -> None:
+    """A state asks as credit does, so that the page finds what credit asked for."""
     run = begin_run(folder / "run")
     one = trajectory(0, 0, "a\nb\nc")
     record_iteration(run, 0, [one])
-    begun = one.response_ids[:2]
-    request = Request(
-        prompt_ids=[*one.prompt_ids, *begun],
-        seed=derive_seed(1, 0, one.problem.id, repr(tuple(begun.tolist())), "value"),
-        n=3,
-        sampling=SamplingParams(max_tokens=48 - 2),
-    )
+    context: Any = SimpleNamespace(seed=1, iteration=0, context_length=64, task=AdditionChain())
+    beginning = Beginning.of(one.problem, one.prompt_ids, one.segments, 2)
+    state = OneLineState(context, beginning, FixedBudget(3), SamplingParams(max_tokens=48), "value")
+    request = state.request(3)
     sampled = [Completion(list(map(ord, text)), [-0.5] * 2, "stop", 0) for text in ("x!", "y!", "x!")]
     journal = run.iteration(0) / "journal" / "credit-0.jsonl"
     journal.parent.mkdir()

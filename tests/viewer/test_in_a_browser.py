@@ -1,18 +1,22 @@
 """The pages in Chromium: drawn, live, by keys, narrow and dark, with no error and no request elsewhere."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.viewer.browser import Browser
 from tests.viewer.recorded import begin_run, record_evaluation, record_iteration, recorded_run
+from treetune.episode_generators.storage import read_trajectories
+from treetune.runtime.notes import NotedAnswer, new_note, read_notes, save_note, system_user
+from treetune.testing.looking import unseen_focus, wrong_with
+from treetune.testing.tour import DRAWN, place_of, stops
 from treetune.viewer.store import Store
 
 Address = Callable[[str], str]
 
 WIDTHS = pytest.mark.parametrize(("width", "dark"), [(1400, False), (420, True)])
-DRAWN = "document.querySelectorAll('.uplot canvas').length > 0"
 
 HOSTILE = (
     "<script>window.ran = 1</script>",
@@ -40,41 +44,60 @@ def folder(store: Store) -> Path:
 
 
 @WIDTHS
-def test_pages_are_drawn_and_fit(
-    window: Browser, served: Address, folder: Path, width: int, dark: bool, tmp_path: Path
-) -> None:
-    recorded_run(folder / "quickstart" / "vineppo")
-    recorded_run(folder / "quickstart" / "vineppo_seed2", seed=2)
-    begin_run(folder / "a_name_that_is_rather_long_for_a_narrow_page_and_has_no_spaces_in_it")
-    both = "run=quickstart/vineppo&run=quickstart/vineppo_seed2"
-    for path in ("/", "/run?run=quickstart/vineppo", f"/run?{both}&seeds=together", f"/configuration?{both}"):
-        window.open(served(path), width=width, dark=dark)
-        if path.startswith("/run"):
-            window.wait(DRAWN)
-        window.wait("document.querySelector('h1') && document.querySelector('h1').innerText.length > 0")
-        assert window.overflow() == 0, path
-        paper = window.script("return getComputedStyle(document.body).backgroundColor")
-        assert paper == ("rgb(20, 23, 28)" if dark else "rgb(255, 255, 255)")
-
-
-@WIDTHS
-def test_pages_of_answers_are_drawn_and_fit(
+def test_every_page_is_drawn_fits_and_can_be_read(
     window: Browser, served: Address, folder: Path, width: int, dark: bool
 ) -> None:
+    recorded_run(folder / "quickstart" / "vineppo")
+    recorded_run(folder / "quickstart" / "vineppo_seed2", seed=2, iterations=2)
+    begin_run(folder / "a_name_that_is_rather_long_for_a_narrow_page_and_has_no_spaces_in_it")
+    window.open(served("/"), width=width, dark=dark)
+    origin = served("/").partition("/?")[0]
+    paper = window.script("return getComputedStyle(document.body).backgroundColor")
+    assert paper == ("rgb(20, 23, 28)" if dark else "rgb(255, 255, 255)")
+
+    for stop in stops(place_of(window, origin)):
+        stop.visit(window, origin, width=width, dark=dark)
+        assert wrong_with(window) == [], stop.name
+
+
+def test_from_the_address_that_is_printed_to_why_an_answer_got_its_credit_are_three_clicks(
+    window: Browser, served: Address, folder: Path
+) -> None:
+    recorded_run(folder / "vineppo", iterations=2)
+    window.open(served("/"))
+
+    window.click("tbody th a")  # the experiment
+    window.wait(DRAWN)
+    window.click("nav a[href^='/answers']")
+    window.wait("document.querySelector('table.answers tbody a') !== null")
+    window.click("table.answers tbody a")
+    window.wait("document.querySelectorAll('.tokens [data-i]').length > 0")
+
+    assert "V 0.500" in window.text() and "A +0.250" in window.text()  # values and advantages of its steps
+    assert window.script("return document.querySelectorAll('.tokens .up.s10, .tokens .down.s7').length > 1")
+    window.press("\ue014")
+    assert "advantage 0.25" in window.script("return document.querySelector('.token-bar output').textContent")
+
+
+def test_every_page_of_an_experiment_is_reached_by_keys_and_shows_where_the_focus_is(
+    window: Browser, served: Address, folder: Path
+) -> None:
     recorded_run(folder / "run", iterations=2)
-    one = "run=run&source=i1&answer=train/0%230"
-    for path in (
-        "/answers?run=run",
-        *(f"/answer?{one}&as={way}" for way in ("tokens", "tree", "rendered", "text")),
-        "/problem?run=run&problem=train/0",
-        "/compare?run=run&first=i1&second=i2&problem=train/1",
+    window.open(served("/"))
+    for keys, page in (
+        ("j\ue007", "/run"),
+        ("ga", "/answers"),
+        ("j\ue007", "/answer"),
+        ("a", "/problem"),
+        ("gm", "/compare"),
+        ("gc", "/configuration"),
+        ("gt", "/timeline"),
+        ("gr", "/run"),
+        ("ge", "/"),
     ):
-        window.open(served(path), width=width, dark=dark)
-        window.wait("document.body.innerText.trim().length > 0")
-        if path.endswith("tokens"):
-            window.script("document.querySelector('details[hx-get] summary').click()")
-            window.wait("document.querySelector('details[hx-get] .later').textContent.trim() !== '…'")
-        assert window.overflow() == 0, path
+        window.press(keys)
+        window.wait(f"location.pathname === '{page}' && document.readyState === 'complete'")
+    assert unseen_focus(window) == []
 
 
 def test_an_answer_shows_its_credit_and_its_continuations_once_they_are_there(
@@ -178,3 +201,32 @@ def test_the_theme_is_chosen_here_and_kept(window: Browser, served: Address, fol
     window.wait("getComputedStyle(document.body).backgroundColor === 'rgb(20, 23, 28)'")
     window.press("t")
     window.wait("getComputedStyle(document.body).backgroundColor === 'rgb(255, 255, 255)'")
+
+
+def test_a_note_is_written_by_keys_and_no_refresh_takes_what_is_typed(
+    window: Browser, served: Address, folder: Path
+) -> None:
+    run = recorded_run(folder / "run", iterations=1)
+    window.open(served("/answer?run=run&source=i1&answer=train/0%230"))
+    window.script("window.notReloaded = true")
+    window.wait("document.getElementById('own-note') !== null")
+    window.press("n")
+    window.script(
+        "const field = document.activeElement; field.value = 'half a sen';"
+        " field.dispatchEvent(new Event('input', {bubbles: true})); field.blur()"
+    )
+    text = read_trajectories(run.iteration(0) / "trajectories.arrow")[0].text
+    theirs = new_note(NotedAnswer("i1", "train/0#0", "train/0", 0, "", text), ["theirs"], "")
+    save_note(run, replace(theirs, author="somebody"), "")
+    window.wait("document.body.innerText.includes('somebody')")
+    assert window.script("return document.querySelector('.own-note textarea').value") == "half a sen"
+
+    window.script("document.querySelector('.own-note [name=labels]').value = 'mine, too'")
+    window.script("document.querySelector('.own-note button').click()")
+    window.wait("document.querySelectorAll('.own-note [type=checkbox]').length === 3")
+    window.press("2")  # mine, theirs, too
+    window.wait("document.querySelectorAll('.one-note .label').length === 4")
+
+    assert window.script("return window.notReloaded")
+    notes = {note.author: note for note in read_notes(run.notes)}
+    assert notes[system_user()].text == "half a sen" and len(notes[system_user()].labels) == 3

@@ -13,7 +13,7 @@ from torch import Tensor
 from treetune.analyzers.sources import critic_at, policy_at
 from treetune.models.inputs import ModelInputs
 from treetune.models.logprobs import CriticModule, PolicyModule
-from treetune.trainers.scoring import Scorer
+from treetune.trainers.scoring import Scored, Scorer
 from treetune.trainers.tokens import Sequences
 
 if TYPE_CHECKING:
@@ -45,9 +45,9 @@ class StoredModels:
     def policy_logprobs(self, sequences: Sequences) -> Tensor:
         return self.scorer.logprobs(self.policy, sequences)
 
-    def old_logprobs(self, sequences: Sequences) -> tuple[Tensor, None]:
+    def old_logprobs(self, sequences: Sequences) -> Scored:
         """No analysis compares them with the engine's."""
-        return self.policy_logprobs(sequences), None
+        return self.scorer.scored(self.policy, sequences, nucleus=None)
 
     def ref_logprobs(self, sequences: Sequences) -> Tensor:
         return self.scorer.logprobs(PolicyModule(policy_at(self.session, 0)), sequences)

@@ -44,9 +44,7 @@ def read_episodes(path: Path) -> list[Episode]:
     not of that kind, FileNotFoundError for none."""
     from treetune.episode_generators.episode_rows import episodes_of
 
-    with path.open("rb") as file:
-        verify_stream(file, str(path), REMEDY)
-        return _rows(file, str(path), "episodes", episodes_of, _AGAIN)
+    return read_rows(path, "episodes", episodes_of, REMEDY)
 
 
 class StoredEpisodes(Collection[Episode]):
@@ -83,9 +81,7 @@ def read_trajectories(path: Path) -> list[Trajectory]:
     """What `write_trajectories` wrote. Raises as `read_episodes` does."""
     from treetune.episode_generators.trajectory_rows import trajectories_of
 
-    with path.open("rb") as file:
-        verify_stream(file, str(path), REMEDY)
-        return _rows(file, str(path), "trajectories", trajectories_of, _AGAIN)
+    return read_rows(path, "trajectories", trajectories_of, REMEDY)
 
 
 def episodes_to_bytes(episodes: Sequence[Episode]) -> bytes:
@@ -108,6 +104,28 @@ def trajectories_from_bytes(data: bytes) -> list[Trajectory]:
     from treetune.episode_generators.trajectory_rows import trajectories_of
 
     return _rows(data, "what a rank sent", "trajectories", trajectories_of)
+
+
+def write_rows(
+    path: Path,
+    kind: str,
+    rows: Sequence[Row],
+    schema: pa.Schema,
+    columns: Callable[[Sequence[Row], pa.Schema], list[pa.Array]],
+) -> None:
+    """A sealed file of rows of any `kind`, in batches, which `columns` makes."""
+    counted = _counted(schema, kind, rows)
+    with _sealed(path) as file:
+        _stream(file, counted, _batches(counted, rows, columns))
+
+
+def read_rows(
+    path: Path, kind: str, rows_of: Callable[[pa.RecordBatch], Iterator[Row]], remedy: str
+) -> list[Row]:
+    """What `write_rows` wrote. Raises as `read_episodes` does."""
+    with path.open("rb") as file:
+        verify_stream(file, str(path), remedy)
+        return _rows(file, str(path), kind, rows_of, f"; {remedy}")
 
 
 def write_tokens(path: Path, codec: TextCodec, count: int) -> None:

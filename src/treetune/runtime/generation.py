@@ -21,6 +21,7 @@ from treetune.episode_generators.storage import (
     write_tokens,
     write_trajectories,
 )
+from treetune.episode_generators.token_signals import SIGNALS
 from treetune.episode_generators.values.ahead import Ahead
 from treetune.runtime.carried import carried_over, carry_over
 from treetune.runtime.clock import Clock
@@ -73,6 +74,7 @@ def generate(sampler: Sampler, iteration: int, clock: Clock) -> tuple[Collection
             if _remembers(session):
                 write_record(folder / MEMORY, memory)
             _write_tokens(session)
+            (folder / SIGNALS).unlink(missing_ok=True)  # of episodes that somebody has deleted
             # Last: from here on, both phases are done.
             write_episodes(path, selected, session.model.codec)
         episodes = selected if session.ranks.world_size == 1 else stored_for_all(session.ranks, path)

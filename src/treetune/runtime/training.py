@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from treetune.checksums import Damaged, damage_of, read_record, seal_folder, write_record
 from treetune.episode_generators.credit.gae import Gae
+from treetune.episode_generators.token_signals import SIGNALS, TokenSignals, write_token_signals
 from treetune.files import write_text
 from treetune.runtime.base import ChoiceRule, ChooseCheckpoint
 from treetune.runtime.clock import Clock
@@ -52,16 +53,18 @@ def train(
     if not episodes:
         _nothing_selected(sampler.session, iteration)
         return metrics
+    tell: Callable[[Sequence[TokenSignals]], None] | None = _signals_keeper(sampler.session, iteration)
     if config.restart == "every_iteration" and iteration > 0:
         with clock.phase("training"), server.asleep():
-            metrics = trainer.restart(episodes)
+            metrics = trainer.restart(episodes, tell)
+        tell = None  # the start weights, which are trained now, sampled none of these tokens
     chosen = config.choose_checkpoint
     choice = _Choice(sampler, trainer, iteration, chosen) if chosen else None
     if choice is not None:
         with clock.phase("choice"):
             choice.consider(0)
     every = chosen.every if chosen else None
-    stretches = trainer.stretches(iteration, episodes, every, lambda done, total: show(done, total))
+    stretches = trainer.stretches(iteration, episodes, every, lambda done, total: show(done, total), tell)
     while True:
         with (
             clock.phase("training"),
@@ -78,6 +81,18 @@ def train(
             choice.consider(stretch.epochs if every is None else stretch.steps, stretch.is_last)
             if stretch.is_last or choice.is_made:
                 return metrics | choice.settle()
+
+
+def _signals_keeper(session: Session, iteration: int) -> Callable[[Sequence[TokenSignals]], None]:
+    """Writes what the trainer says of tokens beside their episodes. Every rank knows all of it, and the first
+    one writes."""
+    path = session.directory.iteration(iteration) / SIGNALS
+
+    def keep(signals: Sequence[TokenSignals]) -> None:
+        if session.ranks.is_first:
+            write_token_signals(path, signals)
+
+    return keep
 
 
 def _nothing_selected(session: Session, iteration: int) -> None:

@@ -193,16 +193,41 @@ def _parquet(path: Path) -> Iterator[Any]:
 def _parquet_rows(path: Path, columns: Sequence[str] | None) -> Iterator[Row]:
     with _parquet(path) as file:
         wanted = [name for name in file.schema_arrow.names if columns is None or name in columns]
-        in_json = json.loads((file.schema_arrow.metadata or {}).get(JSON_FIELDS, b"{}"))
+        in_json = _json_fields(file)
         number = 0
         for batch in file.iter_batches(ROW_GROUP, columns=wanted):
             for row in batch.to_pylist():
-                row = _without_nulls(row)
-                for place, names in in_json.items():
-                    held = row.get(place, {}) if place else row
-                    held.update({name: json.loads(held[name]) for name in names if name in held})
-                yield f"{path}[{number}]", row
+                yield f"{path}[{number}]", _as_written(row, in_json)
                 number += 1
+
+
+def parquet_row(path: Path, number: int) -> dict[str, Any]:
+    """One row of a Parquet file, counted from 0, as `read_rows` gives it; those before it aren't read. Raises
+    ValueError for a file that can't be read or has no such row."""
+    with _parquet(path) as file:
+        left = number
+        for group in range(file.num_row_groups):
+            count = file.metadata.row_group(group).num_rows
+            if left < count:
+                for batch in file.iter_batches(ROW_GROUP, row_groups=[group]):
+                    if left < batch.num_rows:
+                        return _as_written(batch.slice(left, 1).to_pylist()[0], _json_fields(file))
+                    left -= batch.num_rows
+            left -= count
+    raise ValueError(f"{path} has no row {number}")
+
+
+def _json_fields(file: Any) -> Mapping[str, Sequence[str]]:
+    return json.loads((file.schema_arrow.metadata or {}).get(JSON_FIELDS, b"{}"))
+
+
+def _as_written(row: dict[str, Any], in_json: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Without what the row doesn't have, and with what stands in it as JSON."""
+    row = _without_nulls(row)
+    for place, names in in_json.items():
+        held = row.get(place, {}) if place else row
+        held.update({name: json.loads(held[name]) for name in names if name in held})
+    return row
 
 
 def _without_nulls(value: Any) -> Any:

@@ -17,6 +17,7 @@ from treetune.trainers.objectives.base import Objective
 from treetune.trainers.schedule import Schedule, Warmup
 
 Precision = Literal["float32", "bfloat16"]
+RecordedSignals = Literal["none", "known", "all"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +68,11 @@ class Trainer(Part):
     advantage_normalisation: Literal["none", "whiten", "scale"] = "none"
     normalise_by_domain: bool = False
     measure_kl: bool = True
+    token_signals: RecordedSignals = "known"
+    """What is written of each trained token beside the episodes (log-prob and entropy of the policy before
+    the updates, gap to the engine): ``known``, what training computes anyway; ``all``, for one more forward
+    pass over the iteration where training makes none before its first step; ``none``, no file. At most 12
+    bytes a token. It changes no update."""
     entropy_target: EntropyTarget | None = None
     skip_without_advantage: bool = False
     offload_reference: bool = False
@@ -97,6 +103,7 @@ class Trainer(Part):
                 "offload_reference",
                 "gradient_checkpointing",
                 "sequence_parallel_size",
+                "token_signals",
             }
         )
 

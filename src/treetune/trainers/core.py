@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -27,7 +28,8 @@ from treetune.trainers.preparation.advantages import check_unthreaded
 from treetune.trainers.preparation.stages import preparation, prepare, runs_models
 from treetune.trainers.preparation.tensors import IterationTensors
 from treetune.trainers.ranks import Ranks
-from treetune.trainers.scoring import Scorer
+from treetune.trainers.scoring import Scored, Scorer
+from treetune.trainers.signals import TellSignals, token_signals
 from treetune.trainers.tokens import Sequences, units_of
 from treetune.vocabulary import Episode, Metrics, TokenIds
 
@@ -91,18 +93,19 @@ class PolicyTrainer:
         """The model that is trained; under ZeRO-3 its weights are shards."""
         return self.policy.module.model
 
-    def restart(self, episodes: Collection[Episode] = ()) -> Metrics:
+    def restart(self, episodes: Collection[Episode] = (), tell: TellSignals | None = None) -> Metrics:
         """The policy and its optimiser as at the very beginning.
 
         With `measure_kl`, says how far the policy that is given up had gone from there, measured on
-        these episodes of its own. Collective.
+        these episodes of its own. `tell` is called with what it says of their tokens. Collective.
         """
         assert self.critic is None, "a critic is trained on from iteration to iteration"
         measured = None
-        if episodes and self.settings.measure_kl:
+        if episodes and (self.settings.measure_kl or self.settings.token_signals == "all"):
             sequences = self._sequences(episodes, lambda known: [(known.once(), False, False)])
             measured = IterationTensors.of(episodes)
-            measured.old_logprobs_N, measured.log_mass_N = self.old_logprobs(sequences)
+            measured.take(self.old_logprobs(sequences))
+            self._tell(tell, episodes, sequences, measured)
         self.policy.close()
         del self.policy  # two optimisers at once might not fit
         gc.collect()
@@ -110,7 +113,7 @@ class PolicyTrainer:
             torch.cuda.empty_cache()
         self.policy = self.factory.policy()
         self.entropy.reset()
-        if measured is None:
+        if measured is None or not self.settings.measure_kl:
             return {}
         measured.ref_logprobs_N = self.policy_logprobs(sequences)
         return measured.gap_metrics()
@@ -154,9 +157,11 @@ class PolicyTrainer:
         episodes: Collection[Episode],
         every: int | None = None,
         progress: Callable[[int, int], None] | None = None,
+        tell: TellSignals | None = None,
     ) -> Iterator[tuple[Stretch, Metrics]]:
         """Trains on whenever it is asked for the next element, up to the end of an epoch, or for `every`
-        steps and at last to the end: how far that came, and the metrics so far. Collective.
+        steps and at last to the end: how far that came, and the metrics so far. `tell` is called once, with
+        what the policy said of the tokens before its first update, as far as that is known. Collective.
         """
         if self.critic is not None:
             check_unthreaded(episodes)
@@ -165,7 +170,7 @@ class PolicyTrainer:
         stages = preparation(self.settings, self.gae, several_steps=steps > 1, critic=self.critic is not None)
 
         def run(known: Sequences) -> Iterator[Running]:
-            if runs_models(stages):
+            if runs_models(stages) or self.settings.token_signals == "all":
                 yield known.once(), False, False
             for epoch in range(self.settings.epochs):
                 for members in self._minibatches(iteration, epoch, units):
@@ -175,6 +180,7 @@ class PolicyTrainer:
 
         sequences = self._sequences(episodes, run)
         tensors = prepare(stages, IterationTensors.of(episodes), sequences, self)
+        is_told = self._tell_beforehand(tell, episodes, sequences, tensors)
         constant = tensors.token_metrics()
         sums: dict[str, float] = defaultdict(float)
         number = skipped = 0
@@ -186,6 +192,8 @@ class PolicyTrainer:
                     skipped += 1
                 else:
                     step = self._step(sequences, minibatch, tensors, iterations_done, steps)
+                    if not is_told and tensors.old_logprobs_N is not None:
+                        is_told = self._tell(tell, episodes, sequences, tensors)
                     for name, value in step.items():
                         sums[name] += value
                 number += 1
@@ -238,16 +246,43 @@ class PolicyTrainer:
             return False
         return not bool(tensors.credit_advantages_N[minibatch.weights_N != 0].any())
 
+    # What is known of single tokens
+
+    def _tell_beforehand(
+        self,
+        tell: TellSignals | None,
+        episodes: Collection[Episode],
+        sequences: Sequences,
+        tensors: IterationTensors,
+    ) -> bool:
+        """What the preparation knows; with ``token_signals: 'all'`` what a forward pass for them alone says,
+        where it knows nothing. The tensors that training reads stay as they are. Whether anything was told.
+        Collective."""
+        if tensors.old_logprobs_N is None and self.settings.token_signals == "all":
+            tensors = dataclasses.replace(tensors)
+            tensors.take(self.old_logprobs(sequences))
+        if tensors.old_logprobs_N is None:
+            return False
+        return self._tell(tell, episodes, sequences, tensors)
+
+    def _tell(
+        self,
+        tell: TellSignals | None,
+        episodes: Collection[Episode],
+        sequences: Sequences,
+        tensors: IterationTensors,
+    ) -> bool:
+        if tell is not None and self.settings.token_signals != "none":
+            tell(token_signals(episodes, sequences, tensors))
+        return True
+
     # What the stages of the preparation run
 
     def policy_logprobs(self, sequences: Sequences) -> Tensor:
         return self.scorer.logprobs(self.policy, sequences)
 
-    def old_logprobs(self, sequences: Sequences) -> tuple[Tensor, Tensor | None]:
-        """With the log masses of the nuclei, where sampling cuts distributions."""
-        if self.nucleus is None:
-            return self.policy_logprobs(sequences), None
-        return self.scorer.logprobs_and_masses(self.policy, sequences, self.nucleus)
+    def old_logprobs(self, sequences: Sequences) -> Scored:
+        return self.scorer.scored(self.policy, sequences, self.nucleus)
 
     def ref_logprobs(self, sequences: Sequences) -> Tensor:
         assert self.reference is not None
@@ -274,6 +309,7 @@ class PolicyTrainer:
             and tensors.behaviour_logprobs_N is not None
         )
         scored_N = torch.zeros(sequences.n_tokens) if fill_old else None
+        entropies_N = torch.zeros(sequences.n_tokens if fill_old else 0)
         nucleus = self.nucleus if fill_old else None
         log_mass_N = None if nucleus is None else torch.zeros(sequences.n_tokens)
         entropy_coef = self.entropy.value
@@ -296,6 +332,7 @@ class PolicyTrainer:
             sums[COMPUTED] += batch.computed_tokens * batch.loss_scale
             if scored_N is not None and self.scorer.reports(batch):
                 scored_N[batch.flat_index_N] = part.logprobs_N.detach().cpu()
+                entropies_N[batch.flat_index_N] = part.entropies_N.detach().cpu()
                 if log_mass_N is not None and part.log_mass_N is not None:
                     log_mass_N[batch.flat_index_N] = part.log_mass_N.cpu()
             if self.critic is not None:
@@ -311,8 +348,8 @@ class PolicyTrainer:
         if self.critic is not None:
             result["critic/grad_norm"] = self.critic.step(rate, settings.learning_rate)
         if scored_N is not None:
-            tensors.old_logprobs_N = self.ranks.sum(scored_N)
-            tensors.log_mass_N = None if log_mass_N is None else self.ranks.sum(log_mass_N)
+            mass_N = None if log_mass_N is None else self.ranks.sum(log_mass_N)
+            tensors.take(Scored(self.ranks.sum(scored_N), self.ranks.sum(entropies_N), mass_N))
             tensors.old_logprobs_mask_N = minibatch.weights_N != 0
         if settings.entropy_target is not None:
             result["train/entropy_coef"] = entropy_coef

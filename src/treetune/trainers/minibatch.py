@@ -78,11 +78,12 @@ class Minibatch:
 
 @dataclass(frozen=True)
 class MicroBatchLoss:
-    """What a micro-batch adds to the minibatch's loss and metrics, and its tokens' log-probs."""
+    """What a micro-batch adds to the minibatch's loss and metrics; its tokens' log-probs, entropies."""
 
     loss: Tensor
     metrics: dict[str, Tensor]
     logprobs_N: Tensor
+    entropies_N: Tensor
     tokens: TokenBatch
     log_mass_N: Tensor | None = None
 
@@ -113,4 +114,4 @@ def micro_batch_loss(
     if entropy_coef:
         loss = loss - entropy_coef * (tokens.weights_N * entropy_N).sum()
     metrics = {"train/loss": loss.detach(), "train/entropy": tokens.mean(entropy_N), **metrics}
-    return MicroBatchLoss(loss, metrics, logprobs_N, tokens, log_mass_N)
+    return MicroBatchLoss(loss, metrics, logprobs_N, entropy_N, tokens, log_mass_N)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +20,15 @@ from treetune.vocabulary import TokenIds, joined
 
 Forward = Callable[..., Any]
 """A `PolicyModule` or `CriticModule`, or a `TrainableModel` of one."""
+
+
+class Scored(NamedTuple):
+    """What a policy says of every trained token: float32 of shape [N] each, of whole distributions."""
+
+    logprobs_N: Tensor
+    entropies_N: Tensor
+    log_mass_N: Tensor | None
+    """Of the nucleus that each was sampled from, where sampling cuts distributions."""
 
 
 @dataclass(frozen=True)
@@ -38,17 +47,15 @@ class Scorer:
         """Of every trained token, float32 of shape [N], without gradient. Collective."""
         return self._score(sequences, lambda batch: policy(batch.inputs, self.temperature)[0])
 
-    def logprobs_and_masses(
-        self, policy: Forward, sequences: Sequences, nucleus: Nucleus
-    ) -> tuple[Tensor, Tensor]:
-        """Log-probs, and at each token the log mass of the nucleus that it was sampled from. Collective."""
+    def scored(self, policy: Forward, sequences: Sequences, nucleus: Nucleus | None) -> Scored:
+        """All that one forward pass says of every trained token. Collective."""
 
-        def both(batch: MicroBatch) -> Tensor:
-            logprobs_N, _, log_mass_N = policy(batch.inputs, self.temperature, nucleus=nucleus)
-            return torch.stack([logprobs_N, log_mass_N], dim=-1)
+        def together(batch: MicroBatch) -> Tensor:
+            return torch.stack(policy(batch.inputs, self.temperature, nucleus=nucleus), dim=-1)
 
-        logprobs_N, log_mass_N = self._score(sequences, both, (2,)).unbind(-1)
-        return logprobs_N.contiguous(), log_mass_N.contiguous()
+        columns = self._score(sequences, together, (2 if nucleus is None else 3,)).unbind(-1)
+        logprobs_N, entropies_N, *mass = (column.contiguous() for column in columns)
+        return Scored(logprobs_N, entropies_N, mass[0] if mass else None)
 
     def values(self, critic: Forward, sequences: Sequences) -> Tensor:
         """Of the state before every trained token, float32 of shape [N], without gradient. Collective."""

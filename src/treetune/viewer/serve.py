@@ -18,18 +18,24 @@ PORTS_TRIED = 50
 LAST_PORT = 65_535
 
 
-def serve(folders: Sequence[Path], say: Callable[[str], None], port: int | None = None) -> None:
-    """Says the address, then answers there. Without a `port`: `PORT`, or the next that is free.
+def serve(
+    paths: Sequence[Path], say: Callable[[str], None], port: int | None = None, *, read_only: bool = False
+) -> None:
+    """Says the address, then answers there. Without a `port`: `PORT`, or the next that is free. Where it is
+    `read_only`, nobody can write notes.
 
-    Raises ValueError for a folder that isn't there and for a port that can't be had.
+    `paths` are folders, and files of data sets. Raises ValueError for one that isn't there and for a port
+    that can't be had.
     """
     import uvicorn
 
-    store = Store(folders, _own_cache())
+    folders = [path for path in paths if path.is_dir() or not (path.is_file() or path.suffix)]
+    files = [path for path in paths if path not in folders]
+    store = Store(folders, _own_cache(), files=files, read_only=read_only)
     token = secrets.token_urlsafe(24)
     with _listening(port) as listening:
         own = listening.getsockname()[1]
-        say(f"http://{HOST}:{own}/?token={token}")
+        say(f"http://{HOST}:{own}/{'' if folders else 'data'}?token={token}")
         say(
             f"From another machine: ssh -N -L {own}:{HOST}:{own} THIS_MACHINE there, and the same address."
             " Ctrl-C ends it."

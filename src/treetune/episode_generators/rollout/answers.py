@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from treetune.contracts import Experiment, Finding
 from treetune.episode_generators.base import GenerationContext, Rollout
@@ -78,7 +78,20 @@ def encoded_prompt(
     return prompt_ids
 
 
-def token_budget(context: GenerationContext, prompt_ids: TokenIds, max_tokens: int) -> int:
+class Asking(Protocol):
+    """What of a `GenerationContext` decides a request."""
+
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def iteration(self) -> int: ...
+
+    @property
+    def context_length(self) -> int: ...
+
+
+def token_budget(context: Asking, prompt_ids: TokenIds, max_tokens: int) -> int:
     """How many tokens an answer may have: `max_tokens`, or what the prompt leaves of the context."""
     return min(max_tokens, context.context_length - len(prompt_ids))
 

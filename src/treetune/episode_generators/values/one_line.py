@@ -9,7 +9,7 @@ from functools import partial
 
 from treetune.contracts import Need, OneLine
 from treetune.episode_generators.base import STATES_REMEDY, GenerationContext
-from treetune.episode_generators.rollout.answers import before_stop, token_budget
+from treetune.episode_generators.rollout.answers import Asking, before_stop, token_budget
 from treetune.episode_generators.values.base import Beginning, Budget, Estimate, OpenState, StateRule
 from treetune.inference.base import CONTINUATIONS, Completion, Later, Request, SamplingParams
 from treetune.seeds import derive_seed
@@ -82,6 +82,25 @@ class OneLineStates(StateRule):
         return [state.estimate() for state in states]
 
 
+def continuations_asked_for(
+    context: Asking, beginning: Beginning, sampling: SamplingParams, purpose: str, turn: int, count: int
+) -> Request:
+    """The request for `count` continuations of a state in a turn of its budget, counted from 0; `sampling` as
+    its problem has it. The viewer asks too: the journal knows an answered request by what was asked."""
+    problem, prompt_ids, _ = beginning
+    begun_ids = beginning.token_ids
+    place = (context.iteration, problem.id, repr(tuple(begun_ids.tolist())), purpose)
+    budget = token_budget(context, prompt_ids, sampling.max_tokens)
+    return Request(
+        prompt_ids=joined([prompt_ids, begun_ids]),
+        seed=derive_seed(context.seed, *(place if turn == 0 else (*place, turn))),
+        n=count,
+        sampling=replace(sampling, max_tokens=budget - len(begun_ids)),
+        priority=CONTINUATIONS,
+        reads_logprobs=False,
+    )
+
+
 def _taken_up(
     context: GenerationContext, beginning: Beginning, budget: Budget, sampling: SamplingParams, purpose: str
 ) -> OneLineState | None:
@@ -131,17 +150,8 @@ class OneLineState(OpenState):
         return self.context.task.of(self.beginning.problem).sampling(self.sampling)
 
     def request(self, count: int) -> Request:
-        context, (problem, prompt_ids, _) = self.context, self.beginning
-        begun_ids, sampling = self.beginning.token_ids, self.own_sampling
-        place = (context.iteration, problem.id, repr(tuple(begun_ids.tolist())), self.purpose)
-        budget = token_budget(context, prompt_ids, sampling.max_tokens)
-        request = Request(
-            prompt_ids=joined([prompt_ids, begun_ids]),
-            seed=derive_seed(context.seed, *(place if self.turn == 0 else (*place, self.turn))),
-            n=count,
-            sampling=replace(sampling, max_tokens=budget - len(begun_ids)),
-            priority=CONTINUATIONS,
-            reads_logprobs=False,
+        request = continuations_asked_for(
+            self.context, self.beginning, self.own_sampling, self.purpose, self.turn, count
         )
         self.turn += 1
         return request

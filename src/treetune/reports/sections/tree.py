@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,8 +42,8 @@ class _Step:
 
     text: str
     value: float | None = None
-    ended: list[tuple[float, bool]] = field(default_factory=list)
-    """The reward of each answer that ended with it, and whether it was correct."""
+    ended: Counter[tuple[float, bool]] = field(default_factory=Counter)
+    """How many answers ended with it, by their reward and whether they were correct."""
     following: list[_Step] = field(default_factory=list)
 
 
@@ -83,7 +84,7 @@ def _add(steps: dict[State, _Step], tree: Tree, leaf: int, episode: Episode, tex
             steps[state] = _Step(text, values[number + 1] if number + 1 < len(values) else None)
             last.following.append(steps[state])
         begin, last = end, steps[state]
-    last.ended.append((episode.reward, episode.correct))
+    last.ended[episode.reward, episode.correct] += 1
 
 
 def _answer(episode: Episode, sample: int) -> Trajectory:

@@ -24,15 +24,16 @@ from treetune.trainers.preparation.advantages import (
     token_rewards,
 )
 from treetune.trainers.preparation.tensors import IterationTensors
+from treetune.trainers.scoring import Scored
 from treetune.trainers.tokens import Sequences
 
 
 class Models(Protocol):
-    """What stages run. Each answers one float32 for every trained token, shape [N], without gradient.
+    """What stages run. Each answers float32 for every trained token, shape [N], without gradient.
     Collective.
     """
 
-    def old_logprobs(self, sequences: Sequences) -> tuple[Tensor, Tensor | None]: ...
+    def old_logprobs(self, sequences: Sequences) -> Scored: ...
 
     def ref_logprobs(self, sequences: Sequences) -> Tensor: ...
 
@@ -62,10 +63,10 @@ class OldLogprobs(Stage):
     """The policy's, before this iteration's updates."""
 
     needs = ()
-    fills = ("old_logprobs_N", "log_mass_N")
+    fills = ("old_logprobs_N", "entropies_N", "log_mass_N")
 
     def run(self, tensors: IterationTensors, sequences: Sequences, models: Models) -> None:
-        tensors.old_logprobs_N, tensors.log_mass_N = models.old_logprobs(sequences)
+        tensors.take(models.old_logprobs(sequences))
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from treetune.trainers.objectives.kl import kl_estimate
+from treetune.trainers.scoring import Scored
 from treetune.trainers.tokens import flat_of_trained
 from treetune.vocabulary import Episode, Metrics
 
@@ -26,6 +27,8 @@ class IterationTensors:
     ref_logprobs_N: Tensor | None = None
     old_logprobs_N: Tensor | None = None
     """The policy's before the first update, of whole distributions."""
+    entropies_N: Tensor | None = None
+    """Of the same distributions."""
     log_mass_N: Tensor | None = None
     """Of what top-p and top-k leave of these, where they cut anything."""
     old_logprobs_mask_N: Tensor | None = None
@@ -46,6 +49,10 @@ class IterationTensors:
             flat_of_trained(episodes, lambda e: e.advantages),
         )
 
+    def take(self, scored: Scored) -> None:
+        """What the policy says before the first update."""
+        self.old_logprobs_N, self.entropies_N, self.log_mass_N = scored
+
     def token_metrics(self) -> Metrics:
         """Of advantages and returns, where there are any."""
         metrics: Metrics = {}
@@ -56,22 +63,32 @@ class IterationTensors:
             metrics["critic/return"] = float(self.returns_N.mean())
         return metrics
 
-    def gap_metrics(self) -> Metrics:
-        """How far the trainer is from the engine that sampled, and from the reference.
+    def gap_N(self) -> Tensor | None:
+        """The trainer's log-probs minus the engine's, of what it sampled from; None without the engine's.
 
         The engine's log-probs are of the distribution that it sampled from: at the temperature, cut by top-p
         and top-k, and made to sum to 1 again. The trainer's are of the whole distribution, so that they are
-        cut alike before the two are compared; ``engine/nucleus_log_mass`` is the mean of what that is.
+        cut alike before the two are compared.
+        """
+        assert self.old_logprobs_N is not None
+        if self.behaviour_logprobs_N is None:
+            return None
+        gap_N = self.old_logprobs_N - self.behaviour_logprobs_N
+        return gap_N if self.log_mass_N is None else gap_N - self.log_mass_N
+
+    def gap_metrics(self) -> Metrics:
+        """How far the trainer is from the engine that sampled (`gap_N`), and from the reference.
+
+        ``engine/nucleus_log_mass`` is the mean of what the engine's distributions are cut by.
         """
         assert self.old_logprobs_N is not None
         metrics: Metrics = {}
         known = slice(None) if self.old_logprobs_mask_N is None else self.old_logprobs_mask_N
-        if self.behaviour_logprobs_N is not None:
-            gap_N = (self.old_logprobs_N - self.behaviour_logprobs_N)[known]
+        gap_N = self.gap_N()
+        if gap_N is not None:
             if self.log_mass_N is not None:
-                gap_N = gap_N - self.log_mass_N[known]
                 metrics["engine/nucleus_log_mass"] = float(self.log_mass_N[known].mean())
-            gap_N = gap_N.abs()
+            gap_N = gap_N[known].abs()
             metrics["engine/logprob_gap_mean"] = float(gap_N.mean())
             metrics["engine/logprob_gap_max"] = float(gap_N.max())
         if self.ref_logprobs_N is not None:

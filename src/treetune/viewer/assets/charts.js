@@ -1,7 +1,7 @@
 // Draws every [data-chart] with uPlot: lines, bands, events; smoothing and scale from the page's controls.
 'use strict';
 (() => {
-  const HEIGHT = 210, COLOURS = 8, DASHES = [[], [6, 4], [2, 3], [10, 4, 2, 4]];
+  const HEIGHT = 210, COLOURS = 8, NEAR = 8, DASHES = [[], [6, 4], [2, 3], [10, 4, 2, 4]];
   const WHOLE = [1, 2, 5].flatMap((n) => [n, 10 * n, 100 * n, 1000 * n, 1e4 * n, 1e5 * n]).sort((a, b) => a - b);
   const SIGNS = { evaluation: '◆', restart: '▲', sign: '✖', resume: '●' };
   const drawn = new Map();  // by the figure's id: { text, plot }
@@ -11,7 +11,7 @@
   const smoothing = () => Number(document.getElementById('smoothing')?.value || 0);
 
   function number(value) {
-    if (value === null || value === undefined) return '';
+    if (value === null || value === undefined) return '–';
     if (value === 0) return '0';
     const size = Math.abs(value);
     return size >= 1e6 || size < 1e-3 ? value.toExponential(2) : String(Number(value.toPrecision(4)));
@@ -41,7 +41,7 @@
   // A little room around the values; what is always the same lies in the middle.
   function around(low, high) {
     const room = high > low ? 0.07 * (high - low) : Math.abs(low) || 1;
-    const hair = high > low ? 0.02 * (high - low) : room;
+    const hair = 0.02 * (high - low || room);
     return [low >= 0 && low - room < 0 ? -Math.min(hair, room) : low - room, high + room];
   }
 
@@ -58,7 +58,7 @@
 
   function options(chart, width) {
     const factor = smoothing(), { xs, column } = table(chart);
-    const data = [xs], series = [{ label: 'after', value: (_, value) => number(value) }], bands = [];
+    const data = [xs], series = [{ label: chart.x_name, value: (_, value) => number(value) }], bands = [];
     chart.lines.forEach((line) => {
       const ink = colour(`k${line.colour % COLOURS}`), dash = DASHES[Math.floor(line.colour / COLOURS) % DASHES.length];
       const few = line.x.length <= 40;
@@ -89,8 +89,19 @@
       axes: [{ ...axis, grid: { show: false }, size: 34, incrs: whole ? WHOLE : undefined }, { ...axis, size: 58, values: (_, ticks) => ticks.map(number) }],
       legend: { live: true, markers: { width: 0 } },
       cursor: { points: { size: 7 }, y: false },
-      hooks: { ready: [(plot) => plot.setLegend({ idx: xs.length - 1 })], draw: [(plot) => events(plot, chart.events)] },
+      hooks: {
+        ready: [(plot) => plot.setLegend({ idx: xs.length - 1 })], draw: [(plot) => events(plot, chart.events)],
+        setCursor: [(plot) => happened(plot, chart.events)],
+      },
     } };
+  }
+
+  // What happened where the pointer is, in words: events that are drawn within a few pixels of it.
+  function happened(plot, list) {
+    const place = plot.root.closest('figure')?.querySelector('.happened');
+    if (!place) return;
+    const near = plot.cursor.left < 0 ? [] : list.filter((event) => Math.abs(plot.valToPos(event.x, 'x') - plot.cursor.left) <= NEAR);
+    place.textContent = near.map((event) => `${SIGNS[event.kind] || '•'} after ${event.x}: ${event.words}`).join(' · ');
   }
 
   function events(plot, list) {

@@ -2,23 +2,37 @@
 
 from treetune.viewer.page import Page
 from treetune.viewer.pages import (
+    agreement,
     answer,
     answers,
     compare,
     configuration,
     continuations,
+    data,
     experiments,
+    notes,
     problem,
+    row,
+    rows,
     run,
+    timeline,
 )
 
 PAGES: tuple[Page, ...] = (
     experiments.PAGE,
+    data.PAGE,
     run.PAGE,
+    timeline.PAGE,
+    timeline.TRACE,
     answers.PAGE,
     answer.PAGE,
     compare.PAGE,
     problem.PAGE,
     continuations.PAGE,
     configuration.PAGE,
+    notes.PAGE,
+    notes.DATA,
+    agreement.PAGE,
+    rows.PAGE,
+    row.PAGE,
 )

@@ -1,4 +1,4 @@
-"""What a state of an answer was gone on with: a part of a page, which is asked for when somebody opens it."""
+"""What a state of an answer was gone on with: a part of its page, or a page of its own."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def show(view: View) -> Response:
     """`?run=`, `?source=`, `?answer=`, `?start=` (tokens of the answer that the state has)."""
     answer = view.store.answers(view.run).answer(view.text("source"), view.text("answer"))
     config = view.store.experiment(view.run).config
-    problem, found = "", list[dict[str, Any]]()
+    start, problem, found = view.integer("start", 0), "", list[dict[str, Any]]()
     try:
-        completions = continuations_of(view.run.path, config, answer, view.integer("start", 0))
+        completions = continuations_of(view.run.path, config, answer, start)
     except ValueError as error:
         problem, completions = str(error), []
     for one, times in alike(completions):
@@ -36,7 +36,11 @@ def show(view: View) -> Response:
                 "unfinished": one.finish_reason == "length",
             }
         )
-    return view.render("continuations.html", problem=problem, found=found, count=len(completions))
+    # htmx says that it asks; a person who opens the address gets a whole page.
+    template = "continuations.html" if "HX-Request" in view.request.headers else "continuations_page.html"
+    return view.render(
+        template, answer=answer, start=start, problem=problem, found=found, count=len(completions)
+    )
 
 
 PAGE = Page("/continuations", "Continuations", show)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -29,8 +30,10 @@ class Row:
 def show(view: View) -> Response:
     """`?search=`, `?state=`, `?sort=`, `?set=` (whose accuracy), `?page=` choose what is listed."""
     rows = [_row(view, run) for run in view.store.runs()]
-    labels = sorted({one.label for row in rows if row.standing for one in row.standing.accuracies})
-    chosen_set = view.text("set", labels[0] if labels else "")
+    measured = Counter(one.label for row in rows if row.standing for one in row.standing.accuracies)
+    labels = sorted(measured)
+    usual = max(labels, key=lambda label: measured[label], default="")  # what most can be compared by
+    chosen_set = view.text("set", usual)
     rows = [
         Row(row.run, row.standing, row.problem, _accuracy(row, chosen_set) if chosen_set else None)
         for row in rows

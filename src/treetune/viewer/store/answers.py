@@ -16,7 +16,8 @@ import numpy as np
 
 from treetune.viewer.store.catalogue import NotThere, Run
 from treetune.viewer.store.index import BITS, ROWS, ROWS_IN_GROUP, Indexed, build, read_about
-from treetune.viewer.store.questions import Filter, Found, Question, condition, order
+from treetune.viewer.store.queries import as_rows, connected, literal
+from treetune.viewer.store.questions import Filter, Found, Question, among, condition, order
 from treetune.viewer.store.signatures import SHORTEST, lowered, may_hold
 from treetune.viewer.store.sources import Source, sources
 from treetune.viewer.store.whole_answers import Answer, answer_at, texts_at
@@ -136,7 +137,7 @@ class Answers:
 
     def _fault(self, source: Source, error: Exception) -> str:
         """An OSError that names no file of the source is about the index."""
-        if isinstance(error, OSError) and error.filename not in map(str, (source.path, source.episodes)):
+        if isinstance(error, OSError) and error.filename not in map(str, source.files):
             return (
                 f"{source.words} is not shown, as its index can't be written to {self._cache} ({error}): make"
                 " room there, or let it be written, and start the viewer again"
@@ -165,6 +166,7 @@ class Answers:
             return Found([], 0, True)
         known, own = self.columns(), self.columns(question.sources)
         where, values = condition(question.filters, known, own)
+        where = f"{where} AND {among(question.among)}"
         by = order(question, known, own)
         if question.search:
             return self._search(question, relation, where, values, by)
@@ -281,35 +283,18 @@ class Answers:
         chosen = [one for one in self._chosen(names) if one.about is not None and one.about.rows]
         if not chosen:
             return None
-        files = ", ".join(_text(str(one.place / ROWS)) for one in chosen)
+        files = ", ".join(literal(str(one.place / ROWS)) for one in chosen)
         return f"read_parquet([{files}], union_by_name=true)"
 
     def _query(self, text: str, values: Sequence[Any] = ()) -> duckdb.DuckDBPyConnection:
         return self._cursor().execute(text, list(values))
 
     def _rows(self, text: str, values: Sequence[Any] = ()) -> list[dict[str, Any]]:
-        return _as_rows(self._query(text, values))
+        return as_rows(self._query(text, values))
 
     def _cursor(self) -> duckdb.DuckDBPyConnection:
-        import duckdb
-
         with self._lock:
             if self._connection is None:
-                settings = {
-                    "threads": 2,
-                    "memory_limit": "400MB",
-                    "autoinstall_known_extensions": False,
-                    "autoload_known_extensions": False,
-                }
-                self._connection = duckdb.connect(":memory:", config=settings)
+                self._connection = connected()
                 self._connection.execute("SET parquet_metadata_cache = true")
         return self._connection.cursor()
-
-
-def _as_rows(answered: duckdb.DuckDBPyConnection) -> list[dict[str, Any]]:
-    names = [column[0] for column in answered.description or ()]
-    return [dict(zip(names, row, strict=True)) for row in answered.fetchall()]
-
-
-def _text(value: str) -> str:
-    return "'" + value.replace("'", "''") + "'"

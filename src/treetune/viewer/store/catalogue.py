@@ -6,7 +6,7 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,6 +16,7 @@ from treetune.runtime.directory import ExperimentDirectory
 
 if TYPE_CHECKING:
     from treetune.viewer.store.answers import Answers
+    from treetune.viewer.store.notes import Notes
 
 LOOK_AGAIN_S = 2.0
 """How old a list of what lies below a folder may be."""
@@ -49,24 +50,40 @@ class Run:
 
 
 class Store:
-    """All that pages ask for. Safe for several threads; never writes into an experiment.
+    """All that pages ask for. Safe for several threads. Only people's notes are ever written into an
+    experiment (`pages.answer`), and none where it is `read_only`.
 
     `cache` is a folder for what is made from experiments to find their answers quickly. The list of
-    experiments may be `look_again_s` old. Raises ValueError for a folder that is none.
+    experiments may be `look_again_s` old. `files` are data sets that lie elsewhere. Raises ValueError for a
+    folder that is none, and for a file that holds no rows.
     """
 
-    def __init__(self, folders: Sequence[Path], cache: Path, look_again_s: float = LOOK_AGAIN_S) -> None:
+    def __init__(
+        self,
+        folders: Sequence[Path],
+        cache: Path,
+        look_again_s: float = LOOK_AGAIN_S,
+        files: Sequence[Path] = (),
+        *,
+        read_only: bool = False,
+    ) -> None:
+        from treetune.viewer.store.data_sets import DataSets
+
         for folder in folders:
             if not folder.is_dir():
                 raise ValueError(
                     f"{folder} is no directory: give one that holds experiments, such as experiments"
                 )
         self.folders, self.cache = [folder.resolve() for folder in folders], cache
+        self.read_only = read_only
         self._look_again_s = look_again_s
         self._lock = threading.Lock()
         self._runs: Mapping[str, Run] = {}
         self._looked = -float("inf")
         self._answers: dict[Run, Answers] = {}
+        self._notes: dict[Run, Notes] = {}
+        self.data = DataSets(self, files, look_again_s)
+        """Prepared data sets."""
         self.made = 0
         """How much `later` has made."""
         self._kept: dict[tuple[str, str], tuple[str, Any]] = {}
@@ -116,6 +133,14 @@ class Store:
                 self._answers[run] = Answers(run, self.cache, min(self._look_again_s, ANSWERS_LOOK_AGAIN_S))
             return self._answers[run]
 
+    def notes(self, run: Run) -> Notes:
+        """What people wrote on its answers."""
+        from treetune.viewer.store.notes import Notes
+
+        answers = self.answers(run)
+        with self._lock:
+            return self._notes.setdefault(run, Notes(run, answers))
+
     def known(self, what: str, run: Run, read: Callable[[], Value]) -> Value:
         """What `read` gives, kept until a file of the experiment changes. `what` names it."""
         mark = self.mark([run])
@@ -162,17 +187,29 @@ class Store:
         return hashlib.blake2b(repr(parts).encode(), digest_size=12).hexdigest()
 
 
+def is_experiment(names: Container[str]) -> bool:
+    """Whether a folder that holds these names is an experiment's."""
+    return "config.json" in names and any(name in names for name in INSIDE)
+
+
 def _experiments(folder: Path) -> Iterator[Path]:
-    """Folders of experiments at or below one; what lies inside of an experiment is not looked into."""
+    """Folders of experiments at or below one."""
+    return (place for place, found in folders_below(folder, is_experiment) if is_experiment(found))
+
+
+def folders_below(
+    folder: Path, is_whole: Callable[[Container[str]], bool]
+) -> Iterator[tuple[Path, Mapping[str, os.DirEntry[str]]]]:
+    """A folder and those below it, each with its entries; what lies inside of one `is_whole` is not looked
+    into, nor what is hidden."""
     left = [(folder, 0)]
     while left:
         place, depth = left.pop()
         try:
             with os.scandir(place) as entries:
                 found = {entry.name: entry for entry in entries}
-            if "config.json" in found and any(name in found for name in INSIDE):
-                yield place
-            elif depth < DEEPEST:
+            yield place, found
+            if depth < DEEPEST and not is_whole(found):
                 left += [
                     (place / name, depth + 1)
                     for name, entry in found.items()

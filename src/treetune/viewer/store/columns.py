@@ -37,6 +37,8 @@ OF_EPISODES = (
 )  # fmt: skip
 
 
+OF_SIGNALS = ("trajectory", "logprobs", "entropies", "gaps")
+
 # Trajectories
 
 
@@ -153,6 +155,29 @@ def episode_columns(batch: pa.RecordBatch) -> dict[str, Any]:
         "advantage_most": pc.negate(most),
         "first_value": pc.list_element(_padded(values), 0) if len(values) else pa.array([], pa.float64()),
     }
+
+
+# What the trainer said of tokens
+
+
+def signal_columns(batch: pa.RecordBatch) -> dict[str, Any]:
+    """Mean and largest entropy, and mean and largest size of the gap between trainer and engine."""
+    made: dict[str, Any] = {"answer": batch["trajectory"]}
+    for name, column in (("entropy", batch["entropies"]), ("gap", batch["gaps"])):
+        mean, most = _mean_and_largest(column)
+        made |= {f"{name}_mean": mean, f"{name}_most": most}
+    return made
+
+
+def _mean_and_largest(column: pa.ListArray) -> tuple[pa.Array, pa.Array]:
+    """Of the sizes of each row's numbers, those alone that are known; null for none."""
+    import pyarrow as pa
+
+    ends = column.offsets.to_numpy().astype(np.int64)
+    sizes = np.abs(column.values.to_numpy(zero_copy_only=False)[ends[0] : ends[-1]].astype(float))
+    known = ~np.isnan(sizes)
+    mean, least = _mean_and_least(-sizes[known], np.concatenate([[0], np.cumsum(known)])[ends - ends[0]])
+    return tuple(pa.array(-one, pa.float64(), from_pandas=True) for one in (mean, least))
 
 
 def _of_trained(column: pa.ListArray, trained: pa.ListArray, sign: float = 1.0) -> tuple[pa.Array, pa.Array]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import mmap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,15 +41,14 @@ def continuations_of(run: Path, config: Mapping[str, Any], answer: Answer, start
 
 
 def _request(config: Mapping[str, Any], answer: Answer, start: int) -> Request:
-    """What credit asked for first, as `episode_generators.values.one_line` asks for it."""
+    """What credit asked for first."""
     from treetune.config.build import build
     from treetune.config.errors import ConfigError
     from treetune.episode_generators.base import Credit, Rollout
     from treetune.episode_generators.credit.monte_carlo import MonteCarlo
     from treetune.episode_generators.rollout.single_turn import SingleTurn
-    from treetune.inference.base import Request
-    from treetune.seeds import derive_seed
-    from treetune.vocabulary import joined
+    from treetune.episode_generators.values.base import Beginning
+    from treetune.episode_generators.values.one_line import continuations_asked_for
 
     try:  # with a key of their own, so that nothing of a user's package is imported
         credit = build(Credit, config.get("credit"), key=("credit",))
@@ -61,19 +60,25 @@ def _request(config: Mapping[str, Any], answer: Answer, start: int) -> Request:
             "only values of the credit 'monte_carlo' on answers of 'single_turn' have continuations that can"
             " be found again"
         )
-    problem, begun = answer.trajectory.problem, answer.trajectory.response_ids[:start]
+    one = answer.trajectory
+    beginning = Beginning.of(one.problem, one.prompt_ids, one.segments, start)
+    asking = _Asking(int(config.get("seed", 0)), answer.source.number - 1, int(config["context_length"]))
     own = {
         name: value
         for name in ("temperature", "top_p", "top_k")
         if (value := getattr(credit, name)) is not None
     }
-    place = (answer.source.number - 1, problem.id, repr(tuple(begun.tolist())), "value")
-    return Request(
-        prompt_ids=joined([answer.trajectory.prompt_ids, begun]),
-        seed=derive_seed(int(config.get("seed", 0)), *place),
-        n=credit.samples,
-        sampling=replace(rollout.sampling, max_tokens=rollout.sampling.max_tokens - len(begun), **own),
-    )
+    sampling = replace(rollout.sampling, **own)
+    return continuations_asked_for(asking, beginning, sampling, "value", turn=0, count=credit.samples)
+
+
+@dataclass(frozen=True)
+class _Asking:
+    """What of the run decides a request."""
+
+    seed: int
+    iteration: int
+    context_length: int
 
 
 def _line_of(path: Path, key: str) -> list[Completion] | None:

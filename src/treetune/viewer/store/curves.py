@@ -140,7 +140,9 @@ def usual_charts(made: Sequence[Bunch], events: Sequence[Event] = ()) -> list[Ch
     charts = []
     for title, keys in (*CURVES[:1], *added, *CURVES[1:]):
         lines = [
-            _dashed(line, n, key) if n else line for n, key in enumerate(keys) for line in _lines(made, key)
+            _further(line, n, key, len(made) > 1) if len(keys) > 1 else line
+            for n, key in enumerate(keys)
+            for line in _lines(made, key)
         ]
         if lines:
             words = title.replace("in grey", "dashed")
@@ -153,9 +155,12 @@ def _lines(made: Sequence[Bunch], name: str) -> list[Line]:
     return [line for bunch in made if (line := _metric_line(bunch, name)) is not None]
 
 
-def _dashed(line: Line, times: int, key: str) -> Line:
-    """In the same colour, as a further metric of the same chart."""
-    return replace(line, name=f"{line.name}: {key.split('/', 1)[1]}", colour=line.colour + times * COLOURS)
+def _further(line: Line, number: int, key: str, several: bool) -> Line:
+    """One of several metrics of a chart: in the colour of its experiment, dashed but for the first."""
+    name = key.split("/", 1)[1]
+    return replace(
+        line, name=f"{line.name}: {name}" if several else name, colour=line.colour + number * COLOURS
+    )
 
 
 def events_of(one: Experiment) -> list[Event]:

@@ -19,9 +19,11 @@ from treetune.viewer.store.batches import Layout, walk
 from treetune.viewer.store.columns import (
     OF_ANSWERS,
     OF_EPISODES,
+    OF_SIGNALS,
     answer_columns,
     episode_columns,
     line_columns,
+    signal_columns,
 )
 from treetune.viewer.store.signatures import SignatureWriter
 from treetune.viewer.store.sources import Source
@@ -29,7 +31,7 @@ from treetune.viewer.store.sources import Source
 if TYPE_CHECKING:
     import pyarrow as pa
 
-VERSION = 3
+VERSION = 4
 """Of the files of an index and their columns: another one makes all anew."""
 
 ROWS_IN_GROUP = 2048
@@ -48,6 +50,7 @@ class About:
     mark: str
     answers: Layout | None = None
     episodes: Layout | None = None
+    signals: Layout | None = None
 
 
 @dataclass(frozen=True)
@@ -67,8 +70,6 @@ class Indexed:
 
 def build(source: Source, place: Path) -> None:
     """Makes the index of a source in the folder `place`. Raises ValueError for a file that isn't whole."""
-    import pyarrow as pa
-
     mark = source.mark
     with whole_folder(place) as folder:
         bits = SignatureWriter(folder / BITS)
@@ -76,16 +77,15 @@ def build(source: Source, place: Path) -> None:
         if source.kind == "evaluation":
             tables = list(_of_lines(source.path, bits))
         elif source.path == source.episodes:
-            tables = list(_of_stream(source.path, OF_EPISODES, episode_columns, bits, layouts, "episodes"))
+            tables = [_of_episodes(source, bits, layouts)]
         else:
             tables = list(_of_stream(source.path, OF_ANSWERS, answer_columns, bits, layouts, "answers"))
         bits.close()
         table = _together(tables, source)
         if source.episodes is not None and source.path != source.episodes:
-            credit = _of_stream(source.episodes, OF_EPISODES, episode_columns, None, layouts, "episodes")
-            table = _with_credit(table, pa.concat_tables(credit, promote_options="default"))
+            table = _with_credit(table, _of_episodes(source, None, layouts))
         _write(table, folder / ROWS)
-        about = About(table.num_rows, mark, layouts.get("answers"), layouts.get("episodes"))
+        about = About(table.num_rows, mark, **layouts)
         (folder / ABOUT).write_text(json.dumps({"version": VERSION, **asdict(about)}))
 
 
@@ -101,7 +101,7 @@ def read_about(place: Path) -> About | None:
         name: Layout(one["head"], tuple(one["ends"]), tuple(one["rows"]))
         if (one := found.pop(name))
         else None
-        for name in ("answers", "episodes")
+        for name in ("answers", "episodes", "signals")
     }
     return About(**found, **layouts)
 
@@ -130,21 +130,51 @@ def _of_stream(
     layouts[kind] = Layout(head, tuple(ends), tuple(rows))
 
 
+def _of_episodes(source: Source, bits: SignatureWriter | None, layouts: dict[str, Layout]) -> pa.Table:
+    """Training rows with what the trainer said of their tokens. Raises ValueError where it is of others."""
+    import pyarrow as pa
+
+    assert source.episodes is not None
+    made = list(_of_stream(source.episodes, OF_EPISODES, episode_columns, bits, layouts, "episodes"))
+    if not made:
+        return pa.table({"place": pa.array([], pa.int64())})
+    table = pa.concat_tables(made, promote_options="default")
+    if source.signals is None:
+        return table
+    said = pa.concat_tables(
+        _of_stream(source.signals, OF_SIGNALS, signal_columns, None, layouts, "signals"),
+        promote_options="default",
+    )
+    if not said["answer"].equals(table["answer"]):
+        raise ValueError(f"{source.signals} is of other rows than {source.episodes}: delete it")
+    for name in said.column_names:
+        if name not in table.column_names:
+            table = table.append_column(name, said[name])
+    return table
+
+
 def _with_credit(answers: pa.Table, episodes: pa.Table) -> pa.Table:
     """Answers with what credit gave them: over all episodes that an answer was cut into, and their places."""
     import duckdb
 
+    of_signals = "".join(
+        f"sum({name}_mean * trained) / nullif(sum(trained) FILTER ({name}_mean IS NOT NULL), 0)"
+        f" AS {name}_mean, max({name}_most) AS {name}_most,"
+        for name in ("entropy", "gap")
+        if f"{name}_mean" in episodes.column_names
+    )
     with duckdb.connect(":memory:") as connection:
         connection.register("answers", answers)
         connection.register("episodes", episodes)
         return connection.sql(
-            """
+            f"""
             SELECT answers.*, credit.* EXCLUDE (credited) FROM answers LEFT JOIN (
                 SELECT answer AS credited, count(*)::INTEGER AS episodes, min(place) AS episode_place,
                     max(place) AS episode_last,
                     sum(advantage_mean * trained)
                         / nullif(sum(trained) FILTER (advantage_mean IS NOT NULL), 0)
                         AS advantage_mean,
+                    {of_signals}
                     min(advantage_least) AS advantage_least, max(advantage_most) AS advantage_most,
                     arg_min(first_value, place) AS first_value
                 FROM episodes GROUP BY answer

@@ -33,7 +33,7 @@ class Origins:
 def origins(one: Experiment, seconds: float = DEADLINE_S) -> Origins:
     """Takes seconds. The files are believed only as far as they still give what the experiment has. They are
     evaluated in a process of their own, which is killed after the deadline."""
-    command = _command(one.manifest)
+    command = command_of(one.manifest)
     if command is None:
         return Origins(problem="the experiment was begun by a version that did not write down its command")
     asked = json.dumps({"command": command, "config": one.config, "seconds": seconds})
@@ -68,7 +68,7 @@ def _found(command: Mapping[str, Any], stored: Mapping[str, Any]) -> Origins:
     return Origins(places)
 
 
-def _command(manifest: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def command_of(manifest: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The newest command that set the configuration that is there now."""
     entries = [manifest, *manifest.get("continued", ())]
     return next((one["command"] for one in reversed(entries) if "command" in one), None)

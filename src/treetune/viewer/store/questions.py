@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from treetune.viewer.store.queries import literal, quoted
+
 OPERATORS = {"=": "=", "!=": "<>", "<": "<", "<=": "<=", ">": ">", ">=": ">=", "has": "has"}
 
 
@@ -20,7 +22,8 @@ class Filter:
 
 @dataclass(frozen=True)
 class Question:
-    """Which answers, in which order: `sources` by name (of none, all), `search` in their text."""
+    """Which answers, in which order: `sources` by name (of none, all), `search` in their text. Where there is
+    an `among`, no others than these rows of each source."""
 
     sources: tuple[str, ...] = ()
     filters: tuple[Filter, ...] = ()
@@ -29,6 +32,7 @@ class Question:
     descending: bool = False
     page: int = 1
     size: int = 50
+    among: Mapping[str, Sequence[int]] | None = None
 
 
 @dataclass(frozen=True)
@@ -42,20 +46,21 @@ class Found:
 
 
 def condition(
-    filters: Sequence[Filter], known: Mapping[str, str], own: Mapping[str, str]
+    filters: Sequence[Filter], known: Mapping[str, str], own: Mapping[str, str], of: str = "answers"
 ) -> tuple[str, list[Any]]:
     """What stands behind WHERE, and what `?` stands for: `known` are the types of all columns, `own` those
-    of the chosen sources. Raises ValueError for a column or an operator that isn't there."""
+    of the chosen sources, `of` what the rows are. Raises ValueError for a column or an operator that isn't
+    there."""
     parts, values = ["true"], list[Any]()
     for one in filters:
         if one.column not in known:
-            raise ValueError(f"answers have no {one.column!r}: there are {', '.join(sorted(known))}")
+            raise ValueError(f"{of} have no {one.column!r}: there are {', '.join(sorted(known))}")
         if one.operator not in OPERATORS:
             raise ValueError(f"{one.operator!r} is no comparison: there are {', '.join(OPERATORS)}")
         if one.column not in own:
             parts.append("false")  # null is like nothing
             continue
-        name, kind = _quoted(one.column), known[one.column]
+        name, kind = quoted(one.column), known[one.column]
         if own[one.column] != kind:  # these sources have null alone in it
             name = f"CAST({name} AS {kind})"
         if one.operator == "has":
@@ -69,15 +74,30 @@ def condition(
     return " AND ".join(parts), values
 
 
-def order(question: Question, known: Mapping[str, str], own: Mapping[str, str]) -> str:
-    """What stands behind ORDER BY. Raises ValueError for a column that isn't there."""
+def among(rows: Mapping[str, Sequence[int]] | None) -> str:
+    """A condition for rows of each source; without any, for none."""
+    if rows is None:
+        return "true"
+    parts = [
+        f"(source = {literal(source)} AND row IN ({', '.join(map(str, own))}))"
+        for source, own in rows.items()
+        if own
+    ]
+    return f"({' OR '.join(parts)})" if parts else "false"
+
+
+def order(
+    question: Question,
+    known: Mapping[str, str],
+    own: Mapping[str, str],
+    last: str = "source, row",
+    of: str = "answers",
+) -> str:
+    """What stands behind ORDER BY: what is alike is ordered by `last`. Raises ValueError for a column that
+    isn't there."""
     if question.sort and question.sort not in known:
-        raise ValueError(f"answers can't be sorted by {question.sort!r}: by {', '.join(sorted(known))}")
+        raise ValueError(f"{of} can't be sorted by {question.sort!r}: by {', '.join(sorted(known))}")
     direction = "DESC" if question.descending else "ASC"
     sorts = question.sort in own
-    first = f"{_quoted(question.sort)} {direction} NULLS LAST, " if sorts else ""
-    return f"{first}source, row"
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
+    first = f"{quoted(question.sort)} {direction} NULLS LAST, " if sorts else ""
+    return first + last

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from treetune.episode_generators.token_signals import SIGNALS
 from treetune.viewer.store.catalogue import Run, stat_of
 
 Kind = Literal["iteration", "evaluation"]
@@ -16,7 +17,8 @@ Kind = Literal["iteration", "evaluation"]
 @dataclass(frozen=True)
 class Source:
     """One file of answers. `number` counts as people do: the iteration from 1, for an evaluation the finished
-    iterations. `label` is the evaluation's set, `episodes` the credit beside the answers, where it is there.
+    iterations. `label` is the evaluation's set, `episodes` the credit beside the answers and `signals` what
+    the trainer said of their tokens, where these are there.
 
     An iteration on demonstrations has episodes alone: they are its answers.
     """
@@ -26,6 +28,7 @@ class Source:
     label: str
     path: Path
     episodes: Path | None
+    signals: Path | None = None
 
     @property
     def name(self) -> str:
@@ -41,14 +44,17 @@ class Source:
     @property
     def mark(self) -> str:
         """Another one as soon as one of its files is another."""
-        parts = [stat_of(path) for path in (self.path, self.episodes) if path is not None]
+        parts = [stat_of(path) for path in self.files]
         return hashlib.blake2b(repr(parts).encode(), digest_size=12).hexdigest()
 
     @property
     def size(self) -> int:
         """Bytes on disk; 0 for what has gone meanwhile."""
-        paths = [path for path in (self.path, self.episodes) if path is not None]
-        return sum(path.stat().st_size for path in paths if path.is_file())
+        return sum(path.stat().st_size for path in self.files if path.is_file())
+
+    @property
+    def files(self) -> list[Path]:
+        return [path for path in (self.path, self.episodes, self.signals) if path is not None]
 
 
 def sources(run: Run) -> list[Source]:
@@ -63,7 +69,15 @@ def _iterations(folder: Path) -> Iterator[Source]:
         if answers.is_file() or has_credit:
             number = int(place.name) + 1
             path = answers if answers.is_file() else episodes
-            yield Source("iteration", number, "", path, episodes if has_credit else None)
+            signals = place / SIGNALS
+            yield Source(
+                "iteration",
+                number,
+                "",
+                path,
+                episodes if has_credit else None,
+                signals if has_credit and signals.is_file() else None,
+            )
 
 
 def _evaluations(folder: Path) -> Iterator[Source]:

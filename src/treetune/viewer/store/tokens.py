@@ -62,6 +62,8 @@ def tokens_of(run: Path, answer: Answer) -> Tokens | None:
     logprobs = _logprobs(trajectory, episode)
     if logprobs is not None:
         numbers["log-prob"] = logprobs
+    if episode is not None:
+        numbers |= _signals(answer, episode)
     return Tokens(
         ids=ids,
         texts=texts_of(run, ids),
@@ -71,6 +73,20 @@ def tokens_of(run: Path, answer: Answer) -> Tokens | None:
         versions=_by_token(trajectory, lambda segment: segment.policy_version) or [None] * len(ids),
         numbers=numbers,
     )
+
+
+def _signals(answer: Answer, episode: Episode) -> dict[str, np.ndarray]:
+    """What the trainer said of the episode's tokens; NaN for those that it was not asked about."""
+    said = dict(zip(map(id, answer.episodes), answer.signals, strict=False)).get(id(episode))
+    if said is None:
+        return {}
+    own = {"entropy": said.entropies, "gap": said.gaps, "trainer's log-prob": said.logprobs}
+    numbers = {}
+    for name, values in own.items():
+        if values is not None:
+            numbers[name] = np.full(len(episode.trained), np.nan, values.dtype)
+            numbers[name][episode.trained] = values
+    return numbers
 
 
 def own_episode(answer: Answer) -> Episode | None:

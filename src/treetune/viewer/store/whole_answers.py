@@ -16,19 +16,22 @@ from treetune.viewer.store.sources import Source
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from treetune.episode_generators.token_signals import TokenSignals
     from treetune.vocabulary import Episode, Trajectory
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer, whole: `row` of the index; the trajectory and its episodes where these are stored; of an
-    evaluation `line`, what the file says of it."""
+    """One answer, whole: `row` of the index; the trajectory and its episodes where these are stored, and of
+    each episode what the trainer said of its tokens, where that is; of an evaluation `line`, what the file
+    says of it."""
 
     row: Mapping[str, Any]
     source: Source
     trajectory: Trajectory | None = None
     episodes: Sequence[Episode] = ()
     line: Mapping[str, Any] = field(default_factory=dict)
+    signals: Sequence[TokenSignals] = ()
 
 
 def texts_at(places: Sequence[tuple[str, int]], by_source: Mapping[str, Indexed]) -> list[str]:
@@ -65,7 +68,7 @@ def answer_at(one: Indexed, row: Mapping[str, Any]) -> Answer:
     assert one.about is not None
     if one.source.kind == "evaluation":
         return Answer(row, one.source, line=_line(one.source.path, row["place"]))
-    trajectory, episodes = None, list[Any]()
+    trajectory, episodes, signals = None, list[Any](), list[Any]()
     if one.about.answers is not None:
         from treetune.episode_generators.trajectory_rows import trajectories_of
 
@@ -81,7 +84,17 @@ def answer_at(one: Indexed, row: Mapping[str, Any]) -> Answer:
             [episode] = episodes_of(_one_row(one.source.episodes, one.about.episodes, place))
             if episode.trajectory == row["answer"]:
                 episodes.append(episode)
-    return Answer(row, one.source, trajectory, episodes)
+                signals += _signals_at(one, place)
+    return Answer(row, one.source, trajectory, episodes, signals=signals)
+
+
+def _signals_at(one: Indexed, place: int) -> list[TokenSignals]:
+    """Those of an episode, where its source has any."""
+    from treetune.episode_generators.token_signals import signals_of
+
+    if one.about is None or one.about.signals is None or one.source.signals is None:
+        return []
+    return list(signals_of(_one_row(one.source.signals, one.about.signals, place)))
 
 
 def _one_row(path: Path, layout: Layout, place: int) -> pa.RecordBatch:

@@ -1,0 +1,224 @@
+"""Every page of the viewer on what a folder of experiments holds: where a tour of it stops.
+
+What there is to see is found by looking, as a person does: the rows of the pages lead to answers, their
+problems and their continuations. A page of the viewer that `STOPS` doesn't know makes a tour fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import parse_qs, urlencode, urlsplit
+
+from treetune.testing.browser import Browser
+from treetune.viewer.pages import PAGES
+
+STATES = ("running", "stopped", "finished", "waiting")
+
+LONGEST_INDEX_S = 300.0
+
+ANSWERS_THERE = "document.querySelector('table.answers tbody tr[data-href]') !== null"
+DRAWN = "document.querySelectorAll('.uplot canvas').length > 0"
+ROWS_THERE = "document.querySelector('[data-rows] tr[data-href]') !== null"
+SOME_TEXT = "document.body.innerText.trim().length > 0"
+THERE = "document.querySelector('main')?.innerText.trim().length > 0"
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a tour looks at: an experiment and another one, one of its answers, the ways it can be shown in,
+    and the address of the continuations of its first step that has some."""
+
+    run: str
+    other: str
+    source: str
+    answer: str
+    problem: str
+    ways: Sequence[str]
+    continuations: str = ""
+
+    @property
+    def address(self) -> dict[str, str]:
+        return {"run": self.run, "source": self.source, "answer": self.answer}
+
+
+@dataclass(frozen=True)
+class Stop:
+    """One view: the page that shows it, its name, the query of its address, what is true in the browser once
+    it is there; keys that are pressed then, and what is true after them."""
+
+    page: str
+    name: str
+    query: str = ""
+    ready: str = THERE
+    keys: str = ""
+    after: str = THERE
+
+    def visit(self, browser: Browser, origin: str, *, width: int = 1400, dark: bool = False) -> None:
+        """Opens it and waits until it is there."""
+        address = f"{origin}{self.page}?{self.query}" if self.query else f"{origin}{self.page}"
+        browser.open(address, width=width, dark=dark)
+        browser.wait(self.ready)
+        if self.keys:
+            browser.press(self.keys)
+            browser.wait(self.after)
+
+
+class UnknownPage(Exception):
+    """The viewer has a page that no tour goes to."""
+
+
+def place_of(browser: Browser, origin: str, states: Sequence[str] = STATES) -> Place:
+    """Of experiments in one of these states, the one with the most iterations. Raises ValueError where none
+    of them has an answer."""
+    browser.open(f"{origin}/")
+    names = browser.script(
+        """return [...document.querySelectorAll('tbody tr[data-href]')].map((row) => [
+          new URLSearchParams(row.dataset.href.split('?')[1]).get('run'),
+          row.querySelector('.state')?.innerText.trim().split(' ').pop() || 'unreadable',
+          Number((row.innerText.match(/(\\d+) of (\\d+|\\?)/) || [0, 0])[1])])"""
+    )
+    ranked = sorted((row for row in names if row[1] in states), key=lambda row: -row[2])
+    for name, _, _ in ranked:
+        if found := _first_answer(browser, origin, name):
+            other = next((row[0] for row in ranked if row[0] != name), name)
+            return _place(browser, origin, found, name, other)
+    raise ValueError(f"no experiment that is {' or '.join(states)} has an answer: there are {names}")
+
+
+def _first_answer(browser: Browser, origin: str, run: str) -> str:
+    """The address of an answer, one with much credit before others; nothing where there is none."""
+    for more in ("sort=advantage_mean&order=down", ""):
+        browser.open(f"{origin}/answers?{urlencode({'run': run})}&{more}")
+        browser.wait(
+            f"{ANSWERS_THERE} || document.querySelector('.problem') !== null", seconds=LONGEST_INDEX_S
+        )
+        if browser.script(f"return {ANSWERS_THERE}"):
+            return browser.script("return document.querySelector('table.answers tr[data-href]').dataset.href")
+    return ""
+
+
+def _place(browser: Browser, origin: str, address: str, run: str, other: str) -> Place:
+    browser.open(origin + address)
+    browser.wait("document.querySelector('[name=as]') !== null")
+    asked = {name: values[0] for name, values in parse_qs(urlsplit(address).query).items()}
+    problem = browser.script(
+        "return new URLSearchParams(document.querySelector('a[data-key=a]').search).get('problem')"
+    )
+    return Place(
+        run,
+        other,
+        asked["source"],
+        asked["answer"],
+        problem,
+        browser.script("return [...document.querySelectorAll('[name=as] option')].map((one) => one.value)"),
+        browser.script("return document.querySelector('details[hx-get]')?.getAttribute('hx-get') || ''"),
+    )
+
+
+def stops(place: Place) -> Iterator[Stop]:
+    """Of all pages. Raises UnknownPage for one that isn't in `STOPS`."""
+    for page in PAGES:
+        if page.path not in STOPS:
+            raise UnknownPage(
+                f"{page.path} ({page.title}) is a page of the viewer that {Path(__file__).name} doesn't know"
+            )
+        yield from STOPS[page.path](place)
+
+
+def _experiments(place: Place) -> Iterator[Stop]:
+    yield Stop("/", "experiments")
+    yield Stop("/", "experiments that none is like", _query(search="no name is like this"))
+
+
+def _run(place: Place) -> Iterator[Stop]:
+    yield Stop("/run", "run", _query(run=place.run))
+    if place.other != place.run:
+        both = [place.run, place.other]
+        yield Stop("/run", "two runs", _query(run=both), DRAWN)
+        yield Stop("/run", "two runs, seeds together", _query(run=both, seeds="together"), DRAWN)
+
+
+def _answers(place: Place) -> Iterator[Stop]:
+    everything = {"run": place.run, "of": "everything"}
+    condition = {"where": "tokens >= 3", "sort": "tokens", "order": "down"}
+    yield Stop("/answers", "answers", _query(run=place.run), ANSWERS_THERE)
+    yield Stop("/answers", "answers that are wrong", _query(**everything, verdict="wrong"))
+    yield Stop("/answers", "answers on a condition", _query(**everything, **condition))
+    yield Stop("/answers", "answers that none is like", _query(run=place.run, search="no answer has this"))
+
+
+def _answer(place: Place) -> Iterator[Stop]:
+    for way in place.ways:
+        yield Stop("/answer", f"answer as {way}", _query(**place.address, **{"as": way}))
+    if "tokens" in place.ways:
+        for number in ("log-prob", "gap"):
+            coloured = _query(**place.address, **{"as": "tokens", "colour": number})
+            yield Stop("/answer", f"answer, tokens by {number}", coloured)
+
+
+def _problem(place: Place) -> Iterator[Stop]:
+    yield Stop("/problem", "problem", _query(run=place.run, problem=place.problem))
+
+
+def _compare(place: Place) -> Iterator[Stop]:
+    query = _query(run=place.run, which="all")
+    yield Stop("/compare", "compared", query)
+    yield Stop(
+        "/compare",
+        "two answers compared",
+        query,
+        ROWS_THERE,
+        "j\ue007",
+        "document.querySelector('pre.whole') !== null",
+    )
+
+
+def _configuration(place: Place) -> Iterator[Stop]:
+    found_out = "!document.body.innerText.includes('is being found out')"
+    yield Stop("/configuration", "configuration", _query(run=place.run), found_out)
+    if place.other != place.run:
+        both = _query(run=[place.run, place.other], only="differences")
+        yield Stop("/configuration", "configurations that differ", both)
+
+
+def _continuations(place: Place) -> Iterator[Stop]:
+    if place.continuations:
+        yield Stop("/continuations", "continuations", urlsplit(place.continuations).query, SOME_TEXT)
+
+
+def _timeline(place: Place) -> Iterator[Stop]:
+    yield Stop("/timeline", "timeline", _query(run=place.run))
+    yield Stop("/timeline", "the timeline's first two seconds", _query(run=place.run, to=2))
+
+
+def _notes(place: Place) -> Iterator[Stop]:
+    yield Stop("/notes", "notes", _query(run=place.run))
+    yield Stop("/notes", "notes of all experiments")
+
+
+def _downloaded(place: Place) -> Iterator[Stop]:
+    """No page: a file that the browser keeps."""
+    yield from ()
+
+
+def _query(**values: object) -> str:
+    return urlencode(values, doseq=True)
+
+
+STOPS: Mapping[str, Callable[[Place], Iterator[Stop]]] = {
+    "/": _experiments,
+    "/run": _run,
+    "/answers": _answers,
+    "/answer": _answer,
+    "/problem": _problem,
+    "/compare": _compare,
+    "/configuration": _configuration,
+    "/continuations": _continuations,
+    "/timeline": _timeline,
+    "/timeline/trace": _downloaded,
+    "/notes": _notes,
+    "/notes/data": _downloaded,
+}
+"""What is looked at of each page."""

@@ -1,0 +1,99 @@
+"""The rows of a data set: in pages, searched, filtered, sorted, with histograms of their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from starlette.responses import Response
+
+from treetune.viewer.page import Page, View, digest
+from treetune.viewer.pages.answers import SIZES, parsed
+from treetune.viewer.pages.data import KINDS
+from treetune.viewer.store.histograms import Bar, Histogram, histogram
+from treetune.viewer.store.questions import Question
+from treetune.viewer.store.tables import BEGINNING, CHARACTERS, ROW, Table
+
+MOST_SHOWN = 10
+"""Columns of the list; a row by itself has all."""
+
+SHORT = 24
+"""Characters of texts that aren't drawn as such: names, answers."""
+
+DRAWN = 4
+"""Histograms, where the address names none."""
+TELLING = ("pass_rate", "reward", "score", "difficulty", "tokens", "answers")
+"""What the names of numbers that are drawn unasked have in them; the first go first."""
+ASKED = ("asked", "prompt", "raw_prompt", "problem", "question", "input", "text", "output", "answer")
+"""Columns of text whose lengths are drawn unasked."""
+
+
+def show(view: View) -> Response:
+    """`?data=` (its name), `?search=` in texts, `?where=` (conditions), `?sort=`, `?order=down`, `?size=`,
+    `?page=`, `?histogram=` (of this column alone)."""
+    data = view.store.data.one(view.text("data"))
+    table = view.store.data.table(data)
+    question = Question(
+        filters=tuple(parsed(view.text("where"), table.kinds, "rows")),
+        search=view.text("search"),
+        sort=view.text("sort"),
+        descending=view.choice("order", ("up", "down")) == "down",
+        page=view.integer("page", 1, least=1),
+        size=int(view.choice("size", SIZES)),
+    )
+    shown = _shown(table, question)
+    found = table.ask(question, shown)
+    chosen = view.text("histogram")
+    drawn = [
+        histogram(table, name, question.filters, question.search)
+        for name in ([chosen] if chosen else usual(table))
+    ]
+    return view.render(
+        "rows.html",
+        data=data,
+        table=table,
+        kind=KINDS[data.kind],
+        question=question,
+        found=found,
+        row_number=ROW,
+        shown=shown,
+        hidden=len(table.names()) - len([name for name in shown if name in table.names()]),
+        pages=max(1, -(-found.total // question.size)),
+        sizes=SIZES,
+        beginning=BEGINNING,
+        # What is the same in all rows is drawn for who asks for it.
+        histograms=[one for one in drawn if one is not None and (chosen or len(one.bars) > 1)],
+        long={name for name in shown for row in found.rows if len(str(row[name] or "")) > SHORT},
+        with_bar=lambda own, bar: _with_bar(view, own, bar),
+        address_of=lambda row: view.address("/row", data=data.name, row=row[ROW]),
+    )
+
+
+def usual(table: Table) -> list[str]:
+    """Columns of numbers that are drawn where the address names none: rates first, then lengths."""
+    numbers = [name for name in table.numeric() if table.kinds[name] != "BOOLEAN"]
+    plain = [name for name in numbers if not name.endswith(CHARACTERS)]
+    telling = [name for word in TELLING for name in plain if word in name.casefold()]
+    lengths = [name + CHARACTERS for name in ASKED if name + CHARACTERS in numbers]
+    return list(dict.fromkeys([*telling[: DRAWN - 1], *lengths, *telling, *plain]))[:DRAWN]
+
+
+def _shown(table: Table, question: Question) -> list[str]:
+    """The columns of the list: the first of the file, and what is asked about."""
+    asked = [one.column for one in question.filters] + [question.sort]
+    names = dict.fromkeys([*table.names()[:MOST_SHOWN], *asked])
+    return [name for name in names if name in table.kinds]
+
+
+def _with_bar(view: View, own: Histogram, bar: Bar) -> str:
+    """The address of the rows that a bar counts."""
+    inside = f"{own.column} >= {bar.low!r}; {own.column} < {bar.high!r}"
+    before: Sequence[str] = [part for part in [view.text("where").strip()] if part]
+    return view.here(where="; ".join([*before, inside]), page=None)
+
+
+def mark(view: View) -> str:
+    data = view.store.data.one(view.text("data"))
+    return digest(data.name, data.mark, view.request.url.query)
+
+
+PAGE = Page("/rows", "Rows", show, mark=mark)

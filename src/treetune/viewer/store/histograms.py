@@ -1,0 +1,102 @@
+"""How the values of a column lie: counts in bins whose bounds are round numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from treetune.viewer.store.queries import quoted
+from treetune.viewer.store.questions import Filter
+from treetune.viewer.store.tables import CHARACTERS, Table
+
+MOST_BARS = 24
+RATE_STEP = 0.05
+"""Of what lies between 0 and 1, such as pass rates; a rate of exactly 1 has a bar of its own."""
+
+HAIR = 1e-9
+"""Of a bin: a value that should be on its lower bound and isn't for the last bit is in it all the same."""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """`count` values are at least `low` and below `high`."""
+
+    low: float
+    high: float
+    count: int
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Of `counted` values; `missing` rows have none, or one that is no finite number."""
+
+    column: str
+    bars: Sequence[Bar]
+    counted: int
+    missing: int
+    mean: float
+    median: float
+
+    @property
+    def unit(self) -> str:
+        """What the values are counted in."""
+        name = self.column.casefold()
+        if name.endswith(CHARACTERS):
+            return "characters"
+        if "token" in name:
+            return "tokens"
+        return "share of answers that are right" if "pass_rate" in name else "value"
+
+    @property
+    def highest(self) -> int:
+        return max(bar.count for bar in self.bars)
+
+
+def histogram(table: Table, column: str, filters: Sequence[Filter], search: str) -> Histogram | None:
+    """Of a column's values in the rows that are like that; None where there is none. Raises ValueError for a
+    column that isn't numeric."""
+    if table.kinds.get(column, "VARCHAR") == "VARCHAR":
+        raise ValueError(f"{column!r} is no column of numbers: there are {', '.join(table.numeric())}")
+    where, values = table.where(filters, search)
+    chosen = f"SELECT CAST({quoted(column)} AS DOUBLE) AS x FROM rows WHERE {where}"
+    [facts] = table.select(
+        "SELECT count(*) AS everything, count(x) AS counted, min(x) AS low, max(x) AS high, avg(x) AS mean,"
+        " median(x) AS middle, coalesce(bool_and(x = floor(x)), true) AS whole"
+        f" FROM (SELECT if(isfinite(x), x, NULL) AS x FROM ({chosen}))",
+        values,
+    )
+    if not facts["counted"]:
+        return None
+    low, high = facts["low"], facts["high"]
+    step = bin_step(low, high, whole=facts["whole"])
+    first = math.floor(low / step + HAIR)
+    found = table.select(
+        f"SELECT floor(x / {step!r} + {HAIR!r}) AS bin, count(*) AS count FROM ({chosen})"
+        " WHERE isfinite(x) GROUP BY bin",
+        values,
+    )
+    counts = {int(row["bin"]) - first: row["count"] for row in found}
+    bars = [
+        Bar(round_to((first + i) * step, step), round_to((first + i + 1) * step, step), counts.get(i, 0))
+        for i in range(max(counts) + 1)
+    ]
+    missing = facts["everything"] - facts["counted"]
+    return Histogram(column, bars, facts["counted"], missing, facts["mean"], facts["middle"])
+
+
+def bin_step(low: float, high: float, *, whole: bool) -> float:
+    """The width of bins: 1, 2 or 5 times a power of ten, and a whole number for whole numbers."""
+    if not whole and low >= 0 and high <= 1:
+        return RATE_STEP
+    span = high / MOST_BARS - low / MOST_BARS  # not (high - low), which may be beyond what a float holds
+    if span <= 0:
+        return 1.0 if whole else 10.0 ** math.floor(math.log10(abs(high)))
+    power = 10.0 ** math.floor(math.log10(span))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= span * (1 - HAIR))
+    return max(1.0, step) if whole else step
+
+
+def round_to(value: float, step: float) -> float:
+    """Without what multiplying has added: 0.15 and not 0.15000000000000002."""
+    return round(value, max(0, 1 - math.floor(math.log10(step))))

@@ -1,0 +1,260 @@
+"""A data set as a table: its rows filtered, searched and sorted by DuckDB, on the file where it lies."""
+
+from __future__ import annotations
+
+import glob
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from treetune.viewer.store.data_sets import DataSet
+from treetune.viewer.store.queries import as_rows, connected, conversation, literal, quoted
+from treetune.viewer.store.questions import Filter, Found, Question, condition, order
+
+if TYPE_CHECKING:
+    import duckdb
+    import pyarrow as pa
+
+CHARACTERS = ".characters"
+"""Behind the name of a column of text: how long each is."""
+
+BEGINNING = 160
+"""Characters of a text that a list of rows gets."""
+LONGEST_LINE = 64 * 2**20
+"""Bytes of a line of JSON."""
+DEEPEST, MOST = 2, 400
+"""Levels of fields within fields that are columns of their own, and how many columns there are at most."""
+
+ROW = "row number"
+_WHOLE = {"tinyint", "smallint", "integer", "bigint", "utinyint", "usmallint", "uinteger", "ubigint"}
+_BROKEN = {"float", "double", "decimal", "hugeint", "uhugeint"}
+_AS_TEXT = {"date", "time", "timestamp", "timestamp with time zone", "uuid"}
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column by its name: `kind` is what it is compared as (VARCHAR, BOOLEAN, BIGINT, DOUBLE), `type` what
+    the file has, empty for what is counted here. `depth` is 0 for a column of the file."""
+
+    name: str
+    type: str
+    kind: str
+    sql: str
+    depth: int = 0
+
+
+class Table:
+    """The rows of a data set, numbered from 0 in the file's order. Safe for several threads.
+
+    Raises ValueError for a file that can't be read.
+    """
+
+    def __init__(self, data: DataSet) -> None:
+        import duckdb
+
+        self.data = data
+        self._lock = threading.Lock()
+        self._connection = connected()
+        self.arrow: pa.Table | None = None
+        """Of what no query reads where it lies."""
+        try:
+            self._from, self.note = self._source()
+            self.columns = {one.name: one for one in self._columns()}
+            [total] = self._execute(f"SELECT count(*) FROM {self._from}").fetchone() or (0,)
+        except duckdb.Error as error:
+            raise ValueError(f"{data.path} can't be read: {error}") from error
+        self.total: int = total
+        self.kinds = {name: one.kind for name, one in self.columns.items()}
+        self._relation = ", ".join(f"{one.sql} AS {quoted(one.name)}" for one in self.columns.values())
+
+    def names(self) -> list[str]:
+        """The file's own columns."""
+        return [one.name for one in self.columns.values() if not one.depth]
+
+    def numeric(self) -> list[str]:
+        return [name for name, kind in self.kinds.items() if kind != "VARCHAR"]
+
+    def ask(self, question: Question, shown: Sequence[str]) -> Found:
+        """A page of rows: of each its number, under `ROW`, and the columns `shown`, of texts the beginnings.
+        Raises ValueError for a column or an operator that isn't there."""
+        where, values = self.where(question.filters, question.search)
+        total = self.total
+        if where != "true":
+            [total] = self._query(f"SELECT count(*) FROM ({self._all()}) WHERE {where}", values).fetchone()
+        by = order(question, self.kinds, self.kinds, quoted(ROW), "rows")
+        skipped = (question.page - 1) * question.size
+        # First which, then what they say: what is sorted and passed over has few columns.
+        asked = f"SELECT {quoted(ROW)} FROM ({self._all()}) WHERE {where} ORDER BY {by}"
+        found = self._query(f"{asked} LIMIT {question.size} OFFSET {skipped}", values).fetchall()
+        return Found(self._rows([number for (number,) in found], shown), total, True)
+
+    def where(self, filters: Sequence[Filter], search: str) -> tuple[str, list[Any]]:
+        """What stands behind WHERE: the conditions, and that a text of the row holds what is searched for."""
+        text, values = condition(filters, self.kinds, self.kinds, "rows")
+        texts = [name for name in self.names() if self.kinds[name] == "VARCHAR"]
+        if search:
+            holds = [f"contains(lower({quoted(name)}), lower(?))" for name in texts] or ["false"]
+            text = f"{text} AND ({' OR '.join(holds)})"
+            values += [search] * len(texts)
+        return text.removeprefix("true AND "), values
+
+    def select(self, text: str, values: Sequence[Any] = ()) -> list[dict[str, Any]]:
+        """A question in SQL to the table `rows`; values stand for `?`."""
+        return as_rows(self._query(f"WITH rows AS ({self._all()}) {text}", values))
+
+    def _all(self) -> str:
+        return f"SELECT {quoted(ROW)}, {self._relation} FROM {self._from}"
+
+    def _rows(self, numbers: Sequence[int], shown: Sequence[str]) -> list[dict[str, Any]]:
+        if not numbers:
+            return []
+        cut = [
+            f"left({quoted(name)}, {BEGINNING + 1}) AS {quoted(name)}"
+            if self.kinds[name] == "VARCHAR"
+            else quoted(name)
+            for name in shown
+        ]
+        chosen = ", ".join(map(str, numbers))
+        text = (
+            f"SELECT {', '.join([quoted(ROW), *cut])} FROM ({self._all()}) WHERE {quoted(ROW)} IN ({chosen})"
+        )
+        found = {row[ROW]: row for row in as_rows(self._query(text))}
+        return [found[number] for number in numbers if number in found]
+
+    # DuckDB
+
+    def _query(self, text: str, values: Sequence[Any] = ()) -> Any:
+        import duckdb
+
+        try:
+            return self._execute(text, values)
+        except duckdb.Error as error:  # the file was written anew, or is torn where nobody has looked yet
+            raise ValueError(f"{self.data.path} can't be read: {error}") from error
+
+    def _execute(self, text: str, values: Sequence[Any] = ()) -> duckdb.DuckDBPyConnection:
+        return self._cursor().execute(text, list(values))
+
+    def _cursor(self) -> duckdb.DuckDBPyConnection:
+        with self._lock:
+            cursor = self._connection.cursor()
+        if self.arrow is not None:
+            cursor.register("arrow_table", self.arrow)
+        return cursor
+
+    def _source(self) -> tuple[str, str]:
+        """What stands behind FROM, with the rows' numbers; and what is to be said of it."""
+        path = self.data.path
+        if self.data.kind == "parquet":
+            name = literal(glob.escape(str(path)))
+            file = f"read_parquet({name}, file_row_number=true, hive_partitioning=false)"
+            own = f"SELECT * EXCLUDE (file_row_number), file_row_number AS {quoted(ROW)} FROM {file}"
+            return f"({own})", ""
+        if self.data.kind == "lines":
+            return self._lines()
+        if self.data.kind == "estimate":
+            from treetune.viewer.store.estimates import rates
+
+            text, note = rates(path, ROW)
+            return f"({text})", note
+        from treetune.viewer.store.arrow_tables import saved, wandb_table
+
+        self.arrow = _numbered(saved(path) if self.data.kind == "saved" else wandb_table(path))
+        return "arrow_table", ""
+
+    def _lines(self) -> tuple[str, str]:
+        beginning = (
+            f"read_json({literal(glob.escape(str(self.data.path)))}, format='newline_delimited',"
+            f" ignore_errors=true, maximum_object_size={LONGEST_LINE}"
+        )
+        found = self._execute(f"DESCRIBE SELECT * FROM {beginning}, sample_size=-1, maximum_depth=6)")
+        types = {name: kind for name, kind, *_ in found.fetchall()}
+        if list(types) == ["json"]:
+            self._refuse_other_json()
+        # Text that looks like a date stays the text that it is.
+        spelt = {name: "VARCHAR" if kind.lower() in _AS_TEXT else kind for name, kind in types.items()}
+        columns = ", ".join(f"{literal(name)}: {literal(kind)}" for name, kind in spelt.items())
+        file = f"{beginning}, records=true, columns={{{columns}}})"
+        nothing = " AND ".join(f"{quoted(name)} IS NULL" for name in spelt)
+        [unread] = self._execute(f"SELECT count(*) FROM {file} WHERE {nothing}").fetchone() or (0,)
+        note = (
+            f"{unread} of its lines hold no object that can be read (torn, not in UTF-8, or with half a"
+            " character), and stand here as empty rows"
+            if unread
+            else ""
+        )
+        return f"(SELECT *, row_number() OVER () - 1 AS {quoted(ROW)} FROM {file})", note
+
+    def _refuse_other_json(self) -> None:
+        """Raises ValueError for the first line that is no object."""
+        from treetune.tasks.sources import json_lines
+
+        for _ in json_lines(self.data.path):
+            pass
+        if not self.data.path.stat().st_size:
+            raise ValueError(f"{self.data.path} has no row")
+
+    # Columns
+
+    def _columns(self) -> Iterator[Column]:
+        relation = self._cursor().sql(f"SELECT * EXCLUDE ({quoted(ROW)}) FROM {self._from}")
+        described = list(zip(relation.columns, relation.types, strict=True))
+        taken = {name.casefold() for name, _ in described}
+        count = 0
+        for name, kind in described:
+            for one in _fields(name, quoted(name), kind, 0):
+                key = one.name.casefold()
+                if one.depth and (key in taken or count >= MOST):
+                    continue  # the file has a column of that name
+                taken.add(key)
+                count += 1
+                yield one
+
+
+def _fields(name: str, sql: str, kind: Any, depth: int) -> Iterator[Column]:
+    """A column, what is counted of it, and the fields in it."""
+    made = _column(name, sql, kind, depth)
+    yield made
+    if depth < DEEPEST and (kind.id == "varchar" or _is_conversation(kind)):
+        yield Column(name + CHARACTERS, "", "BIGINT", f"length({made.sql})", depth + 1)
+    if kind.id == "struct" and depth < DEEPEST:
+        for field, own in kind.children:
+            yield from _fields(f"{name}.{field}", f"struct_extract({sql}, {literal(field)})", own, depth + 1)
+
+
+def _column(name: str, sql: str, kind: Any, depth: int) -> Column:
+    words = str(kind)
+    to_sql: Callable[[str], str]
+    if kind.id == "boolean":
+        as_kind, to_sql = "BOOLEAN", str
+    elif kind.id in _WHOLE:
+        as_kind, to_sql = "BIGINT", str
+    elif kind.id in _BROKEN:
+        as_kind, to_sql = "DOUBLE", "CAST({} AS DOUBLE)".format
+    elif words == "JSON":
+        as_kind, to_sql = "VARCHAR", "({} ->> '$')".format
+    elif _is_conversation(kind):
+        as_kind, to_sql = "VARCHAR", conversation
+    elif kind.id in ("struct", "list", "map", "array", "union"):
+        as_kind, to_sql = "VARCHAR", "CAST(to_json({}) AS VARCHAR)".format
+    else:
+        as_kind, to_sql = "VARCHAR", "CAST({} AS VARCHAR)".format
+    return Column(name, words, as_kind, to_sql(sql), depth)
+
+
+def _is_conversation(kind: Any) -> bool:
+    """Whether it is a list of messages, such as a prompt: their contents are its text."""
+    if kind.id != "list":
+        return False
+    [(_, one)] = kind.children
+    return one.id == "struct" and {field for field, own in one.children if own.id == "varchar"} >= {
+        "role",
+        "content",
+    }
+
+
+def _numbered(table: pa.Table) -> pa.Table:
+    import numpy as np
+    import pyarrow as pa
+
+    return table.append_column(ROW, pa.array(np.arange(table.num_rows, dtype=np.int64)))
