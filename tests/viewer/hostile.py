@@ -120,9 +120,9 @@ def hostile_answer(number: int, text: str) -> Trajectory:
     )
 
 
-def hostile_run(path: Path) -> ExperimentDirectory:
-    """An experiment of one iteration and one evaluation."""
-    said = texts()
+def hostile_run(path: Path, said: Sequence[str] = ()) -> ExperimentDirectory:
+    """An experiment of one iteration and one evaluation, with these answers or all 300."""
+    said = said or texts()
     run = begin_run(path, planned=1)
     codec = TextCodec(
         encode=CODEC.encode,

@@ -66,7 +66,7 @@ def test_every_answer_forbids_what_a_text_could_smuggle_in(client: TestClient, p
     assert "default-src 'none'" in policy and "frame-ancestors 'none'" in policy
     assert "unsafe" not in policy and "http" not in policy
     assert headers["x-content-type-options"] == "nosniff"
-    assert headers["referrer-policy"] == "no-referrer"
+    assert headers["referrer-policy"] == "same-origin"
 
 
 def test_templates_have_no_style_attribute_and_no_inline_script() -> None:

@@ -1,12 +1,15 @@
 """The pages in Chromium: drawn, live, by keys, narrow and dark, with no error and no request elsewhere."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.viewer.browser import Browser
 from tests.viewer.recorded import begin_run, record_evaluation, record_iteration, recorded_run
+from treetune.episode_generators.storage import read_trajectories
+from treetune.runtime.notes import NotedAnswer, new_note, read_notes, save_note, system_user
 from treetune.testing.looking import unseen_focus, wrong_with
 from treetune.testing.tour import DRAWN, place_of, stops
 from treetune.viewer.store import Store
@@ -88,6 +91,7 @@ def test_every_page_of_an_experiment_is_reached_by_keys_and_shows_where_the_focu
         ("a", "/problem"),
         ("gm", "/compare"),
         ("gc", "/configuration"),
+        ("gt", "/timeline"),
         ("gr", "/run"),
         ("ge", "/"),
     ):
@@ -197,3 +201,32 @@ def test_the_theme_is_chosen_here_and_kept(window: Browser, served: Address, fol
     window.wait("getComputedStyle(document.body).backgroundColor === 'rgb(20, 23, 28)'")
     window.press("t")
     window.wait("getComputedStyle(document.body).backgroundColor === 'rgb(255, 255, 255)'")
+
+
+def test_a_note_is_written_by_keys_and_no_refresh_takes_what_is_typed(
+    window: Browser, served: Address, folder: Path
+) -> None:
+    run = recorded_run(folder / "run", iterations=1)
+    window.open(served("/answer?run=run&source=i1&answer=train/0%230"))
+    window.script("window.notReloaded = true")
+    window.wait("document.getElementById('own-note') !== null")
+    window.press("n")
+    window.script(
+        "const field = document.activeElement; field.value = 'half a sen';"
+        " field.dispatchEvent(new Event('input', {bubbles: true})); field.blur()"
+    )
+    text = read_trajectories(run.iteration(0) / "trajectories.arrow")[0].text
+    theirs = new_note(NotedAnswer("i1", "train/0#0", "train/0", 0, "", text), ["theirs"], "")
+    save_note(run, replace(theirs, author="somebody"), "")
+    window.wait("document.body.innerText.includes('somebody')")
+    assert window.script("return document.querySelector('.own-note textarea').value") == "half a sen"
+
+    window.script("document.querySelector('.own-note [name=labels]').value = 'mine, too'")
+    window.script("document.querySelector('.own-note button').click()")
+    window.wait("document.querySelectorAll('.own-note [type=checkbox]').length === 3")
+    window.press("2")  # mine, theirs, too
+    window.wait("document.querySelectorAll('.one-note .label').length === 4")
+
+    assert window.script("return window.notReloaded")
+    notes = {note.author: note for note in read_notes(run.notes)}
+    assert notes[system_user()].text == "half a sen" and len(notes[system_user()].labels) == 3

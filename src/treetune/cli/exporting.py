@@ -28,6 +28,16 @@ def export_evaluation(options: argparse.Namespace) -> int:
     return 0
 
 
+def export_notes(options: argparse.Namespace) -> int:
+    from treetune.exports.notes import notes_of, write_notes, writer_of
+
+    writer_of(options.output.suffix)
+    notes = notes_of(options.experiments)
+    write_notes(notes, options.output)
+    say(f"{len(notes)} note{'s' if len(notes) != 1 else ''}: {options.output}")
+    return 0
+
+
 def model_card(options: argparse.Namespace) -> int:
     from treetune.exports.card import checkpoint_at, missing, model_card
     from treetune.files import write_text
@@ -103,6 +113,26 @@ COMMANDS = (
                     "required": True,
                     "metavar": "FILE",
                     "help": "its ending is the format: .eval, .json or .parquet",
+                },
+            ),
+        ),
+    ),
+    Command(
+        "export_notes",
+        export_notes,
+        "notes and labels on answers as a data set",
+        "Writes what people wrote on answers in `treetune view`, a row per note: prompt, answer, score,"
+        " advantage, labels, note, author, time. The file goes in whole.",
+        ("treetune export_notes experiments/quickstart/vineppo --output notes.parquet",),
+        (
+            Argument("experiments", {"type": Path, "nargs": "+", "metavar": "EXPERIMENT_DIR"}),
+            Argument(
+                "--output",
+                {
+                    "type": Path,
+                    "required": True,
+                    "metavar": "FILE",
+                    "help": "its ending is the format: .parquet or .jsonl",
                 },
             ),
         ),

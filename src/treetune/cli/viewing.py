@@ -12,7 +12,8 @@ def view(options: argparse.Namespace) -> int:
     import treetune.parts  # noqa: F401  (registers them: numbers of answers are known by their parts)
     from treetune.viewer.serve import serve
 
-    serve([Path(path) for path in options.paths] or [Path("experiments")], say, options.port)
+    paths = [Path(path) for path in options.paths] or [Path("experiments")]
+    serve(paths, say, options.port, read_only=options.read_only)
     return 0
 
 
@@ -30,9 +31,9 @@ COMMANDS = (
         view,
         "look into experiments in a browser, also while they run",
         "Serves a web application on this machine alone, and prints its address. It shows all experiments"
-        " below the folders, reads what they write as it comes, and changes nothing in them. Data sets below"
-        " the folders are shown as well, and those whose files are given. Through SSH:"
-        " ssh -N -L 6680:127.0.0.1:6680 MACHINE.",
+        " below the folders, reads what they write as it comes, and writes nothing but the notes that you put"
+        " on answers. Data sets below the folders are shown as well, and those whose files are given. Through"
+        " SSH: ssh -N -L 6680:127.0.0.1:6680 MACHINE.",
         (
             "treetune view experiments",
             "treetune view experiments/quickstart /scratch/others --port 7000",
@@ -50,6 +51,7 @@ COMMANDS = (
             Argument(
                 "--port", {"type": int, "metavar": "N", "help": "default: 6680, or the next that is free"}
             ),
+            Argument("--read-only", {"action": "store_true", "help": "write no notes either"}),
         ),
     ),
     Command(

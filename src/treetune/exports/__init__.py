@@ -1,1 +1,1 @@
-"""What other people's tools read: evaluations as logs of Inspect and as Parquet, checkpoints with a card."""
+"""What other people's tools read: evaluations as logs of Inspect and as Parquet, notes, model cards."""

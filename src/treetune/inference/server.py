@@ -17,6 +17,7 @@ from treetune.inference.client import Address, Client, ServerFailure
 from treetune.inference.launch import MODEL_NAME, Launch
 from treetune.inference.server_log import diagnosis, last_lines
 from treetune.inference.server_process import END_S, Process, listens
+from treetune.timeline import SUFFIX, Timeline
 
 if TYPE_CHECKING:
     from treetune.inference.settings import VllmSettings
@@ -79,6 +80,7 @@ class OwnServer:
         self._bad_epoch: tuple[int, str] = (0, "")
         self._closed = self._held = False
         self._client = Client()
+        self._timeline = Timeline(log.with_suffix(SUFFIX))
         # The thread starts the processes; it lives as long as this object.
         self._thread = threading.Thread(target=self._supervise, name="engine-server", daemon=True)
         self._thread.start()
@@ -147,6 +149,7 @@ class OwnServer:
         self.begin_to_close()
         self._thread.join(END_S * 3)
         self._client.close()
+        self._timeline.close()
         self._publish()
 
     def _supervise(self) -> None:
@@ -159,7 +162,8 @@ class OwnServer:
                 self._start_wanted = False
                 weights = self._weights
             try:
-                process = self._start(weights)
+                with self._timeline.span("server", "starts", weights=weights.name):
+                    process = self._start(weights)
             except (EngineError, OSError) as error:
                 with self._changed:
                     if not self._start_wanted:
@@ -173,7 +177,8 @@ class OwnServer:
                     self._address = process.address(self._epoch)
                 self._publish()
                 self._changed.notify_all()
-            reason = self._watch(process)
+            with self._timeline.span("server", "answers", start=self._epoch) as ended:
+                ended["why"] = reason = self._watch(process)
             process.end(at_once=not self._closed)
             with self._changed:
                 self._address = None

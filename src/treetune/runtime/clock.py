@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from treetune.timeline import Timeline
 from treetune.vocabulary import Metrics
 
 PHASES = ("generation", "credit", "training", "choice", "waiting", "sync", "evaluation", "commit")
@@ -14,9 +15,15 @@ PHASES = ("generation", "credit", "training", "choice", "waiting", "sync", "eval
 
 
 class Clock:
-    """Adds up seconds by phase; what no phase claims is ``other``."""
+    """Adds up seconds by phase; what no phase claims is ``other``.
 
-    def __init__(self) -> None:
+    With a `timeline`, also when each phase of this `iteration` began and ended; `lane` says who is at work.
+    """
+
+    def __init__(
+        self, timeline: Timeline | None = None, iteration: int | None = None, lane: str = "phases"
+    ) -> None:
+        self._timeline, self._iteration, self._lane = timeline or Timeline(), iteration, lane
         self._start = time.perf_counter()
         self._earlier = 0.0
         self.seconds: dict[str, float] = defaultdict(float)
@@ -28,7 +35,8 @@ class Clock:
         assert name in PHASES, name
         start = time.perf_counter()
         try:
-            yield
+            with self._timeline.span(self._lane, name, iteration=self._iteration):
+                yield
         finally:
             self.seconds[name] += time.perf_counter() - start
 

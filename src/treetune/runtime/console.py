@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from treetune.timeline import Timeline
+
 LOGGER = "treetune"
 SHOWN_EVERY_S = 0.2
 SAID_EVERY_S = 60.0
@@ -27,10 +29,11 @@ class Console:
     """Live lines on a terminal (first rank only); everything finished goes to the log as well.
 
     Where standard error is no terminal, each finished phase is a plain line there, and so is one that goes
-    on for long, every `SAID_EVERY_S`.
+    on for long, every `SAID_EVERY_S`. `timeline` keeps when each phase began and ended.
     """
 
-    def __init__(self, log_file: Path | None, visible: bool) -> None:
+    def __init__(self, log_file: Path | None, visible: bool, timeline: Timeline | None = None) -> None:
+        self.timeline, self._lane = timeline or Timeline(), "work"
         self._visible, self._live = visible, visible and sys.stderr.isatty()
         self.log = logging.getLogger(LOGGER)
         self.log.setLevel(logging.INFO)
@@ -56,6 +59,7 @@ class Console:
         """For what goes on beside a phase that is shown: it says its lines, and shows no progress."""
         quiet = copy.copy(self)
         quiet._visible = quiet._live = False
+        quiet._lane = "work beside training"
         return quiet
 
     @contextmanager
@@ -63,14 +67,15 @@ class Console:
         """Shows how far it is while inside; call what it gives with (done, total). `words` says what else
         is worth knowing just then.
         """
-        if self._live:
-            with _live_line(what, unit, words) as show:
-                yield show
-        elif self._visible:
-            with self._said_now_and_then(Status(what, unit, words)) as show:
-                yield show
-        else:
-            yield lambda done, total: None
+        with self.timeline.span(self._lane, what):
+            if self._live:
+                with _live_line(what, unit, words) as show:
+                    yield show
+            elif self._visible:
+                with self._said_now_and_then(Status(what, unit, words)) as show:
+                    yield show
+            else:
+                yield lambda done, total: None
 
     @contextmanager
     def _said_now_and_then(self, status: Status) -> Iterator[Progress]:
@@ -103,6 +108,7 @@ class Console:
             self.log.removeHandler(handler)
             handler.close()
         self._handlers = []
+        self.timeline.close()
 
 
 @dataclass

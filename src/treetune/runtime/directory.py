@@ -21,10 +21,10 @@ EVALUATORS_MOST = 1000
 METRICS_REMEDY = "delete it; its line of metrics.jsonl is lost, and the run goes on"
 """With a damaged record of an iteration that was trained."""
 
-Lock = Literal["run", "evaluation", "analysis"]
-"""What a process is here for: to change the run, to measure it, or to look into it."""
+Lock = Literal["run", "evaluation", "analysis", "notes"]
+"""What a process is here for: to change the run, to measure it, to look into it, or to write a note."""
 
-_LOCKS: dict[Lock, str] = {"run": ".lock", "analysis": ".analysis.lock"}
+_LOCKS: dict[Lock, str] = {"run": ".lock", "analysis": ".analysis.lock", "notes": ".notes.lock"}
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,11 @@ class ExperimentDirectory:
 
     def analysis(self, label: str) -> Path:
         return self.path / "analyses" / label
+
+    @property
+    def notes(self) -> Path:
+        """What people wrote on answers (`runtime.notes`)."""
+        return self.path / "notes"
 
     @property
     def logs(self) -> Path:

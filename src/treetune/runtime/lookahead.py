@@ -74,7 +74,7 @@ class Lookahead:
                     " it begins with"
                 )
             # What was made beside training took none of this iteration's seconds.
-            own = Clock() if known and iteration > 0 else clock
+            own = self._clock(iteration) if known and iteration > 0 else clock
             made = Generated(*generate(self._sampler, iteration, own), own)
         return made.episodes, made.metrics | _of_overlap(iteration, made)
 
@@ -100,7 +100,7 @@ class Lookahead:
 
         def make() -> None:
             try:
-                clock = Clock()
+                clock = self._clock(iteration)
                 begun.set_result(Generated(*generate(self._aside, iteration, clock), clock))
             except BaseException as error:  # raised where the result is asked for
                 begun.set_exception(error)
@@ -108,6 +108,10 @@ class Lookahead:
         self._begun[iteration] = begun
         self._work.put(make)
         return begun
+
+    def _clock(self, iteration: int) -> Clock:
+        """Of what is made beside training."""
+        return Clock(self._sampler.session.console.timeline, iteration, "phases beside training")
 
     def _carry_out(self) -> None:
         while (work := self._work.get()) is not None:

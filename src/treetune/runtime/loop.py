@@ -22,7 +22,7 @@ def run_iterations(session: Session, server: PolicyServer, sampler: Sampler, tra
     start = resume(session, server, trainer)
     with Record.open(session, server, trainer, start) as record, Lookahead.open(sampler) as lookahead:
         for iteration in session.remaining_iterations(start):
-            clock = Clock()
+            clock = Clock(session.console.timeline, iteration)
             episodes, metrics = lookahead.generated(iteration, clock)
             with lookahead.generating(iteration + 1, clock):
                 metrics |= train(sampler, trainer, iteration, episodes, clock)

@@ -22,6 +22,7 @@ from treetune.runtime.lifeline import TERMINATED, Stopped
 from treetune.runtime.manifest import begin
 from treetune.runtime.several_machines import agree
 from treetune.runtime.start_model import StartModel
+from treetune.timeline import SUFFIX, Timeline
 from treetune.trainers.ranks import Ranks
 from treetune.vocabulary import Problem
 
@@ -77,7 +78,10 @@ class Session:
                 if lock == "run":
                     remarks = begin(directory, config, plain_config, ranks.world_size)
             purpose = ranks.from_first("the experiment directory is ours", purpose)
-            console = Console(directory.logs / "run.log" if ranks.is_first else None, ranks.is_first)
+            # All ranks do the same at the same time: the first one says when.
+            times = Timeline(directory.logs / f"{purpose}{SUFFIX}" if ranks.is_first else None)
+            log = directory.logs / "run.log" if ranks.is_first else None
+            console = Console(log, ranks.is_first, times)
             stack.callback(console.close)
             stack.push(console.record_failure)
             for remark in remarks:

@@ -15,6 +15,9 @@ CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 MISSING = "" if CHROMIUM and DRIVER else "chromium and chromium-driver (Debian's packages) are not installed"
 
 
+REQUEST = "Network.requestWillBeSent"
+
+
 class Browser:
     """One window. `script` runs JavaScript in the page and returns what it returns."""
 
@@ -74,14 +77,18 @@ class Browser:
 
     def faults(self) -> list[str]:
         """Since last asked: errors and warnings of the console, and requests to other machines."""
-        found = [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] != "INFO"]
-        for entry in self.driver.get_log("performance"):
-            message = json.loads(entry["message"])["message"]
-            if message["method"] == "Network.requestWillBeSent":
-                address = urlsplit(message["params"]["request"]["url"])
-                if address.scheme not in ("data", "blob", "about") and address.hostname != "127.0.0.1":
-                    found.append(f"a request leaves the machine: {address.geturl()}")
-        return found
+        asked = [address for address in self.requests() if urlsplit(address).hostname != "127.0.0.1"]
+        return self.messages() + [f"a request leaves the machine: {address}" for address in asked]
+
+    def messages(self) -> list[str]:
+        """Since last asked: errors and warnings of the console."""
+        return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] != "INFO"]
+
+    def requests(self) -> list[str]:
+        """Since last asked: addresses that were asked for, but those that stand in the page itself."""
+        logged = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
+        sent = [one["params"]["request"]["url"] for one in logged if one["method"] == REQUEST]
+        return [address for address in sent if urlsplit(address).scheme not in ("data", "blob", "about")]
 
 
 @contextmanager

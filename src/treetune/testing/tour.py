@@ -170,8 +170,9 @@ def _answer(place: Place) -> Iterator[Stop]:
     for way in place.ways:
         yield Stop("/answer", f"answer as {way}", _query(**place.address, **{"as": way}))
     if "tokens" in place.ways:
-        coloured = _query(**place.address, **{"as": "tokens", "colour": "log-prob"})
-        yield Stop("/answer", "answer, tokens by log-prob", coloured)
+        for number in ("log-prob", "gap"):
+            coloured = _query(**place.address, **{"as": "tokens", "colour": number})
+            yield Stop("/answer", f"answer, tokens by {number}", coloured)
 
 
 def _problem(place: Place) -> Iterator[Stop]:
@@ -225,6 +226,21 @@ def _agreement(place: Place) -> Iterator[Stop]:
         yield Stop("/agreement", "judge and rule", _query(run=place.judged))
 
 
+def _timeline(place: Place) -> Iterator[Stop]:
+    yield Stop("/timeline", "timeline", _query(run=place.run))
+    yield Stop("/timeline", "the timeline's first two seconds", _query(run=place.run, to=2))
+
+
+def _notes(place: Place) -> Iterator[Stop]:
+    yield Stop("/notes", "notes", _query(run=place.run))
+    yield Stop("/notes", "notes of all experiments")
+
+
+def _downloaded(place: Place) -> Iterator[Stop]:
+    """No page: a file that the browser keeps."""
+    yield from ()
+
+
 def _query(**values: object) -> str:
     return urlencode(values, doseq=True)
 
@@ -242,5 +258,9 @@ STOPS: Mapping[str, Callable[[Place], Iterator[Stop]]] = {
     "/rows": _rows,
     "/row": _row,
     "/agreement": _agreement,
+    "/timeline": _timeline,
+    "/timeline/trace": _downloaded,
+    "/notes": _notes,
+    "/notes/data": _downloaded,
 }
 """What is looked at of each page."""

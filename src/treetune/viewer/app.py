@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from urllib.parse import parse_qs
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -16,17 +17,23 @@ from starlette.types import ASGIApp
 
 from treetune.reports.pages import FOLDER
 from treetune.viewer.guard import ASSETS, Guard
-from treetune.viewer.page import SEEN, Page, View
+from treetune.viewer.page import SEEN, Form, Page, View
 from treetune.viewer.pages import PAGES
 from treetune.viewer.store import NotThere, Store
 
 FILES = Path(__file__).parent / "assets"
+MOST_SENT_BYTES = 500_000
+"""Of a form: a note of the longest and what a browser makes of its characters."""
+
 LOG = logging.getLogger("treetune.viewer")
 
 
 def application(store: Store, token: str) -> ASGIApp:
     """The viewer of what is in the store, for those who know the token."""
-    routes = [Route(page.path, _endpoint(page, store)) for page in PAGES]
+    routes = [
+        Route(page.path, _endpoint(page, store), methods=["GET", "POST"] if page.save else ["GET"])
+        for page in PAGES
+    ]
     app = Starlette(
         routes=[
             *routes,
@@ -44,13 +51,33 @@ async def _drawings(request: Request) -> Response:
 
 def _endpoint(page: Page, store: Store) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
-        return await run_in_threadpool(_answer, View(request, store, page, PAGES))
+        view = View(request, store, page, PAGES)
+        if request.method != "POST":
+            return await run_in_threadpool(_answer, view)
+        sent = await _sent(request)
+        if sent is None:
+            words = f"more than {MOST_SENT_BYTES:,} bytes were sent: nothing was saved"
+            return await run_in_threadpool(_problem, view, 413, "Too much", words)
+        return await run_in_threadpool(_answer, view, parse_qs(sent, keep_blank_values=True))
 
     return endpoint
 
 
-def _answer(view: View) -> Response:
+async def _sent(request: Request) -> str | None:
+    """What a form sent; None where it is too much."""
+    sent = bytearray()
+    async for part in request.stream():
+        sent += part
+        if len(sent) > MOST_SENT_BYTES:
+            return None
+    return sent.decode("ascii", "replace")
+
+
+def _answer(view: View, form: Form | None = None) -> Response:
     try:
+        if form is not None:
+            assert view.page.save is not None
+            return view.page.save(view, form)
         mark = view.mark  # before anything is read: what is written meanwhile changes it
         if view.request.headers.get(SEEN) == mark:
             return Response(status_code=204)

@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from urllib.parse import urlencode
@@ -32,23 +33,27 @@ DIGITS = 9
 """Of numbers in addresses."""
 
 Choice = TypeVar("Choice", bound=str)
+Form = Mapping[str, Sequence[str]]
+"""What a form said: the values of each field."""
 
 
 @dataclass(frozen=True)
 class Page:
     """One kind of page. `show` makes it, in a thread of its own.
 
-    `place` is where the navigation has it: ``top`` always, ``run`` where the address names experiments, None
-    nowhere. `key` is pressed after `g` to go there. `mark` changes when what the page shows does.
+    `place` is where the navigation has it: ``top`` always, ``run`` where the address names experiments,
+    ``both`` always, and about these where it does, None nowhere. `key` is pressed after `g` to go there.
+    `mark` changes when what the page shows does. `save` takes a form that is sent to the page.
     """
 
     path: str
     title: str
     show: Callable[[View], Response]
-    place: Literal["top", "run"] | None = None
+    place: Literal["top", "run", "both"] | None = None
     key: str = ""
     mark: Callable[[View], str] | None = None
     """None: the marks of the experiments that the address names, or of all."""
+    save: Callable[[View, Form], Response] | None = None
 
 
 @dataclass(frozen=True)
@@ -151,6 +156,7 @@ def environment() -> Environment:
         "duration": lambda seconds: "–" if seconds is None else duration(seconds),
         "json": lambda value: json.dumps(value, separators=(",", ":")),
         "visible": visible,
+        "when": lambda seconds: datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC"),
     }
     made.tests["right"] = lambda score: score >= CORRECT_SCORE
     made.filters["rendered"] = rendered

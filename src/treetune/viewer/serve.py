@@ -18,8 +18,11 @@ PORTS_TRIED = 50
 LAST_PORT = 65_535
 
 
-def serve(paths: Sequence[Path], say: Callable[[str], None], port: int | None = None) -> None:
-    """Says the address, then answers there. Without a `port`: `PORT`, or the next that is free.
+def serve(
+    paths: Sequence[Path], say: Callable[[str], None], port: int | None = None, *, read_only: bool = False
+) -> None:
+    """Says the address, then answers there. Without a `port`: `PORT`, or the next that is free. Where it is
+    `read_only`, nobody can write notes.
 
     `paths` are folders, and files of data sets. Raises ValueError for one that isn't there and for a port
     that can't be had.
@@ -28,7 +31,7 @@ def serve(paths: Sequence[Path], say: Callable[[str], None], port: int | None = 
 
     folders = [path for path in paths if path.is_dir() or not (path.is_file() or path.suffix)]
     files = [path for path in paths if path not in folders]
-    store = Store(folders, _own_cache(), files=files)
+    store = Store(folders, _own_cache(), files=files, read_only=read_only)
     token = secrets.token_urlsafe(24)
     with _listening(port) as listening:
         own = listening.getsockname()[1]

@@ -1,7 +1,7 @@
 // Draws every [data-chart] with uPlot: lines, bands, events; smoothing and scale from the page's controls.
 'use strict';
 (() => {
-  const HEIGHT = 210, COLOURS = 8, DASHES = [[], [6, 4], [2, 3], [10, 4, 2, 4]];
+  const HEIGHT = 210, COLOURS = 8, NEAR = 8, DASHES = [[], [6, 4], [2, 3], [10, 4, 2, 4]];
   const WHOLE = [1, 2, 5].flatMap((n) => [n, 10 * n, 100 * n, 1000 * n, 1e4 * n, 1e5 * n]).sort((a, b) => a - b);
   const SIGNS = { evaluation: '◆', restart: '▲', sign: '✖', resume: '●' };
   const drawn = new Map();  // by the figure's id: { text, plot }
@@ -89,8 +89,19 @@
       axes: [{ ...axis, grid: { show: false }, size: 34, incrs: whole ? WHOLE : undefined }, { ...axis, size: 58, values: (_, ticks) => ticks.map(number) }],
       legend: { live: true, markers: { width: 0 } },
       cursor: { points: { size: 7 }, y: false },
-      hooks: { ready: [(plot) => plot.setLegend({ idx: xs.length - 1 })], draw: [(plot) => events(plot, chart.events)] },
+      hooks: {
+        ready: [(plot) => plot.setLegend({ idx: xs.length - 1 })], draw: [(plot) => events(plot, chart.events)],
+        setCursor: [(plot) => happened(plot, chart.events)],
+      },
     } };
+  }
+
+  // What happened where the pointer is, in words: events that are drawn within a few pixels of it.
+  function happened(plot, list) {
+    const place = plot.root.closest('figure')?.querySelector('.happened');
+    if (!place) return;
+    const near = plot.cursor.left < 0 ? [] : list.filter((event) => Math.abs(plot.valToPos(event.x, 'x') - plot.cursor.left) <= NEAR);
+    place.textContent = near.map((event) => `${SIGNS[event.kind] || '•'} after ${event.x}: ${event.words}`).join(' · ');
   }
 
   function events(plot, list) {

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 from markupsafe import Markup
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
+from treetune.runtime.notes import NotedAnswer
 from treetune.viewer import drawings
-from treetune.viewer.page import Page, View, digest
+from treetune.viewer.page import Form, Page, View, digest
 from treetune.viewer.pages.answers import address_of, whole
+from treetune.viewer.pages.own_note import Draft, all_labels, own_note, save_form
 from treetune.viewer.store import NotThere
 from treetune.viewer.store.answers import Answers
 from treetune.viewer.store.credits import credits_of, mark_of_credits
@@ -61,9 +63,24 @@ class Colouring:
 
 def show(view: View) -> Response:
     """`?run=`, `?source=`, `?answer=`, `?as=` (see `ways_of`), `?colour=`, `?all=1`."""
+    return _shown(view, _asked_for(view))
+
+
+def save(view: View, form: Form) -> Response:
+    """Puts the form's note beside the run, and shows the answer again."""
+    answer = _asked_for(view)
+    draft = save_form(view, _noted(answer), form)
+    return RedirectResponse(f"{view.here()}#notes", 303) if draft is None else _shown(view, answer, draft)
+
+
+def _asked_for(view: View) -> Answer:
     answers = view.store.answers(view.run)
     _read_by_now(answers, view.text("source"))
-    answer = answers.answer(view.text("source"), view.text("answer"))
+    return answers.answer(view.text("source"), view.text("answer"))
+
+
+def _shown(view: View, answer: Answer, draft: Draft | None = None) -> Response:
+    answers = view.store.answers(view.run)
     tokens = tokens_of(view.run.path, answer)
     group = _group(answers, answer) if tokens is not None else []
     ways = ways_of(tokens, group)
@@ -73,7 +90,9 @@ def show(view: View) -> Response:
     text, left_out = cut(_text(answer), len(_text(answer)) if everything else SHOWN)
     return view.render(
         "answer.html",
+        409 if draft else 200,
         answer=answer,
+        noted=own_note(view, _noted(answer), draft),
         row=whole([answer.row])[0],
         asked=_asked(answer),
         verdict=_verdict(answer),
@@ -241,6 +260,24 @@ def _text(answer: Answer) -> str:
     return answer.line.get("text") or (answer.episodes[0].text if answer.episodes else "")
 
 
+def _noted(answer: Answer) -> NotedAnswer:
+    """What a note says of the answer that it is on."""
+    row, asked = whole([answer.row], ["advantage_mean"])[0], _asked(answer)
+    return NotedAnswer(
+        source=answer.source.name,
+        answer=row["answer"],
+        problem=row["problem"],
+        sample=row["sample"],
+        prompt=asked["prompt"],
+        text=_text(answer),
+        gold=asked["gold"],
+        score=row["score"],
+        reward=row["reward"],
+        outcome=row["outcome"],
+        advantage=row["advantage_mean"],
+    )
+
+
 def _asked(answer: Answer) -> dict[str, Any]:
     """The problem: its prompt, its messages where it is a conversation, what is right, and further data."""
     if answer.trajectory is not None:
@@ -328,6 +365,11 @@ PAGE = Page(
     "Answer",
     show,
     mark=lambda view: digest(
-        view.store.answers(view.run).mark(), mark_of_credits(view.run.path), view.request.url.query
+        view.store.answers(view.run).mark(),
+        mark_of_credits(view.run.path),
+        view.store.notes(view.run).mark(),
+        all_labels(view),
+        view.request.url.query,
     ),
+    save=save,
 )

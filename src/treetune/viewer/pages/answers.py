@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from starlette.responses import Response
 
+from treetune.runtime.notes import Note
 from treetune.viewer.page import Page, View, digest
 from treetune.viewer.store import NotThere
 from treetune.viewer.store.answers import Answers
+from treetune.viewer.store.notes import Place, labels_in_use, labels_of
 from treetune.viewer.store.questions import OPERATORS, Filter, Question
 from treetune.viewer.store.sources import Source
 from treetune.viewer.store.verdicts import graded_by_both
@@ -24,6 +27,9 @@ OUTCOMES = ("ok", "no_answer", "timeout", "error", "unavailable")
 VERDICTS = ("", "right", "wrong")
 SEVERAL = ("everything", "iterations", "evaluations")
 """Which answers, where it is no single file. Without any word it is the newest iteration, or everything."""
+
+ANY_NOTE = ","
+"""In place of a label: whatever has a note. No label can have a comma."""
 
 ALWAYS = (
     "source", "row", "answer", "problem", "sample", "score", "reward", "outcome", "unfinished", "tokens",
@@ -39,12 +45,15 @@ _CONDITION = re.compile(r"^\s*(\S.*?)\s*(<=|>=|!=|=|<|>|\shas\s)\s*(.+?)\s*$")
 
 def show(view: View) -> Response:
     """`?run=`, `?of=` (one file, or one of `SEVERAL`), `?search=` in the text, `?problem=`,
-    `?domain=`, `?outcome=`, `?verdict=`, `?unfinished=1`, `?where=` (conditions), `?sort=`, `?order=down`."""
+    `?domain=`, `?outcome=`, `?verdict=`, `?unfinished=1`, `?label=` (or `ANY_NOTE`), `?where=` (conditions),
+    `?sort=`, `?order=down`."""
     answers = view.store.answers(view.run)
     indexed = answers.indexed()
     columns = answers.columns()
     of = view.text("of") or _newest([one.source for one in indexed if one.about is not None])
-    question = question_of(view, answers, columns, of)
+    notes = view.store.notes(view.run)
+    noted = notes.rows()
+    question = replace(question_of(view, answers, columns, of), among=_among(view.text("label"), noted))
     found = answers.ask(question)
     pages = max(1, -(-found.total // question.size))
     return view.render(
@@ -55,7 +64,11 @@ def show(view: View) -> Response:
         rows=whole(found.rows, columns),
         pages=pages,
         waiting=[one.source.words for one in indexed if one.is_awaited],
-        problems=answers.problems(),
+        problems=[*answers.problems(), *notes.problems()],
+        noted=noted,
+        labels_of=labels_of,
+        labels=labels_in_use([notes]),
+        any_note=ANY_NOTE,
         groups=_groups([one.source for one in indexed]),
         words=lambda row: next(
             (one.source.words for one in indexed if one.source.name == row["source"]), row["source"]
@@ -68,6 +81,17 @@ def show(view: View) -> Response:
         shown=_shown(columns, question),
         address_of=lambda row: address_of(view, row),
     )
+
+
+def _among(label: str, noted: Mapping[Place, Sequence[Note]]) -> Mapping[str, Sequence[int]] | None:
+    """The rows of answers that have the label, or any note; None where nobody asks."""
+    if not label:
+        return None
+    found: dict[str, list[int]] = {}
+    for (source, row), notes in noted.items():
+        if label == ANY_NOTE or label in labels_of(notes):
+            found.setdefault(source, []).append(row)
+    return found
 
 
 def address_of(view: View, row: Mapping[str, Any]) -> str:
@@ -189,5 +213,5 @@ PAGE = Page(
     show,
     place="run",
     key="a",
-    mark=lambda view: digest(view.store.answers(view.run).mark()),
+    mark=lambda view: digest(view.store.answers(view.run).mark(), view.store.notes(view.run).mark()),
 )

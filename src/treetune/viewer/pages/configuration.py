@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from starlette.responses import Response
 
-from treetune.config.explain import key_paths, value_at
 from treetune.reports.experiment import Experiment
 from treetune.viewer.page import Page, View, digest
 from treetune.viewer.store.origins import Origins, origins
+from treetune.viewer.store.side_by_side import flat
 
 
 @dataclass(frozen=True)
@@ -30,11 +27,11 @@ class Key:
 def show(view: View) -> Response:
     """`?run=` (also several), `?search=` in names and values, `?only=differences`."""
     view.run  # noqa: B018  (raises where none is named)
-    flat = [_flat(view.store.experiment(run).config) for run in view.runs]
+    settings = [flat(view.store.experiment(run).config) for run in view.runs]
     only = view.choice("only", ("everything", "differences"))
     wanted = view.text("search").casefold()
-    names = list(dict.fromkeys(name for own in flat for name in own))
-    keys = [Key(name, tuple(own.get(name) for own in flat)) for name in names]
+    names = list(dict.fromkeys(name for own in settings for name in own))
+    keys = [Key(name, tuple(own.get(name) for own in settings)) for name in names]
     kept = [
         key
         for key in keys
@@ -60,13 +57,6 @@ def _origins(view: View, one: Experiment) -> Origins | None:
         lambda: origins(one),
         lambda error: Origins(problem=f"{type(error).__name__}: {error}"),
     )
-
-
-def _flat(config: Mapping[str, Any]) -> dict[str, str]:
-    """Each key that holds no further keys, with its value as JSON."""
-    values = {".".join(path): value_at(config, path) for path in key_paths(config)}
-    leaves = {name: value for name, value in values.items() if not isinstance(value, dict) or not value}
-    return {name: json.dumps(value, ensure_ascii=False) for name, value in leaves.items()}
 
 
 def mark(view: View) -> str:

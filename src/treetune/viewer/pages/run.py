@@ -1,4 +1,4 @@
-"""One experiment, or several over each other: how it stands, curves with events, time by phase."""
+"""One experiment, or several over and beside each other: standing, curves with events, time by phase."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from treetune.viewer.store.curves import (
     setting_of,
     usual_charts,
 )
+from treetune.viewer.store.side_by_side import side_by_side
 from treetune.viewer.store.standing import standing
 
 
@@ -31,11 +32,13 @@ def show(view: View) -> Response:
     made = bunches(experiments, together)
     first = experiments[view.run.name]
     events = events_of(first) if len(experiments) == 1 else []
+    standings = {run.name: standing(view.store, run) for run in view.runs}
     names = [name for name in view.request.query_params.getlist("metric") if name]
     return view.render(
         "run.html",
         experiment=first,
-        standings={run.name: standing(view.store, run) for run in view.runs},
+        standings=standings,
+        beside=side_by_side(experiments, standings) if len(experiments) > 1 else [],
         made=made,
         measured=[] if names else evaluation_charts(made, events),
         charts=chosen_charts(made, names, events) if names else usual_charts(made, events),

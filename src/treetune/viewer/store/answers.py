@@ -17,7 +17,7 @@ import numpy as np
 from treetune.viewer.store.catalogue import NotThere, Run
 from treetune.viewer.store.index import BITS, ROWS, ROWS_IN_GROUP, Indexed, build, read_about
 from treetune.viewer.store.queries import as_rows, connected, literal
-from treetune.viewer.store.questions import Filter, Found, Question, condition, order
+from treetune.viewer.store.questions import Filter, Found, Question, among, condition, order
 from treetune.viewer.store.signatures import SHORTEST, lowered, may_hold
 from treetune.viewer.store.sources import Source, sources
 from treetune.viewer.store.whole_answers import Answer, answer_at, texts_at
@@ -166,6 +166,7 @@ class Answers:
             return Found([], 0, True)
         known, own = self.columns(), self.columns(question.sources)
         where, values = condition(question.filters, known, own)
+        where = f"{where} AND {among(question.among)}"
         by = order(question, known, own)
         if question.search:
             return self._search(question, relation, where, values, by)

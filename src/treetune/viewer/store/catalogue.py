@@ -16,6 +16,7 @@ from treetune.runtime.directory import ExperimentDirectory
 
 if TYPE_CHECKING:
     from treetune.viewer.store.answers import Answers
+    from treetune.viewer.store.notes import Notes
 
 LOOK_AGAIN_S = 2.0
 """How old a list of what lies below a folder may be."""
@@ -49,7 +50,8 @@ class Run:
 
 
 class Store:
-    """All that pages ask for. Safe for several threads; never writes into an experiment.
+    """All that pages ask for. Safe for several threads. Only people's notes are ever written into an
+    experiment (`pages.answer`), and none where it is `read_only`.
 
     `cache` is a folder for what is made from experiments to find their answers quickly. The list of
     experiments may be `look_again_s` old. `files` are data sets that lie elsewhere. Raises ValueError for a
@@ -62,6 +64,8 @@ class Store:
         cache: Path,
         look_again_s: float = LOOK_AGAIN_S,
         files: Sequence[Path] = (),
+        *,
+        read_only: bool = False,
     ) -> None:
         from treetune.viewer.store.data_sets import DataSets
 
@@ -71,11 +75,13 @@ class Store:
                     f"{folder} is no directory: give one that holds experiments, such as experiments"
                 )
         self.folders, self.cache = [folder.resolve() for folder in folders], cache
+        self.read_only = read_only
         self._look_again_s = look_again_s
         self._lock = threading.Lock()
         self._runs: Mapping[str, Run] = {}
         self._looked = -float("inf")
         self._answers: dict[Run, Answers] = {}
+        self._notes: dict[Run, Notes] = {}
         self.data = DataSets(self, files, look_again_s)
         """Prepared data sets."""
         self.made = 0
@@ -126,6 +132,14 @@ class Store:
             if run not in self._answers:
                 self._answers[run] = Answers(run, self.cache, min(self._look_again_s, ANSWERS_LOOK_AGAIN_S))
             return self._answers[run]
+
+    def notes(self, run: Run) -> Notes:
+        """What people wrote on its answers."""
+        from treetune.viewer.store.notes import Notes
+
+        answers = self.answers(run)
+        with self._lock:
+            return self._notes.setdefault(run, Notes(run, answers))
 
     def known(self, what: str, run: Run, read: Callable[[], Value]) -> Value:
         """What `read` gives, kept until a file of the experiment changes. `what` names it."""

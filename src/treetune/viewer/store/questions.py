@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from treetune.viewer.store.queries import quoted
+from treetune.viewer.store.queries import literal, quoted
 
 OPERATORS = {"=": "=", "!=": "<>", "<": "<", "<=": "<=", ">": ">", ">=": ">=", "has": "has"}
 
@@ -22,7 +22,8 @@ class Filter:
 
 @dataclass(frozen=True)
 class Question:
-    """Which answers, in which order: `sources` by name (of none, all), `search` in their text."""
+    """Which answers, in which order: `sources` by name (of none, all), `search` in their text. Where there is
+    an `among`, no others than these rows of each source."""
 
     sources: tuple[str, ...] = ()
     filters: tuple[Filter, ...] = ()
@@ -31,6 +32,7 @@ class Question:
     descending: bool = False
     page: int = 1
     size: int = 50
+    among: Mapping[str, Sequence[int]] | None = None
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,18 @@ def condition(
             parts.append(f"{name} {OPERATORS[one.operator]} CAST(? AS {compared})")
             values.append(one.value)
     return " AND ".join(parts), values
+
+
+def among(rows: Mapping[str, Sequence[int]] | None) -> str:
+    """A condition for rows of each source; without any, for none."""
+    if rows is None:
+        return "true"
+    parts = [
+        f"(source = {literal(source)} AND row IN ({', '.join(map(str, own))}))"
+        for source, own in rows.items()
+        if own
+    ]
+    return f"({' OR '.join(parts)})" if parts else "false"
 
 
 def order(

@@ -1,4 +1,5 @@
-"""What a run knew of single tokens lies beside its episodes, and is made again when it goes on."""
+"""What a run knew of single tokens lies beside its episodes, and is made again when it goes on; and when it
+did what."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from tests.runtime.in_process import small, train
 from treetune.checksums import read_record
 from treetune.episode_generators.storage import read_episodes
 from treetune.episode_generators.token_signals import SIGNALS, read_token_signals
+from treetune.timeline import read_timeline
 
 
 def test_signals_lie_beside_the_episodes_and_come_out_the_same_when_trained_again(tmp_path: Path) -> None:
@@ -31,3 +33,12 @@ def test_signals_lie_beside_the_episodes_and_come_out_the_same_when_trained_agai
     files[1].write_bytes(b"of another try")
     train(small(tmp_path))
     assert [path.read_bytes() for path in files] == before
+
+    first, second = read_timeline(directory.logs / "run.timeline.jsonl")
+    assert first.closed and second.closed
+    phases = [[one for one in process.spans if one.lane == "phases"] for process in (first, second)]
+    assert [one.name for one in phases[0] if one.about["iteration"] == 1] == [
+        "generation", "credit", "training", "evaluation", "commit"
+    ], "the last iteration's weights are sampled from by nobody"  # fmt: skip
+    assert "generation" not in {one.name for one in phases[1]}, "what was sampled is read back"
+    assert {"iteration 1: training", "iteration 1: checkpoint"} <= {one.name for one in second.spans}

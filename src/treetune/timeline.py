@@ -1,0 +1,157 @@
+"""When a process did what: spans of time as lines of a file, written as they begin and as they end.
+
+A line is never changed, so that a process that is killed leaves what it had begun. One process writes a file
+at a time; each begins with a line about itself.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from treetune.checksums import Damaged, row_of, sealed_line
+
+SUFFIX = ".timeline.jsonl"
+"""Of files that hold one."""
+
+LOGGER = "treetune"
+
+
+class Timeline:
+    """Writes one, behind what earlier processes wrote there; nothing without a path. Thread-safe.
+
+    A file that can't be written is said once and ends no run: nothing is computed from it.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path, self._lock = path, threading.Lock()
+        self._begun = self._number = 0
+
+    @contextmanager
+    def span(self, lane: str, name: str, **about: Any) -> Iterator[dict[str, Any]]:
+        """From here to the end of the block. `about` are further facts, such as the iteration's number (from
+        0); what is put into the dictionary that is given is kept with them."""
+        at, clock = time.time(), time.perf_counter()
+        number = self._next()
+        self._write({"begin": number, "lane": lane, "name": name, "at": at, **about})
+        ended: dict[str, Any] = {}
+        try:
+            yield ended
+        finally:
+            self._write({"end": number, "at": at + time.perf_counter() - clock, **ended})
+
+    def close(self) -> None:
+        """The process comes to its own end."""
+        if self._begun:
+            self._write({"closed": os.getpid(), "at": time.time()})
+
+    def _next(self) -> int:
+        with self._lock:
+            self._number += 1
+            return self._number
+
+    def _write(self, row: dict[str, Any]) -> None:
+        with self._lock:
+            if self._path is None:
+                return
+            rows = [row] if self._begun else [_about_this_process(), row]
+            text = "".join(sealed_line(json.dumps(one)) for one in rows)
+            try:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                with self._path.open("a+b") as file:
+                    if not self._begun and _is_torn(file):
+                        text = "\n" + text
+                    file.write(text.encode())
+            except OSError as error:
+                logging.getLogger(LOGGER).warning(
+                    "when what is done is no longer recorded: %s can't be written (%s)", self._path, error
+                )
+                self._path = None
+            self._begun = 1
+
+
+def _about_this_process() -> dict[str, Any]:
+    return {"process": os.getpid(), "host": socket.gethostname(), "at": time.time()}
+
+
+def _is_torn(file: Any) -> bool:
+    """Whether an earlier process was killed in the midst of a line."""
+    if file.seek(0, 2) == 0:
+        return False
+    file.seek(-1, 2)
+    return file.read(1) != b"\n"
+
+
+# Reading
+
+
+@dataclass(frozen=True)
+class Span:
+    """Seconds since 1970. `end` None: nobody wrote that it ended. `about` are further facts."""
+
+    lane: str
+    name: str
+    start: float
+    end: float | None
+    about: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Process:
+    """What one process wrote into a file. `last` is its last line's time, `closed` whether it came to its
+    own end."""
+
+    pid: int
+    host: str
+    start: float
+    last: float
+    closed: bool
+    spans: tuple[Span, ...]
+
+
+def read_timeline(path: Path) -> list[Process]:
+    """All that is whole, process after process; damaged and torn lines are passed over. Raises
+    FileNotFoundError for no file."""
+    found: list[Process] = []
+    spans: dict[int, Span] = {}
+    for line in path.read_bytes().splitlines(keepends=True):
+        try:
+            row = json.loads(row_of(line))
+            if "process" in row:
+                _settle(found, spans)
+                found.append(Process(row["process"], row["host"], row["at"], row["at"], False, ()))
+                continue
+            if not found:
+                continue
+            if "begin" in row:
+                number, lane, name = row.pop("begin"), row.pop("lane"), row.pop("name")
+                at = row.pop("at")
+                spans[number] = Span(lane, name, at, None, row)
+            elif "end" in row:
+                number, at = row.pop("end"), row.pop("at")
+                if number in spans:
+                    begun = spans[number]
+                    spans[number] = replace(begun, end=at, about=begun.about | row)
+            else:
+                at = row["at"]
+                found[-1] = replace(found[-1], closed=True)
+            found[-1] = replace(found[-1], last=max(found[-1].last, at))
+        except (Damaged, ValueError, KeyError, TypeError, AttributeError):
+            continue
+    _settle(found, spans)
+    return found
+
+
+def _settle(found: list[Process], spans: dict[int, Span]) -> None:
+    if found:
+        found[-1] = replace(found[-1], spans=tuple(spans.values()))
+    spans.clear()

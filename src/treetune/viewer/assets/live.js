@@ -1,0 +1,63 @@
+// What changes on disk is shown without a reload, and what forms say is asked for without a button.
+'use strict';
+(() => {
+  const POLL_MS = 2000, WAIT_MS = 20000, SEEN = 'X-Treetune-Seen';
+
+  // ---- live: the page asks for itself, and is answered with nothing while nothing has changed
+  let asking = null;
+  async function refresh() {
+    if (asking || document.hidden) return;
+    const address = location.href;
+    asking = new AbortController();
+    const deadline = setTimeout(() => asking.abort(), WAIT_MS);
+    try {
+      const answer = await fetch(address, { headers: { [SEEN]: document.body.dataset.mark || '' }, signal: asking.signal });
+      const type = answer.headers.get('Content-Type') || '';
+      connection(answer.status !== 403);
+      if (answer.status === 204 || !type.startsWith('text/html') || location.href !== address) return;
+      show(await answer.text());
+    } catch { connection(false); } finally { clearTimeout(deadline); asking = null; }
+  }
+  function connection(there) { document.getElementById('connection').hidden = there; }
+  function show(text) {
+    const next = new DOMParser().parseFromString(text, 'text/html');
+    document.body.dataset.mark = next.body.dataset.mark || '';
+    document.title = next.title;
+    for (const old of document.querySelectorAll('[data-live]')) {
+      const made = next.getElementById(old.id);
+      if (made) Idiomorph.morph(old, made, { callbacks: {
+        // What somebody has typed, ticked, opened or drawn stays.
+        beforeNodeMorphed: (node) => !(node instanceof Element && (node.hasAttribute('data-kept') || node === document.activeElement)),
+        beforeAttributeUpdated: (name, node) => !((name === 'open' && (node.matches('details') || node.matches('dialog'))) ||
+          (name === 'checked' || name === 'value') && node.matches('input') || name === 'class' && node.matches('tr.at')),
+      } });
+      if (made) htmx.process(old);
+    }
+    changed();
+  }
+  function changed() { document.dispatchEvent(new Event('treetune:changed')); }
+  setInterval(refresh, POLL_MS);
+  document.addEventListener('visibilitychange', refresh);
+  document.addEventListener('htmx:afterSwap', changed);
+
+  // ---- forms that show what they say as soon as it is said, at their own address
+  let soon = null;
+  async function submit(form) {
+    const query = new URLSearchParams([...new FormData(form)].filter(([, value]) => value !== ''));
+    const address = form.getAttribute('action') + (query.size ? '?' + query : '');
+    history.replaceState(null, '', address);
+    document.body.dataset.mark = '';
+    if (asking) asking.abort();
+    asking = null;
+    await refresh();
+  }
+  document.addEventListener('input', (event) => {
+    const form = event.target.form;
+    if (!form || !('instant' in form.dataset) || 'own' in event.target.dataset) return;
+    clearTimeout(soon);
+    soon = setTimeout(() => submit(form), event.target.matches('[type=search],[type=text],[type=number]') ? 250 : 0);
+  });
+  document.addEventListener('submit', (event) => {
+    if ('instant' in event.target.dataset) { event.preventDefault(); submit(event.target); }
+  });
+})();

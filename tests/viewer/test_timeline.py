@@ -1,0 +1,150 @@
+"""The timeline shows what happened when: also of what goes on, was killed, or wrote no times at all."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from tests.viewer.recorded import begin_run, recorded_run
+from treetune.checksums import sealed_line
+from treetune.viewer.pages.timeline import clock
+from treetune.viewer.store import Store
+from treetune.viewer.store.timeline import chrome_trace, times_of
+
+BEGAN = 1_700_000_000.0
+
+
+def write(path: Path, *rows: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(sealed_line(json.dumps(row | {"at": BEGAN + row["at"]})) for row in rows))
+
+
+def timed_run(path: Path) -> None:
+    """Killed in the training of iteration 2, and resumed; its server was started twice."""
+    run = begin_run(path)
+    write(
+        run.logs / "run.timeline.jsonl",
+        {"process": 11, "host": "here", "at": 0.0},
+        {"begin": 1, "lane": "phases", "name": "generation", "at": 1.0, "iteration": 0},
+        {"begin": 2, "lane": "work", "name": "iteration 1: <b>sampling</b>", "at": 1.0},
+        {"end": 2, "at": 4.0},
+        {"end": 1, "at": 4.0},
+        {"begin": 3, "lane": "phases", "name": "training", "at": 4.0, "iteration": 0},
+        {"process": 12, "host": "here", "at": 100.0},
+        {"begin": 1, "lane": "phases", "name": "training", "at": 101.0, "iteration": 0},
+        {"end": 1, "at": 109.0},
+        {"closed": 12, "at": 110.0},
+    )
+    write(
+        run.logs / "engine.timeline.jsonl",
+        {"process": 11, "host": "here", "at": 0.5},
+        {"begin": 1, "lane": "server", "name": "starts", "at": 0.5, "weights": "start"},
+        {"end": 1, "at": 1.0},
+        {"begin": 2, "lane": "server", "name": "answers", "at": 1.0, "start": 1},
+        {"end": 2, "at": 3.0, "why": "its process ended with code -9"},
+        {"closed": 11, "at": 5.0},
+    )
+
+
+def test_lanes_say_who_did_what_when_and_what_was_cut_off(store: Store, tmp_path: Path) -> None:
+    timed_run(tmp_path / "experiments" / "run")
+    times = times_of(store, store.run("run"))
+    assert times is not None and not times.reckoned
+    assert (times.start, times.end) == (BEGAN, BEGAN + 110)
+    spans = {
+        lane.name: [(one.name, one.start - BEGAN, one.end - BEGAN, one.ending) for one in lane.spans]
+        for lane in times.lanes
+    }
+    assert spans == {
+        "run: process": [("run", 0, 4, "cut"), ("run", 100, 110, "")],
+        "run: phases": [("generation", 1, 4, ""), ("training", 4, 4, "cut"), ("training", 101, 109, "")],
+        "run: work": [("iteration 1: <b>sampling</b>", 1, 4, "")],
+        "engine: process": [("engine", 0.5, 5, "")],
+        "engine: server": [("starts", 0.5, 1, ""), ("answers", 1, 3, "")],
+    }
+
+
+def test_the_trace_is_one_that_chrome_and_perfetto_read(client: TestClient, tmp_path: Path) -> None:
+    timed_run(tmp_path / "experiments" / "a" / "run 1")
+    answer = client.get("/timeline/trace", params={"run": "a/run 1"})
+    assert 'filename="a-run-1.trace.json"' in answer.headers["content-disposition"]
+    events = answer.json()["traceEvents"]
+    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert set(names.values()) == {"run", "engine"}
+    spans = [event for event in events if event["ph"] == "X"]
+    assert len(spans) == 9 and all(
+        isinstance(event[key], int | float) and event[key] >= 0
+        for event in spans
+        for key in ("ts", "dur", "pid", "tid")
+    )
+    [answers] = [event for event in spans if event["name"] == "answers"]
+    assert (answers["ts"], answers["dur"], names[answers["pid"]]) == (1e6, 2e6, "engine")
+    assert answers["args"]["why"] == "its process ended with code -9"
+    threads = {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
+    assert {(event["pid"], event["tid"]) for event in spans} == threads
+    assert chrome_trace("none", None)["traceEvents"] == []
+
+
+def test_the_page_shows_the_time_that_the_address_says(client: TestClient, tmp_path: Path) -> None:
+    timed_run(tmp_path / "experiments" / "run")
+    whole = client.get("/timeline", params={"run": "run"}).text
+    assert "9 spans in this time" in whole and "process 12 on here, resume 1" in whole
+    assert '<rect class="generation "' in whole and '<rect class="work' not in whole, (
+        "work has its phase's colour"
+    )
+    assert "&lt;b&gt;sampling&lt;/b&gt;" in whole and "<b>sampling" not in whole
+    assert "cut off with its process, nobody wrote when" in whole
+    part = client.get("/timeline", params={"run": "run", "from": "100.5", "to": "105"}).text
+    assert "2 spans in this time" in part and "1:40.5" in part
+    lane = client.get("/timeline", params={"run": "run", "lane": "engine: server"}).text
+    assert "2 spans in this time of engine: server" in lane and "its process ended with code -9" in lane
+    for wrong, words in (
+        ({"from": "soon"}, "must be a number of seconds"),
+        ({"from": "nan"}, "must be a number of seconds"),
+        ({"from": "9", "to": "9"}, "to must be later"),
+        ({"lane": "gpu"}, "there is no lane"),
+    ):
+        refused = client.get("/timeline", params={"run": "run", **wrong})
+        assert refused.status_code == 400 and words in refused.text
+
+
+def test_a_run_that_wrote_no_times_is_reckoned_and_says_so(client: TestClient, tmp_path: Path) -> None:
+    begin_run(tmp_path / "experiments" / "new")
+    assert "Nothing has happened yet" in client.get("/timeline", params={"run": "new"}).text
+    recorded_run(tmp_path / "experiments" / "old", iterations=2)
+    page = client.get("/timeline", params={"run": "old"}).text
+    assert "This run did not write when its phases began" in page and "run: phases" in page
+
+
+def test_what_goes_on_ends_now_and_thousands_of_spans_stay_a_small_page(
+    store: Store, client: TestClient, tmp_path: Path
+) -> None:
+    run = begin_run(tmp_path / "experiments" / "run")
+    rows: list[dict[str, Any]] = [{"process": os.getpid(), "host": "elsewhere", "at": 0.0}]
+    for number in range(5000):
+        rows.append({"begin": number, "lane": "phases", "name": "sync", "at": float(number)})
+        rows.append({"end": number, "at": number + 0.5})
+    rows.append({"begin": 5000, "lane": "phases", "name": "training", "at": 5000.0, "iteration": 7})
+    write(run.logs / "run.timeline.jsonl", *rows)
+    with run.locked():
+        times = times_of(store, store.run("run"))
+        assert times is not None
+        last = next(lane for lane in times.lanes if lane.what == "phases").spans[-1]
+        assert last.ending == "open" and last.end > BEGAN + 10_000
+        window = {"run": "run", "from": "0", "to": "5001"}
+        page = client.get("/timeline", params=window).text
+        assert "so far" in client.get("/timeline", params=window | {"page": "101"}).text
+    assert page.count("<rect class=") < 1200 and "more here" in page
+
+
+@pytest.mark.parametrize(
+    ("seconds", "length", "words"),
+    [(3723.4, 9000, "1:02:03"), (62.54, 10, "1:02.5"), (0.0625, 0.1, "0:00.062"), (59.99, 60, "1:00")],
+)
+def test_times_are_as_exact_as_what_is_shown(seconds: float, length: float, words: str) -> None:
+    assert clock(seconds, length) == words
