@@ -93,7 +93,10 @@ def test_the_trace_is_one_that_chrome_and_perfetto_read(client: TestClient, tmp_
 def test_the_page_shows_the_time_that_the_address_says(client: TestClient, tmp_path: Path) -> None:
     timed_run(tmp_path / "experiments" / "run")
     whole = client.get("/timeline", params={"run": "run"}).text
-    assert "9 spans in this time" in whole and "resume 1" in whole
+    assert "9 spans in this time" in whole and "process 12 on here, resume 1" in whole
+    assert '<rect class="generation "' in whole and '<rect class="work' not in whole, (
+        "work has its phase's colour"
+    )
     assert "&lt;b&gt;sampling&lt;/b&gt;" in whole and "<b>sampling" not in whole
     assert "cut off with its process, nobody wrote when" in whole
     part = client.get("/timeline", params={"run": "run", "from": "100.5", "to": "105"}).text
@@ -135,7 +138,7 @@ def test_what_goes_on_ends_now_and_thousands_of_spans_stay_a_small_page(
         assert last.ending == "open" and last.end > BEGAN + 10_000
         window = {"run": "run", "from": "0", "to": "5001"}
         page = client.get("/timeline", params=window).text
-        assert "so far" in client.get("/timeline", params=window | {"page": "51"}).text
+        assert "so far" in client.get("/timeline", params=window | {"page": "101"}).text
     assert page.count("<rect class=") < 1200 and "more here" in page
 
 

@@ -28,7 +28,8 @@ THERE = "document.querySelector('main')?.innerText.trim().length > 0"
 @dataclass(frozen=True)
 class Place:
     """What a tour looks at: an experiment and another one, one of its answers, the ways it can be shown in,
-    and the address of the continuations of its first step that has some."""
+    the address of the continuations of its first step that has some; names of data sets, and an experiment
+    that a judge and a rule grade."""
 
     run: str
     other: str
@@ -37,6 +38,8 @@ class Place:
     problem: str
     ways: Sequence[str]
     continuations: str = ""
+    data: Sequence[str] = ()
+    judged: str = ""
 
     @property
     def address(self) -> dict[str, str]:
@@ -114,7 +117,21 @@ def _place(browser: Browser, origin: str, address: str, run: str, other: str) ->
         problem,
         browser.script("return [...document.querySelectorAll('[name=as] option')].map((one) => one.value)"),
         browser.script("return document.querySelector('details[hx-get]')?.getAttribute('hx-get') || ''"),
+        *_data_and_judged(browser, origin),
     )
+
+
+def _data_and_judged(browser: Browser, origin: str) -> tuple[Sequence[str], str]:
+    """A data set of each kind, and an experiment that a judge and a rule grade."""
+    browser.open(f"{origin}/data")
+    browser.wait(THERE)
+    found = browser.script(
+        """return [...document.querySelectorAll('tbody tr[data-href]')].map((row) => [
+          row.cells[1].innerText, new URLSearchParams(row.dataset.href.split('?')[1]).get('data')])"""
+    )
+    link = browser.script("return document.querySelector('a[href^=\"/agreement\"]')?.search || ''")
+    judged = parse_qs(link.removeprefix("?")).get("run", [""])[0]
+    return list(dict(reversed(found)).values()), judged
 
 
 def stops(place: Place) -> Iterator[Stop]:
@@ -188,6 +205,27 @@ def _continuations(place: Place) -> Iterator[Stop]:
         yield Stop("/continuations", "continuations", urlsplit(place.continuations).query, SOME_TEXT)
 
 
+def _data(place: Place) -> Iterator[Stop]:
+    yield Stop("/data", "data sets")
+
+
+def _rows(place: Place) -> Iterator[Stop]:
+    for name in place.data:
+        yield Stop("/rows", f"rows of {name}", _query(data=name))
+        yield Stop("/rows", f"rows of {name} that none is like", _query(data=name, search="no row has this"))
+
+
+def _row(place: Place) -> Iterator[Stop]:
+    for name in place.data:
+        yield Stop("/row", f"a row of {name}", _query(data=name, row=0))
+        yield Stop("/row", f"a row of {name} rendered", _query(data=name, row=0, **{"as": "rendered"}))
+
+
+def _agreement(place: Place) -> Iterator[Stop]:
+    if place.judged:
+        yield Stop("/agreement", "judge and rule", _query(run=place.judged))
+
+
 def _timeline(place: Place) -> Iterator[Stop]:
     yield Stop("/timeline", "timeline", _query(run=place.run))
     yield Stop("/timeline", "the timeline's first two seconds", _query(run=place.run, to=2))
@@ -216,6 +254,10 @@ STOPS: Mapping[str, Callable[[Place], Iterator[Stop]]] = {
     "/compare": _compare,
     "/configuration": _configuration,
     "/continuations": _continuations,
+    "/data": _data,
+    "/rows": _rows,
+    "/row": _row,
+    "/agreement": _agreement,
     "/timeline": _timeline,
     "/timeline/trace": _downloaded,
     "/notes": _notes,

@@ -20,7 +20,7 @@ WIDTH = 1000
 DEEPEST = 4
 """Rows of a lane: what began within something else stands below it."""
 
-LISTED = 100
+LISTED = 50
 """Rows of the table on one page."""
 
 SHORTEST_S = 0.01
@@ -96,6 +96,7 @@ def show(view: View) -> Response:
         times=times,
         window=window,
         drawn=drawn,
+        endings={bar.ending for one in drawn for bar in one.bars},
         kinds=list(dict.fromkeys(bar.kind for one in drawn for bar in one.bars)),
         ticks=[
             clock(window.start + share * window.length, window.length) for share in (0, 0.25, 0.5, 0.75, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import functools
 import os
 import socket
@@ -13,17 +14,18 @@ from typing import Any
 
 from treetune.reports.experiment import Experiment
 from treetune.runtime.clock import PHASES
-from treetune.timeline import SUFFIX, Process, read_timeline
+from treetune.timeline import SUFFIX, Process, Span, read_timeline
 from treetune.viewer.store.catalogue import Run, Store, stat_of
 
-NAMES = (*PHASES, "other", "server", "process", "work")
-"""What spans are coloured by."""
+TOUCHING_S = 0.001
+"""A phase and the work in it begin so near to each other."""
 
 
 @dataclass(frozen=True)
 class Shown:
     """A span as a page has it: seconds since 1970; `ending` says how it ended where that isn't plain:
-    ``open`` goes on, ``cut`` ended with its process, nobody wrote when."""
+    ``open`` goes on, ``cut`` ended with its process, nobody wrote when. `kind` chooses its colour: a phase's
+    name, ``server``, ``starting``, ``process`` or ``work``."""
 
     name: str
     kind: str
@@ -96,11 +98,12 @@ def _lanes(run: Run, path: Path, now: float) -> Iterator[Lane]:
         goes_on = alive and number == len(processes) - 1
         end = now if goes_on else process.last
         ending = "open" if goes_on else "" if process.closed else "cut"
-        begun = "began" if number == 0 else f"began as number {number + 1}"
-        words = f"process {process.pid} on {process.host}, {begun}"
+        resumed = f", resume {number}" if number and who == "run" else ""
+        words = f"process {process.pid} on {process.host}{resumed}"
         lanes.setdefault("process", []).append(Shown(who, "process", process.start, end, words, ending))
+        phases = sorted((one for one in process.spans if one.lane == "phases"), key=lambda one: one.start)
         for span in process.spans:
-            kind = span.name if span.name in PHASES else "server" if span.lane == "server" else "work"
+            kind = _kind(span, phases)
             own = "" if span.end is not None else "open" if goes_on else "cut"
             last = span.end if span.end is not None else end
             about = {key: value for key, value in span.about.items() if value is not None}
@@ -108,6 +111,18 @@ def _lanes(run: Run, path: Path, now: float) -> Iterator[Lane]:
             lanes.setdefault(span.lane, []).append(shown)
     for what, spans in lanes.items():
         yield Lane(who, what, sorted(spans, key=lambda one: one.start))
+
+
+def _kind(span: Span, phases: Sequence[Span]) -> str:
+    """What is done inside of a phase has its colour."""
+    if span.lane == "server":
+        return "starting" if span.name == "starts" else "server"
+    if span.name in PHASES:
+        return span.name
+    at = bisect.bisect_right(phases, span.start + TOUCHING_S, key=lambda one: one.start) - 1
+    if at >= 0 and ((end := phases[at].end) is None or end > span.start):
+        return phases[at].name
+    return "waiting" if span.name.startswith("waiting") else "work"
 
 
 @functools.lru_cache(maxsize=64)
