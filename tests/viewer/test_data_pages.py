@@ -30,7 +30,7 @@ def folder(store: Store) -> Path:
 def judged(judge: float | None, rule: float, number: int, domain: str) -> Trajectory:
     """An answer with both verdicts, or with the rule's alone."""
     numbers = {"rule": rule} if judge is None else {"judge": judge, "rule": rule}
-    made = trajectory(number, 0, f"#{number}")
+    made = trajectory(number, 0, f"#{number:03}")
     score = rule if judge is None else judge
     return replace(
         made,
@@ -141,7 +141,7 @@ def test_judge_and_rule_are_compared_where_both_graded(client: TestClient, folde
 
     page = client.get("/agreement", params={"run": "run"}).text
 
-    assert "<b>0.800</b> of 10 answers" in page and "1 answers were graded by the rule alone" in page
+    assert "<b>0.800</b> of 10 answers" in page and "1 answer was graded by the rule alone" in page
     assert "Cohen's kappa <b>0.600</b>" in page and "By domain" in page
     [link] = [
         unescape(part.split('"')[0])

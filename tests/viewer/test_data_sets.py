@@ -19,7 +19,7 @@ from tests.viewer.recorded import begin_run
 from treetune.viewer.store import NotThere, Store
 from treetune.viewer.store.data_sets import DataSet
 from treetune.viewer.store.estimates import answers_to
-from treetune.viewer.store.histograms import bin_step, histogram
+from treetune.viewer.store.histograms import Histogram, bin_step, histograms
 from treetune.viewer.store.questions import Filter, Question
 from treetune.viewer.store.tables import ROW, Table
 from treetune.viewer.store.whole_rows import whole_row
@@ -207,10 +207,14 @@ def test_pages_are_what_filtering_sorting_and_cutting_give(
     assert own.total == len(kept)
 
 
+def histogram(table: Table, column: str, *filters: Filter) -> Histogram | None:
+    return next(iter(histograms(table, [column], filters, "")), None)
+
+
 def test_bars_count_every_number_once_and_have_round_bounds(tmp_path: Path) -> None:
     prepared(tmp_path)
     sums = table_of(tmp_path / "sums.parquet", "parquet")
-    rates = histogram(sums, "pass_rate", (), "")
+    rates = histogram(sums, "pass_rate")
     assert rates is not None and rates.counted == ROWS
     assert {bar.low: bar.count for bar in rates.bars if bar.count} == {
         0.0: 5,
@@ -220,16 +224,16 @@ def test_bars_count_every_number_once_and_have_round_bounds(tmp_path: Path) -> N
         1.0: 4,
     }
     assert rates.bars[3].low == 0.15  # and not 0.15000000000000002
-    few = histogram(sums, "pass_rate", (Filter("pass_rate", ">", 0.5),), "")
+    few = histogram(sums, "pass_rate", Filter("pass_rate", ">", 0.5))
     assert few is not None and few.counted == 9
-    assert histogram(sums, "pass_rate", (Filter("pass_rate", ">", 2.0),), "") is None
+    assert histogram(sums, "pass_rate", Filter("pass_rate", ">", 2.0)) is None
     with pytest.raises(ValueError, match="is no column of numbers: there are"):
-        histogram(sums, "prompt", (), "")
+        histogram(sums, "prompt")
 
     odd = pa.table({"x": [-1e308, 1e308, math.inf, math.nan, None], "same": [1e-12] * 5})
     parquet.write_table(odd, tmp_path / "odd.parquet")
     table = table_of(tmp_path / "odd.parquet", "parquet")
-    wide, same = histogram(table, "x", (), ""), histogram(table, "same", (), "")
+    wide, same = histogram(table, "x"), histogram(table, "same")
     assert wide is not None and (sum(bar.count for bar in wide.bars), wide.missing) == (2, 3)
     assert same is not None and [bar.count for bar in same.bars] == [5]
     assert bin_step(0, 1000, whole=True) == 50 and bin_step(3, 3, whole=True) == 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,7 +43,7 @@ def make_trainer(session: Session) -> PolicyTrainer:
 
 
 def train(
-    sampler: Sampler, trainer: PolicyTrainer, iteration: int, episodes: Sequence[Episode], clock: Clock
+    sampler: Sampler, trainer: PolicyTrainer, iteration: int, episodes: Collection[Episode], clock: Clock
 ) -> Metrics:
     """Trains on the episodes, all epochs or those that the choice needs, and leaves the trainer with
     the weights that the iteration ends with. Without an episode, as `on_empty_selection` says. Collective.

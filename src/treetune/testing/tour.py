@@ -28,8 +28,8 @@ THERE = "document.querySelector('main')?.innerText.trim().length > 0"
 @dataclass(frozen=True)
 class Place:
     """What a tour looks at: an experiment and another one, one of its answers, the ways it can be shown in,
-    the address of the continuations of its first step that has some; a data set, and an experiment with a
-    judge, where there are any."""
+    the address of the continuations of its first step that has some; names of data sets, and an experiment
+    that a judge and a rule grade."""
 
     run: str
     other: str
@@ -38,7 +38,7 @@ class Place:
     problem: str
     ways: Sequence[str]
     continuations: str = ""
-    data: str = ""
+    data: Sequence[str] = ()
     judged: str = ""
 
     @property
@@ -112,18 +112,24 @@ def _place(browser: Browser, origin: str, address: str, run: str, other: str) ->
           [...document.querySelectorAll('[name=as] option')].map((one) => one.value),
           document.querySelector('details[hx-get]')?.getAttribute('hx-get') || ''];"""
     )
-    browser.open(f"{origin}/data")
-    browser.wait(THERE)
-    data, judged = browser.script(
-        """const query = (address) => new URLSearchParams((address || '').split('?')[1]);
-        const named = (address, name) => query(address).get(name) || '';
-        return [named(document.querySelector('tbody tr[data-href]')?.dataset.href, 'data'),
-          named(document.querySelector('main a[href^="/agreement"]')?.href, 'run')];"""
-    )
+    data, judged = _data_and_judged(browser, origin)
     if judged:  # its page is there as soon as its answers have been read
         browser.open(f"{origin}/answers?{urlencode({'run': judged})}")
         browser.wait(ANSWERS_THERE, seconds=LONGEST_INDEX_S)
     return Place(run, other, asked["source"], asked["answer"], problem, ways, continuations, data, judged)
+
+
+def _data_and_judged(browser: Browser, origin: str) -> tuple[Sequence[str], str]:
+    """A data set of each kind, and an experiment that a judge and a rule grade."""
+    browser.open(f"{origin}/data")
+    browser.wait(THERE)
+    found = browser.script(
+        """return [...document.querySelectorAll('tbody tr[data-href]')].map((row) => [
+          row.cells[1].innerText, new URLSearchParams(row.dataset.href.split('?')[1]).get('data')])"""
+    )
+    link = browser.script("return document.querySelector('a[href^=\"/agreement\"]')?.search || ''")
+    judged = parse_qs(link.removeprefix("?")).get("run", [""])[0]
+    return list(dict(reversed(found)).values()), judged
 
 
 def stops(place: Place) -> Iterator[Stop]:
@@ -204,14 +210,15 @@ def _data(place: Place) -> Iterator[Stop]:
 
 
 def _rows(place: Place) -> Iterator[Stop]:
-    if place.data:
-        yield Stop("/rows", "rows of a data set", _query(data=place.data))
+    for name in place.data:
+        yield Stop("/rows", f"rows of {name}", _query(data=name))
+        yield Stop("/rows", f"rows of {name} that none is like", _query(data=name, search="no row has this"))
 
 
 def _row(place: Place) -> Iterator[Stop]:
-    if place.data:
-        yield Stop("/row", "a row", _query(data=place.data, row=0))
-        yield Stop("/row", "a row, rendered", _query(data=place.data, row=0, **{"as": "rendered"}))
+    for name in place.data:
+        yield Stop("/row", f"a row of {name}", _query(data=name, row=0))
+        yield Stop("/row", f"a row of {name} rendered", _query(data=name, row=0, **{"as": "rendered"}))
 
 
 def _agreement(place: Place) -> Iterator[Stop]:

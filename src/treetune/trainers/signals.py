@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from treetune.episode_generators.token_signals import TokenSignals
 from treetune.trainers.preparation.tensors import IterationTensors
@@ -14,7 +14,7 @@ TellSignals = Callable[[Sequence[TokenSignals]], None]
 
 
 def token_signals(
-    episodes: Sequence[Episode], sequences: Sequences, tensors: IterationTensors
+    episodes: Iterable[Episode], sequences: Sequences, tensors: IterationTensors
 ) -> list[TokenSignals]:
     """One row for each episode, of what the policy said before the first update."""
     assert tensors.old_logprobs_N is not None and tensors.entropies_N is not None

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from treetune.viewer.page import Page, View, digest
 from treetune.viewer.pages.answers import SIZES, parsed
 from treetune.viewer.pages.data import KINDS
-from treetune.viewer.store.histograms import Bar, Histogram, histogram
+from treetune.viewer.store.histograms import Bar, Histogram, histograms
 from treetune.viewer.store.questions import Question
 from treetune.viewer.store.tables import BEGINNING, CHARACTERS, ROW, Table
 
@@ -43,10 +43,8 @@ def show(view: View) -> Response:
     shown = _shown(table, question)
     found = table.ask(question, shown)
     chosen = view.text("histogram")
-    drawn = [
-        histogram(table, name, question.filters, question.search)
-        for name in ([chosen] if chosen else usual(table))
-    ]
+    columns = [chosen] if chosen else usual(table)
+    drawn = histograms(table, columns, question.filters, question.search)
     return view.render(
         "rows.html",
         data=data,
@@ -61,7 +59,7 @@ def show(view: View) -> Response:
         sizes=SIZES,
         beginning=BEGINNING,
         # What is the same in all rows is drawn for who asks for it.
-        histograms=[one for one in drawn if one is not None and (chosen or len(one.bars) > 1)],
+        histograms=[one for one in drawn if chosen or len(one.bars) > 1],
         long={name for name in shown for row in found.rows if len(str(row[name] or "")) > SHORT},
         with_bar=lambda own, bar: _with_bar(view, own, bar),
         address_of=lambda row: view.address("/row", data=data.name, row=row[ROW]),

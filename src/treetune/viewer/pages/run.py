@@ -16,6 +16,7 @@ from treetune.viewer.store.curves import (
     chosen_charts,
     evaluation_charts,
     events_of,
+    events_of_several,
     metric_names,
     setting_of,
     usual_charts,
@@ -31,7 +32,7 @@ def show(view: View) -> Response:
     together = view.choice("seeds", ("apart", "together")) == "together"
     made = bunches(experiments, together)
     first = experiments[view.run.name]
-    events = events_of(first) if len(experiments) == 1 else []
+    events = events_of(first) if len(experiments) == 1 else events_of_several(experiments)
     standings = {run.name: standing(view.store, run) for run in view.runs}
     names = [name for name in view.request.query_params.getlist("metric") if name]
     return view.render(

@@ -101,9 +101,15 @@ class DataSets:
 
     def one(self, name: str) -> DataSet:
         """The data set of that name: no other file is read, whatever an address says. Raises NotThere."""
-        found = next((one for one in self.all() if one.name == name), None)
+        with self._lock:
+            found = self._known.get(name)
+        if (
+            found is None or not found.path.exists()
+        ):  # folders are looked through only if there is a reason to
+            everything = {one.name: one for one in self.all()}
+            found = everything.get(name)
         if found is None:
-            there = ", ".join(one.name for one in self.all()[:20])
+            there = ", ".join([*everything][:20])
             raise NotThere(f"there is no data set {name!r} {f'; there are {there}' if there else ''}".strip())
         return found
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from treetune.viewer.store.queries import quoted
 from treetune.viewer.store.questions import Filter
 from treetune.viewer.store.tables import CHARACTERS, Table
+
+if TYPE_CHECKING:
+    import duckdb
 
 MOST_BARS = 24
 RATE_STEP = 0.05
@@ -53,36 +56,47 @@ class Histogram:
         return max(bar.count for bar in self.bars)
 
 
-def histogram(table: Table, column: str, filters: Sequence[Filter], search: str) -> Histogram | None:
-    """Of a column's values in the rows that are like that; None where there is none. Raises ValueError for a
-    column that isn't numeric."""
-    if table.kinds.get(column, "VARCHAR") == "VARCHAR":
-        raise ValueError(f"{column!r} is no column of numbers: there are {', '.join(table.numeric())}")
-    where, values = table.where(filters, search)
-    chosen = f"SELECT CAST({quoted(column)} AS DOUBLE) AS x FROM rows WHERE {where}"
-    [facts] = table.select(
-        "SELECT count(*) AS everything, count(x) AS counted, min(x) AS low, max(x) AS high, avg(x) AS mean,"
-        " median(x) AS middle, coalesce(bool_and(x = floor(x)), true) AS whole"
-        f" FROM (SELECT if(isfinite(x), x, NULL) AS x FROM ({chosen}))",
-        values,
-    )
-    if not facts["counted"]:
+def histograms(
+    table: Table, columns: Sequence[str], filters: Sequence[Filter], search: str
+) -> list[Histogram]:
+    """Of the columns' values in the rows that are like that, without those that have none. Raises ValueError
+    for a column that isn't numeric."""
+    for name in columns:
+        if table.kinds.get(name, "VARCHAR") == "VARCHAR":
+            raise ValueError(f"{name!r} is no column of numbers: there are {', '.join(table.numeric())}")
+    key = "histograms", tuple(columns), tuple(filters), search
+    return table.remembered(key, lambda: _histograms(table, columns, filters, search)) if columns else []
+
+
+def _histograms(
+    table: Table, columns: Sequence[str], filters: Sequence[Filter], search: str
+) -> list[Histogram]:
+    numbers = table.numbers(columns, filters, search)
+    found = [_histogram(numbers, name, f"x{i}") for i, name in enumerate(columns)]
+    return [one for one in found if one is not None]
+
+
+def _histogram(numbers: duckdb.DuckDBPyConnection, column: str, x: str) -> Histogram | None:
+    facts = numbers.execute(
+        f"SELECT count(*), count({x}), min({x}), max({x}), avg({x}), median({x}), bool_and({x} = floor({x}))"
+        " FROM numbers"
+    ).fetchone()
+    assert facts is not None
+    everything, counted, low, high, mean, median, whole = facts
+    if not counted:
         return None
-    low, high = facts["low"], facts["high"]
-    step = bin_step(low, high, whole=facts["whole"])
+    step = bin_step(low, high, whole=whole)
     first = math.floor(low / step + HAIR)
-    found = table.select(
-        f"SELECT floor(x / {step!r} + {HAIR!r}) AS bin, count(*) AS count FROM ({chosen})"
-        " WHERE isfinite(x) GROUP BY bin",
-        values,
-    )
-    counts = {int(row["bin"]) - first: row["count"] for row in found}
+    found = numbers.execute(
+        f"SELECT floor({x} / {step!r} + {HAIR!r}) AS bin, count(*) FROM numbers"
+        f" WHERE {x} IS NOT NULL GROUP BY bin"
+    ).fetchall()
+    counts = {int(bin) - first: count for bin, count in found}
     bars = [
         Bar(round_to((first + i) * step, step), round_to((first + i + 1) * step, step), counts.get(i, 0))
         for i in range(max(counts) + 1)
     ]
-    missing = facts["everything"] - facts["counted"]
-    return Histogram(column, bars, facts["counted"], missing, facts["mean"], facts["middle"])
+    return Histogram(column, bars, counted, everything - counted, mean, median)
 
 
 def bin_step(low: float, high: float, *, whole: bool) -> float:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import glob
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from treetune.viewer.store.data_sets import DataSet
 from treetune.viewer.store.queries import as_rows, connected, conversation, literal, quoted
@@ -26,7 +27,14 @@ LONGEST_LINE = 64 * 2**20
 DEEPEST, MOST = 2, 400
 """Levels of fields within fields that are columns of their own, and how many columns there are at most."""
 
+REMEMBERED = 64
+"""Counts and histograms of a data set that are kept."""
+
 ROW = "row number"
+"""Under which a row has its number in the file, from 0."""
+
+Value = TypeVar("Value")
+
 _WHOLE = {"tinyint", "smallint", "integer", "bigint", "utinyint", "usmallint", "uinteger", "ubigint"}
 _BROKEN = {"float", "double", "decimal", "hugeint", "uhugeint"}
 _AS_TEXT = {"date", "time", "timestamp", "timestamp with time zone", "uuid"}
@@ -56,6 +64,7 @@ class Table:
         self.data = data
         self._lock = threading.Lock()
         self._connection = connected()
+        self._remembered: OrderedDict[Hashable, Any] = OrderedDict()
         self.arrow: pa.Table | None = None
         """Of what no query reads where it lies."""
         try:
@@ -81,7 +90,9 @@ class Table:
         where, values = self.where(question.filters, question.search)
         total = self.total
         if where != "true":
-            [total] = self._query(f"SELECT count(*) FROM ({self._all()}) WHERE {where}", values).fetchone()
+            counted = f"SELECT count(*) FROM ({self._all()}) WHERE {where}"
+            key = "total", question.filters, question.search
+            total = self.remembered(key, lambda: self._query(counted, values).fetchone()[0])
         by = order(question, self.kinds, self.kinds, quoted(ROW), "rows")
         skipped = (question.page - 1) * question.size
         # First which, then what they say: what is sorted and passed over has few columns.
@@ -102,6 +113,33 @@ class Table:
     def select(self, text: str, values: Sequence[Any] = ()) -> list[dict[str, Any]]:
         """A question in SQL to the table `rows`; values stand for `?`."""
         return as_rows(self._query(f"WITH rows AS ({self._all()}) {text}", values))
+
+    def numbers(
+        self, columns: Sequence[str], filters: Sequence[Filter], search: str
+    ) -> duckdb.DuckDBPyConnection:
+        """A connection with the temporary table `numbers`: these columns of the rows that are like that, as
+        x0, x1, …, null for what is no finite number. The file is gone through once."""
+        where, values = self.where(filters, search)
+        given = [f"CAST({quoted(name)} AS DOUBLE) AS x{i}" for i, name in enumerate(columns)]
+        finite = [f"if(isfinite(x{i}), x{i}, NULL) AS x{i}" for i in range(len(columns))]
+        return self._query(
+            f"CREATE TEMP TABLE numbers AS SELECT {', '.join(finite)}"
+            f" FROM (SELECT {', '.join(given)} FROM ({self._all()}) WHERE {where})",
+            values,
+        )
+
+    def remembered(self, key: Hashable, make: Callable[[], Value]) -> Value:
+        """What `make` gives, made once as long as the file is the same and not much else is asked."""
+        with self._lock:
+            if key in self._remembered:
+                self._remembered.move_to_end(key)
+                return self._remembered[key]
+        value = make()
+        with self._lock:
+            self._remembered[key] = value
+            while len(self._remembered) > REMEMBERED:
+                self._remembered.popitem(last=False)
+        return value
 
     def _all(self) -> str:
         return f"SELECT {quoted(ROW)}, {self._relation} FROM {self._from}"
