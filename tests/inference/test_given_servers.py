@@ -6,6 +6,8 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +29,7 @@ from . import stub_server
 from .stubs import Stub, StubLaunch, below, request, until
 from .test_replicas import expected
 
+ROOT = Path(__file__).resolve().parents[2]
 KEY = "a key that both know"
 
 
@@ -178,6 +181,26 @@ def test_one_that_is_away_or_has_another_key_or_refuses_its_weights_is_told(else
     (gone._replicas[0].server)._weights = elsewhere.stub.folder / "nowhere"  # type: ignore[attr-defined]
     with pytest.raises(EngineError, match=r"did not take the weights in .*must see under this path"):
         gone.wait_ready()
+
+
+def test_serve_engine_says_what_a_run_is_to_be_given_and_ends_its_server(elsewhere: Elsewhere) -> None:
+    port, key_file = free_port(), elsewhere.stub.folder / "key"
+    command = [sys.executable, "-m", "tests.inference.serving_program", str(elsewhere.stub.folder), str(port)]
+    printed = elsewhere.stub.folder / "printed"
+    with printed.open("w") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out, cwd=ROOT)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        assert until(lambda: "it samples" in printed.read_text()), printed.read_text()
+        assert f"addresses: ['{url}'], key_file: '{key_file}'" in printed.read_text()
+        engine = elsewhere.engine(url, key=read_key(key_file))
+        assert engine.generate([request(1)]) == [expected(1)]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+        assert not listens(port)
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_answers_of_weights_that_changed_meanwhile_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
