@@ -271,7 +271,7 @@ class Selection(Registrable):
     ) -> tuple[list[Episode], Metrics]:
         """A part of all ranks' `episodes`, problem after problem in their order; groups are whole.
 
-        Every rank is given the same and returns the same: what is drawn derives from the context's
+        Called on the first rank alone, so that it may ask no other: what is drawn derives from the context's
         seed and iteration. Metrics are of `episodes`.
         """
         raise NotImplementedError

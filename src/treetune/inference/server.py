@@ -8,7 +8,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from treetune.files import write_json
 from treetune.inference import scratch
@@ -26,17 +26,23 @@ POLL_S = 0.1
 PORT_TRIES = 4
 
 
-class Server(Protocol):
+class Server:
     """What an engine needs of a server, be it this rank's own or another's."""
+
+    loads = False
+    """Whether this rank brings its weights in."""
 
     def ready(self) -> Address:
         """Waits for the server. Raises EngineError if it didn't come up."""
+        raise NotImplementedError
 
     def now(self) -> Address | None:
         """The server, if it is there. Raises EngineError where it isn't coming."""
+        raise NotImplementedError
 
     def failed(self, address: Address, reason: str) -> None:
         """The server at `address` misbehaved: it is to be ended and started anew."""
+        raise NotImplementedError
 
     def succeeded(self) -> None:
         """Work was finished: the restarts so far are forgiven."""
@@ -50,6 +56,26 @@ class Server(Protocol):
     @property
     def restarts(self) -> int:
         """How often it was started anew."""
+        raise NotImplementedError
+
+    def gone(self, address: Address) -> str | None:
+        """Why who has asked the server at `address` would wait in vain; None where asking it tells."""
+        return None
+
+    def begin_weights(self, address: Address) -> Address:
+        """Its weights are neither the old ones nor the new ones from here on; where it takes the new ones.
+        Raises ServerFailure."""
+        return address
+
+    def end_weights(self, address: Address, weights: Path) -> Address:
+        """It has the weights of that folder now; where it is asked for them. Raises ServerFailure."""
+        return address
+
+    def use(self, weights: Path) -> None:
+        """From here on, whoever comes back has these weights."""
+
+    def start_anew(self, weights: Path, reason: str) -> None:
+        """Whatever it does, it is to have these weights, and nothing from before."""
 
     def begin_to_close(self) -> None:
         """Begins to end it, if it is ours, and waits for nothing."""
@@ -58,11 +84,13 @@ class Server(Protocol):
         """Ends it, if it is ours."""
 
 
-class OwnServer:
+class OwnServer(Server):
     """The server that this process started. A thread starts it, watches it and starts it anew.
 
     `address_file` is where the other ranks find it. Thread-safe.
     """
+
+    loads = True
 
     def __init__(self, launch: Launch, weights: Path, log: Path, address_file: Path | None) -> None:
         self._launch, self._settings, self._log = launch, launch.settings, log
@@ -275,7 +303,7 @@ class OwnServer:
         return poison_file(self._address_file, epoch) if self._address_file else None
 
 
-class RemoteServer:
+class RemoteServer(Server):
     """The first rank's server, seen from another rank: found through a file, and told of failures
     through another.
     """

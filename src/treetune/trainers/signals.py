@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from treetune.episode_generators.token_signals import TokenSignals
@@ -20,7 +20,7 @@ class Telling:
     known, if anybody wants to be told."""
 
     tell: TellSignals | None
-    episodes: Sequence[Episode]
+    episodes: Collection[Episode]
     sequences: Sequences
     is_told: bool = False
 
@@ -33,7 +33,7 @@ class Telling:
 
 
 def token_signals(
-    episodes: Sequence[Episode], sequences: Sequences, tensors: IterationTensors
+    episodes: Iterable[Episode], sequences: Sequences, tensors: IterationTensors
 ) -> list[TokenSignals]:
     """One row for each episode, of what the policy said before the first update."""
     assert tensors.old_logprobs_N is not None and tensors.entropies_N is not None
