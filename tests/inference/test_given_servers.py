@@ -8,7 +8,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -106,6 +108,35 @@ def test_they_are_given_the_runs_weights_and_give_its_answers_and_stay(elsewhere
         assert engine.generate([request(3)]) == [expected(3, 1)]
         engine.close()
     assert all(process.exit_code() is None for process in elsewhere.processes.values())
+
+
+def test_ranks_that_start_from_settings_agree_on_whose_weights_they_mean(elsewhere: Elsewhere) -> None:
+    stub, url = elsewhere.stub, elsewhere.serve()
+    key_file = stub.folder / "key"
+    key_file.touch(mode=0o600)
+    key_file.write_text(KEY)
+    settings = VllmSettings(addresses=(url,), key_file=str(key_file), start_timeout=20.0)
+    together = threading.Barrier(2, timeout=60)
+
+    def rank(number: int) -> Any:
+        engine = settings.start(
+            stub.weights(0),
+            stub.folder / "logs",
+            seed=0,
+            context_length=stub_server.CONTEXT,
+            rank=number,
+            world_size=2,
+            rendezvous=stub.folder,
+            barrier=lambda name: together.wait() and None,
+        )
+        elsewhere.engines.append(engine)  # type: ignore[arg-type]
+        before = engine.generate([request(number)])
+        report = engine.load(stub.weights(1), 1, stub.canary(1))
+        return before, report.restarts, engine.generate([request(number)])
+
+    with ThreadPoolExecutor(2) as ranks:
+        found = list(ranks.map(rank, range(2)))
+    assert found == [([expected(i)], 0, [expected(i, 1)]) for i in range(2)]
 
 
 def test_one_that_is_lost_is_waited_for_while_the_others_go_on_and_gets_its_weights(
