@@ -69,10 +69,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         origin = address.partition("/?")[0]
         place = place_of(window, origin, ("running",) if options.running else STATES)
         chosen = [stop for stop in stops(place) if options.only in stop.name]
-        found = [look(window, origin, stop, options.output, stay_s) for stop in chosen]
+        if not chosen:
+            parser.error(f"no view's name has {options.only!r} in it")
+        found = list[Seen]()
+        for stop in chosen:
+            found.append(look(window, origin, stop, options.output, stay_s))
+            text = page(place, found, options.running)
+            (options.output / "tour.md").write_text(text)  # what was seen is there however the tour ends
         window.open("about:blank")
-    text = page(place, found, options.running)
-    (options.output / "tour.md").write_text(text)
     print(text)
     return 1 if any(own for one in found for own in one.faults.values()) else 0
 

@@ -42,7 +42,7 @@ from treetune.testing.faults import Experiment  # noqa: E402
 from treetune.testing.forked import Forked  # noqa: E402
 from treetune.testing.started_viewer import started_viewer  # noqa: E402
 
-ITERATIONS = 12
+ITERATIONS = 8
 OVERRIDE = f"""{{
   iterations: {ITERATIONS},
   rollout+: {{ samples: 4 }},
@@ -247,7 +247,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--kills", type=int, default=3)
     parser.add_argument("--seed", type=int, default=1, help="of the instants")
-    parser.add_argument("--within", type=float, default=12.0, help="seconds of work in which a blow falls")
+    parser.add_argument("--within", type=float, default=6.0, help="seconds of work in which a blow falls")
     parser.add_argument("--output", type=Path, help="also write the page there")
     options = parser.parse_args()
     if MISSING:

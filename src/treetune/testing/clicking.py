@@ -2,62 +2,56 @@
 
 from __future__ import annotations
 
+import time
+
 from treetune.testing.browser import Browser
 
-MOST_LINKS, MOST_OPTIONS = 25, 4
+MOST_LINKS, MOST_OPTIONS = 8, 3
 """Of a page that are followed; options of a list that are chosen, the first ones."""
 
-LINKS = """
-const [most] = arguments;
-const found = new Map();
-for (const link of document.querySelectorAll('main a[href], nav a[href]')) {
-  const place = new URL(link.getAttribute('href'), location.href);  // also of links in drawings
-  if (place.origin !== location.origin) { found.set(place.href, 'leads elsewhere'); continue; }
-  place.hash = '';
-  if (found.size < most && !found.has(place.href)) found.set(place.href, null);
-}
-return (async () => {
-  const wrong = [];
-  for (const [address, words] of found) {
-    const status = words || (await fetch(address)).status;
-    if (status !== 200) wrong.push(`${address}: ${status}`);
-  }
-  return wrong;
-})();
+ADDRESSES = """
+const places = [...document.querySelectorAll('nav a[href], main a[href]')].map(
+  (link) => new URL(link.getAttribute('href'), location.href));  // also of links in drawings
+for (const place of places) place.hash = '';
+return [...new Set(places.map((place) => place.href))];
 """
+STATUS = "return fetch(arguments[0]).then((answer) => answer.status);"
 
-CHOICES = """
-const [most] = arguments;
-const pause = (ms) => new Promise((done) => setTimeout(done, ms));
-const lists = () => [...document.querySelectorAll('form[data-instant] select')];
-const PROBLEMS = ["This can't be shown", 'The viewer failed', 'Gone'];
-async function quiet() {  // until the page has answered: its mark is empty meanwhile
-  for (let i = 0; i < 300; i++) { await pause(100); if (document.body.dataset.mark) return true; }
-  return false;
-}
-return (async () => {
-  const wrong = [], names = lists().map((one) => one.name);
-  for (const details of document.querySelectorAll('main details')) details.open = true;
-  for (const name of names) {
-    const field = () => lists().find((one) => one.name === name);
-    for (const option of [...(field()?.options || [])].map((one) => one.value).slice(0, most)) {
-      const select = field();
-      if (!select || select.value === option) continue;
-      select.value = option;
-      select.dispatchEvent(new Event('input', { bubbles: true }));
-      select.dispatchEvent(new Event('change', { bubbles: true }));
-      await pause(100);
-      if (!(await quiet())) wrong.push(`${name} = ${option}: the page does not answer`);
-      const title = document.querySelector('h1')?.textContent;
-      if (PROBLEMS.includes(title)) wrong.push(`${name} = ${option}: ${title}`);
-    }
-  }
-  return wrong;
-})();
+LISTS = """
+for (const details of document.querySelectorAll('main details')) details.open = true;
+return [...document.querySelectorAll('form[data-instant] select')].map(
+  (one) => [one.name, [...one.options].map((option) => option.value)]);
 """
+CHOOSE = """
+const [name, option] = arguments;
+const list = [...document.querySelectorAll('form[data-instant] select')].find((one) => one.name === name);
+if (!list || list.value === option) return false;
+list.value = option;
+list.dispatchEvent(new Event('input', { bubbles: true }));
+list.dispatchEvent(new Event('change', { bubbles: true }));
+return true;
+"""
+PROBLEMS = ("This can't be shown", "The viewer failed", "Gone")
 
 
 def unanswered(page: Browser) -> list[str]:
-    """Links of the page that lead to no page, and lists whose options it can't show. Everything that opens is
-    opened. The page is another one afterwards."""
-    return [*page.script(LINKS, MOST_LINKS), *page.script(CHOICES, MOST_OPTIONS)]
+    """Links of the page that lead to no page or elsewhere, and lists whose options it can't show. Everything
+    that opens is opened. The page is another one afterwards."""
+    origin = page.script("return location.origin")
+    addresses = page.script(ADDRESSES)
+    found = [f"{address} leads elsewhere" for address in addresses if not address.startswith(f"{origin}/")]
+    for address in [one for one in addresses if one.startswith(f"{origin}/")][:MOST_LINKS]:
+        status = page.script(STATUS, address)
+        if status != 200:
+            found.append(f"{address.removeprefix(origin)} answers {status}")
+    for name, options in page.script(LISTS):
+        for option in options[:MOST_OPTIONS]:
+            if page.script(CHOOSE, name, option):
+                time.sleep(
+                    0.1
+                )  # the form says what it says, and the page's mark is empty until it is answered
+                page.wait("document.body.dataset.mark")
+                title = page.script("return document.querySelector('h1')?.textContent")
+                if title in PROBLEMS:
+                    found.append(f"{name} = {option}: {title}")
+    return found
