@@ -26,14 +26,17 @@ def continuations_of(run: Path, config: Mapping[str, Any], answer: Answer, start
     request = _request(config, answer, start)
     assert answer.trajectory is not None
     versions = [one.policy_version for one in answer.trajectory.segments if one.policy_version is not None]
-    key = request_key(request, versions[0] if versions else answer.source.number - 1)
+    version = versions[0] if versions else answer.source.number - 1
+    # Runs of earlier versions asked for log-probs that nobody read.
+    keys = [request_key(one, version) for one in (request, replace(request, reads_logprobs=True))]
     journals = sorted((run / "iterations" / f"{answer.source.number - 1:04d}" / "journal").glob("*.jsonl"))
     if not journals:
         raise ValueError("the journals of this iteration are gone: they hold what was sampled")
     for path in journals:
-        found = _line_of(path, key)
-        if found is not None:
-            return found
+        for key in keys:
+            found = _line_of(path, key)
+            if found is not None:
+                return found
     raise ValueError(
         "no continuations of just this state are in the iteration's journals: it may be valued by other"
         " answers, by a critic, or with a budget or stop strings of its own"
