@@ -1,15 +1,24 @@
 """The pages in Chromium: drawn, live, by keys, narrow and dark, with no error and no request elsewhere."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.viewer.browser import Browser
-from tests.viewer.recorded import begin_run, record_evaluation, record_iteration, record_note, recorded_run
+from tests.viewer.recorded import (
+    answers,
+    begin_run,
+    record_evaluation,
+    record_iteration,
+    record_note,
+    recorded_run,
+)
 from treetune.runtime.notes import read_notes, system_user
 from treetune.testing.looking import unseen_focus, wrong_with
-from treetune.testing.tour import DRAWN, place_of, stops
+from treetune.testing.tour import DOWNLOADED, DRAWN, place_of, stops
+from treetune.viewer.pages import PAGES
 from treetune.viewer.store import Store
 
 Address = Callable[[str], str]
@@ -47,13 +56,20 @@ def test_every_page_is_drawn_fits_and_can_be_read(
 ) -> None:
     record_note(recorded_run(folder / "quickstart" / "vineppo"))
     recorded_run(folder / "quickstart" / "vineppo_seed2", seed=2, iterations=2)
+    judged = begin_run(folder / "judged", task={"grader": {"type": "judge", "rule": {"type": "math"}}})
+    verdicts = {"judge": 1.0, "rule": 0.0}
+    both = [replace(one, grade=replace(one.grade, numbers=verdicts)) for one in answers(0)]
+    record_iteration(judged, 0, both)
+    (folder / "data.jsonl").write_text('{"prompt": "1+1=", "answer": "2", "pass_rate": 0.5}\n')
     begin_run(folder / "a_name_that_is_rather_long_for_a_narrow_page_and_has_no_spaces_in_it")
     window.open(served("/"), width=width, dark=dark)
     origin = served("/").partition("/?")[0]
     paper = window.script("return getComputedStyle(document.body).backgroundColor")
     assert paper == ("rgb(20, 23, 28)" if dark else "rgb(255, 255, 255)")
 
-    for stop in stops(place_of(window, origin)):
+    route = list(stops(place_of(window, origin)))
+    assert {stop.page for stop in route} == {page.path for page in PAGES} - DOWNLOADED
+    for stop in route:
         stop.visit(window, origin, width=width, dark=dark)
         assert wrong_with(window) == [], stop.name
 

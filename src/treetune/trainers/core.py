@@ -29,7 +29,7 @@ from treetune.trainers.preparation.stages import preparation, prepare, runs_mode
 from treetune.trainers.preparation.tensors import IterationTensors
 from treetune.trainers.ranks import Ranks
 from treetune.trainers.scoring import Scored, Scorer
-from treetune.trainers.signals import TellSignals, token_signals
+from treetune.trainers.signals import Telling, TellSignals
 from treetune.trainers.tokens import Sequences, units_of
 from treetune.vocabulary import Episode, Metrics, TokenIds
 
@@ -105,7 +105,7 @@ class PolicyTrainer:
             sequences = self._sequences(episodes, lambda known: [(known.once(), False, False)])
             measured = IterationTensors.of(episodes)
             measured.take(self.old_logprobs(sequences))
-            self._tell(tell, episodes, sequences, measured)
+            self._telling(tell, episodes, sequences).say(measured)
         self.policy.close()
         del self.policy  # two optimisers at once might not fit
         gc.collect()
@@ -180,7 +180,8 @@ class PolicyTrainer:
 
         sequences = self._sequences(episodes, run)
         tensors = prepare(stages, IterationTensors.of(episodes), sequences, self)
-        is_told = self._tell_beforehand(tell, episodes, sequences, tensors)
+        telling = self._telling(tell, episodes, sequences)
+        self._tell_beforehand(telling, tensors)
         constant = tensors.token_metrics()
         sums: dict[str, float] = defaultdict(float)
         number = skipped = 0
@@ -192,8 +193,7 @@ class PolicyTrainer:
                     skipped += 1
                 else:
                     step = self._step(sequences, minibatch, tensors, iterations_done, steps)
-                    if not is_told and tensors.old_logprobs_N is not None:
-                        is_told = self._tell(tell, episodes, sequences, tensors)
+                    telling.say(tensors)
                     for name, value in step.items():
                         sums[name] += value
                 number += 1
@@ -248,33 +248,18 @@ class PolicyTrainer:
 
     # What is known of single tokens
 
-    def _tell_beforehand(
-        self,
-        tell: TellSignals | None,
-        episodes: Collection[Episode],
-        sequences: Sequences,
-        tensors: IterationTensors,
-    ) -> bool:
+    def _telling(
+        self, tell: TellSignals | None, episodes: Collection[Episode], sequences: Sequences
+    ) -> Telling:
+        return Telling(None if self.settings.token_signals == "none" else tell, episodes, sequences)
+
+    def _tell_beforehand(self, telling: Telling, tensors: IterationTensors) -> None:
         """What the preparation knows; with ``token_signals: 'all'`` what a forward pass for them alone says,
-        where it knows nothing. The tensors that training reads stay as they are. Whether anything was told.
-        Collective."""
+        where it knows nothing. The tensors that training reads stay as they are. Collective."""
         if tensors.old_logprobs_N is None and self.settings.token_signals == "all":
             tensors = dataclasses.replace(tensors)
-            tensors.take(self.old_logprobs(sequences))
-        if tensors.old_logprobs_N is None:
-            return False
-        return self._tell(tell, episodes, sequences, tensors)
-
-    def _tell(
-        self,
-        tell: TellSignals | None,
-        episodes: Collection[Episode],
-        sequences: Sequences,
-        tensors: IterationTensors,
-    ) -> bool:
-        if tell is not None and self.settings.token_signals != "none":
-            tell(token_signals(episodes, sequences, tensors))
-        return True
+            tensors.take(self.old_logprobs(telling.sequences))
+        telling.say(tensors)
 
     # What the stages of the preparation run
 
