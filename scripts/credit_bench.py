@@ -40,6 +40,10 @@ SAMPLES, OF_BATCH = 8, 64
 CONFIGURATION = ("quickstart/critic_values.jsonnet", "analyzers/credit_bench_critic.jsonnet")
 
 
+LEAST_PROBLEMS = 2 * OF_BATCH // SAMPLES
+"""Of fewer there are no two batches, whose gradients could vary."""
+
+
 def credit_methods() -> Mapping[str, Credit]:
     import treetune.parts  # noqa: F401  # registers all parts
 
@@ -111,10 +115,17 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--output", type=Path, required=True, help="folder for credit_bench.md, .json, .png")
-    parser.add_argument("--problems", type=int, default=128, help="with 8 answers each")
+    parser.add_argument(
+        "--problems", type=int, default=128, help=f"with {SAMPLES} answers each; at least {LEAST_PROBLEMS}"
+    )
     parser.add_argument("--languages", nargs="+", default=list(chains.LANGUAGES), choices=chains.LANGUAGES)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
+    if options.problems < LEAST_PROBLEMS:
+        parser.error(
+            f"--problems {options.problems} are too few answers for two batches of {OF_BATCH}, whose"
+            f" gradients are compared: give {LEAST_PROBLEMS} or more"
+        )
     methods = credit_methods()
     results = {}
     for language in options.languages:

@@ -12,11 +12,8 @@ minutes on two idle cores.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import json
 import os
-import platform
 import random
 import signal
 import sys
@@ -31,6 +28,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(1, str(ROOT / "src"))
 
+from benchmarks import report  # noqa: E402
 from benchmarks.pairs import in_turns, timed  # noqa: E402
 
 from treetune.inference.base import Completion, Request, SamplingParams  # noqa: E402
@@ -74,27 +72,13 @@ MODELS = (
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--output", type=Path, help="folder for replicas.md and .json")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser = report.arguments_of(__doc__, "replicas", repeats=5)
     parser.add_argument("--models", type=int, default=len(MODELS), help="so many of the models")
     options = parser.parse_args(arguments)
     cores = len(os.sched_getaffinity(0))
     found = [measure(model, cores, options.repeats) for model in MODELS[: options.models]]
-    about = {
-        "processor": processor(),
-        "cores": cores,
-        "load": os.getloadavg()[0],
-        "python": platform.python_version(),
-        "models": found,
-    }
-    text = page(about)
-    print(text)
-    if options.output is not None:
-        (options.output / "replicas.md").write_text(text)
-        (options.output / "replicas.json").write_text(json.dumps(about, indent=1) + "\n")
+    about = {**report.machine(), "models": found}
+    report.publish(page(about), about, options.output, "replicas")
 
 
 def measure(model: Model, cores: int, repeats: int) -> dict[str, Any]:
@@ -265,13 +249,6 @@ def title(pid: int) -> bytes:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return b""
-
-
-def processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()
 
 
 def page(about: dict[str, Any]) -> str:

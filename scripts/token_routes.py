@@ -12,9 +12,7 @@ Not yet run to its end.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import os
 import sys
 import tempfile
 import time
@@ -28,8 +26,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(1, str(ROOT / "src"))
 sys.path.insert(1, str(ROOT / "scripts"))
 
+from benchmarks import report  # noqa: E402
 from benchmarks.pairs import in_turns, timed  # noqa: E402
-from replicas import MODELS, cpu_seconds, end, processes, processor, requests, start, write_weights  # noqa: E402
+from replicas import MODELS, cpu_seconds, end, processes, requests, start, words, write_weights  # noqa: E402
 
 from treetune.inference.base import Request  # noqa: E402
 from treetune.inference.client import Address, Client, RequestPart, payload  # noqa: E402
@@ -79,27 +78,21 @@ ROUTES = tuple(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--output", type=Path, help="folder for token_routes.md")
-    parser.add_argument("--repeats", type=int, default=5)
-    options = parser.parse_args(arguments)
+    options = report.arguments_of(__doc__, "token_routes", repeats=5).parse_args(arguments)
     model = MODELS[0]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         weights = write_weights(model, folder / "weights")
         servers = start(model, weights, folder / "server.log", 1, 1, ["--enable-scale-out"])
         try:
-            text = measure(servers[0].ready(), requests(model), options.repeats)
+            found = measure(servers[0].ready(), requests(model), options.repeats)
         finally:
             end(servers)
-    print(text)
-    if options.output is not None:
-        (options.output / "token_routes.md").write_text(text)
+    about = {**report.machine(), **found}
+    report.publish(page(about), about, options.output, "token_routes")
 
 
-def measure(address: Address, asked: Sequence[Request], repeats: int) -> str:
+def measure(address: Address, asked: Sequence[Request], repeats: int) -> dict[str, Any]:
     client = Client()
     server, core = processes(address.url)
     answers: dict[str, list[list[tuple[list[int], list[float]]]]] = {}
@@ -117,28 +110,45 @@ def measure(address: Address, asked: Sequence[Request], repeats: int) -> str:
     seconds = in_turns({route.name: side(route) for route in ROUTES}, repeats)
     client.close()
     base = answers[ROUTES[0].name]
+    routes = []
+    for route in ROUTES:
+        its = answers[route.name]
+        tokens_same = [[ids for ids, _ in one] for one in its] == [[ids for ids, _ in one] for one in base]
+        routes.append(
+            {
+                "name": route.name,
+                "raw": seconds[route.name],
+                "spent": spent[route.name],
+                "same_tokens": tokens_same,
+                "same_logprobs": its == base if route.logprobs else None,
+            }
+        )
     tokens = sum(len(ids) for one in base for ids, _ in one)
+    return {"requests": len(asked), "tokens": tokens, "repeats": repeats, "routes": routes}
+
+
+def page(about: dict[str, Any]) -> str:
     lines = [
         "# Routes for token ids",
         "",
-        f"{len(asked)} requests, {tokens:,} tokens, a model of {MODELS[0].name}, one server with one thread"
-        f" on {len(os.sched_getaffinity(0))} cores ({processor()}), load {os.getloadavg()[0]:.1f} at the end."
-        " Made by `python scripts/token_routes.py --output docs/results`."
-        f" Medians of {repeats} turns; others' load hardly changes CPU seconds.",
+        f"{about['requests']} requests, {about['tokens']:,} tokens, a model of {MODELS[0].name}, one server"
+        f" with one thread on {about['cores']} cores ({about['processor']}), load {about['load']:.1f} at the"
+        " end. Made by `python scripts/token_routes.py --output docs/results`."
+        f" Medians of {about['repeats']} turns; others' load hardly changes CPU seconds.",
         "",
         "| route | seconds | speed to the first | CPU: HTTP side | computing | client | same tokens |"
         " same log-probs |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for route in ROUTES:
-        ratio = median(a / b for a, b in zip(seconds[ROUTES[0].name], seconds[route.name], strict=True))
-        http, computing, ours = (median(one[part] for one in spent[route.name]) for part in range(3))
-        its = answers[route.name]
-        tokens_same = [[ids for ids, _ in one] for one in its] == [[ids for ids, _ in one] for one in base]
-        logprobs_same = "–" if not route.logprobs else "yes" if its == base else "**no**"
+    first = about["routes"][0]["raw"]
+    for route in about["routes"]:
+        ratio = median(a / b for a, b in zip(first, route["raw"], strict=True))
+        http, computing, ours = (median(one[part] for one in route["spent"]) for part in range(3))
+        logprobs = route["same_logprobs"]
         lines.append(
-            f"| {route.name} | {median(seconds[route.name]):.2f} | {ratio:.2f} | {http:.2f} |"
-            f" {computing:.2f} | {ours:.2f} | {'yes' if tokens_same else '**no**'} | {logprobs_same} |"
+            f"| {route['name']} | {median(route['raw']):.2f} | {ratio:.2f} | {http:.2f} |"
+            f" {computing:.2f} | {ours:.2f} | {words(route['same_tokens'])} |"
+            f" {'–' if logprobs is None else words(logprobs)} |"
         )
     return "\n".join([*lines, ""])
 

@@ -1,13 +1,14 @@
 #!/usr/bin/env python
 """Opens every page of the viewer in Chromium, wide and narrow, light and dark, and says what is wrong.
 
-    python scripts/viewer_tour.py experiments --output /scratch/tour             # any that have answers
+    python scripts/viewer_tour.py experiments data --output /scratch/tour        # any that have answers
     python scripts/viewer_tour.py experiments --output /scratch/tour --running   # one that runs now
 
 A picture of each view goes to the output, and a table, `tour.md`: errors in the console, requests that leave
 127.0.0.1, pages wider than the window, text whose contrast is below 4.5, headings that leave out a level,
-controls without a name, a focus that isn't seen. With `--running` each page is looked at for as long as it
-asks again three times. Ends with exit code 1 if anything is wrong.
+controls without a name, a focus that isn't seen, links that lead nowhere, options of lists that a page can't
+show. With `--running` each page is looked at for as long as it asks again twice. Ends with exit code 1 if
+anything is wrong.
 """
 
 from __future__ import annotations
@@ -25,13 +26,15 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(1, str(ROOT / "src"))
 
 from treetune.testing.browser import MISSING, Browser, browser  # noqa: E402
+from treetune.testing.clicking import unanswered  # noqa: E402
 from treetune.testing.looking import unseen_focus, wrong_with  # noqa: E402
 from treetune.testing.started_viewer import started_viewer  # noqa: E402
-from treetune.testing.tour import STATES, Place, Stop, place_of, stops  # noqa: E402
+from treetune.testing.tour import DOWNLOADED, STATES, Place, Stop, place_of, stops  # noqa: E402
+from treetune.viewer.pages import PAGES  # noqa: E402
 
 WIDTHS, THEMES = (1400, 420), ("light", "dark")
-ASKED_AGAIN_S = 6.5
-"""Three times as long as a page waits before it asks for itself again."""
+ASKED_AGAIN_S = 4.5
+"""More than twice as long as a page waits before it asks for itself again."""
 
 
 @dataclass
@@ -47,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
+    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="of experiments or data")
     parser.add_argument("--output", type=Path, required=True, help="where pictures and the table go")
     parser.add_argument("--running", action="store_true", help="look at an experiment that runs now")
     parser.add_argument("--cache", type=Path, help="the viewer's own files; default: a new folder")
@@ -89,6 +92,8 @@ def look(window: Browser, origin: str, stop: Stop, output: Path, stay_s: float) 
             window.picture(output / f"{file_name(stop.name)}_{width}_{theme}.png")
             if theme == "light" and window.script("return document.querySelector('main') !== null"):
                 own += unseen_focus(window)
+            if (width, theme) == (WIDTHS[0], THEMES[0]):
+                own += unanswered(window)
             seen.faults[f"{width} {theme}"] = own + window.faults()
     print(f"{stop.name}: {seen.seconds:.1f} s, {sum(map(len, seen.faults.values()))} faults", flush=True)
     return seen
@@ -116,6 +121,9 @@ def page(place: Place, found: Sequence[Seen], running: bool) -> str:
         lines += [f"* {one.stop.name}: {text}" for text in words]
     if not any(own for one in found for own in one.faults.values()):
         lines.append("Nothing was found wrong.")
+    seen = {one.stop.page for one in found}
+    if missed := [page.path for page in PAGES if page.path not in seen | DOWNLOADED]:
+        lines.append(f"There was nothing to show on {', '.join(missed)}.")
     return "\n".join(lines) + "\n"
 
 

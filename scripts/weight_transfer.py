@@ -11,10 +11,6 @@ million. Takes about five minutes on two idle cores.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import platform
 import sys
 import tempfile
 import time
@@ -26,6 +22,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(1, str(ROOT / "src"))
 
+from benchmarks import report  # noqa: E402
 from benchmarks.pairs import in_turns  # noqa: E402
 
 from treetune.episode_generators.credit.group import Group  # noqa: E402
@@ -52,24 +49,10 @@ CHUNKS, FOLDER, ONE_FILE = "shared memory, in chunks", "files on disk", "one fil
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--output", type=Path, help="folder for weight_transfer.md and .json")
-    parser.add_argument("--repeats", type=int, default=7)
-    options = parser.parse_args(arguments)
+    options = report.arguments_of(__doc__, "weight_transfer", repeats=7).parse_args(arguments)
     found = [measure(name, source, options.repeats) for name, source in MODELS.items()]
-    about = {
-        "cores": len(os.sched_getaffinity(0)),
-        "load": os.getloadavg()[0],
-        "python": platform.python_version(),
-        "models": found,
-    }
-    text = page(about)
-    print(text)
-    if options.output is not None:
-        (options.output / "weight_transfer.md").write_text(text)
-        (options.output / "weight_transfer.json").write_text(json.dumps(about, indent=1) + "\n")
+    about = {**report.machine(), "models": found}
+    report.publish(page(about), about, options.output, "weight_transfer")
 
 
 def measure(name: str, source: TinyModel, repeats: int) -> dict[str, Any]:

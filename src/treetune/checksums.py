@@ -25,6 +25,7 @@ SUMS = "checksums.json"
 
 _TRAILER = b"\ntreetune-checksum "
 _DIGEST_BYTES = 16
+_TRAILER_BYTES = len(_TRAILER) + 2 * _DIGEST_BYTES
 _HASHED_AT_ONCE = 8
 _CHUNK_BYTES = 2**22
 
@@ -109,22 +110,32 @@ class SealingFile:
 
 def verify_stream(file: IO[bytes], name: str, remedy: str) -> None:
     """Holds what stands before the trailer against it, and goes back to the beginning. Raises Damaged."""
-    length = len(_TRAILER) + 2 * _DIGEST_BYTES
     size = file.seek(0, 2)
-    file.seek(max(0, size - length))
+    file.seek(max(0, size - _TRAILER_BYTES))
     trailer = file.read()
     file.seek(0)
     if _TRAILER not in trailer:
         return
     if not trailer.startswith(_TRAILER):
         raise Damaged(f"{name} is cut short: {remedy}")
-    found, left = _hash(), size - length
+    found, left = _hash(), size - _TRAILER_BYTES
     while left > 0 and (chunk := file.read(min(left, _CHUNK_BYTES))):
         found.update(chunk)
         left -= len(chunk)
     file.seek(0)
     if found.hexdigest().encode() != trailer[len(_TRAILER) :]:
         raise Damaged(f"{name} is damaged (its checksum doesn't match its content): {remedy}")
+
+
+def seal_of(path: Path) -> bytes | None:
+    """The trailer of a sealed stream, or the end of one without, by which it is told from others; None where
+    there is no such file."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - _TRAILER_BYTES))
+            return file.read()
+    except FileNotFoundError:
+        return None
 
 
 # Folders

@@ -20,10 +20,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from treetune.inference.key import NAMED_WEIGHTS, ROUTE, Served
+
 FAULTS = Path(sys.argv[-1])
 MODEL = Path(sys.argv[sys.argv.index("--model") + 1]) if __name__ == "__main__" else Path()
 PORT = int(sys.argv[sys.argv.index("--port") + 1]) if __name__ == "__main__" else 0
 CONTEXT = 64
+SERVED = Served()
 
 
 def sample(weights: str, prompt: list[int], seed: int, max_tokens: int) -> tuple[list[int], list[float]]:
@@ -65,6 +68,10 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"{}")
         if self.headers.get("Authorization") != f"Bearer {os.environ['TREETUNE_SERVER_KEY']}":
             return self.answer(401, {"error": "no key"})
+        if self.path.startswith(ROUTE):
+            return self.answer(200, json.loads(SERVED.told(self.path.partition("?")[2])))
+        if refusal := SERVED.refusal(self.headers.get(NAMED_WEIGHTS)):
+            return self.answer(409, {"error": refusal.decode()})
         with (FAULTS / "paths").open("a") as file:
             file.write(self.path + "\n")
         if self.path == "/v1/completions":

@@ -20,7 +20,7 @@ from treetune.inference.base import Chunk
 from treetune.inference.client import Address, ServerFailure
 from treetune.inference.cuda_transfers import CudaIpc, Nccl
 
-HERE = Address("http://server", 1, "key")
+HERE = Address("http://127.0.0.1:1", 1, "key")
 TENSORS = {
     "a": torch.arange(6, dtype=torch.bfloat16).view(2, 3),
     "b": torch.arange(4, dtype=torch.float32).view(2, 2).t(),

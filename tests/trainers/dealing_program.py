@@ -1,4 +1,5 @@
-"""Deals a model of files out over two ranks and says how much memory that took: run by a test."""
+"""Deals a model of files out over two ranks, as settings say, and says how much memory that took: run by a
+test."""
 
 from __future__ import annotations
 
@@ -16,10 +17,11 @@ def anonymous_bytes() -> int:
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
 
 
-def main(small_folder: Path, model_folder: Path, out: Path) -> None:
+def main(cut: str, small_folder: Path, model_folder: Path, out: Path) -> None:
     import torch
     from safetensors.torch import load_file
 
+    from treetune.models import in_parts
     from treetune.models.in_parts import InTurn
     from treetune.models.logprobs import PolicyModule
     from treetune.models.pretrained import PretrainedModel
@@ -38,8 +40,14 @@ def main(small_folder: Path, model_folder: Path, out: Path) -> None:
             yield parameter
             peaks.append(anonymous_bytes())
 
+    def watched_read(parameter: nn.Parameter) -> torch.Tensor:
+        peaks.append(anonymous_bytes())
+        return read(parameter)
+
     InTurn.parameters = watched  # type: ignore[method-assign]
-    settings = Trainer(objective=MaximumLikelihood(), learning_rate=1e-3, zero_stage=3)
+    read, in_parts._read = in_parts._read, watched_read
+    settings = Trainer(objective=MaximumLikelihood(), learning_rate=1e-3, **json.loads(cut))
+    assert settings.reads_in_parts
 
     def dealt_out(folder: Path) -> DeepSpeedModel:
         model = PretrainedModel(name_or_path=str(folder)).load_in_parts(torch.float32)
@@ -62,4 +70,4 @@ def main(small_folder: Path, model_folder: Path, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:]))
+    main(sys.argv[1], *map(Path, sys.argv[2:]))

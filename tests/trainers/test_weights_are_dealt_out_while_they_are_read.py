@@ -1,4 +1,4 @@
-"""Under ZeRO-3 a rank has its parts of the weights and one whole weight, and never the model."""
+"""Under ZeRO-3 and AutoTP a rank has its parts of the weights and one whole weight, and never the model."""
 
 from __future__ import annotations
 
@@ -31,12 +31,15 @@ def written(folder: Path, **settings: object) -> Path:
 
 
 @pytest.mark.slow
-def test_no_rank_of_two_ever_has_the_whole_model(tmp_path: Path) -> None:
-    """In bytes of its own, counted at each weight: half of the model and one weight, and less than all."""
+@pytest.mark.parametrize("cut", [{"zero_stage": 3}, {"tensor_parallel_size": 2}], ids=["zero_3", "auto_tp"])
+def test_no_rank_of_two_ever_has_the_whole_model(cut: dict[str, int], tmp_path: Path) -> None:
+    """In bytes of its own, counted at each weight: half of the model and one weight, and less than all. Put
+    together again, the parts are the files' weights to the bit."""
     folder = written(tmp_path / "model", layers=24, hidden_size=512, heads=4, intermediate_size=1376)
     size = (folder / "model.safetensors").stat().st_size
     small = written(tmp_path / "small")
-    launch(Path(dealing_program.__file__), [str(small), str(folder), str(tmp_path / "taken.json")], 2)
+    told = [json.dumps(cut), str(small), str(folder), str(tmp_path / "taken.json")]
+    launch(Path(dealing_program.__file__), told, 2)
     taken = json.loads((tmp_path / "taken.json").read_text())
     assert len(taken) == 2
     assert max(taken) < 0.75 * size, f"{taken} bytes, and the model has {size}"

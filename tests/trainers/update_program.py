@@ -28,14 +28,19 @@ def update(settings: dict[str, Any], out: Path, ranks: Any) -> None:
 
     from tests.trainers.helpers import episodes, paired_episodes, threaded_episodes, tiny_model
     from treetune.episode_generators.credit.gae import Gae
+    from treetune.episode_generators.storage import write_episodes
     from treetune.models import logprobs
     from treetune.models.lora import Lora
+    from treetune.runtime.columns_of_ranks import stored_for_all
     from treetune.trainers.base import Trainer
     from treetune.trainers.core import PolicyTrainer
+    from treetune.trainers.tokens import Sequences
 
     logprobs.LOGITS_PER_CHUNK = settings.pop("logits_per_chunk", 2**24)
     gae = Gae() if settings.pop("gae", False) else None
     resumes = settings.pop("resumes", False)
+    if settings.pop("keeps_all", False):
+        PolicyTrainer._sequences = lambda self, episodes, run: Sequences.of(episodes)  # type: ignore[method-assign]
     model = settings.pop("model", {})
     objective = made(**settings.pop("objective"))
     threads = settings.pop("threads", False)
@@ -46,6 +51,12 @@ def update(settings: dict[str, Any], out: Path, ranks: Any) -> None:
         rows = [dataclasses.replace(row, score=float(i < correct)) for i, row in enumerate(rows)]
     if "lora" in settings:
         settings["lora"] = Lora(**settings["lora"])
+
+    if settings.pop("stored", False):
+        path = out.with_suffix(".arrow")
+        if ranks.is_first:
+            write_episodes(path, rows)
+        rows = stored_for_all(ranks, path)  # type: ignore[assignment]
 
     def trainer() -> PolicyTrainer:
         return PolicyTrainer(
@@ -83,6 +94,9 @@ def main() -> None:
     from treetune.trainers.ranks import Ranks
 
     ranks = Ranks.join(deadline_s=120)
+    everyone = range(ranks.world_size)
+    given = ranks.hand_out("greetings", [f"{ranks.rank} to {other}" for other in everyone])
+    assert given == [f"{other} to {ranks.rank}" for other in everyone]
     for settings, out in zip(json.loads(sys.argv[1]), sys.argv[2:], strict=True):
         update(settings, Path(out), ranks)
     ranks.leave()

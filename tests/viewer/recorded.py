@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from treetune.episode_generators.storage import TOKENS, write_episodes, write_to
 from treetune.episode_generators.token_signals import SIGNALS, TokenSignals, write_token_signals
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.runtime.evaluation import summarise, write_evaluation
+from treetune.runtime.notes import NotedAnswer, new_note, save_note
 from treetune.vocabulary import Episode, Grade, Problem, Segment, Trajectory
 
 CONFIG: Mapping[str, Any] = {
@@ -80,7 +82,7 @@ def episode(one: Trajectory) -> Episode:
 def signals(one: Episode) -> TokenSignals:
     """What a trainer might say of it: the more gap, the later the token, and nothing of the second one."""
     numbers = np.arange(int(one.trained.sum()), dtype=np.float32)
-    numbers[1] = np.nan
+    numbers[1:2] = np.nan
     return TokenSignals(one.trajectory, -0.25 * numbers, 0.5 + 0 * numbers, -0.125 * numbers)
 
 
@@ -143,6 +145,13 @@ def record_evaluation(directory: ExperimentDirectory, done: int, label: str = "v
     sampled = answers(done, problems=6)
     summary = {"split": label, "iteration": done, **summarise(sampled, 0)}
     write_evaluation(directory.evaluation(done, label), summary, sampled)
+
+
+def record_note(directory: ExperimentDirectory, author: str = "maria", label: str = "a label") -> None:
+    """What somebody wrote on the first answer of the first iteration."""
+    one = answers(0)[0]
+    about = NotedAnswer("i1", one.id, one.problem.id, one.sample, one.problem.prompt, one.text, score=1.0)
+    save_note(directory, replace(new_note(about, [label], "a note"), author=author), "")
 
 
 def recorded_run(

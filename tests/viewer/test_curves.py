@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.viewer.recorded import begin_run, record_iteration, recorded_run
+from tests.viewer.recorded import begin_run, record_evaluation, record_iteration, recorded_run
 from treetune.runtime.console import Console
 from treetune.viewer.store import Store
 from treetune.viewer.store.curves import (
@@ -16,6 +16,7 @@ from treetune.viewer.store.curves import (
     chosen_charts,
     evaluation_charts,
     events_of,
+    events_of_several,
     usual_charts,
 )
 
@@ -102,13 +103,23 @@ def test_events_are_evaluations_restarts_signs_and_resumes(store: Store, folder:
         record_iteration(run, iteration, **{"diagnostics/kl": 0.0, **more})
     console = Console(run.logs / "run.log", visible=False)
     console.say("continuing after iteration 2 of 9")
+    console.say("warning: kl in iterations 1 to 3: it is above 9; lower the learning rate")
     console.close()
     manifest = {"continued": [{"after": 3, "changed": {"iterations": "iterations was 4 and is 9"}}]}
     (run.path / "manifest.json").write_text(json.dumps(manifest))
 
-    found = [(event.x, event.kind) for event in events_of(store.experiment(store.run("run")))]
+    record_evaluation(run, 4)
+    one = store.experiment(store.run("run"))
 
-    assert found == [(2, "restart"), (2, "resume"), (3, "resume"), (3, "sign"), (4, "sign")]
+    found = [(event.x, event.kind, event.words) for event in events_of(one)]
+    assert [(x, kind) for x, kind, _ in found] == [
+        (2, "restart"), (2, "resume"), (3, "resume"), (3, "sign"), (4, "evaluation"), (4, "sign")
+    ]  # fmt: skip
+    assert found[3][2] == "kl begins: it is above 9; lower the learning rate"
+    assert found[5][2] == "kl is over"
+    several = events_of_several({"a": one, "b": one})
+    assert len(several) == 2 * (len(found) - 1) and "evaluation" not in {event.kind for event in several}
+    assert several[0].words == "a: the engine was started again"
 
 
 def test_long_curves_keep_their_peaks(store: Store, folder: Path) -> None:

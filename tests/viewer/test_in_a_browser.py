@@ -7,11 +7,18 @@ from pathlib import Path
 import pytest
 
 from tests.viewer.browser import Browser
-from tests.viewer.recorded import begin_run, record_evaluation, record_iteration, recorded_run
-from treetune.episode_generators.storage import read_trajectories
-from treetune.runtime.notes import NotedAnswer, new_note, read_notes, save_note, system_user
+from tests.viewer.recorded import (
+    answers,
+    begin_run,
+    record_evaluation,
+    record_iteration,
+    record_note,
+    recorded_run,
+)
+from treetune.runtime.notes import read_notes, system_user
 from treetune.testing.looking import unseen_focus, wrong_with
-from treetune.testing.tour import DRAWN, place_of, stops
+from treetune.testing.tour import DOWNLOADED, DRAWN, place_of, stops
+from treetune.viewer.pages import PAGES
 from treetune.viewer.store import Store
 
 Address = Callable[[str], str]
@@ -47,15 +54,22 @@ def folder(store: Store) -> Path:
 def test_every_page_is_drawn_fits_and_can_be_read(
     window: Browser, served: Address, folder: Path, width: int, dark: bool
 ) -> None:
-    recorded_run(folder / "quickstart" / "vineppo")
+    record_note(recorded_run(folder / "quickstart" / "vineppo"))
     recorded_run(folder / "quickstart" / "vineppo_seed2", seed=2, iterations=2)
+    judged = begin_run(folder / "judged", task={"grader": {"type": "judge", "rule": {"type": "math"}}})
+    verdicts = {"judge": 1.0, "rule": 0.0}
+    both = [replace(one, grade=replace(one.grade, numbers=verdicts)) for one in answers(0)]
+    record_iteration(judged, 0, both)
+    (folder / "data.jsonl").write_text('{"prompt": "1+1=", "answer": "2", "pass_rate": 0.5}\n')
     begin_run(folder / "a_name_that_is_rather_long_for_a_narrow_page_and_has_no_spaces_in_it")
     window.open(served("/"), width=width, dark=dark)
     origin = served("/").partition("/?")[0]
     paper = window.script("return getComputedStyle(document.body).backgroundColor")
     assert paper == ("rgb(20, 23, 28)" if dark else "rgb(255, 255, 255)")
 
-    for stop in stops(place_of(window, origin)):
+    route = list(stops(place_of(window, origin)))
+    assert {stop.page for stop in route} == {page.path for page in PAGES} - DOWNLOADED
+    for stop in route:
         stop.visit(window, origin, width=width, dark=dark)
         assert wrong_with(window) == [], stop.name
 
@@ -215,9 +229,7 @@ def test_a_note_is_written_by_keys_and_no_refresh_takes_what_is_typed(
         "const field = document.activeElement; field.value = 'half a sen';"
         " field.dispatchEvent(new Event('input', {bubbles: true})); field.blur()"
     )
-    text = read_trajectories(run.iteration(0) / "trajectories.arrow")[0].text
-    theirs = new_note(NotedAnswer("i1", "train/0#0", "train/0", 0, "", text), ["theirs"], "")
-    save_note(run, replace(theirs, author="somebody"), "")
+    record_note(run, author="somebody", label="theirs")
     window.wait("document.body.innerText.includes('somebody')")
     assert window.script("return document.querySelector('.own-note textarea').value") == "half a sen"
 

@@ -18,6 +18,7 @@ from treetune.episode_generators.rollout.answers import contiguous_share
 from treetune.episode_generators.storage import read_episodes, read_trajectories
 from treetune.files import replace_folder, whole_file, write_json
 from treetune.runtime.base import PolicyIteration
+from treetune.runtime.columns_of_ranks import episodes_of_first
 from treetune.runtime.crediting import credited
 from treetune.runtime.directory import METRICS_REMEDY, ExperimentDirectory, metrics_row
 from treetune.runtime.due import sampled_by
@@ -204,7 +205,8 @@ def credited_again(
             memory=remembered(session, point),
         )
         context = replace(context, critic=lent_critic_at(sampler, point))
-        episodes, metrics = credited(session.ranks, config, context, trees)
+        selected, metrics = credited(session.ranks, config, context, trees)
+        episodes = episodes_of_first(session.ranks, "selected episodes", selected)
     return episodes, metrics, 0 if engine is None else engine.tokens - before
 
 

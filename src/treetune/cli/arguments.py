@@ -18,6 +18,7 @@ from treetune.cli import (
     models,
     parts,
     planning,
+    serving,
     tables,
     viewing,
 )
@@ -33,6 +34,7 @@ _MODULES = (
     models,
     tables,
     planning,
+    serving,
     machine,
 )
 

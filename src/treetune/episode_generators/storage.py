@@ -6,7 +6,7 @@ shows them looks it up in the experiment's `TOKENS`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -27,6 +27,8 @@ ROWS_PER_BATCH = 1024
 
 REMEDY = "delete it, and the same command makes it again from the iteration's journals"
 
+_AGAIN = f"; {REMEDY}"
+
 TOKENS = "tokens.arrow"
 """In an experiment's folder: the text of every token by its id, for readers who have no tokenizer."""
 
@@ -43,6 +45,29 @@ def read_episodes(path: Path) -> list[Episode]:
     from treetune.episode_generators.episode_rows import episodes_of
 
     return read_rows(path, "episodes", episodes_of, REMEDY)
+
+
+class StoredEpisodes(Collection[Episode]):
+    """A file of `write_episodes`, read anew whenever somebody goes through it, so that nobody has all of it
+    at once. Raises as `read_episodes` does."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with path.open("rb") as file:
+            verify_stream(file, str(path), REMEDY)
+            self._count = _count_of(file, str(path), "episodes", _AGAIN)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Episode]:
+        from treetune.episode_generators.episode_rows import episodes_of
+
+        with self.path.open("rb") as file:
+            yield from _rows_in_turn(file, str(self.path), "episodes", episodes_of, _AGAIN)
+
+    def __contains__(self, one: object) -> bool:
+        return any(one == other for other in self)
 
 
 def write_trajectories(path: Path, trajectories: Sequence[Trajectory]) -> None:
@@ -187,16 +212,40 @@ def _rows(
     rows_of: Callable[[pa.RecordBatch], Iterator[Row]],
     remedy: str = "",
 ) -> list[Row]:
+    return list(_rows_in_turn(source, name, kind, rows_of, remedy))
+
+
+def _rows_in_turn(
+    source: Any, name: str, kind: str, rows_of: Callable[[pa.RecordBatch], Iterator[Row]], remedy: str
+) -> Iterator[Row]:
+    found = 0
+    with _reading(source, name, kind, remedy) as reader:
+        count = _rows_said(reader, name, kind)
+        for batch in reader:
+            found += batch.num_rows
+            yield from rows_of(batch)
+    if found != count:
+        raise ValueError(f"{name} is cut short: {found} of {count} {kind}{remedy}")
+
+
+def _count_of(source: Any, name: str, kind: str, remedy: str) -> int:
+    with _reading(source, name, kind, remedy) as reader:
+        return _rows_said(reader, name, kind)
+
+
+@contextmanager
+def _reading(source: Any, name: str, kind: str, remedy: str) -> Iterator[Any]:
     import pyarrow as pa
 
     try:
         with pa.ipc.open_stream(source) as reader:
-            metadata = reader.schema.metadata or {}
-            if metadata.get(b"treetune") != kind.encode():
-                raise ValueError(f"{name} holds no {kind}, but {metadata.get(b'treetune')!r}")
-            rows = [row for batch in reader for row in rows_of(batch)]
+            yield reader
     except (pa.ArrowInvalid, OSError) as error:
         raise ValueError(f"{name} is not a whole Arrow file of {kind} ({error}){remedy}") from error
-    if len(rows) != int(metadata[b"rows"]):
-        raise ValueError(f"{name} is cut short: {len(rows)} of {int(metadata[b'rows'])} {kind}{remedy}")
-    return rows
+
+
+def _rows_said(reader: Any, name: str, kind: str) -> int:
+    metadata = reader.schema.metadata or {}
+    if metadata.get(b"treetune") != kind.encode():
+        raise ValueError(f"{name} holds no {kind}, but {metadata.get(b'treetune')!r}")
+    return int(metadata[b"rows"])

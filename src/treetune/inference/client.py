@@ -31,11 +31,13 @@ class ServerFailure(Exception):
 @dataclass(frozen=True)
 class Address:
     """Where a server answers, and to whom: those who know its key. `epoch` counts the starts: another epoch
-    is another process."""
+    is another process. `weights` is the name of those that are asked, where the server is to refuse others.
+    """
 
     url: str
     epoch: int
     key: str = field(repr=False)
+    weights: str = ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,7 +198,7 @@ class Client:
         limit = aiohttp.ClientTimeout(total=timeout)
         try:
             async with self._client_session().post(
-                address.url + path, json=body, timeout=limit, headers=header(address.key)
+                address.url + path, json=body, timeout=limit, headers=header(address.key, address.weights)
             ) as response:
                 text = await response.read()
                 status = response.status
@@ -205,6 +207,8 @@ class Client:
         except (aiohttp.ClientError, OSError) as error:
             raise ServerFailure(f"{path}: {type(error).__name__}: {error}") from error
         shown = text[:500].decode(errors="replace")
+        if status == 409:
+            raise ServerFailure(f"{path}: {shown}")
         if 400 <= status < 500:
             # What this project asked was wrong: a restart would only meet it again.
             raise EngineError(f"the server refused {path} with HTTP {status}: {shown}")

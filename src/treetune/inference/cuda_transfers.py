@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import base64
 import pickle
+import socket
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from treetune.inference.base import Chunk
 from treetune.inference.client import Address, Client, ServerFailure
@@ -35,6 +37,15 @@ def described(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         "dtype_names": [str(weight.dtype).removeprefix("torch.") for weight in tensors.values()],
         "shapes": [list(weight.shape) for weight in tensors.values()],
     }
+
+
+def own_address(url: str) -> str:
+    """By which the machine at `url` reaches this one."""
+    host = urlsplit(url).hostname
+    family, kind, _, _, place = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as way:
+        way.connect(place)  # nothing is sent
+        return way.getsockname()[0]
 
 
 class CudaIpc(ByRoutes):
@@ -99,7 +110,7 @@ class Nccl(ByRoutes):
     def meet(self, address: Address) -> None:
         self.close()
         place = {
-            "master_address": "127.0.0.1",
+            "master_address": own_address(address.url),
             "master_port": free_port(),
             "world_size": 1 + self._workers,
         }

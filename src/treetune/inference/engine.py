@@ -23,7 +23,7 @@ from treetune.inference.base import (
     Request,
     SyncReport,
 )
-from treetune.inference.client import Client, RequestPart, parts_of
+from treetune.inference.client import Address, Client, RequestPart, parts_of
 from treetune.inference.gaps import Gap, Probe, judge
 from treetune.inference.launch import Way
 from treetune.inference.prefixes import Prefixes
@@ -121,18 +121,20 @@ class VllmEngine(Engine):
                 results.append([])
             return parts, [one for one in further if isinstance(one, Later)]
 
+        asking: dict[int, Address] = {}  # where those are that take requests
         first = asked(requests)
         worked: set[int] = set()
         self._recent = [(time.monotonic(), 0)]
         for one in self._replicas:
             one.server.wait_anew()
         with self._sampling() as sampling:
-            self._open_servers(sampling)
+            self._open_servers(sampling, asking)
             sampling.add(*first)
             while sampling.outstanding:
-                whole = self._open_servers(sampling)
+                whole = self._open_servers(sampling, asking)
                 came = sampling.next() if whole else sampling.next(RETURN_POLL_S)
                 if came is None:
+                    self._give_up_gone(sampling, asking)
                     continue
                 if isinstance(came, Lost):
                     self._replicas[came.server].server.failed(came.address, came.reason)
@@ -160,11 +162,17 @@ class VllmEngine(Engine):
         limit = Limit(settings.max_concurrency, AHEAD * settings.max_num_seqs)
         return Sampling(self._client, self.version, limit, settings.request_timeout, self._prefixes)
 
-    def _open_servers(self, sampling: Sampling) -> bool:
-        """Has the servers take requests that are there and don't yet; whether all do."""
+    def _give_up_gone(self, sampling: Sampling, asking: dict[int, Address]) -> None:
+        for number, address in asking.items():
+            if sampling.is_open(number) and (why := self._replicas[number].server.gone(address)):
+                sampling.lose(number, why)
+
+    def _open_servers(self, sampling: Sampling, asking: dict[int, Address]) -> bool:
+        """Has the servers take requests that are there and don't yet, and puts down where; whether all do."""
         shut = [one for one in self._replicas if not sampling.is_open(one.number)]
         there = self._each(shut, Replica.awake)
         if found := {one.number: address for one, address in zip(shut, there, strict=True) if address}:
+            asking |= found
             sampling.open(found)
         return None not in there
 
@@ -218,7 +226,7 @@ class VllmEngine(Engine):
                     one.start_anew(directory, problem)
 
             def take(one: Replica, sent: dict[Replica, Delivery] = sent) -> Taken:
-                return one.take(version, canary, self._context_length, sent.get(one))
+                return one.take(version, directory, canary, self._context_length, sent.get(one))
 
             taken = dict(zip(lacking, self._each(list(lacking), take), strict=True))
             found, seconds = self._verify(taken, canary)
@@ -233,7 +241,7 @@ class VllmEngine(Engine):
         else:
             raise EngineError(
                 f"the weights in {directory} could not be brought into the engine, not even by a new"
-                f" server: {'; '.join(filter(None, everyones))}"
+                f" server, or once more where it isn't ours: {'; '.join(filter(None, everyones))}"
             )
         self.version = version
         self._forget_prefixes()

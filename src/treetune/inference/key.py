@@ -1,27 +1,64 @@
-"""Runs in the server: whoever asks it for anything must know its key.
+"""Runs in the server: whoever asks it for anything must know its key, and may say which weights it means.
 
 On a loopback address every user of the machine can connect, and the development routes that exchange weights
 run any method of the engine. vLLM's own key guards the routes below ``/v1`` and leaves these open.
-Standard library only.
+
+A server that several runs could reach, or that is started anew by hand, may have other weights than who asks
+believes. Whoever brings weights in gives them a name; who asks for samples may name them too, and is answered
+with 409 where the server has others, at the beginning or by the end. Standard library only.
 """
 
 from __future__ import annotations
 
 import hmac
+import json
 import os
+import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
+from urllib.parse import parse_qs
 
 VARIABLE = "TREETUNE_SERVER_KEY"
 """Holds the key in the server's environment, which other users can't read, unlike its command line."""
+
+DESCRIPTION = "TREETUNE_SERVER_DESCRIPTION"
+"""Holds what the server was started with, as JSON, for who reaches it by its address."""
+
+ROUTE = "/treetune/weights"
+"""Answers what the server is and the name of its weights; ``?are=NAME`` gives them another one first."""
+
+NAMED_WEIGHTS = "X-Treetune-Weights"
+"""Header with the name of the weights that are asked."""
 
 Send = Callable[[Mapping[str, Any]], Awaitable[None]]
 App = Callable[[Mapping[str, Any], Any, Send], Awaitable[None]]
 
 
-def header(key: str) -> dict[str, str]:
-    """What a request must carry."""
-    return {"Authorization": f"Bearer {key}"}
+def header(key: str, weights: str = "") -> dict[str, str]:
+    """What a request must carry, and may."""
+    named = {NAMED_WEIGHTS: weights} if weights else {}
+    return {"Authorization": f"Bearer {key}", **named}
+
+
+class Served:
+    """What a server process is, and the name of its weights: empty until somebody gives them one."""
+
+    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+        self.process, self.weights = secrets.token_hex(8), ""
+        self._description = json.loads(environment.get(DESCRIPTION, "{}"))
+
+    def told(self, query: str) -> bytes:
+        """The answer of `ROUTE`."""
+        if (names := parse_qs(query, keep_blank_values=True).get("are")) is not None:
+            self.weights = names[0]
+        found = {"process": self.process, "weights": self.weights, "started": self._description}
+        return json.dumps(found).encode()
+
+    def refusal(self, wanted: str | None) -> bytes | None:
+        """What is said to who asks for weights that aren't there; None where they are."""
+        if wanted is None or wanted == self.weights:
+            return None
+        return f"this server has the weights {self.weights!r}, not {wanted!r}".encode()
 
 
 class KeyRequired:
@@ -30,12 +67,39 @@ class KeyRequired:
     def __init__(self, app: App) -> None:
         self._app = app
         self._expected = header(os.environ[VARIABLE])["Authorization"].encode()
+        self._served = Served()
 
     async def __call__(self, scope: Mapping[str, Any], receive: Any, send: Send) -> None:
-        if scope["type"] != "lifespan":
-            given = dict(scope["headers"]).get(b"authorization", b"")
-            if not hmac.compare_digest(given, self._expected):
-                await send({"type": "http.response.start", "status": 401, "headers": []})
-                await send({"type": "http.response.body", "body": b"this server asks for a key"})
-                return
-        await self._app(scope, receive, send)
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        if not hmac.compare_digest(headers.get(b"authorization", b""), self._expected):
+            await _answer(send, 401, b"this server asks for a key")
+        elif scope.get("path") == ROUTE:
+            await _answer(send, 200, self._served.told(scope["query_string"].decode()))
+        elif (wanted := headers.get(NAMED_WEIGHTS.lower().encode())) is None:
+            await self._app(scope, receive, send)
+        else:
+            await self._of_weights(wanted.decode(), scope, receive, send)
+
+    async def _of_weights(self, wanted: str, scope: Mapping[str, Any], receive: Any, send: Send) -> None:
+        if refusal := self._served.refusal(wanted):
+            await _answer(send, 409, refusal)
+            return
+        refused = False
+
+        async def checked(message: Mapping[str, Any]) -> None:
+            nonlocal refused
+            if message["type"] == "http.response.start" and (refusal := self._served.refusal(wanted)):
+                refused = True
+                await _answer(send, 409, refusal)
+            elif not refused:
+                await send(message)
+
+        await self._app(scope, receive, checked)
+
+
+async def _answer(send: Send, status: int, body: bytes) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": []})
+    await send({"type": "http.response.body", "body": body})

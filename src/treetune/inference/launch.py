@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 ADAPTER_CONFIG = "adapter_config.json"
 """A folder of adapters has it, in the format of peft."""
 
+LOOPBACK = "127.0.0.1"
+
 MODEL_NAME = "policy"
 START_MODEL_NAME = "start-model"
 """What the model is called whose adapters are the policy."""
@@ -61,7 +63,8 @@ _LAUNCHER_PREFIXES = ("TORCHELASTIC_", "PMI_", "OMPI_", "SLURM_")
 
 @dataclass(frozen=True)
 class Launch:
-    """Everything but the weights and the port that decides how a server is started."""
+    """Everything but the weights and the port that decides how a server is started. It listens on `host`,
+    this machine's loopback unless others are to reach it."""
 
     settings: VllmSettings
     context_length: int
@@ -75,16 +78,17 @@ class Launch:
     """How new weights come into it."""
     replica: int = 0
     """Which of this rank's servers it is."""
+    host: str = LOOPBACK
     adapter_rank: int | None = None
     """Of the adapters that are served, where they are: the weights are then folders of adapters, whose
     configuration names the model that they belong to."""
 
     def command(self, weights: Path, port: int) -> list[str]:
-        """The server's command line. It binds to this machine's loopback only."""
+        """The server's command line."""
         settings = self.settings
         cuda = self.device == "cuda"
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
-        command += ["--host", "127.0.0.1", "--port", str(port)]
+        command += ["--host", self.host, "--port", str(port)]
         if self.adapter_rank is None:
             command += ["--model", str(weights), "--served-model-name", MODEL_NAME]
         else:

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ from treetune.inference.base import Canary, Completion, EngineError
 from treetune.inference.client import Address, Client, ServerFailure
 from treetune.inference.gaps import Probe
 from treetune.inference.launch import Way
-from treetune.inference.server import OwnServer, Server
+from treetune.inference.server import Server
 from treetune.inference.sync import drop_cache, probes_of, sample_probes
 from treetune.inference.transfer import Delivery, FromFolder, transfer
 from treetune.vocabulary import TokenIds
@@ -60,8 +60,8 @@ class Replica:
 
     @property
     def is_own(self) -> bool:
-        """Whether this rank started it."""
-        return isinstance(self.server, OwnServer)
+        """Whether this rank brings its weights in."""
+        return self.server.loads
 
     # Memory
 
@@ -109,8 +109,8 @@ class Replica:
         try:
             with self._one_at_a_time:
                 self._wake("weights")
-                return Delivery(way, self.server.ready())
-        except EngineError as failure:
+                return Delivery(way, self.server.begin_weights(self.server.ready()))
+        except (EngineError, ServerFailure) as failure:
             return Delivery(way, None, str(failure))
 
     def give_up(self, delivery: Delivery) -> None:
@@ -118,9 +118,17 @@ class Replica:
         if delivery.address is not None:
             self.server.failed(delivery.address, delivery.problem or "its weights are of two versions")
 
-    def take(self, version: int, canary: Canary | None, context_length: int, sent: Delivery | None) -> Taken:
+    def take(
+        self,
+        version: int,
+        weights: Path,
+        canary: Canary | None,
+        context_length: int,
+        sent: Delivery | None,
+    ) -> Taken:
         """Has the server forget its old weights, and sample for the canary. `sent` says how the new ones
-        came; None where it was started on them. An own server alone does anything."""
+        came, which are those in the folder `weights`; None where it was started on them. An own server alone
+        does anything."""
         taken = Taken()
         if not self.is_own:
             return taken
@@ -134,7 +142,8 @@ class Replica:
                     self._wake_cache()
                 address = self.server.ready()
                 if sent is not None:
-                    drop_cache(self._client, address, timeout)
+                    drop_cache(self._client, replace(address, weights=""), timeout)
+                    address = self.server.end_weights(address, weights)
                     taken.parts["reset_cache"] = time.monotonic() - before
             if canary is not None:
                 before = time.monotonic()
@@ -147,10 +156,9 @@ class Replica:
 
     def start_anew(self, weights: Path, reason: str) -> None:
         """An own server is ended, whatever it does, and another started on `weights`."""
-        if isinstance(self.server, OwnServer):
+        if self.is_own:
             self.server.start_anew(weights, reason)
 
     def use(self, weights: Path) -> None:
-        """From here on, an own server that dies comes back on these weights."""
-        if isinstance(self.server, OwnServer):
-            self.server.use(weights)
+        """From here on, a server that was lost comes back on these weights."""
+        self.server.use(weights)

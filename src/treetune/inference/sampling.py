@@ -115,6 +115,10 @@ class Sampling:
         self._open |= servers.keys()
         self._client.call_soon(self._accept_servers, dict(servers))
 
+    def lose(self, number: int, reason: str) -> None:
+        """Gives up a server that takes requests and doesn't answer any more, as if it had said so itself."""
+        self._client.call_soon(self._lose_number, number, reason)
+
     def add(self, parts: Sequence[RequestPart], laters: Sequence[Later] = ()) -> None:
         """Has the parts sampled as soon as there is room, and waits for what comes later as well."""
         self._outstanding += len(parts) + len(laters)
@@ -198,6 +202,10 @@ class Sampling:
                 self._prefixes.given(place.number, whole)
         self._results.put(Answered(part, completions, place.number))
         self._send()
+
+    def _lose_number(self, number: int, reason: str) -> None:
+        if (place := self._places.get(number)) is not None:
+            self._lose(place, reason)
 
     def _lose(self, place: _Place, reason: str) -> None:
         """What the server has not answered is sent again: the same seeds give the same tokens."""

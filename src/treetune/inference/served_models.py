@@ -59,6 +59,12 @@ class JudgeModel(Asking, Part):
                 "server.sleep",
                 "set it to false, and give the server devices of its own",
             )
+        if getattr(self.server, "addresses", None) is not None:
+            yield Finding(
+                "a judge that somebody else serves is none of the run's servers",
+                "server.addresses",
+                "leave engines.judge out, and give the grader its endpoint",
+            )
         if getattr(self.server, "servers", "one") != "one":
             yield Finding("one server judges for all ranks", "server.servers", "set it to 'one'")
 

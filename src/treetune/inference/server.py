@@ -8,7 +8,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from treetune.files import write_json
 from treetune.inference import scratch
@@ -26,17 +26,23 @@ POLL_S = 0.1
 PORT_TRIES = 4
 
 
-class Server(Protocol):
+class Server:
     """What an engine needs of a server, be it this rank's own or another's."""
+
+    loads = False
+    """Whether this rank brings its weights in."""
 
     def ready(self) -> Address:
         """Waits for the server. Raises EngineError if it didn't come up."""
+        raise NotImplementedError
 
     def now(self) -> Address | None:
         """The server, if it is there. Raises EngineError where it isn't coming."""
+        raise NotImplementedError
 
     def failed(self, address: Address, reason: str) -> None:
         """The server at `address` misbehaved: it is to be ended and started anew."""
+        raise NotImplementedError
 
     def succeeded(self) -> None:
         """Work was finished: the restarts so far are forgiven."""
@@ -50,6 +56,26 @@ class Server(Protocol):
     @property
     def restarts(self) -> int:
         """How often it was started anew."""
+        raise NotImplementedError
+
+    def gone(self, address: Address) -> str | None:
+        """Why who has asked the server at `address` would wait in vain; None where asking it tells."""
+        return None
+
+    def begin_weights(self, address: Address) -> Address:
+        """Its weights are neither the old ones nor the new ones from here on; where it takes the new ones.
+        Raises ServerFailure."""
+        return address
+
+    def end_weights(self, address: Address, weights: Path) -> Address:
+        """It has the weights of that folder now; where it is asked for them. Raises ServerFailure."""
+        return address
+
+    def use(self, weights: Path) -> None:
+        """From here on, whoever comes back has these weights."""
+
+    def start_anew(self, weights: Path, reason: str) -> None:
+        """Whatever it does, it is to have these weights, and nothing from before."""
 
     def begin_to_close(self) -> None:
         """Begins to end it, if it is ours, and waits for nothing."""
@@ -58,27 +84,53 @@ class Server(Protocol):
         """Ends it, if it is ours."""
 
 
-class OwnServer:
+class AwaitedServer(Server):
+    """One that a thread of this process looks after: it sets `_address`, under `_changed`, while the server
+    is there."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._address: Address | None = None
+        self._error: str | None = None
+        self._epoch = self._in_a_row = 0
+        self._closed = False
+
+    def ready(self) -> Address:
+        with self._changed:
+            # The thread, or `now`, gives up by its own deadline, so this ends.
+            while (address := self.now()) is None:
+                self._changed.wait(0.5)
+            return address
+
+    def succeeded(self) -> None:
+        self._in_a_row = 0
+
+    def begin_to_close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._address = None
+            self._changed.notify_all()
+
+
+class OwnServer(AwaitedServer):
     """The server that this process started. A thread starts it, watches it and starts it anew.
 
     `address_file` is where the other ranks find it. Thread-safe.
     """
 
+    loads = True
+
     def __init__(self, launch: Launch, weights: Path, log: Path, address_file: Path | None) -> None:
+        super().__init__()
         self._launch, self._settings, self._log = launch, launch.settings, log
         # A wrong choice of GPUs, or too long a path, is the caller's mistake, told at once.
         launch.environment(Path())
         scratch.refuse_long_paths()
         self._address_file = address_file
         self._weights = weights
-        self._changed = threading.Condition()
-        self._address: Address | None = None
-        self._error: str | None = None
-        self._epoch = 0
-        self._in_a_row = 0
         self._start_wanted = True
         self._bad_epoch: tuple[int, str] = (0, "")
-        self._closed = self._held = False
+        self._held = False
         self._client = Client()
         self._timeline = Timeline(log.with_suffix(SUFFIX))
         # The thread starts the processes; it lives as long as this object.
@@ -91,13 +143,6 @@ class OwnServer:
         a caller, is one restart.
         """
         return max(0, self._epoch - 1)
-
-    def ready(self) -> Address:
-        with self._changed:
-            # The thread gives up by its own deadline, so this ends.
-            while (address := self.now()) is None:
-                self._changed.wait(0.5)
-            return address
 
     def now(self) -> Address | None:
         with self._changed:
@@ -114,9 +159,6 @@ class OwnServer:
                 self._bad_epoch = (address.epoch, reason)
                 self._address = None
                 self._changed.notify_all()
-
-    def succeeded(self) -> None:
-        self._in_a_row = 0
 
     def wait_anew(self) -> None:
         """Each start has its own deadline."""
@@ -137,12 +179,6 @@ class OwnServer:
             self._address, self._error = None, None
             self._bad_epoch = (self._epoch, reason)
             self._start_wanted = True
-            self._changed.notify_all()
-
-    def begin_to_close(self) -> None:
-        with self._changed:
-            self._closed = True
-            self._address = None
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -275,7 +311,7 @@ class OwnServer:
         return poison_file(self._address_file, epoch) if self._address_file else None
 
 
-class RemoteServer:
+class RemoteServer(Server):
     """The first rank's server, seen from another rank: found through a file, and told of failures
     through another.
     """

@@ -11,24 +11,35 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from treetune.inference import guard, key, scratch
 from treetune.inference.client import Address
-from treetune.inference.launch import Launch
+from treetune.inference.launch import LOOPBACK, Launch
 
 END_S = 30.0
 """How long an ended server, its guard included, may take to be gone."""
 
 
 class Process:
-    """One server process under its guard."""
+    """One server process under its guard, on a free port and with a new key, or those that are given. `given`
+    is what is put into its environment besides."""
 
-    def __init__(self, launch: Launch, weights: Path, log: Path) -> None:
+    def __init__(
+        self,
+        launch: Launch,
+        weights: Path,
+        log: Path,
+        *,
+        port: int | None = None,
+        server_key: str | None = None,
+        given: Mapping[str, str] | None = None,
+    ) -> None:
         self.log = log
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.key = secrets.token_urlsafe(32)
+        self.port = port or free_port()
+        self.url = f"http://{launch.host}:{self.port}"
+        self.key = server_key or secrets.token_urlsafe(32)
         folder = scratch.make()
         command = launch.command(weights, self.port)
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -43,7 +54,7 @@ class Process:
                 stdin=subprocess.PIPE,
                 stdout=file,
                 stderr=file,
-                env=launch.environment(folder) | {key.VARIABLE: self.key},
+                env=launch.environment(folder) | {key.VARIABLE: self.key, **(given or {})},
                 start_new_session=True,
                 bufsize=0,
             )
@@ -83,12 +94,12 @@ class Process:
 def free_port() -> int:
     """A port of this machine's loopback that nobody listens on just now."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((LOOPBACK, 0))
         return probe.getsockname()[1]
 
 
-def listens(port: int) -> bool:
-    """Whether somebody listens on this port of this machine's loopback."""
+def listens(port: int, host: str = LOOPBACK) -> bool:
+    """Whether somebody listens on this port, of this machine's loopback or another of its addresses."""
     with socket.socket() as probe:
         probe.settimeout(1.0)
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+        return probe.connect_ex((host, port)) == 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +20,11 @@ from treetune.inference.launch import Way
 from treetune.inference.ways import Places, WeightTransferSetting, choose
 
 if TYPE_CHECKING:
+    from treetune.inference.launch import Launch
+    from treetune.inference.ranks import RankFiles
     from treetune.inference.server import Server
+
+_ADDRESS = re.compile(r"https?://[^/:@?#\s]+:\d+")
 
 Device = Literal["cpu", "cuda"]
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -111,7 +117,9 @@ class VllmSettings(EngineSettings):
     `servers`: 'one' engine for all ranks (on the first rank's machine) or one 'per_rank'. An engine has
     `replicas`, servers that are alike and deal out its requests; None is one, and on `devices` as many as
     these hold. `devices`: the GPUs of the servers, `tensor_parallel_size` each, numbered as this process
-    sees them; None shares the trainer's. `sleep` gives a GPU's memory to the trainer while it trains.
+    sees them; None shares the trainer's. Or `addresses` are those of servers that somebody else started, on
+    this machine or others (``http://10.0.0.2:8000``, command ``serve_engine``), for all ranks; `key_file`
+    holds their key. `sleep` gives a GPU's memory to the trainer while it trains.
 
     Times are in seconds: `start_timeout` until a token was sampled, `request_timeout` for one
     request, `sync_timeout` for each part of a weight sync. `max_restarts` bounds the restarts of
@@ -130,6 +138,9 @@ class VllmSettings(EngineSettings):
     replicas: Annotated[int, Gt(0)] | None = None
     """Servers of an engine. The same seeds give the same answers with any number of them."""
     devices: tuple[Annotated[int, Ge(0)], ...] | None = None
+    addresses: tuple[str, ...] | None = None
+    key_file: str | None = None
+    """Of mode 600."""
     tensor_parallel_size: Annotated[int, Gt(0)] = 1
     gpu_memory_utilization: Annotated[float, Gt(0), Le(1)] = 0.85
     """Share of a GPU's memory that the server takes."""
@@ -157,6 +168,7 @@ class VllmSettings(EngineSettings):
     extra_arguments: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        self._check_addresses()
         if self.devices is not None and len(set(self.devices)) < max(1, len(self.devices)):
             raise ValueError(
                 "devices lists "
@@ -177,7 +189,36 @@ class VllmSettings(EngineSettings):
                     " make them equal, or leave replicas out"
                 )
 
+    def _check_addresses(self) -> None:
+        if self.addresses is None:
+            if self.key_file is not None:
+                raise ValueError("key_file is the key of servers at addresses, and there are none")
+            return
+        wrong = [one for one in self.addresses if not _ADDRESS.fullmatch(one)]
+        if wrong or not self.addresses or len(set(self.addresses)) < len(self.addresses):
+            what = f"has {wrong[0]!r}" if wrong else "names a server twice" if self.addresses else "is empty"
+            raise ValueError(f"addresses {what}: it lists servers such as 'http://10.0.0.2:8000', each once")
+        if self.key_file is None:
+            raise ValueError("addresses need key_file, the file with the key that serve_engine was given")
+        for name, there in (
+            ("replicas", self.replicas is not None),
+            ("devices", self.devices is not None),
+            ("sleep", self.sleep),
+            ("servers: 'per_rank'", self.servers == "per_rank"),
+        ):
+            if there:
+                raise ValueError(
+                    f"{name} is about servers that the run starts, and those at addresses are there already:"
+                    " leave one of them out"
+                )
+
     def check(self, experiment: Experiment) -> Iterable[Finding]:
+        if self.addresses is not None and _sends_adapters(experiment):
+            yield Finding(
+                "servers at addresses take whole weights, and trainer.lora.send is 'adapters'",
+                "addresses",
+                "set trainer.lora.send to 'merged'",
+            )
         own, longest = self.context_length, experiment.model.longest
         if own is not None and own < experiment.context_length:
             yield Finding(
@@ -199,11 +240,9 @@ class VllmSettings(EngineSettings):
                 "leave it out",
             )
         if self.weight_transfer not in ("auto", "file"):
-            lora = experiment.trainer.lora
-            adapters = lora is not None and lora.send == "adapters"
             device = "cpu" if self.weight_transfer == "shared_memory" else "cuda"
             try:  # on one rank; what several are in the way of is known when they have met
-                self.way(device=device, machines=["here"], adapters=adapters)
+                self.way(device=device, machines=["here"], adapters=_sends_adapters(experiment))
             except ValueError as error:
                 yield Finding.of(error, "weight_transfer")
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -225,7 +264,7 @@ class VllmSettings(EngineSettings):
 
     @property
     def weights_in_memory(self) -> bool:
-        return self.weight_transfer != "file"
+        return self.weight_transfer != "file" and self.addresses is None
 
     def way(self, *, device: str, machines: Sequence[str], adapters: bool) -> tuple[Way, str]:
         places = Places(
@@ -236,11 +275,14 @@ class VllmSettings(EngineSettings):
             tensor_parallel_size=self.tensor_parallel_size,
             replicas=self.replicas_on(device),
             adapters=adapters,
+            by_address=self.addresses is not None,
         )
         return choose(self.weight_transfer, places)
 
     def replicas_on(self, device: str) -> int:
         """`replicas`, or as many as are there for."""
+        if self.addresses is not None:
+            return len(self.addresses)
         if self.replicas is None and self.servers == "one" and self.devices and device == "cuda":
             return len(self.devices) // self.tensor_parallel_size
         return self.replicas or 1
@@ -300,13 +342,16 @@ class VllmSettings(EngineSettings):
             adapter_rank=adapter_rank,
         )
         own = self.servers == "per_rank"
-        servers = servers_of(
-            launch,
-            model_directory,
-            log_directory / f"server-{rank if own else 0}.log",
-            None if own else rendezvous,
-        )
         ranks = RankFiles(rank, world_size, rendezvous, barrier)
+        if self.addresses is not None:
+            servers = self._given(launch, model_directory, ranks)
+        else:
+            servers = servers_of(
+                launch,
+                model_directory,
+                log_directory / f"server-{rank if own else 0}.log",
+                None if own else rendezvous,
+            )
         return VllmEngine(
             self,
             servers,
@@ -316,6 +361,23 @@ class VllmSettings(EngineSettings):
             end_ids=end_ids,
             way=way,
         )
+
+    def _given(self, launch: Launch, weights: Path, ranks: RankFiles) -> list[Server]:
+        """Collective."""
+        from treetune.inference.given import GivenServer, read_key
+
+        assert self.addresses is not None and self.key_file is not None
+        key = read_key(Path(self.key_file).expanduser())
+        interface = os.environ.get("NCCL_SOCKET_IFNAME")
+        if launch.way == "nccl" and interface == "lo" and not all("//127." in url for url in self.addresses):
+            raise ValueError(
+                "engines.policy.weight_transfer is 'nccl', the servers at addresses are on other machines,"
+                " and NCCL would use this one's loopback: set NCCL_SOCKET_IFNAME to the interface between"
+                " them"
+            )
+        run = ranks.gather(secrets.token_hex(8))[0]
+        first = launch.rank == 0
+        return [GivenServer(url, key, launch, weights, run, loads=first) for url in self.addresses]
 
     def serve(
         self,
@@ -342,3 +404,8 @@ class VllmSettings(EngineSettings):
             is_trained=False,
         )
         return servers_of(launch, model_directory, log, rendezvous if world_size > 1 else None)
+
+
+def _sends_adapters(experiment: Experiment) -> bool:
+    lora = experiment.trainer.lora
+    return lora is not None and lora.send == "adapters"

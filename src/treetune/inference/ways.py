@@ -35,6 +35,8 @@ class Places:
     tensor_parallel_size: int
     replicas: int = 1
     adapters: bool = False
+    by_address: bool = False
+    """Whether somebody else started the servers, on whichever machines."""
 
     @property
     def ranks_gpus(self) -> set[int]:
@@ -60,6 +62,8 @@ def choose(setting: WeightTransferSetting, places: Places) -> tuple[Way, str]:
         if problem := obstacles.get(setting):
             raise ValueError(f"{SETTING} is {setting!r}, and {problem}")
         return setting, f"{SETTING} says so"
+    if places.by_address:
+        return "file", "its servers read the experiment's folder, which their machines see"
     for way, why in _REASONS.items():
         if way not in obstacles:
             return way, why
@@ -78,6 +82,13 @@ _REASONS: Mapping[Way, str] = {
 def _obstacles(places: Places) -> dict[Way, str]:
     """What is in the way of each way that can't be, and what would be right."""
     found: dict[Way, str] = {}
+    if places.by_address:
+        found["cuda_ipc"] = found["shared_memory"] = (
+            "its servers are reached by address, as on other machines: choose 'file' or 'nccl'"
+        )
+        if places.device != "cuda":
+            found["nccl"] = "the trainer is on a CPU: choose 'file'"
+        return found
     alone = places.per_rank or len(places.machines) == 1
     if places.device != "cuda":
         found["cuda_ipc"] = found["nccl"] = "the trainer is on a CPU: choose 'shared_memory' or 'file'"

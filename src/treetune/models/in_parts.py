@@ -1,7 +1,7 @@
 """Models whose weights stay in their files until somebody deals them out, one after the other.
 
-Under ZeRO-3 each rank keeps its part. A model that is read whole first takes its whole size of the machine's
-memory for every rank; here a rank has its parts and the one weight that is being dealt out.
+Under ZeRO-3 and AutoTP each rank keeps its part. A model that is read whole first takes its whole size of the
+machine's memory for every rank; here a rank has its parts and the one weight that is being dealt out.
 """
 
 from __future__ import annotations
@@ -81,9 +81,10 @@ def is_in_file(parameter: nn.Parameter) -> bool:
     return hasattr(parameter, _READ)
 
 
-def read_whole(module: nn.Module) -> nn.Module:
-    """Reads what is still in files, on this rank, into memory of its own; the module."""
-    for parameter in module.parameters():
+def read_whole(module: nn.Module, *, recurse: bool = True) -> nn.Module:
+    """Reads what is still in files, on this rank, into memory of its own; the module. Without `recurse`, only
+    what is the module's own, and not its parts'."""
+    for parameter in module.parameters(recurse):
         if is_in_file(parameter):
             parameter.data = _read(parameter).clone()
     return module

@@ -89,9 +89,11 @@ class Plan:
 
     @cached_property
     def engine(self) -> EngineMemory | None:
-        """Of the policy; None where nothing is sampled, or not by vLLM."""
+        """Of the policy; None where nothing is sampled, or not by vLLM that runs here."""
         settings = self.experiment.engines.policy
         if not self.experiment.needs_engine or not isinstance(settings, VllmSettings):
+            return None
+        if settings.addresses is not None:
             return None
         context = settings.context_length or self.experiment.context_length
         return EngineMemory(settings, self.shape, self.machine, context)
@@ -275,7 +277,8 @@ class Plan:
             yield Item("the whole model, read by each rank", ranks * whole)
             return
         yield Item("the whole model, read by the first rank", whole)
-        yield Item("each rank's part of the model", ranks * -(-whole // self.machine.world_size))
+        parts = trainer.tensor_parallel_size if trainer.zero_stage != 3 else self.machine.world_size
+        yield Item("each rank's part of the model", ranks * -(-whole // parts))
 
     @property
     def _offloaded(self) -> int:

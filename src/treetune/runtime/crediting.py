@@ -9,7 +9,7 @@ from treetune.episode_generators.base import GenerationContext
 from treetune.episode_generators.domains import domain_advantages
 from treetune.episode_generators.shaping.applied import shaped
 from treetune.runtime.base import PolicyIteration
-from treetune.runtime.columns_of_ranks import episodes_everywhere
+from treetune.runtime.columns_of_ranks import episodes_on_first
 from treetune.trainers.ranks import Ranks
 from treetune.tree import Tree
 from treetune.vocabulary import Episode, Metrics
@@ -18,7 +18,8 @@ from treetune.vocabulary import Episode, Metrics
 def credited(
     ranks: Ranks, config: PolicyIteration, context: GenerationContext, trees: Sequence[Tree]
 ) -> tuple[list[Episode], Metrics]:
-    """All ranks' episodes that the selection keeps of this rank's trees, and the metrics of what was done.
+    """What all ranks made of their `trees`: the episodes that the selection keeps, on the first rank and none
+    on the others, and the metrics, on every rank.
 
     Raises NothingGraded where no problem is left of which enough answers could be graded. Collective.
     """
@@ -27,12 +28,18 @@ def credited(
         trees, metrics = unavailable.graded(context, trees, config.credit)
     trees, shaping_metrics = shaped(context, config.shaping, trees)
     episodes, credit_metrics = config.credit.assign(context, trees)
-    everyones = episodes_everywhere(ranks, "episodes", episodes)
-    if not everyones and (metrics or "credit/unvalued" in credit_metrics):
+    count = sum(ranks.exchange("number of episodes", len(episodes)))
+    if not count and (metrics or "credit/unvalued" in credit_metrics):
         raise unavailable.NothingGraded(
             f"iteration {context.iteration + 1}: so few answers and continuations could be graded that no"
             " problem is left to learn from. The same command asks for grades again, and samples none again"
         )
-    credit_metrics |= domain_advantages(everyones)
-    selected, selection_metrics = config.selection.select(context, everyones)
-    return selected, metrics | shaping_metrics | credit_metrics | selection_metrics
+    everyones = episodes_on_first(ranks, "episodes", episodes)
+    selected: list[Episode] = []
+    of_all: Metrics = {}
+    if ranks.is_first:
+        of_all = domain_advantages(everyones)
+        selected, selection_metrics = config.selection.select(context, everyones)
+        of_all |= selection_metrics
+    of_all = ranks.from_first("selection", of_all)
+    return selected, metrics | shaping_metrics | credit_metrics | of_all

@@ -6,6 +6,9 @@ from treetune.runtime.base import EvaluationSet, PolicyIteration
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.runtime.stop_after import expected_iterations
 
+EPISODES = "episodes.arrow"
+"""In an iteration's folder: what is trained on, written when all else of sampling and credit is."""
+
 
 def is_last(config: PolicyIteration, directory: ExperimentDirectory, done: int) -> bool:
     """Whether the run is over after `done` iterations: it has all of them, or its budget is spent.
@@ -21,7 +24,7 @@ def iterations_of(config: PolicyIteration, directory: ExperimentDirectory, done:
 
 def is_generated(directory: ExperimentDirectory, iteration: int) -> bool:
     """Whether the iteration's episodes lie on disk, whole."""
-    return (directory.iteration(iteration) / "episodes.arrow").is_file()
+    return (directory.iteration(iteration) / EPISODES).is_file()
 
 
 def is_measured(directory: ExperimentDirectory, done: int, chosen: EvaluationSet) -> bool:

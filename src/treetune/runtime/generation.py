@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
@@ -14,6 +14,7 @@ from treetune.episode_generators import unavailable
 from treetune.episode_generators.rollout.answers import contiguous_share
 from treetune.episode_generators.storage import (
     TOKENS,
+    StoredEpisodes,
     read_episodes,
     read_trajectories,
     write_episodes,
@@ -24,9 +25,9 @@ from treetune.episode_generators.token_signals import SIGNALS
 from treetune.episode_generators.values.ahead import Ahead
 from treetune.runtime.carried import carried_over, carry_over
 from treetune.runtime.clock import Clock
-from treetune.runtime.columns_of_ranks import trajectories_on_first
+from treetune.runtime.columns_of_ranks import stored_for_all, trajectories_on_first
 from treetune.runtime.crediting import credited
-from treetune.runtime.due import is_generated, samples_in
+from treetune.runtime.due import EPISODES, is_generated, samples_in
 from treetune.runtime.overlap import give_to_credit
 from treetune.runtime.sampler import Sampler
 from treetune.runtime.session import Session
@@ -45,8 +46,9 @@ MEMORY = "memory.json"
 BEGIN_AGAIN = "put it back, or begin again under another experiment_name"
 
 
-def generate(sampler: Sampler, iteration: int, clock: Clock) -> tuple[list[Episode], Metrics]:
-    """All ranks' episodes of the iteration: sampled now, or what an interrupted run has of them.
+def generate(sampler: Sampler, iteration: int, clock: Clock) -> tuple[Collection[Episode], Metrics]:
+    """All ranks' episodes of the iteration: sampled now, or what an interrupted run has of them. One rank
+    alone has them in memory; several read them where the first one has written them.
 
     A finished phase is read back, an unfinished one goes on from the requests that were answered.
     Collective.
@@ -56,14 +58,16 @@ def generate(sampler: Sampler, iteration: int, clock: Clock) -> tuple[list[Episo
     if samples_in(session.config, session.directory, iteration):
         with clock.stopped():  # an engine that is still starting is no matter of this iteration
             sampler.server.ready()
+    path = folder / EPISODES
+    episodes: Collection[Episode]
     if is_generated(session.directory, iteration):
         metrics = _recorded(folder / "rollout.json", clock, "generation")
         metrics |= _recorded(folder / "credit.json", clock, "credit")
-        episodes = read_episodes(folder / "episodes.arrow")
+        episodes = read_episodes(path) if session.ranks.world_size == 1 else StoredEpisodes(path)
     else:
         trees, rollout_metrics, ahead = _rollout(sampler, iteration, clock)
         memory = remembered(session, iteration)
-        episodes, metrics = _credit(sampler, iteration, trees, clock, memory, ahead)
+        selected, metrics = _credit(sampler, iteration, trees, clock, memory, ahead)
         metrics = rollout_metrics | metrics
         if session.ranks.is_first:
             _record(folder / "credit.json", metrics, clock, "credit")
@@ -72,8 +76,8 @@ def generate(sampler: Sampler, iteration: int, clock: Clock) -> tuple[list[Episo
             _write_tokens(session)
             (folder / SIGNALS).unlink(missing_ok=True)  # of episodes that somebody has deleted
             # Last: from here on, both phases are done.
-            write_episodes(folder / "episodes.arrow", episodes, session.model.codec)
-        session.ranks.barrier("episodes written")
+            write_episodes(path, selected, session.model.codec)
+        episodes = selected if session.ranks.world_size == 1 else stored_for_all(session.ranks, path)
     return episodes, metrics | _throughput(session, clock)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -22,7 +22,7 @@ END_S = 30.0
 class Generated(NamedTuple):
     """An iteration's episodes, the metrics of making them, and where the seconds of that went."""
 
-    episodes: list[Episode]
+    episodes: Collection[Episode]
     metrics: Metrics
     clock: Clock
 
@@ -58,7 +58,7 @@ class Lookahead:
         finally:
             lookahead._end()
 
-    def generated(self, iteration: int, clock: Clock) -> tuple[list[Episode], Metrics]:
+    def generated(self, iteration: int, clock: Clock) -> tuple[Collection[Episode], Metrics]:
         """The iteration's episodes and metrics. Collective."""
         session = self._sampler.session
         if not self._overlaps:

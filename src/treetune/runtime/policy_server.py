@@ -159,9 +159,12 @@ class PolicyServer:
 def refuse_unreachable_server(config: PolicyIteration, ranks: Ranks) -> None:
     """Raises ValueError where ranks on other machines would share a server, which listens on one alone."""
     machines = sorted(set(ranks.machines()))
-    if getattr(config.engines.policy, "servers", None) == "one" and len(machines) > 1:
+    policy = config.engines.policy
+    if getattr(policy, "addresses", None) is not None:
+        return
+    if getattr(policy, "servers", None) == "one" and len(machines) > 1:
         raise ValueError(
             f"engines.policy.servers is 'one', and the ranks are on {len(machines)} machines"
             f" ({', '.join(machines)}): a server listens on its own machine's loopback only; set it"
-            " to 'per_rank'"
+            " to 'per_rank', or name servers that all reach (engines.policy.addresses)"
         )

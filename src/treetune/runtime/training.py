@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,7 +44,7 @@ def make_trainer(session: Session) -> PolicyTrainer:
 
 
 def train(
-    sampler: Sampler, trainer: PolicyTrainer, iteration: int, episodes: Sequence[Episode], clock: Clock
+    sampler: Sampler, trainer: PolicyTrainer, iteration: int, episodes: Collection[Episode], clock: Clock
 ) -> Metrics:
     """Trains on the episodes, all epochs or those that the choice needs, and leaves the trainer with
     the weights that the iteration ends with. Without an episode, as `on_empty_selection` says. Collective.
@@ -53,7 +54,7 @@ def train(
     if not episodes:
         _nothing_selected(sampler.session, iteration)
         return metrics
-    tell: Callable[[Sequence[TokenSignals]], None] | None = _signals_keeper(sampler.session, iteration)
+    tell = _signals_keeper(sampler.session, iteration)
     if config.restart == "every_iteration" and iteration > 0:
         with clock.phase("training"), server.asleep():
             metrics = trainer.restart(episodes, tell)
@@ -83,16 +84,11 @@ def train(
                 return metrics | choice.settle()
 
 
-def _signals_keeper(session: Session, iteration: int) -> Callable[[Sequence[TokenSignals]], None]:
-    """Writes what the trainer says of tokens beside their episodes. Every rank knows all of it, and the first
-    one writes."""
+def _signals_keeper(session: Session, iteration: int) -> Callable[[Sequence[TokenSignals]], None] | None:
+    """Writes what the trainer says of tokens beside their episodes. Every rank knows all of it, and only the
+    first one is told."""
     path = session.directory.iteration(iteration) / SIGNALS
-
-    def keep(signals: Sequence[TokenSignals]) -> None:
-        if session.ranks.is_first:
-            write_token_signals(path, signals)
-
-    return keep
+    return partial(write_token_signals, path) if session.ranks.is_first else None
 
 
 def _nothing_selected(session: Session, iteration: int) -> None:

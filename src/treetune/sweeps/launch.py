@@ -19,7 +19,8 @@ from typing import Any
 from treetune.config.jsonnet import shown
 from treetune.files import write_json
 from treetune.runtime.children import end, started, wait_a_moment
-from treetune.tables.runs import MEASURABLE, TO_DO, Key, Plan, PlannedRun, Status, duration, inspect
+from treetune.runtime.console import duration
+from treetune.tables.runs import MEASURABLE, TO_DO, Key, Plan, PlannedRun, Status, inspect
 
 MAIN = Path(__file__).resolve().parents[1] / "main.py"
 PROGRESS_EVERY_S = 60.0

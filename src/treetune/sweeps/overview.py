@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from treetune.runtime.console import duration
 from treetune.sweeps.estimate import estimate
-from treetune.tables.runs import TO_DO, Plan, PlannedRun, duration
+from treetune.tables.runs import TO_DO, Plan, PlannedRun
 
 DASH = "–"
 

@@ -351,10 +351,3 @@ def failure(run: PlannedRun) -> str:
         return ""
     last = attempts[-1]
     return f"{last['command']} ended with {last['exit_code']}: {last.get('message', '')} (log {run.log})"
-
-
-def duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    minutes = seconds / 60
-    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"

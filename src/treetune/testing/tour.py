@@ -106,19 +106,17 @@ def _place(browser: Browser, origin: str, address: str, run: str, other: str) ->
     browser.open(origin + address)
     browser.wait("document.querySelector('[name=as]') !== null")
     asked = {name: values[0] for name, values in parse_qs(urlsplit(address).query).items()}
-    problem = browser.script(
-        "return new URLSearchParams(document.querySelector('a[data-key=a]').search).get('problem')"
+    problem, ways, continuations = browser.script(
+        """return [
+          new URLSearchParams(document.querySelector('a[data-key=a]').search).get('problem'),
+          [...document.querySelectorAll('[name=as] option')].map((one) => one.value),
+          document.querySelector('details[hx-get]')?.getAttribute('hx-get') || ''];"""
     )
-    return Place(
-        run,
-        other,
-        asked["source"],
-        asked["answer"],
-        problem,
-        browser.script("return [...document.querySelectorAll('[name=as] option')].map((one) => one.value)"),
-        browser.script("return document.querySelector('details[hx-get]')?.getAttribute('hx-get') || ''"),
-        *_data_and_judged(browser, origin),
-    )
+    data, judged = _data_and_judged(browser, origin)
+    if judged:  # its page is there as soon as its answers have been read
+        browser.open(f"{origin}/answers?{urlencode({'run': judged})}")
+        browser.wait(ANSWERS_THERE, seconds=LONGEST_INDEX_S)
+    return Place(run, other, asked["source"], asked["answer"], problem, ways, continuations, data, judged)
 
 
 def _data_and_judged(browser: Browser, origin: str) -> tuple[Sequence[str], str]:
@@ -137,6 +135,8 @@ def _data_and_judged(browser: Browser, origin: str) -> tuple[Sequence[str], str]
 def stops(place: Place) -> Iterator[Stop]:
     """Of all pages. Raises UnknownPage for one that isn't in `STOPS`."""
     for page in PAGES:
+        if page.path in DOWNLOADED:
+            continue
         if page.path not in STOPS:
             raise UnknownPage(
                 f"{page.path} ({page.title}) is a page of the viewer that {Path(__file__).name} doesn't know"
@@ -242,11 +242,6 @@ def _notes(place: Place) -> Iterator[Stop]:
     yield Stop("/notes", "notes of all experiments")
 
 
-def _downloaded(place: Place) -> Iterator[Stop]:
-    """No page: a file that the browser keeps."""
-    yield from ()
-
-
 def _query(**values: object) -> str:
     return urlencode(values, doseq=True)
 
@@ -266,8 +261,9 @@ STOPS: Mapping[str, Callable[[Place], Iterator[Stop]]] = {
     "/row": _row,
     "/agreement": _agreement,
     "/timeline": _timeline,
-    "/timeline/trace": _downloaded,
     "/notes": _notes,
-    "/notes/data": _downloaded,
 }
 """What is looked at of each page."""
+
+DOWNLOADED = {"/timeline/trace", "/notes/data"}
+"""No pages: files that the browser keeps."""

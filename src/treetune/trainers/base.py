@@ -163,8 +163,8 @@ class Trainer(Part):
 
     @property
     def reads_in_parts(self) -> bool:
-        """Whether weights are dealt out while they are read (ZeRO-3): no rank need ever hold them all."""
-        return self.zero_stage == 3 and not self.offload_parameters
+        """Whether weights are dealt out while they are read: no rank need ever hold them all."""
+        return self.deals_weights_out and not self.offload_parameters
 
     @property
     def model_parallel_size(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,15 +20,16 @@ from treetune.trainers.base import Trainer
 from treetune.trainers.batching import Unit
 from treetune.trainers.critic import Critic
 from treetune.trainers.entropy import EntropyCoefficient
+from treetune.trainers.micro_batches import rows_of_rank
 from treetune.trainers.minibatch import Minibatch, micro_batch_loss
 from treetune.trainers.model_factory import ModelFactory, Reference
 from treetune.trainers.objectives.base import SKIPPED_BY_RATIO, without_skipped
 from treetune.trainers.preparation.advantages import check_unthreaded
-from treetune.trainers.preparation.stages import preparation, prepare
+from treetune.trainers.preparation.stages import preparation, prepare, runs_models
 from treetune.trainers.preparation.tensors import IterationTensors
 from treetune.trainers.ranks import Ranks
 from treetune.trainers.scoring import Scored, Scorer
-from treetune.trainers.signals import TellSignals, token_signals
+from treetune.trainers.signals import Telling, TellSignals
 from treetune.trainers.tokens import Sequences, units_of
 from treetune.vocabulary import Episode, Metrics, TokenIds
 
@@ -37,6 +38,10 @@ if TYPE_CHECKING:
 
 COMPUTED = "train/computed_tokens"
 """Tokens that the policy ran over for the iteration's updates, on all ranks; padding is not counted."""
+
+
+Running = tuple[Sequence[Unit], bool, bool]
+"""Rows that all ranks run in micro-batches, whether a unit's rows run together, and whether with gradient."""
 
 
 class Stretch(NamedTuple):
@@ -88,7 +93,7 @@ class PolicyTrainer:
         """The model that is trained; under ZeRO-3 its weights are shards."""
         return self.policy.module.model
 
-    def restart(self, episodes: Sequence[Episode] = (), tell: TellSignals | None = None) -> Metrics:
+    def restart(self, episodes: Collection[Episode] = (), tell: TellSignals | None = None) -> Metrics:
         """The policy and its optimiser as at the very beginning.
 
         With `measure_kl`, says how far the policy that is given up had gone from there, measured on
@@ -97,10 +102,10 @@ class PolicyTrainer:
         assert self.critic is None, "a critic is trained on from iteration to iteration"
         measured = None
         if episodes and (self.settings.measure_kl or self.settings.token_signals == "all"):
-            sequences = Sequences.of(episodes)
+            sequences = self._sequences(episodes, lambda known: [(known.once(), False, False)])
             measured = IterationTensors.of(episodes)
             measured.take(self.old_logprobs(sequences))
-            self._tell(tell, episodes, sequences, measured)
+            self._telling(tell, episodes, sequences).say(measured)
         self.policy.close()
         del self.policy  # two optimisers at once might not fit
         gc.collect()
@@ -134,9 +139,13 @@ class PolicyTrainer:
     # One iteration
 
     def train(
-        self, iteration: int, episodes: Sequence[Episode], progress: Callable[[int, int], None] | None = None
+        self,
+        iteration: int,
+        episodes: Collection[Episode],
+        progress: Callable[[int, int], None] | None = None,
     ) -> Metrics:
-        """All epochs over these episodes; every rank is given the same ones. Collective."""
+        """All epochs over these episodes; every rank is given the same ones, and keeps the tokens of those
+        that it runs. Collective."""
         metrics: Metrics = {}
         for _, metrics in self.stretches(iteration, episodes, progress=progress):  # noqa: B007
             pass
@@ -145,7 +154,7 @@ class PolicyTrainer:
     def stretches(
         self,
         iteration: int,
-        episodes: Sequence[Episode],
+        episodes: Collection[Episode],
         every: int | None = None,
         progress: Callable[[int, int], None] | None = None,
         tell: TellSignals | None = None,
@@ -156,12 +165,23 @@ class PolicyTrainer:
         """
         if self.critic is not None:
             check_unthreaded(episodes)
-        sequences = Sequences.of(episodes)
         units = units_of(episodes, in_pairs=self.settings.objective.needs_pairs)
         steps = self.settings.epochs * len(list(self._minibatches(iteration, 0, units)))
         stages = preparation(self.settings, self.gae, several_steps=steps > 1, critic=self.critic is not None)
+
+        def run(known: Sequences) -> Iterator[Running]:
+            if runs_models(stages) or self.settings.token_signals == "all":
+                yield known.once(), False, False
+            for epoch in range(self.settings.epochs):
+                for members in self._minibatches(iteration, epoch, units):
+                    minibatch = Minibatch.of(known, members, self.settings.objective)
+                    if minibatch.units:
+                        yield minibatch.units, minibatch.keep_units, True
+
+        sequences = self._sequences(episodes, run)
         tensors = prepare(stages, IterationTensors.of(episodes), sequences, self)
-        is_told = self._tell_beforehand(tell, episodes, sequences, tensors)
+        telling = self._telling(tell, episodes, sequences)
+        self._tell_beforehand(telling, tensors)
         constant = tensors.token_metrics()
         sums: dict[str, float] = defaultdict(float)
         number = skipped = 0
@@ -173,8 +193,7 @@ class PolicyTrainer:
                     skipped += 1
                 else:
                     step = self._step(sequences, minibatch, tensors, iterations_done, steps)
-                    if not is_told and tensors.old_logprobs_N is not None:
-                        is_told = self._tell(tell, episodes, sequences, tensors)
+                    telling.say(tensors)
                     for name, value in step.items():
                         sums[name] += value
                 number += 1
@@ -192,6 +211,28 @@ class PolicyTrainer:
                 metrics |= {"train/skipped_steps": float(skipped)} if skipped else {}
                 yield Stretch(epoch + end_of_epoch, number, number == steps), metrics
 
+    def _sequences(
+        self, episodes: Collection[Episode], run: Callable[[Sequences], Iterable[Running]]
+    ) -> Sequences:
+        """The episodes' sequences, with the tokens of those that this rank runs; `run` says what all ranks
+        do. Prefix trees are cut by their tokens, so that every rank has all of them there."""
+        settings, ranks = self.settings, self.ranks
+        if ranks.world_size == 1 or settings.layout == "tree":
+            return Sequences.of(episodes)
+        known = Sequences.of(episodes, kept=())
+        kept: set[int] = set()
+        for units, keep_units, with_gradient in run(known):
+            kept |= rows_of_rank(
+                known,
+                units,
+                settings,
+                rank=ranks.rank,
+                ranks=ranks.world_size,
+                keep_units=keep_units,
+                with_gradient=with_gradient,
+            )
+        return Sequences.of(episodes, kept)
+
     def _minibatches(self, iteration: int, epoch: int, units: Sequence[Unit]) -> Iterator[list[Unit]]:
         size = self.settings.minibatch_size or len(units)
         order = list(units)
@@ -207,33 +248,18 @@ class PolicyTrainer:
 
     # What is known of single tokens
 
-    def _tell_beforehand(
-        self,
-        tell: TellSignals | None,
-        episodes: Sequence[Episode],
-        sequences: Sequences,
-        tensors: IterationTensors,
-    ) -> bool:
+    def _telling(
+        self, tell: TellSignals | None, episodes: Collection[Episode], sequences: Sequences
+    ) -> Telling:
+        return Telling(None if self.settings.token_signals == "none" else tell, episodes, sequences)
+
+    def _tell_beforehand(self, telling: Telling, tensors: IterationTensors) -> None:
         """What the preparation knows; with ``token_signals: 'all'`` what a forward pass for them alone says,
-        where it knows nothing. The tensors that training reads stay as they are. Whether anything was told.
-        Collective."""
+        where it knows nothing. The tensors that training reads stay as they are. Collective."""
         if tensors.old_logprobs_N is None and self.settings.token_signals == "all":
             tensors = dataclasses.replace(tensors)
-            tensors.take(self.old_logprobs(sequences))
-        if tensors.old_logprobs_N is None:
-            return False
-        return self._tell(tell, episodes, sequences, tensors)
-
-    def _tell(
-        self,
-        tell: TellSignals | None,
-        episodes: Sequence[Episode],
-        sequences: Sequences,
-        tensors: IterationTensors,
-    ) -> bool:
-        if tell is not None and self.settings.token_signals != "none":
-            tell(token_signals(episodes, sequences, tensors))
-        return True
+            tensors.take(self.old_logprobs(telling.sequences))
+        telling.say(tensors)
 
     # What the stages of the preparation run
 

@@ -14,7 +14,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
-from treetune.models.in_parts import InTurn
+from treetune.models.in_parts import InTurn, read_whole
 from treetune.models.inputs import ModelInputs
 from treetune.trainers.aside import Aside, of_the_weights, of_training_alone
 from treetune.trainers.base import Trainer
@@ -43,9 +43,10 @@ class DeepSpeedModel:
         self.aside = Aside()
         without_dropout(module)
         config, groups = _config(settings, ranks), _groups(module, settings)
-        if settings.reads_in_parts:
+        if settings.reads_in_parts and not self.tensor_parallel:
             deal_out(module, config, settings, ranks)
-        self.engine, *_ = deepspeed.initialize(model=module, model_parameters=groups, config=config)
+        with cut_in_turn() if self.tensor_parallel else nullcontext():
+            self.engine, *_ = deepspeed.initialize(model=module, model_parameters=groups, config=config)
         if settings.zero_stage == 0 and settings.precision == "float32":
             # DeepSpeed clips here and forgets the norm that it clipped by.
             self.engine.clip_fp32_gradients = self._clip
@@ -207,6 +208,32 @@ def deal_out(module: nn.Module, config: Mapping[str, Any], settings: Trainer, ra
     # Its own linear layers would take the place of PyTorch's for every model of the process.
     in_turn = InTurn(module, reads=ranks.is_first)
     deepspeed.zero.Init(module=in_turn, config_dict_or_path=config, dtype=dtype, mem_efficient_linear=False)
+
+
+@contextmanager
+def cut_in_turn() -> Iterator[None]:
+    """Inside, AutoTP finds the weights of a module read just before it cuts them: a rank has its parts, the
+    weights that aren't cut, and one whole weight. It has no entrance for parts, but one method that it calls
+    for each module first, to gather what ZeRO-3 had dealt out (``AutoTP._gather_zero3_params``)."""
+    from deepspeed.module_inject.auto_tp import AutoTP
+    from deepspeed.runtime.engine import DeepSpeedEngine
+
+    gather, cut = AutoTP._gather_zero3_params, DeepSpeedEngine._apply_autotp_partitioning
+
+    def read_and_gather(self: Any, module: nn.Module) -> Any:
+        read_whole(module, recurse=False)
+        return gather(self, module)
+
+    def cut_and_read(self: Any, model: nn.Module, *arguments: Any) -> Any:
+        sources = cut(self, model, *arguments)
+        read_whole(model)  # norms, and whatever else every rank has
+        return sources
+
+    with (
+        patch.object(AutoTP, gather.__name__, read_and_gather),
+        patch.object(DeepSpeedEngine, cut.__name__, cut_and_read),
+    ):
+        yield
 
 
 def frozen(module: nn.Module, settings: Trainer, ranks: Ranks) -> Any:

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from treetune.models.inputs import ModelInputs
 from treetune.prefix_tree import GrowingTree, PrefixTree
 from treetune.trainers.base import Trainer
-from treetune.trainers.batching import Layout, Unit, plan_micro_batches
+from treetune.trainers.batching import Layout, PlannedBatch, Unit, plan_micro_batches
 from treetune.trainers.tokens import Row, Sequences
 
 
@@ -52,6 +52,45 @@ def micro_batches(
 
     Without `keep_units`, any row may run apart from the others of its unit.
     """
+    planned, rows_by_rank = _planned(sequences, units, settings, ranks, keep_units, with_gradient)
+    own = rank // settings.model_parallel_size
+    for turn, batch in enumerate(planned[own]):
+        most = max(sum(sequences.rows[i].trained for i in rows[turn]) for rows in rows_by_rank)
+        yield micro_batch(
+            sequences,
+            rows_by_rank[own][turn],
+            settings.layout,
+            device,
+            max_positions=most,
+            is_dummy=batch.is_dummy,
+            model_parallel_size=settings.model_parallel_size,
+        )
+
+
+def rows_of_rank(
+    sequences: Sequences,
+    units: Sequence[Unit],
+    settings: Trainer,
+    *,
+    rank: int,
+    ranks: int,
+    keep_units: bool = False,
+    with_gradient: bool = True,
+) -> set[int]:
+    """Those that `micro_batches` runs on this rank. It asks for no row's tokens, but with trees."""
+    _, rows_by_rank = _planned(sequences, units, settings, ranks, keep_units, with_gradient)
+    return {row for rows in rows_by_rank[rank // settings.model_parallel_size] for row in rows}
+
+
+def _planned(
+    sequences: Sequences,
+    units: Sequence[Unit],
+    settings: Trainer,
+    ranks: int,
+    keep_units: bool,
+    with_gradient: bool,
+) -> tuple[list[list[PlannedBatch]], list[list[list[int]]]]:
+    """The micro-batches of each group of ranks that run them together, and the rows of each of them."""
     layout, parallel = settings.layout, settings.model_parallel_size
     max_tokens = settings.tokens_per_micro_batch * settings.sequence_parallel_size
     if not with_gradient:
@@ -71,19 +110,7 @@ def micro_batches(
         max_rows=settings.sequences_per_micro_batch,
         layout=layout,
     )
-    rows_by_rank = [[[row for i in batch.indices for row in groups[i]] for batch in own] for own in planned]
-    for turn, batch in enumerate(planned[rank // parallel]):
-        own = rows_by_rank[rank // parallel][turn]
-        most = max(sum(len(sequences.rows[i].predicting) for i in rows[turn]) for rows in rows_by_rank)
-        yield micro_batch(
-            sequences,
-            own,
-            layout,
-            device,
-            max_positions=most,
-            is_dummy=batch.is_dummy,
-            model_parallel_size=parallel,
-        )
+    return planned, [[[row for i in one.indices for row in groups[i]] for one in own] for own in planned]
 
 
 def micro_batch(
@@ -110,7 +137,7 @@ def micro_batch(
             max_positions=max_positions,
         ),
         flat_index_N=sequences.flat_index(indices),
-        trained_tokens=tuple(sum(len(row.predicting) for row in own) for _, own in of_sequences),
+        trained_tokens=tuple(sum(row.trained for row in own) for _, own in of_sequences),
         computed_tokens=laid_out.tokens,
         is_dummy=is_dummy,
         loss_scale=0.0 if is_dummy else 1 / model_parallel_size,
@@ -200,7 +227,7 @@ def _trees(
 
 def _fits(sequences: Sequences, unit: Unit, max_tokens: int) -> bool:
     """Whether the tree of its rows alone has no more than so many tokens."""
-    if sum(len(sequences.rows[row].token_ids) for row in unit) <= max_tokens:
+    if sum(sequences.rows[row].length for row in unit) <= max_tokens:
         return True
     tree = GrowingTree()
     _add(sequences, tree, unit)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 
 from treetune.episode_generators.token_signals import TokenSignals
 from treetune.trainers.preparation.tensors import IterationTensors
@@ -13,8 +14,26 @@ from treetune.vocabulary import Episode
 TellSignals = Callable[[Sequence[TokenSignals]], None]
 
 
+@dataclass
+class Telling:
+    """Tells once what the policy said of an iteration's tokens before the first update, as soon as that is
+    known, if anybody wants to be told."""
+
+    tell: TellSignals | None
+    episodes: Collection[Episode]
+    sequences: Sequences
+    is_told: bool = False
+
+    def say(self, tensors: IterationTensors) -> None:
+        if self.is_told or tensors.old_logprobs_N is None:
+            return
+        self.is_told = True
+        if self.tell is not None:
+            self.tell(token_signals(self.episodes, self.sequences, tensors))
+
+
 def token_signals(
-    episodes: Sequence[Episode], sequences: Sequences, tensors: IterationTensors
+    episodes: Iterable[Episode], sequences: Sequences, tensors: IterationTensors
 ) -> list[TokenSignals]:
     """One row for each episode, of what the policy said before the first update."""
     assert tensors.old_logprobs_N is not None and tensors.entropies_N is not None

@@ -11,8 +11,9 @@ it that was sampled in one go, behind all that it was sampled after.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,18 +27,36 @@ from treetune.vocabulary import Episode, Stretch, TokenIds
 
 @dataclass(frozen=True)
 class Row:
-    """Tokens that a model runs over, of the sequence number `sequence`."""
+    """What a model runs over, of the sequence number `sequence`: so many tokens (`length`), of which so many
+    are `trained`. Rows of one `likeness` have the same tokens, of which the same are trained."""
 
-    token_ids: Tensor
-    predicting: Tensor
-    """Positions (in the row) whose next token is trained, int64."""
+    length: int
+    trained: int
     start: int
     """Where its trained tokens begin among the iteration's."""
     sequence: int
+    likeness: bytes
+    tokens: tuple[Tensor, Tensor] | None
+    """None where this rank doesn't run it."""
 
     @property
     def end(self) -> int:
-        return self.start + len(self.predicting)
+        return self.start + self.trained
+
+    @property
+    def token_ids(self) -> Tensor:
+        """int64."""
+        return self._tokens[0]
+
+    @property
+    def predicting(self) -> Tensor:
+        """Positions (in the row) whose next token is trained, int64."""
+        return self._tokens[1]
+
+    @property
+    def _tokens(self) -> tuple[Tensor, Tensor]:
+        assert self.tokens is not None, f"a row of sequence {self.sequence} is run here and was not kept"
+        return self.tokens
 
 
 @dataclass(frozen=True)
@@ -58,29 +77,30 @@ class Sequences:
     """Of the problems; empty texts where they have none."""
 
     @staticmethod
-    def of(episodes: Sequence[Episode]) -> Sequences:
+    def of(episodes: Iterable[Episode], kept: Container[int] | None = None) -> Sequences:
+        """With the tokens of the rows in `kept`; None: of all."""
         rows: list[Row] = []
         first_rows, starts = [0], [0]
+        rewards: list[float] = []
+        on_the_way: list[list[tuple[int, float]]] = []
+        scores: list[float] = []
+        groups: list[str] = []
+        domains: list[str] = []
         for number, episode in enumerate(episodes):
             start = starts[-1]
             for token_ids, predicting in _rows(episode):
-                ids = torch.from_numpy(token_ids.astype(np.int64))
-                rows.append(Row(ids, torch.from_numpy(predicting), start, number))
+                rows.append(_row(token_ids, predicting, start, number, kept is None or len(rows) in kept))
                 start = rows[-1].end
             if start == starts[-1]:
                 raise ValueError(f"episode {episode.trajectory} has no token to train on")
             starts.append(start)
             first_rows.append(len(rows))
-        return Sequences(
-            rows,
-            first_rows,
-            starts,
-            rewards=[e.reward for e in episodes],
-            rewards_on_the_way=[_on_the_way(e) for e in episodes],
-            scores=[e.score for e in episodes],
-            groups=[e.group for e in episodes],
-            domains=[e.domain for e in episodes],
-        )
+            rewards.append(episode.reward)
+            on_the_way.append(_on_the_way(episode))
+            scores.append(episode.score)
+            groups.append(episode.group)
+            domains.append(episode.domain)
+        return Sequences(rows, first_rows, starts, rewards, on_the_way, scores, groups, domains)
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -88,7 +108,7 @@ class Sequences:
     @property
     def lengths(self) -> list[int]:
         """Tokens of each row."""
-        return [len(row.token_ids) for row in self.rows]
+        return [row.length for row in self.rows]
 
     @property
     def n_tokens(self) -> int:
@@ -107,17 +127,23 @@ class Sequences:
 
     def first_alike(self) -> list[int]:
         """For every row the first one with the same tokens, of which the same are trained."""
-        places: dict[tuple[bytes, bytes], int] = {}
-        return [
-            places.setdefault((row.token_ids.numpy().tobytes(), row.predicting.numpy().tobytes()), index)
-            for index, row in enumerate(self.rows)
-        ]
+        places: dict[bytes, int] = {}
+        return [places.setdefault(row.likeness, index) for index, row in enumerate(self.rows)]
 
     def once(self) -> list[Unit]:
         """The rows of each sequence but for those that are like earlier ones."""
         first = self.first_alike()
         units = [tuple(row for row in self.rows_of((i,)) if first[row] == row) for i in range(len(self))]
         return [unit for unit in units if unit]
+
+
+def _row(token_ids: TokenIds, predicting: np.ndarray, start: int, sequence: int, kept: bool) -> Row:
+    likeness = hashlib.blake2b(len(token_ids).to_bytes(8, "little"), digest_size=16)
+    likeness.update(np.ascontiguousarray(token_ids))
+    likeness.update(np.ascontiguousarray(predicting))
+    tokens = torch.from_numpy(token_ids.astype(np.int64)), torch.from_numpy(predicting)
+    length, trained = len(token_ids), len(predicting)
+    return Row(length, trained, start, sequence, likeness.digest(), tokens if kept else None)
 
 
 def _on_the_way(episode: Episode) -> list[tuple[int, float]]:
@@ -149,27 +175,23 @@ def _rows(episode: Episode) -> Iterator[tuple[TokenIds, np.ndarray]]:
     yield from training_rows(episode.prompt_ids, parts)
 
 
-def units_of(episodes: Sequence[Episode], in_pairs: bool) -> list[Unit]:
+def units_of(episodes: Collection[Episode], in_pairs: bool) -> list[Unit]:
     """Which sequences belong together. Raises ValueError where pairs are needed and there are others."""
     if not in_pairs:
         return [(index,) for index in range(len(episodes))]
-    for index, episode in enumerate(episodes):
-        partner = episodes[index ^ 1] if index ^ 1 < len(episodes) else None
-        if (
-            partner is None
-            or episode.pair is None
-            or partner.pair != episode.pair
-            or episode.chosen is not (index % 2 == 0)
-        ):
+    sides = [(episode.pair, episode.chosen, episode.trajectory) for episode in episodes]
+    for index, (pair, chosen, trajectory) in enumerate(sides):
+        partner = sides[index ^ 1][0] if index ^ 1 < len(sides) else None
+        if pair is None or partner != pair or chosen is not (index % 2 == 0):
             raise ValueError(
-                f"episode {episode.trajectory} is not one of a pair, better answer first, and the objective"
+                f"episode {trajectory} is not one of a pair, better answer first, and the objective"
                 " compares answers: choose the selection 'preference_pairs'"
             )
-    return [(index, index + 1) for index in range(0, len(episodes), 2)]
+    return [(index, index + 1) for index in range(0, len(sides), 2)]
 
 
 def flat_of_trained(
-    episodes: Sequence[Episode], values: Callable[[Episode], np.ndarray | None]
+    episodes: Iterable[Episode], values: Callable[[Episode], np.ndarray | None]
 ) -> Tensor | None:
     """One float32 per trained token from one value per response token; None if any episode has none."""
     rows = []

@@ -19,10 +19,11 @@ from treetune.reports.tables.markdown import as_markdown
 from treetune.reports.tables.measure import measure
 from treetune.reports.tables.page import as_html
 from treetune.reports.tables.panels import panel_curves, panels_json
+from treetune.runtime.console import duration
 from treetune.runtime.machine import versions
 from treetune.tables.base import Table
 from treetune.tables.experiments import ExperimentsTable
-from treetune.tables.runs import Plan, duration, make_plan
+from treetune.tables.runs import Plan, make_plan
 from treetune.tables.settings import Reproduction
 from treetune.tables.until import grown
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 import torch
@@ -12,7 +12,7 @@ from treetune.episode_generators.credit.gae import gae
 from treetune.vocabulary import Episode
 
 
-def check_unthreaded(episodes: Sequence[Episode]) -> None:
+def check_unthreaded(episodes: Iterable[Episode]) -> None:
     """Raises ValueError for answers with threads, along which there is no one state after another."""
     for episode in episodes:
         if episode.stretches:

@@ -6,7 +6,7 @@ chooses them; the trainer runs them, and so does every analysis of what the trai
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
 
@@ -215,6 +215,11 @@ def preparation(
     if in_advantage:
         stages.append(AdvantageKl(objective.advantage_kl_coef, objective.kl_estimator))
     return stages
+
+
+def runs_models(stages: Iterable[Stage]) -> bool:
+    """Whether any of them runs a model over all sequences."""
+    return any({"ref_logprobs_N", "old_logprobs_N", "values_N"}.intersection(one.fills) for one in stages)
 
 
 def prepare(

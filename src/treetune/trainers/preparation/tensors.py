@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -43,7 +43,7 @@ class IterationTensors:
     """As the objective gets them."""
 
     @staticmethod
-    def of(episodes: Sequence[Episode]) -> IterationTensors:
+    def of(episodes: Iterable[Episode]) -> IterationTensors:
         return IterationTensors(
             flat_of_trained(episodes, lambda e: e.behaviour_logprobs),
             flat_of_trained(episodes, lambda e: e.advantages),

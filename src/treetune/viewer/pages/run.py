@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from treetune.reports.charts import thinned
 from treetune.reports.experiment import Experiment
-from treetune.reports.sections.times import PHASES, phase_seconds
+from treetune.reports.sections.times import phase_seconds, phase_totals
 from treetune.viewer.page import Page, View
 from treetune.viewer.store import Run
 from treetune.viewer.store.curves import (
@@ -16,6 +16,7 @@ from treetune.viewer.store.curves import (
     chosen_charts,
     evaluation_charts,
     events_of,
+    events_of_several,
     metric_names,
     setting_of,
     usual_charts,
@@ -31,7 +32,7 @@ def show(view: View) -> Response:
     together = view.choice("seeds", ("apart", "together")) == "together"
     made = bunches(experiments, together)
     first = experiments[view.run.name]
-    events = events_of(first) if len(experiments) == 1 else []
+    events = events_of(first) if len(experiments) == 1 else events_of_several(experiments)
     standings = {run.name: standing(view.store, run) for run in view.runs}
     names = [name for name in view.request.query_params.getlist("metric") if name]
     return view.render(
@@ -54,10 +55,10 @@ def show(view: View) -> Response:
 def _times(one: Experiment) -> dict[str, object]:
     """Seconds by phase: of all iterations, and bars of each (of neighbours, where there are many)."""
     rows = phase_seconds(one)
-    totals = {phase: math.fsum(own[phase] for _, own in rows) for phase in PHASES}
+    totals = phase_totals(rows)
     bars = thinned(rows)
     return {
-        "totals": {phase: seconds for phase, seconds in totals.items() if seconds > 0},
+        "totals": totals,
         "whole": math.fsum(totals.values()),
         "iterations": len(rows),
         "bars": bars,

@@ -20,6 +20,7 @@ COLOURS = 8
 """Of the palette: a line whose colour is so much more has the same, dashed."""
 
 _RESUMED = re.compile(r"INFO continuing after iteration (\d+) of")
+_SIGN = re.compile(r"INFO warning: (\w+) in iterations \d+ to (\d+): (.*)")
 
 
 @dataclass(frozen=True)
@@ -170,6 +171,8 @@ def events_of(one: Experiment) -> list[Event]:
         for label, summaries in one.evaluations.items()
         for number, summary in summaries.items()
     ]
+    log = _text_of(one.path / "logs" / "run.log")
+    said = {(sign, int(number)): words for sign, number, words in _SIGN.findall(log)}
     before: Mapping[str, Any] = {}
     for row in one.metrics:
         x = float(row["iteration"] + 1)
@@ -178,22 +181,35 @@ def events_of(one: Experiment) -> list[Event]:
         for key, value in row.items():
             sign = key.removeprefix("diagnostics/")
             if sign != key and sign != "stop" and bool(value) != bool(before.get(key, 0)):
-                found.append(Event(x, "sign", f"{sign} {'begins' if value else 'is over'}"))
+                why = said.get((sign, int(x)), "") if value else ""
+                words = f"{sign} {'begins' if value else 'is over'}{': ' if why else ''}{why}"
+                found.append(Event(x, "sign", words))
         if row.get("diagnostics/stop"):
             found.append(Event(x, "sign", "stopped by a sign of collapse"))
         before = row
     for change in one.manifest.get("continued", ()):
         words = ", ".join((change.get("changed") or {}).values()) or "on another machine"
         found.append(Event(float(change.get("after", 0)), "resume", f"went on with {words}"))
-    found += [Event(x, "resume", "resumed") for x in _resumes(one.path / "logs" / "run.log")]
+    found += [Event(float(n), "resume", "resumed") for n in _RESUMED.findall(log)]
     return sorted(found, key=lambda event: (event.x, event.kind, event.words))
 
 
-def _resumes(log: Path) -> list[float]:
+def events_of_several(experiments: Mapping[str, Experiment]) -> list[Event]:
+    """Of each with its name in front; evaluations stay out: each is a point of a curve of its own."""
+    found = [
+        replace(event, words=f"{name}: {event.words}")
+        for name, one in experiments.items()
+        for event in events_of(one)
+        if event.kind != "evaluation"
+    ]
+    return sorted(found, key=lambda event: (event.x, event.kind, event.words))
+
+
+def _text_of(log: Path) -> str:
     try:
-        return [float(n) for n in _RESUMED.findall(log.read_text(errors="replace"))]
+        return log.read_text(errors="replace")
     except OSError:
-        return []
+        return ""
 
 
 def _metric_line(bunch: Bunch, name: str) -> Line | None:

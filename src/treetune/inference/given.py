@@ -1,0 +1,291 @@
+"""Servers that somebody else has started, here or on other machines (`serve_engine`), reached by address."""
+
+from __future__ import annotations
+
+import json
+import stat
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from treetune.inference.base import EngineError
+from treetune.inference.client import Address, Client, ServerFailure
+from treetune.inference.key import ROUTE
+from treetune.inference.server import AwaitedServer
+from treetune.inference.sync import drop_cache
+from treetune.inference.transfer import FromFolder
+
+if TYPE_CHECKING:
+    from treetune.inference.launch import Launch
+
+LOOK_S = 5.0
+"""How often one that is there is looked at."""
+AWAY_S = 0.2
+"""How often one that is away is."""
+ANSWER_S = 60.0
+"""How long one that samples may take to say what it is."""
+END_S = 5.0
+"""How long its thread may take to end."""
+
+SETTING = "engines.policy.addresses"
+
+
+def read_key(path: Path) -> str:
+    """The key in a file that nobody else may read. Raises ValueError."""
+    try:
+        mode = path.stat().st_mode
+        key = path.read_text().strip()
+    except OSError as error:
+        raise ValueError(
+            f"engines.policy.key_file, {path}, can't be read ({error.strerror}): it holds the key that the"
+            " servers were started with (serve_engine --key-file)"
+        ) from error
+    if stat.S_IMODE(mode) & 0o077:
+        raise ValueError(f"engines.policy.key_file, {path}, can be read by others: chmod 600 {path}")
+    if not key:
+        raise ValueError(f"engines.policy.key_file, {path}, is empty: it holds the key of the servers")
+    return key
+
+
+def described(launch: Launch, weights: Path) -> dict[str, Any]:
+    """What a server on these weights is started with, as far as a run has to know."""
+    settings = launch.settings
+    return {
+        "vllm": _version(),
+        "dtype": settings.resolved_dtype(launch.device),
+        "context_length": launch.context_length,
+        "tensor_parallel_size": settings.tensor_parallel_size,
+        "weight_transfer": launch.way,
+        "model": json.loads((weights / "config.json").read_text()),
+    }
+
+
+def _version() -> str:
+    try:
+        return metadata.version("vllm")
+    except metadata.PackageNotFoundError:
+        return "none"
+
+
+class GivenServer(AwaitedServer):
+    """A server that isn't ours: it is never ended and never started. One that is away is waited for, up to
+    `start_timeout`, while others go on.
+
+    The first rank's (`loads`) brings weights into it: `weights` at first, and again whenever the server comes
+    back with others. Their name is the run's and the folder's, by which the server refuses to sample from
+    others. A thread meets the server and looks whether it still is there. Thread-safe.
+    """
+
+    def __init__(self, url: str, key: str, launch: Launch, weights: Path, run: str, *, loads: bool) -> None:
+        super().__init__()
+        self.loads, self._url, self._key, self._run = loads, url, key, run
+        self._settings, self._expected = launch.settings, described(launch, weights)
+        self._client = Client()
+        self._from_folder = FromFolder(self._client, launch.settings.sync_timeout)
+        self._weights = weights
+        self._process = ""
+        self._bringing_in = threading.Lock()
+        self._why = "it has not answered yet"
+        self._away_since = time.monotonic()
+        self._loading = False
+        self._is_doubted = True  # whatever the name of its weights says
+        self._thread = threading.Thread(target=self._look_after, name="engine-given", daemon=True)
+        self._thread.start()
+
+    @property
+    def restarts(self) -> int:
+        return max(0, self._epoch - 1)
+
+    def now(self) -> Address | None:
+        with self._changed:
+            if self._closed:
+                raise EngineError("the engine was closed")
+            if self._error is not None:
+                raise EngineError(self._error)
+            away = time.monotonic() - self._away_since
+            if self._address is None and away > self._settings.start_timeout:
+                raise EngineError(
+                    f"the server at {self._url} has been away for {away:.0f} s (start_timeout ="
+                    f" {self._settings.start_timeout:.0f}): {self._why}. Start it again (serve_engine), or"
+                    f" take it out of {SETTING}"
+                )
+            return self._address
+
+    def failed(self, address: Address, reason: str) -> None:
+        with self._changed:
+            if self._address is None or address.epoch != self._epoch:
+                return
+            self._in_a_row += 1
+            self._loading = False
+            if self._in_a_row > self._settings.max_restarts:
+                self._error = (
+                    f"the server at {self._url} failed {self._in_a_row} times in a row (max_restarts is"
+                    f" {self._settings.max_restarts}), the last time: {reason}"
+                )
+            self._lose(reason)
+
+    def gone(self, address: Address) -> str | None:
+        with self._changed:
+            return None if self._address == address else self._why
+
+    def wait_anew(self) -> None:
+        self._away_since = time.monotonic()
+
+    def hold(self, held: bool) -> None:
+        """Its memory is nobody else's."""
+
+    def begin_weights(self, address: Address) -> Address:
+        with self._bringing_in:  # older ones, into a server that has just come back
+            self._loading = True
+        self._name(address, "")
+        return replace(address, weights="")
+
+    def end_weights(self, address: Address, weights: Path) -> Address:
+        self._weights = weights
+        self._name(address, self._named)
+        with self._changed:
+            self._loading = False
+            if self._address is not None:
+                self._address = self._place()
+            self._changed.notify_all()
+            return self._place()
+
+    def use(self, weights: Path) -> None:
+        with self._changed:
+            if weights != self._weights:
+                self._weights = weights
+                self._lose("it has not been asked for the newest weights yet")
+
+    def start_anew(self, weights: Path, reason: str) -> None:
+        """Brings the weights in from their folder once more."""
+        with self._changed:
+            self._weights, self._loading, self._is_doubted = weights, False, True
+            self._lose(reason)
+
+    def close(self) -> None:
+        self.begin_to_close()
+        self._thread.join(END_S)
+        self._client.close()
+
+    # The thread
+
+    def _look_after(self) -> None:
+        while True:
+            with self._changed:
+                if self._closed or self._error is not None:
+                    return
+                there, loading = self._address is not None, self._loading
+            try:
+                if not loading:
+                    self._look() if there else self._meet()
+            except ServerFailure as failure:
+                with self._changed:
+                    if not self._loading:
+                        self._lose(str(failure))
+            except EngineError as error:
+                with self._changed:
+                    self._error = str(error)
+                    self._lose(str(error))
+            with self._changed:
+                if not self._closed:
+                    self._changed.wait(AWAY_S if self._address is None else LOOK_S)
+
+    def _look(self) -> None:
+        """Raises ServerFailure where it isn't what it was."""
+        told = self._ask()
+        with self._changed:
+            if self._loading or self._address is None:
+                return
+            if told["process"] != self._process:
+                raise ServerFailure("it was started anew")
+            if told["weights"] != self._named:
+                raise ServerFailure(f"its weights are {told['weights']!r}, not {self._named!r}")
+
+    def _meet(self) -> None:
+        told = self._ask()
+        self._refuse_another(told["started"])
+        named = self._named
+        if self.loads and (self._is_doubted or told["weights"] != named):
+            with self._bringing_in:
+                if self._loading:
+                    return
+                self._bring_in(self._weights)
+                self._is_doubted = False
+        elif told["weights"] != named:
+            raise ServerFailure("the first rank has not brought the newest weights in")
+        with self._changed:
+            if self._loading or self._closed or named != self._named:
+                return
+            if told["process"] != self._process:
+                self._process = told["process"]
+                self._epoch += 1
+            self._address = self._place()
+            self._changed.notify_all()
+
+    def _ask(self, query: str = "") -> dict[str, Any]:
+        address = Address(self._url, self._epoch, self._key)
+        try:
+            return self._client.post(address, ROUTE + query, timeout=ANSWER_S)
+        except EngineError as refusal:
+            if "HTTP 401" in str(refusal):
+                raise EngineError(
+                    f"the server at {self._url} has another key than engines.policy.key_file holds"
+                ) from refusal
+            raise EngineError(
+                f"what answers at {self._url} is no server that `serve_engine` started: {refusal}"
+            ) from refusal
+
+    def _refuse_another(self, started: Mapping[str, Any]) -> None:
+        """Raises EngineError where it can't be one of this run's."""
+        wanted = dict(self._expected)
+        model, own = started.get("model", {}), wanted.pop("model")
+        differing = [
+            f"{name} {started.get(name)}, and the run's is {value}"
+            for name, value in wanted.items()
+            if started.get(name) != value and not (name == "context_length" and started.get(name, 0) > value)
+        ]
+        differing += [
+            f"another model ({name} {model.get(name)}, and the run's has {own.get(name)})"
+            for name in sorted(own.keys() | model.keys())
+            if own.get(name) != model.get(name)
+        ][:1]
+        if differing:
+            raise EngineError(
+                f"the server at {self._url} was started with {'; '.join(differing)}: start it with"
+                " `serve_engine` and the experiment's configurations"
+            )
+
+    def _bring_in(self, weights: Path) -> None:
+        address = self._place(named=False)
+        self._name(address, "")
+        try:
+            self._from_folder.end(address, weights)
+        except (ServerFailure, EngineError) as failure:
+            raise ServerFailure(
+                f"it did not take the weights in {weights}, which its machine must see under this path:"
+                f" {failure}"
+            ) from failure
+        drop_cache(self._client, address, self._settings.sync_timeout)
+        self._name(address, f"{self._run} {weights.name}")
+
+    def _name(self, address: Address, weights: str) -> None:
+        self._ask(f"?are={quote(weights)}")
+
+    def _lose(self, why: str) -> None:
+        """To be called with the lock."""
+        if self._address is not None:
+            self._away_since = time.monotonic()
+        self._why, self._address = why, None
+        self._changed.notify_all()
+
+    def _place(self, *, named: bool = True) -> Address:
+        return Address(self._url, self._epoch, self._key, self._named if named else "")
+
+    @property
+    def _named(self) -> str:
+        return f"{self._run} {self._weights.name}"

@@ -1,0 +1,108 @@
+"""A rank has the tokens of the rows that it runs, and trains as if it had all."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.trainers import update_program
+from tests.trainers.helpers import episodes, launch, paired_episodes, threaded_episodes
+from tests.trainers.test_update_does_not_depend_on_the_cut import SETTINGS
+from treetune.episode_generators.storage import StoredEpisodes, write_episodes
+from treetune.runtime import columns_of_ranks
+from treetune.runtime.columns_of_ranks import stored_for_all
+from treetune.trainers.base import Trainer
+from treetune.trainers.micro_batches import micro_batches, rows_of_rank
+from treetune.trainers.objectives.mle import MaximumLikelihood
+from treetune.trainers.ranks import Ranks
+from treetune.trainers.tokens import Sequences, units_of
+
+
+@pytest.mark.slow
+def test_the_weights_are_to_the_bit_those_of_ranks_that_keep_everything(tmp_path: Path) -> None:
+    """From a file that the first rank writes; with scoring before training, two epochs and a critic, with
+    pairs of rows that come twice, and with threads."""
+    import json
+
+    changes: dict[str, dict[str, Any]] = {
+        "critic": {"gae": True, "epochs": 2},
+        "pairs": {"objective": {"type": "dpo_positive"}, "advantage_normalisation": "none"},
+        "threads": {"threads": True, "layout": "packed", "zero_stage": 2},
+    }
+    kinds: list[dict[str, Any]] = [
+        {"stored": True},
+        {"keeps_all": True},
+    ]
+    outs, settings = [], []
+    for kind, of_kind in enumerate(kinds):
+        outs += [str(tmp_path / f"{name}-{kind}.safetensors") for name in changes]
+        settings += [SETTINGS | {"sequences_per_micro_batch": 3} | one | of_kind for one in changes.values()]
+    launch(Path(update_program.__file__), [json.dumps(settings), *outs], 2)
+    for name in changes:
+        few, all_of_them = (tmp_path / f"{name}-{kind}.safetensors" for kind in range(2))
+        assert few.read_bytes() == all_of_them.read_bytes(), name
+        metrics = [json.loads(one.with_suffix(".json").read_text()) for one in (few, all_of_them)]
+        assert metrics[0] == metrics[1], name
+
+
+def trainer(**settings: Any) -> Trainer:
+    return Trainer(objective=MaximumLikelihood(), learning_rate=1e-3, tokens_per_micro_batch=64, **settings)
+
+
+@pytest.mark.parametrize("kind", ["plain", "pairs", "threads"])
+def test_each_of_eight_ranks_keeps_its_part_and_all_have_every_row(kind: str, tmp_path: Path) -> None:
+    rows = episodes(64)
+    if kind == "pairs":
+        rows = paired_episodes(40, of=rows)
+    elif kind == "threads":
+        rows = [row for row, _ in threaded_episodes(16)]
+    write_episodes(tmp_path / "episodes.arrow", rows)
+    stored = StoredEpisodes(tmp_path / "episodes.arrow")
+    whole, known = Sequences.of(rows), Sequences.of(stored, kept=())
+    assert len(stored) == len(rows) and rows[3] in stored
+    assert all(row.tokens is None for row in known.rows)
+    assert known.lengths == whole.lengths and known.once() == whole.once()
+    assert dataclasses.replace(known, rows=[]) == dataclasses.replace(whole, rows=[])
+    units = [known.rows_of(unit) for unit in units_of(stored, in_pairs=kind == "pairs")]
+    settings, device, seen = trainer(), torch.device("cpu"), set()
+    for rank in range(8):
+        place = {"rank": rank, "ranks": 8, "keep_units": kind == "pairs"}
+        own = rows_of_rank(known, units, settings, **place)
+        assert len(own) < len(whole.rows) / 4
+        seen |= own
+        few = micro_batches(Sequences.of(stored, own), units, settings, device, **place)
+        everything = micro_batches(whole, units, settings, device, **place)
+        for one, other in zip(few, everything, strict=True):
+            assert torch.equal(one.inputs.input_ids_BT, other.inputs.input_ids_BT)
+            assert torch.equal(one.flat_index_N, other.flat_index_N)
+            assert one.inputs.max_positions == other.inputs.max_positions
+    assert seen == set(range(len(whole.rows)))
+
+
+def test_ranks_that_share_a_sequence_both_have_it() -> None:
+    known = Sequences.of(episodes(16), kept=())
+    settings = trainer(layout="packed", sequence_parallel_size=2)
+    of_ranks = [rows_of_rank(known, known.once(), settings, rank=rank, ranks=4) for rank in range(4)]
+    assert of_ranks[0] == of_ranks[1] != of_ranks[2] == of_ranks[3]
+
+
+def test_what_another_machine_shows_late_or_old_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = tmp_path / "old.arrow", tmp_path / "new.arrow"
+    write_episodes(old, episodes(4))
+    write_episodes(new, episodes(8))
+    shown = tmp_path / "episodes.arrow"
+    seal = columns_of_ranks.seal_of(new)
+    monkeypatch.setattr(Ranks, "from_first", lambda self, name, own: seal)
+    comes = iter([lambda: None, lambda: old.rename(shown), lambda: new.rename(shown)])
+    monkeypatch.setattr(time, "sleep", lambda seconds: next(comes)())
+    assert len(stored_for_all(Ranks(1, 2, torch.device("cpu"), 60.0), shown)) == 8
+    shown.unlink()
+    with pytest.raises(RuntimeError, match=r"doesn't see .*episodes\.arrow as the first rank has written it"):
+        stored_for_all(Ranks(1, 2, torch.device("cpu"), -1.0), shown)
