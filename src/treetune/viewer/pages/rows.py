@@ -94,7 +94,7 @@ def _drawn(view: View, table: Table) -> list[str]:
 
 def usual(table: Table) -> list[str]:
     """Columns of numbers that are drawn where the address names none: rates first, then lengths."""
-    numbers = [name for name in table.numeric() if table.kinds[name] != "BOOLEAN"]
+    numbers = table.numeric()
     plain = [name for name in numbers if not name.endswith(CHARACTERS)]
     telling = [name for word in TELLING for name in plain if word in name.casefold()]
     lengths = [name + CHARACTERS for name in ASKED if name + CHARACTERS in numbers]

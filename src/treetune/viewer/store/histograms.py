@@ -69,7 +69,7 @@ def histograms(
 def check_numeric(table: Table, columns: Sequence[str]) -> None:
     """Raises ValueError for a column that isn't numeric."""
     for name in columns:
-        if table.kinds.get(name, "VARCHAR") == "VARCHAR":
+        if name not in table.numeric():
             raise ValueError(f"{name!r} is no column of numbers: there are {', '.join(table.numeric())}")
 
 

@@ -94,7 +94,7 @@ class Table:
         return [one.name for one in self.columns.values() if not one.depth]
 
     def numeric(self) -> list[str]:
-        return [name for name, kind in self.kinds.items() if kind != "VARCHAR"]
+        return [name for name, kind in self.kinds.items() if kind not in ("VARCHAR", "BOOLEAN")]
 
     def ask(self, question: Question, shown: Sequence[str]) -> Found:
         """A page of rows: of each its number, under `ROW`, and the columns `shown`, of texts the beginnings.
