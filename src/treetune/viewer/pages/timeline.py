@@ -197,7 +197,9 @@ def took(span: Shown) -> str:
     seconds = span.end - span.start
     if span.ending == "cut":
         return "cut off with its process, nobody wrote when"
-    length = f"{seconds:.3g} s" if seconds < 100 else clock(seconds, seconds)
+    length = (
+        clock(seconds, seconds) if seconds >= 100 else f"{seconds:.3g} s" if seconds >= 1e-3 else "< 1 ms"
+    )
     return f"{length} so far" if span.ending == "open" else length
 
 
