@@ -251,6 +251,10 @@ def on_ranks(world_size: int, work: Callable[[GenerationContext], T], **given: A
 
         return exchange
 
+    def hand_out_of(rank: int) -> Callable[[str, list[Any]], list[Any]]:
+        exchange = exchange_of(rank)
+        return lambda name, own: [of_rank[rank] for of_rank in exchange(f"{name} for each", own)]
+
     with ThreadPoolExecutor(world_size) as pool:
         futures = [
             pool.submit(
@@ -259,6 +263,7 @@ def on_ranks(world_size: int, work: Callable[[GenerationContext], T], **given: A
                     rank=rank,
                     world_size=world_size,
                     exchange=exchange_of(rank),
+                    hand_out=hand_out_of(rank),
                     **{key: make() for key, make in given.items()},
                 ),
             )

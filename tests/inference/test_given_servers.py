@@ -6,7 +6,11 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +31,7 @@ from . import stub_server
 from .stubs import Stub, StubLaunch, below, request, until
 from .test_replicas import expected
 
+ROOT = Path(__file__).resolve().parents[2]
 KEY = "a key that both know"
 
 
@@ -105,6 +110,35 @@ def test_they_are_given_the_runs_weights_and_give_its_answers_and_stay(elsewhere
     assert all(process.exit_code() is None for process in elsewhere.processes.values())
 
 
+def test_ranks_that_start_from_settings_agree_on_whose_weights_they_mean(elsewhere: Elsewhere) -> None:
+    stub, url = elsewhere.stub, elsewhere.serve()
+    key_file = stub.folder / "key"
+    key_file.touch(mode=0o600)
+    key_file.write_text(KEY)
+    settings = VllmSettings(addresses=(url,), key_file=str(key_file), start_timeout=20.0)
+    together = threading.Barrier(2, timeout=60)
+
+    def rank(number: int) -> Any:
+        engine = settings.start(
+            stub.weights(0),
+            stub.folder / "logs",
+            seed=0,
+            context_length=stub_server.CONTEXT,
+            rank=number,
+            world_size=2,
+            rendezvous=stub.folder,
+            barrier=lambda name: together.wait() and None,
+        )
+        elsewhere.engines.append(engine)  # type: ignore[arg-type]
+        before = engine.generate([request(number)])
+        report = engine.load(stub.weights(1), 1, stub.canary(1))
+        return before, report.restarts, engine.generate([request(number)])
+
+    with ThreadPoolExecutor(2) as ranks:
+        found = list(ranks.map(rank, range(2)))
+    assert found == [([expected(i)], 0, [expected(i, 1)]) for i in range(2)]
+
+
 def test_one_that_is_lost_is_waited_for_while_the_others_go_on_and_gets_its_weights(
     elsewhere: Elsewhere,
 ) -> None:
@@ -178,6 +212,26 @@ def test_one_that_is_away_or_has_another_key_or_refuses_its_weights_is_told(else
     (gone._replicas[0].server)._weights = elsewhere.stub.folder / "nowhere"  # type: ignore[attr-defined]
     with pytest.raises(EngineError, match=r"did not take the weights in .*must see under this path"):
         gone.wait_ready()
+
+
+def test_serve_engine_says_what_a_run_is_to_be_given_and_ends_its_server(elsewhere: Elsewhere) -> None:
+    port, key_file = free_port(), elsewhere.stub.folder / "key"
+    command = [sys.executable, "-m", "tests.inference.serving_program", str(elsewhere.stub.folder), str(port)]
+    printed = elsewhere.stub.folder / "printed"
+    with printed.open("w") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out, cwd=ROOT)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        assert until(lambda: "it samples" in printed.read_text()), printed.read_text()
+        assert f"addresses: ['{url}'], key_file: '{key_file}'" in printed.read_text()
+        engine = elsewhere.engine(url, key=read_key(key_file))
+        assert engine.generate([request(1)]) == [expected(1)]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+        assert not listens(port)
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_answers_of_weights_that_changed_meanwhile_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,6 +94,9 @@ def main() -> None:
     from treetune.trainers.ranks import Ranks
 
     ranks = Ranks.join(deadline_s=120)
+    everyone = range(ranks.world_size)
+    given = ranks.hand_out("greetings", [f"{ranks.rank} to {other}" for other in everyone])
+    assert given == [f"{other} to {ranks.rank}" for other in everyone]
     for settings, out in zip(json.loads(sys.argv[1]), sys.argv[2:], strict=True):
         update(settings, Path(out), ranks)
     ranks.leave()

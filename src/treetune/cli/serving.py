@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import secrets
+import signal
 import tempfile
 import time
 from dataclasses import replace
@@ -22,16 +23,21 @@ POLL_S = 0.5
 
 
 def serve_engine(options: argparse.Namespace) -> int:
-    """Serves until it is interrupted, or the server ends; the server's exit code."""
+    """Serves until it is interrupted (0), or the server ends; the server's exit code."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell has it ignored
+        signal.signal(number, signal.default_int_handler)
     root = cast("PolicyIteration", built(evaluated(options), options.command, "an experiment"))
     from treetune.inference.given import read_key
 
-    launch = _launch(root, options.host)
-    _make_key(options.key_file)
-    key = read_key(options.key_file)
-    with tempfile.TemporaryDirectory(prefix="treetune-start-weights-") as folder:
-        weights = _write_start(root, Path(folder))
-        return _serve(launch, weights, options.log, options.port, key, options.key_file)
+    try:
+        launch = _launch(root, options.host)
+        _make_key(options.key_file)
+        key = read_key(options.key_file)
+        with tempfile.TemporaryDirectory(prefix="treetune-start-weights-") as folder:
+            weights = _write_start(root, Path(folder))
+            return serve(launch, weights, options.log, options.port, key, options.key_file)
+    except KeyboardInterrupt:
+        return 0
 
 
 def _launch(root: PolicyIteration, host: str) -> Launch:
@@ -80,7 +86,8 @@ def _write_start(root: PolicyIteration, folder: Path) -> Path:
     return folder
 
 
-def _serve(launch: Launch, weights: Path, log: Path | None, port: int, key: str, key_file: Path) -> int:
+def serve(launch: Launch, weights: Path, log: Path | None, port: int, key: str, key_file: Path) -> int:
+    """Until the server ends; its exit code. KeyboardInterrupt ends it, and is raised again."""
     from treetune.inference.client import Client, ServerFailure
     from treetune.inference.given import described
     from treetune.inference.key import DESCRIPTION
@@ -108,8 +115,6 @@ def _serve(launch: Launch, weights: Path, log: Path | None, port: int, key: str,
             time.sleep(POLL_S)
         say(f"the server ended with code {code}.{diagnosis(process.log_text())}\n{last_lines(log)}")
         return code or 1
-    except KeyboardInterrupt:
-        return 0
     finally:
         client.close()
         process.end()

@@ -29,7 +29,8 @@ class GenerationContext:
 
     `engine` is None where nothing samples (supervised training). `rank` and `world_size` say
     which part of the work is this process's; `exchange` (name, own objects) returns all ranks'
-    objects in rank order and is the only way in which ranks talk here.
+    objects in rank order, and `hand_out` (name, one object for each rank) what all have for this one:
+    the only ways in which ranks talk here.
 
     `further_problems` are the training problems that the iteration was not given, in an order of
     their own that seed and iteration decide: all ranks are told the same. None where problems are
@@ -65,6 +66,7 @@ class GenerationContext:
     rank: int = 0
     world_size: int = 1
     exchange: Callable[[str, list[Any]], list[list[Any]]] = lambda name, own: [own]
+    hand_out: Callable[[str, list[Any]], list[Any]] = lambda name, own: own
     progress: Callable[[int, int], None] = lambda done, total: None
     further_problems: Callable[[], Sequence[Problem]] = tuple
     say: Callable[[str], None] = lambda message: None

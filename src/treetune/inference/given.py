@@ -16,7 +16,7 @@ from urllib.parse import quote
 from treetune.inference.base import EngineError
 from treetune.inference.client import Address, Client, ServerFailure
 from treetune.inference.key import ROUTE
-from treetune.inference.server import Server
+from treetune.inference.server import AwaitedServer
 from treetune.inference.sync import drop_cache
 from treetune.inference.transfer import FromFolder
 
@@ -72,7 +72,7 @@ def _version() -> str:
         return "none"
 
 
-class GivenServer(Server):
+class GivenServer(AwaitedServer):
     """A server that isn't ours: it is never ended and never started. One that is away is waited for, up to
     `start_timeout`, while others go on.
 
@@ -82,19 +82,17 @@ class GivenServer(Server):
     """
 
     def __init__(self, url: str, key: str, launch: Launch, weights: Path, run: str, *, loads: bool) -> None:
+        super().__init__()
         self.loads, self._url, self._key, self._run = loads, url, key, run
         self._settings, self._expected = launch.settings, described(launch, weights)
         self._client = Client()
         self._from_folder = FromFolder(self._client, launch.settings.sync_timeout)
         self._weights = weights
-        self._changed = threading.Condition()
-        self._address: Address | None = None
         self._process = ""
-        self._epoch = self._in_a_row = 0
-        self._error: str | None = None
+        self._bringing_in = threading.Lock()
         self._why = "it has not answered yet"
         self._away_since = time.monotonic()
-        self._closed = self._loading = False
+        self._loading = False
         self._is_doubted = True  # whatever the name of its weights says
         self._thread = threading.Thread(target=self._look_after, name="engine-given", daemon=True)
         self._thread.start()
@@ -102,12 +100,6 @@ class GivenServer(Server):
     @property
     def restarts(self) -> int:
         return max(0, self._epoch - 1)
-
-    def ready(self) -> Address:
-        with self._changed:
-            while (address := self.now()) is None:
-                self._changed.wait(0.5)
-            return address
 
     def now(self) -> Address | None:
         with self._changed:
@@ -141,9 +133,6 @@ class GivenServer(Server):
         with self._changed:
             return None if self._address == address else self._why
 
-    def succeeded(self) -> None:
-        self._in_a_row = 0
-
     def wait_anew(self) -> None:
         self._away_since = time.monotonic()
 
@@ -151,7 +140,7 @@ class GivenServer(Server):
         """Its memory is nobody else's."""
 
     def begin_weights(self, address: Address) -> Address:
-        with self._changed:
+        with self._bringing_in:  # older ones, into a server that has just come back
             self._loading = True
         self._name(address, "")
         return replace(address, weights="")
@@ -177,12 +166,6 @@ class GivenServer(Server):
         with self._changed:
             self._weights, self._loading, self._is_doubted = weights, False, True
             self._lose(reason)
-
-    def begin_to_close(self) -> None:
-        with self._changed:
-            self._closed = True
-            self._address = None
-            self._changed.notify_all()
 
     def close(self) -> None:
         self.begin_to_close()
@@ -228,8 +211,11 @@ class GivenServer(Server):
         self._refuse_another(told["started"])
         named = self._named
         if self.loads and (self._is_doubted or told["weights"] != named):
-            self._bring_in(self._weights)
-            self._is_doubted = False
+            with self._bringing_in:
+                if self._loading:
+                    return
+                self._bring_in(self._weights)
+                self._is_doubted = False
         elif told["weights"] != named:
             raise ServerFailure("the first rank has not brought the newest weights in")
         with self._changed:

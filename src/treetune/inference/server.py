@@ -84,7 +84,35 @@ class Server:
         """Ends it, if it is ours."""
 
 
-class OwnServer(Server):
+class AwaitedServer(Server):
+    """One that a thread of this process looks after: it sets `_address`, under `_changed`, while the server
+    is there."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._address: Address | None = None
+        self._error: str | None = None
+        self._epoch = self._in_a_row = 0
+        self._closed = False
+
+    def ready(self) -> Address:
+        with self._changed:
+            # The thread, or `now`, gives up by its own deadline, so this ends.
+            while (address := self.now()) is None:
+                self._changed.wait(0.5)
+            return address
+
+    def succeeded(self) -> None:
+        self._in_a_row = 0
+
+    def begin_to_close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._address = None
+            self._changed.notify_all()
+
+
+class OwnServer(AwaitedServer):
     """The server that this process started. A thread starts it, watches it and starts it anew.
 
     `address_file` is where the other ranks find it. Thread-safe.
@@ -93,20 +121,16 @@ class OwnServer(Server):
     loads = True
 
     def __init__(self, launch: Launch, weights: Path, log: Path, address_file: Path | None) -> None:
+        super().__init__()
         self._launch, self._settings, self._log = launch, launch.settings, log
         # A wrong choice of GPUs, or too long a path, is the caller's mistake, told at once.
         launch.environment(Path())
         scratch.refuse_long_paths()
         self._address_file = address_file
         self._weights = weights
-        self._changed = threading.Condition()
-        self._address: Address | None = None
-        self._error: str | None = None
-        self._epoch = 0
-        self._in_a_row = 0
         self._start_wanted = True
         self._bad_epoch: tuple[int, str] = (0, "")
-        self._closed = self._held = False
+        self._held = False
         self._client = Client()
         self._timeline = Timeline(log.with_suffix(SUFFIX))
         # The thread starts the processes; it lives as long as this object.
@@ -119,13 +143,6 @@ class OwnServer(Server):
         a caller, is one restart.
         """
         return max(0, self._epoch - 1)
-
-    def ready(self) -> Address:
-        with self._changed:
-            # The thread gives up by its own deadline, so this ends.
-            while (address := self.now()) is None:
-                self._changed.wait(0.5)
-            return address
 
     def now(self) -> Address | None:
         with self._changed:
@@ -142,9 +159,6 @@ class OwnServer(Server):
                 self._bad_epoch = (address.epoch, reason)
                 self._address = None
                 self._changed.notify_all()
-
-    def succeeded(self) -> None:
-        self._in_a_row = 0
 
     def wait_anew(self) -> None:
         """Each start has its own deadline."""
@@ -165,12 +179,6 @@ class OwnServer(Server):
             self._address, self._error = None, None
             self._bad_epoch = (self._epoch, reason)
             self._start_wanted = True
-            self._changed.notify_all()
-
-    def begin_to_close(self) -> None:
-        with self._changed:
-            self._closed = True
-            self._address = None
             self._changed.notify_all()
 
     def close(self) -> None:

@@ -100,6 +100,7 @@ class Sampler:
             rank=session.ranks.rank,
             world_size=session.ranks.world_size,
             exchange=session.ranks.exchange,
+            hand_out=session.ranks.hand_out,
             progress=progress,
             further_problems=further,
             say=session.console.say,

@@ -11,8 +11,8 @@ LINKS = """
 const [most] = arguments;
 const found = new Map();
 for (const link of document.querySelectorAll('main a[href], nav a[href]')) {
-  const place = new URL(link.href);
-  if (place.origin !== location.origin) { found.set(link.href, 'leads elsewhere'); continue; }
+  const place = new URL(link.getAttribute('href'), location.href);  // also of links in drawings
+  if (place.origin !== location.origin) { found.set(place.href, 'leads elsewhere'); continue; }
   place.hash = '';
   if (found.size < most && !found.has(place.href)) found.set(place.href, null);
 }

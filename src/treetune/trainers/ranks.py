@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -133,6 +133,19 @@ class Ranks:
         gathered: list[Any] | None = [None] * self.world_size if self.is_first else None
         dist.gather_object(own, gathered, dst=0, group=self.objects)
         return gathered or []
+
+    def hand_out(self, name: str, for_each: Sequence[Any]) -> list[Any]:
+        """What every rank has for this one, in rank order; `for_each` has this one's for each."""
+        if self.world_size == 1:
+            return list(for_each)
+        self.barrier(name)
+        found = []
+        for source in range(self.world_size):
+            box: list[Any] = [None]
+            given = list(for_each) if source == self.rank else None
+            dist.scatter_object_list(box, given, src=source, group=self.objects)
+            found += box
+        return found
 
     def machines(self) -> list[str]:
         """The name of everyone's machine, in rank order."""

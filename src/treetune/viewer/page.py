@@ -159,9 +159,15 @@ def environment() -> Environment:
         "when": lambda seconds: datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC"),
     }
     made.tests["right"] = lambda score: score >= CORRECT_SCORE
+    made.filters["in_seconds"] = in_seconds
     made.filters["rendered"] = rendered
     made.filters["pretty"] = _pretty
     return made
+
+
+def in_seconds(seconds: float) -> str:
+    """A short time in three digits: ``5.11 s``, ``44 ms``, ``0.0026 ms``."""
+    return f"{number(1000 * seconds)} ms" if seconds < 0.1 else f"{number(seconds)} s"
 
 
 def _pretty(value: object) -> str:

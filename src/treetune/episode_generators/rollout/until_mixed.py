@@ -11,7 +11,7 @@ from annotated_types import Gt
 from treetune.contracts import Answers, Experiment, Finding, Need, SampledAnswers, UseOfAdvantages
 from treetune.episode_generators.base import GenerationContext, Rollout
 from treetune.episode_generators.metrics import mean, trajectory_metrics
-from treetune.episode_generators.rollout.answers import rank_share
+from treetune.episode_generators.rollout.answers import contiguous_share, rank_share
 from treetune.episode_generators.rollout.around_another import RolloutAround
 from treetune.episode_generators.storage import trajectories_from_bytes, trajectories_to_bytes
 from treetune.tree import Tree, answers_of, trees_of
@@ -146,10 +146,13 @@ def _shared_out(context: GenerationContext, asked: Sequence[Problem], own: Seque
 
     As they were sampled, a rank would hold a share of each round. Collective.
     """
-    if context.world_size > 1:
-        everyones = context.exchange("rounds", [trajectories_to_bytes(answers_of(own))])
-        own = trees_of(answer for (data,) in everyones for answer in trajectories_from_bytes(data))
     by_problem = {tree.problem.id: tree for tree in own}
+    if context.world_size > 1:
+        shares = [contiguous_share(asked, rank, context.world_size) for rank in range(context.world_size)]
+        parts = [[by_problem[one.id] for one in share if one.id in by_problem] for share in shares]
+        sent = context.hand_out("rounds", [trajectories_to_bytes(answers_of(part)) for part in parts])
+        answers = (answer for data in sent for answer in trajectories_from_bytes(data))
+        by_problem = {tree.problem.id: tree for tree in trees_of(answers)}
     return [by_problem[problem.id] for problem in rank_share(context, asked) if problem.id in by_problem]
 
 

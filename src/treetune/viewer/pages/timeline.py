@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from starlette.responses import Response
 
-from treetune.viewer.page import Page, View, digest
+from treetune.viewer.page import Page, View, digest, in_seconds
 from treetune.viewer.store.timeline import Lane, Shown, Times, chrome_trace, mark_of, times_of
 
 WIDTH = 1000
@@ -197,9 +197,7 @@ def took(span: Shown) -> str:
     seconds = span.end - span.start
     if span.ending == "cut":
         return "cut off with its process, nobody wrote when"
-    length = (
-        clock(seconds, seconds) if seconds >= 100 else f"{seconds:.3g} s" if seconds >= 1e-3 else "< 1 ms"
-    )
+    length = in_seconds(seconds) if seconds < 100 else clock(seconds, seconds)
     return f"{length} so far" if span.ending == "open" else length
 
 
