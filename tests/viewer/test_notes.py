@@ -69,7 +69,8 @@ def test_a_note_lies_beside_the_run_and_is_shown_listed_filtered_and_exported(
     listed = client.get("/answers", params={"run": "run", "label": "lucky"}).text
     assert "<b>1</b> answer<" in listed and "✎ note" in listed and 'class="label">lucky' in listed
     assert "No answer is like that" in client.get("/answers", params={"run": "run", "label": "x"}).text
-    assert "<b>1</b> answer<" in client.get("/answers", params={"run": "run", "label": ","}).text
+    both = {"run": "run", "label": ",", "of": "everything", "search": "0+1=1\n1+2=3"}
+    assert "<b>1</b> answer<" in client.get("/answers", params=both).text
     for asked in ({}, {"run": "run"}, {"label": "lucky", "search": "SECOND line"}):
         page = client.get("/notes", params=asked).text
         assert "<b>1</b> note " in page and 'href="/answer?run=run' in page

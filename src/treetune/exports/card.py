@@ -22,7 +22,6 @@ FOLDER = "the folder "
 MOST_STARTS = 8
 """Experiments that are followed back to the model which all began with."""
 
-OF_A_METHOD = ("rollout", "credit", "selection")
 LOCAL = ("directory",)
 """Keys of a configuration that say where files lay, and nothing of what was computed."""
 
@@ -78,7 +77,7 @@ def model_card(checkpoint: Checkpoint, licences: Licences, name: str | None = No
         license=licences.weights,
         base_model=_base_on_the_hub(experiment, licences),
         datasets=list(dict.fromkeys(name for one in tasks(experiment) for name, _ in hub_data(one))) or None,
-        tags=[*TAGS, *dict.fromkeys(one for one in _method(experiment.config).values() if one != "none")],
+        tags=[*TAGS, *dict.fromkeys(one for one in experiment.method.values() if one != "none")],
         eval_results=results or None,
     )
     text = "\n\n".join(part for part in _parts(checkpoint, licences, name) if part)
@@ -166,7 +165,7 @@ def _parts(checkpoint: Checkpoint, licences: Licences, name: str) -> Iterator[st
     yield _table(
         "## Method",
         ("part", "choice"),
-        [(key, f"`{_code(value)}`") for key, value in _method(config).items()],
+        [(key, f"`{_code(value)}`") for key, value in experiment.method.items()],
     )
     yield _data(experiment, licences)
     yield _making(checkpoint)
@@ -240,12 +239,6 @@ def _making(checkpoint: Checkpoint) -> str:
         "```bash\nCONFIGSTR=config.jsonnet ./run.sh\n```"
     )
     return "\n".join(["## How it was made", "", *lines, "", steps])
-
-
-def _method(config: Mapping[str, Any]) -> dict[str, str]:
-    found = {key: (config.get(key) or {}).get("type") for key in ("task", *OF_A_METHOD)}
-    found["objective"] = ((config.get("trainer") or {}).get("objective") or {}).get("type")
-    return {key: str(name) for key, name in found.items() if name}
 
 
 def _without_folders(config: Mapping[str, Any]) -> str:

@@ -12,6 +12,9 @@ from typing import Any
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.runtime.stop_after import StopAfter, expected_iterations
 
+METHOD = ("task", "rollout", "credit", "selection")
+"""Where a configuration says what makes a method; the objective is the trainer's."""
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -32,6 +35,13 @@ class Experiment:
     @property
     def name(self) -> str:
         return str(self.config.get("experiment_name") or self.path.resolve().name)
+
+    @property
+    def method(self) -> dict[str, str]:
+        """The types of what makes a method, by the place where each stands."""
+        found = {key: (self.config.get(key) or {}).get("type") for key in METHOD}
+        found["objective"] = ((self.config.get("trainer") or {}).get("objective") or {}).get("type")
+        return {key: str(name) for key, name in found.items() if name}
 
     @property
     def planned_iterations(self) -> int | None:

@@ -134,11 +134,9 @@ def _facts(one: Experiment) -> Mapping[str, Any]:
     state = "running" if one.running else "finished" if planned == len(one.metrics) else "not finished"
     if one.stopped:
         state = "stopped by a collapse sign"
-    methods = {key: (config.get(key) or {}).get("type") for key in ("task", "rollout", "credit", "selection")}
-    methods["objective"] = ((config.get("trainer") or {}).get("objective") or {}).get("type")
     facts = {
         "iterations": f"{len(one.metrics)} of {planned if planned is not None else '?'} ({state})",
-        "method": _listed(methods, " · "),
+        "method": _listed(one.method, " · "),
         "configuration": manifest.get("config"),
         "seed": manifest.get("seed", config.get("seed")),
         "code": manifest.get("commit"),

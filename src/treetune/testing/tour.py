@@ -211,8 +211,14 @@ def _data(place: Place) -> Iterator[Stop]:
 
 def _rows(place: Place) -> Iterator[Stop]:
     for name in place.data:
-        yield Stop("/rows", f"rows of {name}", _query(data=name))
+        counted = "!document.body.innerText.includes('being counted')"
+        yield Stop("/rows", f"rows of {name}", _query(data=name), counted)
         yield Stop("/rows", f"rows of {name} that none is like", _query(data=name, search="no row has this"))
+
+
+def _histograms(place: Place) -> Iterator[Stop]:
+    for name in place.data:
+        yield Stop("/histograms", f"histograms of {name}", _query(data=name))
 
 
 def _row(place: Place) -> Iterator[Stop]:
@@ -251,6 +257,7 @@ STOPS: Mapping[str, Callable[[Place], Iterator[Stop]]] = {
     "/continuations": _continuations,
     "/data": _data,
     "/rows": _rows,
+    "/histograms": _histograms,
     "/row": _row,
     "/agreement": _agreement,
     "/timeline": _timeline,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 from treetune.reports.charts import stacked_bars
 from treetune.reports.experiment import Experiment
@@ -21,6 +22,12 @@ def phase_seconds(experiment: Experiment) -> list[tuple[str, dict[str, float]]]:
     ]
 
 
+def phase_totals(rows: Sequence[tuple[str, Mapping[str, float]]]) -> dict[str, float]:
+    """Seconds of the phases that took any, over all of these iterations."""
+    totals = {phase: math.fsum(own[phase] for _, own in rows) for phase in PHASES}
+    return {phase: seconds for phase, seconds in totals.items() if seconds > 0}
+
+
 class TimesSection(ReportSection):
     title = "Time by phase"
 
@@ -30,10 +37,10 @@ class TimesSection(ReportSection):
     def html(self, experiment: Experiment) -> str:
         """Shares of the whole run, and a bar per iteration."""
         rows = phase_seconds(experiment)
-        totals = {phase: math.fsum(own[phase] for _, own in rows) for phase in PHASES}
+        totals = phase_totals(rows)
         return render(
             "times.html",
-            totals={phase: seconds for phase, seconds in totals.items() if seconds > 0},
+            totals=totals,
             whole=math.fsum(totals.values()),
             iterations=len(rows),
             bars=stacked_bars("seconds per iteration", rows, "s"),

@@ -15,13 +15,17 @@
       const answer = await fetch(form.action, { method: 'POST', body: new URLSearchParams(sent), signal: AbortSignal.timeout(WAIT_MS) });
       const page = new DOMParser().parseFromString(await answer.text(), 'text/html');
       const made = page.getElementById('notes');
-      if (!made) throw new Error(page.querySelector('main .problem')?.textContent || page.body.textContent.trim());
-      const seen = made.querySelector('[name=seen]');
-      if (answer.ok && seen && said(form) !== sent) form.elements.seen.value = seen.value;  // typed meanwhile: it stays
-      else { again = false; document.getElementById('notes').replaceWith(document.adoptNode(made)); }
+      if (!made) throw new Error(`Not saved: ${page.querySelector('main .problem')?.textContent || page.body.textContent.trim()}`);
+      if (said(form) === sent || !made.querySelector('.own-note')) {
+        again = false;
+        document.getElementById('notes').replaceWith(document.adoptNode(made));
+      } else {  // something was typed meanwhile: it stays
+        for (const name of ['seen', 'about']) form.elements[name].value = made.querySelector(`[name=${name}]`).value;
+        if (!answer.ok) throw new Error(made.querySelector('.problem').textContent);
+      }
     } catch (error) {
       again = false;
-      problem(`Not saved: ${error.message}`);
+      problem(error instanceof TypeError || error.name === 'TimeoutError' ? `Not saved: ${error.message}` : error.message);
     } finally { saving = false; }
     if (again) await save(form);
   }

@@ -34,5 +34,6 @@ PAGES: tuple[Page, ...] = (
     notes.DATA,
     agreement.PAGE,
     rows.PAGE,
+    rows.HISTOGRAMS,
     row.PAGE,
 )

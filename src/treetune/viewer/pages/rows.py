@@ -9,7 +9,7 @@ from starlette.responses import Response
 from treetune.viewer.page import Page, View, digest
 from treetune.viewer.pages.answers import SIZES, parsed
 from treetune.viewer.pages.data import KINDS
-from treetune.viewer.store.histograms import Bar, Histogram, histograms
+from treetune.viewer.store.histograms import Bar, Histogram, check_numeric, histograms
 from treetune.viewer.store.questions import Question
 from treetune.viewer.store.tables import BEGINNING, CHARACTERS, ROW, Table
 
@@ -32,19 +32,11 @@ def show(view: View) -> Response:
     `?page=`, `?histogram=` (of this column alone)."""
     data = view.store.data.one(view.text("data"))
     table = view.store.data.table(data)
-    question = Question(
-        filters=tuple(parsed(view.text("where"), table.kinds, "rows")),
-        search=view.text("search"),
-        sort=view.text("sort"),
-        descending=view.choice("order", ("up", "down")) == "down",
-        page=view.integer("page", 1, least=1),
-        size=int(view.choice("size", SIZES)),
-    )
+    question = _question(view, table)
+    chosen = _drawn(view, table)
+    query = view.here().partition("?")[2]
     shown = _shown(table, question)
     found = table.ask(question, shown)
-    chosen = view.text("histogram")
-    columns = [chosen] if chosen else usual(table)
-    drawn = histograms(table, columns, question.filters, question.search)
     return view.render(
         "rows.html",
         data=data,
@@ -58,17 +50,51 @@ def show(view: View) -> Response:
         pages=max(1, -(-found.total // question.size)),
         sizes=SIZES,
         beginning=BEGINNING,
-        # What is the same in all rows is drawn for who asks for it.
-        histograms=[one for one in drawn if chosen or len(one.bars) > 1],
+        histograms=f"/histograms?{query}" if chosen else "",
+        drawn_as=digest(data.mark, query),
         long={name for name in shown for row in found.rows if len(str(row[name] or "")) > SHORT},
-        with_bar=lambda own, bar: _with_bar(view, own, bar),
         address_of=lambda row: view.address("/row", data=data.name, row=row[ROW]),
     )
 
 
+def show_histograms(view: View) -> Response:
+    """As `show`: the histograms above the list, which come after it, as they may take seconds."""
+    data = view.store.data.one(view.text("data"))
+    table = view.store.data.table(data)
+    question = _question(view, table)
+    drawn = histograms(table, _drawn(view, table), question.filters, question.search)
+    # htmx says that it asks; a person who opens the address gets a whole page.
+    template = "histograms.html" if "HX-Request" in view.request.headers else "histograms_page.html"
+    return view.render(
+        template,
+        data=data,
+        # What is the same in all rows is drawn for who asks for it.
+        histograms=[one for one in drawn if view.text("histogram") or len(one.bars) > 1],
+        with_bar=lambda own, bar: _with_bar(view, own, bar),
+    )
+
+
+def _question(view: View, table: Table) -> Question:
+    return Question(
+        filters=tuple(parsed(view.text("where"), table.kinds, "rows")),
+        search=view.text("search"),
+        sort=view.text("sort"),
+        descending=view.choice("order", ("up", "down")) == "down",
+        page=view.integer("page", 1, least=1),
+        size=int(view.choice("size", SIZES)),
+    )
+
+
+def _drawn(view: View, table: Table) -> list[str]:
+    """The columns whose histograms are drawn. Raises ValueError for one that isn't numeric."""
+    chosen = view.text("histogram")
+    check_numeric(table, [chosen] if chosen else [])
+    return [chosen] if chosen else usual(table)
+
+
 def usual(table: Table) -> list[str]:
     """Columns of numbers that are drawn where the address names none: rates first, then lengths."""
-    numbers = [name for name in table.numeric() if table.kinds[name] != "BOOLEAN"]
+    numbers = table.numeric()
     plain = [name for name in numbers if not name.endswith(CHARACTERS)]
     telling = [name for word in TELLING for name in plain if word in name.casefold()]
     lengths = [name + CHARACTERS for name in ASKED if name + CHARACTERS in numbers]
@@ -86,7 +112,7 @@ def _with_bar(view: View, own: Histogram, bar: Bar) -> str:
     """The address of the rows that a bar counts."""
     inside = f"{own.column} >= {bar.low!r}; {own.column} < {bar.high!r}"
     before: Sequence[str] = [part for part in [view.text("where").strip()] if part]
-    return view.here(where="; ".join([*before, inside]), page=None)
+    return PAGE.path + view.here(where="; ".join([*before, inside]), page=None).removeprefix(view.page.path)
 
 
 def mark(view: View) -> str:
@@ -95,3 +121,4 @@ def mark(view: View) -> str:
 
 
 PAGE = Page("/rows", "Rows", show, mark=mark)
+HISTOGRAMS = Page("/histograms", "Histograms", show_histograms, mark=mark)

@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from treetune.reports.charts import thinned
 from treetune.reports.experiment import Experiment
-from treetune.reports.sections.times import PHASES, phase_seconds
+from treetune.reports.sections.times import phase_seconds, phase_totals
 from treetune.viewer.page import Page, View
 from treetune.viewer.store import Run
 from treetune.viewer.store.curves import (
@@ -55,10 +55,10 @@ def show(view: View) -> Response:
 def _times(one: Experiment) -> dict[str, object]:
     """Seconds by phase: of all iterations, and bars of each (of neighbours, where there are many)."""
     rows = phase_seconds(one)
-    totals = {phase: math.fsum(own[phase] for _, own in rows) for phase in PHASES}
+    totals = phase_totals(rows)
     bars = thinned(rows)
     return {
-        "totals": {phase: seconds for phase, seconds in totals.items() if seconds > 0},
+        "totals": totals,
         "whole": math.fsum(totals.values()),
         "iterations": len(rows),
         "bars": bars,

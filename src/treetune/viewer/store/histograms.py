@@ -61,11 +61,16 @@ def histograms(
 ) -> list[Histogram]:
     """Of the columns' values in the rows that are like that, without those that have none. Raises ValueError
     for a column that isn't numeric."""
-    for name in columns:
-        if table.kinds.get(name, "VARCHAR") == "VARCHAR":
-            raise ValueError(f"{name!r} is no column of numbers: there are {', '.join(table.numeric())}")
+    check_numeric(table, columns)
     key = "histograms", tuple(columns), tuple(filters), search
     return table.remembered(key, lambda: _histograms(table, columns, filters, search)) if columns else []
+
+
+def check_numeric(table: Table, columns: Sequence[str]) -> None:
+    """Raises ValueError for a column that isn't numeric."""
+    for name in columns:
+        if name not in table.numeric():
+            raise ValueError(f"{name!r} is no column of numbers: there are {', '.join(table.numeric())}")
 
 
 def _histograms(

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from treetune.reports.experiment import Experiment
 from treetune.viewer.store.catalogue import Run, Store
@@ -70,7 +70,7 @@ def _standing(one: Experiment, run: Run) -> Standing:
         state, why = "waiting", "nothing was sampled or trained yet"
     else:
         state, why = "stopped", why_stopped(one, log)
-    parts = _parts(one.config)
+    parts = one.method
     return Standing(
         state=state,
         why=why,
@@ -125,13 +125,6 @@ def _end_of(log: Path) -> list[str]:
             return file.read().decode(errors="replace").splitlines()
     except OSError:
         return []
-
-
-def _parts(config: Mapping[str, Any]) -> dict[str, str]:
-    """The types of what makes a method, by the place where each stands."""
-    found = {key: (config.get(key) or {}).get("type") for key in ("task", "rollout", "credit", "selection")}
-    found["objective"] = ((config.get("trainer") or {}).get("objective") or {}).get("type")
-    return {key: str(name) for key, name in found.items() if name}
 
 
 def _accuracies(one: Experiment) -> list[Accuracy]:

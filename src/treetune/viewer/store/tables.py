@@ -29,6 +29,8 @@ DEEPEST, MOST = 2, 400
 
 REMEMBERED = 64
 """Counts and histograms of a data set that are kept."""
+SEARCHES = 3
+"""Searches whose rows are kept: each may have as many as the data set."""
 
 ROW = "row number"
 """Under which a row has its number in the file, from 0."""
@@ -52,6 +54,15 @@ class Column:
     depth: int = 0
 
 
+@dataclass(frozen=True)
+class _Wanted:
+    """Which rows: what stands behind WHERE, what its `?` stand for, and the table `matching` in it."""
+
+    text: str
+    values: list[Any]
+    matching: pa.Table | None = None
+
+
 class Table:
     """The rows of a data set, numbered from 0 in the file's order. Safe for several threads.
 
@@ -65,6 +76,7 @@ class Table:
         self._lock = threading.Lock()
         self._connection = connected()
         self._remembered: OrderedDict[Hashable, Any] = OrderedDict()
+        self._matches: OrderedDict[Hashable, Any] = OrderedDict()
         self.arrow: pa.Table | None = None
         """Of what no query reads where it lies."""
         try:
@@ -82,63 +94,83 @@ class Table:
         return [one.name for one in self.columns.values() if not one.depth]
 
     def numeric(self) -> list[str]:
-        return [name for name, kind in self.kinds.items() if kind != "VARCHAR"]
+        return [name for name, kind in self.kinds.items() if kind not in ("VARCHAR", "BOOLEAN")]
 
     def ask(self, question: Question, shown: Sequence[str]) -> Found:
         """A page of rows: of each its number, under `ROW`, and the columns `shown`, of texts the beginnings.
         Raises ValueError for a column or an operator that isn't there."""
-        where, values = self.where(question.filters, question.search)
-        total = self.total
-        if where != "true":
-            counted = f"SELECT count(*) FROM ({self._all()}) WHERE {where}"
-            key = "total", question.filters, question.search
-            total = self.remembered(key, lambda: self._query(counted, values).fetchone()[0])
+        wanted = self._wanted(question.filters, question.search)
         by = order(question, self.kinds, self.kinds, quoted(ROW), "rows")
         skipped = (question.page - 1) * question.size
         # First which, then what they say: what is sorted and passed over has few columns.
-        asked = f"SELECT {quoted(ROW)} FROM ({self._all()}) WHERE {where} ORDER BY {by}"
-        found = self._query(f"{asked} LIMIT {question.size} OFFSET {skipped}", values).fetchall()
-        return Found(self._rows([number for (number,) in found], shown), total, True)
-
-    def where(self, filters: Sequence[Filter], search: str) -> tuple[str, list[Any]]:
-        """What stands behind WHERE: the conditions, and that a text of the row holds what is searched for."""
-        text, values = condition(filters, self.kinds, self.kinds, "rows")
-        texts = [name for name in self.names() if self.kinds[name] == "VARCHAR"]
-        if search:
-            holds = [f"contains(lower({quoted(name)}), lower(?))" for name in texts] or ["false"]
-            text = f"{text} AND ({' OR '.join(holds)})"
-            values += [search] * len(texts)
-        return text.removeprefix("true AND "), values
-
-    def select(self, text: str, values: Sequence[Any] = ()) -> list[dict[str, Any]]:
-        """A question in SQL to the table `rows`; values stand for `?`."""
-        return as_rows(self._query(f"WITH rows AS ({self._all()}) {text}", values))
+        asked = f"SELECT {quoted(ROW)} {self._those(wanted)} ORDER BY {by}"
+        found = self._query(f"{asked} LIMIT {question.size} OFFSET {skipped}", wanted).fetchall()
+        return Found(self._rows([number for (number,) in found], shown), self._count(question, wanted), True)
 
     def numbers(
         self, columns: Sequence[str], filters: Sequence[Filter], search: str
     ) -> duckdb.DuckDBPyConnection:
         """A connection with the temporary table `numbers`: these columns of the rows that are like that, as
         x0, x1, …, null for what is no finite number. The file is gone through once."""
-        where, values = self.where(filters, search)
+        wanted = self._wanted(filters, search)
         given = [f"CAST({quoted(name)} AS DOUBLE) AS x{i}" for i, name in enumerate(columns)]
         finite = [f"if(isfinite(x{i}), x{i}, NULL) AS x{i}" for i in range(len(columns))]
         return self._query(
             f"CREATE TEMP TABLE numbers AS SELECT {', '.join(finite)}"
-            f" FROM (SELECT {', '.join(given)} FROM ({self._all()}) WHERE {where})",
-            values,
+            f" FROM (SELECT {', '.join(given)} {self._those(wanted)})",
+            wanted,
         )
 
-    def remembered(self, key: Hashable, make: Callable[[], Value]) -> Value:
+    def row(self, number: int) -> dict[str, Any] | None:
+        """All columns of one row; None where there is none of that number."""
+        rows = as_rows(self._query(f"SELECT * FROM ({self._all()}) WHERE {quoted(ROW)} = {number}"))
+        return rows[0] if rows else None
+
+    def _wanted(self, filters: Sequence[Filter], search: str) -> _Wanted:
+        """The rows that are like that, and in a text of which stands what is searched for."""
+        text, values = condition(filters, self.kinds, self.kinds, "rows")
+        wanted = _Wanted(text, values)
+        if not search:
+            return wanted
+        key = "matching", tuple(filters), search
+        matching = self.remembered(key, lambda: self._matching(wanted, search), self._matches)
+        return _Wanted(f"{quoted(ROW)} IN (SELECT {quoted(ROW)} FROM matching)", [], matching)
+
+    def _matching(self, wanted: _Wanted, search: str) -> pa.Table:
+        """Their numbers: texts are gone through once for all that is asked of these rows."""
+        texts = [name for name in self.names() if self.kinds[name] == "VARCHAR"]
+        holds = [f"contains(lower({quoted(name)}), lower(?))" for name in texts] or ["false"]
+        both = _Wanted(f"{wanted.text} AND ({' OR '.join(holds)})", [*wanted.values, *[search] * len(texts)])
+        import pyarrow as pa
+
+        return pa.table(self._query(f"SELECT {quoted(ROW)} {self._those(both)}", both).fetchnumpy())
+
+    def _count(self, question: Question, wanted: _Wanted) -> int:
+        if wanted.matching is not None:
+            return wanted.matching.num_rows
+        if not question.filters:
+            return self.total
+        counted = f"SELECT count(*) {self._those(wanted)}"
+        key = "total", tuple(question.filters)
+        return self.remembered(key, lambda: self._query(counted, wanted).fetchone()[0])
+
+    def _those(self, wanted: _Wanted) -> str:
+        return f"FROM ({self._all()}) WHERE {wanted.text}"
+
+    def remembered(
+        self, key: Hashable, make: Callable[[], Value], among: OrderedDict[Hashable, Any] | None = None
+    ) -> Value:
         """What `make` gives, made once as long as the file is the same and not much else is asked."""
+        kept, most = (self._remembered, REMEMBERED) if among is None else (among, SEARCHES)
         with self._lock:
-            if key in self._remembered:
-                self._remembered.move_to_end(key)
-                return self._remembered[key]
+            if key in kept:
+                kept.move_to_end(key)
+                return kept[key]
         value = make()
         with self._lock:
-            self._remembered[key] = value
-            while len(self._remembered) > REMEMBERED:
-                self._remembered.popitem(last=False)
+            kept[key] = value
+            while len(kept) > most:
+                kept.popitem(last=False)
         return value
 
     def _all(self) -> str:
@@ -162,16 +194,20 @@ class Table:
 
     # DuckDB
 
-    def _query(self, text: str, values: Sequence[Any] = ()) -> Any:
+    def _query(self, text: str, wanted: _Wanted | None = None) -> Any:
         import duckdb
 
+        wanted = wanted or _Wanted("true", [])
         try:
-            return self._execute(text, values)
+            cursor = self._cursor()
+            if wanted.matching is not None:
+                cursor.register("matching", wanted.matching)
+            return cursor.execute(text, wanted.values)
         except duckdb.Error as error:  # the file was written anew, or is torn where nobody has looked yet
             raise ValueError(f"{self.data.path} can't be read: {error}") from error
 
-    def _execute(self, text: str, values: Sequence[Any] = ()) -> duckdb.DuckDBPyConnection:
-        return self._cursor().execute(text, list(values))
+    def _execute(self, text: str) -> duckdb.DuckDBPyConnection:
+        return self._cursor().execute(text)
 
     def _cursor(self) -> duckdb.DuckDBPyConnection:
         with self._lock:

@@ -153,7 +153,8 @@ def _is_alive(run: Run, who: str, process: Process) -> bool:
 def _words(about: dict[str, Any]) -> str:
     iteration = about.get("iteration")
     told = [f"iteration {iteration + 1}"] if isinstance(iteration, int) else []
-    return ", ".join(told + [f"{key} {value}" for key, value in about.items() if key != "iteration"])
+    told += [f"{key} {value}" for key, value in about.items() if key not in ("iteration", "why")]
+    return ": ".join(filter(None, (", ".join(told), str(about.get("why", "")))))
 
 
 def _reckoned(one: Experiment) -> Iterator[Lane]:

@@ -24,10 +24,10 @@ def whole_row(table: Table, number: int) -> dict[str, Any]:
         return {name: value for name, value in row.items() if value is not None}
     if table.data.kind == "parquet":
         return parquet_row(table.data.path, number)
-    rows = table.select(f'SELECT * FROM rows WHERE "{ROW}" = {number}')
-    if not rows:
+    found = table.row(number)
+    if found is None:
         raise NotThere(f"{table.data.name} has no rate of row {number} yet")
-    rate = {name: value for name, value in rows[0].items() if name in table.names()}
+    rate = {name: found[name] for name in table.names()}
     input_rows = table.data.path / "rows.parquet"
     if not input_rows.is_file():
         return rate

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from treetune.reports.charts import number
 from treetune.reports.experiment import Experiment
-from treetune.reports.sections.times import PHASES, phase_seconds
+from treetune.reports.sections.times import phase_seconds, phase_totals
 from treetune.runtime.console import duration
 from treetune.viewer.store import Run, Store
 from treetune.viewer.store.curves import (
@@ -160,20 +160,19 @@ def _lasts(chart: Chart) -> Iterator[str]:
 
 def _times(experiment: Experiment, width: int, braille: bool) -> Table:
     rows = phase_seconds(experiment)
-    totals = {phase: math.fsum(own[phase] for _, own in rows) for phase in PHASES}
-    whole = math.fsum(totals.values()) or 1.0
+    totals = phase_totals(rows)
+    whole = math.fsum(totals.values())
     grid = Table.grid(padding=(0, 1, 0, 0))
     for phase, seconds in totals.items():
-        if seconds > 0:
-            share = seconds / whole
-            drawn = bar(share, max(6, width - 40), braille=braille)
-            each = f"{number(seconds / len(rows))} s each"
-            grid.add_row(
-                Text(phase),
-                Text(f"{share:4.0%}" if share >= 0.005 else " <1%"),
-                Text(f"{each:>12}"),
-                Text(drawn, no_wrap=True),
-            )
+        share = seconds / whole
+        drawn = bar(share, max(6, width - 40), braille=braille)
+        each = f"{number(seconds / len(rows))} s each"
+        grid.add_row(
+            Text(phase),
+            Text(f"{share:4.0%}" if share >= 0.005 else " <1%"),
+            Text(f"{each:>12}"),
+            Text(drawn, no_wrap=True),
+        )
     return grid
 
 
