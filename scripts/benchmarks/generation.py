@@ -163,11 +163,11 @@ def _against_offline(
 def _as_json(request: Request) -> dict[str, Any]:
     sampling = request.sampling
     return {
-        "prompt_ids": list(request.prompt_ids),
+        "prompt_ids": [int(token) for token in request.prompt_ids],
         "sampling": {
             "n": request.n,
-            "seed": request.seed,
-            "max_tokens": sampling.max_tokens,
+            "seed": int(request.seed),
+            "max_tokens": int(sampling.max_tokens),
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k,

@@ -125,8 +125,8 @@ class Row:
     @staticmethod
     def of(episode: Episode) -> Row:
         assert episode.advantages is not None
-        ids = [*episode.prompt_ids, *episode.response_ids]
-        return Row(ids, len(episode.prompt_ids), episode.advantages[0])
+        ids = [int(token) for part in (episode.prompt_ids, episode.response_ids) for token in part]
+        return Row(ids, len(episode.prompt_ids), float(episode.advantages[0]))
 
 
 class BareLoop:

@@ -16,20 +16,19 @@ def show(view: View) -> Response:
     indexed = answers.indexed()
     columns = answers.columns()
     waiting = [one.source.words for one in indexed if one.is_awaited]
-    if not graded_by_both(columns):
+    if not (graded := graded_by_both(columns)) and not waiting:
         raise NotThere(
-            f"no answer of {view.run.name} has been graded by a judge and by a rule"
-            + (": some of its files are still being read" if waiting else
-               ": the grader {type: 'judge', rule: {…}} has both grade them")
-        )  # fmt: skip
+            f"no answer of {view.run.name} has been graded by a judge and by a rule: the grader"
+            " {type: 'judge', rule: {…}} has both grade them"
+        )
     sources = {one.source.name: one.source for one in indexed if one.about is not None}
     of = view.choice("of", ("", *sources))
     chosen = (of,) if of else ()
-    by_file = agreements(answers, "source", ())
+    by_file = agreements(answers, "source", ()) if graded else []
     order = list(sources)
     by_file.sort(key=lambda one: order.index(one.name))
     kept = [one for one in by_file if not of or one.name == of]
-    domains = agreements(answers, "domain", chosen) if "domain" in columns else []
+    domains = agreements(answers, "domain", chosen) if graded and "domain" in columns else []
     return view.render(
         "agreement.html",
         whole=together("all", kept),
