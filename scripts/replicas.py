@@ -37,7 +37,8 @@ from treetune.inference.guard import descendants  # noqa: E402
 from treetune.inference.journal import JournaledEngine  # noqa: E402
 from treetune.inference.launch import Launch  # noqa: E402
 from treetune.inference.ranks import RankFiles  # noqa: E402
-from treetune.inference.server import Server, servers_of  # noqa: E402
+from treetune.inference.server import servers_of  # noqa: E402
+from treetune.inference.server_interface import Server  # noqa: E402
 from treetune.inference.settings import VllmSettings  # noqa: E402
 from treetune.models.export import write_for_engine  # noqa: E402
 from treetune.models.sources import TinyModel  # noqa: E402

@@ -42,7 +42,7 @@ def test_no_rank_of_two_ever_has_the_whole_model(cut: dict[str, int], tmp_path: 
     launch(Path(dealing_program.__file__), told, 2)
     taken = json.loads((tmp_path / "taken.json").read_text())
     assert len(taken) == 2
-    assert max(taken) < 0.75 * size, f"{taken} bytes, and the model has {size}"
+    assert max(taken) < 0.85 * size, f"{taken} bytes, and the model has {size}"
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -30,7 +30,7 @@ from treetune.inference.prefixes import Prefixes
 from treetune.inference.ranks import RankFiles
 from treetune.inference.replica import Replica, Taken
 from treetune.inference.sampling import Limit, Lost, Sampling
-from treetune.inference.server import Server
+from treetune.inference.server_interface import Server
 from treetune.inference.transfer import Delivery, send_all
 
 if TYPE_CHECKING:

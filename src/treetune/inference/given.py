@@ -16,7 +16,7 @@ from urllib.parse import quote
 from treetune.inference.base import EngineError
 from treetune.inference.client import Address, Client, ServerFailure
 from treetune.inference.key import ROUTE
-from treetune.inference.server import AwaitedServer
+from treetune.inference.server_interface import AwaitedServer
 from treetune.inference.sync import drop_cache
 from treetune.inference.transfer import FromFolder
 

@@ -14,7 +14,7 @@ from treetune.inference.base import Canary, Completion, EngineError
 from treetune.inference.client import Address, Client, ServerFailure
 from treetune.inference.gaps import Probe
 from treetune.inference.launch import Way
-from treetune.inference.server import Server
+from treetune.inference.server_interface import Server
 from treetune.inference.sync import drop_cache, probes_of, sample_probes
 from treetune.inference.transfer import Delivery, FromFolder, transfer
 from treetune.vocabulary import TokenIds

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from annotated_types import Ge, Gt, Le
 
 from treetune.config.registrable import Registrable
 from treetune.contracts import Experiment, Finding
+from treetune.inference.addresses import check_addresses
 from treetune.inference.base import Engine
 from treetune.inference.gaps import Tolerance
 from treetune.inference.launch import Way
@@ -22,9 +22,7 @@ from treetune.inference.ways import Places, WeightTransferSetting, choose
 if TYPE_CHECKING:
     from treetune.inference.launch import Launch
     from treetune.inference.ranks import RankFiles
-    from treetune.inference.server import Server
-
-_ADDRESS = re.compile(r"https?://[^/:@?#\s]+:\d+")
+    from treetune.inference.server_interface import Server
 
 Device = Literal["cpu", "cuda"]
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -168,7 +166,7 @@ class VllmSettings(EngineSettings):
     extra_arguments: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        self._check_addresses()
+        check_addresses(self)
         if self.devices is not None and len(set(self.devices)) < max(1, len(self.devices)):
             raise ValueError(
                 "devices lists "
@@ -187,29 +185,6 @@ class VllmSettings(EngineSettings):
                     f"devices lists {len(self.devices)} GPUs, which hold {places} servers with"
                     f" tensor_parallel_size = {self.tensor_parallel_size}, and replicas is {self.replicas}:"
                     " make them equal, or leave replicas out"
-                )
-
-    def _check_addresses(self) -> None:
-        if self.addresses is None:
-            if self.key_file is not None:
-                raise ValueError("key_file is the key of servers at addresses, and there are none")
-            return
-        wrong = [one for one in self.addresses if not _ADDRESS.fullmatch(one)]
-        if wrong or not self.addresses or len(set(self.addresses)) < len(self.addresses):
-            what = f"has {wrong[0]!r}" if wrong else "names a server twice" if self.addresses else "is empty"
-            raise ValueError(f"addresses {what}: it lists servers such as 'http://10.0.0.2:8000', each once")
-        if self.key_file is None:
-            raise ValueError("addresses need key_file, the file with the key that serve_engine was given")
-        for name, there in (
-            ("replicas", self.replicas is not None),
-            ("devices", self.devices is not None),
-            ("sleep", self.sleep),
-            ("servers: 'per_rank'", self.servers == "per_rank"),
-        ):
-            if there:
-                raise ValueError(
-                    f"{name} is about servers that the run starts, and those at addresses are there already:"
-                    " leave one of them out"
                 )
 
     def check(self, experiment: Experiment) -> Iterable[Finding]:

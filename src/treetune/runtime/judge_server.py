@@ -13,7 +13,8 @@ from treetune.endpoints.settings import Place
 from treetune.inference.client import Address
 from treetune.inference.launch import MODEL_NAME
 from treetune.inference.served_models import JudgeModel
-from treetune.inference.server import POLL_S, Server
+from treetune.inference.server import POLL_S
+from treetune.inference.server_interface import Server
 from treetune.models.checkpoints import resolve_policy
 from treetune.runtime.session import Session
 from treetune.runtime.weights_folder import weights_folder

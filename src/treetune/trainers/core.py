@@ -7,7 +7,7 @@ import gc
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ from treetune.trainers.preparation.tensors import IterationTensors
 from treetune.trainers.ranks import Ranks
 from treetune.trainers.scoring import Scored, Scorer
 from treetune.trainers.signals import Telling, TellSignals
+from treetune.trainers.stretches import Stretch
 from treetune.trainers.tokens import Sequences, units_of
 from treetune.vocabulary import Episode, Metrics, TokenIds
 
@@ -42,14 +43,6 @@ COMPUTED = "train/computed_tokens"
 
 Running = tuple[Sequence[Unit], bool, bool]
 """Rows that all ranks run in micro-batches, whether a unit's rows run together, and whether with gradient."""
-
-
-class Stretch(NamedTuple):
-    """How far an iteration's training has come: whole epochs, steps, and whether that is all."""
-
-    epochs: int
-    steps: int
-    is_last: bool
 
 
 class PolicyTrainer:
@@ -344,8 +337,7 @@ class PolicyTrainer:
     def _rate_factor(self, iterations_done: float, steps_in_iteration: int) -> float:
         """The schedule runs over the iterations' steps as if every iteration had as many as this one.
 
-        Exact where nothing is left out by selection; where it is, warm-up and decay still end where
-        they should instead of drifting with the number of episodes that were kept.
+        Exact where selection leaves nothing out; elsewhere warm-up and decay still end where they should.
         """
         step = round(iterations_done * steps_in_iteration)
         iterations = 1 if self.restarts else self.iterations
