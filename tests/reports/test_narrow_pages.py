@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.reports.synthetic import write_experiment
-from tests.viewer.browser import CHROMIUM
 from treetune.reports.html import write_report
+from treetune.testing.browser import CHROMIUM
 
 ASK = """<script>
 addEventListener("load", () => {

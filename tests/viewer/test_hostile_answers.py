@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from tests.viewer.browser import Browser
 from tests.viewer.hostile import COUNT, KINDS, MEGABYTE, hostile_run, texts
 from tests.viewer.recorded import recorded_run
+from treetune.testing.browser import Browser
 from treetune.viewer.store import Store
 from treetune.viewer.text import SHOWN, visible
 

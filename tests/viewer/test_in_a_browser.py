@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.viewer.browser import Browser
 from tests.viewer.recorded import (
     answers,
     begin_run,
@@ -16,6 +15,7 @@ from tests.viewer.recorded import (
     recorded_run,
 )
 from treetune.runtime.notes import read_notes, system_user
+from treetune.testing.browser import Browser
 from treetune.testing.looking import unseen_focus, wrong_with
 from treetune.testing.tour import DOWNLOADED, DRAWN, place_of, stops
 from treetune.viewer.pages import PAGES
