@@ -103,9 +103,7 @@ class DataSets:
         """The data set of that name: no other file is read, whatever an address says. Raises NotThere."""
         with self._lock:
             found = self._known.get(name)
-        if (
-            found is None or not found.path.exists()
-        ):  # folders are looked through only if there is a reason to
+        if found is None or not found.path.exists():  # or else no folder need be looked through
             everything = {one.name: one for one in self.all()}
             found = everything.get(name)
         if found is None:
