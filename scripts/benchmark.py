@@ -36,7 +36,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(1, str(ROOT / "src"))
 
 PARTS = {
-    "generation": ("generation.measure",),
+    "generation": ("generation.measure", "generation.measure_replicas"),
     "training": ("training.measure",),
     "grading": ("grading.measure",),
     "threads": ("threads.measure",),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import os
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,18 @@ class RecordingEngine(Engine):
 
 
 def measure(setting: Setting) -> dict[str, Measurement]:
-    config = setting.configuration("vineppo")
+    """With one server, against the bare engine with as many processes: the engine's, and its caller's."""
+    return _measure(setting, replicas=1)
+
+
+def measure_replicas(setting: Setting) -> dict[str, Measurement]:
+    """With a server on each core, against one bare engine."""
+    return _measure(setting, replicas=len(os.sched_getaffinity(0)))
+
+
+def _measure(setting: Setting, replicas: int) -> dict[str, Measurement]:
+    config = setting.configuration("vineppo", f"{{engines+: {{policy+: {{replicas: {replicas}}}}}}}")
+    of = "" if replicas == 1 else f", {replicas} servers"
     with (
         Session.open(config, {}) as session,
         PolicyServer.start(session) as server,
@@ -71,29 +83,32 @@ def measure(setting: Setting) -> dict[str, Measurement]:
         # Short, since sockets are made there, whose paths have a limit.
         with (
             tempfile.TemporaryDirectory() as scratch,
-            offline_engine(session, server, Path(scratch)) as offline,
+            offline_engine(session, server, Path(scratch), core=True) as apart,
+            offline_engine(session, server, Path(scratch), core=False) as together,
         ):
-            offline.wait_ready(deadline=START_S)
+            for one in (apart, together):
+                one.wait_ready(deadline=START_S)
             rollout_context = lambda: _context(sampler, setting)  # noqa: E731
             problems = sample_problems(session.train_problems, setting.problems, config.seed, 0)
             trees, _ = config.rollout.run(rollout_context(), problems)
+            phases: dict[str, Callable[[], Any]] = {
+                "rollout": lambda: config.rollout.run(rollout_context(), problems),
+                "credit": lambda: config.credit.assign(rollout_context(), trees),
+            }
             return {
-                "generation/rollout": _against_offline(
-                    sampler, offline, setting, lambda: config.rollout.run(rollout_context(), problems)
-                ),
-                "generation/credit": _against_offline(
-                    sampler, offline, setting, lambda: config.credit.assign(rollout_context(), trees)
-                ),
+                f"generation/{name}{of}": _against_offline(sampler, apart, together, setting, phase)
+                for name, phase in phases.items()
             }
 
 
-def offline_engine(session: Session, server: PolicyServer, scratch: Path) -> Child:
-    """vLLM in a process of its own, on the run's start weights, told what the run's server is told."""
+def offline_engine(session: Session, server: PolicyServer, scratch: Path, *, core: bool) -> Child:
+    """vLLM on the run's start weights, told what the run's server is told: its core in a process of its own,
+    or all of it in one."""
     settings = session.config.engines.policy
     assert isinstance(settings, VllmSettings)
     assert server.folder is not None
     launch = Launch(
-        settings=settings,
+        settings=replace(settings, replicas=1),
         context_length=settings.context_length or session.config.context_length,
         seed=session.config.seed,
         rank=0,
@@ -103,7 +118,7 @@ def offline_engine(session: Session, server: PolicyServer, scratch: Path) -> Chi
     command = launch.command(server.folder.of(0), port=0)
     arguments = command[command.index("--host") :]
     environment = {**launch.environment(scratch), "VLLM_LOGGING_LEVEL": "ERROR"}
-    return Child("offline_vllm", {"arguments": arguments}, environment=environment)
+    return Child("offline_vllm", {"arguments": arguments, "core": core}, environment=environment)
 
 
 def _context(sampler: Sampler, setting: Setting) -> Any:
@@ -114,7 +129,7 @@ def _context(sampler: Sampler, setting: Setting) -> Any:
 
 
 def _against_offline(
-    sampler: Sampler, offline: Child, setting: Setting, phase: Callable[[], Any]
+    sampler: Sampler, apart: Child, together: Child, setting: Setting, phase: Callable[[], Any]
 ) -> Measurement:
     server = sampler.server
     engine = server.engine
@@ -128,14 +143,20 @@ def _against_offline(
     tokens = sum(len(completion.token_ids) for completion in recording.completions)
     plain = [_as_json(request) for request in recording.requests]
     theirs: dict[str, Any] = {}
+    digests = {digest(completion.token_ids for completion in recording.completions)}
 
-    def ask(turn: int) -> float:
-        theirs.update(offline.ask({"requests": plain}, deadline=TURN_S))
-        return theirs["seconds"]
+    def ask(offline: Child) -> Side:
+        def side(turn: int) -> float:
+            theirs.update(offline.ask({"requests": plain}, deadline=TURN_S))
+            digests.add(theirs["digest"])
+            return theirs["seconds"]
+
+        return side
 
     sides: dict[str, Side] = {
         "ours": timed(lambda turn: phase()),
-        "theirs": ask,
+        "theirs": ask(apart),
+        "in_one_process": ask(together),
         "engine_alone": timed(lambda turn: engine.generate(recording.requests)),
     }
     seconds = in_turns(sides, setting.repeats)
@@ -146,7 +167,10 @@ def _against_offline(
         theirs=rates(theirs["tokens"], seconds["theirs"]),
         what={
             "ours": "the phase as the runtime runs it: server, journal, grading, decoding, trajectories",
-            "theirs": "vllm.LLM.generate alone, same flags, weights, requests and seeds",
+            "theirs": "vllm.LLM.generate alone, its core in a process of its own; same flags, weights, requests"
+            " and seeds",
+            "in_one_process": "the same with its core in its caller's process",
+            "engine_alone": "the server and its client, without journal, grading, decoding and trajectories",
         },
         details={
             "requests": len(plain),
@@ -154,7 +178,8 @@ def _against_offline(
             "tokens": tokens,
             "tokens_mean": tokens / len(lengths),
             "tokens_max": lengths[-1],
-            "same_tokens": digest(c.token_ids for c in recording.completions) == theirs["digest"],
+            "same_tokens": len(digests) == 1,
+            "in_one_process": rates(tokens, seconds["in_one_process"]),
             "engine_alone": rates(tokens, seconds["engine_alone"]),
         },
     )

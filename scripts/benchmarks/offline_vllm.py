@@ -1,7 +1,8 @@
-"""vLLM without a server: ``LLM.generate`` in this process, as configured by the server's command line."""
+"""vLLM without a server: ``LLM.generate`` as configured by the server's command line."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import time
@@ -12,17 +13,23 @@ from benchmarks.child import Turns
 
 
 def serve(settings: dict[str, Any], turns: Turns) -> None:
-    """`settings`: ``arguments`` of the server. Each turn's ``requests`` are answered with the seconds
+    """`settings`: ``arguments`` of the server, and whether the engine's ``core`` is a process of its own, as
+    the server's is, or computes in this one. Each turn's ``requests`` are answered with the seconds
     of ``LLM.generate``, the tokens sampled, and a digest of their ids."""
     import vllm
     from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
+    from vllm.v1.engine.llm_engine import LLMEngine
 
     parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())
     # What only a server knows (host, port, …) is left over.
     known, _ = parser.parse_known_args(settings["arguments"])
     arguments = EngineArgs.from_cli_args(known)
     arguments.disable_log_stats = True  # LLM's own default
+    if settings["core"]:
+        # Not by VLLM_ENABLE_V1_MULTIPROCESSING, with which vLLM refuses the executor without workers.
+        with_core = functools.partial(LLMEngine.from_engine_args, enable_multiprocessing=True)
+        LLMEngine.from_engine_args = with_core  # type: ignore[method-assign]
     llm = vllm.LLM.from_engine_args(arguments)
     turns.say({"ready": True})
     for question in turns:
