@@ -106,6 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     text = page(report)
     print(text)
     if options.output:
+        options.output.mkdir(parents=True, exist_ok=True)
         (options.output / "iteration_seconds.md").write_text(text)
         (options.output / "iteration_seconds.json").write_text(json.dumps(report, indent=1) + "\n")
 

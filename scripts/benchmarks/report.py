@@ -39,5 +39,6 @@ def publish(text: str, numbers: dict[str, Any], output: Path | None, name: str) 
     """Prints the page, and writes it and its numbers where that was asked for."""
     print(text)
     if output is not None:
+        output.mkdir(parents=True, exist_ok=True)
         (output / f"{name}.md").write_text(text)
         (output / f"{name}.json").write_text(json.dumps(numbers, indent=1) + "\n")
