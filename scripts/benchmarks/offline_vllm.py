@@ -46,5 +46,5 @@ def serve(settings: dict[str, Any], turns: Turns) -> None:
 
 def digest(samples: Iterable[Sequence[int]]) -> str:
     """Equal for the same tokens."""
-    text = json.dumps([list(sample) for sample in samples])
+    text = json.dumps([[int(token) for token in sample] for sample in samples])
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
