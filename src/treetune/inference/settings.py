@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -15,6 +15,7 @@ from treetune.config.registrable import Registrable
 from treetune.contracts import Experiment, Finding
 from treetune.inference.addresses import check_addresses
 from treetune.inference.base import Engine
+from treetune.inference.cores import servers_that_fill
 from treetune.inference.gaps import Tolerance
 from treetune.inference.launch import Way
 from treetune.inference.ways import Places, WeightTransferSetting, choose
@@ -113,8 +114,9 @@ class VllmSettings(EngineSettings):
     depend on what shared its batch.
 
     `servers`: 'one' engine for all ranks (on the first rank's machine) or one 'per_rank'. An engine has
-    `replicas`, servers that are alike and deal out its requests; None is one, and on `devices` as many as
-    these hold. `devices`: the GPUs of the servers, `tensor_parallel_size` each, numbered as this process
+    `replicas`, servers that are alike and deal out its requests; None is one on the trainer's GPUs, as many as
+    `devices` hold, and on a CPU as many as fill the cores (of one thread each, unless `omp_threads` says
+    otherwise; see `servers_that_fill`). `devices`: the GPUs of the servers, `tensor_parallel_size` each, numbered as this process
     sees them; None shares the trainer's. Or `addresses` are those of servers that somebody else started, on
     this machine or others (``http://10.0.0.2:8000``, command ``serve_engine``), for all ranks; `key_file`
     holds their key. `sleep` gives a GPU's memory to the trainer while it trains.
@@ -258,9 +260,11 @@ class VllmSettings(EngineSettings):
         """`replicas`, or as many as are there for."""
         if self.addresses is not None:
             return len(self.addresses)
-        if self.replicas is None and self.servers == "one" and self.devices and device == "cuda":
-            return len(self.devices) // self.tensor_parallel_size
-        return self.replicas or 1
+        if self.replicas is not None or self.servers == "per_rank":
+            return self.replicas or 1
+        if device == "cuda":
+            return len(self.devices or ()) // self.tensor_parallel_size or 1
+        return servers_that_fill((self.omp_threads or 1) * self.tensor_parallel_size, self.kv_cache_gib)
 
     def caches_prefixes(self, device: str) -> bool:
         """Whether a server keeps the keys and values of prompts that it has seen."""
@@ -369,8 +373,9 @@ class VllmSettings(EngineSettings):
         from treetune.inference.launch import Launch
         from treetune.inference.server import servers_of
 
+        filling = device == "cpu" and self.replicas is None and self.addresses is None  # for what is trained
         launch = Launch(
-            settings=self,
+            settings=replace(self, replicas=1, devices=None) if filling else self,
             context_length=context_length,
             seed=seed,
             rank=rank,

@@ -7,9 +7,9 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
+from treetune.inference.cores import host_memory
 from treetune.inference.ways import MEMORY
 
 GIB = 2**30
@@ -88,7 +88,7 @@ def here(environment: Mapping[str, str] = os.environ, *, started: bool = False) 
         ranks=ranks,
         cores=len(os.sched_getaffinity(0)),
         device_memory=min(memories, default=0),
-        host_memory=_host_memory(),
+        host_memory=host_memory(),
         shared_memory=shutil.disk_usage(MEMORY).total if os.access(MEMORY, os.W_OK) else 0,
         nodes=max(1, world // ranks),
         gpus=len(memories) or None,
@@ -113,16 +113,3 @@ def _gpu_memories(environment: Mapping[str, str]) -> list[int]:
             " GPUs, set CUDA_VISIBLE_DEVICES to nothing"
         ) from error
     return [int(line) * 2**20 for line in done.stdout.split() if line.isdecimal()]
-
-
-def _host_memory() -> int:
-    """What this process may use: the machine's, or less where a control group has a limit."""
-    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            text = Path(limit).read_text().strip()
-        except OSError:
-            continue
-        if text.isdecimal():
-            return min(whole, int(text))
-    return whole

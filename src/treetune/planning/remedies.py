@@ -159,6 +159,8 @@ def _candidates(plan: Plan) -> Iterator[Change]:
         yield Change(SETTING, "file", 8)
     if on_gpu and plan.engine is not None:
         yield from _for_the_engine(plan)
+    if not on_gpu and plan.engine is not None and plan.engine.settings.replicas_on("cpu") > 1:
+        yield Change("engines.policy.replicas", 1, 3)
     if on_gpu and trainer.keeps_reference and trainer.lora is None and not trainer.offload_reference:
         yield Change("trainer.offload_reference", True, 4)
     least = 1 if itemsize(trainer) == 2 else 0
