@@ -93,6 +93,14 @@ def test_whatever_makes_an_answer_differ_makes_the_key_differ() -> None:
     assert len(set(keys)) == len(keys)
 
 
+def test_a_request_has_the_key_that_earlier_journals_know_it_by() -> None:
+    request = Request((5, 6, 7), 11, 2, SamplingParams(16, 0.7, 0.9, 5, ("\n",), (3,)))
+    assert request_key(request, 4) == "b57e74853d2860e20f74a6c02282ac6d"
+    unread = replace(request, reads_logprobs=False)
+    assert request_key(unread, 4) == "a1d7523f5b1e089f7d5c2c457695a951"
+    assert request_key(request, 4, n=1) == request_key(replace(request, n=1), 4)
+
+
 def completion(tokens: list[tuple[int, float]], reason: FinishReason, version: int) -> Completion:
     return Completion([i for i, _ in tokens], [logprob for _, logprob in tokens], reason, version)  # type: ignore[arg-type]
 

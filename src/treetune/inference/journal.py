@@ -137,12 +137,16 @@ class JournaledEngine(EngineAround):
         return self._widest[self._alike(request)][1]
 
     def _alike(self, request: Request) -> str:
-        return request_key(dataclasses.replace(request, n=0), self.version)
+        return request_key(request, self.version, n=0)
 
 
-def request_key(request: Request, version: int) -> str:
-    """What makes two requests have the same answer."""
-    asked = (request.prompt_ids.tolist(), request.seed, request.n, dataclasses.astuple(request.sampling))
+def request_key(request: Request, version: int, *, n: int | None = None) -> str:
+    """What makes two requests have the same answer: this one's, or, with `n`, that of one like it which asks
+    for so many samples."""
+    samples = request.n if n is None else n
+    # Of the fields as they are: `dataclasses.astuple` copies deeply, which takes longer than all else here.
+    sampling = list(vars(request.sampling).values())
+    asked = (request.prompt_ids.tolist(), request.seed, samples, sampling)
     unread = [] if request.reads_logprobs else ["without log-probs"]
     text = json.dumps([asked, version, *unread], separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
@@ -44,6 +45,10 @@ class Sampler:
     def open(session: Session, server: PolicyServer) -> Iterator[Sampler]:
         """Starts what grades, the model that judges too, where answers are made. Collective."""
         config = session.config
+        # Modules and all else that is there by now stays: each pass of the garbage collector over it takes a
+        # quarter of a second, in the middle of sampling. The trainer's models come later, and may go.
+        gc.collect()
+        gc.freeze()
         for rollout in (config.rollout, config.evaluation.rollout or config.rollout):
             rollout.sampler.prepare(session.model.codec)
         grades = server.engine is not None or session.purpose == "run"
