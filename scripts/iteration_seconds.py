@@ -86,6 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--samples", type=int, default=8, help="of each problem (default 8)")
     parser.add_argument("--repeats", type=int, default=5, help="turns of short answers (default 5)")
     parser.add_argument("--long-repeats", type=int, default=3, help="of long-tailed ones (default 3)")
+    parser.add_argument("--servers", type=int, help="of the engine (default: a server on each core)")
     parser.add_argument("--only", nargs="+", choices=KINDS, default=KINDS, help="kinds of answers")
     options = parser.parse_args(arguments)
     started = time.monotonic()
@@ -97,18 +98,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             # DeepSpeed is begun once in a process.
             with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
                 measured.append(process.submit(measure, place, options, workspace).result())
-    report = {
-        "cores": len(os.sched_getaffinity(0)),
-        "processor": _processor(),
-        "seconds": round(time.monotonic() - started),
-        "measured": measured,
-    }
-    text = page(report)
+            text = publish(measured, round(time.monotonic() - started), options.output)
     print(text)
-    if options.output:
-        options.output.mkdir(parents=True, exist_ok=True)
-        (options.output / "iteration_seconds.md").write_text(text)
-        (options.output / "iteration_seconds.json").write_text(json.dumps(report, indent=1) + "\n")
 
 
 def settings(options: argparse.Namespace, workspace: str) -> Iterator[Answers]:
@@ -120,7 +111,9 @@ def settings(options: argparse.Namespace, workspace: str) -> Iterator[Answers]:
         problems=options.problems,
         samples=options.samples,
     )
-    still = {"checkpoints": {"every": 1}, "trainer+": {"learning_rate": STILL}}
+    still: dict[str, Any] = {"checkpoints": {"every": 1}, "trainer+": {"learning_rate": STILL}}
+    if options.servers:
+        still["engines+"] = {"policy+": {"replicas": options.servers}}
     short = setting.configuration("vineppo", _object(still | {"experiment_name": "short"}))
     yield Answers("short", "the quickstart's answers", short, options.repeats)
     tail = TAIL_CONTEXT - TAIL_PROMPT
@@ -210,14 +203,16 @@ def measure(place: int, options: argparse.Namespace, workspace: str) -> dict[str
 
 
 def _hit_rate(server: Any) -> float:
-    """Of prompt tokens, the share that the server had computed before."""
+    """Of prompt tokens, the share that the servers had computed before."""
     from treetune.inference.key import header
 
-    address = server.engine._server.ready()
-    request = urllib.request.Request(f"{address.url}/metrics", headers=header(address.key))
+    lines: list[str] = []
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with direct.open(request, timeout=60) as response:
-        lines = response.read().decode().splitlines()
+    for one in server.engine._replicas:
+        address = one.server.ready()
+        request = urllib.request.Request(f"{address.url}/metrics", headers=header(address.key))
+        with direct.open(request, timeout=60) as response:
+            lines += response.read().decode().splitlines()
     hits, queries = (
         sum(float(line.split()[-1]) for line in lines if line.startswith(f"vllm:prefix_cache_{name}_total"))
         for name in ("hits", "queries")
@@ -295,6 +290,22 @@ def _side(turns: Sequence[dict[str, Any]], before: Sequence[dict[str, Any]]) -> 
         "share": {"median": median(shares), "least": min(shares), "most": max(shares)},
         "all": [one["seconds"] for one in turns],
     }
+
+
+def publish(measured: Sequence[dict[str, Any]], seconds: int, output: Path | None) -> str:
+    """The page of what has been measured so far, written to `output`: a kind that fails takes none away."""
+    report = {
+        "cores": len(os.sched_getaffinity(0)),
+        "processor": _processor(),
+        "seconds": seconds,
+        "measured": measured,
+    }
+    text = page(report)
+    if output is not None:
+        output.mkdir(parents=True, exist_ok=True)
+        (output / "iteration_seconds.md").write_text(text)
+        (output / "iteration_seconds.json").write_text(json.dumps(report, indent=1) + "\n")
+    return text
 
 
 def page(report: dict[str, Any]) -> str:

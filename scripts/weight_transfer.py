@@ -53,7 +53,10 @@ CHUNKS, FOLDER, ONE_FILE = "shared memory, in chunks", "files on disk", "one fil
 def main(arguments: Sequence[str] | None = None) -> None:
     options = report.arguments_of(__doc__, "weight_transfer", repeats=7).parse_args(arguments)
     found = []
-    for name, source in MODELS.items():  # each in a process of its own: a second session can't have ranks again
+    for (
+        name,
+        source,
+    ) in MODELS.items():  # each in a process of its own: a second session can't have ranks again
         spawned = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(1, mp_context=spawned) as pool:
             found.append(pool.submit(measure, name, source, options.repeats).result())
@@ -111,7 +114,9 @@ def experiment(name: str, source: TinyModel, base: Path) -> PolicyIteration:
     return PolicyIteration(
         task=AdditionChain(count=3, digits=2, train_size=20, validation_size=4, test_size=4),
         model=source,
-        engines=Engines(policy=VllmSettings(replicas=1, start_timeout=600.0, weight_transfer="shared_memory")),
+        engines=Engines(
+            policy=VllmSettings(replicas=1, start_timeout=600.0, weight_transfer="shared_memory")
+        ),
         rollout=SingleTurn(samples=2, max_tokens=12),
         credit=Group(),
         selection=All(),
