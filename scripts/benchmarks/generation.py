@@ -167,8 +167,8 @@ def _against_offline(
         theirs=rates(theirs["tokens"], seconds["theirs"]),
         what={
             "ours": "the phase as the runtime runs it: server, journal, grading, decoding, trajectories",
-            "theirs": "vllm.LLM.generate alone, its core in a process of its own; same flags, weights, requests"
-            " and seeds",
+            "theirs": "vllm.LLM.generate alone, its core in a process of its own; same flags, weights,"
+            " requests and seeds",
             "in_one_process": "the same with its core in its caller's process",
             "engine_alone": "the server and its client, without journal, grading, decoding and trajectories",
         },
