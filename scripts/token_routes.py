@@ -6,8 +6,6 @@ The same requests over ``/v1/completions`` (with ``return_token_ids``) and ``/in
 text is made), log-probs of the sampled tokens asked for or not. Tokens and log-probs are compared to the
 bit. CPU seconds of the server's HTTP side, of the process that computes and of the client are what a route
 costs, whatever else the machine does.
-
-Not yet run to its end.
 """
 
 from __future__ import annotations
