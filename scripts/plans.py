@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
+os.environ["OMP_NUM_THREADS"] = "1"  # one server on a CPU, whatever machine writes the page
 
 import treetune.parts  # noqa: E402, F401  (registers them)
 from treetune.cli.planning import start_shape  # noqa: E402
@@ -151,6 +153,7 @@ def count() -> None:
     """Plans beside what PyTorch counts, for models with random weights."""
     import torch
 
+    from treetune.models.lora import Lora
     from treetune.models.published_shapes import PUBLISHED
     from treetune.testing.peak_memory import Case
     from treetune.trainers.base import Trainer
@@ -198,7 +201,7 @@ def count() -> None:
         case("Qwen3, bfloat16, ZeRO-1", qwen3, precision="bfloat16", zero_stage=1),
         case("Qwen3, bfloat16, ZeRO-2", qwen3, precision="bfloat16", zero_stage=2, measure_kl=False),
         case("Qwen3, bfloat16, ZeRO-3", qwen3, precision="bfloat16", zero_stage=3, measure_kl=False),
-        case("Qwen2.5-0.5B, float32, adapters", half, lora={"rank": 16}, tokens=128),
+        case("Qwen2.5-0.5B, float32, adapters", half, lora=Lora(rank=16), tokens=128),
     ]
     found = json.loads(COUNTED.read_text()) if COUNTED.is_file() else []
     done = {one["case"] for one in found}
