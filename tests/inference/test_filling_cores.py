@@ -1,4 +1,4 @@
-"""On a CPU an engine has as many servers as fill the cores that the run may use, and for which there is memory."""
+"""On a CPU an engine has as many servers as fill the cores that the run may use, as far as memory goes."""
 
 from __future__ import annotations
 
@@ -53,9 +53,7 @@ def test_an_engine_on_a_cpu_fills_the_cores_unless_it_is_told_otherwise(
     assert VllmSettings(devices=(0, 1)).replicas_on("cuda") == 2
 
 
-def test_servers_that_fill_the_cores_have_a_thread_each(
-    cores: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_servers_that_fill_the_cores_have_a_thread_each(cores: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("treetune.inference.cores.host_memory", lambda: 1024 * GIB)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(6)))
     assert (VllmSettings().replicas_on("cpu"), VllmSettings().threads(1)) == (6, 1)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import tempfile
+from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fake_engine import FakeEngine
-from treetune.inference.base import Completion, EngineError, Request, SamplingParams
+from treetune.inference.base import Completion, EngineError, Later, Request, SamplingParams
 from treetune.inference.journal import JournaledEngine, journal_line, read_journal, request_key
 from treetune.vocabulary import FinishReason
 
@@ -91,6 +93,25 @@ def test_whatever_makes_an_answer_differ_makes_the_key_differ() -> None:
     ]
     keys = [request_key(r, 0) for r in [base, *others]] + [request_key(base, 1)]
     assert len(set(keys)) == len(keys)
+
+
+def test_somebody_hears_of_every_request_also_of_those_that_were_written_down(tmp_path: Path) -> None:
+    first, second, third, fourth = requests(4)
+    done: Future[None] = Future()
+    done.set_result(None)
+    following = {0: [Later(done, lambda: [third])], 1: [fourth]}
+    told: list[tuple[int, list[tuple[int, ...]]]] = []
+
+    def hear(request: Request, completions: Sequence[Completion]) -> None:
+        told.append((request.seed, [tuple(one.token_ids) for one in completions]))
+
+    for _ in range(2):  # the second time, all are written down
+        journaled = JournaledEngine(engine(), tmp_path / "journal.jsonl", hear=hear)
+        journaled.generate([first, second], lambda index, completions: following.get(index, []))
+    plain = engine().generate([first, second, third, fourth])
+    answers = {10 * i: [tuple(one.token_ids) for one in completions] for i, completions in enumerate(plain)}
+    assert sorted(seed for seed, _ in told) == [0, 0, 10, 10, 20, 20, 30, 30]
+    assert all(answers[seed] == completions for seed, completions in told)
 
 
 def test_a_request_has_the_key_that_earlier_journals_know_it_by() -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import base64
-import dataclasses
 import hashlib
 import json
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from io import FileIO
 from pathlib import Path
@@ -29,6 +28,8 @@ from treetune.vocabulary import Column
 
 log = logging.getLogger(__name__)
 
+Hear = Callable[[Request, Sequence[Completion]], None]
+
 FLUSH_S = 0.2
 """A killed process loses at most what it was given in this time."""
 FLUSH_LINES = 256
@@ -41,17 +42,23 @@ class JournaledEngine(EngineAround):
     serve several calls and a restarted run. `others` are journals to find requests in as well, and
     not to write to. A request that differs from an earlier one in asking for fewer samples is given the first
     of those: no sample depends on how many there are. Continuations that are asked for among answers are kept
-    in the file `continuations`, where there is one. Everything but `generate` goes straight through.
+    in the file `continuations`, where there is one. `hear` is told of every request and its samples, before
+    whoever asked. Everything but `generate` goes straight through.
 
     `sampled` counts the tokens that were not in a journal, by the priority of their requests.
     """
 
     def __init__(
-        self, engine: Engine, path: Path, others: Sequence[Path] = (), continuations: Path | None = None
+        self,
+        engine: Engine,
+        path: Path,
+        others: Sequence[Path] = (),
+        continuations: Path | None = None,
+        hear: Hear | None = None,
     ) -> None:
         super().__init__(engine)
         self.path, self.others = path, tuple(others)
-        self.continuations = continuations
+        self.continuations, self._hear = continuations, hear
         self.sampled: Counter[int] = Counter()
         self._known: dict[str, list[Completion]] | None = None
         self._widest: dict[str, tuple[int, str]] = {}
@@ -66,7 +73,8 @@ class JournaledEngine(EngineAround):
             for path in filter(None, (self.continuations, self.path)):
                 self._known |= read_journal(path)
         known = self._known
-        keys: list[str] = []  # of all requests
+        asked: list[Request] = []
+        keys: list[str] = []  # of all that is asked
         sampled: list[tuple[str, int]] = []  # of those that the engine below is asked for, and priorities
         places: dict[str, list[int]] = {}
 
@@ -77,11 +85,14 @@ class JournaledEngine(EngineAround):
                     found.append(one)
                 else:
                     found.append((len(keys), one))
+                    asked.append(one)
                     keys.append(self._key(one))
             return found
 
         def followers(index: int) -> list[tuple[int, Request] | Later]:
             """What follows from a request that has its answer."""
+            if self._hear is not None:
+                self._hear(asked[index], known[keys[index]])
             further = on_result(index, known[keys[index]]) if on_result is not None else None
             return numbered(further or ())
 

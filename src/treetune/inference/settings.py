@@ -114,12 +114,13 @@ class VllmSettings(EngineSettings):
     depend on what shared its batch.
 
     `servers`: 'one' engine for all ranks (on the first rank's machine) or one 'per_rank'. An engine has
-    `replicas`, servers that are alike and deal out its requests; None is one on the trainer's GPUs, as many as
-    `devices` hold, and on a CPU as many as fill the cores (of one thread each, unless `omp_threads` says
-    otherwise; see `servers_that_fill`). `devices`: the GPUs of the servers, `tensor_parallel_size` each, numbered as this process
-    sees them; None shares the trainer's. Or `addresses` are those of servers that somebody else started, on
-    this machine or others (``http://10.0.0.2:8000``, command ``serve_engine``), for all ranks; `key_file`
-    holds their key. `sleep` gives a GPU's memory to the trainer while it trains.
+    `replicas`, servers that are alike and deal out its requests; None is one on the trainer's GPUs, as
+    many as `devices` hold, and on a CPU as many as fill the cores (of one thread each, unless
+    `omp_threads` says otherwise; see `servers_that_fill`). `devices`: the GPUs of the servers,
+    `tensor_parallel_size` each, numbered as this process sees them; None shares the trainer's. Or
+    `addresses` are those of servers that somebody else started, on this machine or others
+    (``http://10.0.0.2:8000``, command ``serve_engine``), for all ranks; `key_file` holds their key.
+    `sleep` gives a GPU's memory to the trainer while it trains.
 
     Times are in seconds: `start_timeout` until a token was sampled, `request_timeout` for one
     request, `sync_timeout` for each part of a weight sync. `max_restarts` bounds the restarts of

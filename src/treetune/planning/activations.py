@@ -79,9 +79,16 @@ class Passes:
         return max(again + mlp, of_norm)
 
     def head(
-        self, *, backward: bool, entropy_gradient: bool = False, terms: bool = False, nucleus: bool = False
+        self,
+        *,
+        backward: bool,
+        is_trained: bool = True,
+        entropy_gradient: bool = False,
+        terms: bool = False,
+        nucleus: bool = False,
     ) -> int:
-        """Of one chunk of the head, the largest that is there at once."""
+        """Of one chunk of the head, the largest that is there at once. Beside adapters the head has no
+        gradient of its own."""
         chunk = max(1, LOGITS_PER_CHUNK[self.device] // self.shape.vocabulary)
         positions = math.ceil(self.trained / math.ceil(self.trained / chunk)) if self.trained else 0
         logits = positions * self.shape.vocabulary
@@ -89,7 +96,7 @@ class Passes:
         if not backward:
             return forward
         bytes_back = WITH_TERMS if terms else WITH_ENTROPY if entropy_gradient else BACKWARD_PER_LOGIT
-        of_weight = self.shape.head * self.itemsize
+        of_weight = self.shape.head * self.itemsize if is_trained else 0
         of_hidden = self.trained * self.itemsize * self.shape.hidden
         return max(forward, logits * bytes_back + of_weight + of_hidden)
 

@@ -185,7 +185,12 @@ class TrainerMemory:
         """Of a micro-batch's passes and its gradients, forward and backward, of policy or critic."""
         passes, objective = self.passes(self.micro_batch), self.trainer.objective
         entropy = getattr(objective, "entropy_coef", 0.0) != 0 or self.trainer.entropy_target is not None
-        head = passes.head(backward=True, entropy_gradient=entropy, terms=objective.has_terms)
+        head = passes.head(
+            backward=True,
+            is_trained=self.trainer.lora is None or self.critic is not None,
+            entropy_gradient=entropy,
+            terms=objective.has_terms,
+        )
         return self._reserved(passes.kept + max(head, passes.backward_of_a_layer))
 
     @cached_property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +74,9 @@ def run_iteration_loop(config: PolicyIteration, plain: Mapping[str, Any]) -> Non
             server.trainer = trainer = make_trainer(session)
         if config.credit.asks_critic:
             sampler.critic = lent_critic(session, server, trainer.values)
-        run_iterations(session, server, sampler, trainer)
+        with closing(trainer):
+            sampler.reference = trainer.ahead
+            run_iterations(session, server, sampler, trainer)
 
 
 def run_evaluation(config: PolicyIteration, plain: Mapping[str, Any]) -> None:

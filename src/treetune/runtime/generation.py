@@ -123,6 +123,7 @@ def _rollout(sampler: Sampler, iteration: int, clock: Clock) -> tuple[list[Tree]
             continuations=_journal(sampler, folder, "credit"),
             progress=show,
             further=lambda: config.task.draw_further(everything, problems, drawing),
+            hear=None if sampler.reference is None else sampler.reference.hear,
         )
         if config.rollout.carries:
             carried, carry = carried_over(session, iteration), partial(carry_over, session, iteration)

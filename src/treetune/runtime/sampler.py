@@ -7,11 +7,11 @@ import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from treetune.episode_generators.base import GenerationContext, Rollout
 from treetune.episode_generators.critic import Critic
-from treetune.inference.journal import JournaledEngine
+from treetune.inference.journal import Hear, JournaledEngine
 from treetune.runtime.judge_server import judge_server
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.session import Session
@@ -21,6 +21,9 @@ from treetune.tasks.environments.pool import EnvironmentPool
 from treetune.tasks.graders.pool import GraderPool
 from treetune.tasks.graders.service import Surroundings
 from treetune.vocabulary import Metrics, Problem
+
+if TYPE_CHECKING:
+    from treetune.trainers.reference_ahead import ReferenceAhead
 
 
 class Sampler:
@@ -39,6 +42,8 @@ class Sampler:
         self.environments = environments
         self.critic: Critic | None = None
         """That of the run's trainer, where its credit asks one: see `lent_critic`."""
+        self.reference: ReferenceAhead | None = None
+        """That of the run's trainer, where it scores answers while others are sampled."""
 
     @staticmethod
     @contextmanager
@@ -79,20 +84,21 @@ class Sampler:
         continuations: Path | None = None,
         progress: Callable[[int, int], None] = lambda done, total: None,
         further: Callable[[], Sequence[Problem]] = tuple,
+        hear: Hear | None = None,
         task: Task | None = None,
         grader: GraderPool | None = None,
         memory: dict[str, Any] | None = None,
         reads_logprobs: bool = True,
     ) -> GenerationContext:
-        """What rollout and credit are lent. With `journal`, finished requests outlive a crash;
-        `journals` have what others finished, and `continuations` is where those are kept that are asked for
-        among answers; `further` are the context's further problems. `task` and its
-        `grader` are the run's unless given; `memory` is shaping's.
+        """What rollout and credit are lent. With `journal`, finished requests outlive a crash; `journals`
+        have what others finished, and `continuations` is where those are kept that are asked for among
+        answers; `hear` is told of all answered requests; `further` are the context's further problems.
+        `task` and its `grader` are the run's unless given; `memory` is shaping's.
         """
         session, engine = self.session, self.server.engine
         turns: TurnJournal | None = None
         if engine is not None and journal is not None:
-            engine = JournaledEngine(engine, journal, journals, continuations)
+            engine = JournaledEngine(engine, journal, journals, continuations, hear)
             turns = TurnJournal(journal.with_suffix(SUFFIX), [one.with_suffix(SUFFIX) for one in journals])
         return GenerationContext(
             task=task or session.config.task,

@@ -14,10 +14,12 @@ from treetune.models.lora import Lora
 from treetune.trainers.batching import Layout
 from treetune.trainers.entropy import EntropyTarget
 from treetune.trainers.objectives.base import Objective
+from treetune.trainers.reference_contract import unfit_reference_scores
 from treetune.trainers.schedule import Schedule, Warmup
 
 Precision = Literal["float32", "bfloat16"]
 RecordedSignals = Literal["none", "known", "all"]
+ReferenceScores = Literal["before_training", "while_sampling"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +79,11 @@ class Trainer(Part):
     skip_without_advantage: bool = False
     offload_reference: bool = False
     """Keeps the reference on the CPU while it isn't needed."""
+    reference_scores: ReferenceScores = "before_training"
+    """When answers get their log-probs under the reference: all together, ``before_training``, or each by
+    itself as soon as it is there, ``while_sampling`` the others, for trainers whose device is idle meanwhile
+    (`engines.policy.devices`). The latter rounds otherwise, in the last bits, and the same however a run is
+    cut or resumed."""
     precision: Precision = "float32"
     """Of the forward and backward passes."""
     zero_stage: Literal[0, 1, 2, 3] = 0
@@ -114,6 +121,7 @@ class Trainer(Part):
         return None if matters is None else f"trainer.schedule depends on the length of training: {matters}"
 
     def check(self, experiment: Experiment) -> Iterable[Finding]:
+        yield from unfit_reference_scores(self, experiment)
         problems = experiment.problems_per_iteration or experiment.task.size("train")
         if problems is None:
             return

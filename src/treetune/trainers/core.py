@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,6 @@ from treetune.trainers.base import Trainer
 from treetune.trainers.batching import Unit
 from treetune.trainers.critic import Critic
 from treetune.trainers.entropy import EntropyCoefficient
-from treetune.trainers.micro_batches import rows_of_rank
 from treetune.trainers.minibatch import Minibatch, micro_batch_loss
 from treetune.trainers.model_factory import ModelFactory, Reference
 from treetune.trainers.objectives.base import SKIPPED_BY_RATIO, without_skipped
@@ -28,7 +27,9 @@ from treetune.trainers.preparation.advantages import check_unthreaded
 from treetune.trainers.preparation.stages import preparation, prepare, runs_models
 from treetune.trainers.preparation.tensors import IterationTensors
 from treetune.trainers.ranks import Ranks
+from treetune.trainers.reference_ahead import SHARE, ReferenceAhead
 from treetune.trainers.scoring import Scored, Scorer
+from treetune.trainers.sequences_of_rank import Running, sequences_of_rank
 from treetune.trainers.signals import Telling, TellSignals
 from treetune.trainers.stretches import Stretch
 from treetune.trainers.tokens import Sequences, units_of
@@ -39,10 +40,6 @@ if TYPE_CHECKING:
 
 COMPUTED = "train/computed_tokens"
 """Tokens that the policy ran over for the iteration's updates, on all ranks; padding is not counted."""
-
-
-Running = tuple[Sequence[Unit], bool, bool]
-"""Rows that all ranks run in micro-batches, whether a unit's rows run together, and whether with gradient."""
 
 
 class PolicyTrainer:
@@ -77,6 +74,10 @@ class PolicyTrainer:
         self.reference: Reference | None = None
         if settings.keeps_reference:
             self.reference = self.factory.reference(lambda: self.policy)
+        self.ahead: ReferenceAhead | None = None
+        """Scores under the reference what is heard while others are sampled, where it is set to."""
+        if self.reference is not None and settings.reference_scores == "while_sampling":
+            self.ahead = ReferenceAhead(self.reference, self.scorer)
         self.entropy = EntropyCoefficient(objective.entropy_coef, settings.entropy_target)
         learns = critic if gae is None else gae.critic
         self.critic = None if learns is None else Critic(self.factory.critic(), learns)
@@ -95,7 +96,9 @@ class PolicyTrainer:
         assert self.critic is None, "a critic is trained on from iteration to iteration"
         measured = None
         if episodes and (self.settings.measure_kl or self.settings.token_signals == "all"):
-            sequences = self._sequences(episodes, lambda known: [(known.once(), False, False)])
+            sequences = sequences_of_rank(
+                episodes, self.settings, self.ranks, lambda known: [(known.once(), False, False)]
+            )
             measured = IterationTensors.of(episodes)
             measured.take(self.old_logprobs(sequences))
             self._telling(tell, episodes, sequences).say(measured)
@@ -110,6 +113,11 @@ class PolicyTrainer:
             return {}
         measured.ref_logprobs_N = self.policy_logprobs(sequences)
         return measured.gap_metrics()
+
+    def close(self) -> None:
+        """Ends what goes on beside sampling."""
+        if self.ahead is not None:
+            self.ahead.close()
 
     # Memory that an engine needs in turn
 
@@ -171,11 +179,11 @@ class PolicyTrainer:
                     if minibatch.units:
                         yield minibatch.units, minibatch.keep_units, True
 
-        sequences = self._sequences(episodes, run)
+        sequences = sequences_of_rank(episodes, self.settings, self.ranks, run)
         tensors = prepare(stages, IterationTensors.of(episodes), sequences, self)
         telling = self._telling(tell, episodes, sequences)
         self._tell_beforehand(telling, tensors)
-        constant = tensors.token_metrics()
+        constant = tensors.token_metrics() | ({} if self.ahead is None else {SHARE: self.ahead.share})
         sums: dict[str, float] = defaultdict(float)
         number = skipped = 0
         for epoch in range(self.settings.epochs):
@@ -203,28 +211,6 @@ class PolicyTrainer:
                 metrics[COMPUTED] = sums[COMPUTED]
                 metrics |= {"train/skipped_steps": float(skipped)} if skipped else {}
                 yield Stretch(epoch + end_of_epoch, number, number == steps), metrics
-
-    def _sequences(
-        self, episodes: Collection[Episode], run: Callable[[Sequences], Iterable[Running]]
-    ) -> Sequences:
-        """The episodes' sequences, with the tokens of those that this rank runs; `run` says what all ranks
-        do. Prefix trees are cut by their tokens, so that every rank has all of them there."""
-        settings, ranks = self.settings, self.ranks
-        if ranks.world_size == 1 or settings.layout == "tree":
-            return Sequences.of(episodes)
-        known = Sequences.of(episodes, kept=())
-        kept: set[int] = set()
-        for units, keep_units, with_gradient in run(known):
-            kept |= rows_of_rank(
-                known,
-                units,
-                settings,
-                rank=ranks.rank,
-                ranks=ranks.world_size,
-                keep_units=keep_units,
-                with_gradient=with_gradient,
-            )
-        return Sequences.of(episodes, kept)
 
     def _minibatches(self, iteration: int, epoch: int, units: Sequence[Unit]) -> Iterator[list[Unit]]:
         size = self.settings.minibatch_size or len(units)
@@ -263,6 +249,8 @@ class PolicyTrainer:
         return self.scorer.scored(self.policy, sequences, self.nucleus)
 
     def ref_logprobs(self, sequences: Sequences) -> Tensor:
+        if self.ahead is not None:
+            return self.ahead.logprobs(sequences)
         assert self.reference is not None
         with self.reference() as reference:
             return self.scorer.logprobs(reference, sequences)

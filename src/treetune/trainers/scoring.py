@@ -112,15 +112,26 @@ class Scorer:
         results = []
         for rank, of_rank in enumerate(gathered):
             for prompt, response in of_rank:
-                ids_T = torch.from_numpy(joined([prompt, response]).astype("int64")).to(self.ranks.device)
-                inputs = ModelInputs(
-                    input_ids_BT=ids_T[None],
-                    positions_N=torch.arange(len(prompt) - 1, len(ids_T) - 1, device=ids_T.device),
-                    labels_N=ids_T[len(prompt) :],
-                    max_positions=len(response),
-                )
-                with torch.no_grad():
-                    logprobs_N, *_ = policy(inputs, temperature)
+                ids_T = torch.from_numpy(joined([prompt, response]).astype("int64"))
+                predicting = torch.arange(len(prompt) - 1, len(ids_T) - 1)
+                logprobs_N = self._of_row(policy, ids_T, predicting, temperature)
                 if len(gathered) == 1 or rank == self.ranks.rank:
                     results.append(logprobs_N.tolist())
         return results
+
+    def row_logprobs(self, policy: Forward, token_ids: Tensor, predicting: Tensor) -> Tensor:
+        """Of the tokens behind the positions `predicting` of one row (int64), float32, on the CPU. Local to
+        this rank, which must hold the model alone."""
+        return self._of_row(policy, token_ids, predicting, self.temperature).float().cpu()
+
+    def _of_row(self, policy: Forward, ids_T: Tensor, predicting: Tensor, temperature: float) -> Tensor:
+        ids_T, predicting = ids_T.to(self.ranks.device), predicting.to(self.ranks.device)
+        inputs = ModelInputs(
+            input_ids_BT=ids_T[None],
+            positions_N=predicting,
+            labels_N=ids_T[predicting + 1],
+            max_positions=len(predicting),
+        )
+        with torch.no_grad():
+            logprobs_N, *_ = policy(inputs, temperature)
+        return logprobs_N

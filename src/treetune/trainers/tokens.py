@@ -137,13 +137,19 @@ class Sequences:
         return [unit for unit in units if unit]
 
 
-def _row(token_ids: TokenIds, predicting: np.ndarray, start: int, sequence: int, kept: bool) -> Row:
+def likeness_of(token_ids: TokenIds, predicting: np.ndarray) -> bytes:
+    """Equal for rows with the same tokens, of which the same are trained."""
     likeness = hashlib.blake2b(len(token_ids).to_bytes(8, "little"), digest_size=16)
     likeness.update(np.ascontiguousarray(token_ids))
     likeness.update(np.ascontiguousarray(predicting))
+    return likeness.digest()
+
+
+def _row(token_ids: TokenIds, predicting: np.ndarray, start: int, sequence: int, kept: bool) -> Row:
+    likeness = likeness_of(token_ids, predicting)
     tokens = torch.from_numpy(token_ids.astype(np.int64)), torch.from_numpy(predicting)
     length, trained = len(token_ids), len(predicting)
-    return Row(length, trained, start, sequence, likeness.digest(), tokens if kept else None)
+    return Row(length, trained, start, sequence, likeness, tokens if kept else None)
 
 
 def _on_the_way(episode: Episode) -> list[tuple[int, float]]:
