@@ -30,4 +30,4 @@ def test_each_turn_is_a_line_with_its_reward_and_what_was_said_to_it_is_marked(t
     assert "not sampled, and is not trained" in page.text
     first = next(one for one in answers_of(trees) if one.step_rewards)
     for reward in first.step_rewards:
-        assert f"{reward:+.2f}" in page.text
+        assert f"r {reward:+.3g}" in page.text

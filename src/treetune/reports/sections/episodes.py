@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from statistics import fmean
 from typing import Any
 
+from treetune.reports.answer_steps import Step, steps_of
 from treetune.reports.charts import number
 from treetune.reports.episode_sample import EpisodeSample, sample_episodes, score_of
 from treetune.reports.experiment import Experiment
 from treetune.reports.pages import render
 from treetune.reports.sections.base import AnswerDrawing, ReportSection, drawing_of
-from treetune.reports.tokens import coloured, plain
+from treetune.reports.tokens import coloured, injected
 from treetune.vocabulary import CORRECT_SCORE
 
 COLOURED_FULLY = 0.95
@@ -72,41 +72,42 @@ def _episode(row: dict[str, Any], drawing: str, scale: float) -> dict[str, Any]:
         "correct": score_of(row) >= CORRECT_SCORE,
         "earned": earned,
         "unfinished": row.get("finish_reason") == "length",
-        "trajectory": row.get("trajectory") or "",
+        "answer": row.get("trajectory") or "",
         "prompt": row["prompt"],
         "drawing": drawing,
-        "valued": bool(row.get("step_values")),
-        "rewarded": bool(row.get("step_rewards")),
         "steps": [] if drawing else list(_steps(row, scale)),
     }
 
 
-def _steps(row: dict[str, Any], scale: float) -> Iterator[tuple[str, str, str, str]]:
-    """A line for each step: the value before it, its mean advantage, what it earned by itself, its text as
-    HTML, in which what was injected is told from what was sampled."""
+def _steps(row: dict[str, Any], scale: float) -> Iterator[tuple[Step, str]]:
+    """Each step with its text as HTML, in which what was injected is told from what was sampled."""
     tokens, advantages = row["tokens"], row.get("advantages")
     trained = row.get("trained") or [True] * len(tokens)
-    ends = [end for end in row.get("step_ends") or () if end < len(tokens)] + [len(tokens)]
-    values, rewards, start = row.get("step_values") or (), row.get("step_rewards") or (), 0
-    for step, end in enumerate(ends):
-        own = advantages[start:end] if advantages else [0.0] * (end - start)
-        mean = f"{fmean(own):+.2f}" if advantages and own else ""
-        yield (
-            f"{values[step]:.2f}" if step < len(values) else "",
-            mean,
-            f"{rewards[step]:+.2f}" if step < len(rewards) else "",
-            "".join(_text(tokens, own, scale, trained, start, end)),
-        )
-        start = end
+    own_ends = row.get("step_ends") or ()
+    for step in steps_of(
+        len(tokens),
+        [end for end in own_ends if end < len(tokens)],
+        earned=row.get("step_rewards") or (),
+        advantages=advantages,
+        reward=row["reward"],
+        own_ends=own_ends,
+        values=row.get("step_values"),
+        errors=row.get("step_errors"),
+    ):
+        yield step, "".join(_text(tokens, advantages, scale, trained, step))
 
 
 def _text(
-    tokens: Sequence[str], own: Sequence[float], scale: float, trained: Sequence[bool], start: int, end: int
+    tokens: Sequence[str],
+    advantages: Sequence[float] | None,
+    scale: float,
+    trained: Sequence[bool],
+    step: Step,
 ) -> Iterator[str]:
-    for is_sampled, places in groupby(range(start, end), key=lambda place: trained[place]):
+    for is_sampled, places in groupby(range(step.start, step.end), key=lambda place: trained[place]):
         run = list(places)
         texts = [tokens[place] for place in run]
         if is_sampled:
-            yield coloured(texts, [own[place - start] for place in run], scale)
+            yield coloured(texts, [advantages[place] if advantages else 0.0 for place in run], scale)
         else:
-            yield f'<span class="injected" title="injected">{plain(texts)}</span>'
+            yield injected(texts)

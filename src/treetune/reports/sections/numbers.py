@@ -48,7 +48,7 @@ def _group(group: NumberGroup, one: Experiment) -> str:
     for name in (*group.numbers, *sorted(means - set(group.numbers))):
         series = [
             Series(name, one.curve(f"{group.name}/{name}"), "own"),
-            Series(f"{name} of correct answers", one.curve(f"{group.name}/{name}{OF_CORRECT}"), "c5"),
+            Series(f"{name} of correct answers", one.curve(f"{group.name}/{name}{OF_CORRECT}"), "soft"),
         ]
         known = group.numbers.get(name)
         title = f"{name.replace('_', ' ')}, per answer" if known is None else known.title

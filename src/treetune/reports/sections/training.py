@@ -69,7 +69,7 @@ def _curves(one: Experiment) -> list[str]:
     for title, keys in (*CURVES[:1], *shaping, *CURVES[1:]):
         # A second metric in one chart has the neutral colour: mean and largest.
         series = [
-            Series(key.split("/", 1)[1], one.curve(key), "own" if n == 0 else "c5")
+            Series(key.split("/", 1)[1], one.curve(key), "own" if n == 0 else "soft")
             for n, key in enumerate(keys)
         ]
         if any(each.points for each in series):
