@@ -11,18 +11,12 @@ from treetune.reports.charts import number
 from treetune.reports.episode_sample import EpisodeSample, sample_episodes, score_of
 from treetune.reports.experiment import Experiment
 from treetune.reports.pages import render
-from treetune.reports.sections.base import AnswerDrawing, ReportSection, drawing_of
+from treetune.reports.sections.base import ReportSection, drawing_of
 from treetune.reports.tokens import coloured, injected
 from treetune.vocabulary import CORRECT_SCORE
 
 COLOURED_FULLY = 0.95
 """The quantile of |advantage| among the shown tokens that has the full colour; larger ones are not darker."""
-
-
-INJECTED = (
-    'A step is a turn, with what the environment said to it: <span class="injected">underlined</span> text'
-    " was injected, not sampled, and is not trained. r is what a turn earned by itself, where turns do."
-)
 
 
 class EpisodesSection(ReportSection):
@@ -41,12 +35,15 @@ def episodes_html(sample: EpisodeSample) -> str:
     sizes = sorted(abs(a) for row in sample.rows for a in row.get("advantages") or ())
     scale = (sizes[min(len(sizes) - 1, int(COLOURED_FULLY * len(sizes)))] if sizes else 0.0) or 1.0
     drawings = [drawing_of(row) for row in sample.rows]
+    listed = [row for row, drawing in zip(sample.rows, drawings, strict=True) if drawing is None]
     return render(
         "episodes.html",
         iteration=sample.iteration + 1,
         scale=scale if sizes else None,
         valued=any(row.get("step_values") for row in sample.rows),
-        notes=_notes(sample, drawings),
+        any_injected=any(not all(row.get("trained") or ()) for row in listed),
+        any_earned=any(row.get("step_rewards") for row in listed),
+        notes=dict.fromkeys(drawing.note for drawing in drawings if drawing),
         episodes=[
             _episode(
                 row, drawing.html(row, sample.sampled.get(row["trajectory"]), scale) if drawing else "", scale
@@ -54,14 +51,6 @@ def episodes_html(sample: EpisodeSample) -> str:
             for row, drawing in zip(sample.rows, drawings, strict=True)
         ],
     )
-
-
-def _notes(sample: EpisodeSample, drawings: Sequence[AnswerDrawing | None]) -> list[str]:
-    notes = [drawing.note for drawing in drawings if drawing]
-    listed = [row for row, drawing in zip(sample.rows, drawings, strict=True) if drawing is None]
-    if any(not all(row.get("trained") or ()) for row in listed):
-        notes.append(INJECTED)
-    return list(dict.fromkeys(notes))
 
 
 def _episode(row: dict[str, Any], drawing: str, scale: float) -> dict[str, Any]:

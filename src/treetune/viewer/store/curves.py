@@ -11,7 +11,7 @@ from typing import Any
 
 from treetune.reports.directions import better_of
 from treetune.reports.experiment import Experiment
-from treetune.reports.sections.training import CURVES, SHAPING
+from treetune.reports.sections.training import titled
 from treetune.reports.svg import N_COLOURS
 
 MOST_POINTS = 1200
@@ -136,12 +136,8 @@ def chosen_charts(made: Sequence[Bunch], names: Sequence[str], events: Sequence[
 
 def usual_charts(made: Sequence[Bunch], events: Sequence[Event] = ()) -> list[Chart]:
     """Those that the report has too: reward, loss, KL, … as far as they were recorded."""
-    recorded = metric_names(one for bunch in made for one in bunch.members)
-    added = [
-        (f"what shaping added: {key.removeprefix(SHAPING)}", (key,)) for key in recorded if SHAPING in key
-    ]
     charts = []
-    for title, keys in (*CURVES[:1], *added, *CURVES[1:]):
+    for title, keys in titled(metric_names(one for bunch in made for one in bunch.members)):
         lines = [
             _further(line, n, key, len(made) > 1) if len(keys) > 1 else line
             for n, key in enumerate(keys)
