@@ -51,7 +51,7 @@ def test_methods_stand_side_by_side_with_values_intervals_and_costs(tmp_path: Pa
     path = write_experiment(tmp_path / "run")
     look(path, answer(**{"K=9": NINE, "GRPO": GROUP}), truth=64)
     html, text = section(path)
-    assert "Iteration 5" in text and "Truth: 64 continuations" in text and "reward 0, unfinished" in text
+    assert "iteration 5" in text and "Truth: 64 continuations" in text and "reward 0, unfinished" in text
     assert "812 tokens an answer" in text
     assert "V 0.50 [0.30, 0.70]" in " ".join(text.split())
     assert "+0.25" in text and "-0.75" in text

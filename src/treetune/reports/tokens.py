@@ -36,4 +36,4 @@ def injected(tokens: Iterable[str]) -> str:
 
 def plain(tokens: Iterable[str]) -> str:
     """Escaped; ends of lines, and what else can't be seen, are visible."""
-    return escape(visible("".join(tokens))).replace("\n", '<span class="newline">↵</span>\n')
+    return escape(visible("".join(tokens))).replace("\n", "↵\n")
