@@ -142,7 +142,7 @@ def digest(*parts: object) -> str:
 @functools.cache
 def environment() -> Environment:
     made = shared.environment(FOLDER / "templates")
-    made.filters |= {
+    filters: dict[str, Callable[..., Any]] = {
         "duration": lambda seconds: "–" if seconds is None else duration(seconds),
         "json": lambda value: json.dumps(value, separators=(",", ":")),
         "when": lambda seconds: datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -150,6 +150,7 @@ def environment() -> Environment:
         "rendered": rendered,
         "pretty": _pretty,
     }
+    made.filters |= filters
     made.tests["right"] = lambda score: score >= CORRECT_SCORE
     return made
 
