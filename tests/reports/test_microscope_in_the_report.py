@@ -51,15 +51,15 @@ def test_methods_stand_side_by_side_with_values_intervals_and_costs(tmp_path: Pa
     path = write_experiment(tmp_path / "run")
     look(path, answer(**{"K=9": NINE, "GRPO": GROUP}), truth=64)
     html, text = section(path)
-    assert "Iteration 5" in text and "Truth: 64 continuations" in text and "reward 0, unfinished" in text
+    assert "iteration 5" in text and "Truth: 64 continuations" in text and "reward 0, unfinished" in text
     assert "812 tokens an answer" in text
     assert "V 0.50 [0.30, 0.70]" in " ".join(text.split())
     assert "+0.25" in text and "-0.75" in text
     assert text.count("-0.00") == 0, "next to nothing has no sign"
-    assert html.count('class="held"') == 1, "no value where the step is credited with the one before"
+    assert html.count('<div class="note">V ') == 1, "no value where the step is credited with the one before"
     # Each method's largest advantage has the full colour, and its side one of two.
-    assert 'class="token down" style="--s:1.00">-0.75' in html
-    assert 'class="token" style="--s:0.33">+0.25' in html
+    assert 'class="signed down s10">-0.75' in html
+    assert 'class="signed up s3">+0.25' in html
 
 
 def test_what_a_model_wrote_is_text(tmp_path: Path) -> None:

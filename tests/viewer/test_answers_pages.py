@@ -276,4 +276,4 @@ def test_threads_are_drawn_side_by_side_without_styles(client: TestClient, folde
 
     assert page.count('class="thread') >= 2 and "critical path" in page
     assert "&lt;b&gt;other&lt;/b&gt;" in page and "<b>other" not in page
-    assert " style=" not in page and "data-width=" in page and "data-strength=" in page
+    assert " style=" not in page and '<svg class="extent"' in page and '<span class="up s' in page

@@ -10,7 +10,6 @@ from tests.viewer.recorded import begin_run, record_evaluation, record_iteration
 from treetune.runtime.console import Console
 from treetune.viewer.store import Store
 from treetune.viewer.store.curves import (
-    COLOURS,
     MOST_POINTS,
     bunches,
     chosen_charts,
@@ -87,7 +86,8 @@ def test_a_chart_of_two_metrics_has_one_colour_and_two_kinds_of_line(store: Stor
 
     [both] = [chart for title, chart in charts.items() if title.startswith("|engine")]
     assert "dashed" in both.title
-    assert [line.colour for line in both.lines] == [0, COLOURS]
+    lines = both.as_json()["lines"]
+    assert [(line["colour"], line["dash"]) for line in lines] == [(0, 0), (0, 1)]
 
 
 def test_events_are_evaluations_restarts_signs_and_resumes(store: Store, folder: Path) -> None:

@@ -12,9 +12,9 @@ from starlette.testclient import TestClient
 
 from tests.viewer.hostile import COUNT, KINDS, MEGABYTE, hostile_run, texts
 from tests.viewer.recorded import recorded_run
+from treetune.reports.text import SHOWN, visible
 from treetune.testing.browser import Browser
 from treetune.viewer.store import Store
-from treetune.viewer.text import SHOWN, visible
 
 WAYS = ("tokens", "rendered", "text")
 MARKDOWN = {

@@ -1,4 +1,4 @@
-"""Colours of the viewer: series are told apart by all eyes, and text can be read on what lies behind it.
+"""Colours of report and viewer: series are told apart by all eyes, text can be read on what lies behind it.
 
 Eyes without one kind of cones are simulated by the matrices of Machado, Oliveira and Fernandes (A
 Physiologically-based Model for Simulation of Color Vision Deficiency, IEEE TVCG 2009, table 1, severity 1.0),
@@ -6,16 +6,15 @@ in linear RGB; distances are CIE 1976 in L*a*b* under D65.
 """
 
 import itertools
-import re
-from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
 
-import treetune.viewer
+from treetune.reports.pages import palette
+from treetune.reports.svg import N_COLOURS
 
-CSS = (Path(treetune.viewer.__file__).parent / "assets" / "viewer.css").read_text()
-SERIES = [f"k{i}" for i in range(8)]
+SERIES = [f"c{i}" for i in range(N_COLOURS)]
 PHASES = ["generation", "credit", "training", "sync", "evaluation", "commit", "choice", "other"]
 
 EYES = {
@@ -36,11 +35,7 @@ XYZ = np.array(
 WHITE = XYZ.sum(axis=1)
 
 
-def colours(theme: str) -> dict[str, str]:
-    """All colours of a theme by name."""
-    blocks = re.findall(r"([^{}]+)\{([^{}]*--paper[^{}]*)\}", CSS)
-    wanted = [body for selector, body in blocks if ('"dark"' in selector) == (theme == "dark")]
-    return dict(re.findall(r"--([\w-]+):\s*(#[0-9a-f]{6})", wanted[0]))
+Theme = Literal["light", "dark"]
 
 
 def linear(colour: str) -> np.ndarray:
@@ -62,9 +57,9 @@ def contrast(one: str, other: str) -> float:
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("names", [SERIES, PHASES], ids=["series", "phases"])
 @pytest.mark.parametrize("eyes", EYES)
-def test_colours_of_one_figure_are_told_apart(theme: str, names: list[str], eyes: str) -> None:
-    palette = colours(theme)
-    seen = {name: lab(EYES[eyes] @ linear(palette[name])) for name in names}
+def test_colours_of_one_figure_are_told_apart(theme: Theme, names: list[str], eyes: str) -> None:
+    colours = palette(theme)
+    seen = {name: lab(EYES[eyes] @ linear(colours[name])) for name in names}
     near = {
         (one, other): round(float(np.linalg.norm(seen[one] - seen[other])), 1)
         for one, other in itertools.combinations(names, 2)
@@ -74,11 +69,11 @@ def test_colours_of_one_figure_are_told_apart(theme: str, names: list[str], eyes
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_text_can_be_read_and_lines_can_be_seen(theme: str) -> None:
-    palette = colours(theme)
+def test_text_can_be_read_and_lines_can_be_seen(theme: Theme) -> None:
+    colours = palette(theme)
     text = {
-        (ink, paper): contrast(palette[ink], palette[paper])
-        for ink in ("ink", "soft", "accent", "good", "bad", "warn")
+        (ink, paper): contrast(colours[ink], colours[paper])
+        for ink in ("ink", "soft", "accent", "good", "bad", "warn", "way")
         for paper in ("paper", "panel", "at")
     }
     assert {pair: ratio for pair, ratio in text.items() if ratio < 4.5} == {}

@@ -9,7 +9,7 @@ from html import escape
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from treetune.reports.directions import WORDS, Better
+from treetune.reports.directions import Better, about
 from treetune.reports.svg import PAGE, Marks, svg_of
 
 if TYPE_CHECKING:
@@ -217,10 +217,8 @@ def line_chart(
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=all(x == round(x) for x in xs), min_n_ticks=1))
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=(1, 2, 2.5, 5, 10)))
     titles = draw_series(axes, drawn, PAGE, from_zero=from_zero)
-    about = [WORDS[better]]
-    if band and any(one.interval for one in drawn):
-        about.append(f"band: {band}")
-    return _chart(figure, axes, title, about, x_name, WIDTH, titles)
+    has_band = any(one.interval for one in drawn)
+    return _chart(figure, axes, title, about(better, band if has_band else ""), x_name, WIDTH, titles)
 
 
 def accuracy_chart(title: str, series: Sequence[Series]) -> str:
@@ -250,7 +248,7 @@ def stacked_bars(title: str, rows: Sequence[tuple[str, Mapping[str, float]]], un
     axes.set_xlim(-0.6, len(rows) - 0.4)
     axes.set_ylim(0, max(sum(amounts.values()) for _, amounts in rows) * 1.04 or 1.0)
     _label_ticks(axes.yaxis)
-    return _chart(figure, axes, title, [WORDS["down"]], "iteration", width, titles)
+    return _chart(figure, axes, title, about("down"), "iteration", width, titles)
 
 
 def thinned(rows: Sequence[tuple[str, Mapping[str, float]]]) -> Sequence[tuple[str, Mapping[str, float]]]:
@@ -287,7 +285,7 @@ def _chart(
     figure: Figure,
     axes: Axes,
     title: str,
-    about: Sequence[str],
+    words: str,
     x_name: str,
     width: float,
     titles: Mapping[str, str | Marks],
@@ -299,5 +297,5 @@ def _chart(
         (left / width, BOTTOM / HEIGHT, (width - left - RIGHT) / width, 1 - (TOP + BOTTOM) / HEIGHT)
     )
     figure.text(1 - RIGHT / width, 4 / HEIGHT, x_name, ha="right", color=PAGE["soft"], fontsize=FONT)
-    said = f'{escape(title)} <span class="about">{escape("; ".join(about))}</span>'
+    said = f'{escape(title)} <span class="about">{escape(words)}</span>'
     return f"<figure><figcaption>{said}</figcaption>{svg_of(figure, title, titles)}</figure>"

@@ -38,3 +38,8 @@ def better_of(name: str) -> Better:
     if name.startswith(EVALUATION):
         return "up" if name.endswith(("/pass_at_1", "/majority_vote")) else ""
     return BETTER.get(name, "")
+
+
+def about(better: Better, band: str = "") -> str:
+    """What stands behind a figure's title: which way is better, and what its bands are where it has any."""
+    return f"{WORDS[better]}; band: {band}" if band else WORDS[better]

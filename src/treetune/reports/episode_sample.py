@@ -18,7 +18,7 @@ SHOWN = 8
 TO_CHOOSE_BY = (
     "prompt", "reward", "score", "finish_reason", "group", "trajectory", "stretches", "step_values"
 )  # fmt: skip
-OF_TOKENS = ("advantages", "trained", "step_ends", "step_rewards")
+OF_TOKENS = ("advantages", "trained", "step_ends", "step_rewards", "step_errors")
 
 
 @dataclass(frozen=True)

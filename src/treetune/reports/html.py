@@ -137,16 +137,16 @@ def _facts(one: Experiment) -> Mapping[str, Any]:
     facts = {
         "iterations": f"{len(one.metrics)} of {planned if planned is not None else '?'} ({state})",
         "method": _listed(one.method, " · "),
-        "configuration": manifest.get("config"),
+        "configuration (hash)": manifest.get("config"),
         "seed": manifest.get("seed", config.get("seed")),
-        "code": manifest.get("commit"),
+        "code (git commit)": manifest.get("commit"),
         "versions": _listed(bits.get("packages") or {}),
         "machine": ", ".join(
             str(there[key])
             for there, key in ((bits, "processor"), (manifest, "system"), (bits, "machine"), (bits, "python"))
             if there.get(key)
         ),
-        "data": _listed(manifest.get("data") or {}),
+        "data (hashes)": _listed(manifest.get("data") or {}),
         "directory": str(one.path),
     }
     return {key: value for key, value in facts.items() if value not in (None, "")}

@@ -1,24 +1,38 @@
-"""Pages and their parts from the templates of this room; what is put into them is escaped."""
+"""Pages and their parts from templates, for reports and for the viewer; what is put into them is escaped."""
 
 from __future__ import annotations
 
 import functools
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from treetune.reports.charts import number
+from treetune.reports.directions import about
 from treetune.reports.svg import N_COLOURS
+from treetune.reports.text import visible
+from treetune.reports.tokens import shade
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 FOLDER = Path(__file__).parent
-STYLES = ("report.css", "drawings.css")
+LOOK, DRAWINGS = FOLDER / "look.css", FOLDER / "drawings.css"
+"""What the report and the viewer share: colours, type and tables; how answers are drawn."""
+
+_COLOUR = re.compile(r"--([\w-]+): light-dark\((#[0-9a-f]{6}), (#[0-9a-f]{6})\)")
 
 
 def colour_of(position: int) -> str:
     """The colour of an experiment on a page, or of a row in a table."""
     return f"c{position % N_COLOURS}"
+
+
+@functools.cache
+def palette(theme: Literal["light", "dark"] = "light") -> dict[str, str]:
+    """The colours of the style sheet by name, as ``#rrggbb``."""
+    found = _COLOUR.findall(LOOK.read_text())
+    return {name: light if theme == "light" else dark for name, light, dark in found}
 
 
 def render(template: str, **values: Any) -> str:
@@ -28,25 +42,31 @@ def render(template: str, **values: Any) -> str:
 
 def page(template: str, title: str, **values: Any) -> str:
     """A whole document with its style sheet: it needs nothing else to be read."""
-    style = "".join((FOLDER / name).read_text() for name in STYLES)
+    style = "".join(path.read_text() for path in (LOOK, DRAWINGS, FOLDER / "report.css"))
     return render(template, title=title, style=style, **values) + "\n"
 
 
-@functools.cache
-def _environment() -> Environment:
+def environment(*folders: Path) -> Environment:
+    """Of templates in these folders, with those that the report and the viewer share (``parts.html``)."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    environment = Environment(
-        loader=FileSystemLoader(FOLDER / "templates"),
+    made = Environment(
+        loader=FileSystemLoader([*folders, FOLDER / "templates"]),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
-    environment.filters["number"] = number
-    environment.filters["share"] = _share
-    return environment
+    made.filters |= {
+        "number": lambda value: "–" if value is None else number(value),
+        "share": lambda value: f"{value:.3f}" if isinstance(value, int | float) else "–",
+        "visible": visible,
+        "colour": colour_of,
+    }
+    made.globals |= {"about": about, "shade": shade}
+    return made
 
 
-def _share(value: Any) -> str:
-    return f"{value:.3f}" if isinstance(value, int | float) else "–"
+@functools.cache
+def _environment() -> Environment:
+    return environment()

@@ -15,7 +15,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
-from treetune.reports.pages import FOLDER
+from treetune.reports.pages import DRAWINGS, LOOK
 from treetune.viewer.guard import ASSETS, Guard
 from treetune.viewer.page import SEEN, Form, Page, View
 from treetune.viewer.pages import PAGES
@@ -37,16 +37,20 @@ def application(store: Store, token: str) -> ASGIApp:
     app = Starlette(
         routes=[
             *routes,
-            Route(f"{ASSETS}/drawings.css", _drawings),
+            *(Route(f"{ASSETS}/{style.name}", _style(style)) for style in (LOOK, DRAWINGS)),
             Mount(ASSETS, StaticFiles(directory=FILES)),
         ]
     )
     return Guard(app, token)
 
 
-async def _drawings(request: Request) -> Response:
-    """How the report draws answers."""
-    return FileResponse(FOLDER / "drawings.css")
+def _style(path: Path) -> Callable[[Request], Awaitable[Response]]:
+    """A style sheet that the report has too."""
+
+    async def endpoint(request: Request) -> Response:
+        return FileResponse(path)
+
+    return endpoint
 
 
 def _endpoint(page: Page, store: Store) -> Callable[[Request], Awaitable[Response]]:

@@ -15,11 +15,11 @@ from urllib.parse import urlencode
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
+from treetune.reports import pages as shared
 from treetune.reports.charts import number
 from treetune.runtime.console import duration
 from treetune.viewer.rendering import rendered
 from treetune.viewer.store import NotThere, Run, Store
-from treetune.viewer.text import visible
 from treetune.vocabulary import CORRECT_SCORE
 
 if TYPE_CHECKING:
@@ -141,27 +141,17 @@ def digest(*parts: object) -> str:
 
 @functools.cache
 def environment() -> Environment:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    made = Environment(
-        loader=FileSystemLoader(FOLDER / "templates"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=StrictUndefined,
-    )
-    made.filters |= {
-        "number": lambda value: "–" if value is None else number(value),
-        "share": lambda value: "–" if value is None else f"{value:.3f}",
+    made = shared.environment(FOLDER / "templates")
+    filters: dict[str, Callable[..., Any]] = {
         "duration": lambda seconds: "–" if seconds is None else duration(seconds),
         "json": lambda value: json.dumps(value, separators=(",", ":")),
-        "visible": visible,
         "when": lambda seconds: datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "in_seconds": in_seconds,
+        "rendered": rendered,
+        "pretty": _pretty,
     }
+    made.filters |= filters
     made.tests["right"] = lambda score: score >= CORRECT_SCORE
-    made.filters["in_seconds"] = in_seconds
-    made.filters["rendered"] = rendered
-    made.filters["pretty"] = _pretty
     return made
 
 

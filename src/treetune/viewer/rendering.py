@@ -10,7 +10,7 @@ import functools
 import re
 from typing import TYPE_CHECKING, Any
 
-from treetune.viewer.text import visible
+from treetune.reports.text import visible
 
 if TYPE_CHECKING:
     from markdown_it import MarkdownIt

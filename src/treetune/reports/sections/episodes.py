@@ -4,25 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from statistics import fmean
 from typing import Any
 
+from treetune.reports.answer_steps import Step, steps_of
 from treetune.reports.charts import number
 from treetune.reports.episode_sample import EpisodeSample, sample_episodes, score_of
 from treetune.reports.experiment import Experiment
 from treetune.reports.pages import render
-from treetune.reports.sections.base import AnswerDrawing, ReportSection, drawing_of
-from treetune.reports.tokens import coloured, plain
+from treetune.reports.sections.base import ReportSection, drawing_of
+from treetune.reports.tokens import coloured, injected
 from treetune.vocabulary import CORRECT_SCORE
 
 COLOURED_FULLY = 0.95
 """The quantile of |advantage| among the shown tokens that has the full colour; larger ones are not darker."""
-
-
-INJECTED = (
-    'A step is a turn, with what the environment said to it: <span class="injected">underlined</span> text'
-    " was injected, not sampled, and is not trained. r is what a turn earned by itself, where turns do."
-)
 
 
 class EpisodesSection(ReportSection):
@@ -41,12 +35,15 @@ def episodes_html(sample: EpisodeSample) -> str:
     sizes = sorted(abs(a) for row in sample.rows for a in row.get("advantages") or ())
     scale = (sizes[min(len(sizes) - 1, int(COLOURED_FULLY * len(sizes)))] if sizes else 0.0) or 1.0
     drawings = [drawing_of(row) for row in sample.rows]
+    listed = [row for row, drawing in zip(sample.rows, drawings, strict=True) if drawing is None]
     return render(
         "episodes.html",
         iteration=sample.iteration + 1,
         scale=scale if sizes else None,
         valued=any(row.get("step_values") for row in sample.rows),
-        notes=_notes(sample, drawings),
+        any_injected=any(not all(row.get("trained") or ()) for row in listed),
+        any_earned=any(row.get("step_rewards") for row in listed),
+        notes=dict.fromkeys(drawing.note for drawing in drawings if drawing),
         episodes=[
             _episode(
                 row, drawing.html(row, sample.sampled.get(row["trajectory"]), scale) if drawing else "", scale
@@ -54,14 +51,6 @@ def episodes_html(sample: EpisodeSample) -> str:
             for row, drawing in zip(sample.rows, drawings, strict=True)
         ],
     )
-
-
-def _notes(sample: EpisodeSample, drawings: Sequence[AnswerDrawing | None]) -> list[str]:
-    notes = [drawing.note for drawing in drawings if drawing]
-    listed = [row for row, drawing in zip(sample.rows, drawings, strict=True) if drawing is None]
-    if any(not all(row.get("trained") or ()) for row in listed):
-        notes.append(INJECTED)
-    return list(dict.fromkeys(notes))
 
 
 def _episode(row: dict[str, Any], drawing: str, scale: float) -> dict[str, Any]:
@@ -72,41 +61,42 @@ def _episode(row: dict[str, Any], drawing: str, scale: float) -> dict[str, Any]:
         "correct": score_of(row) >= CORRECT_SCORE,
         "earned": earned,
         "unfinished": row.get("finish_reason") == "length",
-        "trajectory": row.get("trajectory") or "",
+        "answer": row.get("trajectory") or "",
         "prompt": row["prompt"],
         "drawing": drawing,
-        "valued": bool(row.get("step_values")),
-        "rewarded": bool(row.get("step_rewards")),
         "steps": [] if drawing else list(_steps(row, scale)),
     }
 
 
-def _steps(row: dict[str, Any], scale: float) -> Iterator[tuple[str, str, str, str]]:
-    """A line for each step: the value before it, its mean advantage, what it earned by itself, its text as
-    HTML, in which what was injected is told from what was sampled."""
+def _steps(row: dict[str, Any], scale: float) -> Iterator[tuple[Step, str]]:
+    """Each step with its text as HTML, in which what was injected is told from what was sampled."""
     tokens, advantages = row["tokens"], row.get("advantages")
     trained = row.get("trained") or [True] * len(tokens)
-    ends = [end for end in row.get("step_ends") or () if end < len(tokens)] + [len(tokens)]
-    values, rewards, start = row.get("step_values") or (), row.get("step_rewards") or (), 0
-    for step, end in enumerate(ends):
-        own = advantages[start:end] if advantages else [0.0] * (end - start)
-        mean = f"{fmean(own):+.2f}" if advantages and own else ""
-        yield (
-            f"{values[step]:.2f}" if step < len(values) else "",
-            mean,
-            f"{rewards[step]:+.2f}" if step < len(rewards) else "",
-            "".join(_text(tokens, own, scale, trained, start, end)),
-        )
-        start = end
+    own_ends = row.get("step_ends") or ()
+    for step in steps_of(
+        len(tokens),
+        [end for end in own_ends if end < len(tokens)],
+        earned=row.get("step_rewards") or (),
+        advantages=advantages,
+        reward=row["reward"],
+        own_ends=own_ends,
+        values=row.get("step_values"),
+        errors=row.get("step_errors"),
+    ):
+        yield step, "".join(_text(tokens, advantages, scale, trained, step))
 
 
 def _text(
-    tokens: Sequence[str], own: Sequence[float], scale: float, trained: Sequence[bool], start: int, end: int
+    tokens: Sequence[str],
+    advantages: Sequence[float] | None,
+    scale: float,
+    trained: Sequence[bool],
+    step: Step,
 ) -> Iterator[str]:
-    for is_sampled, places in groupby(range(start, end), key=lambda place: trained[place]):
+    for is_sampled, places in groupby(range(step.start, step.end), key=lambda place: trained[place]):
         run = list(places)
         texts = [tokens[place] for place in run]
         if is_sampled:
-            yield coloured(texts, [own[place - start] for place in run], scale)
+            yield coloured(texts, [advantages[place] if advantages else 0.0 for place in run], scale)
         else:
-            yield f'<span class="injected" title="injected">{plain(texts)}</span>'
+            yield injected(texts)

@@ -10,10 +10,11 @@ from typing import Any
 from treetune.episode_generators.step_credit import step_credit
 from treetune.episode_generators.storage import TOKENS, read_episodes, read_tokens
 from treetune.reports.charts import number
+from treetune.reports.credit_table import method_of
 from treetune.reports.experiment import Experiment
 from treetune.reports.pages import render
 from treetune.reports.sections.base import ReportSection
-from treetune.reports.tokens import plain
+from treetune.reports.tokens import plain, shade
 from treetune.vocabulary import Episode
 
 ANALYZER = "credit_microscope"
@@ -124,30 +125,17 @@ def _row(one: Episode, texts: Sequence[str]) -> dict[str, Any]:
 
 
 def _answer(row: Mapping[str, Any], costs: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-    """What the template shows of an answer: texts as HTML, numbers as words."""
-    methods = []
-    for name, credit in row["credit"].items():
-        # Methods have units of their own: each is coloured fully at its largest advantage of this answer.
-        scale = max((abs(one["value"]) for one in credit["advantages"]), default=0.0) or 1.0
-        cells = [
-            {
-                "value": _value(value),
-                "advantage": _signed(advantage),
-                "down": advantage["value"] < 0,
-                "strength": f"{abs(advantage['value']) / scale:.2f}",
-            }
-            for value, advantage in zip(credit["values"], credit["advantages"], strict=True)
-        ]
-        cost = costs.get(name)
-        tokens = f"{cost['tokens_per_answer']:.0f} tokens an answer" if cost else ""
-        methods.append({"name": name, "cost": tokens, "cells": cells})
+    """What the template shows of an answer: its steps' texts as HTML, coloured by the first method."""
+    methods = [method_of(name, credit, costs.get(name)) for name, credit in row["credit"].items()]
+    first = methods[0]
+    shades = [shade(cell.advantage.value, first.scale) if cell.advantage else "" for cell in first.cells]
     return {
         "answer": row["answer"],
         "prompt": row["prompt"],
         "correct": row["correct"],
         "earned": f"reward {number(row['reward'])}",
         "unfinished": row["unfinished"],
-        "steps": [*zip(map(_text, row["steps"]), methods[0]["cells"], strict=True)],
+        "steps": [*zip(map(_text, row["steps"]), shades, strict=True)],
         "methods": methods,
     }
 
@@ -157,25 +145,3 @@ def _text(step: str) -> str:
     no text."""
     begins = step.startswith("\n") and len(step) > 1
     return "↵ " * begins + plain([step[1:] if begins else step]) if step else "(end)"
-
-
-def _value(shown: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """A value with its places on a scale from 0 to 1, in percent, where it and its interval lie there."""
-    if shown is None:
-        return None
-    value, low, high = shown["value"], shown["low"], shown["high"]
-    known = low is not None and high is not None
-    on_scale = known and low >= 0 and high <= 1
-    return {
-        "text": f"{value:.2f}",
-        "interval": f"[{low:.2f}, {high:.2f}]" if known else "",
-        "mark": (f"{100 * low:.0f}", f"{100 * (high - low):.0f}", f"{100 * value:.0f}") if on_scale else None,
-    }
-
-
-def _signed(shown: Mapping[str, Any]) -> dict[str, str]:
-    known = shown["low"] is not None and shown["high"] is not None
-    return {
-        "text": f"{shown['value']:+z.2f}",
-        "interval": f"[{shown['low']:+z.2f}, {shown['high']:+z.2f}]" if known else "",
-    }

@@ -14,7 +14,7 @@ from treetune.reports.sections.base import ReportSection
 
 
 class NumbersSection(ReportSection):
-    title = "Numbers of answers"
+    title = "What was counted in answers"
 
     def applies(self, experiment: Experiment) -> bool:
         return any(_recorded(group, experiment) for group in registered().values())
@@ -48,7 +48,7 @@ def _group(group: NumberGroup, one: Experiment) -> str:
     for name in (*group.numbers, *sorted(means - set(group.numbers))):
         series = [
             Series(name, one.curve(f"{group.name}/{name}"), "own"),
-            Series(f"{name} of correct answers", one.curve(f"{group.name}/{name}{OF_CORRECT}"), "c5"),
+            Series(f"{name} of correct answers", one.curve(f"{group.name}/{name}{OF_CORRECT}"), "soft"),
         ]
         known = group.numbers.get(name)
         title = f"{name.replace('_', ' ')}, per answer" if known is None else known.title
@@ -56,7 +56,7 @@ def _group(group: NumberGroup, one: Experiment) -> str:
             charts.append(line_chart(title, series, better_of(f"{group.name}/{name}")))
         elif any(each.points for each in series):
             always_0.append(title)
-    note = f"{group.name.capitalize()}: means over answers; in grey those over correct ones."
+    note = f"{group.name.capitalize()}: means over answers; in grey over those that are correct."
     if always_0:
         note += f" Always 0: {'; '.join(always_0)}."
     return f'<p class="note">{escape(note)}</p><div class="charts">{"".join(charts)}</div>'

@@ -10,7 +10,17 @@ from treetune.reports.experiment import Experiment
 from treetune.reports.pages import render
 from treetune.reports.sections.base import ReportSection
 
-PHASES = ("generation", "credit", "training", "choice", "sync", "evaluation", "commit", "other")
+PHASES: Mapping[str, str] = {
+    "generation": "answers are sampled and graded",
+    "credit": "steps are valued and advantages computed",
+    "training": "the policy, and a critic where there is one, learn from the answers",
+    "choice": "the weights of each epoch are measured",
+    "sync": "the new weights go into the engine that samples",
+    "evaluation": "checkpoints are measured",
+    "commit": "what was done is written to disk",
+    "other": "all else",
+}
+"""What is done in each, in words."""
 
 
 def phase_seconds(experiment: Experiment) -> list[tuple[str, dict[str, float]]]:
@@ -41,6 +51,7 @@ class TimesSection(ReportSection):
         return render(
             "times.html",
             totals=totals,
+            words=PHASES,
             whole=math.fsum(totals.values()),
             iterations=len(rows),
             bars=stacked_bars("seconds per iteration", rows, "s"),

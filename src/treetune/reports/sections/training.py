@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from treetune.reports.charts import Series, line_chart
 from treetune.reports.directions import better_of
 from treetune.reports.experiment import Experiment
@@ -9,8 +11,8 @@ from treetune.reports.sections.base import ReportSection
 
 CURVES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("reward of the sampled answers", ("episodes/reward",)),
-    ("rounds of sampling until enough groups were mixed", ("rollout/rounds",)),
-    ("share of sampled groups without spread of score", ("rollout/groups_dropped",)),
+    ("rounds of sampling until enough problems had answers of different scores", ("rollout/rounds",)),
+    ("share of problems whose answers all have the same score", ("rollout/groups_dropped",)),
     ("share of trained tokens whose advantage is 0", ("credit/advantage_zero",)),
     ("loss", ("train/loss",)),
     ("KL to the reference", ("train/kl",)),
@@ -19,20 +21,20 @@ CURVES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("clip fraction", ("train/clip_fraction",)),
     ("share of pairs that the policy prefers as it should", ("preference/accuracy",)),
     (
-        "implicit reward: better answers, and in grey the others",
+        "implicit reward of the better answers, and in grey of the others",
         ("preference/chosen_reward", "preference/rejected_reward"),
     ),
     ("response length (tokens)", ("episodes/response_tokens",)),
     ("share unfinished", ("episodes/unfinished",)),
     ("learning rate", ("train/learning_rate",)),
-    ("critic: mean squared error", ("critic/mse",)),
+    ("critic: mean squared error of its values", ("critic/mse",)),
     ("engine: sampled tokens per second", ("engine/tokens_per_second",)),
     (
         "|engine − trainer log-prob|: mean, and in grey the largest",
         ("engine/logprob_gap_mean", "engine/logprob_gap_max"),
     ),
     (
-        "canary gap after each sync: mean, and in grey the largest",
+        "canary after each weight sync, |engine − trainer log-prob|: mean, and in grey the largest",
         ("engine/canary_mean_gap", "engine/canary_gap"),
     ),
 )
@@ -41,14 +43,26 @@ CURVES: tuple[tuple[str, tuple[str, ...]], ...] = (
 SHAPING = "shaping/"
 """Its metrics are named after the parts of `shaping`, which may be anyone's: a chart for each."""
 
+NOTE = (
+    "What each iteration recorded: it samples answers, gives them credit and trains on them. A point says its"
+    " number when the pointer rests on it."
+)
+
 FROM_ZERO = {
     "share unfinished",
     "clip fraction",
     "engine: sampled tokens per second",
-    "rounds of sampling until enough groups were mixed",
-    "share of sampled groups without spread of score",
+    "rounds of sampling until enough problems had answers of different scores",
+    "share of problems whose answers all have the same score",
     "share of trained tokens whose advantage is 0",
 }
+
+
+def titled(recorded: Iterable[str]) -> Sequence[tuple[str, tuple[str, ...]]]:
+    """`CURVES`, and behind the reward a chart for each part of shaping that was recorded."""
+    parts = sorted(key for key in recorded if key.startswith(SHAPING))
+    shaping = [(f"what shaping added: {key.removeprefix(SHAPING)}", (key,)) for key in parts]
+    return [*CURVES[:1], *shaping, *CURVES[1:]]
 
 
 class TrainingSection(ReportSection):
@@ -59,17 +73,15 @@ class TrainingSection(ReportSection):
 
     def html(self, experiment: Experiment) -> str:
         charts = "".join(_curves(experiment))
-        return f'<div class="charts">{charts}</div>' if charts else ""
+        return f'<p class="note">{NOTE}</p><div class="charts">{charts}</div>' if charts else ""
 
 
 def _curves(one: Experiment) -> list[str]:
     charts = []
-    recorded = sorted({key for row in one.metrics for key in row if key.startswith(SHAPING)})
-    shaping = [(f"what shaping added: {key.removeprefix(SHAPING)}", (key,)) for key in recorded]
-    for title, keys in (*CURVES[:1], *shaping, *CURVES[1:]):
+    for title, keys in titled({key for row in one.metrics for key in row}):
         # A second metric in one chart has the neutral colour: mean and largest.
         series = [
-            Series(key.split("/", 1)[1], one.curve(key), "own" if n == 0 else "c5")
+            Series(key.split("/", 1)[1], one.curve(key), "own" if n == 0 else "soft")
             for n, key in enumerate(keys)
         ]
         if any(each.points for each in series):

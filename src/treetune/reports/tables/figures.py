@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from treetune.reports.charts import draw_series
-from treetune.reports.pages import colour_of
+from treetune.reports.pages import colour_of, palette
 from treetune.reports.tables.cells import Results
 from treetune.reports.tables.curves import Curve
 from treetune.reports.tables.lines import Chart, curve_charts, panel_charts, row_colours
@@ -18,13 +18,6 @@ from treetune.tables.columns import Column
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-_ROWS = (
-    "#2f6fde", "#d9730d", "#1f8a5b", "#a33fb5", "#b3381f", "#5b6b7d",
-    "#0e8ea8", "#8a6d1f", "#d6336c", "#66a80f", "#1b1f24", "#d4a800",
-)  # fmt: skip
-COLOURS = {f"c{number}": colour for number, colour in enumerate(_ROWS)}
-"""Those of the page on white paper, by their names."""
 
 DPI = 160
 CHARACTERS_PER_INCH = 12
@@ -48,9 +41,9 @@ def _new_figure(width: float, height: float, rows: int, columns: int) -> tuple[F
     for row in axes:
         for one in row:
             one.spines[["top", "right"]].set_visible(False)
-            one.grid(visible=True, color="#dde1e7", linewidth=0.7)
+            one.grid(visible=True, color=palette()["line"], linewidth=0.7)
             one.set_axisbelow(True)
-            one.tick_params(colors="#5d6673", labelsize=8)
+            one.tick_params(colors=palette()["soft"], labelsize=8)
     return figure, [list(row) for row in axes]
 
 
@@ -72,10 +65,16 @@ def draw_table(results: Results, path: Path) -> None:
 def _draw_column(panel: Axes, results: Results, column: Column) -> None:
     scale = 100.0 if column.in_percent else 1.0
     for y, row in enumerate(results.plan.table.rows):
-        cell, colour = results.cells[row.name, column.name], COLOURS[colour_of(y)]
+        cell, colour = results.cells[row.name, column.name], palette()[colour_of(y)]
         if cell.published is not None:
             panel.plot(
-                scale * cell.published, y, "D", color="#5d6673", fillstyle="none", markersize=6, zorder=2
+                scale * cell.published,
+                y,
+                "D",
+                color=palette()["soft"],
+                fillstyle="none",
+                markersize=6,
+                zorder=2,
             )
         if cell.estimate is None:
             if cell.experiment is not None:
@@ -124,7 +123,7 @@ def _draw_charts(results: Results, charts: Sequence[Chart], across: int, paths: 
     for place, chart in zip(places, charts):
         place.set_title(chart.title, fontsize=9, loc="left")
         if chart.series:
-            draw_series(place, chart.series, COLOURS, scale=0.8)
+            draw_series(place, chart.series, palette(), scale=0.8)
             place.set_xlabel(chart.x_name, fontsize=8)
             place.set_xlim(left=0)
         else:
@@ -136,7 +135,7 @@ def _draw_charts(results: Results, charts: Sequence[Chart], across: int, paths: 
     title = f"{table.title or table.name}: means over seeds and their range, along training"
     figure.suptitle(_wrapped(title, width), fontsize=10)
     drawn = {one.name for chart in charts for one in chart.series}
-    names = {name: COLOURS[colour] for name, colour in row_colours(table).items() if name in drawn}
+    names = {name: palette()[colour] for name, colour in row_colours(table).items() if name in drawn}
     figure.legend(
         [Line2D([], [], color=colour, linewidth=1.6) for colour in names.values()], list(names),
         loc="outside lower center", ncols=_names_across(list(names), width), fontsize=8, frameon=False,

@@ -131,7 +131,7 @@ def frame(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> DataFrame:
 
 
 def as_html(grid: DataFrame) -> str:
-    return grid.to_html(index=False, border=0, classes="results texts", justify="unset")
+    return grid.to_html(index=False, border=0, classes="list", justify="unset")
 
 
 def as_markdown(grid: DataFrame, code: Sequence[str] = ()) -> str:

@@ -61,12 +61,7 @@
       } catch { span.classList.add('unread'); }
     }
   }
-  // ---- drawings: strengths and widths that no style attribute may say
-  function drawings() {
-    for (const one of document.querySelectorAll('.drawing [data-strength]')) one.style.setProperty('--s', one.dataset.strength);
-    for (const one of document.querySelectorAll('.drawing [data-width]')) one.style.width = `${one.dataset.width}%`;
-  }
-  function all() { colour(); formulas(); drawings(); }
+  function all() { colour(); formulas(); }
   document.addEventListener('change', (event) => { if (event.target.id === 'colour') colour(); });
   document.addEventListener('treetune:changed', all);
   all();

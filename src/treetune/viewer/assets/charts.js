@@ -1,12 +1,19 @@
 // Draws every [data-chart] with uPlot: lines, bands, events; smoothing and scale from the page's controls.
 'use strict';
 (() => {
-  const HEIGHT = 210, COLOURS = 8, NEAR = 8, DASHES = [[], [6, 4], [2, 3], [10, 4, 2, 4]];
+  const HEIGHT = 210, NEAR = 8, DASHES = [[], [6, 4], [2, 3], [10, 4, 2, 4]];
   const WHOLE = [1, 2, 5].flatMap((n) => [n, 10 * n, 100 * n, 1000 * n, 1e4 * n, 1e5 * n]).sort((a, b) => a - b);
   const SIGNS = { evaluation: '◆', restart: '▲', sign: '✖', resume: '●' };
   const drawn = new Map();  // by the figure's id: { text, plot }
 
-  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+  // Of the style sheet, for the theme that is on: a canvas can't read `light-dark(…)`, a known colour is resolved.
+  const known = new Set();
+  function colour(name) {
+    if (!known.has(name)) CSS.registerProperty({ name: `--${name}`, syntax: '<color>', inherits: true, initialValue: 'gray' });
+    known.add(name);
+    return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`);
+  }
+  const faint = (ink, percent) => `color-mix(in srgb, ${ink} ${percent}%, transparent)`;
   const log = () => document.getElementById('log')?.checked || false;
   const smoothing = () => Number(document.getElementById('smoothing')?.value || 0);
 
@@ -60,11 +67,11 @@
     const factor = smoothing(), { xs, column } = table(chart);
     const data = [xs], series = [{ label: chart.x_name, value: (_, value) => number(value) }], bands = [];
     chart.lines.forEach((line) => {
-      const ink = colour(`k${line.colour % COLOURS}`), dash = DASHES[Math.floor(line.colour / COLOURS) % DASHES.length];
+      const ink = colour(`c${line.colour}`), dash = DASHES[line.dash % DASHES.length];
       const few = line.x.length <= 40;
       if (factor) {
         data.push(column(line, line.y));
-        series.push({ label: 'as it was', stroke: ink + '55', width: 1, points: { show: false }, spanGaps: true, value: (_, v) => number(v) });
+        series.push({ label: 'as it was', stroke: faint(ink, 33), width: 1, points: { show: false }, spanGaps: true, value: (_, v) => number(v) });
       }
       data.push(smooth(column(line, line.y), factor));
       series.push({ label: chart.lines.length > 1 ? line.name : 'value', stroke: ink, width: 2, dash, spanGaps: true, points: { show: few, size: 5, fill: ink }, value: (_, v) => number(v) });
@@ -72,7 +79,7 @@
         data.push(column(line, line.high), column(line, line.low));
         const at = data.length - 2, bound = { class: 'bound', width: 0, points: { show: false }, spanGaps: true };
         series.push({ ...bound, label: 'high' }, { ...bound, label: 'low' });
-        bands.push({ series: [at, at + 1], fill: ink + '2e' });
+        bands.push({ series: [at, at + 1], fill: faint(ink, 18) });
         series[at - 1].value = (plot, v, _, i) => v === null || i === null ? number(v)
           : `${number(v)} [${number(plot.data[at + 1][i])}, ${number(plot.data[at][i])}]`;
       }

@@ -10,6 +10,7 @@ import numpy as np
 from markupsafe import Markup
 from starlette.responses import RedirectResponse, Response
 
+from treetune.reports.text import SHOWN, cut, visible
 from treetune.runtime.notes import NotedAnswer
 from treetune.viewer import drawings
 from treetune.viewer.page import Form, Page, View, digest
@@ -21,7 +22,6 @@ from treetune.viewer.store.credits import credits_of, mark_of_credits
 from treetune.viewer.store.questions import Filter, Question
 from treetune.viewer.store.tokens import Step, Tokens, all_texts, own_episode, tokens_of
 from treetune.viewer.store.whole_answers import Answer
-from treetune.viewer.text import SHOWN, cut, visible
 from treetune.vocabulary import Episode
 
 TOKENS_SHOWN = 4000

@@ -11,13 +11,13 @@ from typing import Any
 
 from starlette.responses import Response
 
+from treetune.reports.text import cut, visible
 from treetune.viewer.page import Page, View
 from treetune.viewer.pages.answers import whole
 from treetune.viewer.pages.problem import mark_of_answers
 from treetune.viewer.store import NotThere, Run
 from treetune.viewer.store.questions import Filter, Question
 from treetune.viewer.store.sources import Source
-from treetune.viewer.text import cut, visible
 from treetune.vocabulary import CORRECT_SCORE
 
 SHOWN = 100

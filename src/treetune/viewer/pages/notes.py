@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from starlette.responses import Response
 
 from treetune.exports.notes import writer_of
+from treetune.reports.text import one_line
 from treetune.runtime.notes import Note
 from treetune.viewer.page import Page, View, digest
 from treetune.viewer.store import Run
 from treetune.viewer.store.notes import labels_in_use
-from treetune.viewer.text import one_line
 
 SHOWN = 100
 """Notes of one page."""

@@ -8,11 +8,11 @@ from typing import Any
 
 from starlette.responses import Response
 
+from treetune.reports.text import SHOWN, cut, visible
 from treetune.viewer.page import Page, View
 from treetune.viewer.pages.rows import mark
 from treetune.viewer.store.estimates import answers_to
 from treetune.viewer.store.whole_rows import whole_row
-from treetune.viewer.text import SHOWN, cut, visible
 
 ASKED = ("prompt", "raw_prompt", "problem", "question", "input", "asked")
 GOLD = ("reward_model", "gold", "answer", "ground_truth", "solution", "target")

@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from treetune.reports.charts import thinned
 from treetune.reports.experiment import Experiment
-from treetune.reports.sections.times import phase_seconds, phase_totals
+from treetune.reports.sections.times import PHASES, phase_seconds, phase_totals
 from treetune.viewer.page import Page, View
 from treetune.viewer.store import Run
 from treetune.viewer.store.curves import (
@@ -59,6 +59,7 @@ def _times(one: Experiment) -> dict[str, object]:
     bars = thinned(rows)
     return {
         "totals": totals,
+        "words": PHASES,
         "whole": math.fsum(totals.values()),
         "iterations": len(rows),
         "bars": bars,

@@ -97,7 +97,7 @@ def show(view: View) -> Response:
         window=window,
         drawn=drawn,
         endings={bar.ending for one in drawn for bar in one.bars},
-        kinds=list(dict.fromkeys(bar.kind for one in drawn for bar in one.bars)),
+        kinds={bar.kind: bar.kind for one in drawn for bar in one.bars},
         ticks=[
             clock(window.start + share * window.length, window.length) for share in (0, 0.25, 0.5, 0.75, 1)
         ],

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treetune.viewer.text import one_line
+from treetune.reports.text import one_line
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -3,44 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from treetune.episode_generators.step_credit import Shown
+from treetune.reports.credit_table import Cell, Method, method_of
 from treetune.viewer.store.catalogue import stat_of
 from treetune.viewer.store.whole_answers import Answer
 
 MICROSCOPE, REPLAY = "result.json", "advantages.jsonl"
 """What each analysis writes into its folder."""
-
-
-@dataclass(frozen=True)
-class Cell:
-    """Of one step: the value before it and its advantage, each with its 95 % interval where one is known."""
-
-    value: float | None
-    value_interval: tuple[float, float] | None
-    advantage: float | None
-    advantage_interval: tuple[float, float] | None
-
-
-@dataclass(frozen=True)
-class Method:
-    """What one method gives the steps of an answer, which ends at these tokens where it says so; `found_by`
-    names the analysis, and `cost` is what it sampled for an answer."""
-
-    name: str
-    found_by: str
-    cells: tuple[Cell, ...]
-    cost: str = ""
-
-    @property
-    def scale(self) -> float:
-        """Methods have units of their own: each is coloured fully at its largest advantage."""
-        return (
-            max((abs(one.advantage) for one in self.cells if one.advantage is not None), default=0.0) or 1.0
-        )
 
 
 def credits_of(run: Path, answer: Answer) -> list[Method]:
@@ -74,26 +47,10 @@ def _of_microscope(folder: Path, answer: Answer) -> list[Method]:
     looked = result["numbers"]["by_iteration"].get(str(answer.source.number - 1))
     rows = [row for row in looked["answers"] if row["answer"] == answer.row["answer"]] if looked else []
     return [
-        Method(name, folder.name, tuple(_cells(credit)), _cost(looked["costs"].get(name)))
+        method_of(name, credit, looked["costs"].get(name), folder.name)
         for row in rows
         for name, credit in row["credit"].items()
     ]
-
-
-def _cells(credit: Mapping[str, Any]) -> Iterator[Cell]:
-    for value, advantage in zip(credit["values"], credit["advantages"], strict=True):
-        yield Cell(*_shown(value), *_shown(advantage))
-
-
-def _shown(one: Mapping[str, Any] | None) -> tuple[float | None, tuple[float, float] | None]:
-    if one is None:
-        return None, None
-    known = one["low"] is not None and one["high"] is not None
-    return one["value"], (one["low"], one["high"]) if known else None
-
-
-def _cost(cost: Mapping[str, float] | None) -> str:
-    return f"{cost['tokens_per_answer']:.0f} tokens an answer" if cost else ""
 
 
 def _of_replay(folder: Path, answer: Answer) -> list[Method]:
@@ -105,7 +62,7 @@ def _of_replay(folder: Path, answer: Answer) -> list[Method]:
         for line in file:
             if name in line and (row := json.loads(line))["answer"] == answer.row["answer"]:
                 return [
-                    Method(f"replay, {variant}", folder.name, tuple(_plain(row, variant)))
+                    Method(f"replay, {variant}", tuple(_plain(row, variant)), folder.name)
                     for variant in row["advantages"]
                 ]
     return []
@@ -114,9 +71,9 @@ def _of_replay(folder: Path, answer: Answer) -> list[Method]:
 def _plain(row: Mapping[str, Any], variant: str) -> Iterator[Cell]:
     values, advantages = row["values"].get(variant) or (), row["advantages"][variant] or ()
     for step in range(len(row["step_ends"])):
-        yield Cell(
-            values[step] if step < len(values) else None,
-            None,
-            advantages[step] if step < len(advantages) else None,
-            None,
-        )
+        yield Cell(_shown(values, step), _shown(advantages, step))
+
+
+def _shown(numbers: Sequence[float | None], step: int) -> Shown | None:
+    number = numbers[step] if step < len(numbers) else None
+    return None if number is None else Shown(number)

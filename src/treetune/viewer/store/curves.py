@@ -11,13 +11,11 @@ from typing import Any
 
 from treetune.reports.directions import better_of
 from treetune.reports.experiment import Experiment
-from treetune.reports.sections.training import CURVES, SHAPING
+from treetune.reports.sections.training import titled
+from treetune.reports.svg import N_COLOURS
 
 MOST_POINTS = 1200
 """Of a line; of more, the lowest and the highest of neighbours stand for them."""
-
-COLOURS = 8
-"""Of the palette: a line whose colour is so much more has the same, dashed."""
 
 _RESUMED = re.compile(r"INFO continuing after iteration (\d+) of")
 _SIGN = re.compile(r"INFO warning: (\w+) in iterations \d+ to (\d+): (.*)")
@@ -25,7 +23,8 @@ _SIGN = re.compile(r"INFO warning: (\w+) in iterations \d+ to (\d+): (.*)")
 
 @dataclass(frozen=True)
 class Line:
-    """One curve: x rising, y, and the bounds of its band where it has one; `colour` is of the palette."""
+    """One curve: x rising, y, and the bounds of its band where it has one; `colour` is of the palette, and a
+    line whose colour is `N_COLOURS` more has the same one, dashed."""
 
     name: str
     colour: int
@@ -56,7 +55,10 @@ class Chart:
     events: Sequence[Event] = field(default_factory=tuple)
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        made = asdict(self)
+        for line in made["lines"]:
+            line["dash"], line["colour"] = divmod(line["colour"], N_COLOURS)
+        return made
 
 
 @dataclass(frozen=True)
@@ -134,12 +136,8 @@ def chosen_charts(made: Sequence[Bunch], names: Sequence[str], events: Sequence[
 
 def usual_charts(made: Sequence[Bunch], events: Sequence[Event] = ()) -> list[Chart]:
     """Those that the report has too: reward, loss, KL, … as far as they were recorded."""
-    recorded = metric_names(one for bunch in made for one in bunch.members)
-    added = [
-        (f"what shaping added: {key.removeprefix(SHAPING)}", (key,)) for key in recorded if SHAPING in key
-    ]
     charts = []
-    for title, keys in (*CURVES[:1], *added, *CURVES[1:]):
+    for title, keys in titled(metric_names(one for bunch in made for one in bunch.members)):
         lines = [
             _further(line, n, key, len(made) > 1) if len(keys) > 1 else line
             for n, key in enumerate(keys)
@@ -160,7 +158,7 @@ def _further(line: Line, number: int, key: str, several: bool) -> Line:
     """One of several metrics of a chart: in the colour of its experiment, dashed but for the first."""
     name = key.split("/", 1)[1]
     return replace(
-        line, name=f"{line.name}: {name}" if several else name, colour=line.colour + number * COLOURS
+        line, name=f"{line.name}: {name}" if several else name, colour=line.colour + number * N_COLOURS
     )
 
 

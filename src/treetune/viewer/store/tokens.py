@@ -10,26 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from treetune.episode_generators.step_credit import Shown, step_credit
 from treetune.episode_generators.storage import TOKENS, read_tokens
+from treetune.reports.answer_steps import Step, steps_of
 from treetune.viewer.store.catalogue import stat_of
 from treetune.viewer.store.whole_answers import Answer
 from treetune.vocabulary import Branch, Episode, Trajectory, are_sampled
-
-
-@dataclass(frozen=True)
-class Step:
-    """Tokens ``[start, end)``; the value before them and their advantage, each with its interval, and what
-    they earned by themselves, as far as that is known. Where `merged`, credit knows no value before it, and
-    treats it and the step before as one."""
-
-    number: int
-    start: int
-    end: int
-    value: Shown | None
-    advantage: Shown | None
-    earned: float | None
-    merged: bool = False
 
 
 @dataclass(frozen=True)
@@ -142,31 +127,16 @@ def _steps(trajectory: Trajectory | None, episode: Episode | None) -> list[Step]
     ends = (episode.step_ends if episode is not None else ()) or (trajectory.step_ends if trajectory else ())
     source = episode if episode is not None else trajectory
     assert source is not None
-    length = len(source.response_ids)
-    if not ends or ends[-1] < length:
-        ends = (*ends, length)
-    earned = source.step_rewards
-    credit = None
-    if episode is not None and episode.advantages is not None:
-        values = episode.step_values if episode.step_values else None
-        credit = step_credit(
-            ends,
-            episode.reward,
-            episode.advantages.tolist(),
-            episode.step_ends,
-            values,
-            episode.step_errors if values else None,
-        )
-    return [
-        Step(
-            number=number,
-            start=start,
-            end=end,
-            value=credit.values[number] if credit else None,
-            advantage=credit.advantages[number] if credit else None,
-            earned=earned[number] if number < len(earned) else None,
-            merged=credit is not None and any(credit.values) and credit.values[number] is None,
-        )
-        for number, (start, end) in enumerate(zip((0, *ends[:-1]), ends, strict=True))
-        if start < end or length == 0
-    ]
+    length, earned = len(source.response_ids), source.step_rewards
+    if episode is None or episode.advantages is None:
+        return steps_of(length, ends, earned=earned)
+    return steps_of(
+        length,
+        ends,
+        earned=earned,
+        advantages=episode.advantages.tolist(),
+        reward=episode.reward,
+        own_ends=episode.step_ends,
+        values=episode.step_values,
+        errors=episode.step_errors,
+    )

@@ -13,6 +13,7 @@ from rich.text import Text
 from treetune.reports.charts import number
 from treetune.reports.experiment import Experiment
 from treetune.reports.sections.times import phase_seconds, phase_totals
+from treetune.reports.text import cut, visible
 from treetune.runtime.console import duration
 from treetune.viewer.store import Run, Store
 from treetune.viewer.store.curves import (
@@ -28,7 +29,6 @@ from treetune.viewer.store.standing import standing
 from treetune.viewer.terminal.glimpse import Answer, newest_answers
 from treetune.viewer.terminal.plot import bar, bounds, plot
 from treetune.viewer.terminal.words import accuracy, progress, shown, state
-from treetune.viewer.text import cut, visible
 
 HEIGHT = 4
 """Lines of a curve."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rich.text import Text
 
+from treetune.reports.text import one_line
 from treetune.viewer.store.standing import Accuracy, Standing
-from treetune.viewer.text import one_line
 
 STATES = {
     "running": ("▶", "green"),

@@ -19,7 +19,7 @@ from treetune.reports.sections.threads.answer import (
     sampled,
     seconds_of,
 )
-from treetune.reports.tokens import coloured, plain
+from treetune.reports.tokens import coloured, injected
 
 SIDE_BY_SIDE = 4
 """More threads than these lie above each other, and can be folded."""
@@ -85,7 +85,7 @@ def _run_html(answer: ThreadedAnswer, line: Line, start: int, end: int, *, is_cr
         if low >= high:
             continue
         if one.segment.origin == "injected":
-            parts.append(f'<span class="injected" title="injected">{plain(tokens[low:high])}</span>')
+            parts.append(injected(tokens[low:high]))
             continue
         cuts = sorted({low, high, *(state for state in answer.states if low < state < high)})
         for first, last in pairwise(cuts):
@@ -146,7 +146,8 @@ def _thread_html(
     mark = '<span class="way">critical path</span>' if is_critical else "longest" if is_longest else ""
     head = (
         f'<b>{escape(name)}</b><span class="measures">{" · ".join(facts)}</span>'
-        f'<span class="extent"><span style="width:{100 * share:.1f}%"></span></span>{mark}'
+        '<svg class="extent" viewBox="0 0 100 6" preserveAspectRatio="none" aria-hidden="true">'
+        f'<rect width="{100 * share:.1f}" height="6"/></svg>{mark}'
     )
     kind = f'class="thread{" critical" if is_critical else ""}"'
     text = _line_html(answer, thread, depth, is_critical=is_critical)
