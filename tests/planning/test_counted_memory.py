@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from treetune.models.lora import Lora
 from treetune.models.shapes import Shape
 from treetune.testing.peak_memory import Case
 from treetune.trainers.base import Trainer
@@ -26,6 +27,11 @@ WIDE = Shape(
     hidden=128, layers=2, heads=4, kv_heads=2, head_dim=64, intermediate=256, vocabulary=4000, tied=True,
     source="", head_norms=True,
 )  # fmt: skip
+MUCH_VOCABULARY = Shape(
+    hidden=256, layers=2, heads=4, kv_heads=4, head_dim=64, intermediate=512, vocabulary=16_000, tied=False,
+    source="",
+)  # fmt: skip
+"""The head has most of the weights, and beside adapters no gradient."""
 
 CASES = {
     "padded": (TINY, {}, {}),
@@ -34,6 +40,7 @@ CASES = {
     "critic": (TINY, {}, {"critic": True}),
     "nucleus": (TINY, {"minibatch_size": 4}, {"top_p": 0.9}),
     "head_norms_and_vocabulary": (WIDE, {}, {}),
+    "adapters": (MUCH_VOCABULARY, {"lora": Lora(rank=4), "tokens_per_micro_batch": 128}, {}),
 }
 
 
@@ -44,7 +51,7 @@ def test_a_plan_is_within_a_tenth_of_what_pytorch_counts(name):
     torch.use_deterministic_algorithms(False)
     shape, settings, more = CASES[name]
     trainer = Trainer(
-        objective=ClippedPolicyGradient(), learning_rate=1e-4, tokens_per_micro_batch=512, **settings
+        objective=ClippedPolicyGradient(), learning_rate=1e-4, **{"tokens_per_micro_batch": 512} | settings
     )
     case = Case(
         name=name, shape=shape, trainer=trainer, answers=12, prompt_tokens=32, answer_tokens=96, **more
