@@ -37,7 +37,7 @@ METRICS: Mapping[str, tuple[str, ...]] = {
         "spo": "distance first_choice lacking",
         "train": "advantage_abs advantage_mean approx_kl clip_fraction computed_tokens entropy entropy_coef"
         " grad_norm importance importance_capped kl kl_loss learning_rate loss policy_loss ratio"
-        " skipped_by_ratio skipped_steps steps tokens",
+        " reference_ahead skipped_by_ratio skipped_steps steps tokens",
     }.items()
 }
 """By what stands before the slash: the metrics of the package's own parts. Many are recorded by some
