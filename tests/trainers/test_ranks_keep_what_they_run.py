@@ -20,22 +20,24 @@ from treetune.trainers.base import Trainer
 from treetune.trainers.micro_batches import micro_batches, rows_of_rank
 from treetune.trainers.objectives.mle import MaximumLikelihood
 from treetune.trainers.ranks import Ranks
+from treetune.trainers.reference_ahead import SHARE
 from treetune.trainers.tokens import Sequences, units_of
 
 
 @pytest.mark.slow
 def test_the_weights_are_to_the_bit_those_of_ranks_that_keep_everything(tmp_path: Path) -> None:
     """From a file that the first rank writes; with scoring before training, two epochs and a critic, with
-    pairs of rows that come twice, and with threads."""
+    pairs of rows that come twice, with threads, and with a reference that scored some answers ahead."""
     import json
 
     changes: dict[str, dict[str, Any]] = {
         "critic": {"gae": True, "epochs": 2},
         "pairs": {"objective": {"type": "dpo_positive"}, "advantage_normalisation": "none"},
         "threads": {"threads": True, "layout": "packed", "zero_stage": 2},
+        "ahead": {"objective": {"type": "ppo", "kl_coef": 0.1}, "reference_scores": "while_sampling"},
     }
     kinds: list[dict[str, Any]] = [
-        {"stored": True},
+        {"stored": True, "heard": True},
         {"keeps_all": True},
     ]
     outs, settings = [], []
@@ -47,7 +49,9 @@ def test_the_weights_are_to_the_bit_those_of_ranks_that_keep_everything(tmp_path
         few, all_of_them = (tmp_path / f"{name}-{kind}.safetensors" for kind in range(2))
         assert few.read_bytes() == all_of_them.read_bytes(), name
         metrics = [json.loads(one.with_suffix(".json").read_text()) for one in (few, all_of_them)]
+        shares = [one.pop(SHARE, 0.0) for one in metrics]
         assert metrics[0] == metrics[1], name
+        assert (0 < shares[0] < 1, shares[1]) == (name == "ahead", 0), name
 
 
 def trainer(**settings: Any) -> Trainer:

@@ -29,9 +29,11 @@ def update(settings: dict[str, Any], out: Path, ranks: Any) -> None:
     from tests.trainers.helpers import episodes, paired_episodes, threaded_episodes, tiny_model
     from treetune.episode_generators.credit.gae import Gae
     from treetune.episode_generators.storage import write_episodes
+    from treetune.inference.base import Completion, Request, SamplingParams
     from treetune.models import logprobs
     from treetune.models.lora import Lora
     from treetune.runtime.columns_of_ranks import stored_for_all
+    from treetune.trainers import core
     from treetune.trainers.base import Trainer
     from treetune.trainers.core import PolicyTrainer
     from treetune.trainers.tokens import Sequences
@@ -40,7 +42,8 @@ def update(settings: dict[str, Any], out: Path, ranks: Any) -> None:
     gae = Gae() if settings.pop("gae", False) else None
     resumes = settings.pop("resumes", False)
     if settings.pop("keeps_all", False):
-        PolicyTrainer._sequences = lambda self, episodes, run: Sequences.of(episodes)  # type: ignore[method-assign]
+        core.sequences_of_rank = lambda episodes, settings, ranks, run: Sequences.of(episodes)
+    heard = settings.pop("heard", False)
     model = settings.pop("model", {})
     objective = made(**settings.pop("objective"))
     threads = settings.pop("threads", False)
@@ -70,6 +73,10 @@ def update(settings: dict[str, Any], out: Path, ranks: Any) -> None:
         )
 
     first = trainer()
+    if heard and first.ahead is not None:
+        for row in list(rows)[ranks.rank :: 3]:  # ranks hear of other answers, and nobody of some
+            asked = Request(row.prompt_ids, 0, 1, SamplingParams(20))
+            first.ahead.hear(asked, [Completion(row.response_ids, None, "stop", 0)])
     metrics: dict[str, Any] = first.train(0, rows)
     metrics["scores"] = first.score([PAIR_TO_SCORE], temperature=0.7)[0]
     weights = {name: tensor.float().cpu().clone() for name, tensor in first.weights().items()}
