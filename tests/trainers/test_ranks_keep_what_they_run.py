@@ -20,7 +20,7 @@ from treetune.trainers.base import Trainer
 from treetune.trainers.micro_batches import micro_batches, rows_of_rank
 from treetune.trainers.objectives.mle import MaximumLikelihood
 from treetune.trainers.ranks import Ranks
-from treetune.trainers.reference_ahead import SHARE
+from treetune.trainers.reference_ahead import SECONDS, SHARE
 from treetune.trainers.tokens import Sequences, units_of
 
 
@@ -50,6 +50,7 @@ def test_the_weights_are_to_the_bit_those_of_ranks_that_keep_everything(tmp_path
         assert few.read_bytes() == all_of_them.read_bytes(), name
         metrics = [json.loads(one.with_suffix(".json").read_text()) for one in (few, all_of_them)]
         shares = [one.pop(SHARE, 0.0) for one in metrics]
+        assert all((one.pop(SECONDS, 0.0) > 0) == (name == "ahead") for one in metrics), name
         assert metrics[0] == metrics[1], name
         assert (0 < shares[0] < 1, shares[1]) == (name == "ahead", 0), name
 

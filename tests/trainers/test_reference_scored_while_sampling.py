@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,13 +15,15 @@ import pytest
 import torch
 
 from tests.trainers.helpers import episodes, one_rank, tiny_model
+from treetune.contracts import SampledAnswers, Turns
 from treetune.inference.base import ANSWERS, CONTINUATIONS, Completion, Request, SamplingParams
 from treetune.models.lora import Lora
 from treetune.trainers.base import Trainer
 from treetune.trainers.core import PolicyTrainer
 from treetune.trainers.objectives.mle import MaximumLikelihood
 from treetune.trainers.objectives.ppo import ClippedPolicyGradient
-from treetune.trainers.reference_ahead import SHARE, ReferenceAhead
+from treetune.trainers.ranks import Ranks
+from treetune.trainers.reference_ahead import SECONDS, SHARE, ReferenceAhead, rows_scored_by
 from treetune.trainers.tokens import Sequences
 from treetune.vocabulary import Episode
 
@@ -101,10 +106,101 @@ def test_what_goes_wrong_beside_sampling_is_raised_when_training_asks(rows: list
         raise RuntimeError("no memory for the reference")
 
     ahead = ReferenceAhead(broken, trainer().scorer)
-    hear(ahead, rows[:3])
-    with pytest.raises(RuntimeError, match="no memory for the reference"):
-        ahead.logprobs(Sequences.of(rows))
+    hear(ahead, rows[:1])
+    with pytest.raises(
+        RuntimeError, match=r"sampled \(trainer.reference_scores\).*no memory for the reference"
+    ):
+        ahead.logprobs(Sequences.of(rows[:1]))
     ahead.close()
+
+
+def test_what_goes_wrong_with_an_answer_that_is_not_trained_on_is_raised_all_the_same(
+    rows: list[Episode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = trainer(reference_scores="while_sampling")
+    ahead, scored = ahead_of(one), threading.Event()
+    right = one.scorer.row_logprobs
+
+    def fails_once(*arguments: Any) -> Any:
+        if not scored.is_set():
+            scored.set()
+            raise ValueError("a token that the model doesn't have")
+        return right(*arguments)
+
+    monkeypatch.setattr(type(one.scorer), "row_logprobs", lambda self, *arguments: fails_once(*arguments))
+    hear(ahead, rows[:1])
+    assert scored.wait(10)
+    with pytest.raises(RuntimeError, match="a token that the model doesn't have"):
+        ahead.logprobs(Sequences.of(rows[1:]))
+    with pytest.raises(RuntimeError, match="a token that the model doesn't have"):
+        hear(ahead, rows[1:2])
+    one.close()
+
+
+def test_training_does_not_wait_for_ever_for_what_is_scored_beside_it(rows: list[Episode]) -> None:
+    go = threading.Event()
+
+    def hangs() -> Any:
+        go.wait(10)
+        raise RuntimeError("nobody waits any more")
+
+    scorer = trainer().scorer
+    soon = dataclasses.replace(scorer, ranks=dataclasses.replace(scorer.ranks, deadline_s=0.05))
+    ahead = ReferenceAhead(hangs, soon)
+    hear(ahead, rows[:1])
+    with pytest.raises(TimeoutError, match="1 answers were not scored under the reference within"):
+        ahead.logprobs(Sequences.of(rows[:1]))
+    go.set()
+    ahead.close()
+
+
+class Together:
+    """What two ranks that are threads of one process say to each other."""
+
+    def __init__(self) -> None:
+        self.meeting, self.said = threading.Barrier(2, timeout=10), [None, None]
+
+    def ranks(self, rank: int) -> Ranks:
+        return _OfTwo(rank, 2, torch.device("cpu"), 10.0, self)
+
+
+class _OfTwo(Ranks):
+    def exchange(self, name: str, own: Any) -> list[Any]:
+        together: Together = self.objects
+        together.said[self.rank] = own
+        together.meeting.wait()
+        everyones = list(together.said)
+        together.meeting.wait()
+        return everyones
+
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.copy_(sum(self.exchange("sum", tensor.clone())))
+
+
+@pytest.mark.parametrize("heard", [(range(8), range(8, 16)), (range(16), range(5)), ((), (3, 9)), ((), ())])
+def test_two_ranks_know_what_either_has_heard_of_and_share_out_the_rest(
+    ahead: ReferenceAhead, rows: list[Episode], heard: tuple[Sequence[int], ...]
+) -> None:
+    expected = ahead.logprobs(Sequences.of(rows))
+    one, together = trainer(), Together()
+    assert one.reference is not None
+
+    def of_rank(rank: int) -> tuple[torch.Tensor, float]:
+        ranks = together.ranks(rank)
+        assert one.reference is not None
+        own = ReferenceAhead(one.reference, dataclasses.replace(one.scorer, ranks=ranks))
+        hear(own, [rows[place] for place in heard[rank]])
+        kept = rows_scored_by(Sequences.of(rows, kept=()), ranks)
+        found_N = own.logprobs(Sequences.of(rows, kept))
+        own.close()
+        return found_N, own.share
+
+    with ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(of_rank, range(2)))
+    trained = [len(rows[place].response_ids) for place in {*heard[0], *heard[1]}]
+    for found_N, share in found:
+        assert torch.equal(found_N, expected)
+        assert share == sum(trained) / len(expected)
 
 
 def test_an_update_is_the_same_whether_answers_were_heard_of(rows: list[Episode]) -> None:
@@ -112,7 +208,9 @@ def test_an_update_is_the_same_whether_answers_were_heard_of(rows: list[Episode]
     for heard in (rows, rows[5:], []):
         one = trainer(reference_scores="while_sampling")
         hear(ahead_of(one), heard)
-        shares.append(one.train(0, rows)[SHARE])
+        metrics = one.train(0, rows)
+        shares.append(metrics[SHARE])
+        assert metrics[SECONDS] > 0
         weights.append(one.weights())
         one.close()
     assert shares[0] == 1 > shares[1] > shares[2] == 0
@@ -123,10 +221,15 @@ def test_an_update_is_the_same_whether_answers_were_heard_of(rows: list[Episode]
     assert all((t - weights[0][n]).abs().max() < 1e-5 for n, t in plain.weights().items())
 
 
+def rollout(*gives: Any) -> Any:
+    sampled = SampledAnswers() in gives
+    return SimpleNamespace(gives=gives, needs_engine=sampled, most_answers=lambda problems: 8 * problems)
+
+
 def experiment(**changes: Any) -> Any:
     plain: dict[str, Any] = {
         "task": SimpleNamespace(size=lambda split: 64),
-        "rollout": SimpleNamespace(needs_engine=True, most_answers=lambda problems: 8 * problems),
+        "rollout": rollout(SampledAnswers()),
         "selection": SimpleNamespace(most_kept=lambda answers, problems: answers),
         "engines": SimpleNamespace(policy=SimpleNamespace(sleep=False)),
         "overlap": "none",
@@ -139,10 +242,8 @@ def experiment(**changes: Any) -> Any:
 
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "nothing here needs a reference": ({"objective": MaximumLikelihood(), "measure_kl": False}, {}),
-    "this rollout samples nothing": (
-        {},
-        {"rollout": SimpleNamespace(needs_engine=False, most_answers=lambda problems: problems)},
-    ),
+    "this rollout samples nothing": ({}, {"rollout": rollout()}),
+    "none would be scored ahead": ({}, {"rollout": rollout(SampledAnswers(), Turns())}),
     "dealt out over the ranks": ({"zero_stage": 3}, {}),
     "ranks run each sequence together": ({"sequence_parallel_size": 2}, {}),
     "the policy without its adapters": ({"lora": Lora(rank=4)}, {}),

@@ -37,7 +37,7 @@ METRICS: Mapping[str, tuple[str, ...]] = {
         "spo": "distance first_choice lacking",
         "train": "advantage_abs advantage_mean approx_kl clip_fraction computed_tokens entropy entropy_coef"
         " grad_norm importance importance_capped kl kl_loss learning_rate loss policy_loss ratio"
-        " reference_ahead skipped_by_ratio skipped_steps steps tokens",
+        " reference_ahead reference_seconds skipped_by_ratio skipped_steps steps tokens",
     }.items()
 }
 """By what stands before the slash: the metrics of the package's own parts. Many are recorded by some
@@ -48,6 +48,10 @@ ONLY_WITH: Mapping[str, tuple[Callable[[PolicyIteration], bool], str]] = {
     "critic": (lambda root: CriticValues() in root.credit.gives, "its credit trains no critic"),
     "credit/critic": (lambda root: CriticValues() in root.credit.gives, "its credit asks no critic"),
     "overlap": (lambda root: root.overlap == "one_step", "its overlap is 'none'"),
+    "train/reference": (
+        lambda root: root.trainer.reference_scores == "while_sampling",
+        "its trainer.reference_scores is 'before_training'",
+    ),
     "preference": (lambda root: Pairs() in root.selection.gives, "its selection makes no pairs"),
     "credit/value": (
         lambda root: Continuations() in root.credit.gives,

@@ -27,7 +27,7 @@ from treetune.trainers.preparation.advantages import check_unthreaded
 from treetune.trainers.preparation.stages import preparation, prepare, runs_models
 from treetune.trainers.preparation.tensors import IterationTensors
 from treetune.trainers.ranks import Ranks
-from treetune.trainers.reference_ahead import SHARE, ReferenceAhead
+from treetune.trainers.reference_ahead import ReferenceAhead
 from treetune.trainers.scoring import Scored, Scorer
 from treetune.trainers.sequences_of_rank import Running, sequences_of_rank
 from treetune.trainers.signals import Telling, TellSignals
@@ -183,7 +183,7 @@ class PolicyTrainer:
         tensors = prepare(stages, IterationTensors.of(episodes), sequences, self)
         telling = self._telling(tell, episodes, sequences)
         self._tell_beforehand(telling, tensors)
-        constant = tensors.token_metrics() | ({} if self.ahead is None else {SHARE: self.ahead.share})
+        constant = tensors.token_metrics() | ({} if self.ahead is None else self.ahead.metrics)
         sums: dict[str, float] = defaultdict(float)
         number = skipped = 0
         for epoch in range(self.settings.epochs):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from treetune.contracts import Experiment, Finding
+from treetune.contracts import Experiment, Finding, Turns
 
 if TYPE_CHECKING:
     from treetune.trainers.base import Trainer
@@ -25,6 +25,10 @@ def unfit_reference_scores(trainer: Trainer, experiment: Experiment) -> Iterator
     if not experiment.rollout.needs_engine:
         yield Finding(f"{while_sampling} this rollout samples nothing", KEY, REMEDY)
     for held, why in (
+        (
+            Turns() in experiment.rollout.gives,
+            "an answer's turns are asked for one by one and trained together: none would be scored ahead",
+        ),
         (trainer.deals_weights_out, "the reference is dealt out over the ranks, which run it together"),
         (trainer.sequence_parallel_size > 1, "ranks run each sequence together"),
         (trainer.lora is not None, "the reference is the policy without its adapters"),
