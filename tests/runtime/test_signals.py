@@ -45,7 +45,9 @@ def test_a_signal_ends_a_run_whole_and_the_same_command_continues_it(
         assert code != 0, f"{signal.Signals(number).name} {send.__name__}: exit code 0"
         if number == signal.SIGINT:
             said = running.tail()
-            assert "; the same command continues" in said
+            # Frozen ranks may have the launcher's SIGTERM beside the terminal's SIGINT when they go on.
+            ended = send is to_the_terminal and "ended by SIGTERM in iteration 1" in said
+            assert ended or "; the same command continues" in said
             assert "aiohttp" not in said and "Unclosed" not in said
         if (number, send) == (signal.SIGINT, to_the_rank):
             assert code == 130 and "Traceback" not in said
