@@ -9,10 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from treetune.inference.cores import host_memory
+from treetune.inference.cores import GIB, host_memory
 from treetune.inference.ways import MEMORY
 
-GIB = 2**30
 MIB = 2**20
 USABLE = 0.99
 """Of a GPU's memory: an H100 of 80 GiB reports 79.2 to programs."""

