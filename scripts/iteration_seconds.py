@@ -22,8 +22,6 @@ import contextlib
 import hashlib
 import json
 import multiprocessing
-import os
-import platform
 import shutil
 import sys
 import tempfile
@@ -40,6 +38,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(1, str(ROOT / "src"))
 
 from benchmarks.pairs import in_turns  # noqa: E402
+from benchmarks.report import machine, publish  # noqa: E402
 from benchmarks.setting import (  # noqa: E402
     TAIL_CONTEXT,
     TAIL_MEAN,
@@ -98,8 +97,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             # DeepSpeed is begun once in a process.
             with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
                 measured.append(process.submit(measure, place, options, workspace).result())
-            text = publish(measured, round(time.monotonic() - started), options.output)
-    print(text)
+            # After each kind: one that fails takes none of the others away.
+            about = {**machine(), "seconds": round(time.monotonic() - started), "measured": measured}
+            publish(page(about), about, options.output, "iteration_seconds")
 
 
 def settings(options: argparse.Namespace, workspace: str) -> Iterator[Answers]:
@@ -292,22 +292,6 @@ def _side(turns: Sequence[dict[str, Any]], before: Sequence[dict[str, Any]]) -> 
     }
 
 
-def publish(measured: Sequence[dict[str, Any]], seconds: int, output: Path | None) -> str:
-    """The page of what has been measured so far, written to `output`: a kind that fails takes none away."""
-    report = {
-        "cores": len(os.sched_getaffinity(0)),
-        "processor": _processor(),
-        "seconds": seconds,
-        "measured": measured,
-    }
-    text = page(report)
-    if output is not None:
-        output.mkdir(parents=True, exist_ok=True)
-        (output / "iteration_seconds.md").write_text(text)
-        (output / "iteration_seconds.json").write_text(json.dumps(report, indent=1) + "\n")
-    return text
-
-
 def page(report: dict[str, Any]) -> str:
     """For people, in Markdown."""
     lines = [
@@ -361,11 +345,6 @@ def _object(keys: dict[str, Any]) -> str:
         (json.dumps(key.removesuffix("+")) + "+" * key.endswith("+"), value) for key, value in keys.items()
     ]
     return "{" + ", ".join(f"{key}: {json.dumps(value)}" for key, value in pairs) + "}"
-
-
-def _processor() -> str:
-    names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-    return names[0].partition(":")[2].strip() if names else platform.machine()
 
 
 if __name__ == "__main__":
