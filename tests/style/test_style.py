@@ -79,15 +79,6 @@ def test_no_tracked_file_names(what: str) -> None:
     assert not found, f"{what}:\n" + "\n".join(found)
 
 
-def test_files_hold_one_idea_and_so_are_short() -> None:
-    long = {
-        str(path.relative_to(ROOT)): lines
-        for path in TRACKED
-        if path.suffix == ".py" and (lines := len(path.read_text().splitlines())) > 400
-    }
-    assert not long
-
-
 def test_scripts_and_tests_do_not_import_each_other() -> None:
     """What both need is the package's: treetune.testing."""
     wrong = []
