@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 from annotated_types import Ge, Lt
 
-from treetune.episode_generators.values.over_another import OverAnother
+from treetune.episode_generators.values.over_another import OverAnother, Sums
 from treetune.episode_generators.values.valuation import AlongAnswer, Valuation, ValueEstimator
 
 GAINS = tuple(tenth / 10 for tenth in range(10))
@@ -49,15 +49,16 @@ class Filtered(OverAnother):
     def values(self, valuation: Valuation) -> list[list[AlongAnswer]]:
         found = self.over.values(valuation)
         own = [
-            Misses.sum(
-                [_misses(along, leaf.reward) for along, leaf in zip(of_tree, tree.leaves, strict=True)]
-            )
+            Sums(
+                (_misses(along, leaf.reward) for along, leaf in zip(of_tree, tree.leaves, strict=True)),
+                2 * len(GAINS),
+            ).rounded()
             for of_tree, tree in zip(found, valuation.trees, strict=True)
         ]
         everyones = [one for of_rank in valuation.context.exchange("value-misses", own) for one in of_rank]
-        total = Misses.sum(everyones)
+        total = Sums(everyones, 2 * len(GAINS))
         valuation.metrics |= dict(
-            zip(("credit/filter_behind", "credit/filter_before"), self._gains(total), strict=True)
+            zip(("credit/filter_behind", "credit/filter_before"), self._gains(total.rounded()), strict=True)
         )
         gains = [self._gains(total.without(one)) for one in own]
         return [
@@ -68,34 +69,13 @@ class Filtered(OverAnother):
             for of_tree, tree, of_problem in zip(found, valuation.trees, gains, strict=True)
         ]
 
-    def _gains(self, misses: Misses) -> tuple[float, float]:
+    def _gains(self, misses: Sequence[float]) -> tuple[float, float]:
         """Those that are given, or else those that miss least; the smallest of equals."""
-        behind, before = (GAINS[min(range(len(GAINS)), key=side.__getitem__)] for side in misses)
+        sides = misses[: len(GAINS)], misses[len(GAINS) :]
+        behind, before = (GAINS[min(range(len(GAINS)), key=side.__getitem__)] for side in sides)
         return (
             behind if self.behind is None else self.behind,
             before if self.before is None else self.before,
-        )
-
-
-class Misses(NamedTuple):
-    """Sums of squares for each of `GAINS`: of what is seen from behind less the value before it, and of what
-    is seen from before less the next."""
-
-    behind: tuple[float, ...]
-    before: tuple[float, ...]
-
-    @staticmethod
-    def sum(parts: Sequence[Misses]) -> Misses:
-        """Rounded once, so the same in whatever order."""
-        return Misses(
-            tuple(math.fsum(one.behind[place] for one in parts) for place in range(len(GAINS))),
-            tuple(math.fsum(one.before[place] for one in parts) for place in range(len(GAINS))),
-        )
-
-    def without(self, part: Misses) -> Misses:
-        return Misses(
-            tuple(all - own for all, own in zip(self.behind, part.behind, strict=True)),
-            tuple(all - own for all, own in zip(self.before, part.before, strict=True)),
         )
 
 
@@ -103,7 +83,9 @@ def _looks(along: AlongAnswer, reward: float) -> list[float]:
     return [*(one.value for one in along if one is not None), reward]
 
 
-def _misses(along: AlongAnswer, reward: float) -> Misses:
+def _misses(along: AlongAnswer, reward: float) -> list[float]:
+    """Sums of squares for each of `GAINS`: of what is seen from behind less the value before it, and then of
+    what is seen from before less the next."""
     looks = _looks(along, reward)
     held = [one.held_against for one in along if one is not None]
     behind, before = [], []
@@ -112,7 +94,7 @@ def _misses(along: AlongAnswer, reward: float) -> Misses:
         behind.append(math.fsum((one - look) ** 2 for one, look in zip(after[1:-1], looks)))
         ahead = _from_before(held, gain)
         before.append(math.fsum((one - look) ** 2 for one, look in zip(ahead, looks[1:])))
-    return Misses(tuple(behind), tuple(before))
+    return behind + before
 
 
 def _from_behind(looks: Sequence[float], gain: float) -> list[float]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 from treetune.episode_generators.critic import CriticSettings
 from treetune.episode_generators.values.base import Budget
@@ -31,3 +32,20 @@ class OverAnother(ValueEstimator):
 
     def first_states(self, states: int) -> Sequence[int]:
         return self.over.first_states(states)
+
+
+class Sums:
+    """Sums over problems, column by column, exact until they are read: `without` a problem, nothing of that
+    problem is left. Floats that are added and subtracted again leave its rounding, and where what is learnt
+    from sums is decided by a tie, the rounding of the problem's own samples would decide it."""
+
+    def __init__(self, parts: Iterable[Sequence[float]], columns: int) -> None:
+        everyones = list(parts)
+        self._exact = [sum((Fraction(one[at]) for one in everyones), Fraction()) for at in range(columns)]
+
+    def rounded(self) -> list[float]:
+        return [float(one) for one in self._exact]
+
+    def without(self, part: Sequence[float]) -> list[float]:
+        """Of all but one."""
+        return [float(one - Fraction(own)) for one, own in zip(self._exact, part, strict=True)]
