@@ -354,3 +354,13 @@ def test_steps_can_be_so_many_tokens_or_end_with_an_unsure_one() -> None:
     )
     assert episodes[0].step_ends == (3, 6)
     assert plain(episodes[0].response_ids) == (A, NEXT, A, NEXT, B, EOS)
+
+
+def test_an_estimator_says_whether_it_is_unbiased_or_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"'silent', .*Silent .*doesn't say `unbiased`"):
+
+        @ValueEstimator.register("silent")
+        class Silent(ValueEstimator):
+            pass
+
+    assert "silent" not in ValueEstimator.registered()

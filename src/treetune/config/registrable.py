@@ -21,6 +21,8 @@ class Registrable(Part):
     """
 
     _parts: ClassVar[dict[str, type]]
+    to_declare: ClassVar[tuple[str, ...]] = ()
+    """What every part of the family says of itself; nothing stands in for what it doesn't say."""
     root: ClassVar[str | None] = None
     """What a whole configuration of this family is called, as in ``class Runtime(Registrable, root="an
     experiment")``. None: configurations hold parts of it."""
@@ -33,7 +35,8 @@ class Registrable(Part):
 
     @classmethod
     def register(cls, name: str) -> Callable[[T], T]:
-        """Class decorator: ``@Credit.register("group")``. Raises ValueError for a name that is taken."""
+        """Class decorator: ``@Credit.register("group")``. Raises ValueError for a name that is taken, and
+        TypeError for a part that doesn't say what its family declares."""
 
         def add(part: T) -> T:
             before = cls._parts.get(name)
@@ -42,6 +45,11 @@ class Registrable(Part):
                 raise ValueError(
                     f"{cls.__name__} {name!r} is registered twice: by {_place(before)} and by {_place(part)}"
                 )
+            for declared in cls.to_declare:
+                if not hasattr(part, declared):
+                    raise TypeError(
+                        f"{cls.__name__} {name!r}, {_place(part)}, doesn't say `{declared}`: set it there"
+                    )
             cls._parts[name] = part
             return part
 

@@ -25,6 +25,8 @@ class AtStates(Branching):
     on as they began in one of the ways. The trees are the same in distribution.
     """
 
+    unbiased = True
+
     states: StateRule
     """Where it branches: a rule that looks at nothing behind a state keeps the gradient unbiased."""
     ways: Annotated[tuple[Annotated[int, Gt(1)], ...], MinLen(1)]

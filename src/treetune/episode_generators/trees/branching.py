@@ -22,7 +22,9 @@ class Branching(Registrable):
     """Where a tree branches. It grows in rounds: each branches from answers that are there, and all branches
     are sampled to their ends."""
 
-    unbiased: bool = True
+    to_declare = ("unbiased",)
+
+    unbiased: bool
     """Whether it depends on nothing behind the state that branches. Then branches are fair samples of what
     follows from the state, and weighted by their `reach` they give the expectation of independent answers."""
 

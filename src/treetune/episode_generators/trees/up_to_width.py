@@ -24,6 +24,8 @@ class UpToWidth(Branching):
     others. Who is being written at a state is known there, so that branches are fair samples.
     """
 
+    unbiased = True
+
     states: StateRule
     width: Annotated[int, Gt(1)]
     """Answers of a tree."""

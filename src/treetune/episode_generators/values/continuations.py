@@ -26,6 +26,8 @@ class FreshContinuations(ValueEstimator):
     of it, which they are: they cost nothing. An answer's own reward stays out, so that its values don't
     depend on what it did next. Unbiased with and without."""
 
+    unbiased = True
+
     count_siblings: bool = False
 
     @property

@@ -31,6 +31,8 @@ class Siblings(ValueEstimator):
 
     In a sampled tree (rollout ``tree``) each other branch at a state is one sample."""
 
+    unbiased = True
+
     needs = (
         Need(Answers(2), "it compares each answer with the others to its problem"),
         Need(OneLine(turns=True), "it looks for equal beginnings", THREADS_REMEDY),

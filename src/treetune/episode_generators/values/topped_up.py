@@ -22,6 +22,8 @@ class ToppedUp(ValueEstimator):
     The prompt, whose continuations are the longest, usually costs nothing: the group has gone on from it.
     Unbiased: how many others went through a state says nothing of what they earned behind it."""
 
+    unbiased = True
+
     needs = (Need(Answers(2), "it counts the other answers"),)
 
     def values(self, valuation: Valuation) -> list[list[AlongAnswer]]:

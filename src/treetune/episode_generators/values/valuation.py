@@ -151,7 +151,9 @@ class Valuation:
 class ValueEstimator(Registrable):
     """How values of states are found."""
 
-    unbiased: bool = True
+    to_declare = ("unbiased",)
+
+    unbiased: bool
     """Whether the mean of an estimate over all that could have been sampled is the state's value, and the
     expectation of the gradient so the policy gradient."""
 
