@@ -34,8 +34,9 @@ local data_sets = {
     fragment: (import '../tasks/gsm8k.jsonnet') + (import '../evaluations/GSM8K.jsonnet'),
     iterations: 650,
     dpo_beta: 0.3,
-    // The few answers with more steps earn nothing after them.
-    max_states: { max_states: 26 },
+    // The paper's code gives nothing to what stands behind the 26th state, which biases the gradient of the few longer
+    // answers ('one_step' doesn't).
+    max_states: { max_states: 26, behind_max_states: 'no_advantage' },
   },
   MATH: {
     fragment: (import '../tasks/math.jsonnet') + (import '../evaluations/MATH.jsonnet'),

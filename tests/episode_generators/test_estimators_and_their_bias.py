@@ -21,6 +21,8 @@ from treetune.episode_generators.base import Credit, GenerationContext
 from treetune.episode_generators.credit.gae import Gae, gae
 from treetune.episode_generators.credit.group import Group
 from treetune.episode_generators.credit.monte_carlo import MonteCarlo
+from treetune.episode_generators.credit.outcome import Outcome
+from treetune.episode_generators.credit.rloo import Rloo
 from treetune.episode_generators.values.base import StateRule
 from treetune.episode_generators.values.bisect import Bisect
 from treetune.episode_generators.values.continuations import FreshContinuations
@@ -81,6 +83,7 @@ UNBIASED: list[tuple[MonteCarlo, int]] = [
     (credit(ControlVariate(over=Filtered(behind=0.5, before=0.3))), 1),
     (credit(Filtered(), samples=2), 1),
     (credit(Filtered(over=Siblings()), states=EveryNTokens(tokens=1)), 2),
+    (MonteCarlo(samples=1, values=Filtered(), max_states=2, behind_max_states="one_step"), 1),
 ]
 
 BIASED: list[tuple[MonteCarlo, int, float, float, float]] = [
@@ -146,6 +149,9 @@ class WithCritic(Gae):
 
 OF_CREDIT: list[tuple[Credit, int, float, float]] = [
     # Of one problem; dividing by the standard deviation weighs problems otherwise.
+    (Outcome(), 1, 0.0, 1.0),
+    (Rloo(), 2, 0.0, 1.0),
+    (Group(std=False), 2, 0.5, 1.0),
     (Group(std=True), 2, 0.2929, 1.0),
     (Group(std=True), 3, 0.1547, 1.0),
     (WithCritic(lam=1.0), 1, 0.0, 1.0),
@@ -153,7 +159,23 @@ OF_CREDIT: list[tuple[Credit, int, float, float]] = [
     (WithCritic(lam=0.0), 1, 0.8713, 0.4989),
     (MonteCarlo(samples=1, siblings_count_into_prompt_value=True), 2, 0.0, 1.0),
     (MonteCarlo(samples=1, max_states=2), 1, 0.0766, 0.9971),
+    (MonteCarlo(samples=1, max_states=1), 1, 0.2790, 0.9603),
+    (MonteCarlo(samples=1, max_states=2, behind_max_states="one_step"), 1, 0.0, 1.0),
+    (MonteCarlo(samples=1, max_states=1, behind_max_states="one_step"), 1, 0.0, 1.0),
+    (
+        MonteCarlo(samples=1, max_states=4, behind_max_states="one_step", states=EveryNTokens(tokens=1)),
+        1,
+        0.0,
+        1.0,
+    ),
 ]
+
+
+def test_every_credit_with_advantages_is_held_against_the_exact_gradient() -> None:
+    """That of trees over all trees, in `test_credit_of_trees`."""
+    known = {base for part, *_ in OF_CREDIT for base in type(part).__mro__}
+    of_answers = {one for name, one in Credit.registered().items() if name not in ("none", "tree")}
+    assert of_answers <= known
 
 
 @pytest.mark.parametrize(("part", "group_size", "bias", "cosine"), OF_CREDIT, ids=str)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import pstdev
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le
 
@@ -80,8 +80,13 @@ class MonteCarlo(Credit):
     They are never trained on. The gradient is unbiased where a boundary depends on what comes before it
     only; what a task's steps and its end token's place make of that, `Task.answer_boundaries` says.
 
-    `max_states` bounds the estimated states of an answer, its prompt included: later ones are
-    worth the reward that was observed, which gives the steps between them no advantage.
+    `max_states` bounds the estimated states of an answer, its prompt included. What stands behind them,
+    `behind_max_states` says: with ``one_step``, the tail is one step, which earns the observed reward less
+    the last value, and the gradient stays unbiased. With ``no_advantage``, states behind them are worth the
+    reward that was observed, so that nothing behind the first of them is trained (VinePPO's published code):
+    **biased** by all that the policy could learn there. On the tests' language, three steps long, the
+    gradient is off by 8 % of its length with two states and by 28 % with one, and where late steps decide by
+    more.
 
     `siblings_count_into_prompt_value` adds the rewards of the other answers to the prompt's
     continuations. An answer's own reward stays out, so the estimate is independent of the answer
@@ -106,6 +111,8 @@ class MonteCarlo(Credit):
     values: ValueEstimator = field(default_factory=FreshContinuations)
     """How they are found."""
     max_states: Annotated[int, Gt(0)] | None = None
+    behind_max_states: Literal["no_advantage", "one_step"] = "no_advantage"
+    """What the steps behind the last estimated state earn."""
     siblings_count_into_prompt_value: bool = False
     temperature: Annotated[float, Ge(0)] | None = None
     top_p: Annotated[float, Gt(0), Le(1)] | None = None
@@ -213,9 +220,10 @@ class MonteCarlo(Credit):
         baselines = [None if one is None else one.held_against for one in along]
         errors = [math.inf if one is None else math.sqrt(one.variance) for one in along]
         beyond = len(self.states.step_starts(answer)) - len(values)
-        values += [answer.reward] * beyond
-        baselines += [answer.reward] * beyond
-        errors += [0.0] * beyond
+        as_observed = self.behind_max_states == "no_advantage"
+        values += [answer.reward if as_observed else None] * beyond
+        baselines += [answer.reward if as_observed else None] * beyond
+        errors += [0.0 if as_observed else math.inf] * beyond
         advantages = step_advantages(values, answer.reward, baselines)
         # Of steps that are credited as one, each shows the value before the first.
         shown: list[float] = []
