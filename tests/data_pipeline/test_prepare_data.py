@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 import treetune
+from treetune.data_pipeline.rules.words import word_list
 from treetune.main import main
 from treetune.tasks.domain_rows import read_domain_rows, write_parquet
 
@@ -196,6 +198,92 @@ def test_contamination_can_only_be_reported(work: Work) -> None:
     assert work.run(rules=[rule]) == 0
     assert list(work.rule("contamination")["matching_rows"]) == ["4"]
     assert len(work.rows()) == 20
+
+
+HANZI = "甲乙丙丁数列函图形面积体长宽高求证明已知若则设点线角圆直三四五六七八九十百千万元米时速"
+THAI = "กขคงจฉชซดตถทนบปผฝพฟภมยรลวสหอฮ"
+
+
+def planted(kind: str, number: int) -> tuple[str, str]:
+    """A problem and a row that is a copy of it, changed as `kind` says."""
+    drawn = random.Random(number)
+    if kind in ("chinese", "thai"):
+        problem = "".join(drawn.choices(HANZI if kind == "chinese" else THAI, k=60))
+        return problem, f"请回答。{problem}谢谢！"
+    words = drawn.choices(WORDS, k=30 + number)
+    problem = " ".join(words)
+    match kind:
+        case "fullwidth":
+            copy = "".join(chr(ord(letter) + 0xFEE0) if letter != " " else letter for letter in problem)
+        case "zero width":
+            copy = "\u200b".join(problem)
+        case "soft hyphen":
+            copy = " ".join(word[0] + "\u00ad" + word[1:] for word in words)
+        case "every tenth word":
+            changed = ["other" if place % 10 == number else word for place, word in enumerate(words)]
+            copy = " ".join(changed)
+        case _:
+            copy = problem
+    return problem, f"Answer me: {copy.upper()}?"
+
+
+KINDS = ("plain", "fullwidth", "zero width", "soft hyphen", "chinese", "thai", "every tenth word")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_copied_test_problem_is_found_however_it_is_written_and_no_clean_row_goes(
+    kind: str, work: Work
+) -> None:
+    pairs = [planted(kind, number) for number in range(10)]
+    clean = [planted(kind, number)[1] for number in range(100, 140)]
+    work.write("test.jsonl", [{"problem": problem} for problem, _ in pairs])
+    rows = [{"question": text, "answer": 1} for text in [*(copy for _, copy in pairs), *clean]]
+    work.write("rows.jsonl", rows)
+    source = {"type": "files", "test": str(work.folder / "test.jsonl")}
+    settings = {"extra_info": {}, "prompt": "{{ question }}"}
+    rule = {"type": "contamination", "against": [{"name": "t", "source": source}]}
+    if kind == "every tenth word":
+        rule["overlap"] = 0.5
+    assert work.run(rules=[rule], **settings) == 0
+    assert [int(one["place"].rpartition(":")[2]) for one in work.dropped] == list(range(1, 11))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_near_duplicate_is_found_however_it_is_written_and_no_clean_row_goes(kind: str, work: Work) -> None:
+    pairs = [planted(kind, number) for number in range(10)]
+    texts = [problem for problem, _ in pairs] + [planted(kind, number)[1] for number in range(100, 140)]
+    texts += [copy for _, copy in pairs]
+    work.write("rows.jsonl", [{"question": text, "answer": 1} for text in texts])
+    rule = {"type": "near_duplicates", "similarity": 0.7}
+    if kind == "every tenth word":
+        rule = {"type": "near_duplicates", "ngram": 2, "similarity": 0.6}
+    assert work.run(rules=[rule], extra_info={}, instruction="") == 0
+    assert [int(one["place"].rpartition(":")[2]) for one in work.dropped] == list(range(51, 61))
+
+
+def test_powers_and_fractions_are_no_other_numbers() -> None:
+    assert word_list("10²") == word_list("10^2") != word_list("102")
+    assert word_list("3½") == word_list("3 1/2") != word_list("31/2")
+
+
+def test_a_variant_of_a_test_problem_with_other_numbers_stays(work: Work) -> None:
+    problem = "A train drives 40 kilometres an hour for 3 hours. How far does it come?"
+    variant = "A bus drives 50 kilometres an hour for 2 hours. How far does it come?"
+    work.write("test.jsonl", [{"problem": problem}])
+    work.write("rows.jsonl", [{"question": text, "answer": 1} for text in (problem, variant)])
+    source = {"type": "files", "test": str(work.folder / "test.jsonl")}
+    rule = {"type": "contamination", "against": [{"name": "t", "source": source}], "overlap": 0.5}
+    assert work.run(rules=[rule], extra_info={}) == 0
+    assert [one["place"].rpartition(":")[2] for one in work.dropped] == ["1"]
+
+
+def test_test_problems_too_short_to_be_matched_are_counted(work: Work) -> None:
+    short = ["What is 2 + 3?", "", "求x的值", "已知三角形的面积是十平方米求它的高"]
+    work.write("test.jsonl", [{"problem": text} for text in [*short, " ".join(WORDS)]])
+    source = {"type": "files", "test": str(work.folder / "test.jsonl")}
+    assert work.run(rules=[{"type": "contamination", "against": [{"name": "t", "source": source}]}]) == 0
+    assert work.rule("contamination")["test_problems"] == {"t": 5}
+    assert work.rule("contamination")["too_short"] == {"t": 3}
 
 
 def test_reference_solutions_that_fail_their_grader_go(work: Work) -> None:

@@ -24,8 +24,8 @@ from treetune.tasks.sources import Source
 
 _SOURCE = re.compile(r"[a-z][a-z0-9_]*?__\S+")
 
-VERSION = 1
-"""Of how rows are made: another one makes all of them anew."""
+VERSION = 2
+"""Of how rows are made and judged: another one makes all of them anew."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from annotated_types import Ge, MinLen
+from annotated_types import Ge, Gt, Le, MinLen
 
 from treetune.data_pipeline.rules.base import Rows, Rule, RuleContext, Verdict
-from treetune.data_pipeline.rules.words import word_list
+from treetune.data_pipeline.rules.words import hashed, length_of, runs, word_list
 from treetune.data_pipeline.templates import NoValue, check_text, text_of
 from treetune.tasks.base import Split
 from treetune.tasks.domain_rows import prompt_text
@@ -44,12 +43,24 @@ class TestSet:
                 raise ValueError(f"the test set {self.name!r}, {place}: {error}") from error
 
 
+OVERLAP_RUN = 4
+"""Words of the runs that `overlap` counts: six of ten remain where every tenth word is changed."""
+
+
 @Rule.register("contamination")
 @dataclass(frozen=True, kw_only=True)
 class Contamination(Rule):
     """Drops a row of the train split that has a run of `ngram` words in common with a problem of one of the
-    sets in `against`, capitals and punctuation aside. A test problem with fewer words is looked for whole,
-    if it has `shortest` of them. What matched is written down for each row.
+    sets in `against`. Capitals, punctuation, fullwidth letters and characters of no width make no difference;
+    in scripts without spaces between words, two characters count as a word. What matched is written down for
+    each row.
+
+    With `overlap`, a row also goes that has this share of a problem's runs of four words: 0.5 finds copies
+    with every tenth word changed, and takes long variants of a problem with other numbers for copies.
+
+    A test problem with fewer words than `ngram` is looked for whole, if it has `shortest` of them; shorter
+    ones can't be told from chance, and the summary counts them as ``too_short``. `overlap` is for problems
+    of about `ngram` words or more.
 
     With `action` ``report``, rows stay and the summary lists them.
     """
@@ -57,6 +68,7 @@ class Contamination(Rule):
     against: Annotated[tuple[TestSet, ...], MinLen(1)]
     ngram: Annotated[int, Ge(2)] = 13
     """Words of a run that two texts don't share by chance."""
+    overlap: Annotated[float, Gt(0), Le(1)] | None = None
     shortest: Annotated[int, Ge(1)] = 8
     action: Literal["drop", "report"] = "drop"
     name: str | None = None
@@ -73,8 +85,7 @@ class Contamination(Rule):
         ]
 
     def judge(self, rows: Rows, context: RuleContext) -> Verdict:
-        runs, problems = self._runs()
-        lengths = sorted({length for length, _ in runs.values()}, reverse=True)
+        problems = _Problems(self)
         matches: Counter[str] = Counter()
         found = {}
         for done, one in enumerate(rows):
@@ -82,48 +93,69 @@ class Contamination(Rule):
                 context.progress(done, len(rows))
             if one.split != "train":
                 continue
-            words = word_list(prompt_text(one.row))
-            match = next(
-                (
-                    (runs[key][1], run)
-                    for length in lengths
-                    for key, run in _hashed(words, length)
-                    if key in runs
-                ),
-                None,
-            )
-            if match is not None:
-                (name, place), run = match
+            if match := problems.match(word_list(prompt_text(one.row)), self.overlap):
+                name, place, what = match
                 matches[name] += 1
-                found[one.number] = f"{name} ({place}): {run}"
-        told = {"test_problems": problems, "matches": dict(matches.most_common())}
+                found[one.number] = f"{name} ({place}): {what}"
+        told = {
+            "test_problems": problems.counts,
+            "too_short": problems.too_short,
+            "matches": dict(matches.most_common()),
+        }
         if self.action == "report":
             return Verdict({}, {**told, "matching_rows": {str(number): why for number, why in found.items()}})
         return Verdict(found, told)
 
-    def _runs(self) -> tuple[dict[bytes, tuple[int, tuple[str, str]]], dict[str, int]]:
-        """All runs of all test problems, with their length and the first problem that has them; and how many
-        problems each set has."""
-        runs: dict[bytes, tuple[int, tuple[str, str]]] = {}
-        problems: dict[str, int] = {}
-        for chosen in self.against:
-            count = 0
+
+class _Problems:
+    """The test problems by the runs of words that they have."""
+
+    def __init__(self, rule: Contamination) -> None:
+        self.counts: dict[str, int] = {}
+        self.too_short: dict[str, int] = {}
+        self._long: dict[int, tuple[str, str]] = {}  # a long run's hash: the first problem that has it
+        self._lengths: set[float] = set()
+        self._short: defaultdict[int, list[int]] = defaultdict(list)  # a short run's hash: all that have it
+        self._sizes: list[tuple[str, str, int]] = []  # set, place and how many short runs, by number
+        for chosen in rule.against:
+            count = too_short = 0
             for place, text in chosen.texts():
                 count += 1
                 words = word_list(text)
-                length = min(self.ngram, len(words))
-                if length < min(self.shortest, self.ngram):
+                length = min(rule.ngram, length_of(words))
+                if length < min(rule.shortest, rule.ngram):
+                    too_short += 1
                     continue
-                for key, _ in _hashed(words, length):
-                    runs.setdefault(key, (length, (chosen.name, place)))
+                self._lengths.add(length)
+                for run in runs(words, length):
+                    self._long.setdefault(hashed(run, 12), (chosen.name, place))
+                short = {hashed(run, 12) for run in runs(words, OVERLAP_RUN)}
+                # Fewer: a repetitive text, such as a table of zeros.
+                if len(short) > rule.ngram - OVERLAP_RUN:
+                    for key in short:
+                        self._short[key].append(len(self._sizes))
+                    self._sizes.append((chosen.name, place, len(short)))
             if not count:
                 raise ValueError(f"the test set {chosen.name!r} is empty")
-            problems[chosen.name] = count
-        return runs, problems
+            self.counts[chosen.name] = count
+            if too_short:
+                self.too_short[chosen.name] = too_short
 
-
-def _hashed(words: Sequence[str], length: int) -> Iterator[tuple[bytes, str]]:
-    """Each run of so many words, and its hash."""
-    for start in range(len(words) - length + 1):
-        run = " ".join(words[start : start + length])
-        yield hashlib.blake2b(run.encode(errors="surrogatepass"), digest_size=12).digest(), run
+    def match(self, words: Sequence[str], overlap: float | None) -> tuple[str, str, str] | None:
+        """Returns the set, the place and what is common of a problem that a row has."""
+        for length in sorted(self._lengths, reverse=True):
+            for run in runs(words, length):
+                if known := self._long.get(hashed(run, 12)):
+                    return (*known, run)
+        if overlap is None:
+            return None
+        common: Mapping[int, int] = Counter(
+            number
+            for key in {hashed(run, 12) for run in runs(words, OVERLAP_RUN)}
+            for number in self._short.get(key, ())
+        )
+        best = max(common, key=lambda number: common[number] / self._sizes[number][2], default=None)
+        if best is None or (share := common[best] / self._sizes[best][2]) < overlap:
+            return None
+        name, place, _ = self._sizes[best]
+        return name, place, f"{share:.0%} of its runs of {OVERLAP_RUN} words"

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import Ge, Gt, Le
 
 from treetune.data_pipeline.rules.base import Rows, Rule, RuleContext, Verdict
-from treetune.data_pipeline.rules.words import word_list
+from treetune.data_pipeline.rules.words import hashed, runs, word_list
 from treetune.tasks.domain_rows import DATA_SOURCE, GROUND_TRUTH, REWARD_MODEL, prompt_text
 
 if TYPE_CHECKING:
@@ -32,13 +30,13 @@ class ExactDuplicates(Rule):
     name: str | None = None
 
     def judge(self, rows: Rows, context: RuleContext) -> Verdict:
-        first: dict[bytes, tuple[str, str]] = {}
+        first: dict[int, tuple[str, str]] = {}
         found = {}
         contradicting = 0
         for one in rows:
             text = prompt_text(one.row)
             words = " ".join(word_list(text) if self.loose else text.split())
-            key = hashlib.blake2b(words.encode(errors="surrogatepass"), digest_size=16).digest()
+            key = hashed(words, 16)
             gold = one.row[REWARD_MODEL][GROUND_TRUTH]
             place, other = first.setdefault(key, (one.place, gold))
             if place != one.place:
@@ -52,7 +50,11 @@ class ExactDuplicates(Rule):
 @dataclass(frozen=True, kw_only=True)
 class NearDuplicates(Rule):
     """Drops a row whose prompt has nearly the same words as one before it that stays: the sets of their runs
-    of `ngram` words have a Jaccard similarity of `similarity` or more.
+    of `ngram` words have a Jaccard similarity of `similarity` or more. In scripts without spaces between
+    words, two characters count as a word.
+
+    The default leaves variants of a template with other numbers. A copy with every tenth word changed is
+    found with ``ngram: 2, similarity: 0.6``, which drops such variants as well.
 
     MinHash with locality-sensitive hashing finds the candidates, and misses fewer than one in a thousand;
     each is then compared as it is, so nothing goes by chance. More `permutations` compare fewer. With
@@ -79,12 +81,13 @@ class NearDuplicates(Rule):
         for done, one in enumerate(rows):
             if done % 64 == 0:
                 context.progress(done, len(rows))
-            runs = np.unique(np.fromiter(_runs(prompt_text(one.row), self.ngram), np.uint32))
+            words = word_list(prompt_text(one.row))
+            own = np.unique(np.fromiter((hashed(run, 4) for run in runs(words, self.ngram)), np.uint32))
             sketch = empty.copy()
-            sketch.update_batch(runs.tolist())
+            sketch.update_batch(own.tolist())
             best = max(
                 (
-                    (_jaccard(runs, other), -number)
+                    (_jaccard(own, other), -number)
                     for number in index.query(sketch)
                     for _, source, other in [kept[number]]
                     if not self.within_source or source == one.row[DATA_SOURCE]
@@ -95,7 +98,7 @@ class NearDuplicates(Rule):
                 found[one.number] = f"{best[0]:.2f} alike {kept[-best[1]][0]}"
                 continue
             index.insert(one.number, sketch)
-            kept[one.number] = one.place, one.row[DATA_SOURCE], runs
+            kept[one.number] = one.place, one.row[DATA_SOURCE], own
         return Verdict(found)
 
 
@@ -111,16 +114,6 @@ def bands_for(similarity: float, permutations: int) -> tuple[int, int]:
         default=1,
     )
     return permutations // rows, rows
-
-
-def _runs(text: str, ngram: int) -> Iterator[int]:
-    """The runs of a text's words as numbers of 32 bits."""
-    words = word_list(text)
-    for start in range(max(1, len(words) - ngram + 1)):
-        run = " ".join(words[start : start + ngram])
-        yield int.from_bytes(
-            hashlib.blake2b(run.encode(errors="surrogatepass"), digest_size=4).digest(), "big"
-        )
 
 
 def _jaccard(runs: np.ndarray, other: np.ndarray) -> float:
