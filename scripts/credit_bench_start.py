@@ -27,9 +27,9 @@ from treetune.episode_generators.base import GenerationContext
 from treetune.files import write_json
 from treetune.inference.base import SamplingParams
 from treetune.inference.journal import JournaledEngine
+from treetune.inference.settings import InProcessSettings
 from treetune.runtime.base import PolicyIteration, Runtime
 from treetune.testing.chains import InlineGrades
-from treetune.testing.model_engine import ModelEngine
 from treetune.tree import answers_of
 
 STARTS = {"wandering": "wandering", "fork": "fork", "late": "fork", "slips": "slips", "repair": "repair"}
@@ -53,7 +53,9 @@ def bench(variant: str, policy: Path, problems: int, work: Path) -> dict[str, An
     assert isinstance(analyzer, CreditBench)
     codec = codec_of(AutoTokenizer.from_pretrained(policy))
     model = AutoModelForCausalLM.from_pretrained(policy).eval()
-    engine = ModelEngine(PolicySteps(model, 1.0), codec.end_ids)
+    engine = InProcessSettings().start(
+        policy, work, seed=1, context_length=config.context_length, end_ids=codec.end_ids
+    )
     context = GenerationContext(
         task=config.task,
         engine=JournaledEngine(engine, work / f"{variant}.jsonl"),

@@ -5,7 +5,7 @@
 The small experiment with ``overlap: 'one_step'`` is run once undisturbed and once with blows: `kill -9` of
 its process, at an instant drawn from the seconds after it has gone on with its work. The same run is then
 started again, until all blows have fallen and it ends. So that a dozen starts take seconds, processes are
-forked off this one, and sample by themselves in place of a server (`treetune.testing.inline_engine`): the
+forked off this one, and sample by themselves in place of a server (`treetune.inference.in_process`): the
 loop, journals, files and training are the real ones. `scripts/fault_matrix.py --overlap` kills launchers,
 ranks and servers.
 """

@@ -4,7 +4,7 @@
     python scripts/viewer_watched.py [--kills 3] [--seed 1] [--output docs/results/viewer_watched.md]
 
 The small experiment (VinePPO, an evaluation after each iteration) is carried out by a real run, which samples
-by itself in place of a server (`treetune.testing.inline_engine`), and is killed with `kill -9` at random
+by itself in place of a server (`treetune.inference.in_process`), and is killed with `kill -9` at random
 instants. Two windows of Chromium show its curves and its answers meanwhile and are read every second: every
 number of each reading is held against the records that lie there when the run has come to its end, for the
 iteration that the page gave it for. What was marked in the windows at the start must be there to the end: a

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le
 
@@ -385,6 +385,60 @@ class VllmSettings(EngineSettings):
             is_trained=False,
         )
         return servers_of(launch, model_directory, log, rendezvous if world_size > 1 else None)
+
+
+@EngineSettings.register("in_process")
+@dataclass(frozen=True, kw_only=True)
+class InProcessSettings(EngineSettings):
+    """Samples in the run's own process, with PyTorch and a cache of keys and values: no server to start. For
+    models of at most some millions of weights, and for trials. Every rank has an engine of its own.
+
+    With one thread (OMP_NUM_THREADS=1), the same seeds give the same tokens and log-probs to the last bit,
+    whatever else is sampled. The model's attention must be causal over all tokens: no sliding windows.
+    """
+
+    rows: Annotated[int, Gt(0)] = 512
+    """Samples that are worked on at once."""
+    canary_tolerance: Annotated[float, Ge(0)] | None = None
+    """Largest mean difference between log-probs of engine and trainer after a sync; null is 1e-4."""
+
+    def check(self, experiment: Experiment) -> Iterable[Finding]:
+        if _sends_adapters(experiment):
+            yield Finding(
+                "the engine in_process takes whole weights, and trainer.lora.send is 'adapters'",
+                (),
+                "set trainer.lora.send to 'merged'",
+            )
+
+    def tolerance(self, device: str) -> Tolerance:
+        mean = 1e-4 if self.canary_tolerance is None else self.canary_tolerance
+        return Tolerance(mean, mean if device == "cpu" else 100 * mean)
+
+    def start(
+        self,
+        model_directory: Path,
+        log_directory: Path,
+        *,
+        context_length: int,
+        device: str = "cpu",
+        end_ids: Sequence[int] = (),
+        **rest: Any,
+    ) -> Engine:
+        from treetune.inference.in_process import InProcessEngine
+
+        return InProcessEngine(
+            model_directory,
+            rows=self.rows,
+            tolerance=self.tolerance(device),
+            context_length=context_length,
+            device=device,
+            end_ids=end_ids,
+        )
+
+    def serve(self, model_directory: Path, log: Path, **rest: Any) -> Any:
+        raise ValueError(
+            "engines.judge.server is 'in_process', and a judge is asked over HTTP: set it to 'vllm'"
+        )
 
 
 def _sends_adapters(experiment: Experiment) -> bool:

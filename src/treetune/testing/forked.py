@@ -65,14 +65,14 @@ class Forked:
         from treetune.config.explain import Explanation
         from treetune.config.jsonnet import load
         from treetune.inference.served_models import Engines
+        from treetune.inference.settings import InProcessSettings
         from treetune.runtime.commands import run_iteration_loop
-        from treetune.testing.inline_engine import InlineSettings
 
         place = f"{{ directory: '{self.experiment.base}' }}"
         loaded = load([str(CONFIG)], [*self.overrides, place], environment_keys=())
         config = build(Runtime, loaded.data, Explanation(loaded))
         assert isinstance(config, PolicyIteration)
-        run_iteration_loop(replace(config, engines=Engines(policy=InlineSettings())), loaded.data)
+        run_iteration_loop(replace(config, engines=Engines(policy=InProcessSettings())), loaded.data)
 
 
 def until(condition: Callable[[], bool], process: int) -> int | None:

@@ -1,0 +1,386 @@
+"""An engine without a server: each rank samples in its own process, with PyTorch."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, wait
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from treetune.inference.base import (
+    Canary,
+    Chunk,
+    Completion,
+    Engine,
+    EngineError,
+    Later,
+    OnResult,
+    Request,
+    SamplingParams,
+    SyncReport,
+)
+from treetune.inference.gaps import Probe, Tolerance, judge
+from treetune.vocabulary import TokenIds
+
+FEWEST_ROWS = 8
+"""Rows of the smallest batch. A product of one to three rows is computed by other code, with other last bits;
+from four rows on, a row's result doesn't depend on how many there are (measured on a CPU, one thread)."""
+BLOCK = 32
+"""Prompts and caches are padded to a multiple of it: a prompt's own length decides how it is computed."""
+PREFILL_ROWS = 64
+"""Prompts of one forward pass."""
+
+
+@dataclass(eq=False)
+class _Sample:
+    """A sample on its way: whose it is, its tokens so far, and the numbers in [0, 1) that choose them."""
+
+    index: int
+    number: int
+    request: Request
+    chances: np.ndarray
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish_reason: str = ""
+
+    @property
+    def next_input(self) -> int:
+        return self.ids[-1] if self.ids else int(self.request.prompt_ids[-1])
+
+    @property
+    def position(self) -> int:
+        """Of the token that goes in next."""
+        return len(self.request.prompt_ids) + len(self.ids) - 1
+
+
+class InProcessEngine(Engine):
+    """See `Engine`. Samples are rows of one batch; a row whose sample has ended is given to the next one."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        rows: int,
+        tolerance: Tolerance,
+        context_length: int,
+        device: str,
+        end_ids: Sequence[int],
+    ) -> None:
+        self.version = 0
+        self.tokens = 0
+        self._rows, self._tolerance = rows, tolerance
+        self._context_length, self._device = context_length, device
+        self._end_ids = frozenset(end_ids)
+        self._closed = False
+        self._rate = 0.0
+        self._probes: list[Probe] = []
+        self._read(folder)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self._rate
+
+    def wait_ready(self) -> None:
+        """The weights were read when it was made."""
+
+    def generate(
+        self, requests: Sequence[Request | Later], on_result: OnResult | None = None
+    ) -> list[list[Completion]]:
+        started, before = time.monotonic(), self.tokens
+        results: list[list[Completion | None]] = []
+        waiting: dict[int, deque[_Sample]] = {}
+        promised: list[Later] = []
+
+        def ask(more: Sequence[Request | Later]) -> None:
+            promised.extend(one for one in more if isinstance(one, Later))
+            added: dict[int, list[_Sample]] = {}
+            for request in more:
+                if isinstance(request, Request):
+                    self._check(len(results), request)
+                    added.setdefault(request.priority, []).extend(self._samples(len(results), request))
+                    results.append([None] * request.n)
+            for priority, samples in added.items():  # before what still waits of their priority
+                waiting.setdefault(priority, deque()).extendleft(reversed(samples))
+
+        batch = _Batch(self._model, self._device)
+        ask(requests)
+        while batch.samples or promised or any(waiting.values()):
+            if self._closed:
+                raise EngineError("the engine was closed while it sampled")
+            if promised and not batch.samples and not any(waiting.values()):
+                wait([one.ready for one in promised], return_when=FIRST_COMPLETED)
+            for later in [one for one in promised if one.ready.done()]:
+                promised.remove(later)
+                ask(later.requests())
+            free = self._rows - len(batch.samples)
+            in_order = (queue for _, queue in sorted(waiting.items()))
+            batch.admit(
+                [queue.popleft() for queue in in_order for _ in range(len(queue)) if (free := free - 1) >= 0]
+            )
+            if not batch.samples:
+                continue
+            for sample in self._step(batch):
+                completions = results[sample.index]
+                completions[sample.number] = self._completion(sample, time.monotonic() - started)
+                self.tokens += len(sample.ids)
+                if None not in completions and on_result is not None:
+                    ask(on_result(sample.index, completions) or ())  # type: ignore[arg-type]
+        self._rate = (self.tokens - before) / max(time.monotonic() - started, 1e-9)
+        return results  # type: ignore[return-value]
+
+    def load(
+        self,
+        directory: Path,
+        version: int,
+        canary: Canary | None = None,
+        chunks: Iterable[Chunk] | None = None,
+    ) -> SyncReport:
+        started = time.monotonic()
+        for _ in chunks or ():  # the folder is whole when all of them have been made
+            pass
+        self._read(directory)
+        self.version = version
+        if canary is None:
+            return SyncReport(time.monotonic() - started, math.nan)
+        probes = self._probe(canary)
+        gap = judge(probes, self._probes, canary.tolerance or self._tolerance)
+        if gap.problem:
+            raise EngineError(f"the weights in {directory} were read, and {gap.problem}")
+        self._probes = probes
+        return SyncReport(time.monotonic() - started, gap.largest, gap.mean)
+
+    def asleep(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def close(self) -> None:
+        self._closed = True
+
+    def _read(self, folder: Path) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        self._folder = folder
+        self._tokenizer: Any = None
+        self._model = (
+            AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().to(self._device)
+        )
+
+    def _check(self, index: int, request: Request) -> None:
+        length, most = len(request.prompt_ids), request.sampling.max_tokens
+        if not length:
+            raise ValueError(f"request {index} has an empty prompt")
+        if length + most > self._context_length:
+            raise ValueError(
+                f"request {index}: a prompt of {length} tokens and max_tokens = {most} need {length + most}"
+                f" tokens, and the engine's context_length is {self._context_length}"
+            )
+
+    def _samples(self, index: int, request: Request) -> Iterator[_Sample]:
+        for number in range(request.n):
+            chances = np.random.default_rng(request.seed + number).random(request.sampling.max_tokens)
+            yield _Sample(index, number, request, chances)
+
+    def _step(self, batch: _Batch) -> list[_Sample]:
+        """Gives every sample of the batch one more token. Returns those that end, which leave the batch."""
+        rows = list(batch.samples)
+        tokens, logprobs = draw(batch.next_logits()[rows], list(batch.samples.values()))
+        ended = []
+        for row, token, logprob in zip(rows, tokens, logprobs, strict=True):
+            sample = batch.samples[row]
+            sample.ids.append(token)
+            sample.logprobs.append(logprob)
+            sampling = sample.request.sampling
+            if token in self._end_ids or token in sampling.stop_ids or self._has_stop(sample):
+                sample.finish_reason = "stop"
+            elif len(sample.ids) == sampling.max_tokens:
+                sample.finish_reason = "length"
+            if sample.finish_reason:
+                ended.append(batch.samples.pop(row))
+        return ended
+
+    def _has_stop(self, sample: _Sample) -> bool:
+        if not sample.request.sampling.stop:
+            return False
+        if self._tokenizer is None:
+            from transformers import AutoTokenizer
+
+            self._tokenizer = AutoTokenizer.from_pretrained(self._folder)
+        text = self._tokenizer.decode(sample.ids, skip_special_tokens=True)
+        return any(stop in text for stop in sample.request.sampling.stop)
+
+    def _completion(self, sample: _Sample, seconds: float) -> Completion:
+        logprobs = np.array(sample.logprobs) if sample.request.reads_logprobs else None
+        reason: Any = sample.finish_reason
+        return Completion(np.array(sample.ids), logprobs, reason, self.version, seconds)
+
+    def _probe(self, canary: Canary) -> list[Probe]:
+        requests = []
+        for prompt_ids in canary.prompts:
+            most = min(canary.max_tokens, self._context_length - len(prompt_ids))
+            sampling = SamplingParams(max_tokens=most, temperature=canary.temperature)
+            requests.append(Request(prompt_ids, canary.seed, 1, sampling))
+        before = self.tokens
+        sampled = [completions[0] for completions in self.generate(requests)]
+        self.tokens = before
+        pairs: list[tuple[TokenIds, TokenIds]] = [
+            (request.prompt_ids, one.token_ids) for request, one in zip(requests, sampled, strict=True)
+        ]
+        scores = canary.score(pairs)
+        return [
+            Probe(prompt_ids, ids, one.logprobs.tolist() if one.logprobs is not None else [], row)
+            for (prompt_ids, ids), one, row in zip(pairs, sampled, scores, strict=True)
+        ]
+
+
+class _Cache:
+    """Keys and values by layer, as a model's attention asks for them.
+
+    `positions` None takes a whole prompt as it is; otherwise each row's one token goes to its position. The
+    tensors have the shape [rows, heads, tokens, dimension].
+    """
+
+    is_compileable = False
+
+    def __init__(self) -> None:
+        self.layers: dict[int, tuple[Any, Any]] = {}
+        self.positions: Any = None
+        self.used = 0
+        """Tokens of the longest row, padded."""
+
+    def update(self, keys: Any, values: Any, layer: int, *rest: Any, **named: Any) -> tuple[Any, Any]:
+        if self.positions is None:
+            self.layers[layer] = keys, values
+            return keys, values
+        rows = range(len(self.positions))
+        for whole, new in zip(self.layers[layer], (keys, values), strict=True):
+            whole[rows, :, self.positions] = new[:, :, 0]
+        known_keys, known_values = self.layers[layer]
+        return known_keys[:, :, : self.used], known_values[:, :, : self.used]
+
+
+class _Batch:
+    """Samples by the row in which they are computed, and the cache of all rows."""
+
+    def __init__(self, model: Any, device: str) -> None:
+        self.samples: dict[int, _Sample] = {}
+        self._model, self._device = model, device
+        self._cache = _Cache()
+        self._height = self._width = 0
+
+    def admit(self, samples: Sequence[_Sample]) -> None:
+        """Puts samples into free rows, with the keys and values of their prompts but the last token."""
+        if not samples and 2 * max(len(self.samples), FEWEST_ROWS) > self._height:
+            return
+        prompts = {one.request.prompt_ids.tobytes(): one.request.prompt_ids for one in samples}
+        computed = dict(self._prefill(prompts))
+        everybody = [*self.samples.values(), *samples]
+        width = max([_padded(len(s.request.prompt_ids) + s.request.sampling.max_tokens) for s in everybody])
+        kept = list(self.samples)
+        if len(everybody) > self._height or width > self._width or 2 * len(everybody) <= self._height:
+            # Rows are laid anew: more of them, longer ones, or half of them at most.
+            self._height, self._width = max(FEWEST_ROWS, len(everybody)), width
+            for layer, both in next(iter(computed.values()), self._cache.layers).items():
+                old = self._cache.layers.get(layer)
+                laid = []
+                for place, like in enumerate(both):
+                    new = like.new_zeros((self._height, like.shape[-3], width, like.shape[-1]))
+                    if old is not None and kept:
+                        shared = min(width, old[place].shape[2])
+                        new[: len(kept), :, :shared] = old[place][kept, :, :shared]
+                    laid.append(new)
+                self._cache.layers[layer] = laid[0], laid[1]
+            self.samples = dict(enumerate(self.samples.values()))
+        free = (row for row in range(self._height) if row not in self.samples)
+        for row, sample in list(zip(free, samples, strict=False)):
+            for layer, both in computed[sample.request.prompt_ids.tobytes()].items():
+                for whole, part in zip(self._cache.layers[layer], both, strict=True):
+                    whole[row, :, : part.shape[1]] = part
+            self.samples[row] = sample
+
+    def next_logits(self) -> Any:
+        """Of the token behind each row's last one, [rows, V]; rows without a sample hold anything."""
+        import torch
+
+        ids, positions = [0] * self._height, [0] * self._height
+        for row, sample in self.samples.items():
+            ids[row], positions[row] = sample.next_input, sample.position
+        self._cache.positions = torch.tensor(positions, device=self._device)
+        self._cache.used = _padded(max(positions) + 1)
+        mask_BT = torch.arange(self._cache.used, device=self._device) <= self._cache.positions[:, None]
+        with torch.no_grad():
+            return self._model(
+                input_ids=torch.tensor(ids, device=self._device)[:, None],
+                position_ids=self._cache.positions[:, None],
+                attention_mask=mask_BT[:, None, None],
+                past_key_values=self._cache,
+                use_cache=True,
+            ).logits[:, -1]
+
+    def _prefill(self, prompts: dict[bytes, TokenIds]) -> Iterator[tuple[bytes, dict[int, tuple[Any, Any]]]]:
+        """Keys and values of each prompt but its last token, by layer: [heads, tokens, dimension]."""
+        import torch
+
+        by_length: dict[int, list[bytes]] = {}
+        for key, ids in prompts.items():
+            by_length.setdefault(_padded(len(ids) - 1), []).append(key)
+        for length, keys in sorted(by_length.items()):
+            mask_TT = torch.ones((length, length), dtype=torch.bool, device=self._device).tril()
+            for chosen in (keys[i : i + PREFILL_ROWS] for i in range(0, len(keys), PREFILL_ROWS)):
+                ids_BT = torch.zeros((len(chosen), length), dtype=torch.long)
+                for row, key in enumerate(chosen):
+                    ids_BT[row, : len(prompts[key]) - 1] = torch.from_numpy(
+                        prompts[key][:-1].astype(np.int64)
+                    )
+                cache = _Cache()
+                with torch.no_grad():
+                    self._model.base_model(
+                        input_ids=ids_BT.to(self._device),
+                        position_ids=torch.arange(length, device=self._device).expand(len(chosen), -1),
+                        attention_mask=mask_TT.expand(len(chosen), 1, -1, -1),
+                        past_key_values=cache,
+                        use_cache=True,
+                    )
+                for row, key in enumerate(chosen):
+                    end = len(prompts[key]) - 1
+                    layers = cache.layers.items()
+                    yield key, {layer: (k[row, :, :end], v[row, :, :end]) for layer, (k, v) in layers}
+
+
+def _padded(length: int) -> int:
+    return -(-max(length, 1) // BLOCK) * BLOCK
+
+
+def draw(logits_BV: Any, samples: Sequence[_Sample]) -> tuple[list[int], list[float]]:
+    """Returns each sample's next token and its log-prob under the distribution that it was drawn from: at the
+    sample's temperature, cut to its top-k and of that to its top-p, as vLLM does. At temperature 0, the
+    likeliest token and its untempered log-prob."""
+    import torch
+
+    asked = [sample.request.sampling for sample in samples]
+    temperatures_B1 = logits_BV.new_tensor([[s.temperature or 1.0] for s in asked], dtype=torch.float64)
+    probs_BV = (logits_BV.double() / temperatures_B1).softmax(-1)
+    cut = [row for row, s in enumerate(asked) if s.top_k > 0 or s.top_p < 1]
+    if cut:
+        sorted_CV, order_CV = probs_BV[cut].sort(dim=-1, descending=True, stable=True)
+        ranks_V = torch.arange(probs_BV.shape[1], device=probs_BV.device)
+        most_C1 = ranks_V.new_tensor([[asked[r].top_k if asked[r].top_k > 0 else len(ranks_V)] for r in cut])
+        sorted_CV = sorted_CV * (ranks_V < most_C1)
+        top_p_C1 = sorted_CV.new_tensor([[asked[row].top_p] for row in cut])
+        before_CV = sorted_CV.cumsum(-1) - sorted_CV
+        sorted_CV = sorted_CV * (before_CV < top_p_C1 * sorted_CV.sum(-1, keepdim=True))
+        left_CV = torch.zeros_like(sorted_CV).scatter(1, order_CV, sorted_CV)
+        probs_BV[cut] = left_CV / left_CV.sum(-1, keepdim=True)
+    chances_B1 = probs_BV.new_tensor([[sample.chances[len(sample.ids)]] for sample in samples])
+    sums_BV = probs_BV.cumsum(-1)
+    drawn_B1 = torch.searchsorted(sums_BV, chances_B1 * sums_BV[:, -1:], right=True)
+    greedy_B1 = torch.tensor([[s.temperature == 0] for s in asked], device=probs_BV.device)
+    drawn_B1 = torch.where(greedy_B1, probs_BV.argmax(-1, keepdim=True), drawn_B1)
+    logprobs_B = probs_BV.gather(-1, drawn_B1).log()[:, 0]
+    return drawn_B1[:, 0].tolist(), logprobs_B.tolist()
