@@ -26,8 +26,9 @@ local task = 'distraction';
     { row: 'siblings, topped up to 3', to: 'VinePPO, K = 9' },
     { row: 'siblings, topped up to 3', to: 'VinePPO, K = 3' },
   ],
+  // Runs of one row may end anywhere between nothing and everything right: what 16 seeds can know of that is little.
   until: {
-    difference: 0.03,
+    difference: 0.3,
     rows: ['VinePPO, K = 9', 'siblings, topped up to 3'],
     seeds: { at_least: 8, at_most: 16 },
   },

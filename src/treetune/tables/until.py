@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Literal
 
 from treetune.tables.columns import Column
-from treetune.tables.intervals import Estimate, over_seeds_and_problems
+from treetune.tables.intervals import confidence_sequence
 from treetune.tables.runs import MEASURABLE, TO_DO, Plan, PlannedRun, with_seeds
 from treetune.tables.settings import Until
 from treetune.tables.values import by_problem
@@ -22,14 +23,19 @@ its runs has no result. "more" are to come."""
 
 @dataclass(frozen=True)
 class Verdict:
-    """The first `seeds` of the table's are what a row has. `half_width` is that of its difference with these,
-    and `next_seed` the one that it lacks."""
+    """The first `seeds` of the table's are what a row has. `low` to `high` is the confidence sequence of its
+    difference with these, and `next_seed` the one that it lacks."""
 
     row: str
     seeds: int
     reason: Reason
-    half_width: float | None = None
+    low: float | None = None
+    high: float | None = None
     next_seed: int | None = None
+
+    @property
+    def half_width(self) -> float | None:
+        return None if self.low is None or self.high is None else (self.high - self.low) / 2
 
 
 def grown(plan: Plan) -> Plan:
@@ -58,27 +64,24 @@ def verdicts(plan: Plan) -> list[Verdict]:
 def _verdict(plan: Plan, until: Until, row: str) -> Verdict:
     table = plan.table
     least, most = until.seeds.at_least, until.seeds.at_most or len(table.seeds)
-    differences: list[dict[str, float]] = []
-    half_width: float | None = None
+    differences: list[float] = []
+    known: tuple[float | None, float | None] = (None, None)
     for count, seed in enumerate(table.seeds[:most], start=1):
         runs = [_run(plan, name, seed) for name in _experiments(plan, row)]
         if any(run is None for run in runs):
-            return Verdict(row, count - 1, "more", half_width, seed)
+            return Verdict(row, count - 1, "more", *known, seed)
         own, theirs = (results_of(plan, run, table.judged) for run in runs if run is not None)
         if own is None or theirs is None or own.keys() != theirs.keys():
             to_come = any(run and plan.statuses[run.key].state in TO_DO for run in runs)
-            return Verdict(row, count, "more" if to_come else "lacking", half_width)
-        differences.append({problem: own[problem] - theirs[problem] for problem in own})
+            return Verdict(row, count, "more" if to_come else "lacking", *known)
+        differences.append(fmean(own[problem] - theirs[problem] for problem in own))
         if count >= least:
-            half_width = half_width_of(over_seeds_and_problems(differences, table.interval))
-            if half_width <= until.difference:
-                return Verdict(row, count, "narrow", half_width)
-    return Verdict(row, most, "at_most", half_width)
-
-
-def half_width_of(estimate: Estimate) -> float:
-    assert estimate.low is not None and estimate.high is not None
-    return (estimate.high - estimate.low) / 2
+            estimate = confidence_sequence(differences, until.bound)
+            narrow = Verdict(row, count, "narrow", estimate.low, estimate.high)
+            known = narrow.low, narrow.high
+            if narrow.half_width is not None and narrow.half_width <= until.difference:
+                return narrow
+    return Verdict(row, most, "at_most", *known)
 
 
 def _experiments(plan: Plan, row: str) -> list[str]:

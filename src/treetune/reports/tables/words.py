@@ -147,11 +147,11 @@ def seed_lines(plan: Plan) -> list[str]:
         "more": "and further ones are to be run",
     }
     lines = [
-        f"Seeds are added to {', '.join(until.rows)} until half the interval of the difference to"
-        f" {plan.table.baseline} in {column.name} is at most {asked}."
+        f"Seeds are added to {', '.join(until.rows)} until half the 95 % confidence sequence of the"
+        f" difference to {plan.table.baseline} in {column.name} is at most {asked}; it holds at every look."
     ]
     for verdict in verdicts(plan):
         half = shown_number(verdict.half_width, column)
-        found = f"{verdict.row}: {verdict.seeds} seeds, half the interval {half}"
+        found = f"{verdict.row}: {verdict.seeds} seeds, half of it {half}"
         lines.append(f"{found}, {why[verdict.reason]}.")
     return lines
