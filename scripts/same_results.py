@@ -1,11 +1,13 @@
-"""Did a change of the code change a result? Small real runs of every kind, by the digests of what they make.
+"""Did a change of the code change a result? Small runs of every kind, by the digests of what they make.
 
     python scripts/same_results.py record before.json       # on the code as it was
     python scripts/same_results.py compare before.json      # on the code as it is, on the same machine
 
-Each run is started as a user starts it, on a real server. What is compared, to the last bit: the weights of
-the last checkpoint, every iteration's episodes, the evaluations, and the numbers of ``metrics.jsonl`` that no
-clock decides. A number that only one of the two has is listed, and is no difference by itself.
+Each run is started as a user starts it: some on a real server, most with the engine in the run's own process.
+What is compared, to the last bit: the weights of the last checkpoint, every iteration's episodes, the
+evaluations, and the numbers of ``metrics.jsonl`` that no clock decides. Beside the runs: every shipped
+configuration as it is resolved, its plan on eight GPUs, and the list of parts. What only one of the two has
+is listed, and is no difference by itself.
 
 Bits are those of one machine: the processor, the number of threads (1 here) and the versions of torch and
 vLLM decide them. The file names these, and one from another machine is refused.
@@ -14,7 +16,9 @@ vLLM decide them. The file names these, and one from another machine is refused.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
+import io
 import json
 import os
 import platform
@@ -72,16 +76,18 @@ SMALL_THREADS = """{
 
 
 SHORT_TRY = "{ trainer+: { schedule+: { may_outlast_training: true } } }"
+IN_PROCESS = "{ engines+: { policy: { type: 'in_process' } } }"
 
 
 @dataclass(frozen=True)
 class Run:
-    """One experiment: its configurations, what makes it small, and how many ranks it has."""
+    """One experiment: its configurations, what makes it small, its ranks, and whether a server samples."""
 
     name: str
     configs: str
     small: tuple[str, ...]
     ranks: int = 1
+    server: bool = False
 
 
 SMALL_DAPO = """{
@@ -93,45 +99,105 @@ SMALL_DAPO = """{
   },
   selection+: { at_most: 6 },
 }"""
+SMALL_DOMAINS_SFT = """{
+  directory: '%(work)s',
+  iterations: 2,
+  problems_per_iteration: 320,
+  checkpoints: { every: 2 },
+  evaluation+: { every: null },
+}"""
+SMALL_DOMAINS = """{
+  directory: '%(work)s',
+  rollout+: { samples: 4, unfinished_reward: 0.5 },
+  iterations: 2,
+  problems_per_iteration: 10,
+  checkpoints: { every: 1 },
+  evaluation+: { every: null },
+}"""
+SMALL_TURNS = """{
+  directory: '%(work)s',
+  rollout+: { samples: 4 },
+  iterations: 2,
+  problems_per_iteration: 8,
+  checkpoints: { every: 1 },
+  evaluation: { every: 2, sets: [{ split: 'test', problems: 8, samples: 2, while_training: true }] },
+}"""
 SEVERAL_STEPS = "{ trainer+: { minibatch_size: 16, epochs: 2 } }"
 FEW_PAIRS = "{ iterations: 1, trainer+: { minibatch_size: 8, epochs: 2 } }"
+THREADS = "configs/threadweaver/tiny/rl_parallel_published.jsonnet"
 THREAD_VALUES = """{
   shaping: [],
   credit: { type: 'monte_carlo', states: { type: 'threads' }, samples: 2 },
   trainer+: { layout: 'packed' },
 }"""
+PREFIXES = "{ trainer+: { layout: 'tree' } }"
+ESTIMATORS = {
+    "bisect": "type: 'bisect', samples: 2",
+    "sequential": "type: 'sequential', error: 0.2",
+    "siblings": "type: 'siblings'",
+    "topped up": "type: 'topped_up', samples: 2",
+    "filtered": "type: 'filtered', values: { type: 'continuations', samples: 2 }",
+    "smoothed": "type: 'smoothed', values: { type: 'continuations', samples: 2 }",
+}
 
 
-def _quickstart(method: str, *more: str, ranks: int = 1) -> Run:
-    return Run(
-        method if ranks == 1 else f"{method}, {ranks} ranks",
-        f"configs/quickstart/{method}.jsonnet",
-        (SMALL_RL, *more),
-        ranks,
-    )
+def _quickstart(method: str, *more: str, ranks: int = 1, server: bool = False) -> Run:
+    name = method + (f", {ranks} ranks" if ranks > 1 else "") + (", server" if server else "")
+    return Run(name, f"configs/quickstart/{method}.jsonnet", (SMALL_RL, *more), ranks, server)
 
 
 RUNS = (
     Run("sft", "configs/quickstart/sft.jsonnet", (SMALL_SFT,)),
     _quickstart("vineppo"),
     _quickstart("vineppo", ranks=2),
+    _quickstart("vineppo", server=True),
+    _quickstart("vineppo", ranks=2, server=True),
     _quickstart("ppo", SEVERAL_STEPS),
     _quickstart("ppo", SEVERAL_STEPS, ranks=2),
     _quickstart("grpo", "{ trainer+: { objective+: { kl_coef: 0.01 }, layout: 'packed' } }"),
+    _quickstart("critic_values"),
+    _quickstart("control_variate"),
+    _quickstart("gspo"),
+    _quickstart("cispo"),
+    _quickstart("rloo_as_published"),
     _quickstart("dpo_positive", SMALL_CHOICE, FEW_PAIRS),
     _quickstart("restem", SMALL_CHOICE, "{ trainer+: { minibatch_size: 8, epochs: 2 } }"),
     _quickstart("spo_3_1"),
+    _quickstart("spo_rank_jsd"),
     _quickstart("dapo", SMALL_DAPO),
     _quickstart("dapo", SMALL_DAPO, ranks=2),
-    Run("threads sft", "configs/threadweaver/tiny/sft_parallel.jsonnet", (SMALL_THREADS_SFT,)),
-    Run("threads", "configs/threadweaver/tiny/rl_parallel_published.jsonnet", (SMALL_THREADS,)),
-    Run("threads, 2 ranks", "configs/threadweaver/tiny/rl_parallel_published.jsonnet", (SMALL_THREADS,), 2),
+    _quickstart("tree"),
+    _quickstart("tree", PREFIXES, ranks=2),
+    Run("one_step", "configs/quickstart/vineppo.jsonnet", (SMALL_RL, "{ overlap: 'one_step' }")),
     Run(
-        "threads, values",
-        "configs/threadweaver/tiny/rl_parallel_published.jsonnet",
-        (SMALL_THREADS, THREAD_VALUES),
+        "partial",
+        "configs/quickstart/grpo.jsonnet,configs/rollouts/partial.jsonnet",
+        (SMALL_RL, "{ rollout+: { samples:: null, max_tokens:: null, unfinished_reward:: null } }"),
     ),
+    *(
+        Run(
+            f"values {name}",
+            "configs/quickstart/vineppo.jsonnet",
+            (SMALL_RL, f"{{ credit: {{ type: 'monte_carlo', values: {{ {values} }} }} }}"),
+        )
+        for name, values in ESTIMATORS.items()
+    ),
+    Run("threads sft", "configs/threadweaver/tiny/sft_parallel.jsonnet", (SMALL_THREADS_SFT,)),
+    Run("threads", THREADS, (SMALL_THREADS,)),
+    Run("threads, 2 ranks", THREADS, (SMALL_THREADS,), 2),
+    Run("threads, values", THREADS, (SMALL_THREADS, THREAD_VALUES)),
+    Run("domains sft", "configs/domains/tiny_sft.jsonnet", (SMALL_DOMAINS_SFT,)),
+    Run("mixture", "configs/domains/tiny_grpo.jsonnet", (SMALL_DOMAINS,)),
+    Run("mixture, vineppo", "configs/domains/tiny_vineppo.jsonnet", (SMALL_DOMAINS,)),
+    Run("turns", "configs/multi_turn/maze.jsonnet", (SMALL_TURNS,)),
+    Run("turns, guess", "configs/multi_turn/guess_number.jsonnet", (SMALL_TURNS,)),
 )
+PLACES = {
+    "sft": "quickstart/sft",
+    "threads sft": "threadweaver/tiny/sft_parallel",
+    "domains sft": "domains/tiny_sft",
+}
+"""Start models lie where the other runs look for them."""
 
 
 def machine() -> dict[str, str]:
@@ -153,13 +219,20 @@ def machine() -> dict[str, str]:
 
 def start(run: Run, work: Path) -> None:
     """The run, to its end; its output lies beside its folder."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
     tools = Path(sys.executable).parent
-    line = [str(tools / "deepspeed"), "--no_local_rank", f"--num_gpus={run.ranks}", f"--master_port={port}"]
+    line = [sys.executable]
+    if run.ranks > 1:
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            port = listener.getsockname()[1]
+        line = [
+            str(tools / "deepspeed"),
+            "--no_local_rank",
+            f"--num_gpus={run.ranks}",
+            f"--master_port={port}",
+        ]
     line += [str(ROOT / "src/treetune/main.py"), "--configs", run.configs]
-    for small in (*run.small, SHORT_TRY):
+    for small in (*run.small, *([] if run.server else [IN_PROCESS]), SHORT_TRY):
         line += ["--override", small % {"work": work}]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("APP_")} | {
         "OMP_NUM_THREADS": "1",
@@ -184,12 +257,32 @@ def start(run: Run, work: Path) -> None:
 
 
 def folder(run: Run) -> str:
-    """Where it lies; the others begin with what the two supervised ones left there."""
-    if run.name == "sft":
-        return "quickstart/sft"
-    if run.name == "threads sft":
-        return "threadweaver/tiny/sft_parallel"
-    return run.name.replace(", ", "_").replace(" ", "_")
+    """Where it lies."""
+    return PLACES.get(run.name, run.name.replace(", ", "_").replace(" ", "_"))
+
+
+def texts() -> dict[str, dict[str, str]]:
+    """Digests of what commands print: every configuration that is whole, its plan, and the parts."""
+    from treetune.main import main as treetune
+
+    def printed(*arguments: str) -> str | None:
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
+            try:
+                code = treetune(arguments)
+            except SystemExit as stop:
+                code = stop.code
+        return hashlib.sha256(out.getvalue().encode()).hexdigest()[:16] if code == 0 else None
+
+    os.chdir(ROOT)
+    found: dict[str, dict[str, str]] = {"parts": {}, "configurations": {}, "plans": {}}
+    found["parts"]["all"] = printed("list_parts") or "failed"
+    for path in sorted(Path("configs").rglob("*.jsonnet")):
+        if (digest := printed("--configs", str(path), "print_config")) is not None:
+            found["configurations"][str(path)] = digest
+            if plan := printed("--configs", str(path), "plan", "--gpus", "8", "--memory", "80"):
+                found["plans"][str(path)] = plan
+    return found
 
 
 def digests(place: Path) -> dict[str, Any]:
@@ -305,11 +398,25 @@ def main() -> None:
     chosen = [run for run in RUNS if not options.only or run.name in options.only or "sft" in run.name]
     found: dict[str, Any] = {}
     different = False
+    if not options.only:
+        found["texts"] = texts()
+        for kind, known in recorded.get("texts", {}).items():
+            now = found["texts"][kind]
+            changed = sorted(name for name in known.keys() & now.keys() if known[name] != now[name])
+            different = different or bool(changed)
+            gone = [f"-{name}" for name in sorted(known.keys() - now.keys())]
+            new = [f"+{name}" for name in sorted(now.keys() - known.keys())]
+            print(
+                f"{'DIFFERENT' if changed else 'same':<10} {kind}", *changed, *gone, *new, sep="\n           "
+            )
     for run in chosen:
         start(run, work)
         found[run.name] = digests(work / folder(run))
         if not recorded:
             print(f"recorded   {run.name}", flush=True)
+            continue
+        if run.name not in recorded["runs"]:
+            print(f"new        {run.name}", flush=True)
             continue
         known = recorded["runs"][run.name]
         changes = list(differences(known, found[run.name]))
@@ -319,7 +426,8 @@ def main() -> None:
         if names := missing(known, found[run.name]):
             print("           metrics that only one has:", *names, flush=True)
     if not recorded:
-        options.file.write_text(json.dumps({"machine": machine(), "runs": found}, indent=1) + "\n")
+        record = {"machine": machine(), "texts": found.pop("texts", {}), "runs": found}
+        options.file.write_text(json.dumps(record, indent=1) + "\n")
     sys.exit(EXIT_DIFFERENT if different else 0)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import stat
 import tempfile
@@ -109,8 +110,7 @@ def test_nobody_else_reads_the_weights_that_the_engine_is_given(place: Path) -> 
         assert as_nobody(reads(folder / "server.json")) == "PermissionError"
         assert as_nobody(lambda: os.listdir(folder)) == "PermissionError"
     finally:
-        (folder / "server.json").unlink()
-        folder.rmdir()
+        shutil.rmtree(folder)
 
 
 def test_nobody_else_reads_a_servers_temporary_files(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:

@@ -21,6 +21,7 @@ from treetune.inference.base import (
     Request,
 )
 from treetune.inference.gaps import Tolerance
+from treetune.inference.server import OwnServer
 from treetune.vocabulary import TokenIds, token_array
 
 from . import stub_server
@@ -327,3 +328,22 @@ def test_log_probs_that_nobody_reads_are_not_asked_for_and_change_no_token(stub:
     read, unread = engine.generate([request(1), replace(request(1), reads_logprobs=False)])
     assert [one.logprobs for one in unread] == [None, None]
     assert [replace(one, logprobs=None) for one in read] == unread
+
+
+@pytest.mark.parametrize("where", ["_start", "_watch"])
+def test_whatever_goes_wrong_in_the_supervision_ends_the_wait_and_is_told(
+    stub: Stub, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*arguments: object) -> None:
+        raise LookupError("nobody thought of this")
+
+    monkeypatch.setattr(OwnServer, where, broken)
+    engine = stub.start()
+
+    def use() -> None:
+        while True:  # a server that came up may answer before the error is met
+            engine.generate([request(0)])
+
+    with pytest.raises(EngineError, match=r"LookupError .*nobody thought of this"):
+        use()
+    assert until(lambda: none_alive(below(os.getpid())))

@@ -26,22 +26,82 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_next_start_takes_away_what_killed_processes_left(temporary: Path) -> None:
     program = (
         "import sys, tempfile; tempfile.tempdir = sys.argv[1]\n"
-        "from treetune.inference import scratch; print(scratch.make())"
+        "from treetune.inference import scratch; print(scratch.make())\n"
+        "place = scratch.MEMORY / sys.argv[2]; place.mkdir(); scratch.hold(place); print(place)"
     )
+    weights = f"treetune-test-{uuid4().hex}"
     done = subprocess.run(
-        [sys.executable, "-c", program, str(temporary)], capture_output=True, text=True, check=True
+        [sys.executable, "-c", program, str(temporary), weights], capture_output=True, text=True, check=True
     )
-    left = Path(done.stdout.strip())
+    left = Path(done.stdout.split()[0])
     assert left.is_dir()
     (left / "socket").touch()
+    in_memory = Path(done.stdout.split()[1])
+    assert in_memory.is_dir()
     strange = temporary / "treetune-engine-strange"
     strange.mkdir()
     mine = scratch.make()
     second = scratch.make()
     assert not left.exists(), "its process is gone"
     assert strange.exists(), "nobody knows whose that is"
+    assert not in_memory.exists(), "it lies elsewhere, and is swept by every start"
     assert mine.exists(), "its process is there"
     assert second != mine
+
+
+def plant(folder: Path, kind: str) -> None:
+    """What another user, or a flipped bit, may leave in place of the lock."""
+    folder.mkdir()
+    lock = folder / "held"
+    if kind == "text":
+        lock.write_text("no number")
+    elif kind == "nothing":
+        lock.touch()
+    elif kind == "bytes":
+        lock.write_bytes(bytes(range(256)))
+    elif kind == "fifo":
+        os.mkfifo(lock)
+    elif kind == "link":
+        lock.symlink_to("/dev/tty")
+    elif kind == "folder":
+        lock.mkdir()
+
+
+@pytest.mark.parametrize("kind", ["text", "nothing", "bytes", "fifo", "link", "folder"])
+@pytest.mark.parametrize("owner", ["mine", "another's"])
+def test_whatever_lies_in_the_folder_for_temporary_files_a_start_goes_on(
+    temporary: Path, kind: str, owner: str
+) -> None:
+    planted = temporary / "treetune-engine-planted"
+    plant(planted, kind)
+    (temporary / "treetune-engine-file").write_text("no folder")
+    (temporary / "treetune-engine-link").symlink_to(planted)
+    if owner == "another's":
+        if os.geteuid() != 0:
+            pytest.skip("only root can give a folder away")
+        os.chown(planted, 65534, 65534)
+    assert scratch.make().is_dir()
+    # A file of this user's that nobody has locked is what a dead process leaves; all else is left alone.
+    assert planted.exists() == (owner == "another's" or kind in ("fifo", "link", "folder"))
+
+
+def test_a_live_process_of_another_pid_namespace_keeps_its_folder(temporary: Path) -> None:
+    program = (
+        "import sys, tempfile; tempfile.tempdir = sys.argv[1]\n"
+        "from treetune.inference import scratch; print(scratch.make(), flush=True); sys.stdin.read()"
+    )
+    inside = ["unshare", "--pid", "--fork", "--user", "--map-root-user"]
+    if subprocess.run([*inside, "true"], capture_output=True).returncode:
+        pytest.skip("no PID namespace can be made here")
+    command = [*inside, sys.executable, "-c", program, str(temporary)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        theirs = Path(process.stdout.readline().strip())
+        scratch.make()
+        assert theirs.is_dir()
+        process.communicate("")
+    scratch.make()
+    assert not theirs.exists()
 
 
 def test_a_servers_temporary_files_lie_in_its_folder_and_what_is_compiled_outlives_it(

@@ -103,17 +103,36 @@ class Serving(FakeSettings):
         return [server]
 
 
-def test_the_run_serves_the_judge_and_ends_it(judge: StandIn, tmp_path: Path) -> None:
-    model = tmp_path / "model"
+def serving_a_judge(base: Path, judge: StandIn, **changes: Any) -> PolicyIteration:
+    model = base / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")
+    config = judged(base, judge, **changes)
     serving = Serving(judge=judge)
-    config = judged(tmp_path, judge)
-    config = replace(
+    return replace(
         config,
         task=replace(TASK, grader=JudgeGrader()),
         engines=replace(config.engines, judge=JudgeModel(model=str(model), server=serving)),
     )
+
+
+@pytest.mark.parametrize("status", ["400", "500"])
+def test_a_served_judge_that_cannot_be_asked_ends_the_run_before_anything_is_sampled(
+    judge: StandIn, tmp_path: Path, status: str
+) -> None:
+    judge.mood = status  # no chat template; a tokenizer without tokens for the prompt
+    engine = FakeSettings()
+    with pytest.raises(ValueError, match=rf"the judge, .* can't be asked.*HTTP {status}.*chat template"):
+        train(serving_a_judge(tmp_path, judge, engine=engine))
+    assert len(judge.asked) == 1
+    assert not any(one.asked for one in engine.engines)
+
+
+def test_the_run_serves_the_judge_and_ends_it(judge: StandIn, tmp_path: Path) -> None:
+    config = serving_a_judge(tmp_path, judge)
     train(config)
+    assert config.engines.judge is not None
+    serving: Any = config.engines.judge.server
     assert (serving.closed, set(judge.keys)) == ([True], {"its key"})
     assert judge.asked[0]["temperature"] == 0.0
+    assert "Answer to be compared:\n\n" in json.dumps(judge.asked[0]).replace("\\n", "\n"), "asked once first"

@@ -209,3 +209,20 @@ def test_a_grader_that_cannot_be_sent_to_a_worker_is_refused_at_once() -> None:
 def test_sizes_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="grader pool needs"):
         GraderPool(FinalAnswer(), **wrong)
+
+
+def test_workers_keep_within_a_hard_limit_on_address_space_below_the_pools_own() -> None:
+    program = textwrap.dedent(
+        """
+        import resource
+        from tests.tasks.hostile_graders import Obedient
+        from treetune.tasks.graders.pool import GraderPool
+        from treetune.vocabulary import Problem
+
+        resource.setrlimit(resource.RLIMIT_AS, (2**31, 2**31))
+        with GraderPool(Obedient(), workers=1, deadline=20.0, memory_gib=8.0) as pool:
+            print(pool.submit("answer", Problem(id="a", prompt="", gold="7")).result(60).outcome)
+        """
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=90)
+    assert done.stdout.strip() == "ok", done.stderr

@@ -115,21 +115,22 @@ class OwnServer(AwaitedServer):
             try:
                 with self._timeline.span("server", "starts", weights=weights.name):
                     process = self._start(weights)
-            except (EngineError, OSError) as error:
+            except Exception as error:  # whatever it is ends the waiting of others, and is told
+                self._give_up(error)
+                continue
+            try:
                 with self._changed:
+                    self._epoch += 1
                     if not self._start_wanted:
-                        self._error = str(error)
+                        self._address = process.address(self._epoch)
                     self._publish()
                     self._changed.notify_all()
+                with self._timeline.span("server", "answers", start=self._epoch) as ended:
+                    ended["why"] = reason = self._watch(process)
+            except Exception as error:
+                process.end(at_once=True)
+                self._give_up(error)
                 continue
-            with self._changed:
-                self._epoch += 1
-                if not self._start_wanted:
-                    self._address = process.address(self._epoch)
-                self._publish()
-                self._changed.notify_all()
-            with self._timeline.span("server", "answers", start=self._epoch) as ended:
-                ended["why"] = reason = self._watch(process)
             process.end(at_once=not self._closed)
             with self._changed:
                 self._address = None
@@ -148,6 +149,18 @@ class OwnServer(AwaitedServer):
                 else:
                     self._start_wanted = True
                 self._changed.notify_all()
+
+    def _give_up(self, error: Exception) -> None:
+        """Tells whoever waits, on all ranks, that there is no server."""
+        known = isinstance(error, EngineError | OSError)
+        with self._changed:
+            self._address = None
+            if not self._start_wanted:
+                what = "" if known else f"{type(error).__name__} while the server was started or watched: "
+                self._error = f"{what}{error}"
+            with contextlib.suppress(OSError):  # a full disk: this rank's error ends the others
+                self._publish()
+            self._changed.notify_all()
 
     def _watch(self, process: Process) -> str:
         """Returns when the process is no more or shall be no more, with why."""

@@ -94,7 +94,7 @@ def measure(
     """
     session, config = sampler.session, sampler.session.config
     seed = config.evaluation.seed
-    sampler.server.ready()
+    sampler.ready()
     problems = set_problems(config, chosen)
     rollout = chosen.rollout(config)
     lengths = {problem.id: len(session.model.codec.encode_prompt(problem)) for problem in problems}

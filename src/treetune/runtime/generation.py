@@ -57,7 +57,7 @@ def generate(sampler: Sampler, iteration: int, clock: Clock) -> tuple[Collection
     folder = session.directory.iteration(iteration)
     if samples_in(session.config, session.directory, iteration):
         with clock.stopped():  # an engine that is still starting is no matter of this iteration
-            sampler.server.ready()
+            sampler.ready()
     path = folder / EPISODES
     episodes: Collection[Episode]
     if is_generated(session.directory, iteration):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
-from treetune.endpoints.settings import Place
+from treetune.endpoints.client import Client, EndpointError, Refused, Unanswered
+from treetune.endpoints.settings import Message, Place
 from treetune.inference.client import Address
 from treetune.inference.launch import MODEL_NAME
 from treetune.inference.served_models import JudgeModel
@@ -18,7 +21,10 @@ from treetune.inference.server_interface import Server
 from treetune.models.checkpoints import resolve_policy
 from treetune.runtime.session import Session
 from treetune.runtime.weights_folder import weights_folder
+from treetune.tasks.base import Task
+from treetune.tasks.graders.judge import JudgeGrader, asks_the_run
 from treetune.tasks.graders.service import ServedModel
+from treetune.vocabulary import Problem
 
 
 @contextmanager
@@ -87,6 +93,32 @@ def served(settings: JudgeModel, servers: Sequence[Server]) -> ServedModel:
         failed=failed,
         succeeded=succeeded,
     )
+
+
+def refuse_dumb(judge: ServedModel, task: Task, problems: Sequence[Problem]) -> None:
+    """Asks the judge about one empty answer. Raises ValueError where it can't be asked: a model without a
+    chat template, or one whose tokenizer has no tokens for the prompt, is otherwise found after a rollout."""
+    asked = ((problem, part) for problem in problems for part in task.grader.of(problem).parts())
+    found = next(((problem, part) for problem, part in asked if asks_the_run(part)), None)
+    if found is None:
+        return
+    problem, grader = found
+    assert isinstance(grader, JudgeGrader)
+    system: list[Message] = [] if grader.system is None else [("system", grader.system)]
+    asking = replace(judge.asking, retries=0)
+    body = asking.question(judge.name, [*system, ("user", grader.asked("", problem))], {})
+
+    async def ask() -> None:
+        async with Client(asking, judge.place, lambda: False) as client:
+            await client.ask(body)
+
+    try:
+        asyncio.run(ask())
+    except (EndpointError, Refused, Unanswered) as error:
+        raise ValueError(
+            f"the judge, engines.judge.model {judge.identity!r}, can't be asked: {error}. It needs a chat"
+            " template, or engines.judge.api 'completions', and a tokenizer that has tokens for the prompt"
+        ) from error
 
 
 def _place(address: Address) -> Place:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from treetune.episode_generators.base import GenerationContext, Rollout
 from treetune.episode_generators.critic import Critic
 from treetune.inference.journal import Hear, JournaledEngine
-from treetune.runtime.judge_server import judge_server
+from treetune.runtime.judge_server import judge_server, refuse_dumb
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.session import Session
 from treetune.tasks.base import Task
@@ -42,6 +42,7 @@ class Sampler:
         self.environments = environments
         self.critic: Critic | None = None
         """That of the run's trainer, where its credit asks one: see `lent_critic`."""
+        self._judge_was_asked = False
         self.reference: ReferenceAhead | None = None
         """That of the run's trainer, where it scores answers while others are sampled."""
 
@@ -66,6 +67,23 @@ class Sampler:
                 EnvironmentPool(workers=config.grader_workers) as environments,
             ):
                 yield Sampler(session, server, grader, around, environments)
+
+    def ready(self) -> None:
+        """Returns when the engine samples from the newest weights, and the run's judge has answered once.
+        Raises ValueError where it can't. Collective."""
+        self.server.ready()
+        judge, session = self._around.judge, self.session
+        if judge is None or self._judge_was_asked:
+            return
+        problem = ""
+        if session.ranks.is_first:
+            try:
+                refuse_dumb(judge, session.config.task, session.train_problems)
+            except ValueError as error:
+                problem = str(error)
+        if problem := session.ranks.from_first("the judge answers", problem):
+            raise ValueError(problem)
+        self._judge_was_asked = True
 
     def aside(self) -> Sampler:
         """The same one for a second thread. Only one of the two samples at a time. Collective."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from treetune.checksums import digest_of_weights
 from treetune.files import new_own_folder
+from treetune.inference import scratch
 from treetune.inference.base import Chunk
 from treetune.inference.launch import Way
 from treetune.inference.ways import MEMORY, ON_THE_DEVICE, SETTING, VERSIONS
@@ -154,7 +155,7 @@ class WeightsFolder:
         if not self._session.ranks.is_first:
             return
         for older in self.path.iterdir():
-            if older not in (self.of(version), self._start_model):
+            if older.is_dir() and older not in (self.of(version), self._start_model):
                 shutil.rmtree(older, ignore_errors=True)
 
     def remove(self) -> None:
@@ -209,8 +210,8 @@ def weights_folder(experiment: Path, purpose: str, ranks: Ranks, in_memory: bool
     """An empty folder: in memory where that is wanted and all ranks are on one machine that has /dev/shm, and
     otherwise beside the experiment, which all of them see. There the engines of several ranks agree as well.
 
-    The name is the experiment's, so what a killed run left there is cleared by the next one. Nobody else can
-    look into it. Raises ValueError where it is another user's.
+    The name is the experiment's. What killed runs left in memory is cleared by the next start of any. Nobody
+    else can look into it. Raises ValueError where it is another user's.
     """
     machines = ranks.machines()
     place = f"{experiment.resolve()} {purpose}"
@@ -220,7 +221,10 @@ def weights_folder(experiment: Path, purpose: str, ranks: Ranks, in_memory: bool
     shared = in_memory and len(set(machines)) == 1 and os.access(MEMORY, os.W_OK)
     folder = (MEMORY if shared else experiment) / name
     if ranks.is_first:
+        scratch.sweep()
         shutil.rmtree(folder, ignore_errors=True)
         new_own_folder(folder)
+        if shared:
+            scratch.hold(folder)
     ranks.barrier("the weights folder is empty")
     return folder

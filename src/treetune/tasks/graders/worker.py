@@ -109,7 +109,11 @@ def main() -> None:
     sys.path[:] = setup["path"]
     folders.search_in(*setup["own_folders"])
     if setup["memory_bytes"] is not None:
-        resource.setrlimit(resource.RLIMIT_AS, (setup["memory_bytes"], setup["memory_bytes"]))
+        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+        allowed = (
+            setup["memory_bytes"] if hard == resource.RLIM_INFINITY else min(setup["memory_bytes"], hard)
+        )
+        resource.setrlimit(resource.RLIMIT_AS, (allowed, allowed))  # a limit can't be raised, only lowered
     _write_all(results, frame(("ready", time.monotonic())))
     servants: dict[int, Servant] = {}
     while True:
@@ -130,7 +134,11 @@ def _loaded(pickled: bytes, results: int) -> Servant:
         servant.prepare()
     except Exception as error:
         # Reported to the parent, which tells the user; there is nothing to work with.
-        _write_all(results, frame(("failed", f"{type(error).__name__}: {error}")))
+        what = f"{type(error).__name__}: {error}"
+        if isinstance(error, MemoryError):
+            limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+            what += f" (the process may have {limit / 2**30:.1f} GiB of address space: raise `ulimit -v`)"
+        _write_all(results, frame(("failed", what)))
         sys.exit(1)
     return servant
 
