@@ -13,13 +13,15 @@ RUN useradd --create-home --uid 10001 researcher && chown -R researcher /treetun
 USER researcher
 
 # The lock files first: a change of the code alone does not install everything again.
-COPY --chown=researcher pyproject.toml requirements.txt requirements-cpu.txt requirements-dev.txt ./
+COPY --chown=researcher pyproject.toml requirements.txt requirements-cpu.txt requirements-extras.txt ./
 COPY --chown=researcher scripts/setup.sh scripts/setup.sh
 COPY --chown=researcher src/treetune/__init__.py src/treetune/__init__.py
 # nvidia, or cpu on a base image of Debian or Ubuntu
 ARG DEVICE=nvidia
+# --extras: with what one grader, tool or rule alone needs
+ARG EXTRAS=
 ENV TREETUNE_DEVICE=${DEVICE} PYTHONUNBUFFERED=1
-RUN ./scripts/container/install.sh packages
+RUN ./scripts/container/install.sh packages ${EXTRAS}
 
 COPY --chown=researcher . .
 RUN ./scripts/container/install.sh compile

@@ -4,7 +4,7 @@
 
 A table goes to standard error; with --json, one object with every number to standard output. Each
 part runs in a process of its own; within it, both sides of a pair take turns, and a ratio is that
-of one turn. --peers needs `.venv/bin/pip install --no-deps -r requirements-peers.txt`.
+of one turn. --peers needs `.venv/bin/pip install --no-deps --require-hashes -r requirements-peers.txt`.
 
     .venv/bin/python scripts/benchmark.py --only data --tokens 100000 1000000 10000000 100000000
 
@@ -72,7 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parts = [options.only] if options.only else [p for p in PARTS if options.peers or p not in NEED_PEERS]
     if set(parts) & set(NEED_PEERS) and _version("trl") is None:
         print(
-            "benchmark.py: TRL is missing: pip install --no-deps -r requirements-peers.txt", file=sys.stderr
+            "benchmark.py: TRL is missing: pip install --no-deps --require-hashes -r requirements-peers.txt",
+            file=sys.stderr,
         )
         return 2
     started = time.time()

@@ -6,7 +6,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 ./scripts/setup.sh
-if ! .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements-docs.txt >/dev/null; then
+if ! .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements-docs.txt >/dev/null; then
     echo "docs.sh: the packages of requirements-docs.txt could not be installed" >&2
     exit 1
 fi

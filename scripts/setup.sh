@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
-# Makes .venv with everything that a run needs; with --dev also what the tests need.
+# Makes .venv with everything that a run needs; with --extras also what one grader, tool or rule alone needs
+# (requirements-extras.txt), with --dev what the tests need, extras included. Who had extras once keeps them.
+# Every file that is installed must have a hash that the lock names.
 #
 # Done once; afterwards it only compares hashes and returns at once. Safe to interrupt, to repeat, and to start
 # twice at a time. TREETUNE_DEVICE=cpu|nvidia overrides the look for a GPU; PYTHON names another interpreter;
@@ -13,11 +15,15 @@ LOG=$VENV/set-up/log
 TORCH_CPU_INDEX=https://download.pytorch.org/whl/cpu
 OLDEST_DRIVER=580              # for CUDA 13, which the pinned torch is built with
 
-case "${1:-}" in
-    "") DEV= ;;
-    --dev) DEV=1 ;;
-    *) echo "usage: scripts/setup.sh [--dev]" >&2; exit 2 ;;
-esac
+DEV= EXTRAS=
+if [ -f "$RECORD/requirements-extras.txt" ]; then EXTRAS=1; fi
+for option in "$@"; do
+    case "$option" in
+        --dev) DEV=1 EXTRAS=1 ;;
+        --extras) EXTRAS=1 ;;
+        *) echo "usage: scripts/setup.sh [--extras] [--dev]" >&2; exit 2 ;;
+    esac
+done
 
 fail() { printf 'set-up: %s\n' "$@" >&2; exit 1; }
 say() { printf 'set-up: %s\n' "$*" >&2; }
@@ -38,6 +44,7 @@ complete() { [ -x "$VENV/bin/python" ] && [ "$(cat "$RECORD/$1" 2>/dev/null)" = 
 
 all_complete() {
     complete "$(lock_of "$DEVICE")" && { [ -z "$DEV" ] || complete requirements-dev.txt; } \
+        && { [ -z "$EXTRAS" ] || complete requirements-extras.txt; } \
         && { [ -z "$FLASH" ] || complete requirements-flash-attn.txt; }
 }
 
@@ -130,6 +137,11 @@ pip_install() {
         "$@" >>"$LOG" 2>&1
 }
 
+# usage: entries 1|0 NAME|NAME... LOCK: the lines of these packages (1) or of all others (0)
+entries() {
+    awk -v wanted="$1" -v names="^($2)==" '/^[A-Za-z0-9]/ { is = ($0 ~ names) } /^[A-Za-z0-9 ]/ && is == wanted' "$3"
+}
+
 give_up() {
     grep -E '^(ERROR|error)|rror:' "$LOG" | tail -n 5 >&2 || true
     fail "$1 could not be installed; the whole log is $LOG. Run the same command again once that is mended"
@@ -137,29 +149,29 @@ give_up() {
 
 # usage: install_lock FILE; the hash goes in last, so an interrupted set-up is never taken for a whole one
 install_lock() {
-    local lock=$1 packages=$RECORD/packages.txt last=
-    say "installing $(grep -c '==' "$lock") packages of $lock (once; about $2)"
+    local lock=$1 packages=$RECORD/packages.txt
+    say "installing $(grep -c '^[^#]*==' "$lock") packages of $lock (once; about $2)"
     rm -f "$RECORD/$lock"
     : >"$RECORD/at-work"
-    grep -E '^(setuptools|wheel)==' "$lock" >"$packages" || true
-    if [ -s "$packages" ]; then pip_install -r "$packages" || give_up setuptools; fi
+    entries 1 'setuptools|wheel' "$lock" >"$packages"
+    if [ -s "$packages" ]; then pip_install --require-hashes -r "$packages" || give_up setuptools; fi
     # Built without isolation: with the pinned setuptools, not with whatever is newest that day.
-    grep -vE '^pycosat==' "$lock" >"$packages"
-    if ! pip_install --no-build-isolation -r "$packages"; then
+    entries 0 pycosat "$lock" >"$packages"
+    if ! pip_install --no-build-isolation --require-hashes -r "$packages"; then
         if [ "$DEVICE" = cpu ] && tail -n 5 "$LOG" | grep -q 'torch==.*+cpu'; then
             say "pip does not find the CPU build of torch; asking PyTorch's own index"
-            grep -E '^torch==' "$lock" >"$packages"
-            pip_install --index-url "$TORCH_CPU_INDEX" -r "$packages" || give_up torch
-            grep -vE '^(torch|pycosat)==' "$lock" >"$packages"
-            pip_install --no-build-isolation -r "$packages" || give_up "$lock"
+            entries 1 torch "$lock" >"$packages"
+            pip_install --index-url "$TORCH_CPU_INDEX" --require-hashes -r "$packages" || give_up torch
+            entries 0 'torch|pycosat' "$lock" >"$packages"
+            pip_install --no-build-isolation --require-hashes -r "$packages" || give_up "$lock"
         else
             give_up "$lock"
         fi
     fi
-    last=$(grep -E '^pycosat==' "$lock" || true)
-    if [ -n "$last" ]; then
+    entries 1 pycosat "$lock" >"$packages"
+    if [ -s "$packages" ]; then
         if [ -n "$HEADERS" ]; then
-            pip_install --no-build-isolation "${last%% *}" || give_up pycosat
+            pip_install --no-build-isolation --require-hashes -r "$packages" || give_up pycosat
         else
             say "note: without Python.h pycosat is not built, which the task reasoning_gym can't do without"
         fi
@@ -176,6 +188,7 @@ install_lock() {
 lock=$(lock_of "$DEVICE")
 case "$DEVICE" in nvidia) time="ten minutes" ;; *) time="two minutes" ;; esac
 complete "$lock" || install_lock "$lock" "$time"
+[ -z "$EXTRAS" ] || complete requirements-extras.txt || install_lock requirements-extras.txt "ten seconds"
 [ -z "$DEV" ] || complete requirements-dev.txt || install_lock requirements-dev.txt "ten seconds"
 if [ -n "$FLASH" ] && ! complete requirements-flash-attn.txt; then
     # For what is here alone, 8.6 counting as 8.0: all four kinds take four times as long.

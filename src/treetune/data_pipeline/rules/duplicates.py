@@ -10,6 +10,7 @@ from annotated_types import Ge, Gt, Le
 from treetune.data_pipeline.rules.base import Rows, Rule, RuleContext, Verdict
 from treetune.data_pipeline.rules.words import hashed, runs, word_list
 from treetune.tasks.domain_rows import DATA_SOURCE, GROUND_TRUTH, REWARD_MODEL, prompt_text
+from treetune.tasks.extras import missing_extras
 
 if TYPE_CHECKING:
     import numpy as np
@@ -68,6 +69,10 @@ class NearDuplicates(Rule):
     within_source: bool = False
     """Whether rows of different sources may be alike."""
     name: str | None = None
+
+    def __post_init__(self) -> None:
+        for what in missing_extras("the rule near_duplicates", "datasketch"):
+            raise ValueError(f"what it needs isn't here: {what}")
 
     def judge(self, rows: Rows, context: RuleContext) -> Verdict:
         import numpy as np

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import MinLen
 
+from treetune.tasks.extras import missing_extras
 from treetune.tasks.graders.base import Grader, Unavailable
 from treetune.tasks.graders.extraction import THINK_END, after_thought
 from treetune.vocabulary import Grade, Problem
@@ -67,6 +68,8 @@ class InstructionFollowing(Grader):
     think_end: Annotated[str, MinLen(1)] = THINK_END
 
     def missing(self) -> Sequence[str]:
+        if absent := missing_extras("the grader instruction_following", "lm_eval", "nltk", "langdetect"):
+            return absent
         import nltk
 
         try:
@@ -170,7 +173,7 @@ def _library() -> Mapping[str, Any]:
 
     langdetect.DetectorFactory.seed = 0  # else it draws
     spec = find_spec("lm_eval")
-    assert spec is not None and spec.origin is not None, "it is in the lock"
+    assert spec is not None and spec.origin is not None, "see missing"
     around = types.ModuleType("lm_eval.tasks")
     around.__path__ = [str(Path(spec.origin).parent / "tasks")]
     before, rank = sys.modules.get(around.__name__), os.environ.get("LOCAL_RANK")

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from annotated_types import Gt, MinLen
 
 from treetune.tasks.environments.tools.base import Tool
+from treetune.tasks.extras import missing_extras
 from treetune.tasks.sources import json_lines
 
 
@@ -31,7 +32,9 @@ class Search(Tool):
     """The key of a passage in its row."""
 
     def missing(self) -> Sequence[str]:
-        return [f"{name} isn't there, which is searched" for name in self.corpus if not Path(name).is_file()]
+        absent = missing_extras("the tool search", "bm25s")
+        files = [name for name in self.corpus if not Path(name).is_file()]
+        return [*absent, *(f"{name} isn't there, which is searched" for name in files)]
 
     def prepare(self) -> None:
         _index(self.corpus, self.text)
