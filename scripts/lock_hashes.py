@@ -73,7 +73,7 @@ def may_be_chosen(file: str, version: str) -> bool:
         and (
             re.fullmatch(r"cp31[1-4]", tag.abi)
             or (tag.abi == "abi3" and re.fullmatch(r"cp3(\d|1[0-4])", tag.interpreter))
-            or (tag.abi == "none" and re.fullmatch(r"py3|py31[0-4]|cp31[1-4]", tag.interpreter))
+            or (tag.abi == "none" and re.fullmatch(r"py3(\d|1[0-4])?|cp31[1-4]", tag.interpreter))
         )
         for tag in tags
     )

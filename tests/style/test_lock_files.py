@@ -113,6 +113,7 @@ def lock_hashes() -> ModuleType:
 CHOSEN = (
     "a_b-1.0-py3-none-any.whl",
     "a_b-1.0-py2.py3-none-any.whl",
+    "a_b-1.0-py37-none-any.whl",
     "a_b-1.0-cp311-cp311-manylinux_2_28_x86_64.whl",
     "a_b-1.0-cp314-cp314-manylinux2014_aarch64.manylinux_2_17_aarch64.whl",
     "a_b-1.0-cp38-abi3-manylinux_2_31_x86_64.whl",
