@@ -168,7 +168,11 @@ RUNS = (
     _quickstart("dapo", SMALL_DAPO, ranks=2),
     _quickstart("tree"),
     _quickstart("tree", PREFIXES, ranks=2),
-    Run("one_step", "configs/quickstart/vineppo.jsonnet", (SMALL_RL, "{ overlap: 'one_step' }")),
+    Run(
+        "one_step",
+        "configs/quickstart/vineppo.jsonnet,configs/runtimes/one_step_overlap.jsonnet",
+        (SMALL_RL,),
+    ),
     Run(
         "partial",
         "configs/quickstart/grpo.jsonnet,configs/rollouts/partial.jsonnet",

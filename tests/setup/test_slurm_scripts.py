@@ -1,6 +1,6 @@
 """What scripts/slurm asks a cluster for, and what its jobs start on every node.
 
-There is no cluster: sbatch, srun, scontrol and DeepSpeed's launcher are stand-ins that write down what they
+There is no cluster: sbatch, srun, scontrol and `treetune` are stand-ins that write down what they
 were asked for; srun also carries it out, once for each node.
 """
 
@@ -25,12 +25,11 @@ TOOLS = {
 }
 LAUNCHER = """#!/bin/bash
 interface=${GLOO_SOCKET_IFNAME:+ by $GLOO_SOCKET_IFNAME $NCCL_SOCKET_IFNAME}
-echo "deepspeed $* OMP_NUM_THREADS=$OMP_NUM_THREADS$interface" >>"$CALLS"
-for word; do case "$word" in --hostfile=*) sed 's/^/  /' "${word#*=}" >>"$CALLS" ;; esac; done
+echo "treetune $* OMP_NUM_THREADS=$OMP_NUM_THREADS$interface" >>"$CALLS"
 case "$*" in *"$FAIL_AT") [ -z "$FAIL_AT" ] || exit 7 ;; esac
 """
 PYTHON = f"""#!/bin/bash
-case "$*" in *check_finished) exit ${{UNFINISHED:-0}} ;; *) exec {sys.executable} "$@" ;; esac
+exec {sys.executable} "$@"
 """
 JOB = {
     "SLURM_JOB_ID": "170123",
@@ -53,7 +52,7 @@ class Cluster:
             self.tool(self.bin / name, "#!/bin/bash\n" + text)
         (self.path / ".venv/bin").mkdir(parents=True)
         self.tool(self.path / ".venv/bin/python", PYTHON)
-        self.tool(self.path / ".venv/bin/deepspeed", LAUNCHER)
+        self.tool(self.path / ".venv/bin/treetune", LAUNCHER)
 
     def tool(self, place: Path, text: str) -> None:
         place.write_text(text)
@@ -157,33 +156,17 @@ def test_a_job_starts_the_launcher_once_on_each_of_its_nodes(cluster: Cluster) -
     assert len(sruns) == 2
     train, evaluate = asked[: sruns[1]], asked[sruns[1] :]
     assert "--nodes=3 --ntasks-per-node=1 --cpus-per-task=96 --kill-on-bad-exit=1 bash" in train[0]
-    hosts = ["  n7 slots=8", "  n8 slots=8", "  n9 slots=8"]
-    assert train[2:5] == train[6:9] == train[10:13] == hosts, "all launchers know all hosts"
-    for number, line in enumerate(train[1::4]):
-        launch = f"deepspeed --node_rank={number} --quiet --no_local_rank --master_addr=n7"
-        assert line.startswith(f"{launch} --master_port=20123 --hostfile=")
-        asked_of_main = "--configs a.jsonnet,b.jsonnet run_iteration_loop"
-        assert line.endswith(f" --no_ssh src/treetune/main.py {asked_of_main} OMP_NUM_THREADS=12")
+    for number, line in enumerate(train[1:]):
+        launch = f"treetune run --node_rank {number} --nodes n7,n8,n9 --master_port 20123 --num_gpus 8"
+        assert line == f"{launch} --configs a.jsonnet,b.jsonnet run_iteration_loop OMP_NUM_THREADS=12"
     assert [line.replace("run_evaluation", "run_iteration_loop") for line in evaluate] == train
-    assert list((cluster.path / "logs").iterdir()) == [], "the list of hosts goes with the job"
 
 
 def test_a_network_interface_is_named_to_both_libraries(cluster: Cluster) -> None:
     cluster.job("a.jsonnet", "run_iteration_loop", SOCKET_IFNAME="ib0")
-    assert cluster.asked("deepspeed")[0].endswith(" by ib0 ib0")
+    assert cluster.asked("treetune")[0].endswith(" by ib0 ib0")
     cluster.job("a.jsonnet", "run_iteration_loop")
-    assert " by " not in cluster.asked("deepspeed")[0]
-
-
-def test_a_job_on_one_node_takes_the_gpus_that_it_was_given(cluster: Cluster) -> None:
-    one = {"SLURM_JOB_NODELIST": "n7", "MASTER_PORT": "4000", "OMP_NUM_THREADS": "3"}
-    expected = "deepspeed --node_rank=0 --quiet --no_local_rank --master_addr=n7 --master_port=4000 "
-    cluster.job("a.jsonnet", "run_iteration_loop", **one, CUDA_VISIBLE_DEVICES="4,5")
-    (launch,) = cluster.asked("deepspeed")
-    assert launch.startswith(f"{expected}src/treetune/main.py") and launch.endswith("OMP_NUM_THREADS=3")
-    cluster.job("a.jsonnet", "run_iteration_loop", **one)
-    (launch,) = cluster.asked("deepspeed")
-    assert launch.startswith(f"{expected}--num_gpus=8 src/treetune/main.py")
+    assert " by " not in cluster.asked("treetune")[0]
 
 
 def test_a_job_whose_training_fails_evaluates_nothing_and_says_so(cluster: Cluster) -> None:
@@ -192,22 +175,14 @@ def test_a_job_whose_training_fails_evaluates_nothing_and_says_so(cluster: Clust
     assert len(cluster.asked("srun")) == 1
 
 
-def test_a_job_whose_training_ended_before_its_time_evaluates_nothing_though_the_launcher_says_0(
-    cluster: Cluster,
-) -> None:
-    done = cluster.job("a.jsonnet", UNFINISHED="1")
-    assert done.returncode == 1
-    assert len(cluster.asked("srun")) == 1
-
-
 def test_a_job_without_its_packages_says_how_to_get_them_or_runs_in_a_container(cluster: Cluster) -> None:
-    (cluster.path / ".venv/bin/deepspeed").unlink()
+    (cluster.path / ".venv/bin/treetune").unlink()
     done = cluster.job("a.jsonnet")
     assert done.returncode == 2 and "TREETUNE_DEVICE=nvidia ./scripts/setup.sh" in done.stderr
     cluster.tool(cluster.bin / "container", '#!/bin/bash\necho "container $*" >>"$CALLS"\n')
     done = cluster.job("a.jsonnet", "run_evaluation", RUN_IN="container exec x.sif")
     assert done.returncode == 0, done.stderr
-    assert cluster.asked("container")[0].startswith("container exec x.sif deepspeed --node_rank=0 ")
+    assert cluster.asked("container")[0].startswith("container exec x.sif treetune run --node_rank 0 ")
 
 
 @pytest.mark.parametrize("form", ["parallel", "sequential"])

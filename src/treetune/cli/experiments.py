@@ -24,6 +24,29 @@ def run_experiment(options: argparse.Namespace) -> int:
     return run(options.command, root, config.data, options)
 
 
+def run_ranks(options: argparse.Namespace) -> int:
+    """Starts `options.what` on this machine's ranks. A wrong configuration is told before there are any."""
+    from treetune.runtime import front_door
+
+    _experiment(options)
+    nodes = options.nodes.split(",") if options.nodes else ["localhost"]
+    if not 0 <= options.node_rank < len(nodes):
+        raise ValueError(f"--node_rank is {options.node_rank}, and --nodes names {len(nodes)}: count from 0")
+    if len(nodes) > 1 and not options.master_port:
+        raise ValueError("several nodes need the same --master_port, a free one of the first node's")
+    ranks = front_door.ranks_here(options.num_gpus)
+    if ranks * len(nodes) == 1:  # a launcher would be two more processes that import torch
+        os.environ.setdefault("OMP_NUM_THREADS", front_door.threads_each(1))
+        options.command = options.what
+        return run_analyzers(options) if options.what == "run_analyzers" else run_experiment(options)
+    words = [word for one in options.configs or () for word in ("--configs", one)]
+    words += [word for one in options.override or () for word in ("--override", one)]
+    words += ["--debug"] if options.debug else []
+    return front_door.start_ranks(
+        [*words, options.what], ranks, nodes, options.node_rank, options.master_port or 0
+    )
+
+
 def run_analyzers(options: argparse.Namespace) -> int:
     config, root = _experiment(options)
     from treetune.analyzers.command import run_analyzers
@@ -124,14 +147,45 @@ def log_file(config: Config) -> Path | None:
     return Path(directory) / name / "logs" / "run.log" if name else None
 
 
+IN_RANKS = (
+    "run_iteration_loop",
+    "run_evaluation",
+    "run_evaluation_on_baseline",
+    "only_generate_episodes",
+    "run_analyzers",
+)
+
 COMMANDS = (
+    Command(
+        "run",
+        run_ranks,
+        "start a command of an experiment on all GPUs of this machine; its exit code is the run's",
+        "Starts the ranks of a command (run_iteration_loop, unless another is named) through DeepSpeed's node"
+        " launcher: one for each GPU, or one on a CPU. Signals are passed on. The exit code is 0 only if all"
+        " ranks came to their end. On several machines, start it on each with the same --nodes.",
+        (
+            f"treetune run {VINEPPO}",
+            f"treetune run {VINEPPO} run_evaluation --num_gpus 2",
+            f"treetune run {VINEPPO} --nodes n1,n2 --node_rank 1 --master_port 29500",
+        ),
+        (
+            Argument(
+                "what", {"nargs": "?", "default": IN_RANKS[0], "choices": IN_RANKS, "metavar": "COMMAND"}
+            ),
+            Argument(
+                "--num_gpus", {"type": int, "metavar": "N", "help": "ranks here (default: NUM_GPUS, all)"}
+            ),
+            Argument("--nodes", {"metavar": "A,B,…", "help": "all machines; ranks meet on the first"}),
+            Argument("--node_rank", {"type": int, "default": 0, "metavar": "I", "help": "which one this is"}),
+            Argument("--master_port", {"type": int, "metavar": "PORT", "help": "where ranks meet"}),
+        ),
+    ),
     Command(
         "run_iteration_loop",
         run_experiment,
         "train: sample, credit, train, sync, as often as the experiment says; resumes",
         "Trains the experiment and measures it. The same command continues an interrupted run where it was."
-        " On several GPUs DeepSpeed's launcher starts it: deepspeed --quiet --no_local_rank --num_gpus=N"
-        " src/treetune/main.py …",
+        " `treetune run` starts it on several GPUs.",
         (
             f"treetune {VINEPPO} run_iteration_loop",
             f"treetune {VINEPPO} --override '{{trainer+: {{learning_rate: 3e-6}}}}' run_iteration_loop",
@@ -171,8 +225,8 @@ COMMANDS = (
         "check_finished",
         run_experiment,
         "whether a run has all of its iterations; for scripts",
-        "Ends with another code than 0 where iterations are still to come. DeepSpeed's command itself ends"
-        " with 0 when a part of it was killed.",
+        "Ends with another code than 0 where iterations are still to come. DeepSpeed's own command ends with"
+        " 0 when a part of it was killed; `treetune run` doesn't.",
         (f"treetune {VINEPPO} check_finished",),
     ),
     Command(

@@ -73,6 +73,8 @@ def _is_left_behind(launcher: list[Process]) -> bool:
         return os.getppid() == 1
     outermost = launcher[-1].pid
     fields = process_fields(outermost)
+    if (started_by := os.environ.get(STARTED_BY)) is not None:  # `treetune run`, which may be init itself
+        return not fields or fields[1] != started_by
     halved = os.environ["CROSS_SIZE"] == "1" and "deepspeed.launcher.launch" in _command(outermost)
     return not fields or (halved and fields[1] == "1")
 
@@ -102,6 +104,9 @@ def end_with_launcher() -> None:
 
     threading.Thread(target=watch, name="lifeline", daemon=True).start()
 
+
+STARTED_BY = "TREETUNE_STARTED_BY"
+"""The process that started the node launcher, where that wasn't DeepSpeed's command."""
 
 TERMINATED = 128 + signal.SIGTERM
 """The exit code of a process that SIGTERM ended."""

@@ -9,10 +9,6 @@ from pathlib import Path
 from treetune.sweeps.launch import Launcher, commands_of
 from treetune.tables.runs import Key, Plan, PlannedRun
 
-FIRST_PORT = 29500
-PORT = "PORT"
-"""Stands for the port until the shell that runs the line has found a free one."""
-
 
 def waves(plan: Plan) -> list[list[PlannedRun]]:
     """The runs to do, each wave needing only what earlier ones make. Blocked runs are left out."""
@@ -31,26 +27,24 @@ def waves(plan: Plan) -> list[list[PlannedRun]]:
 def launch_lines(plan: Plan, launcher: Launcher) -> list[str]:
     """Shell text: a line for each run, with comments that say what has to be finished before it."""
     lines: list[str] = []
-    port = FIRST_PORT
     for number, wave in enumerate(waves(plan)):
         after = (
             "at once, side by side where the machine allows" if number == 0 else "when those above have ended"
         )
         lines.append(f"# {after}:")
         for run in wave:
-            lines.append(_line(plan, run, launcher, str(port)))
-            port += 1
+            lines.append(_line(plan, run, launcher))
     for run in plan.to_do():
         if blocked := plan.blocked_by(run):
             lines.append(f"# {run.words}: blocked by {', '.join(blocked)}")
     return lines or ["# nothing is missing"]
 
 
-def _line(plan: Plan, run: PlannedRun, launcher: Launcher, port: str) -> str:
+def _line(plan: Plan, run: PlannedRun, launcher: Launcher) -> str:
     commands = commands_of(plan.statuses[run.key])
     if run.analyses and "run_analyzers" not in commands:
         commands.append("run_analyzers")
-    return " && ".join(launcher.line(run, command, port) for command in commands)
+    return " && ".join(launcher.line(run, command) for command in commands)
 
 
 def slurm_script(plan: Plan, launcher: Launcher, working_directory: Path) -> str:
@@ -64,8 +58,7 @@ def slurm_script(plan: Plan, launcher: Launcher, working_directory: Path) -> str
     for wave in waves(plan):
         ranges.append(f"{first}-{first + len(wave) - 1}")
         for task, run in enumerate(wave, start=first):
-            line = _line(plan, run, launcher, PORT).replace(f"--master_port={PORT}", '--master_port="$port"')
-            cases.append(f"    {task}) # {run.words}\n        {line} ;;")
+            cases.append(f"    {task}) # {run.words}\n        {_line(plan, run, launcher)} ;;")
         first += len(wave)
     if not ranges:
         raise ValueError("nothing is missing: there is no run to put into a SLURM script")
@@ -97,7 +90,6 @@ if [ -z "${{SLURM_ARRAY_TASK_ID:-}}" ]; then
     exit 0
 fi
 
-port=$(python -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
 case "$SLURM_ARRAY_TASK_ID" in
 {newline.join(cases)}
     *) echo "there is no task $SLURM_ARRAY_TASK_ID" >&2; exit 2 ;;

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
 import shlex
 import shutil
-import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Generator, Mapping
@@ -20,6 +16,7 @@ from treetune.config.jsonnet import shown
 from treetune.files import write_json
 from treetune.runtime.children import end, started, wait_a_moment
 from treetune.runtime.console import duration
+from treetune.runtime.front_door import gpus, ranks_here, threads_each
 from treetune.tables.runs import MEASURABLE, TO_DO, Key, Plan, PlannedRun, Status, inspect
 
 MAIN = Path(__file__).resolve().parents[1] / "main.py"
@@ -40,8 +37,7 @@ Announce = Callable[[str], None]
 class Launcher:
     """How a command of an experiment is started: ranks, threads for each, and the program.
 
-    `program` stands for main.py and what starts it: ``python`` for one rank, ``deepspeed`` with its options
-    for several, which None finds.
+    `program` stands for main.py and what starts it; None: this environment's.
     """
 
     ranks: int
@@ -53,59 +49,32 @@ class Launcher:
         """As run.sh does: all GPUs or one rank on a CPU (NUM_GPUS), the cores shared among the ranks of so
         many runs at once.
 
-        Raises ValueError for a NUM_GPUS that is no number, where there is no launcher, and for several runs
-        at once on GPUs, which each would take whole.
+        Raises ValueError for a NUM_GPUS that is no number, and for several runs at once on GPUs, which each
+        would take whole.
         """
-        gpus = _gpus()
-        if gpus and at_once > 1:
+        if at_once > 1 and gpus():
             raise ValueError(
                 "every run takes all GPUs, so several can't be at work at once here: share them out with"
                 " --launch-lines or --slurm"
             )
-        ranks = _ranks(gpus)
-        share = len(os.sched_getaffinity(0)) // (ranks * at_once)
-        threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, share))
-        if not threads.isdigit() or int(threads) < 1:
-            raise ValueError(f"OMP_NUM_THREADS is {threads!r}; it must be a whole number above 0")
-        return Launcher(ranks, int(threads))
+        ranks = ranks_here()
+        return Launcher(ranks, int(threads_each(ranks * at_once)))
 
-    def command(self, run: PlannedRun, command: str, port: str) -> list[str]:
-        program = self.program or self._own_program(1 if command in ONE_RANK else self.ranks, port)
+    def command(self, run: PlannedRun, command: str) -> list[str]:
+        program = self.program or ("python", "-u", shown(MAIN))
+        if self.ranks > 1 and command not in ONE_RANK:
+            program += "run", f"--num_gpus={self.ranks}"
         overrides = [word for text in run.recipe.overrides for word in ("--override", text)]
         return [*program, "--configs", ",".join(run.recipe.configs), *overrides, command]
-
-    @staticmethod
-    def _own_program(ranks: int, port: str) -> tuple[str, ...]:
-        if ranks == 1:
-            # A launcher of one rank is two more processes that import torch: a fifth of a short run.
-            return "python", "-u", shown(MAIN)
-        options = ("--quiet", "--no_local_rank", f"--num_gpus={ranks}", f"--master_port={port}")
-        return "deepspeed", *options, shown(MAIN)
 
     def environment(self, run: PlannedRun) -> dict[str, str]:
         """What is set for the run, beside what it inherits."""
         return {**run.environment, "OMP_NUM_THREADS": str(self.threads)}
 
-    def line(self, run: PlannedRun, command: str, port: str) -> str:
+    def line(self, run: PlannedRun, command: str) -> str:
         """The same for a shell."""
         settings = " ".join(f"{k}={shlex.quote(v)}" for k, v in self.environment(run).items())
-        return f"{settings} {shlex.join(self.command(run, command, port))}"
-
-
-def _ranks(gpus: int) -> int:
-    text = os.environ.get("NUM_GPUS")
-    if text is None:
-        return max(1, gpus)
-    if not text.isdigit() or int(text) < 1:
-        raise ValueError(f"NUM_GPUS is {text!r}; it must be a whole number above 0")
-    return int(text)
-
-
-def _gpus() -> int:
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=False)
-        return sum(line.startswith("GPU") for line in listed.stdout.splitlines())
-    return 0
+        return f"{settings} {shlex.join(self.command(run, command))}"
 
 
 def commands_of(status: Status) -> list[str]:
@@ -210,7 +179,7 @@ def _attempt(
     run: PlannedRun, command: str, launcher: Launcher, place: str, announce: Announce, deadline_s: float
 ) -> Generator[None, None, tuple[float, int]]:
     """One process to its end: seconds and exit code. It is kept in the run's record."""
-    words = launcher.command(run, command, str(_free_port()))
+    words = launcher.command(run, command)
     words[0] = _program(words[0])
     run.log.parent.mkdir(parents=True, exist_ok=True)
     attempts = run.attempts()
@@ -223,9 +192,7 @@ def _attempt(
 
     keep()
     with run.log.open("ab") as log:
-        log.write(
-            f"\n=== {time.strftime('%Y-%m-%d %H:%M:%S')} {launcher.line(run, command, 'free')}\n".encode()
-        )
+        log.write(f"\n=== {time.strftime('%Y-%m-%d %H:%M:%S')} {launcher.line(run, command)}\n".encode())
         log.flush()
         began = log.tell()
         with started(words, launcher.environment(run), log) as process:
@@ -253,12 +220,6 @@ def _program(name: str) -> str:
     if found is None:
         raise ValueError(f"there is no {name} beside {sys.executable} or on the PATH: run ./scripts/setup.sh")
     return found
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def _progress(run: PlannedRun) -> str:

@@ -1,0 +1,121 @@
+"""`treetune run`: starts a command's ranks on this machine, and ends with the exit code of the run.
+
+DeepSpeed's own command ends with 0 when its node launcher is killed, though nothing is finished. Here the
+node launcher is this process's child, whose end, whatever it is, is the exit code.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from treetune.runtime.lifeline import PR_SET_PDEATHSIG, STARTED_BY
+
+MAIN = Path(__file__).resolve().parents[1] / "main.py"
+END_S = 60.0
+"""How long ranks may take to end after their launcher; then they are killed."""
+
+
+def gpus() -> list[str]:
+    """The GPUs to use, as CUDA_VISIBLE_DEVICES names them: those that were handed out, or else all."""
+    handed_out = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if handed_out is not None:
+        return [name for name in handed_out.split(",") if name]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=False)
+        return [str(i) for i in range(sum(line.startswith("GPU") for line in listed.stdout.splitlines()))]
+    return []
+
+
+def ranks_here(wanted: int | None = None) -> int:
+    """How many ranks this machine gets: `wanted`, else NUM_GPUS, else one for each GPU, or one on a CPU.
+    Raises ValueError where that is no number, or more than there are GPUs."""
+    there = gpus()
+    if wanted is None and (text := os.environ.get("NUM_GPUS")) is not None:
+        if not text.isdigit() or int(text) < 1:
+            raise ValueError(f"NUM_GPUS is {text!r}; it must be a whole number above 0")
+        wanted = int(text)
+    if wanted is not None and there and wanted > len(there):
+        which = os.environ.get("CUDA_VISIBLE_DEVICES")
+        named = f"CUDA_VISIBLE_DEVICES={which} are" if which is not None else "this machine has"
+        raise ValueError(f"NUM_GPUS (--num_gpus) is {wanted}, and {named} {len(there)} GPUs")
+    return wanted or max(1, len(there))
+
+
+def threads_each(processes: int) -> str:
+    """OMP_NUM_THREADS of each: processes that each take all cores run many times slower."""
+    text = os.environ.get("OMP_NUM_THREADS") or str(max(1, len(os.sched_getaffinity(0)) // processes))
+    if not text.isdigit() or int(text) < 1:
+        raise ValueError(f"OMP_NUM_THREADS is {text!r}; it must be a whole number above 0")
+    return text
+
+
+def start_ranks(
+    words: Sequence[str], ranks: int, nodes: Sequence[str] = ("localhost",), node: int = 0, port: int = 0
+) -> int:
+    """Runs main.py with `words` on `ranks` ranks of this machine, which is the `node`-th of `nodes`. Signals
+    are passed on. Returns the exit code: 0 if all ranks ended with 0, and 128 and a signal's number if
+    that ended one of them, the node launcher or the run.
+    """
+    if not port:  # one that was free a moment ago: several runs may share the machine
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            port = listener.getsockname()[1]
+    devices: Sequence[str] = gpus()[:ranks]
+    environment = {**os.environ, STARTED_BY: str(os.getpid()), "OMP_NUM_THREADS": threads_each(ranks)}
+    if not devices:
+        devices = [str(i) for i in range(ranks)]
+        # DeepSpeed warns three times where it has to find out itself that there is no accelerator.
+        environment.setdefault("DS_ACCELERATOR", "cpu")
+    world = base64.urlsafe_b64encode(json.dumps({name: list(devices) for name in nodes}).encode()).decode()
+    address = "127.0.0.1" if len(nodes) == 1 else nodes[0]
+    command = [sys.executable, "-u", "-m", "deepspeed.launcher.launch", f"--world_info={world}"]
+    command += [f"--node_rank={node}", f"--master_addr={address}", f"--master_port={port}"]
+    command += ["--quiet", "--no_local_rank", str(MAIN), *words]
+    libc = ctypes.CDLL(None)
+    launcher = subprocess.Popen(
+        command,
+        env=environment,
+        start_new_session=True,  # a terminal's Ctrl-C comes here alone, and is passed on once
+        preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM),
+    )
+    passed_on: list[int] = []
+
+    def pass_on(number: int, _: object) -> None:
+        passed_on.append(number)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(launcher.pid, number)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, pass_on)
+    code = launcher.wait()
+    _wait_for_group(launcher.pid)
+    if code and passed_on:
+        return 128 + passed_on[0]
+    # The launcher hands on a rank's code; a signal's is negative, and as an exit code counted from 256.
+    return 128 - code if code < 0 else 128 + 256 - code if code > 256 - signal.NSIG else code
+
+
+def _wait_for_group(group: int) -> None:
+    """Returns when no process of the group is left; ranks end by themselves when their launcher is gone."""
+    for number in (None, signal.SIGKILL):
+        if number is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(group, number)
+        deadline = time.monotonic() + END_S
+        while time.monotonic() < deadline:
+            try:
+                os.killpg(group, 0)
+            except ProcessLookupError:
+                return
+            time.sleep(0.1)

@@ -1,0 +1,97 @@
+"""`treetune run` ends with the exit code of the run, whatever of it is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from treetune.runtime.front_door import ranks_here, threads_each
+from treetune.testing.faults import ROOT, Experiment, Running
+
+pytestmark = pytest.mark.slow
+
+
+def start(experiment: Experiment) -> Running:
+    experiment.base.mkdir(parents=True, exist_ok=True)
+    output = experiment.base / "output"
+    with output.open("ab") as file:
+        begins = file.tell()
+        process = subprocess.Popen(
+            [sys.executable, ROOT / "src/treetune/main.py", "run", "--num_gpus", "2", "--configs"]
+            + [str(experiment.config)],
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
+            | {"APP_DIRECTORY": str(experiment.base), "APP_EXPERIMENT_NAME": experiment.name},
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+        )
+    return Running(experiment, process, output, begins)
+
+
+def test_the_exit_code_is_the_runs_whatever_is_killed_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    config = ROOT / "src/treetune/testing/small_supervised.jsonnet"
+    experiment = Experiment(tmp_path, "small", 2, config)
+    done = experiment.directory.iteration(0) / "metrics.json"
+    ends = {
+        "node launcher": 128 + signal.SIGKILL,
+        "rank": 128 + signal.SIGKILL,
+        "signal": 128 + signal.SIGINT,
+    }
+    for what, expected in ends.items():
+        running = start(experiment)
+        over = (experiment.directory.iteration(5) / "metrics.json").is_file
+        running.freeze(done.is_file, over, "the first iteration")
+        if what == "signal":
+            running.launcher.send_signal(signal.SIGINT)
+        else:
+            launchers = [p for p, words in running.seen.items() if "deepspeed.launcher.launch" in words]
+            ranks = [p for p in running.ranks() if p.pid != running.launcher.pid]
+            victims = launchers if what == "node launcher" else ranks
+            os.kill(victims[0].pid, signal.SIGKILL)
+        running.signal_ranks(signal.SIGCONT)
+        assert running.wait() == expected, f"{what}: {running.tail()}"
+        running.assert_all_gone()
+        experiment.forget_training()
+    running = start(experiment)
+    assert running.wait() == 0, running.tail()
+    assert experiment.directory.checkpoints()[-1] == 6
+
+
+def test_a_wrong_configuration_is_told_once_before_any_rank_is_started() -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "src/treetune/main.py", "run", "--num_gpus", "2", "--configs"]
+        + ["configs/quickstart/sft.jsonnet", "--override", "{ trainer+: { learning_rat: 1 } }"],
+        cwd=ROOT, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr.count("learning_rat")) == (2, 2)  # the key, and what was written
+    assert "did you mean" in done.stderr
+
+
+def test_ranks_are_the_gpus_that_were_handed_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6")
+    monkeypatch.delenv("NUM_GPUS", raising=False)
+    assert (ranks_here(), ranks_here(1)) == (2, 1)
+    monkeypatch.setenv("NUM_GPUS", "3")
+    with pytest.raises(ValueError, match=r"is 3, and CUDA_VISIBLE_DEVICES=4,6 are 2 GPUs"):
+        ranks_here()
+    monkeypatch.setenv("NUM_GPUS", "two")
+    with pytest.raises(ValueError, match="NUM_GPUS is 'two'"):
+        ranks_here()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.delenv("NUM_GPUS")
+    assert ranks_here() == 1, "none: the CPU"
+
+
+def test_processes_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    assert (threads_each(3), threads_each(20)) == ("2", "1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "many")
+    with pytest.raises(ValueError, match="OMP_NUM_THREADS is 'many'"):
+        threads_each(1)
