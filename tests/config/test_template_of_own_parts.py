@@ -175,3 +175,22 @@ directory = train(small(
 assert directory.resumable() == 2
 assert "my_package.rank" in json.loads((directory.path / "manifest.json").read_text())["own_modules"]
 """)
+
+
+def test_a_run_with_its_parts_is_replayed_from_any_folder_with_another_of_them(tmp_path: Path) -> None:
+    tiny = """{ directory: 'runs', experiment_name: 'own', iterations: 1, problems_per_iteration: 4,
+      model: { type: 'tiny', layers: 1, hidden_size: 64, heads: 2, intermediate_size: 96,
+               context_length: 128 },
+      rollout+: { samples: 4, max_tokens: 12, unfinished_reward: 1.0 }, evaluation+: { sets: [] },
+      trainer+: { schedule+: { may_outlast_training: true } } }"""
+    files = f"{TEMPLATE / 'rank.jsonnet'},engines/in_process.jsonnet"
+    done = treetune("--configs", files, "--override", tiny, "run_iteration_loop", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "elsewhere").mkdir()
+    other = "{ imports+: ['my_package.weighted'], trainer+: { objective: { type: 'weighted_ppo' } } }"
+    done = treetune(
+        "--override", other, "replay", "../runs/own", "--iteration", "1", cwd=tmp_path / "elsewhere"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "the weights after it are the run's own, to the bit" in done.stdout
+    assert "cosine of the gradients" in done.stdout

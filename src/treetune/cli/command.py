@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -48,12 +48,17 @@ def say(text: str) -> None:
         raise ClosedPipe from error
 
 
+def files_of(options: argparse.Namespace) -> list[str]:
+    """What stands behind ``--configs``."""
+    return [name.strip() for text in options.configs or () for name in text.split(",") if name.strip()]
+
+
 def evaluated(options: argparse.Namespace) -> Config:
     """The configuration that the options name."""
     from treetune.config.jsonnet import ENVIRONMENT_KEYS, load
     from treetune.config.schema import keys_of
 
-    configs = [name.strip() for text in options.configs or () for name in text.split(",") if name.strip()]
+    configs = files_of(options)
     config = load(configs, options.override or ())
     family = root_family(config)
     part = family.registered().get(str(config.data.get("type")))
@@ -74,8 +79,9 @@ def root_family(config: Config, wanted: str = "an experiment") -> type[Registrab
     return knows[0] if knows else next(family for family in roots if family.root == wanted)
 
 
-def built(config: Config, command: str, wanted: str | None) -> Registrable:
-    """The checked object graph of a configuration, which must be `wanted` ("a table"), if anything is."""
+def built(config: Config, command: str, wanted: str | None, beside: Sequence[str] = ()) -> Registrable:
+    """The checked object graph of a configuration, which must be `wanted` ("a table"), if anything is. Own
+    parts are looked for in the folders `beside`, too."""
     from treetune.config.build import build
     from treetune.config.errors import ConfigError, ConfigIssue, wrapped
     from treetune.config.explain import Explanation
@@ -83,7 +89,7 @@ def built(config: Config, command: str, wanted: str | None) -> Registrable:
     from treetune.config.overridden import overridden
     from treetune.findings import notes
 
-    explanation = Explanation(config)
+    explanation = Explanation(config, beside)
     import_parts(config.data, explanation)
     family = root_family(config, wanted or "an experiment")
     if wanted is not None and family.root != wanted:

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from treetune.cli.command import Argument, Command, built, evaluated, say
+from treetune.cli.command import Argument, Command, built, evaluated, files_of, say
 
 if TYPE_CHECKING:
     from treetune.config.jsonnet import Config
@@ -96,22 +96,28 @@ def replay(options: argparse.Namespace) -> int:
         raise ValueError(f"{options.experiment} holds no experiment: there is no {stored}")
     files = [str(stored.resolve())]
     own = load(files, environment_keys=())
-    other = load(files, options.override or (), environment_keys=())
+    other = load([*files, *files_of(options)], options.override or (), environment_keys=())
     from treetune.analyzers.replay import REPLACEABLE, replay
     from treetune.analyzers.replayed import in_words
+    from treetune.config.explain import Explanation
+    from treetune.runtime.directory import ExperimentDirectory
+    from treetune.runtime.manifest import read_manifest
 
-    changed = [key for key in {**own.data, **other.data} if own.data.get(key) != other.data.get(key)]
+    keys = {**own.data, **other.data}.keys() - {"imports"}  # they make parts known, and decide nothing
+    changed = [key for key in sorted(keys) if own.data.get(key) != other.data.get(key)]
     if strange := [key for key in changed if key not in REPLACEABLE]:
         raise ConfigError(
             [
                 ConfigIssue(
                     f"a replay works on the answers as they are; {strange[0]} decides which these were",
                     strange[0],
-                    remedy=f"override {', '.join(REPLACEABLE)} alone",
+                    remedy=f"override {', '.join(REPLACEABLE)} alone, with `imports` for parts of your own",
                 )
             ]
         )
-    roots = [cast("PolicyIteration", built(one, "replay", "an experiment")) for one in (own, other)]
+    recorded = read_manifest(ExperimentDirectory(options.experiment)).get("own_folders", ())
+    beside = [*map(str, Explanation(other).folders), *recorded]
+    roots = [cast("PolicyIteration", built(one, "replay", "an experiment", beside)) for one in (own, other)]
     result = replay(
         options.experiment.resolve(),
         options.iteration,
@@ -293,8 +299,9 @@ COMMANDS = (
         "an iteration's stored answers with another credit, selection or objective",
         "Trains one iteration again, as it was and as --override has it, from the stored answers and the"
         " weights of then: advantages side by side, norms and cosine of the gradients and of the steps. Only"
-        " what another credit needs beyond what is stored is sampled. The bits of a run of several ranks come"
-        " from as many: start it with the launcher, as the run was.",
+        " what another credit needs beyond what is stored is sampled. What --configs names goes on the right"
+        " of the stored configuration, before --override. The bits of a run of several ranks come from as"
+        " many: start it with the launcher, as the run was.",
         (
             "treetune --override \"{credit: {type: 'group'}}\" replay experiments/quickstart/vineppo"
             " --iteration 1",

@@ -69,18 +69,21 @@ class Setting:
 
 
 class Explanation:
-    """Answers, for one evaluated configuration, what set a key. Never raises for a key."""
+    """Answers, for one evaluated configuration, what set a key. Never raises for a key.
 
-    def __init__(self, config: Config) -> None:
+    `beside` are more folders in which its own parts may lie."""
+
+    def __init__(self, config: Config, beside: Sequence[str] = ()) -> None:
         self._config = config
+        self._beside = beside
         self._files: dict[Path, Layer] = {}
         self._alone: dict[Layer, Any] | None = None
         self._probes: dict[tuple[Layer, str, KeyPath], Any] = {}
 
     @property
     def folders(self) -> list[Path]:
-        """Those of the files that were added, in their order."""
-        return [layer.path.parent for layer in self._config.layers if layer.path]
+        """Where own parts may lie: the folders of the files that were added, in their order, and others."""
+        return [*(layer.path.parent for layer in self._config.layers if layer.path), *map(Path, self._beside)]
 
     def value(self, key: KeyPath) -> Any:
         """The value in the evaluated object, or MISSING."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from treetune.checksums import read_record
-from treetune.config.folders import own_modules
+from treetune.config.folders import own_modules, searched
 from treetune.config.hashing import config_hash
 from treetune.files import write_json
 from treetune.runtime.base import PolicyIteration
@@ -45,6 +45,7 @@ def begin(
                 "system": platform.platform(),
                 "commit": code_commit(),
                 "own_modules": own_modules(),
+                "own_folders": searched()[0],
                 "data": {split: data_hash(config.task, split) for split in ("train", "validation", "test")},
                 "bits_rest_on": now,
                 "continued": [],
