@@ -162,6 +162,7 @@ from my_package.second_try import SecondTry
 from my_package.weighted import WeightedClippedPolicyGradient
 from tests.runtime.in_process import TASK, small, train
 from treetune.config import folders
+from treetune.runtime.base import Evaluation, EvaluationSet
 from treetune.tasks.graders.function import FunctionGrader
 from treetune.trainers.base import Trainer
 folders.search_in(["."], ["my_package"])
@@ -171,8 +172,11 @@ directory = train(small(
     rollout=SecondTry(samples=2, max_tokens=12, unfinished_reward=None),
     credit=Rank(),
     trainer=Trainer(objective=WeightedClippedPolicyGradient(), learning_rate=1e-3),
+    evaluation=Evaluation(sets=(EvaluationSet(split="test", samples=2),)),
 ))
 assert directory.resumable() == 2
+answers = (directory.evaluation(2, "test") / "answers.jsonl").read_text().splitlines()
+assert len(answers) == 2 * TASK.test_size  # evaluation asks nobody a second time
 assert "my_package.rank" in json.loads((directory.path / "manifest.json").read_text())["own_modules"]
 """)
 

@@ -162,7 +162,7 @@ def test_the_run_sees_the_inner_rollout_through_it() -> None:
     rollout = UntilMixed(rollout=inner, groups=2)
     for name in ("samples", "sampling", "unfinished_reward", "max_prompt_tokens", "needs_engine"):
         assert getattr(rollout, name) == getattr(inner, name), name
-    assert rollout.sampler is inner
+    assert rollout.sampler == inner
     assert rollout.gives == inner.gives
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -40,7 +41,7 @@ def test_ranks_on_one_machine_keep_the_weights_in_its_memory(tmp_path: Path) -> 
     try:
         assert folder.parent == Path("/dev/shm")
     finally:
-        folder.rmdir()
+        shutil.rmtree(folder)
 
 
 def test_one_server_for_ranks_on_several_machines_is_refused(tmp_path: Path) -> None:

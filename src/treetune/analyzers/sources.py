@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from treetune.analyzers.points import require_critic
 from treetune.episode_generators.base import GenerationContext, Rollout
 from treetune.episode_generators.critic import Critic
+from treetune.episode_generators.rollout.single_turn import for_fixed_problems
 from treetune.episode_generators.storage import read_trajectories
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.lent_critic import lent_critic
@@ -75,7 +76,7 @@ def sampler_of(config: PolicyIteration) -> Rollout:
     """
     for rollout in (config.rollout, config.evaluation.rollout):
         if rollout is not None and rollout.needs_engine and rollout.sampling is not None:
-            return rollout.sampler
+            return for_fixed_problems(rollout)
     raise ValueError(
         "nothing in the experiment samples from the policy: give evaluation.rollout,"
         " e.g. {type: 'single_turn', max_tokens: 256}"

@@ -105,9 +105,10 @@ class Rollout(Registrable):
         return None
 
     @property
-    def sampler(self) -> Rollout:
-        """What makes the answers where problems are fixed: itself, or the rollout that it wraps."""
-        return self
+    def sampler(self) -> Rollout | None:
+        """What makes the answers where problems are fixed, as in evaluation and analyzers; None for plain
+        sampling with this rollout's settings. Everybody asks by `single_turn.for_fixed_problems`."""
+        return None
 
     def most_answers(self, problems: int) -> int:
         """How many answers there may be at most to an iteration of so many problems."""

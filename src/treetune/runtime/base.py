@@ -12,6 +12,7 @@ from treetune.config.registrable import Registrable
 from treetune.contracts import Finding, Part
 from treetune.episode_generators.base import Credit, Rollout, Selection, Shaping
 from treetune.episode_generators.rollout.answers import check_lengths
+from treetune.episode_generators.rollout.single_turn import for_fixed_problems
 from treetune.inference.served_models import Engines
 from treetune.models.sources import ModelSource
 from treetune.runtime.analysis import Analyzer
@@ -69,7 +70,7 @@ class EvaluationSet(Part):
 
         Raises ValueError where these don't go together.
         """
-        rollout = (experiment.evaluation.rollout or experiment.rollout).sampler
+        rollout = for_fixed_problems(experiment.evaluation.rollout or experiment.rollout)
         given = {
             "samples": self.samples,
             "temperature": self.temperature,
@@ -118,6 +119,14 @@ class Evaluation(Part):
                 "the evaluation has sets, and neither it nor the experiment has a rollout that samples",
                 "rollout",
                 "give evaluation.rollout, e.g. {type: 'single_turn', max_tokens: 256}",
+            )
+        elif self.rollout is not None and for_fixed_problems(self.rollout) != self.rollout:
+            yield Finding(
+                f"{type(self.rollout).__name__} says nothing of how it answers problems that are fixed, where"
+                " every set asks for so many samples of each",
+                "rollout",
+                "give {type: 'single_turn', ...} with its settings, or leave evaluation.rollout out: then"
+                " answers are sampled plainly, as the run samples them",
             )
 
 
@@ -270,8 +279,9 @@ class PolicyIteration(Runtime):
         """What graders and environments need and isn't there, of all tasks."""
         tasks = [self.task, *(one.task for one in self.evaluation.sets if one.task is not None)]
         for_grades = (words for task in tasks for part in task.grader.parts() for words in part.missing())
-        rollout = self.rollout.sampler
-        for_turns = (words for task in tasks for part in task.parts() for words in rollout.missing(part))
+        rollouts = (self.rollout, for_fixed_problems(self.evaluation.rollout or self.rollout))
+        parts = [part for task in tasks for part in task.parts()]
+        for_turns = (words for one in rollouts for part in parts for words in one.missing(part))
         return list(dict.fromkeys([*for_grades, *for_turns]))
 
     @classmethod

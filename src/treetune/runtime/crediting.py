@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from treetune.episode_generators import unavailable
 from treetune.episode_generators.base import GenerationContext
 from treetune.episode_generators.domains import domain_advantages
@@ -28,6 +30,13 @@ def credited(
         trees, metrics = unavailable.graded(context, trees, config.credit)
     trees, shaping_metrics = shaped(context, config.shaping, trees)
     episodes, credit_metrics = config.credit.assign(context, trees)
+    for episode in episodes:
+        if episode.advantages is not None and not np.isfinite(episode.advantages).all():
+            raise ValueError(
+                f"iteration {context.iteration + 1}: the credit {type(config.credit).__name__} gave the"
+                f" answer {episode.trajectory!r} advantages that are no numbers (NaN or infinite), and"
+                " nothing was trained on them: look for a division by zero in it"
+            )
     count = sum(ranks.exchange("number of episodes", len(episodes)))
     if not count and (metrics or "credit/unvalued" in credit_metrics):
         raise unavailable.NothingGraded(

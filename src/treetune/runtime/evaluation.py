@@ -121,6 +121,14 @@ def measure(
         own = answers_of(rollout.run(context, answerable)[0]) if answerable else []
         services = by_group(sampler.service_metrics(grader))
     trajectories = trajectories_on_first(session.ranks, "evaluation", own)
+    counts = Counter(one.problem.id for one in trajectories)
+    other = next((p.id for p in answerable if counts[p.id] != chosen.samples), "")
+    if other := session.ranks.from_first("answers to each", other):
+        raise ValueError(
+            f"evaluating {name}: the rollout {type(rollout).__name__} gave {counts[other]} answers to the"
+            f" problem {other}, and the set asks for {chosen.samples} of each, so that its numbers would be"
+            " of something else: leave out the rollout's property sampler, and answers are sampled plainly"
+        )
     lost = unavailable.reasons(trajectory.grade for trajectory in trajectories)
     words = f"evaluating {name}: {unavailable.told('answers', lost, len(trajectories))}" if lost else ""
     if session.ranks.from_first("graded", lost.total() == len(trajectories) > 0):

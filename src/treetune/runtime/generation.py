@@ -23,6 +23,8 @@ from treetune.episode_generators.storage import (
 )
 from treetune.episode_generators.token_signals import SIGNALS
 from treetune.episode_generators.values.ahead import Ahead
+from treetune.inference.base import ANSWERS, Completion, Request, SamplingParams
+from treetune.runtime import stop_after
 from treetune.runtime.carried import carried_over, carry_over
 from treetune.runtime.clock import Clock
 from treetune.runtime.columns_of_ranks import stored_for_all, trajectories_on_first
@@ -31,7 +33,6 @@ from treetune.runtime.due import EPISODES, is_generated, samples_in
 from treetune.runtime.overlap import give_to_credit
 from treetune.runtime.sampler import Sampler
 from treetune.runtime.session import Session
-from treetune.runtime.stop_after import ANSWERS
 from treetune.tasks.drawing import Drawing
 from treetune.tasks.environments.journal import SUFFIX
 from treetune.tree import Tree, answers_of, trees_of
@@ -123,7 +124,7 @@ def _rollout(sampler: Sampler, iteration: int, clock: Clock) -> tuple[list[Tree]
             continuations=_journal(sampler, folder, "credit"),
             progress=show,
             further=lambda: config.task.draw_further(everything, problems, drawing),
-            hear=None if sampler.reference is None else sampler.reference.hear,
+            hear=partial(_heard, sampler),
         )
         if config.rollout.carries:
             carried, carry = carried_over(session, iteration), partial(carry_over, session, iteration)
@@ -140,7 +141,7 @@ def _rollout(sampler: Sampler, iteration: int, clock: Clock) -> tuple[list[Tree]
     everyones: list[Trajectory] = []
     if config.rollout.needs_engine:  # demonstrations cost less to make again than to keep
         own = sum(tree.sampled_tokens for tree in trees)
-        metrics[ANSWERS] = float(sum(session.ranks.exchange("tokens of answers", own)))
+        metrics[stop_after.ANSWERS] = float(sum(session.ranks.exchange("tokens of answers", own)))
         everyones = trajectories_on_first(session.ranks, "trajectories", answers_of(trees))
     if session.ranks.is_first:
         if config.task.remembers_pass_rates:
@@ -151,6 +152,22 @@ def _rollout(sampler: Sampler, iteration: int, clock: Clock) -> tuple[list[Tree]
             write_trajectories(folder / "trajectories.arrow", everyones)
     session.ranks.barrier("trajectories written")
     return trees, metrics, ahead
+
+
+def _heard(sampler: Sampler, request: Request, completions: Sequence[Completion]) -> None:
+    """Raises ValueError for answers whose log-probs the trainer would compute under another distribution than
+    the one that they were sampled from; has the reference score the others."""
+    expected = sampler.session.config.rollout.sampling or SamplingParams(max_tokens=1)
+    for key in ("temperature", "top_p", "top_k"):
+        own, runs = getattr(request.sampling, key), getattr(expected, key)
+        if request.priority == ANSWERS and own != runs:
+            raise ValueError(
+                f"the rollout asked for answers with {key} = {own}, and its property sampling says {runs}, by"
+                " which they would be trained: let it ask with its own `sampling`, or, for samples that"
+                " aren't trained, with the priority CONTINUATIONS"
+            )
+    if sampler.reference is not None:
+        sampler.reference.hear(request, completions)
 
 
 def _rollout_metrics(session: Session, iteration: int) -> Metrics:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from treetune.episode_generators.base import GenerationContext, Rollout
 from treetune.episode_generators.critic import Critic
+from treetune.episode_generators.rollout.single_turn import for_fixed_problems
 from treetune.inference.journal import Hear, JournaledEngine
 from treetune.runtime.judge_server import judge_server, refuse_dumb
 from treetune.runtime.policy_server import PolicyServer
@@ -55,8 +56,8 @@ class Sampler:
         # quarter of a second, in the middle of sampling. The trainer's models come later, and may go.
         gc.collect()
         gc.freeze()
-        for rollout in (config.rollout, config.evaluation.rollout or config.rollout):
-            rollout.sampler.prepare(session.model.codec)
+        for rollout in (config.rollout, for_fixed_problems(config.evaluation.rollout or config.rollout)):
+            rollout.prepare(session.model.codec)
         grades = server.engine is not None or session.purpose == "run"
         with judge_server(session) if grades else nullcontext() as judge:
             name = f"{session.purpose}-{session.ranks.rank}"
@@ -135,7 +136,7 @@ class Sampler:
             say=session.console.say,
             sampling=rollout.sampling,
             unfinished_reward=rollout.unfinished_reward,
-            rollout=rollout.sampler,
+            rollout=for_fixed_problems(rollout),
             environments=self.environments,
             turns=turns,
             memory={} if memory is None else memory,

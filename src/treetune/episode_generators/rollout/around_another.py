@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from treetune.contracts import Feature
 from treetune.episode_generators.base import Rollout
+from treetune.episode_generators.rollout.single_turn import for_fixed_problems
 from treetune.inference.base import SamplingParams
+from treetune.tasks.base import Task
+from treetune.vocabulary import TextCodec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,4 +41,10 @@ class RolloutAround(Rollout):
 
     @property
     def sampler(self) -> Rollout:
-        return self.rollout.sampler
+        return for_fixed_problems(self.rollout)
+
+    def missing(self, task: Task) -> Sequence[str]:
+        return self.rollout.missing(task)
+
+    def prepare(self, codec: TextCodec) -> None:
+        self.rollout.prepare(codec)

@@ -100,6 +100,27 @@ class SingleTurn(Rollout):
         return trees, trajectory_metrics(context, answers_of(trees))
 
 
+def for_fixed_problems(rollout: Rollout) -> Rollout:
+    """What makes the answers where problems are fixed: `samples` to each, whatever training does with them.
+
+    That is what the rollout says by its `sampler`, plain sampling with its settings where it says nothing,
+    and the rollout itself where it doesn't sample.
+    """
+    sampling = rollout.sampling
+    if rollout.sampler is not None or sampling is None:
+        return rollout.sampler or rollout
+    return SingleTurn(
+        samples=rollout.samples,
+        max_tokens=sampling.max_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        stop=sampling.stop,
+        unfinished_reward=rollout.unfinished_reward,
+        max_prompt_tokens=rollout.max_prompt_tokens,
+    )
+
+
 def sample_answers(
     context: GenerationContext,
     problems: Sequence[Problem],

@@ -29,7 +29,6 @@ from treetune.episode_generators.rollout.answers import (
     rank_share,
     token_budget,
 )
-from treetune.episode_generators.rollout.single_turn import SingleTurn
 from treetune.episode_generators.trees.branching import Branching
 from treetune.episode_generators.trees.growth import Growth
 from treetune.episode_generators.trees.numbers import tree_metrics
@@ -126,20 +125,6 @@ class TreeRollout(Rollout):
             top_p=self.top_p,
             top_k=self.top_k,
             stop=self.stop,
-        )
-
-    @property
-    def sampler(self) -> Rollout:
-        """Where problems are fixed, answers have nothing to do with each other."""
-        return SingleTurn(
-            samples=self.samples,
-            max_tokens=self.max_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            stop=self.stop,
-            unfinished_reward=self.unfinished_reward,
-            max_prompt_tokens=self.max_prompt_tokens,
         )
 
     def most_answers(self, problems: int) -> int:

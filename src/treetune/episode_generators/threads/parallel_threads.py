@@ -141,6 +141,10 @@ class ParallelThreads(Rollout):
             )
 
     @property
+    def sampler(self) -> Rollout:
+        return self
+
+    @property
     def sampling(self) -> SamplingParams:
         return SamplingParams(
             max_tokens=self.max_tokens, temperature=self.temperature, top_p=self.top_p, top_k=self.top_k

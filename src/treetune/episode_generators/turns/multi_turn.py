@@ -128,6 +128,10 @@ class MultiTurn(Rollout):
             )
 
     @property
+    def sampler(self) -> Rollout:
+        return self
+
+    @property
     def sampling(self) -> SamplingParams:
         return SamplingParams(
             max_tokens=self.max_tokens,

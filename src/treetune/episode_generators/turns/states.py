@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from treetune.contracts import Experiment, Finding, Need, Turns
 from treetune.episode_generators.base import GenerationContext
+from treetune.episode_generators.rollout.single_turn import for_fixed_problems
 from treetune.episode_generators.turns.multi_turn import MultiTurn, Start
 from treetune.episode_generators.values.base import Beginning, StateRule
 from treetune.episode_generators.values.whole_answers import WholeAnswers
@@ -35,7 +36,7 @@ class TurnStates(WholeAnswers[Start]):
     )
 
     def check(self, experiment: Experiment) -> Iterable[Finding]:
-        rollout = experiment.rollout.sampler
+        rollout = for_fixed_problems(experiment.rollout)
         if not isinstance(rollout, MultiTurn) or not experiment.credit.needs_engine:
             return
         environment = rollout.environment or experiment.task.environment
