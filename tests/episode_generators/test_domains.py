@@ -137,6 +137,7 @@ def test_what_could_not_be_graded_is_counted_and_no_part_of_a_domains_scores() -
     metrics = trajectory_metrics(mdp.context(task=TASK), [right, lost])
     assert metrics["domains/cut/correct"] == metrics["domains/cut/reward"] == 1.0
     assert metrics["domains/cut/unavailable"] == 0.5
+    assert metrics["domains/cut/error"] == 0.0
     assert "domains/cut/learnable" not in metrics, "of one graded answer nothing is known"
 
 

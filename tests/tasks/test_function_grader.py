@@ -45,9 +45,32 @@ def key(response, gold):
 
 def one(response):
     return 1
+
+async def waits(response, gold):
+    import asyncio
+    await asyncio.sleep(0)
+    return gold in response
+
+def scored(response, gold):
+    return {"score": 0.5, "acc": True}
+
+def lacks(response, gold):
+    return {"acc": 1.0}
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    return {"score": float((data_source, ground_truth, extra_info) == ("sums", "4", {"split": "train"})
+            and solution_str == "x")}
+
+def strict(data_source, solution_str, ground_truth):
+    return float(ground_truth in solution_str and data_source == "sums")
 """
 
-PROBLEM = Problem(id="p", prompt="?", gold="4", data={"counted": True})
+PROBLEM = Problem(
+    id="p",
+    prompt="?",
+    gold="4",
+    data={"counted": True, "data_source": "sums", "extra_info": {"split": "train"}},
+)
 
 
 @pytest.fixture(autouse=True)
@@ -78,6 +101,23 @@ def test_a_function_may_ask_for_the_whole_problem_and_for_arguments() -> None:
 
 def test_a_function_may_give_a_grade() -> None:
     assert grades("whole", "x") == [("ok", 0.5)]
+
+
+def test_a_coroutine_is_awaited_in_processes_and_in_threads() -> None:
+    assert grades("waits", "2 + 2 = 4", "2 + 2 = 5") == [("ok", 1.0), ("ok", 0.0)]
+    service = FunctionGrader(path="own_rewards:waits", isolation="service")
+    with GraderPool(service, workers=1, deadline=30) as pool:
+        assert pool.grade_many([("4", PROBLEM)])[0].reward == 1.0
+
+
+def test_a_dictionary_gives_its_score() -> None:
+    assert grades("scored", "x") == [("ok", 0.5)]
+    assert grades("lacks", "x") == [("error", 0.0)]
+
+
+def test_a_function_with_verls_parameters_gets_them_by_name() -> None:
+    assert grades("compute_score", "x", "y") == [("ok", 1.0), ("ok", 0.0)]
+    assert grades("strict", "4") == [("ok", 1.0)]
 
 
 @pytest.mark.parametrize(

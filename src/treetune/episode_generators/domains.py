@@ -1,8 +1,8 @@
 """Metrics by domain, where problems have one: ``domains/<name>/…``.
 
-Of answers: ``reward``, ``correct``, ``unfinished``, ``unavailable`` and ``response_tokens``, means as in
-``episodes/``. Of problems: ``problems``, how many the domain gave; ``mixed``, the share whose answers differ
-in score; ``learnable``, the mean of p (1 − p), where p is the share of a problem's answers that are right
+Of answers: ``reward``, ``correct``, ``unfinished``, ``unavailable``, ``error`` and ``response_tokens``, means
+as in ``episodes/``. Of problems: ``problems``, how many the domain gave; ``mixed``, the share whose answers
+differ in score; ``learnable``, the mean of p (1 − p), where p is the share of right answers to a problem
 (unbiased, of problems with several answers). Of trained tokens: ``advantage_std`` and ``advantage_zero``.
 """
 
@@ -15,7 +15,7 @@ from treetune.vocabulary import Episode, Metrics, Trajectory
 
 PREFIX = "domains/"
 OF_ITERATION = (
-    *("reward", "correct", "unfinished", "unavailable", "response_tokens"),
+    *("reward", "correct", "unfinished", "unavailable", "error", "response_tokens"),
     *("problems", "mixed", "learnable", "advantage_std", "advantage_zero", "weight"),
 )
 """What an iteration records of a domain; ``weight`` is the share of problems that a mixture asks for."""
@@ -43,6 +43,7 @@ def domain_columns(groups: Mapping[str, Sequence[Trajectory]]) -> dict[str, list
             "correct": [float(one.grade.correct) for one in graded],
             "unfinished": [float(one.unfinished) for one in answers],
             "unavailable": [float(not one.grade.is_known) for one in answers],
+            "error": [float(one.grade.outcome == "error") for one in answers],
             "response_tokens": [float(len(one.response_ids)) for one in answers],
             _OF_PROBLEM: [float(len({one.score for one in graded}) > 1)],
         }

@@ -1,30 +1,71 @@
-"""Answers that nobody could grade: left out of what is learnt, counted, and told of.
+"""Answers that nobody could grade, and graders that fail on what they are given: counted, and told of.
 
 Whether an answer could be graded says nothing about it, so those that are left are a fair sample: a group's
-baseline is that of fewer answers, a value that of fewer continuations.
+baseline is that of fewer answers, a value that of fewer continuations. An answer whose grader failed on it
+(the outcome ``error``) earns nothing and stays, since it may be the answer's doing.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from treetune.contracts import Answers
 from treetune.episode_generators.base import Credit, GenerationContext
 from treetune.tree import Tree
-from treetune.vocabulary import Grade, Metrics, Trajectory
+from treetune.vocabulary import Metrics, Trajectory
 
 TOLD = 3
 """Reasons that are told, the most frequent ones."""
+
+FEW, NEARLY_ALL = 8, 0.9
+"""A grader that failed on more than this share of at least so many answers is broken."""
 
 
 class NothingGraded(RuntimeError):
     """No answer could be graded, so there is nothing to learn from or to measure."""
 
 
-def reasons(grades: Iterable[Grade]) -> Counter[str]:
-    """Why those were not graded that were not."""
-    return Counter(grade.message or "no reason given" for grade in grades if not grade.is_known)
+def tell(context: GenerationContext, name: str, answers: Sequence[Trajectory]) -> None:
+    """Says how many of all ranks' answers could not be graded, and on how many each domain's grader failed,
+    with the first failure. Raises NothingGraded where that were all, or nearly all of a domain's: then it is
+    the grader's doing. `name` is what a person reads. Collective.
+    """
+    lost = Counter(one.grade.message or "no reason given" for one in answers if not one.grade.is_known)
+    counts = Counter(one.problem.domain for one in answers)
+    failed: dict[str, list[tuple[str, str]]] = {}
+    for one in answers:
+        if one.grade.outcome == "error":
+            words = one.grade.message or "its process died"
+            failed.setdefault(one.problem.domain, []).append((one.problem.id, words))
+    firsts = {domain: (len(of_domain), *of_domain[0]) for domain, of_domain in failed.items()}
+    everyones = context.exchange("ungraded answers", [(lost, counts, firsts)])
+    lost, counts = Counter(), Counter()
+    for ((of_rank, answers_of_rank, _),) in everyones:
+        lost.update(of_rank)
+        counts.update(answers_of_rank)
+    again = "the same command asks for grades again, and samples none again"
+    if lost:
+        words = f"{name}: {told('answers', lost, counts.total())}"
+        if lost.total() == counts.total():
+            raise NothingGraded(f"{words}. Nothing was made of them: {again}")
+        context.say(words)
+    for domain, count in sorted(counts.items()):
+        found = [firsts[domain] for ((_, _, firsts),) in everyones if domain in firsts]
+        if not found:
+            continue
+        total, (_, problem, why) = sum(number for number, _, _ in found), found[0]
+        of = f" of the domain {domain}" if domain else ""
+        words = (
+            f"{name}: grading failed on {total} of {count} answers{of}, which earn nothing; the first, to the"
+            f" problem {problem!r}: {why}"
+        )
+        if count >= FEW and total > NEARLY_ALL * count:
+            raise NothingGraded(
+                f"{words}. Nothing was made of them: mend the grader (where an answer says nothing, it"
+                f" returns None), and {again}"
+            )
+        context.say(words)
 
 
 def told(what: str, lost: Mapping[str, int], total: int) -> str:
@@ -33,22 +74,6 @@ def told(what: str, lost: Mapping[str, int], total: int) -> str:
     more = ", …" if len(lost) > TOLD else ""
     why = "; ".join(f"{reason} ({count})" for reason, count in first)
     return f"{sum(lost.values())} of {total} {what} could not be graded and are left out: {why}{more}"
-
-
-def tell(context: GenerationContext, answers: Sequence[Trajectory]) -> None:
-    """Says how many of all ranks' answers could not be graded. Raises NothingGraded for all. Collective."""
-    own = [len(answers), dict(reasons(answer.grade for answer in answers))]
-    everyones = context.exchange("unavailable", [own])
-    total = sum(count for ((count, _),) in everyones)
-    lost: Counter[str] = Counter()
-    for ((_, of_rank),) in everyones:
-        lost.update(of_rank)
-    if not lost:
-        return
-    words = f"iteration {context.iteration + 1}: {told('answers', lost, total)}"
-    if lost.total() == total:
-        raise NothingGraded(f"{words}. Nothing was learnt from them: the same command samples none again")
-    context.say(words)
 
 
 def least_answers(credit: Credit) -> int:

@@ -120,6 +120,7 @@ def measure(
         session.ranks.barrier("evaluation begins")
         own = answers_of(rollout.run(context, answerable)[0]) if answerable else []
         services = by_group(sampler.service_metrics(grader))
+    unavailable.tell(context, f"evaluating {name}", own)
     trajectories = trajectories_on_first(session.ranks, "evaluation", own)
     counts = Counter(one.problem.id for one in trajectories)
     other = next((p.id for p in answerable if counts[p.id] != chosen.samples), "")
@@ -129,12 +130,6 @@ def measure(
             f" problem {other}, and the set asks for {chosen.samples} of each, so that its numbers would be"
             " of something else: leave out the rollout's property sampler, and answers are sampled plainly"
         )
-    lost = unavailable.reasons(trajectory.grade for trajectory in trajectories)
-    words = f"evaluating {name}: {unavailable.told('answers', lost, len(trajectories))}" if lost else ""
-    if session.ranks.from_first("graded", lost.total() == len(trajectories) > 0):
-        raise unavailable.NothingGraded(f"{words}. The same command goes on from here and samples none again")
-    if words:
-        session.console.say(words)
     if session.ranks.is_first:
         trajectories += [
             _unanswered(problem, sample, lengths[problem.id], config.context_length)

@@ -135,7 +135,7 @@ def _rollout(sampler: Sampler, iteration: int, clock: Clock) -> tuple[list[Tree]
         metrics |= sampler.service_metrics(context.grader)
         if config.rollout.needs_engine:
             # Before anything is written: where nothing was graded, the next try asks for grades again.
-            unavailable.tell(context, answers_of(trees))
+            unavailable.tell(context, f"iteration {iteration + 1}", answers_of(trees))
     if ahead is not None:
         metrics |= give_to_credit(session.ranks, clock, ahead.engine)
     everyones: list[Trajectory] = []

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Annotated, Any, Literal
 
 from annotated_types import Gt
@@ -21,8 +23,10 @@ class FunctionGrader(Grader):
     """A function of your own as the reward: ``path: 'my_package.rewards:score'``.
 
     It is called as ``score(response, gold)`` with two texts; where its second parameter is called `problem`,
-    it gets the whole `Problem` instead. `arguments` are given to it by their names as well. It returns a
-    number, a `Grade`, or None where the response holds no answer. What earns 1 or more counts as correct.
+    it gets the whole `Problem` instead. One with verl's parameters (``data_source, solution_str,
+    ground_truth, extra_info``) gets these by their names. `arguments` are given by their names as well.
+    A coroutine function is awaited. It returns a number, a `Grade`, a dictionary with the number as
+    ``score``, or None where the response holds no answer. What earns 1 or more counts as correct.
 
     The module is looked for like those of `imports`: among what is installed, in the working directory, in
     the folders of the configuration files. The function runs in the grader processes: one that hangs or
@@ -53,27 +57,46 @@ class FunctionGrader(Grader):
 
     def grade(self, response: str, problem: Problem) -> Grade:
         function = function_at(self.path)
-        second = problem if _takes_problem(function) else problem.gold
-        found = function(response, second, **self.arguments)
+        positional, named = _call(function, response, problem)
+        found = function(*positional, **named, **self.arguments)
+        if inspect.isawaitable(found):
+            found = asyncio.run(_awaited(found))
         if isinstance(found, Grade):
             return found
         if found is None:
             return Grade(reward=0.0, outcome="no_answer")
-        if not isinstance(found, int | float) or not math.isfinite(found):
-            raise ValueError(f"{self.path} should return a finite number, a Grade or None, not {found!r}")
-        return Grade(reward=float(found), outcome="ok")
+        reward = found.get("score") if isinstance(found, Mapping) else found
+        if not isinstance(reward, Real) or not math.isfinite(reward):
+            raise ValueError(
+                f"{self.path} should return a finite number, a Grade, a dictionary with a number as 'score',"
+                f" or None, not {found!r}"
+            )
+        return Grade(reward=float(reward), outcome="ok")
 
 
-def _takes_problem(function: Callable[..., Any]) -> bool:
+async def _awaited(found: Awaitable[Any]) -> Any:
+    return await found
+
+
+def _call(function: Callable[..., Any], response: str, problem: Problem) -> tuple[tuple, dict[str, Any]]:
+    """What a reward function is called with, by position and by name."""
     parameters = list(inspect.signature(function).parameters)
-    return len(parameters) > 1 and parameters[1] == "problem"
+    if {"data_source", "solution_str", "ground_truth"} <= set(parameters):
+        source = problem.data.get("data_source", problem.domain)
+        named = {"data_source": source, "solution_str": response, "ground_truth": problem.gold}
+        if "extra_info" in parameters:
+            named["extra_info"] = problem.data.get("extra_info", dict(problem.data))
+        return (), named
+    takes_problem = parameters[1:2] == ["problem"]
+    return (response, problem if takes_problem else problem.gold), {}
 
 
 def _check_call(path: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
     """Raises ValueError for a function that can't be called as it is going to be."""
     signature = inspect.signature(function)
+    positional, named = _call(function, "response", Problem(id="", prompt="", gold="gold"))
     try:
-        signature.bind("response", "gold", **arguments)
+        signature.bind(*positional, **named, **arguments)
     except TypeError as error:
         raise ValueError(
             f"path names {path}{signature}, which can't be called with a response and a gold answer"
