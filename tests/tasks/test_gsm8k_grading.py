@@ -65,6 +65,24 @@ def test_no_mix_of_signs_makes_reading_raise(text: str) -> None:
     read_number(text)
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["not 72", "**not** 72", "it isn't 72", "x != 72", "≠ 72", r"x \ne 72", "anything but 72", "never 72",
+     "other than 72", "less than 72", "72 is wrong", "72 is not it", "72 isn’t right", "neither 72"],
+)  # fmt: skip
+def test_what_a_number_is_not_is_no_answer(text: str) -> None:
+    found = grade(Numeric(), f"#### 72\n#### {text}", "72")
+    assert (found.reward, found.outcome) == (0.0, "no_answer")
+    assert read_number(text) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["72, not counting the tax", "72 notes", "That is 72", "72 eggs, nothing else"]
+)
+def test_a_word_of_denial_elsewhere_leaves_the_number(text: str) -> None:
+    assert grade(Numeric(), f"#### {text}", "72").reward == 1.0
+
+
 def test_the_last_marker_counts_and_none_is_no_answer() -> None:
     assert grade(Numeric(), "#### 1\n#### 18\n\nProblem: 7", "It is\n#### 18").reward == 1.0
     assert grade(Numeric(), "It is 18", "18").outcome == "no_answer"

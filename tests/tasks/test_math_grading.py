@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -130,6 +131,38 @@ def test_what_says_the_same_is_right_and_what_only_looks_like_it_is_not(
     assert boxed(answer, gold) is right
 
 
+@pytest.mark.parametrize(
+    ("answer", "gold", "question", "right"),
+    [
+        (r"0.5\%", "0.5", "What is the ratio?", False),
+        (r"\frac37\%", r"\frac{3}{7}", "What is the ratio?", False),
+        (r"(50\%, 1)", "(50, 1)", "Which pair?", False),
+        (r"50\%", "0.5", "What is the ratio?", True),
+        (r"50\%", "50", "What is the ratio?", False),
+        (r"50\%", "50", "What percent of them?", True),
+        (r"50\%", "50", r"How many \% of them?", True),
+        ("50", r"50\%", "What is the ratio?", True),
+        (r"0.5\%", r"50\%", "What percent of them?", False),
+    ],
+)
+def test_a_percent_sign_is_dropped_only_where_percent_are_asked_for(
+    answer: str, gold: str, question: str, right: bool
+) -> None:
+    assert grade(answer, gold, question).correct is right
+
+
+@given(st.integers(-999, 999), st.integers(0, 9), st.integers(-9, 9), st.sampled_from(["e", "E", "e+"]))
+@settings(max_examples=50)
+def test_a_number_may_have_its_power_of_ten_behind_an_e(
+    whole: int, digit: int, power: int, sign: str
+) -> None:
+    written = f"{whole}.{digit}{'e' if power < 0 else sign}{power}"
+    value = Fraction(f"{whole}.{digit}") * Fraction(10) ** power
+    for gold in (f"{value.numerator}/{value.denominator}", rf"{whole}.{digit} \times 10^{{{power}}}"):
+        assert boxed(written, gold)
+        assert boxed(f"{whole}.{digit}e{power + 1}", gold) is (value == 0)
+
+
 def test_an_equation_says_what_was_asked_for() -> None:
     assert grade("a+b = 7", "7", "What is $a + b$?").reward == 1.0
     assert grade("a+b = 7", "7", "What is $a$, if $a - b = 3$?").reward == 0.0
@@ -217,8 +250,6 @@ def test_nothing_that_a_model_wrote_is_run(code: str) -> None:
 @settings(max_examples=60)
 @given(st.fractions(min_value=-1000, max_value=1000, max_denominator=500), st.fractions(max_denominator=50))
 def test_a_fraction_equals_itself_in_every_dress_and_no_other(value: object, other: object) -> None:
-    from fractions import Fraction
-
     assert isinstance(value, Fraction) and isinstance(other, Fraction)
     sign = "-" if value < 0 else ""
     dressed = rf"{sign}\dfrac{{{2 * abs(value.numerator)}}}{{{2 * value.denominator}}}"

@@ -78,6 +78,43 @@ def test_a_letter_within_a_word_or_an_article_is_no_choice(response: str) -> Non
         assert reward(MultipleChoice(), response, gold) == 0
 
 
+CHOICES = [
+    ("Answer: B. Wait, actually the answer is C.", "C"),
+    ("Answer: C. Wait, actually the answer is B.", "B"),
+    ("Answer: C\n\nAnswer: D", "D"),
+    (r"\boxed{C}, maybe \boxed{D}", "D"),
+    (r"\boxed{A} no, \boxed{C}", "C"),
+    ("The answer is C, and the answer is C.", "C"),
+    ("The correct choice is C. This option is consistent with all that is known.", "C"),
+    ("The answer is C.\nThe answer is Paris.", "C"),
+    ("I choose C, since (A) and (B) are wrong.", "C"),
+    ("Answer: C because A or B is wrong", "C"),
+    ("Answer: C) Both A and B", "C"),
+    ("Answer: C) vitamin A", "C"),
+    ("Answer: C) Paris, I think", "C"),
+    ("The answer is C. A is too small.", "C"),
+    ("Option C is the best choice: it fits.", "C"),
+]
+HEDGES = [
+    "Answer: C or D", "Answer: (C) or (D)", "Answer: (C), (D)", "Answer: C, D", "Answer: A) or B)",
+    "Answer: **C** / **D**", "Answer: (C) and (D)", "Answer: C) Paris or D) London", "Answer: C. Or maybe D.",
+    "Answer: C. Wait, D.", r"\boxed{C} or \boxed{D}", r"\boxed{C} \boxed{D}", r"\boxed{C} or D",
+    r"\boxed{C} (or D)", "Answer: C, or the answer is D", "The answer is C and the answer is D",
+    "Option C is correct or option D is correct", "Answer: C. The answer is not C.",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("response", "letter"), CHOICES)
+def test_the_last_choice_counts_wherever_it_stands(response: str, letter: str) -> None:
+    assert MultipleChoice().extract(response, Problem(id="x", prompt="?", gold="C")) == letter
+
+
+@pytest.mark.parametrize("response", HEDGES)
+def test_who_names_two_options_has_chosen_none(response: str) -> None:
+    for gold in "ABCD":
+        assert grade(MultipleChoice(), response, gold) == Grade(reward=0.0, outcome="no_answer")
+
+
 @pytest.mark.parametrize("name", ["zebra", "ordering", "one_word", "grid"])
 def test_newlines_within_the_tags_change_nothing(name: str) -> None:
     gold, text = {
@@ -136,7 +173,8 @@ def test_nothing_that_an_answer_says_is_evaluated(tmp_path: Path) -> None:
 
 def test_two_answers_at_once_are_none() -> None:
     assert reward(CodeIO(), '```json\n{"output": 1, "input": 2}\n```', "1") == 0
-    assert reward(CodeIO(), '```json\n{"output": 1, "input": 2}\n```', '{"output": 1}') == 1
+    assert reward(CodeIO(), '```json\n{"output": 1, "input": 2}\n```', '{"output": 1}') == 0
+    assert reward(CodeIO(), '```json\n{"output": 1, "because": 2}\n```', '{"output": 1}') == 0
     assert reward(MultipleChoice(), r"\boxed{A or B}", "A") == reward(OneWord(), answer("x or y"), "x") == 0
     assert reward(TableGrader(), r"\boxed{1 or 2}", "1") == 0
 

@@ -175,6 +175,18 @@ def test_a_choice_is_right_where_it_is_the_gold_and_nowhere_else(said: str, gold
     )
 
 
+@given(*[st.sampled_from("ABCDEFGHIJ")] * 3, st.sampled_from([". Wait, no. ", "\n", ". Actually, ", "; "]))
+def test_a_later_choice_replaces_an_earlier_one(one: str, other: str, gold: str, between: str) -> None:
+    for said in (
+        f"Answer: {one}{between}The answer is {other}.",
+        f"\\boxed{{{one}}}{between}Answer: {other}",
+    ):
+        assert reward(MultipleChoice(), said, gold) == (other == gold), said
+    for hedge in ("{} or {}", "({}) or ({})", "{}) or {})", "{}. Maybe {}", "{}, {}", "{}/{}", "{} and {}"):
+        said = f"Answer: {hedge.format(one, other)}"
+        assert one == other or grade(MultipleChoice(), said, gold).outcome == "no_answer", said
+
+
 @given(
     st.lists(st.integers(-9999, 9999).map(str) | _words.map(lambda word: f"q{word}"), min_size=1, max_size=5),
     st.randoms(use_true_random=False),

@@ -39,7 +39,7 @@ class CodeIO(Grader):
 
     The answer is the last fenced code block after the last `think_end` (or the first, as `block` says), or
     without one the last JSON object or list. It holds the value as the gold does: ``{"output": 3}``,
-    ``"output": 3`` or ``3``.
+    ``"output": 3`` or ``3``, with no key beside it.
 
     Where an input is to be found, others than the gold's may give the same output. With `program`, the
     field of the row that holds the program, a predicted input is also right if the function `entry` returns
@@ -173,8 +173,10 @@ def read_prediction(text: str) -> Any:
 
 
 def candidates(given: Any, key: str | None) -> list[Any]:
-    """What may be meant: the value under the gold's key, or under either where the gold has none, and all
-    of it. Not both keys: two answers are none."""
-    keys = KEYS if key is None else (key,)
-    named = [given[key] for key in keys if isinstance(given, Mapping) and key in given]
-    return [*named, given] if len(named) < 2 else [given]
+    """What may be meant: all of it, and before that the value under the gold's key (under either where the
+    gold has none) if that key stands alone: who says more than was asked has not settled on one answer."""
+    if isinstance(given, Mapping) and len(given) == 1:
+        ((said, value),) = given.items()
+        if said == key or (key is None and said in KEYS):
+            return [value, given]
+    return [given]

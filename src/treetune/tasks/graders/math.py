@@ -27,8 +27,9 @@ class MathGrader(Grader):
     the outcome is ``no_answer``. Both sides are told apart into numbers with units, words, ordered
     pairs, sets, lists, intervals, matrices and equations (`math_answers`), and compared part by part;
     formulas are compared exactly where the small grammar of `expressions` reads them, and by
-    math-verify where not. What no answer is like (2,000 characters, an exponent of millions, a tower
-    of powers) is an ``error`` before anything is computed.
+    math-verify where not. A percent sign counts for nothing only where the gold has one or the problem
+    speaks of percent: elsewhere 50 % is a half and never 50. What no answer is like (2,000 characters,
+    an exponent of millions, a tower of powers) is an ``error`` before anything is computed.
     """
 
     def prepare(self) -> None:

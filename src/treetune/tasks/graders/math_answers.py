@@ -96,6 +96,7 @@ _AND = re.compile(r"\\text ?\{\s*,?\s*(?:and|or)\s*\}|(?<![A-Za-z\\])(?:and|or)(
 _SIGN = re.compile(r"\\(?:le|ge|ne)(?![A-Za-z])|[<>]")
 _SIGN_NAMES = {"\\le": "<=", "\\ge": ">=", "\\ne": "!=", "<": "<", ">": ">"}
 _THOUSANDS = re.compile(r"[-+]? ?(?:USD )?\d{1,3}(?:,\d{3})+(?:\.\d+)?%?")
+_SCIENTIFIC = re.compile(r"\A([-+]? ?\d{1,50}(?:\.\d{0,50})?)[eE]\+?(-?\d{1,3})\Z")
 _NUMBER_IN_TEXT = re.compile(
     r"\\text ?\{ ?((?:USD )?(?=[-.]?\d)[-\d.,:/ ]*(?<! )) ?([A-Za-z][A-Za-z .^/\d]{0,60})?\}"
 )
@@ -395,4 +396,5 @@ def _scalar(text: str) -> Answer:
     text, unit, percent = split_unit(text)
     if _THOUSANDS.fullmatch(text):
         text = text.replace(",", "")
+    text = _SCIENTIFIC.sub(r"\1 \\cdot 10^{\2}", text)
     return Scalar(text, unit, percent)

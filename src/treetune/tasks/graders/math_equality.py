@@ -25,6 +25,7 @@ _UPRIGHT = re.compile(r"\\text ?\{ ?(\w+) ?\}")
 _BASED = re.compile(r"\(?([0-9A-Za-z]+)\)? ?_ ?(?:\{ ?\(?(?:base )?(\w+)\)? ?\}|(\d)|([a-z]+))")
 
 
+_PERCENT = re.compile(r"%|\bper ?cent", re.IGNORECASE)
 _SHORT_UNIT = re.compile(r"(-?[\d.]+) ([mgslhL])")
 
 
@@ -207,7 +208,9 @@ def _equal_scalars(given: Scalar, gold: Scalar, question: str) -> bool:
     if factor != 1:
         one, other = exact_value(given.formula), exact_value(gold.formula)
         return one is not None and other is not None and one * factor == other
-    if equal_formulas(given.formula, gold.formula):
+    # A percent sign counts for nothing only where percent are asked for: 0.5 % are no half.
+    asked = gold.percent or _PERCENT.search(question) is not None
+    if (asked or not given.percent) and equal_formulas(given.formula, gold.formula):
         return True
     if given.percent != gold.percent:
         percent, plain = (given, gold) if given.percent else (gold, given)

@@ -41,7 +41,12 @@ _NUMBER = re.compile(
     rf"|(?P<top>{_WHOLE}) ?/ ?(?P<bottom>{_WHOLE})"
     rf"|(?P<decimal>(?:{_WHOLE}(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)"
 )
-_BEFORE = re.compile(r"(?:[^\d+*/^<>]*[^\d+*/^<>\w.,'-])?")
+_BEFORE = re.compile(r"(?:[^\d+*/^<>≠≤≥]*[^\d+*/^<>≠≤≥\w.,'-])?")
+_DENIED = re.compile(
+    r"(?:\b(?:not|never|neither|nor|cannot|(?:any(?:thing)?|other|less|more|rather) (?:but|than))\b|n't\b"
+    r"|!=|≠|\\neq?\b)[^\d]*\d|\d[^\d]*\b(?:is|was|are)(?: not\b|n't\b| (?:wrong|incorrect|false)\b)",
+    re.IGNORECASE,
+)
 _AFTER = re.compile(r"[^\d+*^<>=]*")
 _UNIT_POWER = re.compile(r"(?<=[^\W\d_])(?:\s?\}?\s?(?:\^\s?\{?\s?[23]\s?\}?|[²³])|[23](?!\d))")
 _SCALE = re.compile(r"\s?(?:(hundred|thousand|million|billion|trillion)s?\b|([kK])(?![^\W_]))")
@@ -82,13 +87,18 @@ def exactly(value: Fraction) -> str:
     return f"-{whole}" if value < 0 else whole
 
 
+def denied(text: str) -> bool:
+    """Whether a text says what a number is not: ``not 72``, ``x != 72``, ``72 is wrong``."""
+    return _DENIED.search(text[:LONGEST].replace("’", "'")) is not None
+
+
 def read_number(text: str) -> Number | None:
-    """The one number that a short text says, or None where it says none or several.
+    """The one number that a short text says, or None where it says none, several, or what it is not.
 
     Raises nothing, whatever the text, and takes time linear in it.
     """
     text = _plain(text.strip())
-    if len(text) > LONGEST or "\\" in text:  # what is left of LaTeX says more than a number
+    if len(text) > LONGEST or denied(text) or "\\" in text:  # what is left of LaTeX says more than a number
         return None
     _, equals, right = text.rpartition("=")  # 9 * 2 = 18 says 18
     if equals:

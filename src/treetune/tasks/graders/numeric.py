@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from annotated_types import MinLen
 
 from treetune.tasks.graders.base import Grader, Isolation
-from treetune.tasks.graders.numbers import read_number
+from treetune.tasks.graders.numbers import denied, read_number
 from treetune.tasks.latex import boxes
 from treetune.vocabulary import Grade, Problem
 
@@ -26,9 +26,9 @@ class Numeric(Grader):
     ``1080 eggs``, ``2160/2``. Where either is no number, they must be the same text.
 
     The answer is the first line with text after the last `marker`; the gold may have the marker
-    (a worked solution) or not. Without one in the response, the outcome is ``no_answer``, or with
-    `without_marker` the answer is the response's last number (``last_number``) or what stands in its
-    last ``\\boxed{…}`` (``boxed``).
+    (a worked solution) or not. What the number is not (``not 72``) is no answer. Without an answer in the
+    response, the outcome is ``no_answer``, or with `without_marker` the answer is the response's last
+    number (``last_number``) or what stands in its last ``\\boxed{…}`` (``boxed``).
 
     With `think_end` (``</think>``), a model thinks up to there and answers behind it: what it thought is
     no answer. Where a response doesn't have it, all of it counts, or with `require_think_end` none.
@@ -52,7 +52,8 @@ class Numeric(Grader):
         said_aloud = self._said_aloud(response)
         if said_aloud is None:
             return None
-        return after_marker(said_aloud, self.marker) or self._without_marker(said_aloud)
+        found = after_marker(said_aloud, self.marker) or self._without_marker(said_aloud)
+        return None if found is None or denied(found) else found
 
     def verdict(self, extracted: str, problem: Problem) -> Grade:
         gold = after_marker(problem.gold, self.marker)

@@ -32,7 +32,8 @@ class CruxEval(Grader):
     The gold is JSON: the function `f` as ``code``, and ``input`` (the text between the parentheses of the
     call) where the output is asked for, or ``output`` where an input is. The answer stands in the last fenced
     block behind ``</think>``, or else between ``<answer>`` and ``</answer>``: a value alone (for an input,
-    arguments), or ``assert f(…) == …``, where what was given in the question has to stand as it was given.
+    arguments, or the call with them), or ``assert f(…) == …``, where what was given in the question has to
+    stand as it was given.
 
     The function is called in a sandbox. Of the answer nothing is run: it is read as literals.
     """
@@ -110,7 +111,10 @@ def _said(text: str, asked_output: bool) -> tuple[ast.Call | None, str | None] |
         statements = []  # such as arguments by their names
     asserted = [one for one in statements if isinstance(one, ast.Assert)]
     if not asserted:
-        return (None, text) if asked_output else (_call_of(text), None)
+        if asked_output:
+            return None, text
+        alone = statements[0].value if len(statements) == 1 and isinstance(statements[0], ast.Expr) else None
+        return _call_of(ast.unparse(alone)[2:-1] if alone is not None and _is_call(alone) else text), None
     test = asserted[-1].test
     if not (isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq)):
         return None

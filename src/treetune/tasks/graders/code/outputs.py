@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
 PRINTED_TOLERANCE = 1e-6
@@ -19,8 +20,9 @@ def same_output(printed: str, expected: str) -> bool:
     """Line by line, word by word. How many spaces stand between words, what stands at the end of lines, and
     empty lines at the end don't matter; nor does the case of yes, no, true and false.
 
-    Words that are whole numbers on both sides are equal where their numbers are; where one has a decimal
-    point or an exponent, where they differ by 1e-6 at most, absolutely or relatively.
+    Where a whole number is expected, what is printed has to be that number (``7.0`` is 7, ``7.000000001``
+    isn't); where the expected number has a decimal point or an exponent, they may differ by 1e-6 at most,
+    absolutely or relatively.
     """
     one, other = printed.rstrip().split("\n"), expected.rstrip().split("\n")
     return len(one) == len(other) and all(map(_same_line, one, other))
@@ -41,12 +43,14 @@ def _same_word(printed: str, expected: str) -> bool:
     if max(len(printed), len(expected)) > _LONGEST_NUMBER or "_" in printed:
         return False  # `int` is quadratic, and reads 1_0 as ten
     try:
-        return int(printed) == int(expected)
+        whole = int(expected)
     except ValueError:
-        pass
+        whole = None
     try:
+        if whole is not None:
+            return bool(Decimal(printed) == whole)
         return close(float(printed), float(expected), PRINTED_TOLERANCE)
-    except ValueError:
+    except (ValueError, ArithmeticError):
         return False
 
 
