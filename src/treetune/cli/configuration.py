@@ -40,6 +40,11 @@ def check_config(options: argparse.Namespace) -> int:
         print(wrapped("note: ", f"the task reads {name}, which isn't there yet"), file=sys.stderr)
     for words in root.missing_for_grades() if isinstance(root, PolicyIteration) else ():
         print(wrapped("note: ", f"what answers need isn't here: {words}"), file=sys.stderr)
+    if isinstance(root, PolicyIteration):
+        from treetune.runtime.manifest import unsafe_remarks
+
+        for words in unsafe_remarks(config.data):
+            print(wrapped("note: ", words), file=sys.stderr)
     say(f"fine: {config.data['type']} {config.data.get('experiment_name', '')}".rstrip())
     return 0
 

@@ -9,6 +9,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,22 @@ from treetune.runtime.machine import bits_rest_on, unlike
 from treetune.tasks.base import Task
 
 CONFIG, MANIFEST = "config.json", "manifest.json"
+
+
+def without_sandbox(plain: Any, key: str = "") -> list[str]:
+    """The keys of a configuration whose programs run without a sandbox."""
+    if isinstance(plain, list):
+        plain = dict(enumerate(plain))
+    if not isinstance(plain, Mapping):
+        return []
+    below = (without_sandbox(one, f"{key}.{name}" if key else str(name)) for name, one in plain.items())
+    return [*([key] if plain.get("type") == "unsafe_local" else []), *chain.from_iterable(below)]
+
+
+def unsafe_remarks(plain: Mapping[str, Any]) -> list[str]:
+    """What a person is told of them."""
+    words = "programs that the model writes run as you do, with your files and your network"
+    return [f"{key} is unsafe_local: {words}" for key in without_sandbox(plain)]
 
 
 def begin(
@@ -46,16 +63,17 @@ def begin(
                 "commit": code_commit(),
                 "own_modules": own_modules(),
                 "own_folders": searched()[0],
+                "without_sandbox": without_sandbox(plain),
                 "data": {split: data_hash(config.task, split) for split in ("train", "validation", "test")},
                 "bits_rest_on": now,
                 "continued": [],
             },
         )
         write_json(directory.path / CONFIG, plain)
-        return []
+        return unsafe_remarks(plain)
     changed = refuse_another(directory.path, plain, config)
     manifest = read_manifest(directory)
-    remarks = []
+    remarks = unsafe_remarks(plain)
     if modules := changed_modules(manifest):
         remarks.append(
             f"your own code has changed since this experiment began ({', '.join(modules)}): from here on"
