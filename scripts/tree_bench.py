@@ -64,9 +64,9 @@ METHODS: Mapping[str, Method] = {
     "… local, once (SPO-tree)": tree(4, BY_THIRDS, TreeCredit(advantage="local", weight="once")),
     "tree, three ways at the half": tree(6, AtStates(states=HALVES, ways=(3,))),
     "tree, up to 16 at each sixth": tree(4, WIDE),
-    "… subgroups, leaves (TreePO)": tree(4, WIDE, TreeCredit(advantage="subgroups", weight="leaves")),
+    "… subgroups (TreePO)": tree(4, WIDE, TreeCredit(advantage="subgroups", weight="each")),
     "tree, least sure": tree(4, UNSURE),
-    "… TreeRL": tree(4, UNSURE, TreeCredit(advantage="global_and_local", weight="sqrt_leaves")),
+    "… TreeRL": tree(4, UNSURE, TreeCredit(advantage="global_and_local", weight="each")),
 }
 
 

@@ -113,10 +113,10 @@ def test_continuations_value_what_follows_in_a_tree_without_bias(aware: bool) ->
         (THREE_WAYS, TreeCredit(advantage="local"), 0.4843, 0.9949),
         (TWO_WAYS, TreeCredit(weight="once", prior=0), 0.3333, 0.9623),
         (TWO_WAYS, TreeCredit(advantage="local", weight="once"), 0.4714, 0.9623),
-        (TWO_WAYS, TreeCredit(advantage="global_and_local", weight="sqrt_leaves"), 0.4985, 0.9577),
-        (TWO_WAYS, TreeCredit(advantage="subgroups", weight="leaves"), 0.5359, 0.9059),
+        (TWO_WAYS, TreeCredit(advantage="global_and_local", weight="each"), 1.0661, 0.9518),
+        (TWO_WAYS, TreeCredit(advantage="subgroups", weight="each"), 0.5359, 0.9059),
         (UNSURE, TreeCredit(prior=0), 0.1103, 0.9977),
-        (UNSURE, TreeCredit(advantage="global_and_local", weight="sqrt_leaves"), 1.2664, 0.9656),
+        (UNSURE, TreeCredit(advantage="global_and_local", weight="each"), 2.1182, 0.9605),
     ],
     ids=_name,
 )

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from tests.episode_generators import tabular_mdp as mdp
@@ -11,6 +12,7 @@ from treetune.episode_generators.selection.all import All
 from treetune.episode_generators.selection.correct_only import CorrectOnly
 from treetune.episode_generators.selection.mixed_groups import MixedGroups
 from treetune.episode_generators.selection.preference_pairs import PreferencePairs
+from treetune.episode_generators.selection.tokens import SomeTokens
 from treetune.vocabulary import Episode
 
 
@@ -147,3 +149,23 @@ def test_an_empty_choice_is_returned_as_such_with_its_metrics() -> None:
         kept, metrics = selection.select(mdp.context(), episodes)
         assert kept == []
         assert metrics["selection/kept"] == 0
+
+
+def test_tokens_keeps_unlikely_ones_with_an_advantage_and_leaves_out_answers_without_any() -> None:
+    def answer(sample: int, advantages: tuple[float, ...]) -> Episode:
+        return replace(
+            episode("fair", sample, 1.0),
+            response_ids=(2, 3, 4, 5),
+            trained=(False, True, True, True),
+            advantages=advantages,
+            behaviour_logprobs=np.log([0.1, 0.89, 0.9, 0.5]),
+        )
+
+    given = [answer(0, (1.0, 1.0, 1.0, 0.0)), answer(1, (1.0, 0.0, 1.0, 0.0)), answer(2, (1.0,) * 4)]
+    kept, metrics = SomeTokens().select(mdp.context(), given)
+    assert {one.trajectory: one.trained.tolist() for one in kept} == {
+        "fair#0": [False, True, False, False],
+        "fair#2": [False, True, False, True],
+    }
+    assert metrics["selection/tokens"] == 3 / 9
+    assert metrics["selection/kept"] == 2

@@ -193,16 +193,13 @@ def test_what_an_answer_shares_is_trained_by_the_next_where_nobody_could_grade_i
 def test_weights_say_how_often_a_token_counts() -> None:
     (tree,) = grown(AT_STATES, count=1, seed=SEED)
     tree = replace(tree, leaves=[replace(one, bonus=float(one.sample**2)) for one in tree.leaves])
-    plainly = rows(tree, weight="once")
     below = Counter(number for path in tree.paths for number in path)
-    for weight, factor in (("leaves", lambda n: n), ("sqrt_leaves", math.sqrt)):
-        for row, once, path in zip(rows(tree, weight=weight), plainly, tree.paths, strict=True):
-            counts = [below[number] for number in path for _ in tree.nodes[number].segment.token_ids]
-            assert row.advantages is not None
-            assert once.advantages is not None
-            assert row.advantages.tolist() == pytest.approx(
-                [a * factor(n) for a, n in zip(once.advantages.tolist(), counts, strict=True)]
-            )
+    for row, each in zip(rows(tree, weight="once"), rows(tree, weight="each"), strict=True):
+        assert row.advantages is not None and each.advantages is not None
+        assert row.advantages.tolist() == each.advantages.tolist()
+        assert each.trained.all()
+    times = sum(int(row.trained.sum()) for row in rows(tree, weight="each"))
+    assert times == sum(below[n] * len(node.segment.token_ids) for n, node in enumerate(tree.nodes))
 
 
 def test_at_states_every_answer_that_gets_there_goes_on_in_so_many_ways() -> None:
