@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import socket
+import tempfile
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -46,7 +48,10 @@ def test_everyone_gets_everyones_value_in_rank_order() -> None:
     assert found == [[0, 1, 4]] * 3
 
 
-def test_ranks_on_one_machine_listen_on_its_loopback_alone() -> None:
+def test_ranks_on_one_machine_meet_where_no_other_user_can_look_and_listen_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     before = listening()
 
     def look(meeting: Meeting) -> set[tuple[str, int]]:
@@ -55,8 +60,21 @@ def test_ranks_on_one_machine_listen_on_its_loopback_alone() -> None:
         meeting.exchange("all have looked", True)
         return seen
 
-    (first, _) = together(2, look, MASTER_ADDR="0.0.0.0")
-    assert {address for address, _ in first} == {"127.0.0.1"}
+    assert together(2, look, MASTER_ADDR="0.0.0.0") == [set(), set()]
+    (folder,) = tmp_path.iterdir()
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_meeting_place_that_is_open_to_others_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    environment = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "29500"}
+    Meeting.join(environment, 1.0)
+    (folder,) = tmp_path.iterdir()
+    folder.chmod(0o777)
+    with pytest.raises(ValueError, match=r"where the ranks meet, is of user .* or open to others"):
+        Meeting.join(environment, 1.0)
 
 
 def test_one_process_alone_listens_nowhere() -> None:
@@ -93,12 +111,12 @@ def test_a_first_rank_that_cannot_be_reached_is_named_with_its_address() -> None
 def test_a_port_that_another_run_has_is_told_with_what_to_do() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        environment = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": str(port)}
+        environment = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         with pytest.raises(
             RuntimeError,
             match=rf"can't listen on port {port}, .*already in use.*name another one .*MASTER_PORT",
         ):
-            Meeting.join(environment, 1.0)
+            Meeting.join(environment | {"CROSS_SIZE": "2"}, 1.0)
 
 
 def test_an_interface_that_is_not_there_is_told_with_those_that_are(monkeypatch: pytest.MonkeyPatch) -> None:

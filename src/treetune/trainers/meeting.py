@@ -7,24 +7,29 @@ import json
 import os
 import platform
 import socket
+import stat
+import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
 import torch.distributed as dist
 
-LOOPBACK, LOOPBACK_INTERFACE = "127.0.0.1", "lo"
+from treetune.inference import scratch
+
+LOOPBACK_INTERFACE = "lo"
 
 
 @dataclass(frozen=True)
 class Meeting:
     """This process among the run's, and what it knows of where they are.
 
-    Where all are on one machine, the store is reached over its loopback only, as gloo is; a single process
-    has one that listens nowhere. Over several machines the first rank listens on all its interfaces, and gloo
-    on the one that reaches the others.
+    Where all are on one machine, the store is a file that no other user can read or write, and gloo listens
+    on the loopback; a single process has a store in its memory. Over several machines the first rank listens
+    on all its interfaces, and gloo on the one that reaches the others: who reaches the port can take part.
     """
 
     rank: int
@@ -44,11 +49,14 @@ class Meeting:
         machine = _first(environment, "CROSS_RANK", "GROUP_RANK", default=0)
         if world_size == 1:
             store: Any = dist.HashStore()
-        elif environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        elif machines > 1 and environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
             store, _, _ = next(dist.rendezvous("env://", timeout=datetime.timedelta(seconds=deadline_s)))
+        elif machines == 1:
+            store = dist.FileStore(
+                str(_private_folder(environment["MASTER_PORT"], rank) / "store"), world_size
+            )
         else:
-            address = LOOPBACK if machines == 1 else environment["MASTER_ADDR"]
-            store = _store(address, int(environment["MASTER_PORT"]), rank, deadline_s, alone=machines == 1)
+            store = _store(environment["MASTER_ADDR"], int(environment["MASTER_PORT"]), rank, deadline_s)
         return Meeting(rank, world_size, machine, machines, deadline_s, store)
 
     def exchange(self, name: str, own: Any) -> list[Any]:
@@ -105,21 +113,28 @@ class Meeting:
         )
 
 
-def _store(address: str, port: int, rank: int, deadline_s: float, *, alone: bool) -> Any:
-    timeout = datetime.timedelta(seconds=deadline_s)
-    listening = None
-    try:
-        if alone and rank == 0:
-            # Torch would listen on all interfaces.
-            listening = socket.create_server((address, port)).detach()
-        return dist.TCPStore(
-            address,
-            port,
-            is_master=rank == 0,
-            timeout=timeout,
-            wait_for_workers=False,
-            master_listen_fd=listening,
+def _private_folder(port: str, rank: int) -> Path:
+    """A folder of this user's for the ranks that one launcher has started. Raises ValueError where another
+    user has it."""
+    launcher = psutil.Process(os.getppid())
+    name = f"{scratch.PREFIX}meeting-{launcher.pid}-{round(launcher.create_time() * 100)}-{port}"
+    folder = Path(tempfile.gettempdir()) / name
+    folder.mkdir(mode=0o700, exist_ok=True)
+    about = folder.lstat()
+    if about.st_uid != os.geteuid() or not stat.S_ISDIR(about.st_mode) or about.st_mode & 0o077:
+        raise ValueError(
+            f"{folder}, where the ranks meet, is of user {about.st_uid} or open to others: have it"
+            " deleted, or set TMPDIR to a folder of your own"
         )
+    if rank == 0:
+        scratch.hold(folder)
+    return folder
+
+
+def _store(address: str, port: int, rank: int, deadline_s: float) -> Any:
+    timeout = datetime.timedelta(seconds=deadline_s)
+    try:
+        return dist.TCPStore(address, port, is_master=rank == 0, timeout=timeout, wait_for_workers=False)
     except (OSError, RuntimeError) as error:
         if rank == 0:
             raise RuntimeError(
