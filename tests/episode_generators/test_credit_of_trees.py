@@ -8,6 +8,7 @@ from functools import cache
 
 import pytest
 
+import treetune.parts  # noqa: F401  (registers them)
 from tests.columns import plain
 from tests.episode_generators import enumerated_trees
 from tests.episode_generators import tabular_mdp as mdp
@@ -78,6 +79,13 @@ def test_what_a_branch_is_worth_less_its_siblings_is_unbiased(branching: Branchi
     assert branching.unbiased
     for prior in (0.0, 2.0):
         assert bias_and_cosine(branching, TreeCredit(prior=prior))[0] < 1e-9
+
+
+def test_every_branching_that_is_registered_is_held_against_the_exact_gradient() -> None:
+    known = {type(one) for one in (TWO_WAYS, TWICE, WIDE)}
+    says_so = {part for part in Branching.registered().values() if part.unbiased}
+    assert says_so == known
+    assert set(Branching.registered().values()) == known | {type(UNSURE)}
 
 
 def test_without_branches_it_is_the_mean_of_the_others() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, field, replace
 
@@ -15,7 +16,7 @@ from tests.trees import answered
 from treetune.episode_generators.base import GenerationContext
 from treetune.episode_generators.credit.group import Group
 from treetune.episode_generators.credit.monte_carlo import MonteCarlo
-from treetune.episode_generators.domains import domain_advantages
+from treetune.episode_generators.domains import domain_advantages, domain_columns
 from treetune.episode_generators.metrics import trajectory_metrics
 from treetune.episode_generators.rollout.answers import before_stop
 from treetune.episode_generators.rollout.demonstrations import Demonstrations
@@ -123,6 +124,18 @@ def test_metrics_by_domain_are_those_of_its_answers_alone(world_size: int) -> No
         ]
         learnable = np.mean([p * (1 - p) * 16 / 15 for p in rates])
         assert metrics[f"domains/{domain}/learnable"] == pytest.approx(learnable)
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_what_is_learnable_is_expected_to_be_p_times_what_is_left(count: int) -> None:
+    p, expected = 0.3, 0.0
+    answer = replace(mdp.trajectory(mdp.encode("b?")), problem=replace(mdp.problems(1)[0], domain="one"))
+    for right in itertools.product([False, True], repeat=count):
+        chance = math.prod(p if one else 1 - p for one in right)
+        answers = [replace(answer, grade=Grade(float(one), "ok")) for one in right]
+        (found,) = domain_columns({"0": answers})["domains/one/learnable"]
+        expected += chance * found
+    assert expected == pytest.approx(p * (1 - p))
 
 
 def test_without_domains_there_are_no_metrics_by_domain() -> None:

@@ -4,12 +4,15 @@ far off as stated where they aren't. `test_credit_is_unbiased` has the credits w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import pytest
 
+import treetune.parts  # noqa: F401  (registers them)
 from tests.episode_generators import tabular_mdp as mdp
 from tests.episode_generators.expectations import (
     Expectation,
@@ -23,6 +26,8 @@ from treetune.episode_generators.credit.group import Group
 from treetune.episode_generators.credit.monte_carlo import MonteCarlo
 from treetune.episode_generators.credit.outcome import Outcome
 from treetune.episode_generators.credit.rloo import Rloo
+from treetune.episode_generators.threads.states import ThreadStates
+from treetune.episode_generators.turns.states import TurnStates
 from treetune.episode_generators.values.base import StateRule
 from treetune.episode_generators.values.bisect import Bisect
 from treetune.episode_generators.values.continuations import FreshContinuations
@@ -65,17 +70,12 @@ of an answer's own sample in a sum, be it rounding, would choose among them."""
 LEARNING = (ControlVariate, Filtered)
 
 UNBIASED: list[tuple[MonteCarlo, int]] = [
-    (credit(FreshContinuations()), 1),
     (credit(FreshContinuations(), samples=2), 1),
     (credit(FreshContinuations(), states=EveryNTokens(tokens=3)), 1),
     (credit(FreshContinuations(), states=LowProbability(below=0.6, every=1)), 1),
-    (credit(FreshContinuations(count_siblings=True)), 2),
-    (credit(Siblings()), 2),
     (credit(Siblings()), 3),
     (credit(ToppedUp(), samples=2), 2),
-    (credit(ToppedUp(), samples=1), 3),
     (credit(Siblings(), states=EveryNTokens(tokens=1)), 2),
-    (credit(Sequential(error=0.2, most=2, pilot=True)), 1),
     (credit(ControlVariate()), 1),
     (credit(ControlVariate(), samples=2), 1),
     (credit(ControlVariate(over=Siblings())), 2),
@@ -127,9 +127,49 @@ def test_what_is_biased_is_as_far_off_as_stated(
     assert (*found.bias_and_cosine, found.value_bias) == pytest.approx((bias, cosine, of_values), abs=5e-5)
 
 
-def test_every_estimator_is_in_one_of_the_lists() -> None:
-    known = {type(part.values) for part, *_ in [*UNBIASED, *BIASED]}
+def test_every_rule_for_states_keeps_the_gradient() -> None:
+    """Those of threads and turns find exact values in `test_values_of_threads`, `test_credit_for_turns`."""
+    known = {type(part.states) for part, *_ in UNBIASED} | {ThreadStates, TurnStates}
+    assert set(StateRule.registered().values()) == known
+
+
+def test_what_does_not_say_unbiased_has_its_bias_stated() -> None:
+    known = {type(part.values) for part, *_ in BIASED} | {type(values) for values in [*ALONE, *UPON]}
     assert set(ValueEstimator.registered().values()) <= known
+
+
+SMALL: dict[type, dict[str, Any]] = {Sequential: {"error": 0.2, "most": 2}}
+"""Settings of those whose defaults ask for more than can be enumerated."""
+
+
+def made(over: Sequence[ValueEstimator]) -> Iterator[ValueEstimator]:
+    """Every registered estimator that stands on another, over each of these, or on none where there are none;
+    each with its switches on and off."""
+    for part in ValueEstimator.registered().values():
+        names = {one.name: one for one in fields(part)}
+        if ("over" in names) == bool(over):
+            switches = [name for name, one in names.items() if isinstance(one.default, bool)]
+            for chosen in itertools.product([False, True], repeat=len(switches)):
+                settings = SMALL.get(part, {}) | dict(zip(switches, chosen, strict=True))
+                yield from (part(**settings, over=one) for one in over) if over else [part(**settings)]
+
+
+ALONE = [one for one in made([]) if one.unbiased]
+UPON = [one for one in made([one for one in ALONE if type(one) not in SMALL]) if one.unbiased]
+
+
+@pytest.mark.parametrize(
+    ("values", "max_states"),
+    [*((one, None) for one in [*ALONE, *UPON]), *((one, 1) for one in ALONE)],
+    ids=str,
+)
+def test_whatever_is_registered_and_says_unbiased_is(values: ValueEstimator, max_states: int | None) -> None:
+    """A new one is here without being listed; behind a bound on states there is one step."""
+    part = MonteCarlo(samples=1, values=values, max_states=max_states, behind_max_states="one_step")
+    group_size = 1 if type(values) in SMALL else 2
+    found = expected(part, group_size, OTHERS[-1] if values.learns_from_others else [])
+    assert found.bias_and_cosine[0] < 1e-9
+    assert found.value_bias < 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
