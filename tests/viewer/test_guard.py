@@ -34,6 +34,15 @@ def test_the_token_leaves_the_address_for_a_cookie_that_no_other_site_can_send(s
     assert stranger.get("/").status_code == 200
 
 
+@pytest.mark.parametrize("path", ["//evil.example/", "///evil.example", "/\\evil.example/"])
+def test_the_token_leads_to_no_other_host(stranger: TestClient, path: str) -> None:
+    answer = stranger.get(f"http://127.0.0.1:6680{path}?token={TOKEN}")
+
+    assert answer.status_code == 303
+    assert answer.headers["location"].strip("/") in ("evil.example", "%5Cevil.example")
+    assert not answer.headers["location"].startswith(("//", "/\\"))
+
+
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "evil.example:6680", "", "["])
 def test_a_name_that_leads_here_from_elsewhere_is_refused(client: TestClient, host: str) -> None:
     assert client.get("/", headers={"host": host}).status_code == 403

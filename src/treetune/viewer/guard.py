@@ -74,7 +74,8 @@ class Guard:
         given = request.query_params.get("token")
         if given is not None and self._is_token(given):
             rest = [(key, value) for key, value in request.query_params.multi_items() if key != "token"]
-            address = request.url.path + (f"?{urlencode(rest)}" if rest else "")
+            # One slash: what begins with two names another host.
+            address = "/" + request.url.path.lstrip("/") + (f"?{urlencode(rest)}" if rest else "")
             answer = RedirectResponse(address, status_code=303)
             answer.set_cookie(self.cookie, self._token, httponly=True, samesite="strict", path="/")
             return answer
