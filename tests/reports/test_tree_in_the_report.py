@@ -34,3 +34,10 @@ def test_without_values_or_a_second_answer_there_is_no_tree(tmp_path: Path) -> N
     )
     assert "A problem's tree" not in Page(write_report([alone])).text
     assert "A problem's tree" not in Page(write_report([plain])).text
+
+
+def test_a_tree_with_more_answers_than_are_drawn_says_so(tmp_path: Path) -> None:
+    many = [replace(GROUP[i % 2], trajectory=f"train/7#{i}") for i in range(40)]
+    assert (
+        "16 of the 40 answers" in Page(write_report([write_experiment(tmp_path / "run", episodes=many)])).text
+    )

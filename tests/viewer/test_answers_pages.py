@@ -1,6 +1,7 @@
 """The pages of answers: what an address asks for is listed, and one answer is shown with what is its own."""
 
 import json
+import re
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
@@ -21,6 +22,7 @@ from treetune.reports.charts import number
 from treetune.runtime.directory import _LOCKS
 from treetune.tasks.addition_chain import AdditionChain
 from treetune.viewer.page import SEEN
+from treetune.viewer.pages import problem
 from treetune.viewer.pages.answers import parsed
 from treetune.viewer.store import Store
 from treetune.viewer.store.questions import Filter
@@ -228,6 +230,32 @@ def test_a_tree_of_answers_is_drawn_with_values_and_no_styles(client: TestClient
 
     assert 'class="tree"' in page and "V 0.50" in page and "reward 1" in page
     assert " style=" not in page
+
+
+def test_every_leaf_of_a_large_tree_can_be_reached_and_their_number_is_told(
+    client: TestClient, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = begin_run(folder / "run")
+    record_iteration(run, 0, [trajectory(0, i, f"same\nleaf {i}!\n#3") for i in range(100)])
+    where = {"run": "run", "source": "i1", "answer": "train/0#42", "as": "tree"}
+
+    pages = [client.get("/answer", params={**where, "leaves": n}).text for n in range(1, 8)]
+
+    assert "<b>16 of the 100 answers</b>" in pages[0] and "page 1 of 7" in pages[0]
+    drawn = [
+        set(re.findall(r"leaf \d+!", page.split('<div class="tree">')[1].split("<h2>")[0])) for page in pages
+    ]
+    assert [len(one) for one in drawn] == [16] * 6 + [10]
+    assert all("leaf 42!" in one for one in drawn)
+    assert set.union(*drawn) == {f"leaf {i}!" for i in range(100)}
+    # What is listed below it leads to all of them, and so does the problem's page.
+    [everything] = re.findall(r'first 64 of <a href="([^"]+)">all 100 in iteration 1', pages[0])
+    assert "<b>100</b> answers" in client.get(unescape(everything)).text
+    monkeypatch.setattr(problem, "MOST", 20)
+    page = client.get("/problem", params={"run": "run", "problem": "train/0"}).text
+    assert "100 of 100</td>" in page and page.count("/answer?") == 20
+    [rest] = re.findall(r'<a href="([^"]+)">and 80 more', page)
+    assert "<b>100</b> answers" in client.get(unescape(rest)).text
 
 
 def test_continuations_of_a_state_are_found_in_the_journal(client: TestClient, folder: Path) -> None:

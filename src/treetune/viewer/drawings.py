@@ -1,18 +1,15 @@
-"""Threads and trees as the report draws them."""
+"""Threads as the report draws them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from markupsafe import Markup
 
 from treetune.reports.sections.base import Sampled
 from treetune.reports.sections.threads import ThreadsDrawing
-from treetune.reports.sections.tree import tree_html
 from treetune.viewer.store.tokens import Tokens, own_episode
 from treetune.viewer.store.whole_answers import Answer
-from treetune.vocabulary import Episode
 
 NOTE = ThreadsDrawing.note
 
@@ -30,11 +27,6 @@ def threads(answer: Answer, tokens: Tokens, scale: float) -> Markup:
     }
     sampled = Sampled(trajectory.segments, trajectory.numbers) if trajectory is not None else None
     return Markup(ThreadsDrawing().html(row, sampled, scale))
-
-
-def tree(iteration: int, group: Sequence[Episode], texts: Sequence[str]) -> Markup:
-    """Where answers to one problem part, and what their states are worth."""
-    return Markup(tree_html(iteration, group, texts))
 
 
 def _stretches(answer: Answer) -> list[dict[str, Any]]:

@@ -32,7 +32,7 @@ class TreeSection(ReportSection):
                 texts = read_tokens(experiment.path / TOKENS)
             except (OSError, ValueError):  # another section says so
                 return ""
-            return tree_html(int(path.parent.name) + 1, group, texts) if group else ""
+            return tree_html(int(path.parent.name) + 1, group[:ANSWERS], texts, len(group)) if group else ""
         return ""
 
 
@@ -59,17 +59,20 @@ def _telling(episodes: Sequence[Episode]) -> list[Episode]:
         return max(rewards) - min(rewards), max(values) - min(values)
 
     several = [group for group in groups.values() if len({one.trajectory for one in group}) > 1]
-    return max(several, key=spread, default=[])[:ANSWERS]
+    return max(several, key=spread, default=[])
 
 
-def tree_html(iteration: int, group: Sequence[Episode], texts: Sequence[str]) -> str:
-    """The tree of some answers to one problem, whose steps have values; `texts` are of all tokens."""
+def tree_html(iteration: int, group: Sequence[Episode], texts: Sequence[str], there: int) -> str:
+    """The tree of some answers to one problem, whose steps have values, of those that are `there`; `texts`
+    are of all tokens."""
     (tree,) = trees_of(_answer(episode, sample) for sample, episode in enumerate(group))
     root = _Step("", (group[0].step_values or (None,))[0])
     steps: dict[State, _Step] = {tree.state(0, 0): root}
     for leaf, episode in enumerate(group):
         _add(steps, tree, leaf, episode, texts)
-    return render("tree.html", iteration=iteration, problem=group[0].group, root=root)
+    return render(
+        "tree.html", iteration=iteration, problem=group[0].group, root=root, drawn=len(group), there=there
+    )
 
 
 def _add(steps: dict[State, _Step], tree: Tree, leaf: int, episode: Episode, texts: Sequence[str]) -> None:

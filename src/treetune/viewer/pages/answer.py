@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 from markupsafe import Markup
 from starlette.responses import RedirectResponse, Response
 
+from treetune.reports.sections.tree import tree_html
 from treetune.reports.text import SHOWN, cut, visible
 from treetune.runtime.notes import NotedAnswer
 from treetune.viewer import drawings
@@ -19,10 +21,9 @@ from treetune.viewer.pages.own_note import Draft, all_labels, own_note, save_for
 from treetune.viewer.store import NotThere
 from treetune.viewer.store.answers import Answers
 from treetune.viewer.store.credits import credits_of, mark_of_credits
-from treetune.viewer.store.questions import Filter, Question
+from treetune.viewer.store.questions import Filter, Found, Question
 from treetune.viewer.store.tokens import Step, Tokens, all_texts, own_episode, tokens_of
 from treetune.viewer.store.whole_answers import Answer
-from treetune.vocabulary import Episode
 
 TOKENS_SHOWN = 4000
 """Tokens that are shown before somebody asks for all."""
@@ -33,7 +34,7 @@ LONGEST_TOKEN, LONGEST_VERDICT, LONGEST_DATA = 1000, 2000, 20_000
 DRAWN = ("threads", "tree")
 
 IN_A_TREE = 16
-"""More answers than these would not be read as a tree."""
+"""Answers of a tree on one page: more would not be read as one."""
 
 SIBLINGS = 64
 """Other answers to the same problem that are listed."""
@@ -62,7 +63,8 @@ class Colouring:
 
 
 def show(view: View) -> Response:
-    """`?run=`, `?source=`, `?answer=`, `?as=` (see `ways_of`), `?colour=`, `?all=1`."""
+    """`?run=`, `?source=`, `?answer=`, `?as=` (see `ways_of`), `?colour=`, `?all=1`, `?leaves=` (page of the
+    tree)."""
     return _shown(view, _asked_for(view))
 
 
@@ -82,11 +84,13 @@ def _asked_for(view: View) -> Answer:
 def _shown(view: View, answer: Answer, draft: Draft | None = None) -> Response:
     answers = view.store.answers(view.run)
     tokens = tokens_of(view.run.path, answer)
-    group = _group(answers, answer) if tokens is not None else []
-    ways = ways_of(tokens, group)
+    leaves = _leaves(answers, answer, view.integer("leaves", 1, least=1)) if tokens is not None else None
+    ways = ways_of(tokens, has_tree=leaves is not None and leaves.total > 0)
     way = view.choice("as", ways)
     everything = bool(view.choice("all", ("", "1")))
     credits = credits_of(view.run.path, answer)
+    same = (Filter("problem", "=", answer.row["problem"]),)
+    siblings = answers.ask(Question((answer.source.name,), same, size=SIBLINGS))
     text, left_out = cut(_text(answer), len(_text(answer)) if everything else SHOWN)
     return view.render(
         "answer.html",
@@ -104,7 +108,9 @@ def _shown(view: View, answer: Answer, draft: Draft | None = None) -> Response:
         colourings=colourings(tokens),
         ways=ways,
         way=way,
-        drawing=_drawing(way, view, answer, tokens, group) if tokens and way in DRAWN else "",
+        drawing=_drawing(way, view, answer, tokens, leaves) if tokens and way in DRAWN else "",
+        leaves_page=view.integer("leaves", 1, least=1),
+        leaves_pages=-(-leaves.total // (IN_A_TREE - 1)) if leaves is not None else 0,
         drawing_note=drawings.NOTE,
         text=text,
         left_out=left_out,
@@ -114,7 +120,8 @@ def _shown(view: View, answer: Answer, draft: Draft | None = None) -> Response:
         verdict_text=lambda text: shortened(str(text), LONGEST_VERDICT),
         credits=credits,
         credited_steps=max((len(method.cells) for method in credits), default=0),
-        siblings=whole(_siblings(answers, answer)),
+        siblings=whole(siblings.rows),
+        siblings_total=siblings.total,
         address_of=lambda row: address_of(view, row),
     )
 
@@ -131,33 +138,39 @@ def _read_by_now(answers: Answers, source: str) -> None:
             )
 
 
-def ways_of(tokens: Tokens | None, group: Sequence[Episode]) -> Sequence[str]:
-    """In which an answer can be shown, the usual one first; `group` are answers that make a tree."""
+def ways_of(tokens: Tokens | None, *, has_tree: bool) -> Sequence[str]:
+    """In which an answer can be shown, the usual one first."""
     if tokens is None or tokens.texts is None:
         return ("rendered", "text")
     drawn = ("threads",) if any(tokens.branches) else ()
-    return ("tokens", *drawn, *(("tree",) if group else ()), "rendered", "text")
+    return ("tokens", *drawn, *(("tree",) if has_tree else ()), "rendered", "text")
 
 
-def _group(answers: Answers, answer: Answer) -> list[Episode]:
-    """The training rows of all answers to the problem, itself first, where their steps have values and
-    nothing was written side by side."""
+def _leaves(answers: Answers, answer: Answer, page: int) -> Found | None:
+    """The other answers to the problem whose steps have values, those of one page of the tree; None where
+    this one's have none, or something was written side by side in it."""
     own = own_episode(answer)
     if own is None or not own.step_values or any(one.branch for one in own.stretches):
-        return []
-    others = [row["answer"] for row in _siblings(answers, answer) if row["answer"] != answer.row["answer"]]
-    whole_answers = [answers.answer(answer.source.name, name) for name in others[: IN_A_TREE - 1]]
-    found = [own, *filter(None, map(own_episode, whole_answers))]
-    valued = [one for one in found if one.step_values]
-    return valued if len(valued) > 1 else []
+        return None
+    others = (
+        Filter("problem", "=", answer.row["problem"]),
+        Filter("answer", "!=", answer.row["answer"]),
+        Filter("first_value", ">=", -math.inf),
+    )
+    return answers.ask(Question((answer.source.name,), others, page=page, size=IN_A_TREE - 1))
 
 
-def _drawing(way: str, view: View, answer: Answer, tokens: Tokens, group: Sequence[Episode]) -> Markup | str:
+def _drawing(way: str, view: View, answer: Answer, tokens: Tokens, leaves: Found | None) -> Markup | str:
     """The threads or the tree as HTML."""
     if way == "threads":
         scale = next(one.scale for one in colourings(tokens) if one.name == "advantage")
         return drawings.threads(answer, tokens, scale or 1.0)
-    return drawings.tree(answer.source.number, group, all_texts(view.run.path) or [])
+    assert leaves is not None
+    answers = view.store.answers(view.run)
+    others = [answers.answer(answer.source.name, row["answer"]) for row in leaves.rows]
+    group = [one for one in map(own_episode, [answer, *others]) if one is not None and one.step_values]
+    texts = all_texts(view.run.path) or []
+    return Markup(tree_html(answer.source.number, group, texts, 1 + leaves.total))
 
 
 def colourings(tokens: Tokens | None) -> list[Colouring]:
@@ -246,12 +259,6 @@ def _columns(tokens: Tokens, most: int | None) -> dict[str, Any]:
             for branch in tokens.branches[:most]
         ]
     return columns
-
-
-def _siblings(answers: Answers, answer: Answer) -> list[dict[str, Any]]:
-    """Rows of all answers to its problem in the same file, itself among them."""
-    same = (Filter("problem", "=", answer.row["problem"]),)
-    return answers.ask(Question((answer.source.name,), same, size=SIBLINGS)).rows
 
 
 def _text(answer: Answer) -> str:

@@ -10,23 +10,21 @@ from starlette.responses import Response
 from treetune.viewer.page import Page, View, digest
 from treetune.viewer.pages.answers import whole
 from treetune.viewer.store import NotThere, Run
-from treetune.viewer.store.questions import Filter, Question
+from treetune.viewer.store.sources import Source
 from treetune.vocabulary import CORRECT_SCORE
 
-MOST = 2000
-"""Answers of an experiment that are shown."""
+MOST, LEAST = 2000, 16
+"""Answers that are shown of an experiment, and of one file where that has so many files."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """The answers to the problem in one file, by sample."""
+    """The answers to the problem in one file: how many, how many are right, and those that are shown."""
 
-    words: str
+    source: Source
+    total: int
+    right: int
     answers: list[dict[str, Any]]
-
-    @property
-    def right(self) -> int:
-        return sum((one["score"] or 0.0) >= CORRECT_SCORE for one in self.answers)
 
 
 def show(view: View) -> Response:
@@ -44,14 +42,22 @@ def _rows(view: View, run: Run, problem: str) -> list[Row]:
     answers = view.store.answers(run)
     if not answers.columns():
         return []
-    asked = answers.ask(Question(filters=(Filter("problem", "=", problem),), size=MOST))
+    sources = answers.sources()
+    found = answers.sql(
+        """
+        SELECT *, count(*) OVER own AS total, count(*) FILTER (score >= ?) OVER own AS right_ones
+        FROM answers WHERE problem = ? WINDOW own AS (PARTITION BY source)
+        QUALIFY row_number() OVER (PARTITION BY source ORDER BY row) <= ? ORDER BY row
+        """,
+        [CORRECT_SCORE, problem, max(LEAST, MOST // max(1, len(sources)))],
+    )
     by_source: dict[str, list[dict[str, Any]]] = {}
-    for row in whole(asked.rows):
+    for row in whole(found):
         by_source.setdefault(row["source"], []).append(row)
     return [
-        Row(source.words, sorted(by_source[source.name], key=lambda row: row["sample"] or 0))
-        for source in answers.sources()
-        if source.name in by_source
+        Row(source, own[0]["total"], own[0]["right_ones"], sorted(own, key=lambda row: row["sample"] or 0))
+        for source in sources
+        if (own := by_source.get(source.name))
     ]
 
 
