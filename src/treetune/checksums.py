@@ -1,7 +1,9 @@
 """What a run reads again is what it wrote: files carry a checksum, and one that doesn't match is named.
 
 A JSON record has it as its last key, an Arrow stream behind its end, a line of a journal in front, a folder
-in a file of its own. What earlier versions wrote has none, and is read as it is.
+in a file of its own. Records and streams say with their content that they are sealed (`FORMAT`), so that no
+flipped bit makes one that is damaged look like one that an earlier version wrote without a checksum: those
+are read as they are.
 """
 
 from __future__ import annotations
@@ -19,6 +21,12 @@ from treetune.files import write_json
 
 KEY = "checksum"
 """Of a JSON record, its last key."""
+
+FORMAT = {"format": 2}
+"""In a JSON record, which therefore has a checksum. Records of before have no such key."""
+
+SEALED = b"treetune-sealed"
+"""In the schema of an Arrow stream, which therefore has a trailer."""
 
 SUMS = "checksums.json"
 """In a folder: the digest of every other file below it."""
@@ -39,24 +47,39 @@ class Damaged(ValueError):
 
 def write_record(path: Path, value: Mapping[str, Any]) -> None:
     """JSON with the checksum of its content."""
-    plain = json.loads(json.dumps(value))
-    write_json(path, plain | {KEY: _of_record(plain)})
+    write_json(path, sealed(value))
+
+
+def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
+    """A JSON object with its format and its checksum."""
+    plain = json.loads(json.dumps(value)) | FORMAT
+    return plain | {KEY: _of_record(plain)}
 
 
 def read_record(path: Path, remedy: str) -> dict[str, Any]:
     """What `write_record` wrote, or JSON of before. `remedy` says what to do about one that is damaged.
     Raises Damaged, and FileNotFoundError for none."""
-    data = path.read_bytes()
     try:
-        value = json.loads(data)
-        if not isinstance(value, dict):
-            raise ValueError(f"it holds no JSON object but a {type(value).__name__}")
+        return record_of(path.read_bytes())
+    except Damaged as error:
+        raise Damaged(f"{path} is damaged ({error}): {remedy}") from error
+
+
+def record_of(text: bytes | str) -> dict[str, Any]:
+    """The object that was `sealed`. Raises Damaged."""
+    if not text:
+        raise Damaged("it is empty")
+    try:
+        value = json.loads(text)
     except ValueError as error:
-        what = str(error) if data else "it is empty"
-        raise Damaged(f"{path} is damaged ({what}): {remedy}") from error
+        raise Damaged(str(error)) from error
+    if not isinstance(value, dict):
+        raise Damaged(f"it holds no JSON object but a {type(value).__name__}")
     written = value.pop(KEY, None)
-    if written is not None and written != _of_record(value):
-        raise Damaged(f"{path} is damaged (its checksum doesn't match its content): {remedy}")
+    if written != _of_record(value) and (written is not None or FORMAT.keys() & value.keys()):
+        raise Damaged("its checksum doesn't match its content")
+    for key in FORMAT:
+        value.pop(key, None)
     return value
 
 
@@ -77,6 +100,8 @@ def row_of(line: bytes) -> bytes:
     """The row of JSON in a line. Raises Damaged where it isn't what was written."""
     head, end = b'{"crc32":"', b"}\n"
     if not line.startswith(head):
+        if sum(a != b for a, b in zip(line, head, strict=False)) == 1:
+            raise Damaged("its head isn't what was written")
         return line
     row = line[len(head) + len('00000000","row":') : -len(end)]
     if line != sealed_line(row.decode(errors="replace")).encode():
@@ -115,6 +140,9 @@ def verify_stream(file: IO[bytes], name: str, remedy: str) -> None:
     trailer = file.read()
     file.seek(0)
     if _TRAILER not in trailer:
+        if SEALED in file.read(_CHUNK_BYTES):
+            raise Damaged(f"{name} is cut short, or its checksum is damaged: {remedy}")
+        file.seek(0)
         return
     if not trailer.startswith(_TRAILER):
         raise Damaged(f"{name} is cut short: {remedy}")
@@ -125,6 +153,26 @@ def verify_stream(file: IO[bytes], name: str, remedy: str) -> None:
     file.seek(0)
     if found.hexdigest().encode() != trailer[len(_TRAILER) :]:
         raise Damaged(f"{name} is damaged (its checksum doesn't match its content): {remedy}")
+
+
+_verified: dict[Path, tuple[int, int, int]] = {}
+
+
+def verify_once(path: Path, remedy: str, digest: str | None = None) -> None:
+    """For readers who come again: verifies nothing while the file's size, time and inode are the same.
+
+    A stream has its checksum behind its end; any other file's `digest` was kept elsewhere. Raises Damaged.
+    """
+    about = path.stat()
+    mark = (about.st_size, about.st_mtime_ns, about.st_ino)
+    if _verified.get(path) == mark:
+        return
+    if digest is None:
+        with path.open("rb") as file:
+            verify_stream(file, str(path), remedy)
+    elif digest_of(path) != digest:
+        raise Damaged(f"{path} is damaged (its checksum doesn't match its content): {remedy}")
+    _verified[path] = mark
 
 
 def seal_of(path: Path) -> bytes | None:
@@ -187,11 +235,11 @@ def _files(folder: Path) -> list[Path]:
 def _digests(folder: Path, files: list[Path]) -> dict[str, str]:
     # hashlib lets go of the interpreter: several files are read side by side.
     with ThreadPoolExecutor(_HASHED_AT_ONCE) as threads:
-        digests = threads.map(_digest, files)
+        digests = threads.map(digest_of, files)
         return {str(path.relative_to(folder)): digest for path, digest in zip(files, digests, strict=True)}
 
 
-def _digest(path: Path) -> str:
+def digest_of(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, _hash).hexdigest()
 

@@ -2,14 +2,51 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Literal
+
+
+def why_not_written(error: BaseException, place: Path) -> str:
+    """What a failure to write below `place` comes from, and what would help; the error's own words where
+    that isn't known. Libraries have words of their own for it, some of which are none."""
+    found = re.search(r"os error (\d+)", str(error))
+    number = error.errno if isinstance(error, OSError) else int(found[1]) if found else None
+    name = getattr(error, "filename", None)
+    path = Path(os.fsdecode(name)) if isinstance(name, str | bytes) else place
+    there = next(one for one in (path, *path.absolute().parents) if one.is_dir())
+    room = os.statvfs(there)
+    free = f"{room.f_bavail * room.f_frsize / 2**20:.0f} MiB are free there"
+    for step in (path, *path.absolute().parents):
+        if step.is_symlink() and not step.exists():
+            return f"{step} is a link to {os.readlink(step)}, which isn't there: make it, or delete the link"
+        if step != path and step.is_file():
+            return f"{step} is a file where a folder belongs: move it away"
+    if number in (errno.ENOSPC, None) and room.f_files and not room.f_favail:
+        return (
+            f"the file system of {there} has no inodes left, {room.f_files} are used: delete small files"
+            " (or folders of them), whatever their size"
+        )
+    if number == errno.EFBIG:
+        return f"{path} would be larger than a file may be here: raise `ulimit -f`, or take another disk"
+    if number == errno.EDQUOT:
+        return f"your quota on the file system of {there} is used up ({free}): see `quota -s`"
+    if number == errno.EISDIR:
+        return f"{path} is a folder where a file belongs: move it away"
+    if number in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return (
+            f"{path} can't be written by this user ({os.strerror(number)}): give another directory, or rights"
+        )
+    if number == errno.ENOSPC:
+        return f"there is no room left on the file system of {there} ({free}): make room"
+    return f"{error}; {free}"
 
 
 @contextmanager

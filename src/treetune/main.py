@@ -20,6 +20,7 @@ if __name__ == "__main__" and sys.path[:1] == [os.path.dirname(os.path.realpath(
 
 from treetune.cli.arguments import COMMANDS, grammar, parse
 from treetune.cli.command import ClosedPipe
+from treetune.files import why_not_written
 
 USER_ERROR, FAILURE, INTERRUPTED, CLOSED_PIPE = 2, 1, 130, 141
 
@@ -72,7 +73,10 @@ def _failed(error: Exception, code: int, options: argparse.Namespace) -> int:
     where = f"[rank {rank}] " if int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
     log_file: Path | None = getattr(options, "log_file", None)
     text = "".join(traceback.format_exception(error))
-    print(f"{where}{options.command} failed: {str(error) or type(error).__name__}", file=sys.stderr)
+    words = str(error) or type(error).__name__
+    if isinstance(error, OSError) and error.errno and error.filename is not None:  # the system's own words
+        words = why_not_written(error, Path.cwd())
+    print(f"{where}{options.command} failed: {words}", file=sys.stderr)
     if options.debug:
         print(text, file=sys.stderr)
     elif log_file is not None and log_file.is_file():

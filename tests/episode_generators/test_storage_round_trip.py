@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.columns import plain
 from tests.episode_generators import tabular_mdp as mdp
+from treetune.checksums import SEALED
 from treetune.episode_generators.rollout.answers import contiguous_share
 from treetune.episode_generators.storage import (
     TOKENS,
@@ -225,6 +226,8 @@ def without_column(path: Path, name: str) -> None:
 
     with pa.ipc.open_stream(path.read_bytes()) as reader:
         table = reader.read_all().drop_columns(name)
+    metadata = {key: value for key, value in table.schema.metadata.items() if key != SEALED}
+    table = table.replace_schema_metadata(metadata)
     with pa.ipc.new_stream(path, table.schema) as writer:
         writer.write_table(table)
 

@@ -97,12 +97,13 @@ def test_clean_up_checkpoints_deletes_what_the_configuration_does_not_keep(
     finished, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     directory = directory_of(finished)
-    assert directory.checkpoints() == [1, 2]
-    assert not (directory.checkpoint(1) / "trainer").exists(), "only the newest can be gone on from"
-    commands.clean_up_checkpoints(small(tmp_path, checkpoints=Checkpoints()), {})
-    assert "deleted 1 checkpoints, kept [2]" in capsys.readouterr().out
-    assert directory.checkpoints() == [2]
-    assert directory.resumable() == 2
+    longer = {"checkpoints": Checkpoints(every=1, keep_every=1), "iterations": 4}
+    train(small(tmp_path, **longer))
+    assert directory.checkpoints() == [1, 2, 3, 4]
+    assert directory.resumables() == [3, 4], "the older one is for when the newest is damaged"
+    commands.clean_up_checkpoints(small(tmp_path, checkpoints=Checkpoints(), iterations=4), {})
+    assert "deleted 2 checkpoints, kept [3, 4]" in capsys.readouterr().out
+    assert directory.checkpoints() == directory.resumables() == [3, 4]
 
 
 def test_a_run_that_was_ended_before_its_last_iteration_is_not_finished(finished, tmp_path: Path) -> None:
@@ -138,10 +139,9 @@ def test_episodes_sampled_ahead_by_a_server_are_those_that_the_run_would_sample(
     experiment = undisturbed.copy(tmp_path)
     third = experiment.directory.iteration(2)
     shutil.rmtree(third)
-    # As after two iterations. Nothing is trained here, so the trainer's state may be empty.
+    # As after two iterations. Nothing is trained here.
     experiment.forget_training()
     shutil.copytree(undisturbed.directory.checkpoint(2), experiment.directory.checkpoint(2))
-    (experiment.directory.checkpoint(2) / "trainer").mkdir()
     experiment.run("only_generate_episodes")
     sampled = (third / "episodes.arrow").read_bytes()
     assert sampled == (undisturbed.directory.iteration(2) / "episodes.arrow").read_bytes()

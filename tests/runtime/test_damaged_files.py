@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import random
+import re
 import shutil
 from pathlib import Path
 from pickle import UnpicklingError
@@ -12,8 +15,12 @@ import pytest
 import torch
 
 from tests.runtime.in_process import directory_of, sampled_requests, small, train
-from treetune.checksums import SUMS, Damaged
-from treetune.runtime.directory import ExperimentDirectory
+from treetune.checksums import SUMS, Damaged, read_record, write_record
+from treetune.episode_generators.storage import read_episodes, read_tokens, read_trajectories
+from treetune.reports.experiment import read_experiment
+from treetune.runtime.base import Evaluation, EvaluationSet
+from treetune.runtime.directory import ExperimentDirectory, verify_answers
+from treetune.runtime.manifest import read_config
 
 
 def flip(path: Path, place: float = 0.5) -> None:
@@ -40,23 +47,22 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 def test_a_damaged_state_is_named_and_an_older_whole_one_is_gone_on_from(
     tmp_path: Path, three: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first = train(small(tmp_path, iterations=1))
-    shutil.copytree(first.checkpoint(1) / "trainer", tmp_path / "kept")
-    train(small(tmp_path, iterations=2))
-    shutil.copytree(tmp_path / "kept", first.checkpoint(1) / "trainer")
-    hurt = largest(first.checkpoint(2) / "trainer")
+    run = train(small(tmp_path, iterations=2))
+    hurt = largest(run.checkpoint(2) / "trainer")
     flip(hurt)
     train(small(tmp_path, iterations=3))
     assert f"{hurt} is damaged: going on from the checkpoint before it, 1" in caplog.text
-    assert weights(first, 3) == three
+    assert weights(run, 3) == three
 
 
 def test_where_no_other_state_is_left_the_run_says_so_and_what_it_says_helps(
     tmp_path: Path, three: bytes
 ) -> None:
     run = train(small(tmp_path, iterations=2))
-    hurt = largest(run.checkpoint(2) / "trainer")
-    flip(hurt)
+    for number in (1, 2):
+        hurt = largest(run.checkpoint(number) / "trainer")
+        flip(hurt)
+    hurt = largest(run.checkpoint(1) / "trainer")
     with pytest.raises(Damaged, match="no older checkpoint holds a trainer's state: delete") as told:
         train(small(tmp_path, iterations=3))
     assert str(hurt) in str(told.value)
@@ -163,8 +169,82 @@ def test_a_record_whose_numbers_changed_is_refused(tmp_path: Path) -> None:
         train(small(tmp_path, iterations=2))
 
 
+SEALED = (
+    *("config.json", "manifest.json", "metrics.jsonl", "tokens.arrow", "checkpoints/0001/state.json"),
+    *("evaluations/0001/test/summary.json", "evaluations/0001/test/answers.jsonl"),
+    *("iterations/0000/episodes.arrow", "iterations/0000/trajectories.arrow", "iterations/0000/metrics.json"),
+)
+
+
+def read(run: ExperimentDirectory, name: str) -> Any:
+    """What those who read the file make of it."""
+    path = run.path / name
+    if name == "config.json":
+        return read_config(run.path)
+    if name == "metrics.jsonl":
+        return run.read_metrics()
+    if name == "tokens.arrow":
+        return read_tokens(path)
+    if name.endswith("answers.jsonl"):
+        verify_answers(path)
+        return [json.loads(line) for line in path.read_text().splitlines()]
+    if name.endswith("episodes.arrow"):
+        return read_episodes(path)
+    if name.endswith("trajectories.arrow"):
+        return read_trajectories(path)
+    return read_record(path, "")
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> ExperimentDirectory:
+    sets = (EvaluationSet(split="test", problems=3, samples=1),)
+    config = small(tmp_path_factory.mktemp("one"), iterations=1, evaluation=Evaluation(sets=sets))
+    return train(config, seed=1, model={"layers": 1})
+
+
+@pytest.mark.parametrize("name", SEALED)
+def test_no_flipped_bit_reads_as_other_content(measured: ExperimentDirectory, name: str) -> None:
+    path, draw = measured.path / name, random.Random(name)
+    whole, content = path.read_bytes(), read(measured, name)
+    for _ in range(60):
+        hurt = bytearray(whole)
+        hurt[draw.randrange(len(whole))] ^= 1 << draw.randrange(8)
+        path.write_bytes(hurt)
+        try:
+            found = read(measured, name)
+        except ValueError:  # Damaged is one
+            continue
+        assert found == content
+    path.write_bytes(whole)
+
+
+def test_the_word_that_says_that_a_record_is_sealed_is_sealed_itself(tmp_path: Path) -> None:
+    path = tmp_path / "one.json"
+    write_record(path, {"pass_at_1": 0.5})
+    for word in ("checksum", "format"):
+        text = path.read_text().replace(word, "x" + word[1:]).replace("0.5", "0.9")
+        (tmp_path / "hurt.json").write_text(text)
+        with pytest.raises(Damaged):
+            read_record(tmp_path / "hurt.json", "")
+
+
+def test_a_report_tells_what_is_damaged_and_leaves_it_out(
+    measured: ExperimentDirectory, tmp_path: Path
+) -> None:
+    shutil.copytree(measured.path, tmp_path / "hurt")
+    for name in ("metrics.jsonl", "evaluations/0001/test/summary.json"):
+        path = tmp_path / "hurt" / name
+        text = path.read_text()
+        digit = re.search(r"[1-8]", text)
+        assert digit is not None
+        path.write_text(text[: digit.start()] + "9" + text[digit.end() :])
+    found = read_experiment(tmp_path / "hurt")
+    assert found.metrics == [] and found.evaluations == {} and found.config
+    assert sum("damaged" in words for words in found.missing) == 2
+
+
 def test_what_earlier_versions_wrote_is_read_as_it_is(tmp_path: Path) -> None:
-    from treetune.checksums import read_record, row_of
+    from treetune.checksums import row_of
 
     old = tmp_path / "old.json"
     old.write_text('{"seconds": 1.0}')

@@ -93,7 +93,7 @@ def test_a_disk_that_is_full_at_a_checkpoint_leaves_the_one_before(
     owner, error = (export, FULL) if where == "write_policy" else (DeepSpeedEngine, RuntimeError("pos 5"))
     with monkeypatch.context() as patch:
         patch.setattr(owner, where, raises_after(getattr(owner, where), 1, error))
-        with pytest.raises(OSError, match=r"checkpoint .*0002 could not be written .* MiB are free"):
+        with pytest.raises(OSError, match=r"checkpoint .*0002 could not be written: .* MiB are free"):
             train(config)
     assert directory_of(config).checkpoints() == [1]
     train(config)
@@ -233,6 +233,7 @@ def test_a_disk_that_is_really_full_ends_the_command_in_one_message(tmp_path: Pa
     failed = run(60_000)
     assert failed.returncode == 1, failed.stderr
     assert "0002 could not be written" in failed.stderr
+    assert "would be larger than a file may be here: raise `ulimit -f`" in failed.stderr
     assert "Traceback" not in failed.stderr
     assert "Traceback" in (tmp_path / "small" / "logs" / "run.log").read_text()
     directory = in_process.ExperimentDirectory(tmp_path / "small")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tests.reports.synthetic import CODEC
 from tests.viewer.recorded import begin_run, record_evaluation, record_iteration, trajectory
+from treetune.checksums import digest_of, read_record, write_record
 from treetune.episode_generators.storage import TOKENS, write_tokens
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.vocabulary import Segment, TextCodec, Trajectory
@@ -141,4 +142,6 @@ def hostile_run(path: Path, said: Sequence[str] = ()) -> ExperimentDirectory:
     lines.append(lines[-1] | {"problem": f"v/{len(said)}", "text": half, "extracted": half, "prompt": half})
     place = run.evaluation(1, "validation") / "answers.jsonl"
     place.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    summary = place.with_name("summary.json")
+    write_record(summary, read_record(summary, "") | {"answers": digest_of(place)})
     return run

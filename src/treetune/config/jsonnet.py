@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+import select
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +29,8 @@ ENVIRONMENT_KEYS = {
     "experiment_name": "APP_EXPERIMENT_NAME",
 }
 """Root keys that an environment variable sets, over the files and under the overrides."""
+
+DEADLINE_S = 60.0
 
 LARGEST_WHOLE = 2**53
 """Jsonnet's numbers are doubles: whole numbers beyond this would change silently."""
@@ -89,7 +95,49 @@ def load(
     data = sum_of(layers, variables)
     if not isinstance(data, dict):
         raise ConfigError([_not_an_object(layers, variables)])
+    if issues := list(_inexact(data, "")):
+        raise ConfigError(issues)
     return Config(data, tuple(layers), variables)
+
+
+def _inexact(value: Any, key: str) -> Iterator[ConfigIssue]:
+    """Whole numbers that Jsonnet can't hold: what was written may have been another one."""
+    if isinstance(value, dict | list):
+        for name, one in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _inexact(one, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, int) and abs(value) > LARGEST_WHOLE:
+        what = f"{value} is beyond 2**53 = {LARGEST_WHOLE}, where Jsonnet's numbers lose digits"
+        yield ConfigIssue(what, key, remedy=f"give a whole number of at most {LARGEST_WHOLE}")
+
+
+@contextmanager
+def _deadline(names: str) -> Iterator[None]:
+    """Ends this process with a word where what is inside takes longer than `DEADLINE_S`.
+
+    Jsonnet holds the interpreter's lock while it evaluates, so that neither a thread nor a signal's handler
+    could end it: a child does. Nothing is forked where there are threads, as in the viewer.
+    """
+    if threading.active_count() > 1:
+        yield
+        return
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(writing)
+        if not select.select([reading], [], [], DEADLINE_S)[0]:
+            words = (
+                f"{names}: evaluating the configuration has taken {DEADLINE_S:.0f} s, and is ended: look for"
+                " a loop without an end, such as a function that calls itself or a huge std.range\n"
+            )
+            os.write(2, words.encode())
+            os.kill(os.getppid(), signal.SIGTERM)
+        os._exit(0)
+    os.close(reading)
+    try:
+        yield
+    finally:
+        os.close(writing)
+        os.waitpid(child, 0)
 
 
 def evaluate(name: str, text: str, variables: Mapping[str, str], importer: Importer) -> Any:
@@ -131,11 +179,12 @@ def shown(path: Path | str) -> str:
 
 def sum_of(layers: Sequence[Layer], variables: Mapping[str, str]) -> Any:
     """The layers added from left to right, as plain data; ConfigError where that fails."""
-    try:
-        return _evaluate_flattened(layers, variables)
-    except (RuntimeError, ConfigError, OSError, UnicodeDecodeError):
-        # Its messages would be about the flattened text: the slow way says what is wrong, and where.
-        return _evaluate_with_imports(layers, variables)
+    with _deadline(", ".join(layer.name for layer in layers)):
+        try:
+            return _evaluate_flattened(layers, variables)
+        except (RuntimeError, ConfigError, OSError, UnicodeDecodeError):
+            # Its messages would be about the flattened text: the slow way says what is wrong, and where.
+            return _evaluate_with_imports(layers, variables)
 
 
 def _evaluate_flattened(layers: Sequence[Layer], variables: Mapping[str, str]) -> Any:

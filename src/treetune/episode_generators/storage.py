@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from treetune.checksums import SealingFile, verify_stream
+from treetune.checksums import SEALED, SealingFile, verify_once, verify_stream
 from treetune.files import whole_file
 from treetune.vocabulary import Episode, Trajectory
 
@@ -133,17 +133,18 @@ def write_tokens(path: Path, codec: TextCodec, count: int) -> None:
     import pyarrow as pa
 
     texts = pa.array([codec.decode([token]) for token in range(count)], pa.string())
-    table = pa.table({"text": texts})
-    with whole_file(path, "wb") as file:
+    table = pa.table({"text": texts}, metadata={SEALED: ""})
+    with _sealed(path) as file:
         _stream(file, table.schema, table.to_batches())
 
 
 def read_tokens(path: Path) -> list[str]:
-    """What `write_tokens` wrote."""
-    import pyarrow as pa
-
-    with path.open("rb") as file, pa.ipc.open_stream(file) as reader:
-        return reader.read_all()["text"].to_pylist()
+    """What `write_tokens` wrote. Raises ValueError for a file that isn't as it was written."""
+    verify_once(path, "delete it, and the same command writes it again")
+    with path.open("rb") as file, _reading(file, str(path), "tokens", "") as reader:
+        table = reader.read_all()
+        table.validate(full=True)  # of an earlier version, without a checksum
+        return table["text"].to_pylist()
 
 
 # Streams
@@ -182,7 +183,7 @@ def _bytes_of(stream: Callable[[Any], None]) -> bytes:
 
 def _counted(schema: pa.Schema, kind: str, rows: Sequence[Any]) -> pa.Schema:
     # A stream that was cut between two batches looks whole to Arrow: the number of rows tells.
-    return schema.with_metadata({"treetune": kind, "rows": str(len(rows))})
+    return schema.with_metadata({"treetune": kind, "rows": str(len(rows)), SEALED: ""})
 
 
 def _stream(sink: Any, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
@@ -222,6 +223,7 @@ def _rows_in_turn(
     with _reading(source, name, kind, remedy) as reader:
         count = _rows_said(reader, name, kind)
         for batch in reader:
+            batch.validate(full=True)  # of an earlier version, without a checksum
             found += batch.num_rows
             yield from rows_of(batch)
     if found != count:

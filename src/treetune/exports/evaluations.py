@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from treetune.reports.experiment import Experiment, read_experiment
-from treetune.runtime.directory import ExperimentDirectory
+from treetune.runtime.directory import ExperimentDirectory, verify_answers
 
 EVALUATE = "run_evaluation measures it"
 
@@ -38,6 +38,7 @@ class Evaluation:
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """The answers in their order, without being held all at once. Raises ValueError for what is none."""
+        verify_answers(self.answers)
         with self.answers.open(encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
                 try:

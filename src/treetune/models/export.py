@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import os
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from treetune.checksums import refuse_damaged
-from treetune.files import sync, whole_folder
+from treetune.files import sync, whole_folder, why_not_written
 
 if TYPE_CHECKING:
     import torch
@@ -135,11 +134,8 @@ def making_room_explained(directory: Path) -> Iterator[None]:
     try:
         yield
     except SafetensorError as error:
-        free = shutil.disk_usage(directory).free / 2**20
-        raise OSError(
-            f"the weights could not be written to {directory} for the engine ({error});"
-            f" {free:.0f} MiB are free there: make room"
-        ) from error
+        why = why_not_written(error, directory)
+        raise OSError(f"the weights could not be written to {directory} for the engine: {why}") from error
 
 
 def _on_cpu(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treetune.episode_generators.storage import TOKENS, read_tokens
+from treetune.checksums import verify_once
+from treetune.episode_generators.storage import REMEDY, TOKENS, read_tokens
 from treetune.reports.sections.base import Sampled, drawing_of
 from treetune.vocabulary import CORRECT_SCORE, Segment
 
@@ -64,9 +65,12 @@ def sample_episodes(experiment: Path, missing: list[str]) -> EpisodeSample | Non
 def _table(path: Path) -> pa.Table:
     import pyarrow as pa
 
+    verify_once(path, REMEDY)
     with path.open("rb") as file:
         try:
-            return pa.ipc.open_stream(file).read_all()
+            table = pa.ipc.open_stream(file).read_all()
+            table.validate(full=True)  # of an earlier version, without a checksum
+            return table
         except pa.ArrowInvalid as error:
             raise ValueError(str(error)) from error
 
@@ -110,8 +114,10 @@ def _sampled(path: Path, wanted: Sequence[str], missing: list[str]) -> dict[str,
         return {}
     found = {}
     try:
+        verify_once(path, REMEDY)
         with path.open("rb") as file, pa.ipc.open_stream(file) as batches:
             for batch in batches:
+                batch.validate(full=True)
                 samples = pc.cast(batch["sample"], pa.string())
                 names = pc.binary_join_element_wise(pc.struct_field(batch["problem"], "id"), samples, "#")
                 is_wanted = pc.is_in(names, pa.array(wanted, pa.string()))
@@ -120,7 +126,7 @@ def _sampled(path: Path, wanted: Sequence[str], missing: list[str]) -> dict[str,
                     segments = tuple(map(_segment, batch["segments"][i].as_py()))
                     numbers = dict(batch["numbers"][i].as_py() or ()) if counted else {}
                     found[names[i].as_py()] = Sampled(segments, numbers)
-    except (pa.ArrowInvalid, OSError) as error:
+    except (ValueError, OSError) as error:  # pyarrow's own are of these
         missing.append(f"{path.name} of iteration {int(path.parent.name) + 1} can't be read: {error}")
     return found
 

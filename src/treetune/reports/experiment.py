@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from treetune.checksums import read_record
 from treetune.runtime.directory import ExperimentDirectory
+from treetune.runtime.manifest import read_config
 from treetune.runtime.stop_after import StopAfter, expected_iterations
 
 METHOD = ("task", "rollout", "credit", "selection")
@@ -81,11 +82,9 @@ def read_experiment(path: Path) -> Experiment:
         raise ValueError(f"{path} is no directory: give an experiment's, such as experiments/quickstart/sft")
     directory = ExperimentDirectory(path)
     missing: list[str] = []
-    config = _read_object(path / "config.json", missing)
-    manifest = _read_object(path / "manifest.json", missing)
-    metrics = [
-        row for row in directory.read_metrics() if isinstance(row, dict) and _is_number(row.get("iteration"))
-    ]
+    config = _told(missing, "config.json", lambda: read_config(path))
+    manifest = _told(missing, "manifest.json", lambda: read_record(path / "manifest.json", "put it back"))
+    metrics = [row for row in directory.read_metrics(missing) if _is_number(row.get("iteration"))]
     if not metrics:
         missing.append("no iteration is finished yet (metrics.jsonl is empty or not there)")
     evaluations: dict[str, dict[int, dict[str, Any]]] = {}
@@ -95,8 +94,10 @@ def read_experiment(path: Path) -> Experiment:
         except ValueError as error:
             missing.append(str(error))
     if not config and not metrics and not evaluations:
+        damaged = "".join(f"; {words}" for words in missing if "damaged" in words)
         raise ValueError(
-            f"{path} is no experiment: it has no configuration, metrics or evaluations{_below(path)}"
+            f"{path} is no experiment: it has no configuration, metrics or evaluations"
+            f"{damaged or _below(path)}"
         )
     if not evaluations:
         missing.append("no checkpoint has been evaluated yet: run_evaluation does")
@@ -125,7 +126,7 @@ def read_summaries(evaluations: Path, name: str) -> dict[int, dict[str, Any]]:
     found = {}
     for path in sorted(evaluations.glob(f"*/{name}/summary.json")):
         try:
-            summary = json.loads(path.read_text())
+            summary = read_record(path, "delete its folder and evaluate again")
             summary = {**summary, "iteration": int(path.parent.parent.name)}
             float(summary["pass_at_1"])
         except (ValueError, KeyError, TypeError) as error:
@@ -136,19 +137,15 @@ def read_summaries(evaluations: Path, name: str) -> dict[int, dict[str, Any]]:
     return dict(sorted(found.items()))
 
 
-def _read_object(path: Path, missing: list[str]) -> dict[str, Any]:
+def _told(missing: list[str], name: str, read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What is read; nothing, and a word in `missing`, where it can't be."""
     try:
-        value = json.loads(path.read_text())
+        return read()
     except FileNotFoundError:
-        missing.append(f"{path.name} is not there")
-        return {}
+        missing.append(f"{name} is not there")
     except (OSError, ValueError) as error:
-        missing.append(f"{path.name} can't be read: {error}")
-        return {}
-    if not isinstance(value, dict):
-        missing.append(f"{path.name} holds no object")
-        return {}
-    return value
+        missing.append(f"{name} can't be read: {error}")
+    return {}
 
 
 def _is_stopped(metrics: list[dict[str, Any]]) -> bool:

@@ -164,9 +164,9 @@ class ChooseCheckpoint(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoints:
-    """Weights are kept every `keep_every` iterations (None: the newest only), the state to resume
-    from is written every `every`. What happened since is made again from the stored episodes, bit
-    for bit, without sampling.
+    """Weights are kept every `keep_every` iterations (None: of the two newest checkpoints only), the state to
+    resume from is written every `every` and kept in the two newest, since one may be damaged. What happened
+    since is made again from the stored episodes, bit for bit, without sampling.
     """
 
     every: Annotated[int, Gt(0)] = 1
@@ -337,6 +337,10 @@ def unfit_name(name: str, key: str, should: str, nested: bool = True) -> Iterato
     if not all(name.isprintable() and step.strip(" .") and "/" not in step for step in steps):
         yield Finding(
             f"{name!r} is no name for a folder", key, f"give {should}, of letters, digits, '-', '_' and '.'"
+        )
+    elif hidden := [step for step in steps if step.startswith(".")]:
+        yield Finding(
+            f"{hidden[0]!r} begins with a dot: such a folder is never listed", key, "begin it with a letter"
         )
     elif longest := [step for step in steps if len(step.encode()) > LONGEST_NAME]:
         yield Finding(

@@ -7,11 +7,12 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from treetune.checksums import Damaged, read_record, record_of, sealed, verify_once
 from treetune.vocabulary import Metrics
 
 LOCK_TRIES, LOCK_TRY_S = 4, 0.05
@@ -20,6 +21,11 @@ EVALUATORS_MOST = 1000
 
 METRICS_REMEDY = "delete it; its line of metrics.jsonl is lost, and the run goes on"
 """With a damaged record of an iteration that was trained."""
+
+LINE_REMEDY = "the run's own command writes the file again from iterations/*/metrics.json"
+
+ANSWERS, MEASURE_AGAIN = "answers.jsonl", "delete its folder, and it is measured again"
+"""In a measured set's folder, and what to do about one that is damaged."""
 
 Lock = Literal["run", "evaluation", "analysis", "notes"]
 """What a process is here for: to change the run, to measure it, to look into it, or to write a note."""
@@ -87,18 +93,29 @@ class ExperimentDirectory:
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         with self.metrics.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+            file.write(json.dumps(sealed(row)) + "\n")
             file.flush()
             os.fsync(file.fileno())
 
-    def read_metrics(self) -> list[dict[str, Any]]:
-        """All whole lines; a line torn by a crash is the last one and is left out."""
+    def read_metrics(self, damaged: list[str] | None = None) -> list[dict[str, Any]]:
+        """All whole lines; a line torn by a crash is the last one and is left out.
+
+        One that isn't as it was written raises Damaged, or, where there is a list for the `damaged`, is told
+        there and left out.
+        """
         if not self.metrics.is_file():
             return []
-        rows = []
-        for line in self.metrics.read_text().splitlines():
-            with suppress(json.JSONDecodeError):
-                rows.append(json.loads(line))
+        rows, lines = [], self.metrics.read_bytes().splitlines()
+        for number, line in enumerate(lines, start=1):
+            try:
+                rows.append(record_of(line))
+            except Damaged as error:
+                if number == len(lines) and not line.endswith(b"}"):
+                    break
+                words = f"line {number} of {self.metrics} is damaged ({error}): {LINE_REMEDY}"
+                if damaged is None:
+                    raise Damaged(words) from error
+                damaged.append(words)
         return rows
 
     # The locks
@@ -158,3 +175,11 @@ def metrics_row(iteration: int, wall_time: float, metrics: Metrics) -> dict[str,
     """One line of `metrics.jsonl`: flat, sorted, with 7 significant digits."""
     rounded = {name: float(f"{value:.7g}") for name, value in sorted(metrics.items())}
     return {"iteration": iteration, "wall_time": round(wall_time, 3), **rounded}
+
+
+def verify_answers(path: Path) -> None:
+    """Raises Damaged where a measured set's answers aren't those that its summary was made of. Reads them
+    once, and again only where they have changed."""
+    summary = path.with_name("summary.json")
+    if summary.is_file() and (digest := read_record(summary, MEASURE_AGAIN).get("answers")):
+        verify_once(path, MEASURE_AGAIN, digest)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from treetune.checksums import read_record, write_record
+from treetune.checksums import digest_of, read_record, write_record
 from treetune.episode_generators import unavailable
 from treetune.episode_generators.base import Rollout
 from treetune.episode_generators.domains import PREFIX
@@ -19,6 +19,7 @@ from treetune.runtime.base import EvaluationSet, PolicyIteration
 from treetune.runtime.claims import Claim
 from treetune.runtime.clock import Clock
 from treetune.runtime.columns_of_ranks import trajectories_on_first
+from treetune.runtime.directory import ANSWERS, MEASURE_AGAIN
 from treetune.runtime.due import due_sets, is_measured
 from treetune.runtime.intervals import interval_of_mean
 from treetune.runtime.sampler import Sampler
@@ -28,9 +29,6 @@ from treetune.vocabulary import Grade, Metrics, Problem, Trajectory, token_array
 
 EVALUATED = ("pass_at_1", "ci_low", "ci_high", "majority_vote", "unfinished", "mean_tokens")
 """What becomes a metric of the run, of all problems and of each domain's."""
-
-
-MEASURE_AGAIN = "delete its folder, and it is measured again"
 
 
 def evaluate_due(sampler: Sampler, done: int, clock: Clock) -> Metrics:
@@ -185,10 +183,11 @@ def by_domain(trajectories: Sequence[Trajectory], seed: int) -> dict[str, Any]:
 
 
 def write_evaluation(folder: Path, summary: dict[str, Any], trajectories: Iterable[Trajectory]) -> None:
-    """A measured set: all answers, then the summary."""
-    with whole_file(folder / "answers.jsonl") as file:
+    """A measured set: all answers, then the summary, which has their checksum."""
+    with whole_file(folder / ANSWERS) as file:
         file.writelines(json.dumps(_row(one)) + "\n" for one in trajectories)
-    write_record(folder / "summary.json", summary)  # last: it says that the set is measured
+    # Last: it says that the set is measured.
+    write_record(folder / "summary.json", summary | {"answers": digest_of(folder / ANSWERS)})
 
 
 def _in_words(summary: dict[str, Any]) -> str:

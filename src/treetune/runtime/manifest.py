@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from treetune.checksums import read_record
+from treetune.checksums import Damaged, read_record, write_record
 from treetune.config.folders import own_modules, searched
 from treetune.config.hashing import config_hash
 from treetune.files import write_json
@@ -53,10 +53,11 @@ def begin(
     """
     now = bits_rest_on(ranks, config.engines.policy)
     if not (directory.path / CONFIG).is_file() or not directory.has_work():
-        write_json(
+        write_record(
             directory.path / MANIFEST,
             {
                 "config": config_hash(plain),
+                "config_is_sealed": True,
                 "seed": config.seed,
                 "command": command_line(),
                 "system": platform.platform(),
@@ -89,12 +90,13 @@ def begin(
         manifest.setdefault("continued", []).append(
             {
                 "after": directory.resumable() or 0,
+                "config": config_hash(plain),
                 "changed": {one.name: str(one) for one in changed},
                 "command": command_line(),
                 "bits_rest_on": now,
             }
         )
-        write_json(directory.path / MANIFEST, manifest)
+        write_record(directory.path / MANIFEST, manifest)
         write_json(directory.path / CONFIG, plain)
     return remarks
 
@@ -108,6 +110,18 @@ def command_line() -> dict[str, Any]:
 def read_manifest(directory: ExperimentDirectory) -> dict[str, Any]:
     stored = directory.path / MANIFEST
     return read_record(stored, "put it back, or delete it") if stored.is_file() else {}
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The configuration that is stored in an experiment's folder. Raises Damaged where the manifest says that
+    it was another one."""
+    remedy = f"put it back from `treetune … print_config` into {path / CONFIG}"
+    config = read_record(path / CONFIG, remedy)
+    manifest = read_manifest(ExperimentDirectory(path))
+    known = [one["config"] for one in (manifest, *manifest.get("continued", ())) if "config" in one]
+    if manifest.get("config_is_sealed") and config_hash(config) not in known:
+        raise Damaged(f"{path / CONFIG} is damaged (it isn't what the manifest was written with): {remedy}")
+    return config
 
 
 def changed_modules(manifest: Mapping[str, Any]) -> list[str]:
@@ -124,7 +138,7 @@ def different_keys(stored: Mapping[str, Any], plain: Mapping[str, Any]) -> list[
 def refuse_another(path: Path, plain: Mapping[str, Any], config: PolicyIteration) -> list[Difference]:
     """Raises ValueError if the configuration in `path` computed something else than `plain` would have so
     far; otherwise those keys that are others from here on."""
-    found = differences(read_record(path / CONFIG, "put it back from `treetune … print_config`"), plain)
+    found = differences(read_config(path), plain)
     elsewhere = " It was left as it is: give this one another name (APP_EXPERIMENT_NAME), or move that away"
     if different := [one for one in found if not one.changeable]:
         raise ValueError(

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treetune.checksums import Damaged, damage_of, read_record, seal_folder, write_record
+from treetune.checksums import Damaged, damage_of, read_record, seal_folder, sealed, write_record
 from treetune.config.hashing import config_hash
-from treetune.files import replace_folder, write_json, write_text
+from treetune.files import replace_folder, why_not_written, write_text
 from treetune.runtime.clock import Clock
 from treetune.runtime.directory import METRICS_REMEDY, ExperimentDirectory, metrics_row
 from treetune.runtime.due import is_last, iterations_of
@@ -49,7 +49,7 @@ def resume(session: Session, server: PolicyServer, trainer: PolicyTrainer) -> in
         session.console.say(f"continuing after iteration {start} of {config.iterations}")
     if session.ranks.is_first:
         rows = [directory.iteration(i) / "metrics.json" for i in range(start)]
-        lines = [json.dumps(read_record(row, METRICS_REMEDY)) + "\n" for row in rows if row.is_file()]
+        lines = [json.dumps(sealed(read_record(row, METRICS_REMEDY))) + "\n" for row in rows if row.is_file()]
         write_text(directory.metrics, "".join(lines))
     return start
 
@@ -148,7 +148,7 @@ class Record:
                 for part in beside.iterdir():
                     seal_folder(part)
                 state = {"iteration": done, "config": config_hash(session.plain_config)}
-                write_json(beside / "state.json", state)
+                write_record(beside / "state.json", state)
                 replace_folder(beside, place)
         if session.ranks.is_first:
             keep_every = session.config.checkpoints.keep_every
@@ -173,25 +173,24 @@ def _failure_explained(place: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:
-        free = shutil.disk_usage(place.parent).free / 2**20
         raise OSError(
-            f"the checkpoint {place} could not be written ({error}); {free:.0f} MiB are free there."
-            " Earlier ones are untouched: make room, and the same command goes on from the last"
+            f"the checkpoint {place} could not be written: {why_not_written(error, place)}. Earlier ones are"
+            " untouched, and the same command goes on from the last"
         ) from error
 
 
 def tidy_checkpoints(
     directory: ExperimentDirectory, keep_every: int | None, last_good: int | None = None
 ) -> list[int]:
-    """Keeps the newest checkpoint whole, and the weights alone of those that are to be kept: every
-    `keep_every`-th, and the newest that is not beyond `last_good` (see `diagnostics`).
+    """Keeps the two newest checkpoints whole, in case one is damaged, and the weights alone of those that are
+    to be kept: every `keep_every`-th, and the newest that is not beyond `last_good` (see `diagnostics`).
 
     Returns the numbers of those that were deleted.
     """
     deleted = []
     numbers = directory.checkpoints()
     good = max((number for number in numbers if last_good is not None and number <= last_good), default=None)
-    for number in numbers[:-1]:
+    for number in numbers[:-2]:
         place = directory.checkpoint(number)
         if number == good or (keep_every and number % keep_every == 0):
             shutil.rmtree(place / "trainer", ignore_errors=True)

@@ -14,7 +14,8 @@ from treetune.episode_generators.token_signals import SIGNALS, TokenSignals, wri
 from treetune.files import write_text
 from treetune.runtime.base import ChoiceRule, ChooseCheckpoint
 from treetune.runtime.clock import Clock
-from treetune.runtime.evaluation import MEASURE_AGAIN, measure
+from treetune.runtime.directory import ANSWERS, MEASURE_AGAIN, verify_answers
+from treetune.runtime.evaluation import measure
 from treetune.runtime.sampler import Sampler
 from treetune.runtime.session import Session
 from treetune.vocabulary import Episode, Metrics
@@ -194,7 +195,8 @@ class _Choice:
         if (folder / "summary.json").is_file():
             return
         summary = read_record(measured / "summary.json", MEASURE_AGAIN)
-        write_text(folder / "answers.jsonl", (measured / "answers.jsonl").read_text())
+        verify_answers(measured / ANSWERS)
+        write_text(folder / ANSWERS, (measured / ANSWERS).read_text())
         write_record(folder / "summary.json", summary | {"iteration": done})
 
 

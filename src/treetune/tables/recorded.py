@@ -33,7 +33,7 @@ METRICS: Mapping[str, tuple[str, ...]] = {
         "preference": "accuracy chosen_reward margin ranking reference_ranking rejected_reward shortfall",
         "rollout": "groups_begun groups_carried groups_dropped groups_lacking rounds sampled_tokens versions",
         "selection": "episodes groups groups_capped groups_dropped groups_kept groups_surplus kept pairs"
-        " pairs_possible",
+        " pairs_possible tokens",
         "spo": "distance first_choice lacking",
         "train": "advantage_abs advantage_mean approx_kl clip_fraction computed_tokens entropy entropy_coef"
         " grad_norm importance importance_capped kl kl_loss learning_rate loss policy_loss ratio"

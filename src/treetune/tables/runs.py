@@ -16,7 +16,7 @@ from treetune.config.explain import Explanation
 from treetune.config.jsonnet import load
 from treetune.runtime.base import PolicyIteration, Runtime
 from treetune.runtime.directory import ExperimentDirectory
-from treetune.runtime.manifest import different_keys
+from treetune.runtime.manifest import different_keys, read_config
 from treetune.runtime.stop_after import StopAfter, expected_iterations
 from treetune.tables.settings import Reproduction, TableExperiment
 
@@ -314,7 +314,7 @@ def inspect(run: PlannedRun) -> Status:
     stored = directory.path / "config.json"
     if stored.is_file() and directory.has_work():
         assert run.config is not None
-        different = different_keys(json.loads(stored.read_text()), run.config)
+        different = different_keys(read_config(directory.path), run.config)
         if different:
             return Status("different", done, f"other {', '.join(different)} in {stored}")
     if directory.is_running():

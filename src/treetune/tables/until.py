@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
+from treetune.runtime.directory import verify_answers
 from treetune.tables.columns import Column
 from treetune.tables.intervals import confidence_sequence
 from treetune.tables.runs import MEASURABLE, TO_DO, Plan, PlannedRun, with_seeds
@@ -102,5 +103,6 @@ def results_of(plan: Plan, run: PlannedRun, column: Column) -> ByProblem | None:
     path = run.directory.evaluation(run.iterations, column.evaluation) / "answers.jsonl"
     if not path.is_file():
         return None
+    verify_answers(path)
     with path.open() as file:
         return by_problem(map(json.loads, file), column.shown)

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from treetune.checksums import read_record
 from treetune.config.hashing import config_hash
 from treetune.episode_generators.numbers import declared_ratios
 from treetune.reports.tables.accuracy_curve import NotReached, area_under, cost_to_reach
@@ -14,6 +15,8 @@ from treetune.reports.tables.cells import CellResult, Results, SeedResult
 from treetune.reports.tables.compare import compared
 from treetune.reports.tables.costs import costs_of
 from treetune.reports.tables.curves import measured_along, speedup
+from treetune.runtime.directory import MEASURE_AGAIN, verify_answers
+from treetune.runtime.manifest import read_config
 from treetune.tables.columns import Area, Column
 from treetune.tables.intervals import Estimate, of_shares, over_seeds, over_seeds_and_problems
 from treetune.tables.runs import MEASURABLE, Plan, PlannedRun
@@ -144,15 +147,16 @@ def _summary(plan: Plan, run: PlannedRun, column: Column) -> tuple[dict[str, Any
     folder = run.directory.evaluation(run.iterations, column.evaluation)
     if not (folder / "summary.json").is_file():
         raise ValueError(plan.statuses[run.key].why or f"not measured on {column.evaluation}")
-    return json.loads((folder / "summary.json").read_text()), folder
+    return read_record(folder / "summary.json", MEASURE_AGAIN), folder
 
 
 def _stored_hash(experiment: Path) -> str:
     """Of the configuration as the run stored it, seed and directory included."""
-    return config_hash(json.loads((experiment / "config.json").read_text()))
+    return config_hash(read_config(experiment))
 
 
 def _by_problem(path: Path, value: str) -> dict[str, float] | None:
+    verify_answers(path)
     with path.open() as file:
         return by_problem(map(json.loads, file), value)
 

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from treetune.checksums import verify_once
+from treetune.episode_generators.storage import REMEDY
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -36,6 +39,7 @@ class Batches:
         """Batch `number`; of its columns those that are named, in the file's order."""
         import pyarrow as pa
 
+        verify_once(self.path, REMEDY)
         layout = self.layout
         begin = layout.ends[number - 1] if number else layout.head
         with self.path.open("rb") as file:
@@ -48,7 +52,9 @@ class Batches:
             options.included_fields = [names.index(name) for name in columns if name in names]
         try:
             with pa.ipc.open_stream(pa.py_buffer(head + body), options=options) as reader:
-                return reader.read_next_batch()
+                batch = reader.read_next_batch()
+            batch.validate(full=True)  # of an earlier version, without a checksum
+            return batch
         except (pa.ArrowInvalid, OSError, StopIteration) as error:
             raise ValueError(f"{self.path} is no longer what it was, or is damaged ({error})") from error
 
@@ -57,10 +63,11 @@ def walk(path: Path, columns: Sequence[str]) -> Iterator[tuple[Any, int]]:
     """Each batch with the columns that are named (as far as there are any), and the byte behind it.
 
     The first that is given is the schema, with the byte where the first batch begins. Raises ValueError for
-    a file that isn't whole.
+    a file that isn't whole, or isn't as it was written.
     """
     import pyarrow as pa
 
+    verify_once(path, REMEDY)
     with path.open("rb") as file:
         try:
             with pa.ipc.open_stream(file) as reader:
@@ -74,6 +81,7 @@ def walk(path: Path, columns: Sequence[str]) -> Iterator[tuple[Any, int]]:
                 yield reader.schema, file.tell()
                 count = 0
                 for batch in reader:
+                    batch.validate(full=True)
                     count += batch.num_rows
                     yield batch, file.tell()
         except (pa.ArrowInvalid, OSError) as error:

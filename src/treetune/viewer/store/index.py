@@ -15,6 +15,7 @@ import numpy as np
 
 from treetune.exports.evaluations import writable
 from treetune.files import whole_folder
+from treetune.runtime.directory import verify_answers
 from treetune.viewer.store.batches import Layout, walk
 from treetune.viewer.store.columns import (
     OF_ANSWERS,
@@ -197,6 +198,7 @@ def _of_lines(path: Path, bits: SignatureWriter) -> Iterator[pa.Table]:
         waiting.clear()
         return table
 
+    verify_answers(path)
     with path.open("rb") as file:
         begin = 0
         for line in file:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from treetune.runtime.directory import verify_answers
 from treetune.viewer.store.batches import Batches, Layout
 from treetune.viewer.store.index import Indexed
 from treetune.viewer.store.sources import Source
@@ -104,6 +105,7 @@ def _one_row(path: Path, layout: Layout, place: int) -> pa.RecordBatch:
 
 
 def _line(path: Path, place: int) -> dict[str, Any]:
+    verify_answers(path)
     with path.open("rb") as file:
         file.seek(place)
         return json.loads(file.readline())

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from treetune.runtime.directory import verify_answers
 from treetune.viewer.store import Run
 from treetune.viewer.store.batches import walk
 from treetune.viewer.store.sources import Source, sources
@@ -44,6 +45,7 @@ def newest_answers(run: Run, count: int) -> tuple[str, list[Answer]]:
 
 
 def _lines(source: Source) -> Iterator[Answer]:
+    verify_answers(source.path)
     with source.path.open(encoding="utf-8") as file:
         for line in islice(file, 1000):
             row = json.loads(line)
