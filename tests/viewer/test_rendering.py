@@ -1,17 +1,33 @@
-"""Markdown and mathematics are rendered; what would lead elsewhere or harm the browser stays text."""
+"""Mathematics, code and tables are rendered, calculations stay as written; what would harm stays text."""
 
 import pytest
+from markupsafe import Markup, escape
 
 from treetune.viewer.rendering import DEEPEST_FORMULA, rendered
 
 
-def test_markdown_and_mathematics_are_marked_up() -> None:
+def test_mathematics_and_bold_type_are_marked_up() -> None:
     made = rendered("**So** $x_1 < 2$ and \\(a_b\\).\n\n\\[\nx^2\n\\]\n\n- \\boxed{4}")
 
     assert "<strong>So</strong>" in made
     assert '<span class="formula">x_1 &lt; 2</span>' in made and '<span class="formula">a_b</span>' in made
     assert '<span class="formula" data-display>' in made
-    assert '<li><span class="formula">\\boxed{4}</span></li>' in made
+    assert '<p>- <span class="formula">\\boxed{4}</span></p>' in made
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "12*3 = 36, 12*3*2 = 72", "2**3 + 4**2 = 24", "2 *3 + 4* 2", "a_1 _b_ __init__", "~~5~~",
+        "#### 72", "# 72", "so it is\n====", "3 apples\n---", "- 5\n+ 7\n* 2", "  12\n-  5\n=  7",
+        "4. 5\n7) 8", "> 5", r"\$5 and \$x$ and \% \, \{", "&lt; &amp; &#42;", "a\\b",
+    ],
+)  # fmt: skip
+def test_a_calculation_comes_out_as_it_was_written(text: str) -> None:
+    made = rendered(f"First:\n{text}\nand on")
+
+    assert made == Markup(f"<p>First:\n{escape(text)}\nand on</p>\n").replace("&#34;", "&quot;")
+    assert "**" not in rendered("**12*3** is **36**") and "12*3" in rendered("**12*3** is **36**")
 
 
 def test_prices_are_no_formula() -> None:
