@@ -1,5 +1,8 @@
 """Credit methods against the true values of start models, without a server: a look in a minute or two.
 
+    for task in wandering fork; do
+      treetune --configs configs/signposts/${task}_sft.jsonnet,engines/in_process.jsonnet run_iteration_loop
+    done
     python scripts/credit_bench_start.py --models experiments/signposts --output docs/results
 
 The methods and true values of scripts/credit_bench_models.py for 1,024 answers of the models that SFT made,
