@@ -2,7 +2,7 @@
 
     python scripts/credit_bench.py --output docs/results
 
-Four languages (`treetune.testing.chains`), three policies of rising skill, 128 problems with 8 answers each,
+Four languages (`tests.support.chains`), three policies of rising skill, 128 problems with 8 answers each,
 and the methods of configs/analyzers/credit_bench_critic.jsonnet. The policies are tables, so that values,
 advantages and gradients are known exactly; credit is the same code that trains. Critics are fitted to as many
 answers of a slightly worse policy; how wrong each is stands beside its panel. For a model of any size, the
@@ -13,25 +13,28 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from treetune.analyzers.credit_bench import CreditBench, credited
-from treetune.analyzers.credit_figure import draw_credit
-from treetune.analyzers.credit_measures import Truth, measure, told
-from treetune.analyzers.credit_page import table
-from treetune.analyzers.figures import save
-from treetune.config.build import build
-from treetune.config.jsonnet import load
-from treetune.episode_generators.base import Credit
-from treetune.runtime.base import PolicyIteration, Runtime
-from treetune.seeds import derive_seed
-from treetune.testing import chains
-from treetune.testing.chain_critic import ChainCritic
-from treetune.tree import trees_of
-from treetune.vocabulary import Episode, Trajectory
+sys.path[:0] = [str(Path(__file__).parents[1])]
+
+from tests.support import chains  # noqa: E402
+from tests.support.chain_critic import ChainCritic  # noqa: E402
+from treetune.analyzers.credit_bench import CreditBench, credited  # noqa: E402
+from treetune.analyzers.credit_figure import draw_credit  # noqa: E402
+from treetune.analyzers.credit_measures import Truth, measure, told  # noqa: E402
+from treetune.analyzers.credit_page import table  # noqa: E402
+from treetune.analyzers.figures import save  # noqa: E402
+from treetune.config.build import build  # noqa: E402
+from treetune.config.jsonnet import load  # noqa: E402
+from treetune.episode_generators.base import Credit  # noqa: E402
+from treetune.runtime.base import PolicyIteration, Runtime  # noqa: E402
+from treetune.seeds import derive_seed  # noqa: E402
+from treetune.tree import trees_of  # noqa: E402
+from treetune.vocabulary import Episode, Trajectory  # noqa: E402
 
 SKILLS = {"early": 0.2, "midway": 0.45, "late": 0.75}
 SAMPLES, OF_BATCH = 8, 64

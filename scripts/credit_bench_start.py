@@ -13,27 +13,30 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from treetune.analyzers.credit_bench import CreditBench, credited
-from treetune.analyzers.credit_figure import draw_credit
-from treetune.analyzers.credit_measures import Truth, measure, reliability
-from treetune.analyzers.credit_page import table
-from treetune.analyzers.expansion import PolicySteps, expanded
-from treetune.analyzers.figures import save
-from treetune.analyzers.truth import Place
-from treetune.config.build import build
-from treetune.config.jsonnet import load
-from treetune.episode_generators.base import GenerationContext
-from treetune.files import write_json
-from treetune.inference.base import SamplingParams
-from treetune.inference.journal import JournaledEngine
-from treetune.inference.settings import InProcessSettings
-from treetune.runtime.base import PolicyIteration, Runtime
-from treetune.testing.chains import InlineGrades
-from treetune.tree import answers_of
+sys.path[:0] = [str(Path(__file__).parents[1])]
+
+from tests.support.chains import InlineGrades  # noqa: E402
+from treetune.analyzers.credit_bench import CreditBench, credited  # noqa: E402
+from treetune.analyzers.credit_figure import draw_credit  # noqa: E402
+from treetune.analyzers.credit_measures import Truth, measure, reliability  # noqa: E402
+from treetune.analyzers.credit_page import table  # noqa: E402
+from treetune.analyzers.expansion import PolicySteps, expanded  # noqa: E402
+from treetune.analyzers.figures import save  # noqa: E402
+from treetune.analyzers.truth import Place  # noqa: E402
+from treetune.config.build import build  # noqa: E402
+from treetune.config.jsonnet import load  # noqa: E402
+from treetune.episode_generators.base import GenerationContext  # noqa: E402
+from treetune.files import write_json  # noqa: E402
+from treetune.inference.base import SamplingParams  # noqa: E402
+from treetune.inference.journal import JournaledEngine  # noqa: E402
+from treetune.inference.settings import InProcessSettings  # noqa: E402
+from treetune.runtime.base import PolicyIteration, Runtime  # noqa: E402
+from treetune.tree import answers_of  # noqa: E402
 
 STARTS = {"wandering": "wandering", "fork": "fork", "late": "fork", "slips": "slips", "repair": "repair"}
 PICTURE = "credit_bench_start"

@@ -31,8 +31,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "src"))
+sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
+from tests.support.bookkeeping import Address, address  # noqa: E402
 from treetune.data_pipeline.difficulty.merging import text_histogram  # noqa: E402
 from treetune.data_pipeline.difficulty.shard import (  # noqa: E402
     ANSWERS,
@@ -41,7 +42,6 @@ from treetune.data_pipeline.difficulty.shard import (  # noqa: E402
     shard_folder,
 )
 from treetune.inference.guard import descendants  # noqa: E402
-from treetune.testing.bookkeeping import Address, address  # noqa: E402
 
 MAIN = ROOT / "src" / "treetune" / "main.py"
 SHARDS, SAMPLES, ITERATIONS = 4, 8, 8

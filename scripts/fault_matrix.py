@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import get_args
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "src"))
+sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from treetune.testing.faults import Experiment, Missed, Phase, Victim  # noqa: E402
+from tests.support.faults import Experiment, Missed, Phase, Victim  # noqa: E402
 
 WHERE: dict[Phase, int] = {"generation": 2, "credit": 1, "training": 2, "sync": 1, "commit": 3}
 """The iteration that is struck, counted from 0; before the first checkpoint in some, after it in others."""
@@ -91,7 +91,7 @@ def table(outcomes: list[Outcome]) -> str:
     head = [
         "# Runs that were killed",
         "",
-        "`kill -9` at each point of the small experiment (`src/treetune/testing/small.jsonnet`: VinePPO, 4",
+        "`kill -9` at each point of the small experiment (`tests/support/small.jsonnet`: VinePPO, 4",
         "iterations, a checkpoint every 2, one rank and one vLLM server), with the rank stopped at that",
         "point before the blow. The *launcher* is the `deepspeed` command, the *engine* the server's",
         "`VLLM::EngineCore`. The last columns say whether the run then ended with the undisturbed run's",

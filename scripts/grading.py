@@ -3,7 +3,7 @@
     .venv/bin/python scripts/grading.py --write
     .venv/bin/python scripts/grading.py --grader math --show
 
-Labelled answers of a grader are the cases of treetune.testing.grader_cases, which every grader has, and the
+Labelled answers of a grader are the cases of tests.support.grader_cases, which every grader has, and the
 rows of tests/tasks/labelled/<grader>.jsonl, where there is such a file: `response`, `gold`, `label` (whether
 the answer is correct) and `data`, of which `prompt` is the question and `part` says what the row was for
 (``tuned``: the grader was mended by it; ``unseen``: it was not). Rows without a part are ``labelled``.
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(1, str(ROOT / "src"))
+sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 PAGE = ROOT / "docs/results/grading.md"
 ROWS = ROOT / "tests/tasks/labelled"
@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _lines(options: argparse.Namespace) -> Iterator[str]:
     import treetune.parts  # noqa: F401
-    from treetune.testing.grader_cases import ELSEWHERE, LABELLED
+    from tests.support.grader_cases import ELSEWHERE, LABELLED
 
     for name in sorted(options.grader or {*LABELLED, *ELSEWHERE}):
         if name in ELSEWHERE:
@@ -106,7 +106,7 @@ def _lines(options: argparse.Namespace) -> Iterator[str]:
 
 def labelled(name: str) -> list[Row]:
     """All labelled answers of a grader."""
-    from treetune.testing.grader_cases import LABELLED
+    from tests.support.grader_cases import LABELLED
 
     rows = [
         Row(response, case.problem.gold, {**case.problem.data, "prompt": case.problem.prompt}, label, "cases")
@@ -127,8 +127,8 @@ def labelled(name: str) -> list[Row]:
 
 def measured(name: str, rows: Sequence[Row], *, show: bool = False) -> dict[str, Count]:
     """Counts by part, in the order in which the parts come."""
+    from tests.support.grader_cases import LABELLED
     from treetune.tasks.graders.pool import GraderPool
-    from treetune.testing.grader_cases import LABELLED
     from treetune.vocabulary import Problem
 
     counts: dict[str, Count] = {}

@@ -61,8 +61,8 @@ def _measure(name: str, options: argparse.Namespace) -> int:
 
     import treetune.parts  # noqa: F401
     from treetune.tasks.graders.base import Grader
+    from treetune.tasks.graders.conformance import hostile_answers
     from treetune.tasks.graders.pool import GraderPool
-    from treetune.testing.hostile import hostile_answers
     from treetune.vocabulary import Problem
 
     written, own = GRADERS[name]

@@ -3,7 +3,7 @@
     .venv/bin/python scripts/hostile_programs.py
     .venv/bin/python scripts/hostile_programs.py throughput --count 1000
 
-The first runs all of `treetune.testing.hostile_programs`, two at a time, and ends with exit code 1 if one got
+The first runs all of `tests.support.hostile_programs`, two at a time, and ends with exit code 1 if one got
 what it should not, outlived its deadline, left a process, or earned a reward. `throughput` grades ordinary
 programs as a run does, in two worker processes.
 """
@@ -25,19 +25,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(1, str(ROOT / "src"))
+sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from treetune.sandbox.base import Limits, Outcome  # noqa: E402
-from treetune.sandbox.bubblewrap import Bubblewrap, uids_of_programs  # noqa: E402
-from treetune.sandbox.usage import descendants, usage_of  # noqa: E402
-from treetune.tasks.graders.code.grader import Code  # noqa: E402
-from treetune.tasks.graders.pool import GraderPool  # noqa: E402
-from treetune.testing.hostile_programs import (  # noqa: E402
+from tests.support.hostile_programs import (  # noqa: E402
     FORGED_GOLDS,
     HostileProgram,
     Trap,
     hostile_programs,
 )
+from treetune.sandbox.base import Limits, Outcome  # noqa: E402
+from treetune.sandbox.bubblewrap import Bubblewrap, uids_of_programs  # noqa: E402
+from treetune.sandbox.usage import descendants, usage_of  # noqa: E402
+from treetune.tasks.graders.code.grader import Code  # noqa: E402
+from treetune.tasks.graders.pool import GraderPool  # noqa: E402
 from treetune.vocabulary import Problem  # noqa: E402
 
 SPARE_S = 2.0

@@ -3,7 +3,7 @@
     python scripts/judge_faults.py [--work DIR] [--only minute nonsense …] [--output docs/results/judge.md]
 
 Each is the quickstart's GRPO made small: a vLLM server samples, and a stand-in behind an OpenAI-compatible
-address judges (`treetune.testing.stand_in_judge`), in a process of its own that is struck in the middle of
+address judges (`tests.support.stand_in_judge`), in a process of its own that is struck in the middle of
 iteration 3. In the last one the judge is a second vLLM server of the run's, with a tiny model of random
 weights, which is killed. Allow two minutes a run on two cores.
 """
@@ -32,7 +32,7 @@ from typing import Any
 import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "src"))
+sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from treetune.checksums import row_of  # noqa: E402
 
@@ -102,8 +102,8 @@ class StandIn:
     def start(self) -> None:
         words = ["--port", self.port, "--mood", self.mood, "--record", self.record, "--delay", 0.1]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "treetune.testing.stand_in_judge", *map(str, words)],
-            env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+            [sys.executable, "-m", "tests.support.stand_in_judge", *map(str, words)],
+            env=os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"},
         )
 
     def kill(self) -> None:

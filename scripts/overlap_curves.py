@@ -20,10 +20,10 @@ from pathlib import Path
 from statistics import fmean
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "src"))
+sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from treetune.testing.faults import Experiment  # noqa: E402
-from treetune.testing.forked import Forked  # noqa: E402
+from tests.support.faults import Experiment  # noqa: E402
+from tests.support.forked import Forked  # noqa: E402
 
 SIDES = {"one after the other": "none", "one step": "one_step"}
 EVERY = 3

@@ -18,6 +18,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 os.environ["OMP_NUM_THREADS"] = "1"  # one server on a CPU, whatever machine writes the page
 
 import treetune.parts  # noqa: E402, F401  (registers them)
+from tests.support.shipped import whole_configurations  # noqa: E402
 from treetune.cli.planning import start_shape  # noqa: E402
 from treetune.config.build import build  # noqa: E402
 from treetune.config.explain import Explanation  # noqa: E402
@@ -27,7 +28,6 @@ from treetune.planning.machine import GIB, MIB, Machine, described_machine  # no
 from treetune.planning.plan import Plan  # noqa: E402
 from treetune.planning.remedies import remedy  # noqa: E402
 from treetune.runtime.base import PolicyIteration, Runtime  # noqa: E402
-from treetune.testing.shipped import whole_configurations  # noqa: E402
 
 PAGE = ROOT / "docs/results/plan.md"
 COUNTED = ROOT / "docs/results/plan_counted.json"
@@ -153,9 +153,9 @@ def count() -> None:
     """Plans beside what PyTorch counts, for models with random weights."""
     import torch
 
+    from tests.support.peak_memory import Case
     from treetune.models.lora import Lora
     from treetune.models.published_shapes import PUBLISHED
-    from treetune.testing.peak_memory import Case
     from treetune.trainers.base import Trainer
     from treetune.trainers.objectives.ppo import ClippedPolicyGradient
 

@@ -2,7 +2,7 @@
 
     python scripts/thread_endurance.py [--answers 10000] [--output docs/results/thread_endurance.md]
 
-A model whose probabilities are known (src/treetune/testing/bigram_model.py) answers on the real
+A model whose probabilities are known (tests/support/bigram_model.py) answers on the real
 server, first undisturbed and then with its engine process killed by SIGKILL once half of the calls are
 in. Told are: whether both gave the same answers, how often each call was asked for, and how this
 process's memory grew. Some ten minutes on two cores.
@@ -25,8 +25,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "src"))
+sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
+from tests.support.bigram_model import (  # noqa: E402
+    MANY_THREADS,
+    BigramModel,
+    bigram_model,
+)
+from tests.support.processes import process_named  # noqa: E402
 from treetune.episode_generators.base import GenerationContext  # noqa: E402
 from treetune.episode_generators.threads.parallel_threads import ParallelThreads  # noqa: E402
 from treetune.inference.base import Completion, Engine, OnResult, Request  # noqa: E402
@@ -35,12 +41,6 @@ from treetune.inference.journal import request_key  # noqa: E402
 from treetune.inference.settings import VllmSettings  # noqa: E402
 from treetune.tasks.addition_chain import AdditionChain  # noqa: E402
 from treetune.tasks.graders.pool import GraderPool  # noqa: E402
-from treetune.testing.bigram_model import (  # noqa: E402
-    MANY_THREADS,
-    BigramModel,
-    bigram_model,
-)
-from treetune.testing.processes import process_named  # noqa: E402
 from treetune.tree import answers_of  # noqa: E402
 from treetune.vocabulary import Problem  # noqa: E402
 

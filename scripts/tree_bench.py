@@ -2,7 +2,7 @@
 
     python scripts/tree_bench.py --output docs/results
 
-Four languages (`treetune.testing.chains`), answers of twelve steps. Each method samples, problem after
+Four languages (`tests.support.chains`), answers of twelve steps. Each method samples, problem after
 problem, until it has spent the same number of tokens, for answers and credit together, and takes one
 gradient. The policies are tables, so that the exact gradient is known; rollouts and credit are those that
 train. The table has the mean cosine to the exact gradient over batches, with a bootstrap interval of 95 %."""
@@ -12,25 +12,28 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from treetune.episode_generators.base import Credit, Rollout
-from treetune.episode_generators.credit.monte_carlo import MonteCarlo
-from treetune.episode_generators.credit.rloo import Rloo
-from treetune.episode_generators.credit.tree import TreeCredit
-from treetune.episode_generators.rollout.single_turn import SingleTurn
-from treetune.episode_generators.rollout.tree import TreeRollout
-from treetune.episode_generators.trees.at_states import AtStates
-from treetune.episode_generators.trees.branching import Branching
-from treetune.episode_generators.trees.least_sure import LeastSure
-from treetune.episode_generators.trees.up_to_width import UpToWidth
-from treetune.episode_generators.values.every_n_tokens import EveryNTokens
-from treetune.episode_generators.values.siblings import Siblings
-from treetune.inference.base import SamplingParams
-from treetune.seeds import derive_seed, derived_random
-from treetune.testing import chains
+sys.path[:0] = [str(Path(__file__).parents[1])]
+
+from tests.support import chains  # noqa: E402
+from treetune.episode_generators.base import Credit, Rollout  # noqa: E402
+from treetune.episode_generators.credit.monte_carlo import MonteCarlo  # noqa: E402
+from treetune.episode_generators.credit.rloo import Rloo  # noqa: E402
+from treetune.episode_generators.credit.tree import TreeCredit  # noqa: E402
+from treetune.episode_generators.rollout.single_turn import SingleTurn  # noqa: E402
+from treetune.episode_generators.rollout.tree import TreeRollout  # noqa: E402
+from treetune.episode_generators.trees.at_states import AtStates  # noqa: E402
+from treetune.episode_generators.trees.branching import Branching  # noqa: E402
+from treetune.episode_generators.trees.least_sure import LeastSure  # noqa: E402
+from treetune.episode_generators.trees.up_to_width import UpToWidth  # noqa: E402
+from treetune.episode_generators.values.every_n_tokens import EveryNTokens  # noqa: E402
+from treetune.episode_generators.values.siblings import Siblings  # noqa: E402
+from treetune.inference.base import SamplingParams  # noqa: E402
+from treetune.seeds import derive_seed, derived_random  # noqa: E402
 
 STEPS = 12
 LONGEST = STEPS * chains.WORDS_OF_STEP + 1

@@ -19,10 +19,10 @@ from dataclasses import replace
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "src"))
+sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
+from tests.support.faults import Experiment, Missed, Phase  # noqa: E402
 from treetune.episode_generators.storage import read_episodes, read_trajectories  # noqa: E402
-from treetune.testing.faults import Experiment, Missed, Phase  # noqa: E402
 from treetune.vocabulary import Trajectory  # noqa: E402
 
 CONFIG = ROOT / "scripts/turns/unruly.jsonnet"

@@ -23,13 +23,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(1, str(ROOT / "src"))
+sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from treetune.testing.browser import MISSING, Browser, browser  # noqa: E402
-from treetune.testing.clicking import unanswered  # noqa: E402
-from treetune.testing.looking import unseen_focus, wrong_with  # noqa: E402
-from treetune.testing.started_viewer import started_viewer  # noqa: E402
-from treetune.testing.tour import DOWNLOADED, STATES, Place, Stop, place_of, stops  # noqa: E402
+from tests.support.browser import MISSING, Browser, browser  # noqa: E402
+from tests.support.clicking import unanswered  # noqa: E402
+from tests.support.looking import unseen_focus, wrong_with  # noqa: E402
+from tests.support.started_viewer import started_viewer  # noqa: E402
+from tests.support.tour import DOWNLOADED, STATES, Place, Stop, place_of, stops  # noqa: E402
 from treetune.viewer.pages import PAGES  # noqa: E402
 
 WIDTHS, THEMES = (1400, 420), ("light", "dark")

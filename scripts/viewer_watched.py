@@ -31,16 +31,16 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(1, str(ROOT / "src"))
+sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
+from tests.support.browser import MISSING, Browser, browser  # noqa: E402
+from tests.support.faults import Experiment  # noqa: E402
+from tests.support.forked import Forked  # noqa: E402
+from tests.support.started_viewer import started_viewer  # noqa: E402
 from treetune.checksums import read_record  # noqa: E402
 from treetune.episode_generators.storage import read_episodes, read_trajectories  # noqa: E402
 from treetune.reports.charts import number  # noqa: E402
 from treetune.reports.sections.training import CURVES  # noqa: E402
-from treetune.testing.browser import MISSING, Browser, browser  # noqa: E402
-from treetune.testing.faults import Experiment  # noqa: E402
-from treetune.testing.forked import Forked  # noqa: E402
-from treetune.testing.started_viewer import started_viewer  # noqa: E402
 
 ITERATIONS = 16
 OVERRIDE = f"""{{
@@ -328,7 +328,7 @@ def _open(watch: Watch, address: str) -> None:
 PAGE = """# A run watched in the viewer while it was killed and went on
 
 `python scripts/viewer_watched.py --kills {kills} --seed {seed}`: the small experiment
-(`src/treetune/testing/small.jsonnet`: VinePPO) with {iterations} iterations and an evaluation after each,
+(`tests/support/small.jsonnet`: VinePPO) with {iterations} iterations and an evaluation after each,
 sampled by the run's own process in place of a server; `kill -9` at {kills} instants drawn at random. Two
 windows of Chromium, one on its curves and one on all answers of its iterations, were read {readings} times,
 about once a second. {minutes:.0f} minutes on {cores} cores beside other work, Python {python}, CPU.

@@ -27,8 +27,8 @@ class Kind:
 
 
 KINDS = {
-    "vineppo": Kind("src/treetune/testing/small.jsonnet,src/treetune/testing/several_machines.jsonnet", 4),
-    "supervised": Kind("src/treetune/testing/small_supervised.jsonnet", 6),
+    "vineppo": Kind("tests/support/small.jsonnet,tests/support/several_machines.jsonnet", 4),
+    "supervised": Kind("tests/support/small_supervised.jsonnet", 6),
 }
 """`vineppo` has a server on each machine, `supervised` none."""
 

@@ -1,5 +1,5 @@
 // The small experiment in turns, with an environment that misbehaves on four of ten levels.
-(import '../../src/treetune/testing/small.jsonnet') + {
+(import '../../tests/support/small.jsonnet') + {
   imports: ['unruly_environment'],
   task: { type: 'environment', environment: { type: 'unruly' }, train_size: 40, validation_size: 10, test_size: 10 },
   rollout: {

@@ -1,6 +1,6 @@
 """Makes the environment that misbehaves known to configurations."""
 
+from tests.support.unruly_environment import Unruly
 from treetune.tasks.environments.base import Environment
-from treetune.testing.unruly_environment import Unruly
 
 Environment.register("unruly")(Unruly)

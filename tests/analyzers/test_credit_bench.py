@@ -9,6 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.support import chains
+from tests.support.chain_critic import ChainCritic
 from treetune.analyzers.credit_bench import credited
 from treetune.analyzers.credit_measures import Credited, Truth, measure
 from treetune.episode_generators.base import Credit
@@ -19,8 +21,6 @@ from treetune.episode_generators.values.control_variate import ControlVariate
 from treetune.episode_generators.values.filtered import Filtered
 from treetune.episode_generators.values.siblings import Siblings
 from treetune.episode_generators.values.valuation import ValueEstimator
-from treetune.testing import chains
-from treetune.testing.chain_critic import ChainCritic
 from treetune.vocabulary import Episode, Trajectory
 
 

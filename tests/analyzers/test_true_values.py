@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.chains import InlineGrades
 from treetune.analyzers.credit_measures import Truth, reliability
 from treetune.analyzers.expansion import PolicySteps, expanded
 from treetune.analyzers.truth import Known, Place, TrueValues, found_once, mean_and_noise
 from treetune.episode_generators.base import GenerationContext
 from treetune.inference.base import SamplingParams
 from treetune.tasks.signposts import CHATTER, SIGNS, Rule, Signposts
-from treetune.testing.chains import InlineGrades
 from treetune.vocabulary import TextCodec, token_array
 
 EOS = 0

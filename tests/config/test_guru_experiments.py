@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import treetune.parts  # noqa: F401  (registers them)
+from tests.support.shipped import CONFIGS
 from treetune.config.build import build
 from treetune.config.explain import Explanation
 from treetune.config.jsonnet import load
@@ -24,7 +25,6 @@ from treetune.tasks.graders.math import MathGrader
 from treetune.tasks.mixture import Mixture
 from treetune.tasks.routed_rows import RoutedRows
 from treetune.tasks.weighting import Proportional
-from treetune.testing.shipped import CONFIGS
 from treetune.trainers.objectives.ppo import ClippedPolicyGradient
 from treetune.trainers.schedule import Warmup
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.shipped import CONFIGS
 from treetune.config.explain import Explanation
 from treetune.config.jsonnet import load, shown
-from treetune.testing.shipped import CONFIGS
 
 SETTINGS = ("quickstart/{}", "polIter_rho1bSft2_{}_MATH")
 DEFINITIONS = {"methods", "presets", "credit", "objectives", "selections", "rollouts"}

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import treetune.parts  # noqa: F401  (registers them)
+from tests.support.shipped import whole_configurations
 from treetune.config import lexer
 from treetune.config.build import build
 from treetune.config.explain import Explanation
@@ -33,7 +34,6 @@ from treetune.models.sources import TinyModel
 from treetune.runtime.base import ChooseCheckpoint, PolicyIteration, Runtime
 from treetune.tasks.gsm8k import Gsm8k
 from treetune.tasks.math import CollegeMath, Math, OlympiadBench
-from treetune.testing.shipped import whole_configurations
 from treetune.trainers.base import Trainer
 from treetune.trainers.objectives.mle import MaximumLikelihood
 from treetune.trainers.objectives.ppo import ClippedPolicyGradient

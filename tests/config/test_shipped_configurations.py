@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.shipped import CONFIGS, ROOT, whole_configurations
 from treetune import main as command_line
 from treetune.config import lexer
-from treetune.testing.shipped import CONFIGS, ROOT, whole_configurations
 
 VINEPPO = "configs/quickstart/vineppo.jsonnet"
 SCREEN_LINES, SCREEN_COLUMNS = 24, 120

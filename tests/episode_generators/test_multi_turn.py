@@ -26,6 +26,7 @@ from tests.episode_generators.turns import (
     lent,
     rollout,
 )
+from tests.support.unruly_environment import Unruly
 from tests.trees import answered
 from treetune.episode_generators.credit.episodes import episode_of
 from treetune.episode_generators.storage import read_trajectories, write_trajectories
@@ -37,7 +38,6 @@ from treetune.tasks.environments.pool import EnvironmentPool
 from treetune.tasks.graders.base import Grader, Isolation, Unavailable
 from treetune.tasks.graders.final_answer import FinalAnswer
 from treetune.tasks.mixture import Domain, Mixture
-from treetune.testing.unruly_environment import Unruly
 from treetune.vocabulary import Grade, Problem, Trajectory, joined
 
 

@@ -17,6 +17,8 @@ from tests.columns import plain
 from tests.episode_generators.tabular_mdp import LetterTask
 from tests.runtime.in_process import directory_of
 from tests.runtime.shared_server import shared_server
+from tests.support.bigram_model import MANY_THREADS, THREADS, BigramModel, bigram_model
+from tests.support.processes import process_named
 from treetune.episode_generators.base import Credit, GenerationContext
 from treetune.episode_generators.credit.group import Group
 from treetune.episode_generators.credit.monte_carlo import MonteCarlo
@@ -34,8 +36,6 @@ from treetune.runtime.commands import run_iteration_loop
 from treetune.tasks.base import Split
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.final_answer import FinalAnswer
-from treetune.testing.bigram_model import MANY_THREADS, THREADS, BigramModel, bigram_model
-from treetune.testing.processes import process_named
 from treetune.trainers.base import Trainer
 from treetune.trainers.batching import Layout
 from treetune.trainers.objectives.ppo import ClippedPolicyGradient

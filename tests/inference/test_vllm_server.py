@@ -18,12 +18,12 @@ from urllib.request import urlopen
 
 import pytest
 
+from tests.support.processes import process_named, processes_named
 from treetune.inference.base import Canary, Chunk, Completion, EngineError, Request, SamplingParams
 from treetune.inference.engine import VllmEngine
 from treetune.inference.gaps import Tolerance
 from treetune.inference.journal import JournaledEngine
 from treetune.inference.settings import VllmSettings
-from treetune.testing.processes import process_named, processes_named
 from treetune.vocabulary import TokenIds
 
 from .stubs import below, none_alive, until

@@ -6,6 +6,7 @@ import json
 from typing import Any, cast
 
 import treetune.parts  # noqa: F401  (registers them)
+from tests.support.shipped import ROOT
 from treetune.cli.planning import start_shape
 from treetune.config.build import build
 from treetune.config.explain import Explanation
@@ -13,7 +14,6 @@ from treetune.config.jsonnet import load
 from treetune.planning.machine import Machine, described_machine
 from treetune.planning.plan import Plan
 from treetune.runtime.base import PolicyIteration, Runtime
-from treetune.testing.shipped import ROOT
 
 
 def experiment(name: str, *overrides: str | dict[str, Any]) -> PolicyIteration:

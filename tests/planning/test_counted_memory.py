@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.peak_memory import Case
 from treetune.models.lora import Lora
 from treetune.models.shapes import Shape
-from treetune.testing.peak_memory import Case
 from treetune.trainers.base import Trainer
 from treetune.trainers.objectives.ppo import ClippedPolicyGradient
 

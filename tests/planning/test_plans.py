@@ -51,7 +51,7 @@ def test_published_sizes_add_up_to_the_published_number_of_parameters(name):
 def test_a_shape_has_the_weights_that_transformers_makes():
     import torch
 
-    from treetune.testing.peak_memory import random_model
+    from tests.support.peak_memory import random_model
 
     for name in ("meta-llama/Llama-3.2-1B", "Qwen/Qwen2.5-0.5B", "Qwen/Qwen3-0.6B"):
         shape = dataclasses.replace(shape_of(PUBLISHED[name], name), layers=2, vocabulary=1000)

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from tests.reports.plans import ACCOUNT, finish, plan_of
+from tests.support.browser import CHROMIUM
 from treetune.reports.tables.curves import curves
 from treetune.reports.tables.measure import measure
 from treetune.reports.tables.page import as_html
 from treetune.reports.tables.panels import panel_curves
 from treetune.tables.columns import Column, Panel
 from treetune.tables.settings import Cell, MethodRow
-from treetune.testing.browser import CHROMIUM
 
 ASK = """<script>
 const cut = [...document.querySelectorAll(".scroll")].filter(one => one.scrollWidth > one.clientWidth);

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from treetune.testing.faults import Experiment
+from tests.support.faults import Experiment
 from treetune.trainers.ranks import Ranks
 
 

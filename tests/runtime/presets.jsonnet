@@ -1,6 +1,6 @@
 // What presets go on the right of: the small experiment, with an engine that answers all at once, answers of
 // both kinds, and minibatches enough for ratios to leave 1.
-(import '../../src/treetune/testing/small.jsonnet')
+(import '../../tests/support/small.jsonnet')
 + {
   engines+: { policy+: { max_concurrency: 64 } },
   rollout+: { samples: 4, max_tokens: 16 },

@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.support.faults import Experiment
 from treetune.models.lora import ADAPTER_WEIGHTS
-from treetune.testing.faults import Experiment
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 

@@ -18,6 +18,7 @@ from tests.runtime.in_process import (
     small,
     train,
 )
+from tests.support.faults import Experiment
 from treetune.config.build import checked
 from treetune.config.errors import ConfigError
 from treetune.episode_generators.credit.gae import Gae
@@ -33,7 +34,6 @@ from treetune.runtime import training
 from treetune.runtime.base import ChooseCheckpoint, Evaluation, EvaluationSet, PolicyIteration
 from treetune.runtime.sampler import Sampler
 from treetune.runtime.training import choose
-from treetune.testing.faults import Experiment
 from treetune.trainers.base import Trainer
 from treetune.trainers.objectives.mle import MaximumLikelihood
 from treetune.trainers.objectives.ppo import ClippedPolicyGradient

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.runtime.in_process import FakeSettings, directory_of, sampled_requests, small, train
+from tests.support.faults import Experiment
 from treetune.runtime import commands, lifeline
 from treetune.runtime.base import Checkpoints, Evaluation, EvaluationSet
-from treetune.testing.faults import Experiment
 
 SETS = Evaluation(
     sets=(

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.faults import ROOT, Experiment, Running
 from treetune.runtime.front_door import ranks_here, threads_each
-from treetune.testing.faults import ROOT, Experiment, Running
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +35,7 @@ def start(experiment: Experiment) -> Running:
 
 
 def test_the_exit_code_is_the_runs_whatever_is_killed_and_the_same_command_goes_on(tmp_path: Path) -> None:
-    config = ROOT / "src/treetune/testing/small_supervised.jsonnet"
+    config = ROOT / "tests/support/small_supervised.jsonnet"
     experiment = Experiment(tmp_path, "small", 2, config)
     done = experiment.directory.iteration(0) / "metrics.json"
     ends = {

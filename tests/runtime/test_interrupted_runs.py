@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from treetune.testing.faults import Experiment
+from tests.support.faults import Experiment
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 

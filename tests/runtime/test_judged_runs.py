@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.runtime.in_process import TASK, FakeSettings, directory_of, small, train
+from tests.support.stand_in_judge import StandIn, stand_in_judge
 from treetune.endpoints.settings import EndpointSettings
 from treetune.episode_generators.credit.monte_carlo import MonteCarlo
 from treetune.episode_generators.rollout.single_turn import SingleTurn
@@ -22,7 +23,6 @@ from treetune.inference.served_models import JudgeModel
 from treetune.runtime.base import Evaluation, EvaluationSet, PolicyIteration
 from treetune.tasks.graders.final_answer import FinalAnswer
 from treetune.tasks.graders.judge import JudgeGrader
-from treetune.testing.stand_in_judge import StandIn, stand_in_judge
 
 SETS = Evaluation(every=2, sets=(EvaluationSet(split="test", problems=3, samples=2, while_training=True),))
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.faults import Experiment
 from treetune.episode_generators.storage import read_trajectories
-from treetune.testing.faults import Experiment
 
 OVERLAPPING = """{
   overlap: 'one_step',
@@ -38,7 +38,7 @@ def held_port() -> Iterator[int]:
 
 @pytest.mark.slow
 def test_two_ranks_overlap_and_both_have_their_part_of_every_iteration(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "treetune.testing.forked", str(tmp_path), OVERLAPPING]
+    command = [sys.executable, "-m", "tests.support.forked", str(tmp_path), OVERLAPPING]
     with held_port() as port, contextlib.ExitStack() as stack:
         group = os.environ | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         logs = [tmp_path / f"rank-{rank}.log" for rank in range(2)]

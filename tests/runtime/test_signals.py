@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from treetune.testing.faults import ITERATIONS, Experiment, Running
+from tests.support.faults import ITERATIONS, Experiment, Running
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 

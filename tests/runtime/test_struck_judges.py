@@ -50,8 +50,8 @@ class Struck:
     def start(self) -> None:
         words = ["--port", self.port, "--mood", self.mood, "--record", self.record, "--delay", 0.1]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "treetune.testing.stand_in_judge", *map(str, words)],
-            env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+            [sys.executable, "-m", "tests.support.stand_in_judge", *map(str, words)],
+            env=os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"},
         )
         end = time.monotonic() + PATIENCE
         while True:

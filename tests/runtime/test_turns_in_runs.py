@@ -11,6 +11,7 @@ import pytest
 
 from tests.fake_engine import FakeEngine
 from tests.runtime.in_process import FakeSettings, directory_of, small
+from tests.support.unruly_environment import Unruly
 from treetune.episode_generators.credit.gae import Gae
 from treetune.episode_generators.credit.group import Group
 from treetune.episode_generators.credit.monte_carlo import MonteCarlo
@@ -23,7 +24,6 @@ from treetune.models.characters import character_tokenizer
 from treetune.runtime.base import Evaluation, EvaluationSet, PolicyIteration
 from treetune.runtime.commands import run_iteration_loop
 from treetune.tasks.environments.task import EnvironmentTask
-from treetune.testing.unruly_environment import Unruly
 
 MOODS = ("calm", "calm", "hangs", "calm", "dies", "says a megabyte", "is closed", "calm")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load
 
-from treetune.testing.faults import ITERATIONS, Experiment
+from tests.support.faults import ITERATIONS, Experiment
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 

@@ -23,6 +23,7 @@ from tests.runtime.in_process import (
     small,
     train,
 )
+from tests.support.faults import CONFIG, ROOT
 from treetune.episode_generators.rollout.single_turn import SingleTurn
 from treetune.episode_generators.selection.mixed_groups import MixedGroups
 from treetune.inference.base import EngineError
@@ -30,7 +31,6 @@ from treetune.models import export
 from treetune.models.pretrained import PretrainedModel
 from treetune.runtime import commands
 from treetune.runtime.base import Evaluation, EvaluationSet
-from treetune.testing.faults import CONFIG, ROOT
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.hostile_programs import COUNT, HostileProgram, Trap, hostile_programs
 from treetune.sandbox.base import Limits
 from treetune.sandbox.bubblewrap import Bubblewrap, Started, uids_of_programs
 from treetune.sandbox.usage import descendants
-from treetune.testing.hostile_programs import COUNT, HostileProgram, Trap, hostile_programs
 
 SAMPLE = [one for one in hostile_programs(seed=11) if one.kind != "forging"][:30]
 """A sample; scripts/hostile_programs.py runs them all."""

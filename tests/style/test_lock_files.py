@@ -219,7 +219,7 @@ def test_everything_that_the_code_imports_is_in_the_lock() -> None:
         if module not in ours | ON_GPUS_ALONE
         and PACKAGE_OF_MODULE.get(module, module.replace("_", "-"))
         not in pinned
-        | (tests_alone if path.startswith("src/treetune/testing/") else {})
+        | (tests_alone if path.startswith("tests/support/") else {})
         | (extras if "missing_extras(" in (ROOT / path).read_text() else {})
     }
     assert not missing

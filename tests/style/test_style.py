@@ -80,7 +80,7 @@ def test_no_tracked_file_names(what: str) -> None:
 
 
 def test_scripts_and_tests_do_not_import_each_other() -> None:
-    """What both need is the package's: treetune.testing."""
+    """What both need is the package's: tests.support."""
     wrong = []
     for folder, others in (("scripts", {"tests"}), ("tests", {"scripts"}), ("src", {"scripts", "tests"})):
         for path in sorted((ROOT / folder).rglob("*.py")):

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from treetune.tasks.graders.conformance import hostile_answers
 from treetune.tasks.graders.extraction import (
     DEEPEST_VALUE,
     LONGEST_VALUE,
@@ -20,7 +21,6 @@ from treetune.tasks.graders.extraction import (
     read_value,
     values,
 )
-from treetune.testing.hostile import hostile_answers
 
 
 def test_only_what_stands_behind_the_last_thought_counts() -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from treetune.tasks.graders.conformance import hostile_answers
 from treetune.tasks.graders.countdown import CountdownGrader, CountdownScores, gold_of
 from treetune.tasks.graders.countdown_expression import (
     DEEPEST,
@@ -19,7 +20,6 @@ from treetune.tasks.graders.countdown_expression import (
     read_expression,
 )
 from treetune.tasks.graders.pool import GraderPool
-from treetune.testing.hostile import hostile_answers
 from treetune.vocabulary import Problem
 
 SCORES = CountdownScores(no_answer=0.0, malformed=0.1, wrong=0.2, correct=1.0)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import treetune.parts  # noqa: F401
+from tests.support.grader_cases import ELSEWHERE, LABELLED, Labelled, problem
 from treetune.tasks.graders.base import Grader
-from treetune.testing.grader_cases import ELSEWHERE, LABELLED, Labelled, problem
-from treetune.testing.graders import Case, conformance
+from treetune.tasks.graders.conformance import Case, conformance
 from treetune.vocabulary import Grade, Problem
 
 

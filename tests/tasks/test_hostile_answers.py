@@ -6,11 +6,11 @@ import psutil
 import pytest
 
 from treetune.tasks.graders.base import Grader
+from treetune.tasks.graders.conformance import hostile_answers
 from treetune.tasks.graders.math import MathGrader
 from treetune.tasks.graders.minerva import Minerva
 from treetune.tasks.graders.numeric import Numeric
 from treetune.tasks.graders.pool import GraderPool
-from treetune.testing.hostile import hostile_answers
 from treetune.vocabulary import Problem
 
 COUNT = 250

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
+from tests.support.stand_in_judge import StandIn, stand_in_judge
 from treetune.checksums import row_of
 from treetune.endpoints.settings import Asking, EndpointSettings, Place, Prices
 from treetune.tasks.graders import judging
+from treetune.tasks.graders.conformance import Case, conformance
 from treetune.tasks.graders.final_answer import FinalAnswer
 from treetune.tasks.graders.judge import JudgeGrader
 from treetune.tasks.graders.numeric import Numeric
 from treetune.tasks.graders.pool import GraderPool
 from treetune.tasks.graders.service import ServedModel, Surroundings
-from treetune.testing.graders import Case, conformance
-from treetune.testing.stand_in_judge import StandIn, stand_in_judge
 from treetune.vocabulary import Grade, Problem
 
 PROBLEM = Problem(id="test/0", prompt="What is 3 + 4?", gold="7")

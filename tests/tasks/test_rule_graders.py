@@ -9,6 +9,7 @@ import pytest
 
 from tests.tasks.rule_grading import GRADERS, ZEBRA, answer, grade, reward
 from treetune.tasks.graders.codeio import CodeIO
+from treetune.tasks.graders.conformance import hostile_answers
 from treetune.tasks.graders.grid import GridGrader
 from treetune.tasks.graders.instruction_following import InstructionFollowing
 from treetune.tasks.graders.livebench import LiveBench
@@ -17,7 +18,6 @@ from treetune.tasks.graders.one_word import OneWord
 from treetune.tasks.graders.ordering import OrderingGrader
 from treetune.tasks.graders.table import TableGrader
 from treetune.tasks.graders.zebra import ZebraGrader
-from treetune.testing.hostile import hostile_answers
 from treetune.vocabulary import Grade, Problem
 
 LABELLED = Path(__file__).parent / "labelled"

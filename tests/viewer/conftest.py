@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from treetune.testing.browser import MISSING, Browser, browser
+from tests.support.browser import MISSING, Browser, browser
 from treetune.viewer.app import application
 from treetune.viewer.store import Store
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
+from tests.support.browser import Browser
 from tests.viewer.prepared import ROWS, SAMPLES, estimate, prepared
 from tests.viewer.recorded import begin_run, record_iteration, recorded_run, trajectory
 from tests.viewer.test_hostile_answers import SEEN, Elements
-from treetune.testing.browser import Browser
 from treetune.viewer.page import SEEN as MARK
 from treetune.viewer.store import Store
 from treetune.viewer.store.verdicts import Agreement

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
+from tests.support.browser import Browser
 from tests.viewer.hostile import COUNT, KINDS, MEGABYTE, hostile_run, texts
 from tests.viewer.recorded import recorded_run
 from treetune.reports.text import SHOWN, visible
-from treetune.testing.browser import Browser
 from treetune.viewer.store import Store
 
 WAYS = ("tokens", "rendered", "text")

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.browser import Browser
+from tests.support.looking import unseen_focus, wrong_with
+from tests.support.tour import DOWNLOADED, DRAWN, place_of, stops
 from tests.viewer.recorded import (
     answers,
     begin_run,
@@ -15,9 +18,6 @@ from tests.viewer.recorded import (
     recorded_run,
 )
 from treetune.runtime.notes import read_notes, system_user
-from treetune.testing.browser import Browser
-from treetune.testing.looking import unseen_focus, wrong_with
-from treetune.testing.tour import DOWNLOADED, DRAWN, place_of, stops
 from treetune.viewer.pages import PAGES
 from treetune.viewer.store import Store
 

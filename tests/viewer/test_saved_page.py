@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.support.browser import Browser
 from tests.viewer.conftest import TOKEN
 from tests.viewer.hostile import KINDS, hostile_run
 from tests.viewer.recorded import record_iteration
 from tests.viewer.test_hostile_answers import SEEN
-from treetune.testing.browser import Browser
 from treetune.viewer.store import Store
 
 LOOKS = """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from treetune.testing.browser import Browser
+from tests.support.browser import Browser
 
 MOST_LINKS, MOST_OPTIONS = 8, 3
 """Of a page that are followed; options of a list that are chosen, the first ones."""

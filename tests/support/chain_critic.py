@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from treetune.testing.chains import (
+from tests.support.chains import (
     WORDINGS,
     WORDS_OF_STEP,
     Chain,

@@ -9,6 +9,7 @@ from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.code.cruxeval import CruxEval
 from treetune.tasks.graders.code.grader import Code
 from treetune.tasks.graders.codeio import CodeIO
+from treetune.tasks.graders.conformance import Case
 from treetune.tasks.graders.countdown import CountdownGrader
 from treetune.tasks.graders.final_answer import FinalAnswer
 from treetune.tasks.graders.function import FunctionGrader
@@ -26,7 +27,6 @@ from treetune.tasks.graders.retrieval import F1, ExactMatch
 from treetune.tasks.graders.table import TableGrader
 from treetune.tasks.graders.zebra import ZebraGrader
 from treetune.tasks.signposts import SignpostsGrader
-from treetune.testing.graders import Case
 from treetune.vocabulary import Problem
 
 
@@ -153,7 +153,7 @@ LABELLED: dict[str, Labelled] = {
         [Case(problem("7"), right=["3+4=#7", "#6\n#07"], wrong=["#8"], nearly=["#7.0"], silent=["7", "7#"])],
     ),
     "function": Labelled(
-        FunctionGrader(path="treetune.testing.grader_cases:is_gold"),
+        FunctionGrader(path="tests.support.grader_cases:is_gold"),
         [Case(problem("7"), right=["it is 7"], wrong=["it is 8"], nearly=["it is 7."])],
     ),
     "grid": Labelled(

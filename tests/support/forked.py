@@ -1,6 +1,6 @@
 """Small runs in processes that are forked off this one, so that a start takes as long as its work.
 
-    python -m treetune.testing.forked FOLDER JSONNET
+    python -m tests.support.forked FOLDER JSONNET
 
 carries one out in a process of its own, which is a rank where the environment says so.
 """
@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tests.support.faults import CONFIG, Experiment
 from treetune.runtime.base import PolicyIteration, Runtime
-from treetune.testing.faults import CONFIG, Experiment
 
 DEADLINE_S = 1800.0
 POLL_S = 0.005

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import parse_qs, urlencode, urlsplit
 
-from treetune.testing.browser import Browser
+from tests.support.browser import Browser
 from treetune.viewer.pages import PAGES
 
 STATES = ("running", "stopped", "finished", "waiting")

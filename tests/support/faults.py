@@ -29,7 +29,7 @@ from treetune.runtime.directory import ExperimentDirectory
 from treetune.runtime.lifeline import Process, process_fields
 from treetune.runtime.weights_folder import weights_folder
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 CONFIG = Path(__file__).with_name("small.jsonnet")
 ITERATIONS = 4
 CHECKPOINTS_EVERY = 2
@@ -85,7 +85,7 @@ class Experiment:
             "APP_DIRECTORY": str(self.base),
             "APP_EXPERIMENT_NAME": self.name,
             "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(ROOT / "src"),
+            "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
             "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
         }
         environment.pop("APP_SEED", None)

@@ -1,6 +1,6 @@
 """A stand-in for a judge behind an OpenAI-compatible address, for tests and scripts.
 
-    python -m treetune.testing.stand_in_judge --port 8123 --mood mood.txt --record asked.jsonl
+    python -m tests.support.stand_in_judge --port 8123 --mood mood.txt --record asked.jsonl
 
 It reads the question of the grader ``judge`` as that asks it where nothing else is set, and accepts answers
 that end with the reference answer. What it does instead says a file, which is looked at with every request:

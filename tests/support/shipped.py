@@ -6,7 +6,7 @@ from pathlib import Path
 
 from treetune.config import lexer
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "configs"
 NAMING = (
     "lib/equal_cost.libsonnet",

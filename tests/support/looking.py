@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from treetune.testing.browser import Browser
+from tests.support.browser import Browser
 
 LEAST_CONTRAST = 4.5
 """Of text and what lies behind it, as WCAG 2.2 counts it (1.4.3, AA)."""
