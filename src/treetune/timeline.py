@@ -118,12 +118,12 @@ class Process:
     spans: tuple[Span, ...]
 
 
-def read_timeline(path: Path) -> list[Process]:
-    """All that is whole, process after process; damaged and torn lines are passed over. Raises
-    FileNotFoundError for no file."""
+def read_timeline(path: Path, damaged: list[int] | None = None) -> list[Process]:
+    """All that is whole, process after process. Damaged and torn lines are passed over; the numbers of the
+    `damaged` ones are told there. Raises FileNotFoundError for no file."""
     found: list[Process] = []
     spans: dict[int, Span] = {}
-    for line in path.read_bytes().splitlines(keepends=True):
+    for place, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
         try:
             row = json.loads(row_of(line))
             if "process" in row:
@@ -146,7 +146,8 @@ def read_timeline(path: Path) -> list[Process]:
                 found[-1] = replace(found[-1], closed=True)
             found[-1] = replace(found[-1], last=max(found[-1].last, at))
         except (Damaged, ValueError, KeyError, TypeError, AttributeError):
-            continue
+            if damaged is not None and line.endswith(b"\n"):  # else a crash tore it
+                damaged.append(place)
     _settle(found, spans)
     return found
 

@@ -113,6 +113,14 @@ def test_the_page_shows_the_time_that_the_address_says(client: TestClient, tmp_p
         assert refused.status_code == 400 and words in refused.text
 
 
+def test_a_damaged_line_is_told_on_the_page(client: TestClient, tmp_path: Path) -> None:
+    timed_run(tmp_path / "experiments" / "run")
+    path = tmp_path / "experiments" / "run" / "logs" / "run.timeline.jsonl"
+    assert "damaged" not in client.get("/timeline", params={"run": "run"}).text
+    path.write_text(path.read_text().replace("sampling", "sampLing") + "torn by a cra")
+    assert "run.timeline.jsonl, line 3: damaged" in client.get("/timeline", params={"run": "run"}).text
+
+
 def test_a_run_that_wrote_no_times_is_reckoned_and_says_so(client: TestClient, tmp_path: Path) -> None:
     begin_run(tmp_path / "experiments" / "new")
     assert "Nothing has happened yet" in client.get("/timeline", params={"run": "new"}).text

@@ -52,12 +52,13 @@ class Lane:
 @dataclass(frozen=True)
 class Times:
     """All lanes, from `start` to `end`. Where `reckoned`, no run wrote when its phases began: they are laid
-    out in their order before each iteration's end."""
+    out in their order before each iteration's end. `damaged` says which lines of files are left out."""
 
     lanes: Sequence[Lane]
     start: float
     end: float
     reckoned: bool = False
+    damaged: Sequence[str] = ()
 
     @property
     def processes(self) -> list[Shown]:
@@ -86,12 +87,17 @@ def times_of(store: Store, run: Run) -> Times | None:
     spans = [span for lane in lanes for span in lane.spans]
     if not spans:
         return None
-    return Times(lanes, min(one.start for one in spans), max(one.end for one in spans), reckoned)
+    damaged = [
+        f"{path.name}, line {', '.join(map(str, lines[:3]))}{', …' if len(lines) > 3 else ''}"
+        for path in files_of(run)
+        if (lines := _read(path, stat_of(path))[1])
+    ]
+    return Times(lanes, min(one.start for one in spans), max(one.end for one in spans), reckoned, damaged)
 
 
 def _lanes(run: Run, path: Path, now: float) -> Iterator[Lane]:
     who = path.relative_to(run.directory.logs).as_posix().removesuffix(SUFFIX)
-    processes = _read(path, stat_of(path))
+    processes, _ = _read(path, stat_of(path))
     alive = bool(processes) and _is_alive(run, who, processes[-1])
     lanes: dict[str, list[Shown]] = {}
     for number, process in enumerate(processes):
@@ -126,11 +132,13 @@ def _kind(span: Span, phases: Sequence[Span]) -> str:
 
 
 @functools.lru_cache(maxsize=64)
-def _read(path: Path, stat: object) -> list[Process]:
+def _read(path: Path, stat: object) -> tuple[list[Process], list[int]]:
+    """With the damaged lines' numbers."""
+    damaged: list[int] = []
     try:
-        return read_timeline(path)
+        return read_timeline(path, damaged), damaged
     except FileNotFoundError:  # it went meanwhile
-        return []
+        return [], []
 
 
 def _is_alive(run: Run, who: str, process: Process) -> bool:
