@@ -60,8 +60,13 @@ def test_an_iteration_with_its_own_settings_gives_its_gradient(
 
 
 def test_an_exact_replay_makes_the_optimisers_state_again_and_gives_the_runs_weights(
-    run: tuple[PolicyIteration, ExperimentDirectory],
+    run: tuple[PolicyIteration, ExperimentDirectory], tmp_path: Path
 ) -> None:
+    config, directory = run
+    shutil.copytree(directory.path, tmp_path / directory.path.name)
+    run = replace(config, directory=str(tmp_path)), ExperimentDirectory(tmp_path / directory.path.name)
+    shutil.rmtree(run[1].checkpoint(1) / "trainer")
+    assert replayed(run, 2)["own"]["same_as_run"] is None
     found = replayed(run, 2, exact=True, credit=Group(std=False))
     assert found["own"]["same_as_run"] is True
     assert found["own"]["unlike_record"] == []

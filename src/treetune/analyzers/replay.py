@@ -123,7 +123,7 @@ def _state_before(session: Session, point: int, made: Path | None) -> Path | Non
         return stored
     if made is None:
         session.console.say(
-            f"the trainer's state after iteration {point} is gone (the newest one is kept): the step is that"
+            f"the trainer's state after iteration {point} is gone (the two newest are kept): the step is that"
             " of a fresh optimiser; --exact makes the state again from the episodes before"
         )
         return None
