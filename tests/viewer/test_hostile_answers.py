@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -12,7 +13,7 @@ from starlette.testclient import TestClient
 
 from tests.support.browser import Browser
 from tests.viewer.hostile import COUNT, KINDS, MEGABYTE, hostile_run, texts
-from tests.viewer.recorded import recorded_run
+from tests.viewer.recorded import begin_run, record_iteration, recorded_run, trajectory
 from treetune.reports.text import SHOWN, visible
 from treetune.viewer.store import Store
 
@@ -139,3 +140,17 @@ def test_a_megabyte_on_one_line_is_cut_and_shown_whole_on_demand(client: TestCli
 
     assert f"{len(MEGABYTE) - SHOWN:,} more characters" in short
     assert whole.count("one line") > len(MEGABYTE) / 20
+
+
+def test_hundreds_of_marks_on_a_character_cover_no_other_line(client: TestClient, store: Store) -> None:
+    heap = "Z" + "\u0301\u0316" * 250 + "algo"
+    run = begin_run(store.folders[0] / "marks", planned=1)
+    record_iteration(run, 0, [trajectory(0, 0, f"{heap}\nनमस्ते e\u0301")])
+
+    for way in WAYS:
+        where = {"run": "marks", "source": "i1", "answer": "train/0#0", "as": way}
+        text = "".join(Elements(client.get("/answer", params=where).text).text)
+        assert re.search("[\u0300-\u036f]{5}", text) is None
+        assert "algo" in text and "e\u0301" in text
+        assert ("496 more marks" in text) == (way != "tokens")
+    assert "more marks" in client.get("/answers", params={"run": "marks"}).text

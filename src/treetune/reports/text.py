@@ -5,7 +5,9 @@ Templates escape whatever is put into them; here are the characters that harm wi
 
 from __future__ import annotations
 
+import functools
 import re
+import sys
 import unicodedata
 
 SHOWN = 20_000
@@ -22,9 +24,22 @@ _ODD = re.compile(
 )
 
 
+MARKS = 4
+"""Marks on one character (accents, points of vowels) that are shown: hundreds would cover the lines around it."""
+
+
 def visible(text: object) -> str:
-    """Controls, marks of direction, what has no width, and halves of characters, each as a word in ⟨ ⟩."""
-    return _ODD.sub(_named, str(text))
+    """Controls, marks of direction, what has no width, and halves of characters, each as a word in ⟨ ⟩; of
+    more than `MARKS` marks on one character, how many more there are."""
+    words = str(text)
+    if not words.isascii():
+        words = _heaps().sub(lambda found: f"{found[1]}⟨{len(found[2]):,} more marks⟩", words)
+    return _ODD.sub(_named, words)
+
+
+def ends_in_a_heap(text: str) -> bool:
+    """Whether its last character has more marks than are shown."""
+    return not text.isascii() and any(found.end() == len(text) for found in _heaps().finditer(text))
 
 
 def cut(text: str, most: int = SHOWN) -> tuple[str, int]:
@@ -36,6 +51,19 @@ def one_line(text: str, most: int = 200) -> str:
     """The beginning of a text on one line, for a table."""
     beginning = visible(text[: most + 1]).replace("\n", " ↵ ").replace("\t", " ⇥ ")
     return beginning[:most] + "…" if len(text) > most else beginning
+
+
+@functools.cache
+def _heaps() -> re.Pattern[str]:
+    """More marks on a character than are shown."""
+    marks = [code for code in range(sys.maxunicode + 1) if unicodedata.category(chr(code)) in ("Mn", "Me")]
+    ranges, begin = [], marks[0]
+    for code, following in zip(marks, [*marks[1:], -1], strict=True):
+        if following != code + 1:
+            ranges.append(f"{chr(begin)}-{chr(code)}")
+            begin = following
+    one = f"[{''.join(ranges)}]"
+    return re.compile(f"({one}{{{MARKS}}})({one}+)")
 
 
 def _named(match: re.Match[str]) -> str:

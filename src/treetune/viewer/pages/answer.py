@@ -12,7 +12,7 @@ from markupsafe import Markup
 from starlette.responses import RedirectResponse, Response
 
 from treetune.reports.sections.tree import tree_html
-from treetune.reports.text import SHOWN, cut, visible
+from treetune.reports.text import MARKS, SHOWN, cut, ends_in_a_heap, visible
 from treetune.runtime.notes import NotedAnswer
 from treetune.viewer import drawings
 from treetune.viewer.page import Form, Page, View, digest
@@ -224,7 +224,7 @@ def _lines(tokens: Tokens, most: int | None) -> list[tuple[Step, list[dict[str, 
                 [
                     {
                         "place": i,
-                        "text": token_text(tokens.texts[i], int(tokens.ids[i])),
+                        "text": token_text(tokens.texts[max(0, i - MARKS) : i + 1], int(tokens.ids[i])),
                         "injected": not tokens.sampled[i],
                     }
                     for i in range(step.start, end)
@@ -234,8 +234,10 @@ def _lines(tokens: Tokens, most: int | None) -> list[tuple[Step, list[dict[str, 
     return found
 
 
-def token_text(text: str, number: int) -> str:
-    """A token as it is shown: ends of lines are visible, and so is a token without a text."""
+def token_text(texts: Sequence[str], number: int) -> str:
+    """The last of these tokens as it is shown: ends of lines are visible, and so is a token without a text,
+    or one that heaps more marks on a character than are shown."""
+    text = "" if ends_in_a_heap("".join(texts)) else texts[-1]
     return shortened(text, LONGEST_TOKEN).replace("\n", "↵\n") if text else f"⟨{number}⟩"
 
 
