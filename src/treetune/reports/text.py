@@ -25,7 +25,7 @@ _ODD = re.compile(
 
 
 MARKS = 4
-"""Marks on one character (accents, points of vowels) that are shown: hundreds would cover the lines around it."""
+"""Marks on one character (accents, points of vowels) that are shown: hundreds would cover other lines."""
 
 
 def visible(text: object) -> str:
