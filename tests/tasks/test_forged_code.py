@@ -7,6 +7,10 @@ from typing import Any
 import pytest
 
 from tests.tasks.code_grading import FUNCTIONAL, NEAR, PYTEST, SUM, grade
+from tests.tasks.forging import GIVEN, PLAYS, REACHES, SQUARES, golds_that_give
+from tests.tasks.honest_code import HONEST
+from treetune.sandbox import inside
+from treetune.sandbox.base import Limits
 from treetune.sandbox.bubblewrap import Bubblewrap
 
 
@@ -87,6 +91,64 @@ g = f""",
 @pytest.mark.parametrize("code", FORGED.values(), ids=FORGED)
 def test_no_forged_verdict_is_believed(code: str, gold: dict[str, Any]) -> None:
     assert grade(code, gold).reward == 0.0
+
+
+def test_there_are_as_many_forgeries_as_are_spoken_of() -> None:
+    assert len(FORGED) + len(REACHES) + len(PLAYS) >= 50
+    for code in (*FORGED.values(), *REACHES.values(), *PLAYS.values()):
+        compile(code, "forgery", "exec")
+
+
+@pytest.mark.parametrize("kind", SQUARES)
+@pytest.mark.parametrize("code", PLAYS.values(), ids=PLAYS)
+def test_no_program_plays_its_judge(code: str, kind: str) -> None:
+    assert grade(code, SQUARES[kind]).reward == 0.0
+
+
+@pytest.mark.parametrize("kind", golds_that_give(GIVEN[:1]))
+@pytest.mark.parametrize("code", REACHES.values(), ids=REACHES)
+def test_nothing_that_the_tests_hand_over_leads_back_to_them(code: str, kind: str) -> None:
+    gold = golds_that_give(GIVEN)[kind]
+    found = grade(code, gold, score="fraction", limits=Limits(seconds=30), test_seconds=8)
+    assert found.numbers["tests_passed"] == 0
+
+
+@pytest.mark.parametrize("given", ["a function", "a generator", "an instance", "a class", "an error"])
+@pytest.mark.parametrize("reach", ["raw messages", "values that are not", "changed arguments", "formats"])
+def test_no_message_that_an_answer_writes_itself_leads_there(reach: str, given: str) -> None:
+    """Each alone, since a broken message ends what can be tried."""
+    assert grade(REACHES[reach], golds_that_give([given])["assertions"]).reward == 0.0
+
+
+def test_the_forgeries_are_forgeries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the tests let an answer do with their objects what it likes, it finds the number."""
+    open_to_all = inside.bundle("tests", "peers").replace("_check(operation, args, self)", "pass")
+    open_to_all = open_to_all.replace("isinstance(value, _NEVER)", "False")
+    monkeypatch.setattr(inside, "bundle", lambda *_: open_to_all)
+    for reach, given in (("all attributes", "a generator"), ("formats", "a function")):
+        assert grade(REACHES[reach], golds_that_give([given])["assertions"]).reward == 1.0
+
+
+@pytest.mark.parametrize("wrong", ["Exception", "AssertionError", "BaseException", "(ValueError, Exception)"])
+def test_what_an_answer_calls_an_error_of_its_own_catches_no_assertion(wrong: str) -> None:
+    gold = {"functional": "try:\n    f(-1)\n    assert False\nexcept Wrong:\n    pass"}
+    assert grade(f"Wrong = {wrong}\ndef f(n): return 0", gold).reward == 0.0
+    assert grade("class Wrong(Exception): pass\ndef f(n): raise Wrong", gold).reward == 1.0
+
+
+def test_an_answer_that_ends_has_raised_no_error() -> None:
+    gold = {"functional": "try:\n    f(-1)\n    assert False\nexcept Exception as e:\n    pass"}
+    assert grade("import os\ndef f(n): os._exit(0)", gold).reward == 0.0
+    gold = {
+        "pytest": "import pytest, solution\ndef test():\n    with pytest.raises(Exception): solution.f(-1)"
+    }
+    assert grade("import os\ndef f(n): os._exit(0)", gold).reward == 0.0
+    assert grade("def f(n): raise KeyError", gold).reward == 1.0
+
+
+@pytest.mark.parametrize(("code", "gold"), HONEST.values(), ids=HONEST)
+def test_an_honest_program_may_use_all_of_it(code: str, gold: dict[str, Any]) -> None:
+    assert grade(code, gold).message is None
 
 
 def test_a_callback_of_the_tests_is_not_looked_into() -> None:
