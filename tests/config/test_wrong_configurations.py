@@ -1,17 +1,13 @@
-"""A sample of the wrong configurations of scripts/mutations.py: each is refused with key, file and remedy."""
+"""A sample of those of tests/endurance/mutations.py: each is refused with key, file and remedy."""
 
 from __future__ import annotations
 
 import random
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
-
-import mutations  # noqa: E402
+from tests.endurance import mutations
 
 OF_EACH_CLASS = 3
 

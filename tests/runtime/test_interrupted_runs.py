@@ -1,6 +1,6 @@
 """Whatever is killed, whenever: the same command ends with the weights of an undisturbed run.
 
-Here one run is struck in every phase, once by each kind of death or more; `scripts/fault_matrix.py`
+Here one run is struck in every phase, once by each kind of death or more; `tests/endurance/fault_matrix.py`
 tries all fifteen points, each in a run of its own.
 """
 

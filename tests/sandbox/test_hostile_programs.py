@@ -13,7 +13,7 @@ from treetune.sandbox.bubblewrap import Bubblewrap, Started, uids_of_programs
 from treetune.sandbox.usage import descendants
 
 SAMPLE = [one for one in hostile_programs(seed=11) if one.kind != "forging"][:30]
-"""A sample; scripts/hostile_programs.py runs them all."""
+"""A sample; tests/endurance/hostile_programs.py runs them all."""
 
 LIMITS = Limits(seconds=1, memory_mib=128, disk_mib=8, output_kib=64)
 

@@ -20,7 +20,7 @@ def test_threads_are_measured_on_a_model_with_fewer_tokens_than_made_up_answers_
     )
     model, tokenizer = source.load_model(0, str), source.load_tokenizer(str)
     write_policy(model.state_dict(), model.config, tokenizer, tmp_path / "policy")
-    command = [sys.executable, "scripts/benchmark.py", "--only", "threads", "--json"]
+    command = [sys.executable, "benchmarks/benchmark.py", "--only", "threads", "--json"]
     command += [
         "--checkpoint",
         str(tmp_path / "policy"),

@@ -79,10 +79,11 @@ def test_no_tracked_file_names(what: str) -> None:
     assert not found, f"{what}:\n" + "\n".join(found)
 
 
-def test_scripts_and_tests_do_not_import_each_other() -> None:
-    """What both need is the package's: tests.support."""
+def test_the_package_and_scripts_import_neither_tests_nor_benchmarks() -> None:
+    """What tests and benchmarks both need is tests.support."""
     wrong = []
-    for folder, others in (("scripts", {"tests"}), ("tests", {"scripts"}), ("src", {"scripts", "tests"})):
+    outside = {"scripts", "tests", "benchmarks"}
+    for folder, others in (("scripts", outside), ("tests", {"scripts"}), ("src", outside)):
         for path in sorted((ROOT / folder).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text())):
                 names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

@@ -1,0 +1,102 @@
+"""Credit methods against the true values of real language models, on tasks of which it is known what decides.
+
+    python benchmarks/credit_bench_models.py --output docs/results
+
+Three tasks (`signposts`: one choice and much wandering, a late reward, slips), each with a model of 0.2
+million weights that learns to write by demonstrations and then to choose by GRPO; its policies at the run's
+start, middle and end; 1,024 answers of each, by the vLLM server; and the methods of
+configs/analyzers/credit_bench.jsonnet. True values take both ways wherever something is decided, so that they
+are exact but for what the model makes of the chatter between. What is done is left as it is, and what was
+interrupted goes on."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from treetune.analyzers.credit_figure import draw_credit
+from treetune.analyzers.credit_page import table
+from treetune.analyzers.figures import save
+
+ROOT = Path(__file__).resolve().parents[1]
+VARIANTS = ("wandering", "late", "slips", "fork", "repair")
+STARTS = {"late": "fork"}
+"""Whose start model a variant has, where it isn't its own."""
+PICTURE = "credit_bench_models"
+STAGES = ("start", "middle", "end")
+
+
+def run(directory: Path, configs: str, command: str) -> None:
+    main = ROOT / "src/treetune/main.py"
+    subprocess.run(
+        [sys.executable, str(main), "--configs", configs, command],
+        cwd=ROOT,
+        env=os.environ | {"APP_DIRECTORY": str(directory)},
+        check=True,
+    )
+
+
+def benched(directory: Path, variant: str) -> Mapping[str, Any]:
+    """The result of the analysis, which is made where it isn't there."""
+    own = f"configs/signposts/{variant}"
+    run(directory, f"configs/signposts/{STARTS.get(variant, variant)}_sft.jsonnet", "run_iteration_loop")
+    for command in ("run_iteration_loop", "run_analyzers"):
+        run(directory, f"{own}_grpo.jsonnet,configs/signposts/bench.jsonnet", command)
+    found = directory / f"signposts/{variant}/grpo_bench/analyses/credit_bench/result.json"
+    result: Mapping[str, Any] = json.loads(found.read_text())
+    return result
+
+
+def panels_of(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    return {
+        f"{variant}, {stage}": of_point
+        for variant, result in results.items()
+        for stage, of_point in zip(STAGES, result["numbers"]["by_checkpoint"].values(), strict=True)
+    }
+
+
+def page(panels: Mapping[str, Mapping[str, Any]]) -> str:
+    lines = ["# Credit methods against the true values of language models", ""]
+    lines += [(__doc__ or "").split("\n\n", 2)[2].strip(), ""]
+    lines += [f"![quality against tokens]({PICTURE}.png)", ""]
+    for panel, found in panels.items():
+        reliable = found["truth_reliability"]
+        best = next(iter(found["methods"].values())).get("true_cosine")
+        lines += [
+            f"## {panel} ({found['solved']:.0%} solved)",
+            "",
+            f"Reliability of the true advantages {reliable:.4f}; the true advantages' own cosine {best:.3f}.",
+            "",
+            *table(found["methods"]),
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--output", type=Path, required=True, help=f"folder for {PICTURE}.md, .json, .png")
+    parser.add_argument("--directory", type=Path, default=ROOT / "experiments", help="where runs are kept")
+    parser.add_argument("--variants", nargs="+", default=list(VARIANTS[:3]), choices=VARIANTS)
+    options = parser.parse_args()
+    panels = panels_of({variant: benched(options.directory, variant) for variant in options.variants})
+    options.output.mkdir(parents=True, exist_ok=True)
+    (options.output / f"{PICTURE}.md").write_text(page(panels))
+    (options.output / f"{PICTURE}.json").write_text(json.dumps(panels, indent=1) + "\n")
+    save(
+        draw_credit({panel: found["methods"] for panel, found in panels.items()}),
+        options.output,
+        PICTURE,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,199 @@
+"""The run's generation and credit phases against vLLM's own ``LLM.generate`` on the same requests."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.child import Child
+from benchmarks.offline_vllm import digest
+from benchmarks.pairs import Measurement, Side, in_turns, rates, timed
+from benchmarks.setting import Setting
+from treetune.inference.base import Canary, Chunk, Completion, Engine, OnResult, Request, SyncReport
+from treetune.inference.launch import Launch
+from treetune.inference.settings import VllmSettings
+from treetune.runtime.policy_server import PolicyServer
+from treetune.runtime.sampler import Sampler
+from treetune.runtime.session import Session
+from treetune.tasks.sampling import sample_problems
+
+START_S = 600.0
+TURN_S = 600.0
+
+
+@dataclass
+class RecordingEngine(Engine):
+    """Keeps what was asked and answered."""
+
+    engine: Engine
+    requests: list[Request] = field(default_factory=list)
+    completions: list[Completion] = field(default_factory=list)
+
+    @property
+    def version(self) -> int:  # type: ignore[override]
+        return self.engine.version
+
+    def generate(
+        self, requests: Sequence[Request], on_result: OnResult | None = None
+    ) -> list[list[Completion]]:
+        results = self.engine.generate(requests, on_result)
+        self.requests += requests
+        self.completions += itertools.chain.from_iterable(results)
+        return results
+
+    def load(
+        self,
+        directory: Path,
+        version: int,
+        canary: Canary | None = None,
+        chunks: Iterable[Chunk] | None = None,
+    ) -> SyncReport:
+        return self.engine.load(directory, version, canary, chunks)
+
+    def asleep(self) -> AbstractContextManager[None]:
+        return self.engine.asleep()
+
+
+def measure(setting: Setting) -> dict[str, Measurement]:
+    """With one server, against the bare engine with as many processes: the engine's, and its caller's."""
+    return _measure(setting, replicas=1)
+
+
+def measure_replicas(setting: Setting) -> dict[str, Measurement]:
+    """With a server on each core, against one bare engine."""
+    return _measure(setting, replicas=len(os.sched_getaffinity(0)))
+
+
+def _measure(setting: Setting, replicas: int) -> dict[str, Measurement]:
+    config = setting.configuration("vineppo", f"{{engines+: {{policy+: {{replicas: {replicas}}}}}}}")
+    of = "" if replicas == 1 else f", {replicas} servers"
+    with (
+        Session.open(config, {}) as session,
+        PolicyServer.start(session) as server,
+        Sampler.open(session, server) as sampler,
+    ):
+        server.ready()
+        # Short, since sockets are made there, whose paths have a limit.
+        with (
+            tempfile.TemporaryDirectory() as scratch,
+            offline_engine(session, server, Path(scratch), core=True) as apart,
+            offline_engine(session, server, Path(scratch), core=False) as together,
+        ):
+            for one in (apart, together):
+                one.wait_ready(deadline=START_S)
+            rollout_context = lambda: _context(sampler, setting)  # noqa: E731
+            problems = sample_problems(session.train_problems, setting.problems, config.seed, 0)
+            trees, _ = config.rollout.run(rollout_context(), problems)
+            phases: dict[str, Callable[[], Any]] = {
+                "rollout": lambda: config.rollout.run(rollout_context(), problems),
+                "credit": lambda: config.credit.assign(rollout_context(), trees),
+            }
+            return {
+                f"generation/{name}{of}": _against_offline(sampler, apart, together, setting, phase)
+                for name, phase in phases.items()
+            }
+
+
+def offline_engine(session: Session, server: PolicyServer, scratch: Path, *, core: bool) -> Child:
+    """vLLM on the run's start weights, told what the run's server is told: its core in a process of its own,
+    or all of it in one."""
+    settings = session.config.engines.policy
+    assert isinstance(settings, VllmSettings)
+    assert server.folder is not None
+    launch = Launch(
+        settings=replace(settings, replicas=1),
+        context_length=settings.context_length or session.config.context_length,
+        seed=session.config.seed,
+        rank=0,
+        world_size=1,
+        device=session.ranks.device.type,
+    )
+    command = launch.command(server.folder.of(0), port=0)
+    arguments = command[command.index("--host") :]
+    environment = {**launch.environment(scratch), "VLLM_LOGGING_LEVEL": "ERROR"}
+    return Child("offline_vllm", {"arguments": arguments, "core": core}, environment=environment)
+
+
+def _context(sampler: Sampler, setting: Setting) -> Any:
+    """What the runtime lends to a phase; a new journal each time, or the answers would be found there."""
+    journal = Path(tempfile.mkdtemp(dir=setting.workspace)) / "journal.jsonl"
+    rollout = sampler.session.config.rollout
+    return sampler.context(rollout, seed=sampler.session.config.seed, iteration=0, journal=journal)
+
+
+def _against_offline(
+    sampler: Sampler, apart: Child, together: Child, setting: Setting, phase: Callable[[], Any]
+) -> Measurement:
+    server = sampler.server
+    engine = server.engine
+    assert engine is not None
+    recording = RecordingEngine(engine)
+    server.engine = recording
+    try:
+        phase()
+    finally:
+        server.engine = engine
+    tokens = sum(len(completion.token_ids) for completion in recording.completions)
+    plain = [_as_json(request) for request in recording.requests]
+    theirs: dict[str, Any] = {}
+    digests = {digest(completion.token_ids for completion in recording.completions)}
+
+    def ask(offline: Child) -> Side:
+        def side(turn: int) -> float:
+            theirs.update(offline.ask({"requests": plain}, deadline=TURN_S))
+            digests.add(theirs["digest"])
+            return theirs["seconds"]
+
+        return side
+
+    sides: dict[str, Side] = {
+        "ours": timed(lambda turn: phase()),
+        "theirs": ask(apart),
+        "in_one_process": ask(together),
+        "engine_alone": timed(lambda turn: engine.generate(recording.requests)),
+    }
+    seconds = in_turns(sides, setting.repeats)
+    lengths = sorted(len(completion.token_ids) for completion in recording.completions)
+    return Measurement(
+        unit="tokens/s",
+        ours=rates(tokens, seconds["ours"]),
+        theirs=rates(theirs["tokens"], seconds["theirs"]),
+        what={
+            "ours": "the phase as the runtime runs it: server, journal, grading, decoding, trajectories",
+            "theirs": "vllm.LLM.generate alone, its core in a process of its own; same flags, weights,"
+            " requests and seeds",
+            "in_one_process": "the same with its core in its caller's process",
+            "engine_alone": "the server and its client, without journal, grading, decoding and trajectories",
+        },
+        details={
+            "requests": len(plain),
+            "samples": len(lengths),
+            "tokens": tokens,
+            "tokens_mean": tokens / len(lengths),
+            "tokens_max": lengths[-1],
+            "same_tokens": len(digests) == 1,
+            "in_one_process": rates(tokens, seconds["in_one_process"]),
+            "engine_alone": rates(tokens, seconds["engine_alone"]),
+        },
+    )
+
+
+def _as_json(request: Request) -> dict[str, Any]:
+    sampling = request.sampling
+    return {
+        "prompt_ids": [int(token) for token in request.prompt_ids],
+        "sampling": {
+            "n": request.n,
+            "seed": int(request.seed),
+            "max_tokens": int(sampling.max_tokens),
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+        },
+    }

@@ -1,0 +1,274 @@
+"""Writes docs/results/plan.md: which shipped experiment fits where, and plans beside what PyTorch counts.
+
+python benchmarks/plans.py            the tables, with what was counted before
+python benchmarks/plans.py --count    counts as well: some minutes on an idle core, below 8 GiB of memory
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "src")]
+os.environ["OMP_NUM_THREADS"] = "1"  # one server on a CPU, whatever machine writes the page
+
+import treetune.parts  # noqa: E402, F401  (registers them)
+from tests.support.shipped import whole_configurations  # noqa: E402
+from treetune.cli.planning import start_shape  # noqa: E402
+from treetune.config.build import build  # noqa: E402
+from treetune.config.explain import Explanation  # noqa: E402
+from treetune.config.jsonnet import load  # noqa: E402
+from treetune.models.shapes import shape_of  # noqa: E402
+from treetune.planning.machine import GIB, MIB, Machine, described_machine  # noqa: E402
+from treetune.planning.plan import Plan  # noqa: E402
+from treetune.planning.remedies import remedy  # noqa: E402
+from treetune.runtime.base import PolicyIteration, Runtime  # noqa: E402
+
+PAGE = ROOT / "docs/results/plan.md"
+COUNTED = ROOT / "docs/results/plan_counted.json"
+GPUS = (1, 4, 8)
+GPU_GIB = 80
+SMALL = 20_000_000
+"""Parameters below which an experiment is for processors."""
+LAPTOP = Machine(device="cpu", ranks=1, cores=2, host_memory=8 * GIB, shared_memory=4 * GIB)
+
+HEAD = """\
+# What runs need: planned, and counted
+
+`python benchmarks/plans.py` (`--count` counts anew). [What a plan says](../hardware.md#does-it-fit)
+
+## Shipped experiments on GPUs
+
+The most that any phase takes of a GPU, in GiB of the 79.2 that a GPU of 80 has; in brackets the phase, where
+it isn't training. Where it doesn't fit, the smallest change with which it does. Nothing of this has run on
+a GPU.
+
+| experiment | parameters | 1 × 80 GB | 4 × 80 GB | 8 × 80 GB |
+|---|---:|---|---|---|
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--count", action="store_true")
+    if parser.parse_args().count:
+        count()
+    lines = [
+        HEAD.rstrip("\n"),
+        *table(),
+        "",
+        *on_named_hardware(),
+        "",
+        *on_a_cpu(),
+        "",
+        *counted_table(),
+        "",
+        *published(),
+    ]
+    PAGE.write_text("\n".join(lines) + "\n")
+    print(PAGE)
+
+
+def experiments() -> Iterator[tuple[str, PolicyIteration]]:
+    """All that the repository ships, by file; tables and data pipelines are made of others."""
+    for name in whole_configurations():
+        data = load([str(ROOT / name)], environment_keys=())
+        if data.data.get("type") == "policy_iteration":
+            root = build(Runtime, data.data, Explanation(data))
+            assert isinstance(root, PolicyIteration)
+            yield name.removeprefix("configs/").removesuffix(".jsonnet"), root
+
+
+def table() -> Iterator[str]:
+    for name, root in experiments():
+        if parameters(root) >= SMALL:
+            yield row(name, root)
+
+
+def parameters(root: PolicyIteration) -> int:
+    shape = start_shape(root)
+    assert shape is not None, "shipped experiments start from models whose sizes are known"
+    return shape.parameters
+
+
+def row(name: str, root: PolicyIteration) -> str:
+    """One experiment on all numbers of GPUs."""
+    plans = [Plan.of(root, described_machine(gpus, GPU_GIB), shape=start_shape(root)) for gpus in GPUS]
+    return f"| {name} | {plans[0].shape.parameters / 1e9:.2f} B | " + " | ".join(map(cell, plans)) + " |"
+
+
+def cell(plan: Plan) -> str:
+    if not plan.fits:
+        found = remedy(plan)
+        return "no" if found is None else f"with {found.words}"
+    worst = max((place for place in plan.places if "GPU" in place.where), key=lambda place: place.needed)
+    phase = "" if worst.phase == "training" else f" ({worst.phase})"
+    return f"{worst.needed / GIB:.1f}{phase}"
+
+
+NAMED = (
+    ("threadweaver/parallel", 8, 4, 80),
+    ("guru/32b_grpo", 8, 16, 140),
+    ("guru/32b_ppo", 8, 16, 140),
+)
+"""Experiments, and the GPUs, machines and GiB that their files or papers name."""
+
+
+def on_named_hardware() -> Iterator[str]:
+    yield "On the hardware that these were published on, or that their files name:"
+    yield ""
+    yield "| experiment | machines × GPUs × GB | the most of a GPU, GiB |"
+    yield "|---|---|---|"
+    found = dict(experiments())
+    for name, gpus, nodes, memory in NAMED:
+        plan = Plan.of(found[name], described_machine(gpus, memory, nodes), shape=start_shape(found[name]))
+        yield f"| {name} | {nodes} × {gpus} × {memory} | {cell(plan)} |"
+
+
+def on_a_cpu() -> Iterator[str]:
+    yield "## Shipped experiments for processors"
+    yield ""
+    plans = [
+        (name, Plan.of(root, LAPTOP, shape=start_shape(root)))
+        for name, root in experiments()
+        if parameters(root) < SMALL
+    ]
+    largest = max(plans, key=lambda one: max(place.needed for place in one[1].places))
+    most = max(place.needed for place in largest[1].places) / GIB
+    fit = sum(plan.fits for _, plan in plans)
+    yield (
+        f"{fit} of {len(plans)} fit a machine with 2 cores and 8 GiB of memory; the most is {most:.1f} GiB"
+        f" (`{largest[0]}`), mostly the server's."
+    )
+
+
+def count() -> None:
+    """Plans beside what PyTorch counts, for models with random weights."""
+    import torch
+
+    from tests.support.peak_memory import Case
+    from treetune.models.lora import Lora
+    from treetune.models.published_shapes import PUBLISHED
+    from treetune.trainers.base import Trainer
+    from treetune.trainers.objectives.ppo import ClippedPolicyGradient
+
+    torch.use_deterministic_algorithms(False)
+
+    def shape(
+        kind: str, layers: int, hidden: int, heads: int, kv: int, mlp: int, vocabulary: int, tied: bool
+    ):
+        described = {
+            "model_type": kind,
+            "hidden_size": hidden,
+            "num_hidden_layers": layers,
+            "num_attention_heads": heads,
+            "num_key_value_heads": kv,
+            "head_dim": 64,
+            "intermediate_size": mlp,
+            "vocab_size": vocabulary,
+            "tie_word_embeddings": tied,
+        }
+        found = shape_of(described, "benchmarks/plans.py")
+        assert found is not None
+        return found
+
+    def case(name: str, of: object, tokens: int = 256, **trainer: object) -> Case:
+        settings = {"learning_rate": 1e-5, "tokens_per_micro_batch": tokens} | trainer
+        return Case(
+            name=name,
+            shape=of,  # type: ignore[arg-type]
+            trainer=Trainer(objective=ClippedPolicyGradient(), **settings),  # type: ignore[arg-type]
+            answers=4,
+            prompt_tokens=32,
+            answer_tokens=96,
+        )
+
+    llama = shape("llama", 12, 768, 12, 12, 2048, 32_000, False)
+    qwen3 = shape("qwen3", 12, 768, 12, 4, 2304, 50_000, True)
+    half = shape_of(PUBLISHED["Qwen/Qwen2.5-0.5B"], "published")
+    cases = [
+        case("Llama, float32", llama),
+        case("Llama, float32, no reference", llama, measure_kl=False),
+        case("Llama, float32, checkpointing", llama, gradient_checkpointing=True),
+        case("Qwen3, float32, packed", qwen3, layout="packed"),
+        case("Qwen3, bfloat16, ZeRO-1", qwen3, precision="bfloat16", zero_stage=1),
+        case("Qwen3, bfloat16, ZeRO-2", qwen3, precision="bfloat16", zero_stage=2, measure_kl=False),
+        case("Qwen3, bfloat16, ZeRO-3", qwen3, precision="bfloat16", zero_stage=3, measure_kl=False),
+        case("Qwen2.5-0.5B, float32, adapters", half, lora=Lora(rank=16), tokens=128),
+    ]
+    found = json.loads(COUNTED.read_text()) if COUNTED.is_file() else []
+    done = {one["case"] for one in found}
+    for one in cases:
+        if one.name in done:
+            continue
+        planned_bytes, counted_bytes = one.planned().peak, one.measured()
+        found.append(
+            {
+                "case": one.name,
+                "parameters": one.shape.parameters,
+                "planned": planned_bytes,
+                "counted": counted_bytes,
+            }
+        )
+        COUNTED.write_text(json.dumps(found, indent=1) + "\n")
+        print(found[-1], flush=True)
+
+
+def counted_table() -> Iterator[str]:
+    yield "## Planned and counted on a processor"
+    yield ""
+    yield (
+        "The peak of an iteration's training, the second, on one rank: as planned, and as PyTorch's profiler"
+        " counts the tensors of the whole process. Random weights, two micro-batches of"
+        " 256 tokens (adapters: four of 128). At these sizes the optimiser's step is what takes most; where"
+        " activations do, the tests of tiny models hold a tenth."
+    )
+    yield ""
+    yield "| trainer | parameters | planned, MiB | counted, MiB | planned / counted |"
+    yield "|---|---:|---:|---:|---:|"
+    for one in json.loads(COUNTED.read_text()) if COUNTED.is_file() else []:
+        ratio = one["planned"] / one["counted"]
+        yield (
+            f"| {one['case']} | {one['parameters'] / 1e6:.1f} M | {one['planned'] / MIB:,.0f} |"
+            f" {one['counted'] / MIB:,.0f} | {ratio:.3f} |"
+        )
+
+
+PUBLISHED_SECONDS = (
+    ("polIter_rho1bSft2_vineppo_MATH", "answers", 4.0),
+    ("polIter_rho1bSft2_vineppo_MATH", "continuations", 152.0),
+    ("polIter_rho1bSft2_vineppo_MATH", "training", 69.0),
+)
+"""CASPO's repository: VinePPO with K = 9 on MATH, 512 answers a step, one H100."""
+
+
+def published() -> Iterator[str]:
+    yield "## Beside published seconds"
+    yield ""
+    yield (
+        "Published by another implementation (CASPO's repository: VinePPO on MATH, Rho-1B, K = 9,"
+        " 512 answers, one H100); answers of 450 tokens are assumed, steps of 50, and shares of an H100."
+    )
+    yield ""
+    yield "| phase | planned, s | published, s |"
+    yield "|---|---:|---:|"
+    from treetune.planning.seconds import estimates
+
+    for name, phase, seconds in PUBLISHED_SECONDS:
+        data = load([str(ROOT / f"configs/{name}.jsonnet")], environment_keys=())
+        root = build(Runtime, data.data, Explanation(data))
+        assert isinstance(root, PolicyIteration)
+        plan = Plan.of(root, described_machine(1, GPU_GIB), 450)
+        own = next(one.seconds for one in estimates(plan) if one.phase == phase)
+        yield f"| {phase} | {own:.0f} | {seconds:.0f} |"
+
+
+if __name__ == "__main__":
+    main()
