@@ -49,6 +49,12 @@ class Timeline:
         finally:
             self._write({"end": number, "at": at + time.perf_counter() - clock, **ended})
 
+    def past(self, lane: str, name: str, start: float, end: float, **about: Any) -> None:
+        """What is known to have been only now, in seconds since 1970."""
+        number = self._next()
+        self._write({"begin": number, "lane": lane, "name": name, "at": start, **about})
+        self._write({"end": number, "at": end})
+
     def close(self) -> None:
         """The process comes to its own end."""
         if self._begun:

@@ -18,6 +18,7 @@ from treetune.inference.base import EngineError
 from treetune.runtime import generation
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.directory import ExperimentDirectory
+from treetune.timeline import SUFFIX, read_timeline
 
 PIPELINED = MonteCarlo(samples=3)
 WAVES = replace(PIPELINED, pipelined=False)
@@ -65,6 +66,23 @@ def test_the_run_is_the_same_and_each_phase_has_its_own_tokens_and_seconds(tmp_p
     (row,) = pipelined.read_metrics()
     assert row["seconds/other"] > 0
     assert mine["credit"]["seconds"] == pytest.approx(row["seconds/credit"])
+
+
+def test_the_timeline_has_a_bar_for_credit_among_answers(tmp_path: Path) -> None:
+    directory = train(experiment(tmp_path / "run", PIPELINED), **STORED)
+    [process] = read_timeline(directory.logs / f"run{SUFFIX}")
+
+    def seconds(lane: str, name: str) -> list[float]:
+        return [
+            one.end - one.start for one in process.spans if (one.lane, one.name) == (lane, name) and one.end
+        ]
+
+    given = counted(directory)["rollout"]["credit"]["seconds"]
+    *among, _ = seconds("phases", "credit")  # the last is credit's own phase
+    assert len(among) == 1 and sum(among) == pytest.approx(given, abs=1e-4)
+    (row,) = directory.read_metrics()
+    beside = sum(seconds("phases beside generation", "credit"))
+    assert beside == pytest.approx(row["credit/value_overlap_seconds"], abs=1e-4)
 
 
 @pytest.mark.parametrize("answered", [3, 12])

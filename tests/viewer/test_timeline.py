@@ -45,7 +45,7 @@ def timed_run(path: Path) -> None:
         {"process": 11, "host": "here", "at": 0.5},
         {"begin": 1, "lane": "server", "name": "starts", "at": 0.5, "weights": "start"},
         {"end": 1, "at": 1.0},
-        {"begin": 2, "lane": "server", "name": "answers", "at": 1.0, "start": 1},
+        {"begin": 2, "lane": "server", "name": "answers", "at": 1.0, "start": 1, "pid": 77},
         {"end": 2, "at": 3.0, "why": "its process ended with code -9"},
         {"closed": 11, "at": 5.0},
     )
@@ -67,6 +67,45 @@ def test_lanes_say_who_did_what_when_and_what_was_cut_off(store: Store, tmp_path
         "engine: process": [("engine", 0.5, 5, "")],
         "engine: server": [("starts", 0.5, 1, ""), ("answers", 1, 3, "")],
     }
+
+
+def test_what_belongs_to_a_server_has_the_server_s_number_and_not_the_run_s(
+    client: TestClient, tmp_path: Path
+) -> None:
+    timed_run(tmp_path / "experiments" / "run")
+    page = client.get("/timeline", params={"run": "run"}).text
+    assert "start 1, pid 77: its process ended" in page and "watched by process 11 on here" in page
+
+
+def test_credit_in_the_midst_of_generation_has_its_own_bar_and_generation_the_rest(
+    store: Store, tmp_path: Path
+) -> None:
+    """What was asked for among answers is told when all is there: the lines come behind the end."""
+    run = begin_run(tmp_path / "experiments" / "run")
+    write(
+        run.logs / "run.timeline.jsonl",
+        {"process": 11, "host": "here", "at": 0.0},
+        {"begin": 1, "lane": "phases", "name": "generation", "at": 1.0, "iteration": 0},
+        {"end": 1, "at": 11.0},
+        {"begin": 2, "lane": "phases", "name": "credit", "at": 3.0, "iteration": 0},
+        {"end": 2, "at": 5.0},
+        {"begin": 3, "lane": "phases", "name": "credit", "at": 7.0, "iteration": 0},
+        {"end": 3, "at": 11.0},
+        {"begin": 4, "lane": "phases", "name": "credit", "at": 11.0, "iteration": 0},
+        {"end": 4, "at": 12.0},
+        {"begin": 5, "lane": "phases", "name": "training", "at": 12.0, "iteration": 0},
+    )
+    times = times_of(store, store.run("run"))
+    assert times is not None
+    [phases] = [lane for lane in times.lanes if lane.what == "phases"]
+    assert [(one.name, one.start - BEGAN, one.end - BEGAN) for one in phases.spans] == [
+        ("generation", 1, 3),
+        ("credit", 3, 5),
+        ("generation", 5, 7),
+        ("credit", 7, 11),
+        ("credit", 11, 12),
+        ("training", 12, 12),
+    ]
 
 
 def test_the_trace_is_one_that_chrome_and_perfetto_read(client: TestClient, tmp_path: Path) -> None:

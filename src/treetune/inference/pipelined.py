@@ -55,7 +55,7 @@ class PipelinedEngine(EngineAround):
     ) -> list[list[Completion]]:
         own = _Lane(on_result)
         places: list[tuple[_Lane, int] | None] = []  # of each request that the engine below has
-        own_end = self._now()
+        own_end = self.now()
         self._first_aside = None
 
         def numbered(further: Sequence[Request | Later], lane: _Lane) -> Asked:
@@ -74,7 +74,7 @@ class PipelinedEngine(EngineAround):
                 waiting, self._further = self._further, []
                 for further, lane in waiting:
                     asked += numbered(further, lane)
-                self._first_aside = self._first_aside or self._now()
+                self._first_aside = self._first_aside or self.now()
             return asked
 
         def heard(later: Later, lane: _Lane) -> Asked:
@@ -87,15 +87,16 @@ class PipelinedEngine(EngineAround):
             places[index] = None
             lane, number = place
             if lane is own:
-                own_end = self._now()
+                own_end = self.now()
                 lane.results[number] = completions
             further = lane.on_result(number, completions) if lane.on_result is not None else None
             return with_asides(numbered(further or (), lane))
 
         self.engine.generate(numbered(requests, own), answered)
         overlap = 0.0 if self._first_aside is None else max(0.0, own_end - self._first_aside)
-        self.calls.append(Call(own_end, self._now(), overlap))
+        self.calls.append(Call(own_end, self.now(), overlap))
         return own.results
 
-    def _now(self) -> float:
+    def now(self) -> float:
+        """Seconds since this was made."""
         return time.perf_counter() - self._made

@@ -125,7 +125,7 @@ class OwnServer(AwaitedServer):
                         self._address = process.address(self._epoch)
                     self._publish()
                     self._changed.notify_all()
-                with self._timeline.span("server", "answers", start=self._epoch) as ended:
+                with self._timeline.span("server", "answers", start=self._epoch, pid=process.pid()) as ended:
                     ended["why"] = reason = self._watch(process)
             except Exception as error:
                 process.end(at_once=True)

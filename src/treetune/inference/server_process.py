@@ -14,6 +14,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+import psutil
+
 from treetune.inference import guard, key, scratch
 from treetune.inference.client import Address
 from treetune.inference.launch import LOOPBACK, Launch
@@ -62,6 +64,13 @@ class Process:
 
     def address(self, epoch: int = 0) -> Address:
         return Address(self.url, epoch, self.key)
+
+    def pid(self) -> int | None:
+        """The server's own, which the guard started first; None once it is gone."""
+        try:
+            return min(psutil.Process(self._guard.pid).children(), key=lambda one: one.create_time()).pid
+        except (psutil.Error, ValueError):
+            return None
 
     def exit_code(self) -> int | None:
         """None while it runs."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from treetune.timeline import Timeline
@@ -40,13 +40,20 @@ class Clock:
         finally:
             self.seconds[name] += time.perf_counter() - start
 
-    def give(self, name: str, to: str, seconds: float, tokens: int) -> None:
-        """Counts a part of one phase with another, which was carried out in the midst of it."""
+    def give(self, name: str, to: str, stretches: Sequence[tuple[float, float]], tokens: int) -> None:
+        """Counts parts of one phase with another, which was carried out in the midst of it: from when to
+        when, in seconds since 1970."""
         assert name in PHASES and to in PHASES, (name, to)
-        self.seconds[name] -= seconds
-        self.seconds[to] += seconds
+        for start, end in stretches:
+            self._timeline.past(self._lane, to, start, end, iteration=self._iteration)
+            self.seconds[name] -= end - start
+            self.seconds[to] += end - start
         self.tokens[name] -= tokens
         self.tokens[to] += tokens
+
+    def beside(self, name: str, other: str, start: float, end: float) -> None:
+        """Has the timeline tell that one phase was at work beside another, whose seconds these are."""
+        self._timeline.past(f"phases beside {other}", name, start, end, iteration=self._iteration)
 
     @contextmanager
     def stopped(self) -> Iterator[None]:

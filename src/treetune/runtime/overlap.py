@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from itertools import zip_longest
 
 from treetune.inference.base import CONTINUATIONS
@@ -23,10 +24,14 @@ def give_to_credit(ranks: Ranks, clock: Clock, engine: PipelinedEngine) -> Metri
     own = engine.engine.sampled[CONTINUATIONS], engine.calls
     everyones = ranks.exchange("continuations among answers", own)
     tokens = sum(of_rank for of_rank, _ in everyones)
-    seconds = sum(
-        max(one.end for one in calls) - max(one.own_end for one in calls)
+    made = time.time() - engine.now()
+    stretches = [
+        (made + max(one.own_end for one in calls), made + max(one.end for one in calls))
         for calls in zip_longest(*(of_rank for _, of_rank in everyones), fillvalue=Call(0.0, 0.0, 0.0))
-    )
-    clock.give("generation", "credit", seconds, tokens)
+    ]
+    clock.give("generation", "credit", stretches, tokens)
+    for one in engine.calls:
+        if one.overlap:
+            clock.beside("credit", "generation", made + one.own_end - one.overlap, made + one.own_end)
     overlap = max(sum(one.overlap for one in of_rank) for _, of_rank in everyones)
     return {"credit/value_overlap_seconds": overlap}

@@ -8,7 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -105,10 +105,13 @@ def _lanes(run: Run, path: Path, now: float) -> Iterator[Lane]:
         end = now if goes_on else process.last
         ending = "open" if goes_on else "" if process.closed else "cut"
         resumed = f", resume {number}" if number and who == "run" else ""
-        words = f"process {process.pid} on {process.host}{resumed}"
+        # A server's timeline is written by whoever watches it.
+        watches = "watched by " * any(one.lane == "server" for one in process.spans)
+        words = f"{watches}process {process.pid} on {process.host}{resumed}"
         lanes.setdefault("process", []).append(Shown(who, "process", process.start, end, words, ending))
-        phases = sorted((one for one in process.spans if one.lane == "phases"), key=lambda one: one.start)
-        for span in process.spans:
+        spans = _one_at_a_time(process.spans)
+        phases = sorted((one for one in spans if one.lane == "phases"), key=lambda one: one.start)
+        for span in spans:
             kind = _kind(span, phases)
             own = "" if span.end is not None else "open" if goes_on else "cut"
             last = span.end if span.end is not None else end
@@ -117,6 +120,25 @@ def _lanes(run: Run, path: Path, now: float) -> Iterator[Lane]:
             lanes.setdefault(span.lane, []).append(shown)
     for what, spans in lanes.items():
         yield Lane(who, what, sorted(spans, key=lambda one: one.start))
+
+
+def _one_at_a_time(spans: Sequence[Span]) -> list[Span]:
+    """With phases cut where another one of their lane was carried out in their midst, whose time that is."""
+    found: list[Span] = []
+    newest: dict[str, int] = {}
+    for span in sorted(spans, key=lambda one: one.start):
+        found.append(span)
+        if span.name not in PHASES:
+            continue
+        number, newest[span.lane] = newest.get(span.lane), len(found) - 1
+        around = None if number is None else found[number]
+        if number is None or around is None or (around.end is not None and around.end <= span.start):
+            continue
+        found[number] = replace(around, end=span.start)
+        if span.end is not None and (around.end is None or around.end - span.end > TOUCHING_S):
+            found.append(replace(around, start=span.end))
+            newest[span.lane] = len(found) - 1
+    return found
 
 
 def _kind(span: Span, phases: Sequence[Span]) -> str:
