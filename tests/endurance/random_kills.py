@@ -75,7 +75,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "topped-up credit, 2 ranks": (
         "configs/quickstart/vineppo.jsonnet",
         "{ rollout+: { max_tokens: 40 },"
-        " credit: { type: 'monte_carlo', values: { type: 'topped_up', samples: 3 } } }",
+        " credit: { type: 'monte_carlo', samples: 3, values: { type: 'topped_up' } } }",
         IN_PROCESS,
     ),
     "mixture with code": ("configs/domains/tiny_grpo.jsonnet", IN_PROCESS),
