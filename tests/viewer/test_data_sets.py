@@ -121,7 +121,7 @@ def test_rows_of_every_kind_have_columns_and_are_shown_whole(tmp_path: Path) -> 
     ("name", "kind", "text", "words"),
     [
         ("x.parquet", "parquet", "nothing", "x.parquet can't be read"),
-        ("x.jsonl", "lines", '{"a": 1}\n[1, 2]\n', "x.jsonl:2: a row must be a JSON object, not list"),
+        ("x.jsonl", "lines", "[1]\n[1, 2]\n", "x.jsonl has no row: none of its lines is a JSON object"),
         ("x.json", "table", '{"columns": ["a", "b"], "data": [[1]]}', "is no W&B table"),
         ("x.json", "table", "{", "can't be read as JSON"),
     ],

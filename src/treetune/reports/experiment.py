@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,7 +84,7 @@ def read_experiment(path: Path) -> Experiment:
     missing: list[str] = []
     config = _told(missing, "config.json", lambda: read_config(path))
     manifest = _told(missing, "manifest.json", lambda: read_record(path / "manifest.json", "put it back"))
-    metrics = [row for row in directory.read_metrics(missing) if _is_number(row.get("iteration"))]
+    metrics = list(_metrics(directory, missing))
     if not metrics:
         missing.append("no iteration is finished yet (metrics.jsonl is empty or not there)")
     evaluations: dict[str, dict[int, dict[str, Any]]] = {}
@@ -112,6 +112,21 @@ def read_experiment(path: Path) -> Experiment:
     return found
 
 
+def _metrics(directory: ExperimentDirectory, missing: list[str]) -> Iterator[dict[str, Any]]:
+    """A row for each iteration, without whole numbers that are larger than any that can be drawn."""
+    for row in directory.read_metrics(missing):
+        huge = {
+            key for key, value in row.items() if isinstance(value, int) and abs(value) > sys.float_info.max
+        }
+        for key in sorted(huge):
+            missing.append(
+                f"{key} of a line of {directory.metrics} is a whole number of {len(str(abs(row[key])))}"
+                " digits, and is left out"
+            )
+        if _is_number(row.get("iteration")) and "iteration" not in huge:
+            yield {key: value for key, value in row.items() if key not in huge}
+
+
 def _below(path: Path) -> str:
     """The experiments that somebody may have meant."""
     found = sorted(config.parent for depth in ("*", "*/*") for config in path.glob(f"{depth}/config.json"))
@@ -129,7 +144,7 @@ def read_summaries(evaluations: Path, name: str) -> dict[int, dict[str, Any]]:
             summary = read_record(path, "delete its folder and evaluate again")
             summary = {**summary, "iteration": int(path.parent.parent.name)}
             float(summary["pass_at_1"])
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise ValueError(
                 f"{path} is no evaluation's summary ({error!r}): delete it and evaluate again"
             ) from error
@@ -153,4 +168,6 @@ def _is_stopped(metrics: list[dict[str, Any]]) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) <= sys.float_info.max

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
+import os
 import shutil
 import threading
 import time
@@ -54,7 +55,7 @@ class Answers:
         self.run = run
         self._look_again_s = look_again_s
         self._seen: tuple[float, list[Indexed]] = (-math.inf, [])
-        self._cache = cache / hashlib.blake2b(str(run.path.resolve()).encode(), digest_size=8).hexdigest()
+        self._cache = cache / hashlib.blake2b(os.fsencode(run.path.resolve()), digest_size=8).hexdigest()
         self._lock, self._building, self._working = threading.Lock(), threading.Lock(), threading.Lock()
         self._known: dict[str, Indexed] = {}
         self._faults: dict[str, tuple[str, str]] = {}

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from treetune.exports.evaluations import writable
 from treetune.reports.experiment import Experiment, read_experiment
 from treetune.runtime.directory import ExperimentDirectory
 
@@ -116,7 +117,7 @@ class Store:
             for path in sorted(_experiments(folder)):
                 below = path.relative_to(folder).as_posix()
                 name = "/".join(part for part in (beginning, "" if below == "." else below) if part)
-                yield Run(name or folder.name, path)
+                yield Run(writable(name or folder.name), path)  # a name may be bytes that are no text
 
     # What is known of them
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from treetune.exports.evaluations import writable
 from treetune.viewer.store.catalogue import NotThere, Run, Store, folders_below, is_experiment, stat_of
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ class DataSets:
             if path in paths:
                 continue
             paths.add(path)
-            name = one.name if one.name not in found else str(path)
+            name = writable(one.name if one.name not in found else str(path))
             found[name] = DataSet(name, one.path, one.kind, one.known_from)
         return found
 

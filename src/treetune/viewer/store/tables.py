@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import glob
+import json
+import tempfile
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from treetune.viewer.store.data_sets import DataSet
@@ -22,6 +25,8 @@ CHARACTERS = ".characters"
 
 BEGINNING = 160
 """Characters of a text that a list of rows gets."""
+DEEPEST_LINE = 100
+"""Levels within a line of JSON: DuckDB refuses more than 128."""
 LONGEST_LINE = 64 * 2**20
 """Bytes of a line of JSON."""
 DEEPEST, MOST = 2, 400
@@ -77,13 +82,15 @@ class Table:
         self._connection = connected()
         self._remembered: OrderedDict[Hashable, Any] = OrderedDict()
         self._matches: OrderedDict[Hashable, Any] = OrderedDict()
+        self._whole: Any = None
+        """Of lines, of which some are bad: a copy without these, which goes with this object."""
         self.arrow: pa.Table | None = None
         """Of what no query reads where it lies."""
         try:
             self._from, self.note = self._source()
             self.columns = {one.name: one for one in self._columns()}
             [total] = self._execute(f"SELECT count(*) FROM {self._from}").fetchone() or (0,)
-        except duckdb.Error as error:
+        except (duckdb.Error, RuntimeError) as error:  # the latter of a name that is no text
             raise ValueError(f"{data.path} can't be read: {error}") from error
         self.total: int = total
         self.kinds = {name: one.kind for name, one in self.columns.items()}
@@ -237,36 +244,41 @@ class Table:
         return "arrow_table", ""
 
     def _lines(self) -> tuple[str, str]:
-        beginning = (
-            f"read_json({literal(glob.escape(str(self.data.path)))}, format='newline_delimited',"
-            f" ignore_errors=true, maximum_object_size={LONGEST_LINE}"
-        )
-        found = self._execute(f"DESCRIBE SELECT * FROM {beginning}, sample_size=-1, maximum_depth=6)")
-        types = {name: kind for name, kind, *_ in found.fetchall()}
-        if list(types) == ["json"]:
-            self._refuse_other_json()
+        import duckdb
+
+        path = self.data.path
+        try:
+            types = self._types_of_lines(path)
+        except duckdb.Error:  # what is nested deeper than DuckDB reads
+            types = {}
+        if list(types) in ([], ["json"]):  # a line that is no object hides the columns of all others
+            self._whole = _without_bad_lines(path)
+            path = Path(self._whole.name)
+            types = self._types_of_lines(path)
         # Text that looks like a date stays the text that it is.
         spelt = {name: "VARCHAR" if kind.lower() in _AS_TEXT else kind for name, kind in types.items()}
         columns = ", ".join(f"{literal(name)}: {literal(kind)}" for name, kind in spelt.items())
-        file = f"{beginning}, records=true, columns={{{columns}}})"
+        file = (
+            f"(SELECT *, row_number() OVER () - 1 AS {quoted(ROW)}"
+            f" FROM {_read_lines(path)}, records=true, columns={{{columns}}}))"
+        )
         nothing = " AND ".join(f"{quoted(name)} IS NULL" for name in spelt)
-        [unread] = self._execute(f"SELECT count(*) FROM {file} WHERE {nothing}").fetchone() or (0,)
+        unread = self._execute(
+            f"SELECT {quoted(ROW)}, count(*) OVER () FROM {file} WHERE {nothing} ORDER BY 1 LIMIT 3"
+        ).fetchall()
+        places = ", ".join(str(number) for number, _ in unread)
         note = (
-            f"{unread} of its lines hold no object that can be read (torn, not in UTF-8, or with half a"
-            " character), and stand here as empty rows"
+            f"{unread[0][1]} of its lines hold no object that can be read (torn, another value, nested too"
+            f" deep, not in UTF-8, or with half a character), and stand here as empty rows: {places}"
+            f"{', …' if unread[0][1] > len(unread) else ''}"
             if unread
             else ""
         )
-        return f"(SELECT *, row_number() OVER () - 1 AS {quoted(ROW)} FROM {file})", note
+        return file, note
 
-    def _refuse_other_json(self) -> None:
-        """Raises ValueError for the first line that is no object."""
-        from treetune.tasks.sources import json_lines
-
-        for _ in json_lines(self.data.path):
-            pass
-        if not self.data.path.stat().st_size:
-            raise ValueError(f"{self.data.path} has no row")
+    def _types_of_lines(self, path: Path) -> dict[str, str]:
+        found = self._execute(f"DESCRIBE SELECT * FROM {_read_lines(path)}, sample_size=-1, maximum_depth=6)")
+        return {name: kind for name, kind, *_ in found.fetchall()}
 
     # Columns
 
@@ -283,6 +295,39 @@ class Table:
                 taken.add(key)
                 count += 1
                 yield one
+
+
+def _read_lines(path: Path) -> str:
+    """The beginning of what reads JSON lines in SQL."""
+    return (
+        f"read_json({literal(glob.escape(str(path)))}, format='newline_delimited', ignore_errors=true,"
+        f" maximum_object_size={LONGEST_LINE}"
+    )
+
+
+def _without_bad_lines(path: Path) -> Any:
+    """A copy, gone with the object, in which an empty object stands for each line that holds none, or one
+    that DuckDB can't tell columns of. Raises ValueError for a file without a row."""
+    copied = tempfile.NamedTemporaryFile(suffix=".jsonl")  # noqa: SIM115 (it is read as long as the table)
+    whole = 0
+    with path.open("rb") as file:
+        for line in filter(bytes.strip, file):
+            try:
+                row = json.loads(line)
+                good = isinstance(row, dict) and "" not in row and _depth(row) <= DEEPEST_LINE
+            except (ValueError, RecursionError):
+                good = False
+            whole += good
+            copied.write(line if good else b"{}\n")
+    copied.flush()
+    if not whole:
+        raise ValueError(f"{path} has no row: none of its lines is a JSON object")
+    return copied
+
+
+def _depth(value: Any) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + max(map(_depth, inner), default=0)
 
 
 def _fields(name: str, sql: str, kind: Any, depth: int) -> Iterator[Column]:
