@@ -19,6 +19,7 @@ from treetune.inference.engine import VllmEngine
 from treetune.inference.ranks import RankFiles
 from treetune.inference.server import OwnServer, RemoteServer
 from treetune.inference.settings import VllmSettings
+from treetune.timeline import SUFFIX, read_timeline
 
 from . import stub_server
 from .stubs import Stub, StubLaunch, request
@@ -179,3 +180,11 @@ def test_ranks_exchange_values_in_rank_order_meeting_after_meeting(tmp_path: Pat
             assert seen == [[100 * meeting + rank for rank in range(3)] for meeting in range(50)]
     left = sorted(path.name for path in tmp_path.iterdir())
     assert left == [f"engine-meeting-50-{rank}.json" for rank in range(3)], "no name is used twice, none kept"
+
+
+def test_the_timeline_names_the_server_and_neither_its_guard_nor_the_run(ranks: TwoRanks) -> None:
+    ranks.both(lambda rank, engine: engine.wait_ready())
+    [process] = read_timeline(ranks.stub.log.with_suffix(SUFFIX))
+    [answers] = [one for one in process.spans if one.name == "answers"]
+    command = Path(f"/proc/{answers.about['pid']}/cmdline").read_bytes()
+    assert b"stub_server" in command and b"guard.py" not in command

@@ -3,18 +3,22 @@
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tests.reports.synthetic import CODEC
 from tests.viewer.recorded import begin_run, episode, record_iteration, recorded_run, trajectory
 from treetune.episode_generators.storage import write_episodes
+from treetune.trainers.preparation.advantages import normalised, normalised_by_domain
+from treetune.trainers.tokens import Sequences
 from treetune.viewer.store import NotThere, Run, Store
 from treetune.viewer.store.answers import Answers
 from treetune.viewer.store.columns import _mean_and_least
 from treetune.viewer.store.questions import Filter, Question
-from treetune.viewer.store.tokens import tokens_of
+from treetune.viewer.store.tokens import OF_CREDIT, tokens_of
 
 
 @pytest.fixture
@@ -71,7 +75,7 @@ def test_a_row_has_the_mean_and_the_largest_of_what_the_trainer_said(tmp_path: P
     found = answers.ask(Question(filters=(Filter("gap_mean", ">", 0.1),)))
     assert [row["answer"] for row in found.rows] == ["train/0#0"]
 
-    tokens = tokens_of(run.path, answers.answer("i1", "train/0#0"))
+    tokens = tokens_of(run.path, answers.answer("i1", "train/0#0"), {})
     assert tokens is not None and set(tokens.numbers) == {
         "advantage", "log-prob", "entropy", "gap", "trainer's log-prob"
     }  # fmt: skip
@@ -83,6 +87,42 @@ def test_a_row_has_the_mean_and_the_largest_of_what_the_trainer_said(tmp_path: P
     answers.ask(Question())
     [problem] = answers.problems()
     assert "token_signals.arrow is of other rows than" in problem and "delete it" in problem
+
+
+@pytest.mark.parametrize("how", ["whiten", "scale"])
+@pytest.mark.parametrize("by_domain", [False, True])
+def test_a_token_s_advantage_is_the_one_that_trains(tmp_path: Path, how: str, by_domain: bool) -> None:
+    run = begin_run(tmp_path / "run")
+    sampled = [trajectory(0, i, f"ab{i}\ncdef{'!' * i}\ng", correct=i % 2 == 0) for i in range(4)]
+    record_iteration(run, 0, sampled)
+    episodes = [replace(episode(one), domain="algebra" if i % 2 else "") for i, one in enumerate(sampled)]
+    write_episodes(run.iteration(0) / "episodes.arrow", episodes, CODEC)
+    sequences, given = (
+        Sequences.of(episodes),
+        np.concatenate([one.advantages[one.trained] for one in episodes]),
+    )
+    given_N = torch.tensor(given, dtype=torch.float32)
+    expected = (
+        normalised_by_domain(given_N, how, sequences.starts, sequences.domains)
+        if by_domain
+        else normalised(given_N, how)
+    )
+    answers = Answers(Run("run", run.path), tmp_path / "cache")
+    trainer: dict[str, Any] = {"advantage_normalisation": how, "normalise_by_domain": by_domain}
+
+    def shown(**settings: Any) -> list[dict[str, np.ndarray]]:
+        found = [tokens_of(run.path, answers.answer("i1", one.id), {"trainer": settings}) for one in sampled]
+        return [dict(one.numbers) for one in found if one is not None]
+
+    for number, numbers in enumerate(shown(**trainer)):
+        own, trained = slice(*sequences.starts[number : number + 2]), episodes[number].trained
+        assert numbers["advantage"][trained] == pytest.approx(expected[own].numpy(), abs=1e-6)
+        assert numbers[OF_CREDIT][trained].tolist() == given[own].tolist()
+        assert np.isnan(numbers["advantage"][~trained]).all()
+    # What training takes from advantages besides is not stored: these are credit's, and are said to be.
+    penalised = {"kl_coef": 0.1, "kl_placement": "reward"}
+    for settings in ({**trainer, "objective": penalised}, {"advantage_normalisation": "none"}):
+        assert all(OF_CREDIT not in one for one in shown(**settings))
 
 
 def test_advantages_of_injected_tokens_are_no_extremes(tmp_path: Path) -> None:

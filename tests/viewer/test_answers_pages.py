@@ -179,6 +179,31 @@ def test_an_answer_is_shown_with_its_own_tokens_and_credit(client: TestClient, f
         assert page.count('class="injected">') == 2  # the last token, and the word for it
 
 
+@pytest.mark.parametrize(
+    ("trainer", "colour", "steps"),
+    [
+        ({}, "less; as it trains", False),
+        ({"advantage_normalisation": "whiten"}, "less; as it trains", True),
+        (
+            {
+                "advantage_normalisation": "scale",
+                "objective": {"type": "ppo", "kl_coef": 0.1, "kl_placement": "advantage"},
+            },
+            "less; as credit gave it (in training it is divided by the standard deviation of the"
+            " iteration&#39;s trained tokens and the token&#39;s KL penalty is taken from it)",
+            True,
+        ),
+    ],
+)
+def test_an_answer_says_whether_its_advantages_are_those_that_train(
+    client: TestClient, folder: Path, trainer: dict[str, Any], colour: str, steps: bool
+) -> None:
+    recorded_run(folder / "run", iterations=1, trainer=trainer or {"learning_rate": 1e-3})
+    page = client.get("/answer", params={"run": "run", "source": "i1", "answer": "train/0#0"}).text
+    assert colour in page and ("as credit gave it (in training" in page) == steps
+    assert ('value="advantage of credit"' in page) == (trainer == {"advantage_normalisation": "whiten"})
+
+
 def test_an_answer_of_an_evaluation_says_what_the_grader_took(client: TestClient, folder: Path) -> None:
     recorded_run(folder / "run", iterations=1)
 

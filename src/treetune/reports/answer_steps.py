@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from treetune.episode_generators.step_credit import Shown, step_credit
 
@@ -21,6 +22,26 @@ class Step:
     advantage: Shown | None
     earned: float | None
     merged: bool = False
+
+
+def made_of_credit(config: Mapping[str, Any]) -> str:
+    """What training makes of the advantages that credit gave and that are stored, in words; empty where it
+    takes them as they are."""
+    trainer = config.get("trainer")
+    if not trainer:
+        return "nobody can tell what training made of it: config.json can't be read"
+    objective = trainer.get("objective") or {}
+    penalised = objective.get("kl_placement") if objective.get("kl_coef") != 0 else None
+    over = "each domain's" if trainer.get("normalise_by_domain") else "the iteration's"
+    made = {
+        "reward": "the KL penalty from each token on is taken from it",
+        "whiten": f"it is whitened over {over} trained tokens",
+        "scale": f"it is divided by the standard deviation of {over} trained tokens",
+        "advantage": "the token's KL penalty is taken from it",
+    }
+    steps = ("reward" if penalised == "reward" else "", trainer.get("advantage_normalisation"), penalised)
+    found = " and ".join(made[step] for step in dict.fromkeys(steps) if step in made)
+    return f"in training {found}" if found else ""
 
 
 def steps_of(

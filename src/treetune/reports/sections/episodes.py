@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-from treetune.reports.answer_steps import Step, steps_of
+from treetune.reports.answer_steps import Step, made_of_credit, steps_of
 from treetune.reports.charts import number
 from treetune.reports.episode_sample import EpisodeSample, sample_episodes, score_of
 from treetune.reports.experiment import Experiment
@@ -27,11 +27,11 @@ class EpisodesSection(ReportSection):
 
     def html(self, experiment: Experiment) -> str:
         sample = sample_episodes(experiment.path, experiment.missing)
-        return episodes_html(sample) if sample is not None else ""
+        return episodes_html(sample, made_of_credit(experiment.config)) if sample is not None else ""
 
 
-def episodes_html(sample: EpisodeSample) -> str:
-    """The sample as a section's inner HTML."""
+def episodes_html(sample: EpisodeSample, made: str) -> str:
+    """The sample as a section's inner HTML; `made` says what training makes of its advantages."""
     sizes = sorted(abs(a) for row in sample.rows for a in row.get("advantages") or ())
     scale = (sizes[min(len(sizes) - 1, int(COLOURED_FULLY * len(sizes)))] if sizes else 0.0) or 1.0
     drawings = [drawing_of(row) for row in sample.rows]
@@ -40,6 +40,7 @@ def episodes_html(sample: EpisodeSample) -> str:
         "episodes.html",
         iteration=sample.iteration + 1,
         scale=scale if sizes else None,
+        made=made,
         valued=any(row.get("step_values") for row in sample.rows),
         any_injected=any(not all(row.get("trained") or ()) for row in listed),
         any_earned=any(row.get("step_rewards") for row in listed),

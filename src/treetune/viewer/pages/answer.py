@@ -11,6 +11,7 @@ import numpy as np
 from markupsafe import Markup
 from starlette.responses import RedirectResponse, Response
 
+from treetune.reports.answer_steps import made_of_credit
 from treetune.reports.sections.tree import tree_html
 from treetune.reports.text import MARKS, SHOWN, cut, ends_in_a_heap, visible
 from treetune.runtime.notes import NotedAnswer
@@ -22,7 +23,7 @@ from treetune.viewer.store import NotThere
 from treetune.viewer.store.answers import Answers
 from treetune.viewer.store.credits import credits_of, mark_of_credits
 from treetune.viewer.store.questions import Filter, Found, Question
-from treetune.viewer.store.tokens import Step, Tokens, all_texts, own_episode, tokens_of
+from treetune.viewer.store.tokens import OF_CREDIT, Step, Tokens, all_texts, own_episode, tokens_of
 from treetune.viewer.store.whole_answers import Answer
 
 TOKENS_SHOWN = 4000
@@ -83,7 +84,9 @@ def _asked_for(view: View) -> Answer:
 
 def _shown(view: View, answer: Answer, draft: Draft | None = None) -> Response:
     answers = view.store.answers(view.run)
-    tokens = tokens_of(view.run.path, answer)
+    config = _config(view)
+    tokens = tokens_of(view.run.path, answer, config)
+    made = made_of_credit(config)
     leaves = _leaves(answers, answer, view.integer("leaves", 1, least=1)) if tokens is not None else None
     ways = ways_of(tokens, has_tree=leaves is not None and leaves.total > 0)
     way = view.choice("as", ways)
@@ -105,7 +108,8 @@ def _shown(view: View, answer: Answer, draft: Draft | None = None) -> Response:
         tokens=tokens,
         lines=_lines(tokens, None if everything else TOKENS_SHOWN) if tokens and way == "tokens" else [],
         columns=_columns(tokens, None if everything else TOKENS_SHOWN) if tokens else {},
-        colourings=colourings(tokens),
+        colourings=colourings(tokens, made),
+        made_of_credit=made,
         ways=ways,
         way=way,
         drawing=_drawing(way, view, answer, tokens, leaves) if tokens and way in DRAWN else "",
@@ -163,8 +167,8 @@ def _leaves(answers: Answers, answer: Answer, page: int) -> Found | None:
 def _drawing(way: str, view: View, answer: Answer, tokens: Tokens, leaves: Found | None) -> Markup | str:
     """The threads or the tree as HTML."""
     if way == "threads":
-        scale = next(one.scale for one in colourings(tokens) if one.name == "advantage")
-        return drawings.threads(answer, tokens, scale or 1.0)
+        scales = {one.name: one.scale for one in colourings(tokens)}
+        return drawings.threads(answer, tokens, scales.get(OF_CREDIT) or scales["advantage"] or 1.0)
     assert leaves is not None
     answers = view.store.answers(view.run)
     others = [answers.answer(answer.source.name, row["answer"]) for row in leaves.rows]
@@ -173,17 +177,28 @@ def _drawing(way: str, view: View, answer: Answer, tokens: Tokens, leaves: Found
     return Markup(tree_html(answer.source.number, group, texts, 1 + leaves.total))
 
 
-def colourings(tokens: Tokens | None) -> list[Colouring]:
-    """All that tokens can be coloured by, also what this answer has nothing of."""
+def _config(view: View) -> Mapping[str, Any]:
+    """The run's; nothing where it can't be read."""
+    try:
+        return view.store.experiment(view.run).config
+    except ValueError:
+        return {}
+
+
+def colourings(tokens: Tokens | None, made: str = "") -> list[Colouring]:
+    """All that tokens can be coloured by, also what this answer has nothing of. `made` is what training makes
+    of credit's advantages, in words."""
     known: Mapping[str, np.ndarray] = tokens.numbers if tokens is not None else {}
     found = []
+    trains = "as it trains" if OF_CREDIT in known or not made else f"as credit gave it ({made})"
     for name, signed, meaning, missing in (
         (
             "advantage",
             True,
-            "blue: made more likely; orange: less",
+            f"blue: made more likely; orange: less; {trains}",
             "none was given before training (a critic's are found in it, demonstrations have none)",
         ),
+        *([(OF_CREDIT, True, f"as credit gave it ({made})", "")] if OF_CREDIT in known else []),
         (
             "log-prob",
             False,
@@ -202,7 +217,7 @@ def colourings(tokens: Tokens | None) -> list[Colouring]:
         sizes = np.abs(column[np.isfinite(column)]) if column is not None else np.empty(0)
         if len(sizes):
             # An advantage is a whole step's, and the step that matters may be short: the largest is full.
-            quantile = 1.0 if name == "advantage" else COLOURED_FULLY
+            quantile = 1.0 if name in ("advantage", OF_CREDIT) else COLOURED_FULLY
             scale = float(np.quantile(sizes, quantile)) or float(sizes.max()) or 1.0
             found.append(Colouring(name, meaning, scale, signed))
         else:

@@ -12,6 +12,7 @@ import numpy as np
 
 from treetune.episode_generators.storage import TOKENS, read_tokens
 from treetune.reports.answer_steps import Step, steps_of
+from treetune.viewer.store.batches import walk
 from treetune.viewer.store.catalogue import stat_of
 from treetune.viewer.store.whole_answers import Answer
 from treetune.vocabulary import Branch, Episode, Trajectory, are_sampled
@@ -35,15 +36,22 @@ class Tokens:
         return len(self.ids)
 
 
-def tokens_of(run: Path, answer: Answer) -> Tokens | None:
-    """None for an answer of which only the text is stored, as evaluations'."""
+OF_CREDIT = "advantage of credit"
+"""As it is stored, where ``advantage`` is what was made of it."""
+
+
+def tokens_of(run: Path, answer: Answer, config: Mapping[str, Any]) -> Tokens | None:
+    """With the advantages that trained, as far as the run's `config` and what is stored say these. None for
+    an answer of which only the text is stored, as evaluations'."""
     trajectory, episode = answer.trajectory, own_episode(answer)
     if trajectory is None and episode is None:
         return None
     ids = trajectory.response_ids if trajectory is not None else episode.response_ids  # type: ignore[union-attr]
     numbers: dict[str, np.ndarray] = {}
     if episode is not None and episode.advantages is not None:
-        numbers["advantage"] = np.where(episode.trained, episode.advantages, np.nan)
+        given = np.where(episode.trained, episode.advantages, np.nan)
+        trained = _normalised(given, answer, episode, config)
+        numbers |= {"advantage": given} if trained is None else {"advantage": trained, OF_CREDIT: given}
     logprobs = _logprobs(trajectory, episode)
     if logprobs is not None:
         numbers["log-prob"] = logprobs
@@ -58,6 +66,47 @@ def tokens_of(run: Path, answer: Answer) -> Tokens | None:
         versions=_by_token(trajectory, lambda segment: segment.policy_version) or [None] * len(ids),
         numbers=numbers,
     )
+
+
+def _normalised(
+    given: np.ndarray, answer: Answer, episode: Episode, config: Mapping[str, Any]
+) -> np.ndarray | None:
+    """Advantages as `trainers.preparation` normalises them; None where it doesn't, or where they have a KL
+    penalty, which is not stored."""
+    trainer = config.get("trainer") or {}
+    objective, how = trainer.get("objective") or {}, trainer.get("advantage_normalisation")
+    penalised = objective.get("kl_placement", "loss") != "loss" and objective.get("kl_coef") != 0
+    path = answer.source.episodes
+    if how not in ("whiten", "scale") or penalised or path is None:
+        return None
+    everything = _spreads(path, stat_of(path))
+    domains = [episode.domain] if trainer.get("normalise_by_domain") else list(everything)
+    count, total, squares = np.sum([everything[one] for one in domains], axis=0)
+    if count < 2:
+        return None
+    mean = total / count
+    deviation = np.sqrt(max(0.0, squares - count * mean**2) / (count - 1) + 1e-8)
+    return ((given - (mean if how == "whiten" else 0.0)) / deviation).astype(np.float32)
+
+
+@functools.lru_cache(maxsize=64)
+def _spreads(path: Path, stat: object) -> dict[str, tuple[int, float, float]]:
+    """Of each domain's trained tokens: how many, the sum of their advantages, and that of the squares."""
+    from treetune.episode_generators.columns import rows_of
+
+    found: dict[str, tuple[int, float, float]] = {}
+    walking = walk(path, ["advantages", "trained", "domain"])
+    next(walking)
+    for batch, _ in walking:
+        domains = batch["domain"].to_pylist() if "domain" in batch.schema.names else [""] * batch.num_rows
+        for domain, row, trained in zip(
+            domains, rows_of(batch["advantages"]), rows_of(batch["trained"]), strict=True
+        ):
+            if row is not None and trained is not None:
+                own = row[trained.astype(bool)].astype(float)
+                count, total, squares = found.get(domain, (0, 0.0, 0.0))
+                found[domain] = count + len(own), total + own.sum(), squares + (own**2).sum()
+    return found
 
 
 def _signals(answer: Answer, episode: Episode) -> dict[str, np.ndarray]:
