@@ -23,6 +23,9 @@ from treetune.checksums import Damaged, row_of, sealed_line
 SUFFIX = ".timeline.jsonl"
 """Of files that hold one."""
 
+LATEST = 253_402_300_800
+"""Seconds since 1970 at which the year 9999 is over: no calendar goes on."""
+
 LOGGER = "treetune"
 
 
@@ -132,26 +135,27 @@ def read_timeline(path: Path, damaged: list[int] | None = None) -> list[Process]
     for place, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
         try:
             row = json.loads(row_of(line))
+            at = float(row.pop("at"))
+            if not 0 <= at < LATEST:
+                raise ValueError(f"nothing happens at {at}")
             if "process" in row:
                 _settle(found, spans)
-                found.append(Process(row["process"], row["host"], row["at"], row["at"], False, ()))
+                found.append(Process(row["process"], row["host"], at, at, False, ()))
                 continue
             if not found:
                 continue
             if "begin" in row:
                 number, lane, name = row.pop("begin"), row.pop("lane"), row.pop("name")
-                at = row.pop("at")
                 spans[number] = Span(lane, name, at, None, row)
             elif "end" in row:
-                number, at = row.pop("end"), row.pop("at")
+                number = row.pop("end")
                 if number in spans:
                     begun = spans[number]
                     spans[number] = replace(begun, end=at, about=begun.about | row)
             else:
-                at = row["at"]
                 found[-1] = replace(found[-1], closed=True)
             found[-1] = replace(found[-1], last=max(found[-1].last, at))
-        except (Damaged, ValueError, KeyError, TypeError, AttributeError):
+        except (Damaged, ValueError, KeyError, TypeError, AttributeError, OverflowError):
             if damaged is not None and line.endswith(b"\n"):  # else a crash tore it
                 damaged.append(place)
     _settle(found, spans)

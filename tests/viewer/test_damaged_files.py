@@ -6,11 +6,13 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from starlette.testclient import TestClient
 
 from tests.viewer.recorded import recorded_run
+from treetune.checksums import sealed_line
 from treetune.viewer.store import Store
 
 PAGES = ("/", "/run?run=x", "/run?run=x&run=y", "/timeline?run=x", "/timeline/trace?run=x", "/answers?run=x",
@@ -84,3 +86,28 @@ def test_a_name_that_is_no_text_is_shown_with_a_sign_for_what_is_none(
     pages = ["/", "/data", "/notes", f"/run?run={name}", f"/answers?run={name}", f"/timeline?run={name}"]
     assert not refused(client, [*pages, f"/answer?run={name}&source=i1&answer=train/0%230"])
     assert client.get("/rows", params={"data": "rows\ufffd.jsonl"}).status_code == 400
+
+
+def test_half_a_character_in_a_timelines_names_and_times_beyond_all_calendars(
+    client: TestClient, store: Store
+) -> None:
+    run = recorded_run(store.folders[0] / "x", iterations=1)
+    rows: list[dict[str, object]] = [
+        {"process": 11, "host": "here\ud800", "at": 1e9},
+        {"begin": 1, "lane": "phases", "name": "gene\ud800", "at": 1e9, "why\udc00": "so\udfff"},
+        {"end": 1, "at": 1e9 + 5},
+        {"begin": 2, "lane": "la\ud800ne", "name": "sync", "at": 1e9 + 1},
+        *({"begin": 3 + n, "lane": "phases", "name": "sync", "at": at}
+          for n, at in enumerate((10**400, 1e300, -1.0, float("nan"), "soon"))),
+    ]  # fmt: skip
+    text = "".join(sealed_line(json.dumps(row)) for row in rows)
+    (run.logs / "run.timeline.jsonl").write_text(text)
+    Path(os.fsdecode(os.fsencode(run.logs) + b"/en\xffgine.timeline.jsonl")).write_text(text)
+
+    lanes = [
+        f"/timeline?run=x&lane={quote(lane)}" for lane in ("run: la⟨U+D800⟩ne", "en⟨U+DCFF⟩gine: phases")
+    ]
+    assert not refused(client, ["/timeline?run=x", "/timeline/trace?run=x", *lanes])
+    page = client.get("/timeline?run=x").text
+    assert "gene⟨U+D800⟩" in page and "so⟨U+DFFF⟩" in page
+    assert "run.timeline.jsonl, line 5, 6, 7, …" in page

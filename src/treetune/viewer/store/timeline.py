@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from treetune.reports.experiment import Experiment
+from treetune.reports.text import visible
 from treetune.runtime.clock import PHASES
 from treetune.timeline import SUFFIX, Process, Span, read_timeline
 from treetune.viewer.store.catalogue import Run, Store, stat_of
@@ -118,8 +119,9 @@ def _lanes(run: Run, path: Path, now: float) -> Iterator[Lane]:
             about = {key: value for key, value in span.about.items() if value is not None}
             shown = Shown(span.name, kind, span.start, max(span.start, last), _words(about), own, about)
             lanes.setdefault(span.lane, []).append(shown)
-    for what, spans in lanes.items():
-        yield Lane(who, what, sorted(spans, key=lambda one: one.start))
+    for what, shown_spans in lanes.items():
+        # Half a character of a name would be no address.
+        yield Lane(visible(who), visible(what), sorted(shown_spans, key=lambda one: one.start))
 
 
 def _one_at_a_time(spans: Sequence[Span]) -> list[Span]:
