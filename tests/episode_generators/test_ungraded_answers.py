@@ -98,7 +98,7 @@ def test_one_line_says_how_many_answers_were_lost_on_all_ranks_and_why(world_siz
 
     def work(context: GenerationContext) -> None:
         own = lose(answers(), 0, 1) if context.rank == 0 else answers()
-        unavailable.tell(replace(context, say=said.append), own)
+        unavailable.tell(replace(context, say=said.append), "iteration 4", own)
 
     mdp.on_ranks(world_size, work)
     total = world_size * len(answers())
@@ -110,7 +110,7 @@ def test_where_no_answer_could_be_graded_that_is_an_error_on_every_rank() -> Non
     def work(context: GenerationContext) -> None:
         everyones = answers()
         with pytest.raises(unavailable.NothingGraded, match="the judge is down"):
-            unavailable.tell(context, lose(everyones, *range(len(everyones))))
+            unavailable.tell(context, "iteration 4", lose(everyones, *range(len(everyones))))
 
     mdp.on_ranks(2, work)
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
-from typing import NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, NamedTuple, Protocol, TypeVar
+
+from annotated_types import Ge, Gt, Le
 
 from treetune.contracts import Experiment, Finding
 from treetune.episode_generators.base import GenerationContext, Rollout
-from treetune.inference.base import Completion, Later, Request
+from treetune.inference.base import Completion, Later, Request, SamplingParams
 from treetune.models.tokenizer import step_ends
 from treetune.tasks.base import Task
 from treetune.vocabulary import FinishReason, Grade, Problem, TokenIds, Trajectory
@@ -24,6 +26,46 @@ class Growth(NamedTuple):
     requests: Sequence[Request | Later]
     on_result: Callable[[int, list[Completion]], Sequence[Request | Later]]
     answers: Callable[[], list[Trajectory]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampledRollout(Rollout):
+    """What every rollout has that samples answers: how many to each problem, how long, how they are drawn."""
+
+    samples: Annotated[int, Gt(0)] = 8
+    """Answers to each problem."""
+    max_tokens: Annotated[int, Gt(0)]
+    """Of an answer, with all that is put into it."""
+    temperature: Annotated[float, Ge(0)] = 1.0
+    """Of sampling, and of the log-probs in training; 0 takes the likeliest token."""
+    top_p: Annotated[float, Gt(0), Le(1)] = 1.0
+    """Samples among the likeliest tokens that together have this probability."""
+    top_k: Annotated[int, Ge(-1)] = -1
+    """Samples among so many of the likeliest tokens; -1: among all."""
+    unfinished_reward: float | None = 0.0
+    """What an answer earns that the budget cut off; None grades it like any other."""
+    max_prompt_tokens: Annotated[int, Gt(0)] | None = None
+    """Training leaves problems with longer prompts out, and what a prompt leaves of the context bounds its
+    answers; None: every prompt must leave room for `max_tokens`."""
+
+    def __post_init__(self) -> None:
+        check_sampling(self.temperature, self.top_k, self.samples)
+        if "" in self.sampling.stop:
+            raise ValueError("stop has an empty string, which would end at once all that is sampled")
+
+    def check(self, experiment: Experiment) -> Iterable[Finding]:
+        yield from check_lengths(self, experiment.context_length)
+        yield from check_prompts(self, experiment)
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return SamplingParams(
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            stop=getattr(self, "stop", ()),
+        )
 
 
 def rank_share(context: GenerationContext, problems: Sequence[Problem]) -> Sequence[Problem]:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Annotated
 
-from annotated_types import Ge, Gt, Le
-
-from treetune.contracts import Answers, Experiment, Feature, Finding, OneLine, SampledAnswers
+from treetune.contracts import Answers, Feature, OneLine, SampledAnswers
 from treetune.episode_generators.base import GenerationContext, Rollout
 from treetune.episode_generators.metrics import trajectory_metrics
 from treetune.episode_generators.numbers import measured
 from treetune.episode_generators.rollout.answers import (
+    SampledRollout,
     before_stop,
-    check_lengths,
-    check_prompts,
-    check_sampling,
     encoded_prompt,
     is_decided,
     rank_share,
@@ -33,55 +28,23 @@ from treetune.vocabulary import Grade, Metrics, Problem, Trajectory
 
 @Rollout.register("single_turn")
 @dataclass(frozen=True, kw_only=True)
-class SingleTurn(Rollout):
+class SingleTurn(SampledRollout):
     """`samples` independent answers to each problem, of at most `max_tokens` tokens.
 
     An answer that the budget cut off earns `unfinished_reward`, even when a right answer is
-    already in it: what is not brought to an end is not learnt from as a success. None grades it like any
-    other. `top_k` of -1 means all tokens.
+    already in it: what is not brought to an end is not learnt from as a success.
 
     One of the strings in `stop` ends an answer as an end token does. Its tokens stay in the answer
     and are trained, since they were sampled; no end token that was not sampled is put behind them.
-    The grader reads what stands before it.
-
-    Every prompt must leave room for `max_tokens` in the context, unless `max_prompt_tokens` says how
-    long prompts may be: training leaves problems with longer ones out, and what a prompt leaves of
-    the context bounds its answers. (Evaluation leaves no problem out.)
+    The grader reads what stands before it. Evaluation leaves no problem out.
     """
 
-    samples: Annotated[int, Gt(0)] = 8
-    max_tokens: Annotated[int, Gt(0)]
-    temperature: Annotated[float, Ge(0)] = 1.0
-    """Of sampling, and of the log-probs in training; 0 takes the likeliest token."""
-    top_p: Annotated[float, Gt(0), Le(1)] = 1.0
-    """Samples among the likeliest tokens that together have this probability."""
-    top_k: Annotated[int, Ge(-1)] = -1
     stop: tuple[str, ...] = ()
-    unfinished_reward: float | None = 0.0
-    max_prompt_tokens: Annotated[int, Gt(0)] | None = None
-
-    def __post_init__(self) -> None:
-        check_sampling(self.temperature, self.top_k, self.samples)
-        if "" in self.stop:
-            raise ValueError("stop has an empty string, which would end every answer at once")
+    """Strings that end an answer, and stay in it."""
 
     @property
     def gives(self) -> tuple[Feature, ...]:
         return SampledAnswers(), Answers(self.samples), OneLine()
-
-    def check(self, experiment: Experiment) -> Iterable[Finding]:
-        yield from check_lengths(self, experiment.context_length)
-        yield from check_prompts(self, experiment)
-
-    @property
-    def sampling(self) -> SamplingParams:
-        return SamplingParams(
-            max_tokens=self.max_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            stop=self.stop,
-        )
 
     def run(self, context: GenerationContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
         # All prompts, not this rank's only: if one does not fit, no rank is left waiting for another.

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Gt
 
 from treetune.contracts import (
     Answers,
@@ -22,9 +22,7 @@ from treetune.episode_generators.base import GenerationContext, Rollout
 from treetune.episode_generators.metrics import trajectory_metrics
 from treetune.episode_generators.numbers import measured
 from treetune.episode_generators.rollout.answers import (
-    check_lengths,
-    check_prompts,
-    check_sampling,
+    SampledRollout,
     encoded_prompt,
     rank_share,
     token_budget,
@@ -39,7 +37,7 @@ from treetune.vocabulary import Metrics, Problem
 
 @Rollout.register("tree")
 @dataclass(frozen=True, kw_only=True)
-class TreeRollout(Rollout):
+class TreeRollout(SampledRollout):
     """`samples` answers to each problem from its prompt, and round by round further ones that begin as an
     answer does up to where the tree branches, as `branching` says. Every answer is trained on, and what
     answers share was sampled once and is trained once. A problem's tree grows as soon as its own answers are
@@ -57,24 +55,13 @@ class TreeRollout(Rollout):
     """Answers from the prompt."""
     branching: Branching
     most_tokens: Annotated[int, Gt(0)] | None = None
-    max_tokens: Annotated[int, Gt(0)]
-    """Of an answer, shared tokens included."""
     temperature: Annotated[float, Gt(0)] = 1.0
     """Of sampling, and of the log-probs in training."""
-    top_p: Annotated[float, Gt(0), Le(1)] = 1.0
-    """Samples among the likeliest tokens that together have this probability."""
-    top_k: Annotated[int, Ge(-1)] = -1
-    """Samples among so many of the likeliest tokens; -1: among all."""
     stop: tuple[str, ...] = ()
     """Strings that end an answer, and stay in it."""
-    unfinished_reward: float | None = 0.0
-    """What an answer earns that `max_tokens` cut off; None grades it like any other."""
-    max_prompt_tokens: Annotated[int, Gt(0)] | None = None
 
     def __post_init__(self) -> None:
-        check_sampling(self.temperature, self.top_k, self.samples)
-        if "" in self.stop:
-            raise ValueError("stop has an empty string, which would end every answer at once")
+        super().__post_init__()
         least = self.samples * self.max_tokens
         if self.most_tokens is not None and self.most_tokens <= least:
             raise ValueError(
@@ -93,8 +80,7 @@ class TreeRollout(Rollout):
     )
 
     def check(self, experiment: Experiment) -> Iterable[Finding]:
-        yield from check_lengths(self, experiment.context_length)
-        yield from check_prompts(self, experiment)
+        yield from super().check(experiment)
         if not experiment.selection.keeps_groups:
             yield Finding(
                 "the selection leaves out some of a problem's answers, and with them tokens that the others"
@@ -116,16 +102,6 @@ class TreeRollout(Rollout):
                 "$.trainer.objective.aggregation",
                 "choose 'token' or 'constant'",
             )
-
-    @property
-    def sampling(self) -> SamplingParams:
-        return SamplingParams(
-            max_tokens=self.max_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            stop=self.stop,
-        )
 
     def most_answers(self, problems: int) -> int:
         return problems * self.branching.most_answers(self.samples)

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Gt
 
 import treetune.episode_generators.threads.numbers  # noqa: F401  (declares what is counted here)
 from treetune.contracts import Answers, Experiment, Feature, Finding, Forks, OneLine, SampledAnswers
@@ -17,9 +17,7 @@ from treetune.episode_generators.metrics import trajectory_metrics
 from treetune.episode_generators.numbers import measured
 from treetune.episode_generators.rollout.answers import (
     Growth,
-    check_lengths,
-    check_prompts,
-    check_sampling,
+    SampledRollout,
     encoded_prompt,
     is_decided,
     rank_share,
@@ -37,7 +35,7 @@ from treetune.episode_generators.threads.fork_join import (
     Malformed,
     Stragglers,
 )
-from treetune.inference.base import Completion, Request, SamplingParams
+from treetune.inference.base import Completion, Request
 from treetune.seeds import derive_seed
 from treetune.tree import Tree, answers_of, trees_of
 from treetune.vocabulary import (
@@ -74,7 +72,7 @@ class Start:
 
 @Rollout.register("parallel_threads")
 @dataclass(frozen=True, kw_only=True)
-class ParallelThreads(Rollout):
+class ParallelThreads(SampledRollout):
     """`samples` answers to each problem, which fork into threads where the policy writes outlines, and
     join them again (ThreadWeaver; see `fork_join`). All calls of all answers are in flight together, and
     what follows from a call goes before answers that have not begun, so that few are ever half done.
@@ -94,17 +92,6 @@ class ParallelThreads(Rollout):
     `parallel` false is the sequential baseline: one completion to an answer, in which tags are text.
     """
 
-    samples: Annotated[int, Gt(0)] = 8
-    max_tokens: Annotated[int, Gt(0)]
-    temperature: Annotated[float, Ge(0)] = 1.0
-    """Of sampling, and of the log-probs in training; 0 takes the likeliest token."""
-    top_p: Annotated[float, Gt(0), Le(1)] = 1.0
-    """Samples among the likeliest tokens that together have this probability."""
-    top_k: Annotated[int, Ge(-1)] = -1
-    """Samples among so many of the likeliest tokens; -1: among all."""
-    unfinished_reward: float | None = 0.0
-    """What an answer earns that the budget cut off; None grades it like any other."""
-    max_prompt_tokens: Annotated[int, Gt(0)] | None = None
     parallel: bool = True
     max_depth: Annotated[int, Gt(0)] = 1
     max_threads: Annotated[int, Gt(0)] = 50
@@ -120,8 +107,7 @@ class ParallelThreads(Rollout):
         return SampledAnswers(), Answers(self.samples), Forks() if self.parallel else OneLine()
 
     def check(self, experiment: Experiment) -> Iterable[Finding]:
-        yield from check_lengths(self, experiment.context_length)
-        yield from check_prompts(self, experiment)
+        yield from super().check(experiment)
         single = experiment.model.single_tokens()
         if self.parallel and single is not None and not single.issuperset(SPOKEN_TAGS):
             yield Finding(
@@ -133,7 +119,7 @@ class ParallelThreads(Rollout):
             )
 
     def __post_init__(self) -> None:
-        check_sampling(self.temperature, self.top_k, self.samples)
+        super().__post_init__()
         if self.thread_tokens is not None and self.thread_tokens >= self.max_tokens:
             raise ValueError(
                 f"thread_tokens is {self.thread_tokens}, which no thread reaches in an answer of max_tokens ="
@@ -143,12 +129,6 @@ class ParallelThreads(Rollout):
     @property
     def sampler(self) -> Rollout:
         return self
-
-    @property
-    def sampling(self) -> SamplingParams:
-        return SamplingParams(
-            max_tokens=self.max_tokens, temperature=self.temperature, top_p=self.top_p, top_k=self.top_k
-        )
 
     @property
     def limits(self) -> Limits:

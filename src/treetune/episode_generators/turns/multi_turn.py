@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Gt
 
 import treetune.episode_generators.turns.numbers  # noqa: F401  (declares what is counted here)
 from treetune.contracts import Answers, Experiment, Feature, Finding, OneLine, SampledAnswers, Turns
@@ -16,10 +16,8 @@ from treetune.episode_generators.metrics import trajectory_metrics
 from treetune.episode_generators.numbers import measured
 from treetune.episode_generators.rollout.answers import (
     Growth,
+    SampledRollout,
     before_stop,
-    check_lengths,
-    check_prompts,
-    check_sampling,
     encoded_prompt,
     is_decided,
     rank_share,
@@ -27,7 +25,7 @@ from treetune.episode_generators.rollout.answers import (
 )
 from treetune.episode_generators.turns.conversation import EVENTS, Conversation, Limits
 from treetune.episode_generators.turns.snapshots import packed, unpacked
-from treetune.inference.base import Completion, Later, Request, SamplingParams
+from treetune.inference.base import Completion, Later, Request
 from treetune.seeds import derive_seed
 from treetune.tasks.base import Task
 from treetune.tasks.environments.base import NOTHING, Environment, Reward, Turn
@@ -53,7 +51,7 @@ class Start:
 
 @Rollout.register("multi_turn")
 @dataclass(frozen=True, kw_only=True)
-class MultiTurn(Rollout):
+class MultiTurn(SampledRollout):
     """`samples` answers to each problem, in turns: what the policy writes goes to an environment, and what
     that says is put behind it, until the environment says that it is done. Every answer goes on as soon as
     its environment has spoken, whatever the others do.
@@ -75,33 +73,23 @@ class MultiTurn(Rollout):
 
     environment: Environment | None = None
     """What the policy acts in; None: the task's own."""
-    samples: Annotated[int, Gt(0)] = 8
-    max_tokens: Annotated[int, Gt(0)]
     max_turns: Annotated[int, Gt(0)]
     turn_tokens: Annotated[int, Gt(0)] | None = None
     """Sampled tokens of a turn; None: as many as are left of the answer's."""
-    temperature: Annotated[float, Ge(0)] = 1.0
-    """Of sampling, and of the log-probs in training; 0 takes the likeliest token."""
-    top_p: Annotated[float, Gt(0), Le(1)] = 1.0
-    """Samples among the likeliest tokens that together have this probability."""
-    top_k: Annotated[int, Ge(-1)] = -1
-    """Samples among so many of the likeliest tokens; -1: among all."""
     stop: tuple[str, ...] = ()
+    """Strings that end a turn, and stay in it."""
     reward: Reward | None = None
     """What an answer earns: its turns' rewards together (``environment``), what the task's grader gives to
     its last turn (``grader``), or the ``sum`` of both. None: what the environment is made for."""
     unfinished_reward: float | None = 0.0
     """What an answer earns in all that came to the end of its turns or tokens. None: what it has earned."""
-    max_prompt_tokens: Annotated[int, Gt(0)] | None = None
     observation_characters: Annotated[int, Gt(0)] = 2000
     observation_format: str | None = None
     """What stands between two turns, with ``{observation}`` in it. None: what the model's chat template has
     there, or a line for the observation where the model has no chat."""
 
     def __post_init__(self) -> None:
-        check_sampling(self.temperature, self.top_k, self.samples)
-        if "" in self.stop:
-            raise ValueError("stop has an empty string, which would end every turn at once")
+        super().__post_init__()
         if self.turn_tokens is not None and self.turn_tokens > self.max_tokens:
             raise ValueError(
                 f"turn_tokens is {self.turn_tokens}, which no turn reaches in an answer of max_tokens ="
@@ -118,8 +106,7 @@ class MultiTurn(Rollout):
         return SampledAnswers(), Answers(self.samples), OneLine(turns=True), Turns()
 
     def check(self, experiment: Experiment) -> Iterable[Finding]:
-        yield from check_lengths(self, experiment.context_length)
-        yield from check_prompts(self, experiment)
+        yield from super().check(experiment)
         if self.environment is None and not any(task.environment for task in experiment.task.parts()):
             yield Finding(
                 "the rollout lacks an environment, and the task has none",
@@ -130,16 +117,6 @@ class MultiTurn(Rollout):
     @property
     def sampler(self) -> Rollout:
         return self
-
-    @property
-    def sampling(self) -> SamplingParams:
-        return SamplingParams(
-            max_tokens=self.max_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            stop=self.stop,
-        )
 
     def environment_of(self, task: Task) -> Environment:
         """What answers to the task's problems act in; in a mixture, some may have nothing."""
