@@ -21,7 +21,7 @@ def show(view: View) -> Response:
     config = view.store.experiment(view.run).config
     start, problem, found = view.integer("start", 0), "", list[dict[str, Any]]()
     try:
-        completions = continuations_of(view.run.path, config, answer, start)
+        completions = continuations_of(view.run, config, answer, start)
     except ValueError as error:
         problem, completions = str(error), []
     for one, times in alike(completions):

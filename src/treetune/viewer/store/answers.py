@@ -92,7 +92,12 @@ class Answers:
 
     def problems(self) -> list[str]:
         """What keeps files from being shown, in words."""
-        return [one.fault for one in self.indexed() if one.fault]
+        links = list[Path]()
+        sources(self.run, links)
+        return [
+            *(one.fault for one in self.indexed() if one.fault),
+            *(f"{path} is not read: it is a symbolic link that leads out of the folder" for path in links),
+        ]
 
     def mark(self) -> str:
         """Another one as soon as there are other answers, or more of them are indexed or can't be."""

@@ -28,6 +28,9 @@ ANSWERS_LOOK_AGAIN_S = 0.3
 DEEPEST = 8
 """Folders below one that was given which are looked into."""
 
+READ_INTO = {"logs": 3, "evaluations": 3, "analyses": 2, "iterations": 1, "notes": 1}
+"""Folders of an experiment that are read, and how many levels of them."""
+
 INSIDE = ("iterations", "checkpoints", "evaluations", "metrics.jsonl", "manifest.json")
 """One of these beside a `config.json` makes a folder an experiment's; a model's has none of them."""
 
@@ -44,6 +47,12 @@ class Run:
 
     name: str
     path: Path
+    folders: tuple[Path, ...] = ()
+    """Those that were given."""
+
+    def follows(self, path: Path) -> bool:
+        """Whether a file of it is read: see `leads_out`."""
+        return not leads_out(path, self.folders or (self.path.resolve(),))
 
     @property
     def directory(self) -> ExperimentDirectory:
@@ -79,6 +88,7 @@ class Store:
         self.read_only = read_only
         self._look_again_s = look_again_s
         self._lock = threading.Lock()
+        self._links: dict[Path, None] = {}
         self._runs: Mapping[str, Run] = {}
         self._looked = -float("inf")
         self._answers: dict[Run, Answers] = {}
@@ -108,16 +118,36 @@ class Store:
             raise NotThere(f"there is no experiment {name!r} below {where}{there}")
         return found[name]
 
+    @property
+    def left_out(self) -> list[Path]:
+        """Symbolic links that were met and not followed, as they lead out of the folders."""
+        return [path for path in [*self._links] if path.is_symlink()]
+
+    def follows(self, path: Path) -> bool:
+        """Whether it is looked into: see `leads_out`. What isn't is among `left_out` from now on."""
+        if not leads_out(path, self.folders):
+            return True
+        self._links[path] = None
+        return False
+
     def _find(self) -> Iterator[Run]:
         several = len(self.folders) > 1
         names = [folder.name for folder in self.folders]
         for folder in self.folders:
             twice = names.count(folder.name) > 1
             beginning = (str(folder) if twice else folder.name) if several else ""
-            for path in sorted(_experiments(folder)):
+            for path in sorted(self._experiments(folder)):
                 below = path.relative_to(folder).as_posix()
                 name = "/".join(part for part in (beginning, "" if below == "." else below) if part)
-                yield Run(writable(name or folder.name), path)  # a name may be bytes that are no text
+                # A name may be bytes that are no text.
+                yield Run(writable(name or folder.name), path, tuple(self.folders))
+
+    def _experiments(self, folder: Path) -> Iterator[Path]:
+        """Folders of experiments at or below one, but for those that are read through links that lead out.
+        Files of iterations are looked at one by one (`sources`)."""
+        for place, found in folders_below(folder, is_experiment, self.follows):
+            if is_experiment(found) and all(map(self.follows, _links_in(place))):
+                yield place
 
     # What is known of them
 
@@ -193,16 +223,34 @@ def is_experiment(names: Container[str]) -> bool:
     return "config.json" in names and any(name in names for name in INSIDE)
 
 
-def _experiments(folder: Path) -> Iterator[Path]:
-    """Folders of experiments at or below one."""
-    return (place for place, found in folders_below(folder, is_experiment) if is_experiment(found))
+def leads_out(path: Path, folders: Sequence[Path]) -> bool:
+    """Whether it is a symbolic link to what lies in none of the folders: it could be anybody's, anywhere."""
+    return path.is_symlink() and not any(path.resolve().is_relative_to(folder) for folder in folders)
+
+
+def _links_in(experiment: Path) -> Iterator[Path]:
+    """Symbolic links in the folder of an experiment, as deep as anything of it is read."""
+    left = [("", experiment, 0)]
+    while left:
+        top, place, depth = left.pop()
+        try:
+            with os.scandir(place) as entries:
+                found = list(entries)
+        except OSError:  # it went meanwhile, or is no folder
+            continue
+        for entry in found:
+            name = top or entry.name
+            if entry.is_symlink() and name != "checkpoints":
+                yield Path(entry.path)
+            if depth < READ_INTO.get(name, 0) and entry.is_dir():
+                left.append((name, Path(entry.path), depth + 1))
 
 
 def folders_below(
-    folder: Path, is_whole: Callable[[Container[str]], bool]
+    folder: Path, is_whole: Callable[[Container[str]], bool], follows: Callable[[Path], bool]
 ) -> Iterator[tuple[Path, Mapping[str, os.DirEntry[str]]]]:
     """A folder and those below it, each with its entries; what lies inside of one `is_whole` is not looked
-    into, nor what is hidden."""
+    into, nor what is hidden, nor links that are not to be followed."""
     left = [(folder, 0)]
     while left:
         place, depth = left.pop()
@@ -214,7 +262,7 @@ def folders_below(
                 left += [
                     (place / name, depth + 1)
                     for name, entry in found.items()
-                    if not name.startswith(".") and entry.is_dir(follow_symlinks=True)
+                    if not name.startswith(".") and entry.is_dir() and follows(place / name)
                 ]
         except OSError:  # it went while it was looked at, or isn't ours to read
             continue

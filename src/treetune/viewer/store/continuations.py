@@ -13,13 +13,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from treetune.viewer.store.catalogue import Run
 from treetune.viewer.store.whole_answers import Answer
 
 if TYPE_CHECKING:
     from treetune.inference.base import Completion, Request
 
 
-def continuations_of(run: Path, config: Mapping[str, Any], answer: Answer, start: int) -> list[Completion]:
+def continuations_of(run: Run, config: Mapping[str, Any], answer: Answer, start: int) -> list[Completion]:
     """Those of the answer's first `start` tokens. Raises ValueError with the reason where there are none."""
     from treetune.inference.journal import request_key
 
@@ -29,7 +30,8 @@ def continuations_of(run: Path, config: Mapping[str, Any], answer: Answer, start
     version = versions[0] if versions else answer.source.number - 1
     # Runs of earlier versions asked for log-probs that nobody read.
     keys = [request_key(one, version) for one in (request, replace(request, reads_logprobs=True))]
-    journals = sorted((run / "iterations" / f"{answer.source.number - 1:04d}" / "journal").glob("*.jsonl"))
+    folder = run.path / "iterations" / f"{answer.source.number - 1:04d}" / "journal"
+    journals = [path for path in sorted(folder.glob("*.jsonl")) if run.follows(folder) and run.follows(path)]
     if not journals:
         raise ValueError("the journals of this iteration are gone: they hold what was sampled")
     for path in journals:

@@ -9,7 +9,7 @@ import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -122,6 +122,12 @@ class DataSets:
             if known is not None and known[0] == mark:
                 self._open.move_to_end(data.name)
                 return known[1]
+        for path in data.files():
+            # Files that are data sets themselves were chosen by their place, or named.
+            if path != data.path and not self._store.follows(path):
+                raise ValueError(
+                    f"{path} is a symbolic link that leads out of the folder: it is not followed"
+                )
         table = Table(data)
         with self._lock:
             self._open[data.name] = mark, table
@@ -149,7 +155,7 @@ class DataSets:
     def _below(self) -> Iterator[DataSet]:
         several = len(self._store.folders) > 1
         for folder in self._store.folders:
-            for path in sorted(_below(folder)):
+            for path in sorted(_below(folder, self._store.follows)):
                 if (kind := kind_of(path)) is not None:
                     below = path.relative_to(folder).as_posix()
                     parts = [folder.name] if several or below == "." else []
@@ -213,8 +219,8 @@ def _matching(folder: Path, name: str) -> Iterator[Path]:
         return
 
 
-def _below(folder: Path) -> Iterator[Path]:
-    for place, found in folders_below(folder, _is_whole):
+def _below(folder: Path, follows: Callable[[Path], bool]) -> Iterator[Path]:
+    for place, found in folders_below(folder, _is_whole, follows):
         if is_experiment(found):
             continue
         if ESTIMATE in found or SPLIT in found:
@@ -222,7 +228,8 @@ def _below(folder: Path) -> Iterator[Path]:
         elif SPLITS in found:
             yield from _splits(place)
         else:
-            yield from (place / name for name, entry in found.items() if _is_file_of_rows(name, entry))
+            files = [place / name for name, entry in found.items() if _is_file_of_rows(name, entry)]
+            yield from filter(follows, files)
 
 
 def _is_whole(names: Container[str]) -> bool:

@@ -57,9 +57,14 @@ class Source:
         return [path for path in (self.path, self.episodes, self.signals) if path is not None]
 
 
-def sources(run: Run) -> list[Source]:
-    """All that there are now, iterations first, each in their order."""
-    return [*_iterations(run.path / "iterations"), *_evaluations(run.path / "evaluations")]
+def sources(run: Run, left_out: list[Path] | None = None) -> list[Source]:
+    """All that there are now, iterations first, each in their order. Those with a file that is a symbolic
+    link out of the folders are `left_out`."""
+    found = [*_iterations(run.path / "iterations"), *_evaluations(run.path / "evaluations")]
+    links = [path for one in found for path in one.files if not run.follows(path)]
+    if left_out is not None:
+        left_out += links
+    return [one for one in found if not links or not {*links}.intersection(one.files)]
 
 
 def _iterations(folder: Path) -> Iterator[Source]:
