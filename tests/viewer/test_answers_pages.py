@@ -19,13 +19,15 @@ from treetune.episode_generators.values.one_line import OneLineState
 from treetune.inference.base import Completion, SamplingParams
 from treetune.inference.journal import journal_line, request_key
 from treetune.reports.charts import number
+from treetune.reports.html import write_report
 from treetune.runtime.directory import _LOCKS
 from treetune.tasks.addition_chain import AdditionChain
 from treetune.viewer.page import SEEN
 from treetune.viewer.pages import problem
 from treetune.viewer.pages.answers import parsed
-from treetune.viewer.store import Store
+from treetune.viewer.store import Run, Store
 from treetune.viewer.store.questions import Filter
+from treetune.viewer.terminal.glimpse import newest_answers
 from treetune.vocabulary import Segment, Stretch
 
 COLUMNS = {"tokens": "INTEGER", "outcome": "VARCHAR", "unfinished": "BOOLEAN", "number.lines/count": "DOUBLE"}
@@ -202,6 +204,32 @@ def test_an_answer_says_whether_its_advantages_are_those_that_train(
     page = client.get("/answer", params={"run": "run", "source": "i1", "answer": "train/0#0"}).text
     assert colour in page and ("as credit gave it (in training" in page) == steps
     assert ('value="advantage of credit"' in page) == (trainer == {"advantage_normalisation": "whiten"})
+
+
+def test_demonstrations_are_titled_so_and_not_as_what_a_policy_sampled(
+    client: TestClient, folder: Path
+) -> None:
+    sft = recorded_run(folder / "sft", iterations=1, rollout={"type": "demonstrations"})
+    (sft.iteration(0) / "trajectories.arrow").unlink()  # demonstrations have episodes alone
+    recorded_run(folder / "sampled", iterations=1)
+
+    titles = {
+        run: re.findall(r"reward of the [^&<]*", client.get("/run", params={"run": run.split("+")}).text)
+        for run in ("sft", "sampled", "sft+sampled")
+    }
+    assert [{title.strip() for title in own} for own in titles.values()] == [
+        {"reward of the demonstrations"},
+        {"reward of the sampled answers"},
+        {"reward of the demonstrations and sampled answers"},
+    ]
+    assert "reward of the demonstrations" in write_report([sft.path]).read_text()
+    assert "<b>8</b> demonstrations" in client.get("/answers", params={"run": "sft"}).text
+    everything = client.get("/answers", params={"run": "sft", "of": "everything"}).text
+    assert "<b>20</b> answers and demonstrations" in everything
+    where = {"source": "i1", "answer": "train/0#0"}
+    assert "<h2>Demonstration</h2>" in client.get("/answer", params={"run": "sft", **where}).text
+    assert "<h2>Answer</h2>" in client.get("/answer", params={"run": "sampled", **where}).text
+    assert "demonstrations of iteration 1" in newest_answers(Run("sft", sft.path), 1)
 
 
 def test_an_answer_of_an_evaluation_says_what_the_grader_took(client: TestClient, folder: Path) -> None:

@@ -45,6 +45,11 @@ class Experiment:
         return {key: str(name) for key, name in found.items() if name}
 
     @property
+    def trained_on(self) -> str:
+        """What its iterations train on, in words."""
+        return "demonstrations" if self.method.get("rollout") == "demonstrations" else "sampled answers"
+
+    @property
     def planned_iterations(self) -> int | None:
         return self.config.get("iterations")
 

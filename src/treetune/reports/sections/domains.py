@@ -13,7 +13,7 @@ from treetune.reports.pages import colour_of, render
 from treetune.reports.sections.base import ReportSection
 
 CURVES: Mapping[str, str] = {
-    "reward": "reward of the sampled answers",
+    "reward": "reward of the {trained_on}",
     "correct": "share of correct answers",
     "mixed": "share of problems whose answers differ in score",
     "learnable": "what is to be learnt: mean p (1 − p) over problems",
@@ -104,5 +104,9 @@ def _recorded_charts(one: Experiment, colours: Mapping[str, str]) -> list[str]:
         said = moved or number not in ("weight", "problems")
         if said and any(y for each in series for _, y in each.points):
             better = better_of(f"episodes/{number}")
-            charts.append(line_chart(title, series, better, from_zero=number in FROM_ZERO))
+            charts.append(
+                line_chart(
+                    title.format(trained_on=one.trained_on), series, better, from_zero=number in FROM_ZERO
+                )
+            )
     return charts

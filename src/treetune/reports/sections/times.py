@@ -11,7 +11,7 @@ from treetune.reports.pages import render
 from treetune.reports.sections.base import ReportSection
 
 PHASES: Mapping[str, str] = {
-    "generation": "answers are sampled and graded",
+    "generation": "answers are sampled, or demonstrations taken, and graded",
     "credit": "steps are valued and advantages computed",
     "training": "the policy, and a critic where there is one, learn from the answers",
     "choice": "the weights of each epoch are measured",

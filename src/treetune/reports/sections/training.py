@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from treetune.reports.charts import Series, line_chart
 from treetune.reports.directions import better_of
@@ -10,7 +10,6 @@ from treetune.reports.experiment import Experiment
 from treetune.reports.sections.base import ReportSection
 
 CURVES: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("reward of the sampled answers", ("episodes/reward",)),
     ("rounds of sampling until enough problems had answers of different scores", ("rollout/rounds",)),
     ("share of problems whose answers all have the same score", ("rollout/groups_dropped",)),
     ("share of trained tokens whose advantage is 0", ("credit/advantage_zero",)),
@@ -38,14 +37,14 @@ CURVES: tuple[tuple[str, tuple[str, ...]], ...] = (
         ("engine/canary_mean_gap", "engine/canary_gap"),
     ),
 )
-"""Title and the metrics in it. What an experiment did not record has no chart."""
+"""Title and the metrics in it, behind the reward. What an experiment did not record has no chart."""
 
 SHAPING = "shaping/"
 """Its metrics are named after the parts of `shaping`, which may be anyone's: a chart for each."""
 
 NOTE = (
-    "What each iteration recorded: it samples answers, gives them credit and trains on them. A point says its"
-    " number when the pointer rests on it."
+    "What each iteration recorded: it samples answers or takes demonstrations, gives them credit and trains"
+    " on them. A point says its number when the pointer rests on it."
 )
 
 FROM_ZERO = {
@@ -58,11 +57,12 @@ FROM_ZERO = {
 }
 
 
-def titled(recorded: Iterable[str]) -> Sequence[tuple[str, tuple[str, ...]]]:
-    """`CURVES`, and behind the reward a chart for each part of shaping that was recorded."""
-    parts = sorted(key for key in recorded if key.startswith(SHAPING))
-    shaping = [(f"what shaping added: {key.removeprefix(SHAPING)}", (key,)) for key in parts]
-    return [*CURVES[:1], *shaping, *CURVES[1:]]
+def titled(experiments: Sequence[Experiment]) -> Sequence[tuple[str, tuple[str, ...]]]:
+    """The reward of what they train on, a chart for each part of shaping that they recorded, and `CURVES`."""
+    things = " and ".join(sorted({one.trained_on for one in experiments}))
+    recorded = {key for one in experiments for row in one.metrics for key in row if key.startswith(SHAPING)}
+    shaping = [(f"what shaping added: {key.removeprefix(SHAPING)}", (key,)) for key in sorted(recorded)]
+    return [(f"reward of the {things}", ("episodes/reward",)), *shaping, *CURVES]
 
 
 class TrainingSection(ReportSection):
@@ -78,7 +78,7 @@ class TrainingSection(ReportSection):
 
 def _curves(one: Experiment) -> list[str]:
     charts = []
-    for title, keys in titled({key for row in one.metrics for key in row}):
+    for title, keys in titled([one]):
         # A second metric in one chart has the neutral colour: mean and largest.
         series = [
             Series(key.split("/", 1)[1], one.curve(key), "own" if n == 0 else "soft")

@@ -55,12 +55,14 @@ def show(view: View) -> Response:
     noted = notes.rows()
     question = replace(question_of(view, answers, columns, of), among=_among(view.text("label"), noted))
     found = answers.ask(question)
+    own = [one.source for one in indexed if one.source.name in (question.sources or [one.source.name])]
     pages = max(1, -(-found.total // question.size))
     return view.render(
         "answers.html",
         question=question,
         of=of,
         found=found,
+        things=sorted({one.things for one in own} or {"answers"}),
         rows=whole(found.rows, columns),
         pages=pages,
         waiting=[one.source.words for one in indexed if one.is_awaited],

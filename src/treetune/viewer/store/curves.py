@@ -137,7 +137,7 @@ def chosen_charts(made: Sequence[Bunch], names: Sequence[str], events: Sequence[
 def usual_charts(made: Sequence[Bunch], events: Sequence[Event] = ()) -> list[Chart]:
     """Those that the report has too: reward, loss, KL, … as far as they were recorded."""
     charts = []
-    for title, keys in titled(metric_names(one for bunch in made for one in bunch.members)):
+    for title, keys in titled([one for bunch in made for one in bunch.members]):
         lines = [
             _further(line, n, key, len(made) > 1) if len(keys) > 1 else line
             for n, key in enumerate(keys)

@@ -36,6 +36,11 @@ class Source:
         return f"i{self.number}" if self.kind == "iteration" else f"e{self.number}-{self.label}"
 
     @property
+    def things(self) -> str:
+        """What it holds."""
+        return "demonstrations" if self.path == self.episodes else "answers"
+
+    @property
     def words(self) -> str:
         if self.kind == "iteration":
             return f"iteration {self.number}"

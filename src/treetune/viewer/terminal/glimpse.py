@@ -26,7 +26,7 @@ class Answer:
 
 
 def newest_answers(run: Run, count: int) -> tuple[str, list[Answer]]:
-    """In words which they are of (the newest iteration, else the newest evaluation), and `count` of them.
+    """In words what they are (of the newest iteration, else the newest evaluation), and `count` of them.
 
     One of each problem as far as there are so many in what is read. Raises ValueError for a damaged file.
     """
@@ -41,7 +41,7 @@ def newest_answers(run: Run, count: int) -> tuple[str, list[Answer]]:
         first.setdefault(answer.problem, answer)
         if len(first) == count:
             break
-    return chosen.words, list(first.values())
+    return f"{chosen.things} of {chosen.words}", list(first.values())
 
 
 def _lines(source: Source) -> Iterator[Answer]:

@@ -183,7 +183,7 @@ def _answers(run: Run, whole: bool) -> list[RenderableType]:
         return [_title("answers"), shown(f"they can't be read: {error}", "red")]
     if not answers:
         return []
-    return [_title(f"answers of {words}"), *(_answer(one, whole) for one in answers)]
+    return [_title(words), *(_answer(one, whole) for one in answers)]
 
 
 def _answer(one: Answer, whole: bool) -> Text:
