@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import time
@@ -12,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from treetune.analyzers.figures import save
-from treetune.files import replace_folder, whole_file, write_json
+from treetune.files import replace_folder
 from treetune.runtime import lifeline
-from treetune.runtime.analysis import RESULT, STATES, Analyzer
+from treetune.runtime.analysis import RESULT, STATES, Analyzer, read_result, write_result
 from treetune.runtime.base import PolicyIteration, Runtime
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.runtime.manifest import refuse_another
@@ -92,7 +91,7 @@ def _is_done(directory: ExperimentDirectory, analyzer: Analyzer, settings: Plain
     path = directory.analysis(analyzer.label) / RESULT
     if not path.is_file():
         return False
-    result = json.loads(path.read_text())
+    result = read_result(path.parent)
     return (result["settings"], result["points"]) == (settings, points)
 
 
@@ -113,9 +112,7 @@ def _analyse(sampler: Sampler, analyzer: Analyzer, settings: Plain, points: list
     }
     # Its own journal goes with it: the states hold what was found, and it is by far the largest.
     shutil.rmtree(unfinished / JOURNAL, ignore_errors=True)
-    with whole_file(unfinished / STATES) as file:
-        file.writelines(json.dumps(row) + "\n" for row in findings.states)
     save(analyzer.draw({session.config.experiment_name: result}), unfinished)
-    write_json(unfinished / RESULT, result)
+    write_result(unfinished, result, findings.states, STATES)
     replace_folder(unfinished, place)
     session.console.say(f"{analyzer.label}: {place} ({result['seconds']:.0f} s)")

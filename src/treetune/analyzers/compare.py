@@ -10,7 +10,7 @@ from typing import Any
 from treetune.analyzers.figures import save
 from treetune.config.build import build
 from treetune.files import write_json
-from treetune.runtime.analysis import RESULT, STATES, Analyzer
+from treetune.runtime.analysis import RESULT, STATES, Analyzer, read_result
 
 
 def compare_analyses(name: str, experiments: Sequence[str], output: Path) -> Path:
@@ -45,7 +45,7 @@ def compare_analyses(name: str, experiments: Sequence[str], output: Path) -> Pat
 
 
 def _read(folder: Path) -> dict[str, Any]:
-    result = json.loads((folder / RESULT).read_text())
+    result = read_result(folder)
     if result["analyzer"] not in Analyzer.registered():
         known = ", ".join(sorted(Analyzer.registered()))
         raise ValueError(f"{folder} is by the analyzer {result['analyzer']!r}, which isn't here: {known}")

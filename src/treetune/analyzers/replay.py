@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +15,8 @@ from treetune.checksums import read_record
 from treetune.config.hashing import config_hash
 from treetune.episode_generators.rollout.answers import contiguous_share
 from treetune.episode_generators.storage import read_episodes, read_trajectories
-from treetune.files import replace_folder, whole_file, write_json
+from treetune.files import replace_folder
+from treetune.runtime.analysis import write_result
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.columns_of_ranks import episodes_of_first
 from treetune.runtime.crediting import credited
@@ -84,9 +84,8 @@ def replay(
         if session.ranks.is_first:
             work.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(work / STATE, ignore_errors=True)
-            with whole_file(work / "advantages.jsonl") as file:
-                file.writelines(json.dumps(row) + "\n" for row in side_by_side(steps))
-            write_json(work / "result.json", {"iteration": iteration, **result})
+            whole = {"iteration": iteration, **result}
+            write_result(work, whole, side_by_side(steps), "advantages.jsonl")
             replace_folder(work, place)
         session.ranks.barrier("the replay is written")
     return result | {"folder": str(place)}

@@ -140,11 +140,18 @@ def write_tokens(path: Path, codec: TextCodec, count: int) -> None:
 
 def read_tokens(path: Path) -> list[str]:
     """What `write_tokens` wrote. Raises ValueError for a file that isn't as it was written."""
+    import pyarrow as pa
+
     verify_once(path, "delete it, and the same command writes it again")
     with path.open("rb") as file, _reading(file, str(path), "tokens", "") as reader:
-        table = reader.read_all()
+        try:
+            table = reader.read_all()
+        except MemoryError as error:
+            raise ValueError(f"{path} says that it is larger than memory") from error
         table.validate(full=True)  # of an earlier version, without a checksum
-        return table["text"].to_pylist()
+    if table.schema.names != ["text"] or table.schema.types != [pa.string()]:
+        raise ValueError(f"{path} holds no texts of tokens")
+    return table["text"].to_pylist()
 
 
 # Streams
@@ -242,7 +249,7 @@ def _reading(source: Any, name: str, kind: str, remedy: str) -> Iterator[Any]:
     try:
         with pa.ipc.open_stream(source) as reader:
             yield reader
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowException, OSError) as error:
         raise ValueError(f"{name} is not a whole Arrow file of {kind} ({error}){remedy}") from error
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from treetune.checksums import read_record
+from treetune.checksums import read_record, verify_once
+from treetune.episode_generators.storage import TOKENS
+from treetune.runtime.analysis import read_result
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.runtime.manifest import read_config
 from treetune.runtime.stop_after import StopAfter, expected_iterations
@@ -104,6 +107,10 @@ def read_experiment(path: Path) -> Experiment:
             f"{path} is no experiment: it has no configuration, metrics or evaluations"
             f"{damaged or _below(path)}"
         )
+    for result in sorted(path.glob("analyses/*/result.json")):
+        _told(missing, str(result.relative_to(path)), partial(read_result, result.parent))
+    if (path / TOKENS).is_file():
+        _told(missing, TOKENS, lambda: verify_once(path / TOKENS, "a run that goes on writes it again"))
     if not evaluations:
         missing.append("no checkpoint has been evaluated yet: run_evaluation does")
     running = directory.is_running()
@@ -157,10 +164,10 @@ def read_summaries(evaluations: Path, name: str) -> dict[int, dict[str, Any]]:
     return dict(sorted(found.items()))
 
 
-def _told(missing: list[str], name: str, read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def _told(missing: list[str], name: str, read: Callable[[], dict[str, Any] | None]) -> dict[str, Any]:
     """What is read; nothing, and a word in `missing`, where it can't be."""
     try:
-        return read()
+        return read() or {}
     except FileNotFoundError:
         missing.append(f"{name} is not there")
     except (OSError, ValueError) as error:

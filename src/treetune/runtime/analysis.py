@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from treetune.checksums import digest_of, read_record, verify_once, write_record
 from treetune.config.registrable import Registrable
 from treetune.contracts import Finding
+from treetune.files import whole_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,6 +24,27 @@ ONE_LINE_REMEDY = "leave the analysis out, or set the rollout's parallel to fals
 
 RESULT, STATES = "result.json", "states.jsonl"
 """The files of an analysis: its numbers and settings, and its states."""
+
+
+ANALYSE_AGAIN = "delete its folder, and analyse again"
+
+
+def write_result(
+    folder: Path, result: Mapping[str, Any], rows: Iterable[Mapping[str, Any]], name: str
+) -> None:
+    """An analysis' rows into the file of that name, and its numbers, with the digest of that."""
+    with whole_file(folder / name) as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+    write_record(folder / RESULT, {**result, "digests": {name: digest_of(folder / name)}})
+
+
+def read_result(folder: Path) -> dict[str, Any]:
+    """What an analysis came to. Raises Damaged where that, or the file of its rows, isn't as it was written,
+    and FileNotFoundError for none."""
+    result = read_record(folder / RESULT, ANALYSE_AGAIN)
+    for name, digest in result.pop("digests", {}).items():  # analyses of earlier versions have none
+        verify_once(folder / name, ANALYSE_AGAIN, digest)
+    return result
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from treetune.reports.experiment import Experiment
 from treetune.reports.pages import render
 from treetune.reports.sections.base import ReportSection
 from treetune.reports.tokens import plain, shade
+from treetune.runtime.analysis import read_result
 from treetune.vocabulary import Episode
 
 ANALYZER = "credit_microscope"
@@ -44,7 +44,7 @@ def _looks(experiment: Experiment) -> Iterator[dict[str, Any]]:
     """What the analyzer left, an iteration after the other."""
     for path in _results(experiment.path):
         try:
-            result = json.loads(path.read_text())
+            result = read_result(path.parent)
             if result["analyzer"] != ANALYZER:
                 continue
             numbers = result["numbers"]

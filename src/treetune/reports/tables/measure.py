@@ -15,6 +15,7 @@ from treetune.reports.tables.cells import CellResult, Results, SeedResult
 from treetune.reports.tables.compare import compared
 from treetune.reports.tables.costs import costs_of
 from treetune.reports.tables.curves import measured_along, speedup
+from treetune.runtime.analysis import read_result
 from treetune.runtime.directory import MEASURE_AGAIN, verify_answers
 from treetune.runtime.manifest import read_config
 from treetune.tables.columns import Area, Column
@@ -168,7 +169,7 @@ def _number_at(analysis: Path, path: str | None) -> tuple[float, tuple[float, fl
         raise ValueError(f"the table doesn't say which number of {result}: set value")
     if not result.is_file():
         raise ValueError(f"not analysed: {result} is not there")
-    value: Any = json.loads(result.read_text())
+    value: Any = read_result(analysis)
     for key in path.split("."):
         if isinstance(value, dict) and key in value:
             value = value[key]

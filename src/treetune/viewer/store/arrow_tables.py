@@ -32,6 +32,8 @@ def saved(folder: Path) -> pa.Table:
         if any(Path(name).name != name for name in names):
             raise ValueError(f"state.json names files elsewhere: {', '.join(names)}")
         parts = [pa.ipc.open_stream(pa.memory_map(str(folder / name))).read_all() for name in names]
+        for part in parts:
+            part.validate(full=True)  # an offset that is wrong points anywhere
     except (pa.ArrowException, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"the data set in {folder} can't be read: {error}") from error
     return pa.concat_tables(parts)

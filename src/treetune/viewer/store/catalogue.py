@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from treetune.episode_generators.storage import TOKENS
 from treetune.exports.evaluations import writable
 from treetune.reports.experiment import Experiment, read_experiment
 from treetune.runtime.directory import ExperimentDirectory
@@ -273,8 +274,10 @@ def _marks(run: Run) -> list[object]:
     path = run.path
     marks: list[object] = [_is_running(run)]
     marks += [
-        stat_of(path / name) for name in ("config.json", "manifest.json", "metrics.jsonl", "logs/run.log")
+        stat_of(path / name)
+        for name in ("config.json", "manifest.json", TOKENS, "metrics.jsonl", "logs/run.log")
     ]
+    marks += [stat_of(result) for result in sorted(path.glob("analyses/*/result.json"))]
     iterations = path / "iterations"
     marks.append(stat_of(iterations))
     newest = max(_names(iterations), default=None)

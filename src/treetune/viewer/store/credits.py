@@ -9,6 +9,7 @@ from typing import Any
 
 from treetune.episode_generators.step_credit import Shown
 from treetune.reports.credit_table import Cell, Method, method_of
+from treetune.runtime.analysis import read_result
 from treetune.viewer.store.catalogue import stat_of
 from treetune.viewer.store.whole_answers import Answer
 
@@ -41,7 +42,7 @@ def _of_microscope(folder: Path, answer: Answer) -> list[Method]:
     path = folder / MICROSCOPE
     if not path.is_file():
         return []
-    result = json.loads(path.read_text())
+    result = read_result(folder)
     if result.get("analyzer") != "credit_microscope":
         return []
     looked = result["numbers"]["by_iteration"].get(str(answer.source.number - 1))

@@ -138,10 +138,13 @@ def texts_of(run: Path, ids: np.ndarray) -> list[str] | None:
 
 
 def all_texts(run: Path) -> list[str] | None:
-    """The text of every token; None where the experiment stored none."""
+    """The text of every token; None where the experiment stored none, or it is damaged, as its page says."""
     path = run / TOKENS
     stat = stat_of(path)
-    return None if stat is None else _token_texts(path, stat)
+    try:
+        return None if stat is None else _token_texts(path, stat)
+    except ValueError:
+        return None
 
 
 @functools.lru_cache(maxsize=2)
