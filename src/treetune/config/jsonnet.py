@@ -5,11 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-import select
-import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,13 +29,17 @@ ENVIRONMENT_KEYS = {
 
 DEADLINE_S = 60.0
 
-LARGEST_WHOLE = 2**53
+LARGEST_WHOLE = 2**53 - 1
 """Jsonnet's numbers are doubles: whole numbers beyond this would change silently."""
 
 Importer = Callable[[str, str], tuple[str, bytes]]
 """From the importing file's folder and the import's text to a name and the content."""
 
 _MISSING_VARIABLE = re.compile(r"undefined external variable: (\S+)")
+
+
+class Endless(Exception):
+    """A Jsonnet program that came to no end in time."""
 
 
 @dataclass(frozen=True)
@@ -106,45 +107,31 @@ def _inexact(value: Any, key: str) -> Iterator[ConfigIssue]:
         for name, one in value.items() if isinstance(value, dict) else enumerate(value):
             yield from _inexact(one, f"{key}.{name}" if key else str(name))
     elif isinstance(value, int) and abs(value) > LARGEST_WHOLE:
-        what = f"{value} is beyond 2**53 = {LARGEST_WHOLE}, where Jsonnet's numbers lose digits"
+        what = f"{value} is beyond 2**53 - 1 = {LARGEST_WHOLE}, where Jsonnet's numbers lose digits"
         yield ConfigIssue(what, key, remedy=f"give a whole number of at most {LARGEST_WHOLE}")
 
 
-@contextmanager
-def _deadline(names: str) -> Iterator[None]:
-    """Ends this process with a word where what is inside takes longer than `DEADLINE_S`.
-
-    Jsonnet holds the interpreter's lock while it evaluates, so that neither a thread nor a signal's handler
-    could end it: a child does. Nothing is forked where there are threads, as in the viewer.
-    """
-    if threading.active_count() > 1:
-        yield
-        return
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(writing)
-        if not select.select([reading], [], [], DEADLINE_S)[0]:
-            words = (
-                f"{names}: evaluating the configuration has taken {DEADLINE_S:.0f} s, and is ended: look for"
-                " a loop without an end, such as a function that calls itself or a huge std.range\n"
-            )
-            os.write(2, words.encode())
-            os.kill(os.getppid(), signal.SIGTERM)
-        os._exit(0)
-    os.close(reading)
-    try:
-        yield
-    finally:
-        os.close(writing)
-        os.waitpid(child, 0)
-
-
 def evaluate(name: str, text: str, variables: Mapping[str, str], importer: Importer) -> Any:
-    """One Jsonnet text as plain data; RuntimeError with Jsonnet's own message."""
-    return json.loads(
-        _jsonnet.evaluate_snippet(name, text, ext_vars=dict(variables), import_callback=importer)
-    )
+    """One Jsonnet text as plain data; RuntimeError with Jsonnet's own message, and Endless after a while."""
+    found: list[str | BaseException] = []
+
+    def work() -> None:
+        try:
+            found.append(
+                _jsonnet.evaluate_snippet(name, text, ext_vars=dict(variables), import_callback=importer)
+            )
+        except BaseException as error:
+            found.append(error)
+
+    # Nothing can stop it: its thread ends with the process.
+    thread = threading.Thread(target=work, name="jsonnet", daemon=True)
+    thread.start()
+    thread.join(DEADLINE_S)
+    if not found:
+        raise Endless
+    if isinstance(found[0], BaseException):
+        raise found[0]
+    return json.loads(found[0])
 
 
 def find_file(name: str, base: Path) -> Path:
@@ -179,12 +166,14 @@ def shown(path: Path | str) -> str:
 
 def sum_of(layers: Sequence[Layer], variables: Mapping[str, str]) -> Any:
     """The layers added from left to right, as plain data; ConfigError where that fails."""
-    with _deadline(", ".join(layer.name for layer in layers)):
+    try:
         try:
             return _evaluate_flattened(layers, variables)
         except (RuntimeError, ConfigError, OSError, UnicodeDecodeError):
             # Its messages would be about the flattened text: the slow way says what is wrong, and where.
             return _evaluate_with_imports(layers, variables)
+    except Endless as error:
+        raise ConfigError([_endless(layers, variables)]) from error
 
 
 def _evaluate_flattened(layers: Sequence[Layer], variables: Mapping[str, str]) -> Any:
@@ -296,6 +285,23 @@ def _no_such_file(name: str, places: Sequence[Path]) -> ConfigIssue:
     near = list(dict.fromkeys(found))[:3]
     remedy = f"did you mean {' or '.join(near)}?" if near else "see the files below configs/"
     return ConfigIssue("no such file", name, f"looked for {looked}", remedy)
+
+
+def _endless(layers: Sequence[Layer], variables: Mapping[str, str]) -> ConfigIssue:
+    """Which of the layers comes to no end by itself, or else all of them together."""
+    guilty = ", ".join(layer.name for layer in layers)
+    for layer in layers if len(layers) > 1 else ():
+        try:
+            _evaluate_flattened([layer], variables)
+        except Endless:
+            guilty = layer.name
+            break
+        except (RuntimeError, ConfigError, OSError, UnicodeDecodeError):
+            continue  # leans on the others
+    remedy = (
+        "look there, and in what it imports, for a loop without an end, such as a function that calls itself"
+    )
+    return ConfigIssue(f"evaluating it has taken {DEADLINE_S:.0f} s, and is given up", guilty, remedy=remedy)
 
 
 def _not_an_object(layers: Sequence[Layer], variables: Mapping[str, str]) -> ConfigIssue:
