@@ -32,7 +32,6 @@ from treetune.runtime.weights_folder import weights_folder
 ROOT = Path(__file__).parents[2]
 CONFIG = Path(__file__).with_name("small.jsonnet")
 ITERATIONS = 4
-CHECKPOINTS_EVERY = 2
 
 Victim = Literal["launcher", "rank", "engine"]
 Phase = Literal["generation", "credit", "training", "sync", "commit"]
@@ -257,16 +256,6 @@ class Running:
     def tail(self) -> str:
         """The end of what this command has printed so far."""
         return self.output.read_bytes()[self.begins :].decode(errors="replace")[-4000:]
-
-
-def interrupt(experiment: Experiment, victim: Victim, phase: Phase, iteration: int) -> int:
-    """Starts the run, kills the victim in that phase, and waits for the end; its exit code."""
-    running = experiment.start()
-    running.reach(phase, iteration)
-    running.kill(victim)
-    code = running.wait()
-    running.assert_all_gone()
-    return code
 
 
 def _mark(experiment: Experiment, phase: Phase, iteration: int) -> Callable[[], bool]:
