@@ -43,6 +43,12 @@ def problem(gold: str, prompt: str = "?") -> Problem:
     return Problem(id=f"test/{gold[:20]}", prompt=prompt, gold=gold)
 
 
+def is_gold(response: str, gold: str) -> float | None:
+    """A user's function."""
+    words = response.split()
+    return float(words[-1] == gold) if words else None
+
+
 FACT = Case(
     problem('["Neil Armstrong", "Armstrong"]'),
     right=["<answer>the Armstrong.</answer>", "<answer>\nneil armstrong\n</answer>"],
