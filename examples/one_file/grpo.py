@@ -70,11 +70,10 @@ def reward_of(response: Tokens, numbers: Numbers) -> float:
 
 
 # 3. Sampling. All answers grow at once by a token a step. What attention needs of earlier tokens, their keys
-# and values, is kept, so that only each answer's newest token goes through the model.
+# and values, is kept, so that only each answer's newest token goes through the model. The numbers in [0, 1)
+# that choose an answer's tokens come from a seed of its own: it doesn't depend on the others.
 class Cache:
     """Keys and values of each layer, [B, heads, T, dimension]; transformers' attention calls `update`."""
-
-    is_compileable = False  # transformers asks
 
     def __init__(self) -> None:
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
@@ -91,10 +90,7 @@ class Cache:
 
 @torch.no_grad()
 def sample(model: LlamaForCausalLM, prompts: list[Tokens], seeds: list[int], limit: int) -> list[Tokens]:
-    """A response to each prompt, with its END if one came before both together had `limit` tokens.
-
-    A response's own seed gives the numbers in [0, 1) that choose its tokens: it doesn't depend on the others.
-    """
+    """A response to each prompt, with its END if one came before both together had `limit` tokens."""
     width = -(-(limit + 1) // 32) * 32  # sums over multiples of 32 places round alike, whatever the multiple
     rows_B, places_T = torch.arange(len(prompts)), torch.arange(width)
     lengths_B = torch.tensor([len(prompt) for prompt in prompts])
@@ -119,8 +115,6 @@ def sample(model: LlamaForCausalLM, prompts: list[Tokens], seeds: list[int], lim
         sums_BV = logits_BV.double().softmax(-1).cumsum(-1)
         chances_B1 = chances_BT[:, step, None] * sums_BV[:, -1:]
         ids_BT[rows_B, cache.places_B + 1] = torch.searchsorted(sums_BV, chances_B1, right=True)[:, 0]
-        if (ids_BT == END).any(1).all():
-            break
     responses = [ids[len(prompt) : limit] for ids, prompt in zip(ids_BT.tolist(), prompts)]
     return [ids[: ids.index(END) + 1] if END in ids else ids for ids in responses]
 
@@ -129,14 +123,11 @@ def sample(model: LlamaForCausalLM, prompts: list[Tokens], seeds: list[int], lim
 class Answer:
     prompt: Tokens
     response: Tokens
+    tokens: tuple[int, ...]  # both
     reward: float
     advantage: float = 0.0
     old_logprobs_T: Tensor | None = None  # of the policy before the iteration's first step
     ref_logprobs_T: Tensor | None = None  # of the model that training began with
-
-    @property
-    def tokens(self) -> tuple[int, ...]:
-        return (*self.prompt, *self.response)
 
 
 def rollout(policy: LlamaForCausalLM, problems: list[Numbers], iteration: int) -> list[Answer]:
@@ -146,8 +137,10 @@ def rollout(policy: LlamaForCausalLM, problems: list[Numbers], iteration: int) -
     prompts = [[ALPHABET.index(c) + 2 for c in "+".join(map(str, problems[i])) + "=\n"] for i, _ in asked]
     seeds = [derive_seed(SEED, iteration, f"train/{index}", "rollout") + number for index, number in asked]
     responses = sample(policy, prompts, seeds, len(prompts[0]) + MAX_TOKENS)
-    rewards = [reward_of(one, problems[index]) for one, (index, _) in zip(responses, asked)]
-    return [Answer(*one) for one in zip(prompts, responses, rewards)]
+    return [
+        Answer(prompt, response, (*prompt, *response), reward_of(response, problems[index]))
+        for (index, _), prompt, response in zip(asked, prompts, responses)
+    ]
 
 
 # 4. Credit (section 4.1.2). The advantage of an answer, and of all its tokens, A = (r - mean(r)) / std(r),

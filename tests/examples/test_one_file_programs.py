@@ -23,7 +23,7 @@ from treetune.runtime.directory import ExperimentDirectory
 from treetune.trainers.ranks import Ranks
 
 FOLDER = Path(__file__).parents[2] / "examples" / "one_file"
-METHODS = ("sft", "grpo")
+METHODS = ("sft", "grpo", "vineppo", "ppo", "restem", "dpo_positive")
 
 # Two iterations in seconds. Answers that are cut off earn the reward: the start model has learnt next to
 # nothing, and so every method still has answers of both kinds to learn from.
@@ -33,14 +33,12 @@ SMALL = """{
   iterations: 2,
   trainer+: { schedule+: { may_outlast_training: true }, tokens_per_micro_batch: 512 },
 }"""
-SMALLER = {
-    "sft": "{ problems_per_iteration: 1024 }",
-    "grpo": """{
-      problems_per_iteration: 12,
-      rollout+: { samples: 4, max_tokens: 40, unfinished_reward: 1.0 },
-      trainer+: { minibatch_size: 16 },
-    }""",
-}
+SAMPLED = """{
+  problems_per_iteration: 12,
+  rollout+: { samples: 4, max_tokens: 40, unfinished_reward: 1.0 },
+}"""
+MINIBATCHES = "{ trainer+: { minibatch_size: 16 } }"
+SMALLER = {"sft": ("{ problems_per_iteration: 640 }",), "vineppo": (SAMPLED,)}
 SETTINGS = {
     "SEED": "seed",
     "COUNT": "task.count",
@@ -65,6 +63,15 @@ SETTINGS = {
     "EPOCHS": "trainer.epochs",
     "CLIP": "trainer.objective.clip_high",
     "KL_COEF": "trainer.objective.kl_coef",
+    "CONTINUATIONS": "credit.samples",
+    "GAMMA": "credit.gamma",
+    "LAMBDA": "credit.lam",
+    "CRITIC_LEARNING_RATE": "credit.critic.learning_rate",
+    "MAX_PER_PROBLEM": "selection.max_per_problem",
+    "MAX_PAIRS_PER_PROBLEM": "selection.max_pairs_per_problem",
+    "BETA": "trainer.objective.beta",
+    "PENALTY": "trainer.objective.positive_penalty",
+    "BAND": "trainer.objective.penalty_band",
     "STD_EPS": "credit.eps",
     "TOKENS_PER_MICRO_BATCH": "trainer.tokens_per_micro_batch",
 }
@@ -126,7 +133,7 @@ def composed(name: str, folder: Path, *overrides: str) -> Path:
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return composed("sft", tmp_path_factory.mktemp("sft"), SMALLER["sft"])
+    return composed("sft", tmp_path_factory.mktemp("sft"), *SMALLER["sft"])
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -134,14 +141,19 @@ def test_a_program_ends_with_the_weights_of_the_composed_method(
     name: str, start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin = f"{{ model: {{ type: 'pretrained', name_or_path: '{start}' }} }}"
-    overrides = (SMALL % {"directory": tmp_path}, SMALLER[name], *([begin] if name != "sft" else []))
+    overrides = (
+        SMALL % {"directory": tmp_path},
+        *SMALLER.get(name, (SAMPLED, MINIBATCHES)),
+        *([begin] if name != "sft" else []),
+    )
     config, _ = experiment(name, *overrides)
     module = program(name)
     monkeypatch.setattr(module, "START", start, raising=False)
     for constant, value in settings(module, config).items():
         monkeypatch.setattr(module, constant, value)
     found = dict(module.main().named_parameters())
-    expected = load_file(composed(name, tmp_path, *overrides[1:]) / "model.safetensors")
+    weights = start if name == "sft" else composed(name, tmp_path, *overrides[1:])
+    expected = load_file(weights / "model.safetensors")
     assert found.keys() == expected.keys()
     differences = {key: float((found[key].detach() - expected[key]).abs().max()) for key in expected}
     assert not any(differences.values()), differences
