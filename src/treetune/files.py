@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import resource
 import shutil
 import stat
 from collections.abc import Iterator
@@ -46,7 +47,9 @@ def why_not_written(error: BaseException, place: Path) -> str:
         )
     if number == errno.ENOSPC:
         return f"there is no room left on the file system of {there} ({free}): make room"
-    return f"{error}; {free}"
+    largest = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    limit = f", and a file may have {largest} bytes (raise `ulimit -f`)" if largest >= 0 else ""
+    return f"{error}; {free}{limit}"
 
 
 @contextmanager

@@ -53,7 +53,7 @@ def built(file: str, *changes: str) -> PolicyIteration:
         (GAME, ["{task+: {environment: {type: 'tools', tools: [{type: 'python'}]}}}"], 'no game "tools"'),
         (GAME, ["{rollout+: {turn_tokens: 500}}"], "turn_tokens is 500, which no turn reaches"),
         (GAME, ["{rollout+: {observation_format: 'so'}}"], "leaves the observation out"),
-        (GAME, ["{rollout+: {stop: ['']}}"], "end every turn at once"),
+        (GAME, ["{rollout+: {stop: ['']}}"], "end at once all that is sampled"),
         (TOOLS, ["{rollout+: {environment+: {tools: []}}}"], "at least 1"),
         (TOOLS, ["{rollout+: {environment+: {call: '('}}}"], "no regular expression"),
     ],

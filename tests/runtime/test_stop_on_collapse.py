@@ -75,7 +75,7 @@ def test_a_stopped_run_keeps_and_names_the_last_good_checkpoint(tmp_path: Path) 
     config = config_of(tmp_path)
     message = stopped(config)
     directory = directory_of(config)
-    assert directory.checkpoints() == [2, 5]
+    assert directory.checkpoints() == [2, 4, 5], "the last good one, and the two newest"
     assert not (directory.checkpoint(2) / "trainer").exists(), "its weights alone"
     assert f"The last checkpoint from before is {directory.checkpoint(2) / 'policy'}" in message
     assert "stopped after iteration 5 of 7" in message
@@ -98,7 +98,7 @@ def test_the_same_command_stays_stopped_and_another_configuration_goes_on(
     assert directory.metrics.read_bytes() == before
 
     commands.clean_up_checkpoints(again, {})
-    assert directory.checkpoints() == [2, 5], "tidying up keeps the good weights too"
+    assert directory.checkpoints() == [2, 4, 5], "tidying up keeps the good weights too"
 
     train(config_of(tmp_path, replace(STOP, on_collapse="warn")))
     assert directory.resumable() == len(ENTROPIES)
@@ -142,19 +142,19 @@ def test_a_stop_between_checkpoints_writes_one_to_go_on_from(tmp_path: Path) -> 
     config = config_of(tmp_path, checkpoints=Checkpoints(every=2))
     assert "checkpoints/0002/policy" in stopped(config)
     directory = directory_of(config)
-    assert directory.checkpoints() == [2, 5]
+    assert directory.checkpoints() == [2, 4, 5]
     assert directory.resumable() == 5
 
 
 def test_weights_that_collapsed_before_any_checkpoint_are_said_to_have(tmp_path: Path) -> None:
     early = replace(STOP, entropy_floor=4.0)
     assert "The start weights show it already" in stopped(config_of(tmp_path, early))
-    assert directory_of(config_of(tmp_path)).checkpoints() == [2]
+    assert directory_of(config_of(tmp_path)).checkpoints() == [1, 2]
 
 
 def test_without_a_stop_nothing_more_is_kept_and_the_run_is_finished(tmp_path: Path) -> None:
     directory = train(config_of(tmp_path, replace(STOP, on_collapse="warn")))
-    assert directory.checkpoints() == [len(ENTROPIES)]
+    assert directory.checkpoints() == [len(ENTROPIES) - 1, len(ENTROPIES)]
     assert "diagnostics/stop" not in directory.read_metrics()[0]
 
 
