@@ -240,4 +240,4 @@ def test_a_disk_that_is_really_full_ends_the_command_in_one_message(tmp_path: Pa
     assert directory.checkpoints() == []
     finished = run(None)
     assert finished.returncode == 0, finished.stderr
-    assert directory.checkpoints() == [4]
+    assert directory.checkpoints() == [2, 4]
