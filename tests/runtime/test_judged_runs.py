@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -126,6 +128,23 @@ def test_a_served_judge_that_cannot_be_asked_ends_the_run_before_anything_is_sam
         train(serving_a_judge(tmp_path, judge, engine=engine))
     assert len(judge.asked) == 1
     assert not any(one.asked for one in engine.engines)
+
+
+def test_a_served_judge_that_is_away_when_it_is_asked_first_is_waited_for(
+    judge: StandIn, tmp_path: Path
+) -> None:
+    judge.mood = "down"  # as while its killed server starts anew
+
+    def comes_back() -> None:
+        while not judge.asked:
+            time.sleep(0.01)
+        judge.mood = "well"
+
+    back = threading.Thread(target=comes_back)
+    back.start()
+    directory = train(serving_a_judge(tmp_path, judge))
+    back.join()
+    assert [row["episodes/unavailable"] for row in directory.read_metrics()] == [0.0, 0.0]
 
 
 def test_the_run_serves_the_judge_and_ends_it(judge: StandIn, tmp_path: Path) -> None:

@@ -114,7 +114,9 @@ def refuse_dumb(judge: ServedModel, task: Task, problems: Sequence[Problem]) -> 
 
     try:
         asyncio.run(ask())
-    except (EndpointError, Refused, Unanswered) as error:
+    except (EndpointError, Unanswered) as error:
+        if not isinstance(error, EndpointError | Refused) and "HTTP 500" not in str(error):
+            return  # away for a moment, or killed: questions have the patience for that, and servers restart
         raise ValueError(
             f"the judge, engines.judge.model {judge.identity!r}, can't be asked: {error}. It needs a chat"
             " template, or engines.judge.api 'completions', and a tokenizer that has tokens for the prompt"
