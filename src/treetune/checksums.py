@@ -22,8 +22,8 @@ from treetune.files import write_json
 KEY = "checksum"
 """Of a JSON record, its last key."""
 
-FORMAT = {"format": 2}
-"""In a JSON record, which therefore has a checksum. Records of before have no such key."""
+FORMAT = "format"
+"""A key of a JSON record that has a checksum; earlier versions' have no such key."""
 
 SEALED = b"treetune-sealed"
 """In the schema of an Arrow stream, which therefore has a trailer."""
@@ -52,7 +52,7 @@ def write_record(path: Path, value: Mapping[str, Any]) -> None:
 
 def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
     """A JSON object with its format and its checksum."""
-    plain = json.loads(json.dumps(value)) | FORMAT
+    plain = json.loads(json.dumps(value)) | {FORMAT: 2}
     return plain | {KEY: _of_record(plain)}
 
 
@@ -76,10 +76,9 @@ def record_of(text: bytes | str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise Damaged(f"it holds no JSON object but a {type(value).__name__}")
     written = value.pop(KEY, None)
-    if written != _of_record(value) and (written is not None or FORMAT.keys() & value.keys()):
+    if written != _of_record(value) and (written is not None or FORMAT in value):
         raise Damaged("its checksum doesn't match its content")
-    for key in FORMAT:
-        value.pop(key, None)
+    value.pop(FORMAT, None)
     return value
 
 

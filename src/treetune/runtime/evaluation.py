@@ -121,12 +121,13 @@ def measure(
     unavailable.tell(context, f"evaluating {name}", own)
     trajectories = trajectories_on_first(session.ranks, "evaluation", own)
     counts = Counter(one.problem.id for one in trajectories)
-    other = next((p.id for p in answerable if counts[p.id] != chosen.samples), "")
-    if other := session.ranks.from_first("answers to each", other):
+    other = next((p.id for p in answerable if counts[p.id] != chosen.samples), None)
+    found = (other, counts[other]) if other is not None else None
+    if found := session.ranks.from_first("answers to each", found):
         raise ValueError(
-            f"evaluating {name}: the rollout {type(rollout).__name__} gave {counts[other]} answers to the"
-            f" problem {other}, and the set asks for {chosen.samples} of each, so that its numbers would be"
-            " of something else: leave out the rollout's property sampler, and answers are sampled plainly"
+            f"evaluating {name}: the rollout {type(rollout).__name__} gave {found[1]} answers to the problem"
+            f" {found[0]}, and the set asks for {chosen.samples} of each, so that its numbers would be of"
+            " something else: leave out the rollout's property sampler, and answers are sampled plainly"
         )
     if session.ranks.is_first:
         trajectories += [
