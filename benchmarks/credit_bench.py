@@ -23,18 +23,18 @@ sys.path[:0] = [str(Path(__file__).parents[1])]
 
 from tests.support import chains  # noqa: E402
 from tests.support.chain_critic import ChainCritic  # noqa: E402
-from treetune.analyzers.credit_bench import CreditBench, credited  # noqa: E402
-from treetune.analyzers.credit_figure import draw_credit  # noqa: E402
-from treetune.analyzers.credit_measures import Truth, measure, told  # noqa: E402
-from treetune.analyzers.credit_page import table  # noqa: E402
-from treetune.analyzers.figures import save  # noqa: E402
 from treetune.config.build import build  # noqa: E402
 from treetune.config.jsonnet import load  # noqa: E402
-from treetune.episode_generators.base import Credit  # noqa: E402
+from treetune.rollouts.base import Credit  # noqa: E402
 from treetune.runtime.base import PolicyIteration, Runtime  # noqa: E402
 from treetune.seeds import derive_seed  # noqa: E402
 from treetune.tree import trees_of  # noqa: E402
 from treetune.vocabulary import Episode, Trajectory  # noqa: E402
+from treetune_lab.analyzers.credit_bench import CreditBench, credited  # noqa: E402
+from treetune_lab.analyzers.credit_figure import draw_credit  # noqa: E402
+from treetune_lab.analyzers.credit_measures import Truth, measure, told  # noqa: E402
+from treetune_lab.analyzers.credit_page import table  # noqa: E402
+from treetune_lab.analyzers.figures import save  # noqa: E402
 
 SKILLS = {"early": 0.2, "midway": 0.45, "late": 0.75}
 SAMPLES, OF_BATCH = 8, 64

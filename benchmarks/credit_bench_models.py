@@ -20,9 +20,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from treetune.analyzers.credit_figure import draw_credit
-from treetune.analyzers.credit_page import table
-from treetune.analyzers.figures import save
+from treetune_lab.analyzers.credit_figure import draw_credit
+from treetune_lab.analyzers.credit_page import table
+from treetune_lab.analyzers.figures import save
 
 ROOT = Path(__file__).resolve().parents[1]
 VARIANTS = ("wandering", "late", "slips", "fork", "repair")

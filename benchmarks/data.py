@@ -22,10 +22,12 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from treetune.episode_generators.base import GenerationContext
-from treetune.episode_generators.credit.group import Group
-from treetune.episode_generators.rollout.single_turn import SingleTurn
-from treetune.episode_generators.storage import (
+from treetune.inference.base import Completion, Engine, OnResult, Request
+from treetune.inference.journal import JournaledEngine, read_journal
+from treetune.rollouts.base import GenerationContext
+from treetune.rollouts.credit.group import Group
+from treetune.rollouts.single_turn import SingleTurn
+from treetune.rollouts.storage import (
     episodes_from_bytes,
     episodes_to_bytes,
     read_episodes,
@@ -33,8 +35,6 @@ from treetune.episode_generators.storage import (
     write_episodes,
     write_trajectories,
 )
-from treetune.inference.base import Completion, Engine, OnResult, Request
-from treetune.inference.journal import JournaledEngine, read_journal
 from treetune.seeds import derive_seed
 from treetune.tasks.base import Task
 from treetune.tasks.steps.lines import ends_of_lines

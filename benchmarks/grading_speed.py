@@ -10,11 +10,11 @@ from benchmarks.setting import Setting
 from treetune.seeds import derive_seed
 from treetune.tasks.graders.base import Grader, Isolation
 from treetune.tasks.graders.final_answer import FinalAnswer
-from treetune.tasks.graders.math import MathGrader
-from treetune.tasks.graders.minerva import Minerva
 from treetune.tasks.graders.numeric import Numeric
 from treetune.tasks.graders.pool import GraderPool
 from treetune.vocabulary import Problem
+from treetune_domains.graders.math import MathGrader
+from treetune_domains.graders.minerva import Minerva
 
 ANSWERS = 4096
 MATH_ANSWERS = 1024

@@ -139,12 +139,12 @@ def settings(options: argparse.Namespace, workspace: str) -> Iterator[Answers]:
 
 def measure(place: int, options: argparse.Namespace, workspace: str) -> dict[str, Any]:
     """All sides in turn, in one session with one engine, on the answers at this place of `settings`."""
-    from treetune.episode_generators.values.smoothed import Smoothed
     from treetune.runtime.lookahead import Lookahead
     from treetune.runtime.policy_server import PolicyServer
     from treetune.runtime.sampler import Sampler
     from treetune.runtime.session import Session
     from treetune.runtime.training import make_trainer
+    from treetune_lab.values.smoothed import Smoothed
 
     answers = list(settings(options, workspace))[place]
     print(f"{answers.name}: {answers.words}", file=sys.stderr, flush=True)

@@ -17,17 +17,18 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 os.environ["OMP_NUM_THREADS"] = "1"  # one server on a CPU, whatever machine writes the page
 
+from treetune_cluster.planning.commands import start_shape  # noqa: E402
+
 import treetune.parts  # noqa: E402, F401  (registers them)
 from tests.support.shipped import whole_configurations  # noqa: E402
-from treetune.cli.planning import start_shape  # noqa: E402
 from treetune.config.build import build  # noqa: E402
 from treetune.config.explain import Explanation  # noqa: E402
 from treetune.config.jsonnet import load  # noqa: E402
 from treetune.models.shapes import shape_of  # noqa: E402
-from treetune.planning.machine import GIB, MIB, Machine, described_machine  # noqa: E402
-from treetune.planning.plan import Plan  # noqa: E402
-from treetune.planning.remedies import remedy  # noqa: E402
 from treetune.runtime.base import PolicyIteration, Runtime  # noqa: E402
+from treetune_cluster.planning.machine import GIB, MIB, Machine, described_machine  # noqa: E402
+from treetune_cluster.planning.plan import Plan  # noqa: E402
+from treetune_cluster.planning.remedies import remedy  # noqa: E402
 
 PAGE = ROOT / "docs/results/plan.md"
 COUNTED = ROOT / "docs/results/plan_counted.json"
@@ -259,7 +260,7 @@ def published() -> Iterator[str]:
     yield ""
     yield "| phase | planned, s | published, s |"
     yield "|---|---:|---:|"
-    from treetune.planning.seconds import estimates
+    from treetune_cluster.planning.seconds import estimates
 
     for name, phase, seconds in PUBLISHED_SECONDS:
         data = load([str(ROOT / f"configs/{name}.jsonnet")], environment_keys=())

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from treetune.tasks.graders.pool import GraderPool
-from treetune.tasks.graders.reasoning_gym import unpacked
-from treetune.tasks.reasoning_gym import ReasoningGym
-from treetune.tasks.reasoning_gym_library import data_sets
 from treetune.vocabulary import CORRECT_SCORE, Grade, Problem
+from treetune_domains.graders.reasoning_gym import unpacked
+from treetune_domains.puzzles.reasoning_gym import ReasoningGym
+from treetune_domains.puzzles.reasoning_gym_library import data_sets
 
 ROOT = Path(__file__).parents[1]
 WRONG = ("xyzzy", "0", "True", "[]", "{}")
@@ -30,7 +30,7 @@ import os, sys
 from treetune.tasks import reasoning_gym_library as library
 real = library.subprocess.run
 library.subprocess.run = lambda *a, env, **k: real(*a, env=env | {"PYTHONHASHSEED": "1"}, **k)
-from treetune.tasks.reasoning_gym import ReasoningGym
+from treetune_domains.puzzles.reasoning_gym import ReasoningGym
 for problem in ReasoningGym(dataset=sys.argv[1]).examples(int(sys.argv[2])):
     print(repr((problem.prompt, problem.gold)))
 """

@@ -11,7 +11,7 @@ from torch import nn
 
 from benchmarks.pairs import Measurement, in_turns, rates, timed
 from benchmarks.setting import Setting
-from treetune.episode_generators.storage import read_episodes
+from treetune.rollouts.storage import read_episodes
 from treetune.seeds import derived_random
 from treetune.trainers.base import Trainer
 from treetune.trainers.batching import Layout

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from benchmarks.pairs import Measurement, Side, in_turns, rates, timed
 from benchmarks.setting import Setting
-from treetune.episode_generators.credit.episodes import episode_of
+from treetune.rollouts.credit.episodes import episode_of
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.sampler import Sampler
@@ -99,7 +99,7 @@ def _trainer(session: Session, settings: Trainer) -> PolicyTrainer:
 
 def _episodes(sampler: Sampler, count: int) -> list[Episode]:
     """Demonstrations, which are as long as answers, with advantages and log-probs made up."""
-    from treetune.episode_generators.rollout.demonstrations import Demonstrations
+    from treetune.rollouts.demonstrations import Demonstrations
 
     session, rollout = sampler.session, Demonstrations()
     problems = sample_problems(session.train_problems, count, session.config.seed, 0)

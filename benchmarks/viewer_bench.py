@@ -46,8 +46,8 @@ def make(folder: Path, iterations: int) -> None:
     import pyarrow as pa
 
     from treetune.checksums import SealingFile, write_record
-    from treetune.episode_generators import columns, episode_rows, trajectory_rows
     from treetune.files import whole_file
+    from treetune.rollouts import columns, episode_rows, trajectory_rows
     from treetune.vocabulary import Episode, Grade, Problem, Segment, Trajectory
 
     random = np.random.default_rng(0)

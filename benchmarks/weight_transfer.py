@@ -26,13 +26,13 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from benchmarks import report  # noqa: E402
 from benchmarks.pairs import in_turns  # noqa: E402
-from treetune.episode_generators.credit.group import Group  # noqa: E402
-from treetune.episode_generators.rollout.single_turn import SingleTurn  # noqa: E402
-from treetune.episode_generators.selection.all import All  # noqa: E402
 from treetune.inference.served_models import Engines  # noqa: E402
 from treetune.inference.settings import VllmSettings  # noqa: E402
 from treetune.models.export import write_for_engine  # noqa: E402
 from treetune.models.sources import TinyModel  # noqa: E402
+from treetune.rollouts.credit.group import Group  # noqa: E402
+from treetune.rollouts.selection.all import All  # noqa: E402
+from treetune.rollouts.single_turn import SingleTurn  # noqa: E402
 from treetune.runtime.base import PolicyIteration  # noqa: E402
 from treetune.runtime.policy_server import PolicyServer  # noqa: E402
 from treetune.runtime.session import Session  # noqa: E402

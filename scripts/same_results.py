@@ -312,7 +312,7 @@ def _episodes(path: Path) -> str:
     """Of the content, whatever types it is held in."""
     import numpy as np
 
-    from treetune.episode_generators.storage import read_episodes
+    from treetune.rollouts.storage import read_episodes
 
     def numbers(values: Any, kind: Any) -> bytes:
         return b"none" if values is None else np.asarray(values, kind).tobytes() + b"|"

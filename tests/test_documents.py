@@ -151,8 +151,8 @@ def test_the_method_that_is_added_gives_the_credit_that_it_describes(tmp_path: P
     program = f"""
 import sys; sys.path.insert(0, {str(tmp_path)!r})
 from median_credit import Median
-from tests.episode_generators import tabular_mdp as mdp
-from treetune.episode_generators.rollout.single_turn import SingleTurn
+from tests.rollouts import tabular_mdp as mdp
+from treetune.rollouts.single_turn import SingleTurn
 from statistics import median
 context = mdp.context()
 trees, _ = SingleTurn(samples=5, max_tokens=mdp.LONGEST).run(context, mdp.problems(4))

@@ -4,7 +4,7 @@ local lib = import 'data/lib.libsonnet';
 lib.code {
   data_source: 'codegen__taco',
   source: lib.hub('likaixin/TACO-verified'),
-  expand: 'treetune.data_pipeline.expansions:code_tests',
+  expand: 'treetune_data.expansions:code_tests',
   filters: [
     { name: 'GeeksforGeeks and LeetCode', where: 'source not in ("geeksforgeeks", "leetcode")' },
     { name: 'too short', where: '(question | alphanumerics) >= 100' },

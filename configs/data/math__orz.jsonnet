@@ -4,7 +4,7 @@ local lib = import 'data/lib.libsonnet';
 lib.math {
   data_source: 'math__orz',
   source: lib.hub('Open-Reasoner-Zero/orz_math_57k_collection'),
-  expand: 'treetune.data_pipeline.expansions:orz_turns',
+  expand: 'treetune_data.expansions:orz_turns',
   prompt: '{{ question }}',
   ground_truth: '{{ answer }}',
 }

@@ -4,7 +4,7 @@ lib.test {
   data_source: 'stem__gpqa',
   ability: 'stem',
   source: lib.hub('Idavidrein/gpqa', subset='gpqa_main', train=null, test='train'),
-  expand: 'treetune.data_pipeline.expansions:shuffled_choices',
+  expand: 'treetune_data.expansions:shuffled_choices',
   prompt: '{{ Question | trim }}\n{{ choices }}',
   instruction: lib.choice,
   ground_truth: '{{ letter }}',

@@ -11,17 +11,17 @@ import pytest
 
 from tests.support import chains
 from tests.support.chain_critic import ChainCritic
-from treetune.analyzers.credit_bench import credited
-from treetune.analyzers.credit_measures import Credited, Truth, measure
-from treetune.episode_generators.base import Credit
-from treetune.episode_generators.credit.group import Group
-from treetune.episode_generators.credit.monte_carlo import MonteCarlo
-from treetune.episode_generators.values.continuations import FreshContinuations
-from treetune.episode_generators.values.control_variate import ControlVariate
-from treetune.episode_generators.values.filtered import Filtered
-from treetune.episode_generators.values.siblings import Siblings
-from treetune.episode_generators.values.valuation import ValueEstimator
+from treetune.rollouts.base import Credit
+from treetune.rollouts.credit.group import Group
+from treetune.rollouts.credit.monte_carlo import MonteCarlo
+from treetune.rollouts.values.continuations import FreshContinuations
+from treetune.rollouts.values.valuation import ValueEstimator
 from treetune.vocabulary import Episode, Trajectory
+from treetune_lab.analyzers.credit_bench import credited
+from treetune_lab.analyzers.credit_measures import Credited, Truth, measure
+from treetune_lab.values.control_variate import ControlVariate
+from treetune_lab.values.filtered import Filtered
+from treetune_lab.values.siblings import Siblings
 
 
 def task(language: chains.Language, steps: int = 5, count: int = 4) -> chains.ChainTask:

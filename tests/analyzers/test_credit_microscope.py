@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 
-from tests.episode_generators import tabular_mdp as mdp
+from tests.rollouts import tabular_mdp as mdp
 from tests.runtime.in_process import sampled_requests, small, train
-from treetune.analyzers.command import run_analyzers
-from treetune.analyzers.credit_microscope import OWN, TRUTH, CreditMicroscope, choose
-from treetune.episode_generators.credit.gae import Gae
-from treetune.episode_generators.credit.group import Group
-from treetune.episode_generators.credit.monte_carlo import MonteCarlo
-from treetune.episode_generators.rollout.single_turn import SingleTurn
-from treetune.episode_generators.step_credit import Shown, StepCredit
-from treetune.episode_generators.storage import read_episodes, read_trajectories
-from treetune.episode_generators.values.bisect import Bisect
+from treetune.rollouts.credit.gae import Gae
+from treetune.rollouts.credit.group import Group
+from treetune.rollouts.credit.monte_carlo import MonteCarlo
+from treetune.rollouts.single_turn import SingleTurn
+from treetune.rollouts.step_credit import Shown, StepCredit
+from treetune.rollouts.storage import read_episodes, read_trajectories
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.trainers.ranks import Ranks
+from treetune_lab.analyzers.command import run_analyzers
+from treetune_lab.analyzers.credit_microscope import OWN, TRUTH, CreditMicroscope, choose
+from treetune_lab.values.bisect import Bisect
 
 PLAIN = {"type": "policy_iteration", "trainer": {"seed": 1}}
 

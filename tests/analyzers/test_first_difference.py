@@ -15,20 +15,20 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from tests.episode_generators import tabular_mdp as mdp
-from treetune.analyzers.first_difference import first_difference
+from tests.rollouts import tabular_mdp as mdp
 from treetune.checksums import row_of, seal_folder, sealed_line, write_record
-from treetune.episode_generators.credit.rloo import Rloo
-from treetune.episode_generators.storage import (
+from treetune.inference.base import Completion
+from treetune.inference.journal import journal_line
+from treetune.main import main
+from treetune.rollouts.credit.rloo import Rloo
+from treetune.rollouts.storage import (
     read_episodes,
     read_trajectories,
     write_episodes,
     write_trajectories,
 )
-from treetune.inference.base import Completion
-from treetune.inference.journal import journal_line
-from treetune.main import main
 from treetune.tree import trees_of
+from treetune_lab.analyzers.first_difference import first_difference
 
 
 @pytest.fixture

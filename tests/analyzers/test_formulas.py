@@ -11,19 +11,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.episode_generators import tabular_mdp as mdp
+from tests.rollouts import tabular_mdp as mdp
 from tests.trainers.helpers import tiny_model
-from treetune.analyzers.advantage_distribution import AdvantageDistribution, describe, steps_advantages
-from treetune.analyzers.diversity import distinct_ngrams, overlap
-from treetune.analyzers.gradient_noise import GradientSums
-from treetune.analyzers.kl_to_reference import KlToReference, answer_kl
-from treetune.analyzers.points import choose, evenly
-from treetune.analyzers.scoring import state_values
-from treetune.analyzers.statistics import Bootstrap, correlation, mean_of, right_side
-from treetune.analyzers.weight_distance import distances, group_of
 from treetune.models.inputs import ModelInputs
 from treetune.models.logprobs import CriticModule
 from treetune.vocabulary import Episode, token_array
+from treetune_lab.analyzers.advantage_distribution import AdvantageDistribution, describe, steps_advantages
+from treetune_lab.analyzers.diversity import distinct_ngrams, overlap
+from treetune_lab.analyzers.gradient_noise import GradientSums
+from treetune_lab.analyzers.kl_to_reference import KlToReference, answer_kl
+from treetune_lab.analyzers.points import choose, evenly
+from treetune_lab.analyzers.scoring import state_values
+from treetune_lab.analyzers.statistics import Bootstrap, correlation, mean_of, right_side
+from treetune_lab.analyzers.weight_distance import distances, group_of
 
 # Gradients
 

@@ -12,17 +12,17 @@ import pytest
 
 import treetune.parts  # noqa: F401  (registers the analyzers)
 from tests.runtime.in_process import FakeSettings, sampled_requests, small, train
-from treetune.analyzers.command import run_analyzers
-from treetune.analyzers.compare import compare_analyses
-from treetune.analyzers.gradients import gradient_sums
 from treetune.config.build import build, checked
-from treetune.episode_generators.credit.gae import Gae
+from treetune.rollouts.credit.gae import Gae
 from treetune.runtime.analysis import Analyzer
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.commands import run_iteration_loop
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.runtime.session import Session
 from treetune.trainers.ranks import Ranks
+from treetune_lab.analyzers.command import run_analyzers
+from treetune_lab.analyzers.compare import compare_analyses
+from treetune_lab.analyzers.gradients import gradient_sums
 
 ROLLOUTS = {"rollouts": 8, "states": 6, "problems": 4, "samples": [1, 3]}
 VALUES = {"type": "value_accuracy", "prompts": 2, **ROLLOUTS}

@@ -8,13 +8,13 @@ import random
 
 import pytest
 
-from tests.episode_generators import tabular_mdp as mdp
-from treetune.analyzers.action_ranking import ActionRanking, best, pairwise
-from treetune.analyzers.states import ESTIMATE, TRUTH, choose_states, continued
-from treetune.analyzers.value_accuracy import ValueAccuracy
-from treetune.episode_generators.credit.monte_carlo import MonteCarlo
+from tests.rollouts import tabular_mdp as mdp
+from treetune.rollouts.credit.monte_carlo import MonteCarlo
 from treetune.tree import trees_of
 from treetune.vocabulary import TokenIds, Trajectory
+from treetune_lab.analyzers.action_ranking import ActionRanking, best, pairwise
+from treetune_lab.analyzers.states import ESTIMATE, TRUTH, choose_states, continued
+from treetune_lab.analyzers.value_accuracy import ValueAccuracy
 
 EVERY = 1000
 

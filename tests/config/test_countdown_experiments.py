@@ -9,13 +9,13 @@ from treetune.config.build import build
 from treetune.config.errors import ConfigError
 from treetune.config.explain import Explanation
 from treetune.config.jsonnet import load
-from treetune.episode_generators.credit.group import Group
-from treetune.episode_generators.rollout.demonstrations import Demonstrations
-from treetune.episode_generators.rollout.single_turn import SingleTurn
-from treetune.episode_generators.rollout.until_mixed import UntilMixed
-from treetune.episode_generators.selection.all import All
-from treetune.episode_generators.selection.mixed_groups import MixedGroups
 from treetune.models.pretrained import PretrainedModel
+from treetune.rollouts.credit.group import Group
+from treetune.rollouts.demonstrations import Demonstrations
+from treetune.rollouts.selection.all import All
+from treetune.rollouts.selection.mixed_groups import MixedGroups
+from treetune.rollouts.single_turn import SingleTurn
+from treetune.rollouts.until_mixed import UntilMixed
 from treetune.runtime.base import PolicyIteration, Runtime
 from treetune.tasks.countdown import Countdown
 from treetune.tasks.countdown_rows import CountdownRows

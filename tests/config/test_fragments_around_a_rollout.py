@@ -8,12 +8,12 @@ import treetune.parts  # noqa: F401  (registers them)
 from treetune.config.build import build
 from treetune.config.explain import Explanation
 from treetune.config.jsonnet import load
-from treetune.episode_generators.rollout.until_mixed import UntilMixed
-from treetune.episode_generators.selection.mixed_groups import MixedGroups
-from treetune.episode_generators.shaping.length_penalty import LengthPenalty
-from treetune.episode_generators.shaping.overlong_penalty import OverlongPenalty
 from treetune.findings import notes
 from treetune.models.pretrained import PretrainedModel
+from treetune.rollouts.selection.mixed_groups import MixedGroups
+from treetune.rollouts.shaping.length_penalty import LengthPenalty
+from treetune.rollouts.shaping.overlong_penalty import OverlongPenalty
+from treetune.rollouts.until_mixed import UntilMixed
 from treetune.runtime.base import PolicyIteration, Runtime
 from treetune.tasks.gsm8k import Gsm8k
 from treetune.vocabulary import Problem

@@ -13,20 +13,20 @@ from tests.support.shipped import CONFIGS
 from treetune.config.build import build
 from treetune.config.explain import Explanation
 from treetune.config.jsonnet import load
-from treetune.episode_generators.credit.gae import CriticSettings, Gae
-from treetune.episode_generators.credit.group import Group
-from treetune.episode_generators.rollout.single_turn import SingleTurn
-from treetune.episode_generators.rollout.until_mixed import UntilMixed
-from treetune.episode_generators.shaping.overlong_penalty import OverlongPenalty
 from treetune.models.pretrained import PretrainedModel
+from treetune.rollouts.credit.gae import CriticSettings, Gae
+from treetune.rollouts.credit.group import Group
+from treetune.rollouts.shaping.overlong_penalty import OverlongPenalty
+from treetune.rollouts.single_turn import SingleTurn
+from treetune.rollouts.until_mixed import UntilMixed
 from treetune.runtime.base import PolicyIteration, Runtime
-from treetune.tasks.graders.judge import JudgeGrader
-from treetune.tasks.graders.math import MathGrader
-from treetune.tasks.mixture import Mixture
-from treetune.tasks.routed_rows import RoutedRows
-from treetune.tasks.weighting import Proportional
 from treetune.trainers.objectives.ppo import ClippedPolicyGradient
 from treetune.trainers.schedule import Warmup
+from treetune_domains.graders.judge import JudgeGrader
+from treetune_domains.graders.math import MathGrader
+from treetune_domains.mixture import Mixture
+from treetune_domains.routed_rows import RoutedRows
+from treetune_domains.weighting import Proportional
 
 ROWS = {"math": 54400, "codegen": 18040, "logic": 6301, "simulation": 3700, "table": 5800, "stem": 3600}
 """Training rows of each domain in Guru, as the names of its files round them."""

@@ -18,19 +18,19 @@ from treetune.config import lexer
 from treetune.config.build import build
 from treetune.config.explain import Explanation
 from treetune.config.jsonnet import CONFIGS, load
-from treetune.episode_generators.credit.gae import CriticSettings, Gae
-from treetune.episode_generators.credit.group import Group
-from treetune.episode_generators.credit.monte_carlo import MonteCarlo
-from treetune.episode_generators.credit.outcome import NoCredit
-from treetune.episode_generators.credit.rloo import Rloo
-from treetune.episode_generators.rollout.demonstrations import Demonstrations
-from treetune.episode_generators.rollout.single_turn import SingleTurn
-from treetune.episode_generators.selection.all import All
-from treetune.episode_generators.selection.correct_only import CorrectOnly
-from treetune.episode_generators.selection.preference_pairs import PreferencePairs
 from treetune.inference.settings import VllmSettings
 from treetune.models.pretrained import PretrainedModel
 from treetune.models.sources import TinyModel
+from treetune.rollouts.credit.gae import CriticSettings, Gae
+from treetune.rollouts.credit.group import Group
+from treetune.rollouts.credit.monte_carlo import MonteCarlo
+from treetune.rollouts.credit.outcome import NoCredit
+from treetune.rollouts.credit.rloo import Rloo
+from treetune.rollouts.demonstrations import Demonstrations
+from treetune.rollouts.selection.all import All
+from treetune.rollouts.selection.correct_only import CorrectOnly
+from treetune.rollouts.selection.preference_pairs import PreferencePairs
+from treetune.rollouts.single_turn import SingleTurn
 from treetune.runtime.base import ChooseCheckpoint, PolicyIteration, Runtime
 from treetune.tasks.gsm8k import Gsm8k
 from treetune.tasks.math import CollegeMath, Math, OlympiadBench

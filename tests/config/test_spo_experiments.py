@@ -8,9 +8,9 @@ import treetune.parts  # noqa: F401  (registers them)
 from treetune.config.build import build
 from treetune.config.explain import Explanation
 from treetune.config.jsonnet import CONFIGS, load
-from treetune.episode_generators.credit.group import Group
-from treetune.episode_generators.rollout.single_turn import SingleTurn
-from treetune.episode_generators.selection.mixed_groups import MixedGroups
+from treetune.rollouts.credit.group import Group
+from treetune.rollouts.selection.mixed_groups import MixedGroups
+from treetune.rollouts.single_turn import SingleTurn
 from treetune.runtime.base import PolicyIteration, Runtime
 from treetune.trainers.objectives.ppo import ClippedPolicyGradient
 from treetune.trainers.objectives.spo import CorrectPaths

@@ -78,8 +78,8 @@ assert "bad.jsonl:2" in message and "no 'solution' (it has 'answer', 'text')" in
 def test_the_credit_compares_by_rank() -> None:
     in_template("""
 from my_package.rank import Rank
-from tests.episode_generators import tabular_mdp as mdp
-from treetune.episode_generators.rollout.single_turn import SingleTurn
+from tests.rollouts import tabular_mdp as mdp
+from treetune.rollouts.single_turn import SingleTurn
 assert Rank().advantages([0.0, 1.0, 1.0]) == [-1.0, 0.5, 0.5]
 assert Rank().advantages([0.5, 0.5]) == [0.0, 0.0]
 assert Rank(only_winners=True).advantages([0.0, 2.0]) == [0.0, 1.0]
@@ -93,7 +93,7 @@ assert len(episodes) == 12 and abs(sum(float(one.advantages[0]) for one in episo
 def test_the_rollout_asks_unsolved_problems_again() -> None:
     in_template("""
 from my_package.second_try import SecondTry
-from tests.episode_generators import tabular_mdp as mdp
+from tests.rollouts import tabular_mdp as mdp
 trees, _ = SecondTry(samples=2, max_tokens=mdp.LONGEST).run(mdp.context(), mdp.problems(12))
 answers = [one for tree in trees for one in tree.leaves]
 groups = {}

@@ -14,28 +14,28 @@ import treetune.parts  # noqa: F401  (registers them)
 from treetune.config.build import build
 from treetune.config.explain import Explanation
 from treetune.config.jsonnet import load
-from treetune.episode_generators.credit.group import Group
-from treetune.episode_generators.credit.outcome import NoCredit
-from treetune.episode_generators.rollout.demonstrations import Demonstrations
-from treetune.episode_generators.selection.all import All
-from treetune.episode_generators.shaping.wrong_answers import WrongAnswers
-from treetune.episode_generators.threads.acceleration import Acceleration
-from treetune.episode_generators.threads.parallel_threads import ParallelThreads
-from treetune.episode_generators.threads.reference_lengths import (
-    OfDemonstration,
-    ReferenceLength,
-    Total,
-)
 from treetune.inference.settings import VllmSettings
 from treetune.models.pretrained import PretrainedModel
+from treetune.rollouts.credit.group import Group
+from treetune.rollouts.credit.outcome import NoCredit
+from treetune.rollouts.demonstrations import Demonstrations
+from treetune.rollouts.selection.all import All
+from treetune.rollouts.shaping.wrong_answers import WrongAnswers
 from treetune.runtime.base import PolicyIteration, Runtime
 from treetune.tasks.multiplication import Multiplication
-from treetune.tasks.threads.grammar import has_threads
-from treetune.tasks.threads.tags import TAGS
 from treetune.trainers.base import Trainer
 from treetune.trainers.objectives.mle import MaximumLikelihood
 from treetune.trainers.objectives.ppo import ClippedPolicyGradient
 from treetune.trainers.schedule import Warmup
+from treetune_threads.acceleration import Acceleration
+from treetune_threads.grammar import has_threads
+from treetune_threads.parallel_threads import ParallelThreads
+from treetune_threads.reference_lengths import (
+    OfDemonstration,
+    ReferenceLength,
+    Total,
+)
+from treetune_threads.tags import TAGS
 
 FORMS = ("parallel", "sequential")
 EVERY = [*FORMS, *(f"sft_{form}" for form in FORMS)]

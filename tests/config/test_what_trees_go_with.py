@@ -11,7 +11,7 @@ from treetune.config.build import build
 from treetune.config.errors import ConfigError
 from treetune.config.explain import Explanation
 from treetune.config.jsonnet import load
-from treetune.episode_generators.rollout.single_turn import SingleTurn
+from treetune.rollouts.single_turn import SingleTurn
 from treetune.runtime.base import PolicyIteration, Runtime
 
 TREE = "quickstart/tree.jsonnet"

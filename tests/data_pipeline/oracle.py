@@ -12,7 +12,7 @@ from typing import Any
 from aiohttp import web
 
 from treetune.seeds import derived_random
-from treetune.tasks.domain_rows import domain_row
+from treetune_domains.domain_rows import domain_row
 
 
 class Oracle:

@@ -13,17 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treetune.data_pipeline.asking import Unreadable, without_thought
-from treetune.data_pipeline.blocks import Block, Rule, cut, saved_characters
-from treetune.data_pipeline.ledger import Ledger, OutOfBudget, Prices
-from treetune.data_pipeline.outlines import results_in, sentences
-from treetune.data_pipeline.parallel_text import Parts, Threaded, parallel_text
-from treetune.data_pipeline.reading import json_list, ranges
-from treetune.data_pipeline.references import _apply
-from treetune.endpoints.journal import Answer, AnswerJournal
-from treetune.endpoints.settings import EndpointSettings
-from treetune.tasks.threads.faults import faults
-from treetune.tasks.threads.grammar import text_segments, without_threads
+from treetune_data.asking import Unreadable, without_thought
+from treetune_data.blocks import Block, Rule, cut, saved_characters
+from treetune_data.ledger import Ledger, OutOfBudget, Prices
+from treetune_data.outlines import results_in, sentences
+from treetune_data.parallel_text import Parts, Threaded, parallel_text
+from treetune_data.reading import json_list, ranges
+from treetune_data.references import _apply
+from treetune_domains.endpoints.journal import Answer, AnswerJournal
+from treetune_domains.endpoints.settings import EndpointSettings
+from treetune_threads.faults import faults
+from treetune_threads.grammar import text_segments, without_threads
 
 PIECES = st.sampled_from(
     [

@@ -9,8 +9,8 @@ import pytest
 
 from tests.data_pipeline.command import REQUESTS, ROWS, Work
 from tests.data_pipeline.scripted import KEY, PARALLEL, SOLUTION, Endpoint, hang, status
-from treetune.endpoints.settings import EndpointSettings
 from treetune.main import main
+from treetune_domains.endpoints.settings import EndpointSettings
 
 
 def test_failing_requests_are_sent_again(endpoint: Endpoint, tmp_path: Path) -> None:

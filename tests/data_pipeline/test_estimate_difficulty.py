@@ -18,11 +18,11 @@ import pytest
 
 from tests.data_pipeline.oracle import Oracle, sums, write
 from tests.data_pipeline.scripted import serving
-from treetune.data_pipeline.difficulty.jobs import ranges
-from treetune.data_pipeline.difficulty.rates import bin_of, read_rates
 from treetune.inference.guard import descendants
 from treetune.main import main
-from treetune.tasks.domain_rows import read_domain_rows
+from treetune_data.difficulty.jobs import ranges
+from treetune_data.difficulty.rates import bin_of, read_rates
+from treetune_domains.domain_rows import read_domain_rows
 
 SAMPLES = 5
 WRITTEN = ("rates.parquet", "rows.parquet", "summary.json", "histogram.svg")

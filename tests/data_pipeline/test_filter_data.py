@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from treetune.data_pipeline.difficulty.rates import RowRate, write_rates
-from treetune.data_pipeline.rules.quotas import proportional
 from treetune.main import main
-from treetune.tasks.domain_rows import domain_row, read_domain_rows, row_key, write_parquet
+from treetune_data.difficulty.rates import RowRate, write_rates
+from treetune_data.rules.quotas import proportional
+from treetune_domains.domain_rows import domain_row, read_domain_rows, row_key, write_parquet
 
 
 class Work:

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 import treetune
-from treetune.data_pipeline.rules.words import word_list
 from treetune.main import main
-from treetune.tasks.domain_rows import read_domain_rows, write_parquet
+from treetune_data.rules.words import word_list
+from treetune_domains.domain_rows import read_domain_rows, write_parquet
 
 WORDS = [f"{one}{other}" for one in "abcdefg" for other in "hijklmno"]  # 56 of them
 

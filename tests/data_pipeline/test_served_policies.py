@@ -13,14 +13,14 @@ import treetune.parts  # noqa: F401  (registers them)
 from tests.data_pipeline.oracle import sums, write
 from tests.fake_engine import FakeEngine
 from treetune.config.build import build
-from treetune.data_pipeline.base import DataPipeline
-from treetune.data_pipeline.difficulty import policies
-from treetune.data_pipeline.difficulty.shard import shard_folder, work_on_shard
-from treetune.data_pipeline.estimate_difficulty import EstimateDifficulty
-from treetune.data_pipeline.lines import whole_lines
 from treetune.inference.base import EngineError
 from treetune.inference.settings import VllmSettings
-from treetune.tasks.domain_rows import domain_row
+from treetune_data.base import DataPipeline
+from treetune_data.difficulty import policies
+from treetune_data.difficulty.shard import shard_folder, work_on_shard
+from treetune_data.estimate_difficulty import EstimateDifficulty
+from treetune_data.lines import whole_lines
+from treetune_domains.domain_rows import domain_row
 
 CONTEXT, SAMPLES = 16, 3
 CHARACTERS = "0123456789+=?#"

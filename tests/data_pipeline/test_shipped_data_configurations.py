@@ -11,10 +11,10 @@ import pytest
 import treetune.parts  # noqa: F401  (registers them)
 from treetune.config.build import build
 from treetune.config.jsonnet import load
-from treetune.data_pipeline.base import DataPipeline
-from treetune.data_pipeline.expansions import code_tests
-from treetune.data_pipeline.prepare_data import PrepareData
 from treetune.main import main
+from treetune_data.base import DataPipeline
+from treetune_data.expansions import code_tests
+from treetune_data.prepare_data import PrepareData
 
 ROOT = Path(__file__).parents[2]
 DATA = sorted((ROOT / "configs" / "data").glob("*.jsonnet"))

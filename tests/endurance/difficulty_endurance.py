@@ -34,14 +34,14 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from tests.support.bookkeeping import Address, address  # noqa: E402
-from treetune.data_pipeline.difficulty.merging import text_histogram  # noqa: E402
-from treetune.data_pipeline.difficulty.shard import (  # noqa: E402
+from treetune.inference.guard import descendants  # noqa: E402
+from treetune_data.difficulty.merging import text_histogram  # noqa: E402
+from treetune_data.difficulty.shard import (  # noqa: E402
     ANSWERS,
     DONE,
     PROGRESS,
     shard_folder,
 )
-from treetune.inference.guard import descendants  # noqa: E402
 
 MAIN = ROOT / "src" / "treetune" / "main.py"
 SHARDS, SAMPLES, ITERATIONS = 4, 8, 8

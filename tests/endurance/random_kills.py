@@ -206,7 +206,7 @@ def strike(work: Path, name: str, variant: str, given: tuple[str, ...], within: 
 
 def result(folder: Path) -> dict[str, Any]:
     """What must be the same: the last weights, and every iteration's answers with what they earned."""
-    from treetune.episode_generators.storage import read_episodes
+    from treetune.rollouts.storage import read_episodes
 
     policy = sorted((folder / "checkpoints").glob("[0-9]*"))[-1] / "policy"
     episodes = {

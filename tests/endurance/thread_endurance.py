@@ -33,16 +33,16 @@ from tests.support.bigram_model import (  # noqa: E402
     bigram_model,
 )
 from tests.support.processes import process_named  # noqa: E402
-from treetune.episode_generators.base import GenerationContext  # noqa: E402
-from treetune.episode_generators.threads.parallel_threads import ParallelThreads  # noqa: E402
 from treetune.inference.base import Completion, Engine, OnResult, Request  # noqa: E402
 from treetune.inference.engine import VllmEngine  # noqa: E402
 from treetune.inference.journal import request_key  # noqa: E402
 from treetune.inference.settings import VllmSettings  # noqa: E402
+from treetune.rollouts.base import GenerationContext  # noqa: E402
 from treetune.tasks.addition_chain import AdditionChain  # noqa: E402
 from treetune.tasks.graders.pool import GraderPool  # noqa: E402
 from treetune.tree import answers_of  # noqa: E402
 from treetune.vocabulary import Problem  # noqa: E402
+from treetune_threads.parallel_threads import ParallelThreads  # noqa: E402
 
 TABLE = {**MANY_THREADS, "</Outline>": {"<Outline>": 1, "</Outlines>": 1}}
 """Every answer forks; threads write until they are cut."""

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tests.exports.measured import ANSWERS, answer, write_experiment
-from treetune.exports.evaluations import chosen_evaluation
-from treetune.exports.inspect_log import write_inspect_log
-from treetune.exports.parquet import METADATA, write_parquet
+from treetune_view.exports.evaluations import chosen_evaluation
+from treetune_view.exports.inspect_log import write_inspect_log
+from treetune_view.exports.parquet import METADATA, write_parquet
 
 
 def _archive(path: Path) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def test_parquet_has_a_row_per_answer_and_null_for_what_was_not_said(tmp_path: P
 def test_many_answers_go_through_in_bunches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import pyarrow.parquet as parquet
 
-    from treetune.exports import parquet as ours
+    from treetune_view.exports import parquet as ours
 
     monkeypatch.setattr(ours, "ROWS_AT_ONCE", 3)
     answers = [answer(f"test/{i}", 0, str(i)) for i in range(7)]

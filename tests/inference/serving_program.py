@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.inference.stubs import Stub
 from tests.inference.test_given_servers import Elsewhere
-from treetune.cli import serving
+from treetune_cluster import commands as serving
 
 
 def main(folder: Path, port: int) -> int:

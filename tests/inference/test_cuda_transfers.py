@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import torch
 
-from treetune.inference import cuda_transfers
 from treetune.inference.base import Chunk
 from treetune.inference.client import Address, ServerFailure
-from treetune.inference.cuda_transfers import CudaIpc, Nccl
+from treetune_cluster import cuda_transfers
+from treetune_cluster.cuda_transfers import CudaIpc, Nccl
 
 HERE = Address("http://127.0.0.1:1", 1, "key")
 TENSORS = {

@@ -20,12 +20,12 @@ import pytest
 from treetune.inference import key
 from treetune.inference.base import EngineError
 from treetune.inference.client import Address, Client, ServerFailure
-from treetune.inference.cuda_transfers import own_address
 from treetune.inference.engine import VllmEngine
-from treetune.inference.given import GivenServer, described, read_key
 from treetune.inference.ranks import RankFiles
 from treetune.inference.server_process import Process, free_port, listens
 from treetune.inference.settings import VllmSettings
+from treetune_cluster.cuda_transfers import own_address
+from treetune_cluster.given import GivenServer, described, read_key
 
 from . import stub_server
 from .stubs import Stub, StubLaunch, below, request, until

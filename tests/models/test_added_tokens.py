@@ -19,8 +19,8 @@ from treetune.models.export import read_policy, write_for_engine, write_policy
 from treetune.models.pretrained import PretrainedModel
 from treetune.models.sources import TinyModel
 from treetune.models.tokenizer import codec_of, token_offsets
-from treetune.tasks.threads.tags import TAGS, TagIds
 from treetune.vocabulary import TextCodec
+from treetune_threads.tags import TAGS, TagIds
 
 TINY = TinyModel(layers=1, hidden_size=64, heads=2, intermediate_size=64, added_tokens=TAGS)
 

@@ -6,10 +6,10 @@ import pytest
 
 from tests.columns import plain
 from tests.models.chat_models import CHATML, TURN_END, bpe_tokenizer
-from treetune.episode_generators.turns.conversation import between
 from treetune.models.chat import Chat
 from treetune.models.tokenizer import codec_of
 from treetune.vocabulary import Problem, TextCodec
+from treetune_domains.turns.conversation import between
 
 FORGETS_THOUGHTS = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n"

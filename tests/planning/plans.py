@@ -7,13 +7,13 @@ from typing import Any, cast
 
 import treetune.parts  # noqa: F401  (registers them)
 from tests.support.shipped import ROOT
-from treetune.cli.planning import start_shape
 from treetune.config.build import build
 from treetune.config.explain import Explanation
 from treetune.config.jsonnet import load
-from treetune.planning.machine import Machine, described_machine
-from treetune.planning.plan import Plan
 from treetune.runtime.base import PolicyIteration, Runtime
+from treetune_cluster.commands import start_shape
+from treetune_cluster.planning.machine import Machine, described_machine
+from treetune_cluster.planning.plan import Plan
 
 
 def experiment(name: str, *overrides: str | dict[str, Any]) -> PolicyIteration:

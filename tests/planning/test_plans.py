@@ -9,18 +9,18 @@ import pytest
 
 from tests.planning.plans import experiment, plan
 from treetune import main as command_line
-from treetune.cli.planning import start_shape
 from treetune.config.errors import FoundByAllRanks
 from treetune.contracts import Advantages, Continuations
-from treetune.episode_generators.base import Credit
 from treetune.models.published_shapes import PUBLISHED
 from treetune.models.shapes import shape_of
-from treetune.planning import machine
-from treetune.planning.activations import LOGITS_PER_CHUNK
-from treetune.planning.machine import GIB, described_machine
-from treetune.planning.plan import Plan
-from treetune.planning.remedies import remedy
-from treetune.planning.words import as_data, as_text
+from treetune.rollouts.base import Credit
+from treetune_cluster.commands import start_shape
+from treetune_cluster.planning import machine
+from treetune_cluster.planning.activations import LOGITS_PER_CHUNK
+from treetune_cluster.planning.machine import GIB, described_machine
+from treetune_cluster.planning.plan import Plan
+from treetune_cluster.planning.remedies import remedy
+from treetune_cluster.planning.words import as_data, as_text
 
 BIG = "polIter_deepseekSft2_vineppo_MATH"
 SMALL = "polIter_rho1bSft2_vineppo_MATH"
@@ -233,7 +233,7 @@ class TestStart:
     """Of a run on a machine that it doesn't fit."""
 
     def test_it_is_refused_before_anything_is_started(self, monkeypatch):
-        from treetune.runtime import fit
+        from treetune_cluster import fit
 
         machine = described_machine(1, 80, host_gib=2000)
         monkeypatch.setattr(fit, "here", lambda **_: machine)
@@ -244,20 +244,20 @@ class TestStart:
         assert "smallest change" in str(error.value)
 
     def test_the_user_may_start_it_all_the_same(self, monkeypatch):
-        from treetune.runtime import fit
+        from treetune_cluster import fit
 
         monkeypatch.setattr(fit, "here", lambda **_: described_machine(1, 80))
         fit.refuse_what_does_not_fit(experiment(BIG, "{plan: {check: false}}"))
 
     def test_a_small_host_is_refused_as_well(self, monkeypatch):
-        from treetune.runtime import fit
+        from treetune_cluster import fit
 
         monkeypatch.setattr(fit, "here", lambda **_: described_machine(8, 80, host_gib=32))
         with pytest.raises(ValueError, match=r"the machine has 32\.00 GiB"):
             fit.refuse_what_does_not_fit(experiment(BIG))
 
     def test_ranks_of_a_machine_say_it_once_and_those_of_each_machine_do(self, monkeypatch):
-        from treetune.runtime import fit
+        from treetune_cluster import fit
 
         def kind(nodes: int, rank: str, of_machine: str) -> type[Exception]:
             monkeypatch.setattr(fit, "here", lambda **_: described_machine(2, 80, nodes, host_gib=8))
@@ -282,7 +282,7 @@ class TestStart:
         assert (found.ranks, found.nodes) == (4, 2)
 
     def test_where_nobody_knows_that_is_said(self, monkeypatch, capsys, tmp_path):
-        from treetune.runtime import fit
+        from treetune_cluster import fit
 
         (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"}))
         fit.refuse_what_does_not_fit(
@@ -292,7 +292,7 @@ class TestStart:
 
 
 def test_sizes_are_told_in_readable_units():
-    from treetune.planning.machine import in_units
+    from treetune_cluster.planning.machine import in_units
 
     assert in_units(GIB) == "1.00 GiB"
     assert in_units(3 * 2**20) == "3.0 MiB"

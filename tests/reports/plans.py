@@ -9,9 +9,9 @@ from typing import Any
 import treetune.parts  # noqa: F401  (registers numbers of answers)
 from tests.reports import fabricated
 from treetune.config.build import checked
-from treetune.tables.columns import Column
-from treetune.tables.runs import Plan, PlannedRun, refreshed
-from treetune.tables.settings import Cell, MethodRow, Reproduction, TableExperiment
+from treetune_tables.columns import Column
+from treetune_tables.runs import Plan, PlannedRun, refreshed
+from treetune_tables.settings import Cell, MethodRow, Reproduction, TableExperiment
 
 BY_NAME = {"SFT": "sft", "PPO": "ppo", "Vine_PPO": "vine"}
 ACCOUNT = {"command": "the command"}

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from treetune.episode_generators.storage import TOKENS, write_episodes, write_tokens
+from treetune.rollouts.storage import TOKENS, write_episodes, write_tokens
 from treetune.vocabulary import Episode, TextCodec
 
 CODEC = TextCodec(

@@ -12,14 +12,14 @@ from scipy import stats
 
 from tests.reports import fabricated
 from tests.reports.plans import ACCOUNT, config, plan_of
-from treetune.reports.tables.accuracy_curve import NotReached, area_under, cost_to_reach
-from treetune.reports.tables.as_json import as_json
-from treetune.reports.tables.markdown import as_markdown
-from treetune.reports.tables.measure import measure
-from treetune.reports.tables.paired import holm, paired_test
-from treetune.tables.columns import Area, Column, Reach
-from treetune.tables.runs import Plan, refreshed
-from treetune.tables.settings import MethodRow, Pair, TableExperiment
+from treetune_tables.columns import Area, Column, Reach
+from treetune_tables.report.accuracy_curve import NotReached, area_under, cost_to_reach
+from treetune_tables.report.as_json import as_json
+from treetune_tables.report.markdown import as_markdown
+from treetune_tables.report.measure import measure
+from treetune_tables.report.paired import holm, paired_test
+from treetune_tables.runs import Plan, refreshed
+from treetune_tables.settings import MethodRow, Pair, TableExperiment
 
 
 def by_problem(matrix_SP: np.ndarray) -> list[dict[str, float]]:

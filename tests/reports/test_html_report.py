@@ -19,8 +19,8 @@ from tests.reports.synthetic import (
     write_summary,
 )
 from treetune import main as command_line
-from treetune.episode_generators.storage import write_episodes
-from treetune.reports.html import write_report
+from treetune.rollouts.storage import write_episodes
+from treetune_view.report.html import write_report
 
 
 def test_the_report_shows_results_curves_times_and_coloured_steps(tmp_path: Path) -> None:

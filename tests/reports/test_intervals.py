@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from treetune.tables.intervals import (
+from treetune_tables.intervals import (
     of_shares,
     over_seeds,
     over_seeds_and_problems,

@@ -10,8 +10,8 @@ from typing import Any
 
 from tests.reports.page import Page
 from tests.reports.synthetic import EPISODES, write_experiment
-from treetune.episode_generators.step_credit import step_credit
-from treetune.reports.html import write_report
+from treetune.rollouts.step_credit import step_credit
+from treetune_view.report.html import write_report
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 

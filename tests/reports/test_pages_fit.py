@@ -10,12 +10,12 @@ import pytest
 
 from tests.reports.plans import ACCOUNT, finish, plan_of
 from tests.support.browser import CHROMIUM
-from treetune.reports.tables.curves import curves
-from treetune.reports.tables.measure import measure
-from treetune.reports.tables.page import as_html
-from treetune.reports.tables.panels import panel_curves
-from treetune.tables.columns import Column, Panel
-from treetune.tables.settings import Cell, MethodRow
+from treetune_tables.columns import Column, Panel
+from treetune_tables.report.curves import curves
+from treetune_tables.report.measure import measure
+from treetune_tables.report.page import as_html
+from treetune_tables.report.panels import panel_curves
+from treetune_tables.settings import Cell, MethodRow
 
 ASK = """<script>
 const cut = [...document.querySelectorAll(".scroll")].filter(one => one.scrollWidth > one.clientWidth);

@@ -8,11 +8,11 @@ import pytest
 
 from tests.reports.page import Page
 from tests.reports.synthetic import summary, write_experiment, write_summary
-from treetune.episode_generators.numbers import declared
-from treetune.reports.experiment import Experiment
-from treetune.reports.html import write_report
-from treetune.reports.sections import base
-from treetune.reports.sections.numbers import NumbersSection
+from treetune.rollouts.numbers import declared
+from treetune_view.report.experiment import Experiment
+from treetune_view.report.html import write_report
+from treetune_view.report.sections import base
+from treetune_view.report.sections.numbers import NumbersSection
 
 
 @pytest.fixture(autouse=True)

@@ -12,23 +12,23 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.episode_generators.scripted_engine import ScriptedEngine
-from tests.episode_generators.threads import CODEC as CHARACTERS
-from tests.episode_generators.threads import context as generation_context
 from tests.reports.page import Page
 from tests.reports.synthetic import metrics_row, summary, write_experiment, write_summary
 from tests.reports.threaded import CODEC, Fork, Thread, episode, outlines, trajectory, write_answers
+from tests.rollouts.scripted_engine import ScriptedEngine
+from tests.rollouts.threads import CODEC as CHARACTERS
+from tests.rollouts.threads import context as generation_context
 from tests.trees import answered
-from treetune.episode_generators.credit.episodes import whole_answer
-from treetune.episode_generators.storage import TOKENS, write_episodes, write_tokens, write_trajectories
-from treetune.episode_generators.threads.numbers import counts_of
-from treetune.episode_generators.threads.parallel_threads import ParallelThreads
 from treetune.inference.base import Request
-from treetune.reports.html import write_report
-from treetune.reports.sections.threads.answer import ThreadedAnswer
-from treetune.reports.sections.threads.drawing import threads_html
-from treetune.tasks.threads.tags import TagIds
+from treetune.rollouts.credit.episodes import whole_answer
+from treetune.rollouts.storage import TOKENS, write_episodes, write_tokens, write_trajectories
 from treetune.vocabulary import Problem, Trajectory
+from treetune_threads.numbers import counts_of
+from treetune_threads.parallel_threads import ParallelThreads
+from treetune_threads.tags import TagIds
+from treetune_view.report.html import write_report
+from treetune_view.report.sections.threads.answer import ThreadedAnswer
+from treetune_view.report.sections.threads.drawing import threads_html
 
 
 def report_of(folder: Path, *answers: Trajectory, advantages: tuple[float, ...] = (0.5,)) -> Page:
@@ -49,7 +49,7 @@ def thread(tokens: int, seconds: float | None = 1.0) -> Thread:
 
 
 OWN_NUMBERS = """
-from treetune.episode_generators.numbers import Number, NumberGroup
+from treetune.rollouts.numbers import Number, NumberGroup
 
 @NumberGroup.register("rounds", {"count": Number("rounds of an answer")})
 def measure(trajectories, codec):

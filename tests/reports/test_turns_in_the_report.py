@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.episode_generators import turns
-from tests.episode_generators.turns import Letters, lent, rollout
 from tests.reports.page import Page
 from tests.reports.synthetic import write_experiment
-from treetune.episode_generators.credit.group import Group
-from treetune.episode_generators.storage import TOKENS, write_episodes, write_tokens
-from treetune.reports.html import write_report
-from treetune.tasks.environments.pool import EnvironmentPool
+from tests.rollouts import turns
+from tests.rollouts.turns import Letters, lent, rollout
+from treetune.rollouts.credit.group import Group
+from treetune.rollouts.storage import TOKENS, write_episodes, write_tokens
 from treetune.tree import answers_of
+from treetune_domains.environments.pool import EnvironmentPool
+from treetune_view.report.html import write_report
 
 
 def test_each_turn_is_a_line_with_its_reward_and_what_was_said_to_it_is_marked(tmp_path: Path) -> None:

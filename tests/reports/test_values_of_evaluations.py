@@ -12,16 +12,16 @@ import pytest
 
 from tests.reports import fabricated
 from tests.reports.plans import ACCOUNT, finish, plan_of
-from treetune.reports.tables.as_json import as_json
-from treetune.reports.tables.figures import draw_panels, draw_table
-from treetune.reports.tables.latex import as_latex
-from treetune.reports.tables.markdown import as_markdown
-from treetune.reports.tables.measure import measure
-from treetune.reports.tables.page import as_html
-from treetune.reports.tables.panels import panel_curves, panel_notes, panels_json
-from treetune.tables.columns import Column, Panel
-from treetune.tables.runs import Plan, _read_by, refreshed
-from treetune.tables.settings import Cell, MethodRow
+from treetune_tables.columns import Column, Panel
+from treetune_tables.report.as_json import as_json
+from treetune_tables.report.figures import draw_panels, draw_table
+from treetune_tables.report.latex import as_latex
+from treetune_tables.report.markdown import as_markdown
+from treetune_tables.report.measure import measure
+from treetune_tables.report.page import as_html
+from treetune_tables.report.panels import panel_curves, panel_notes, panels_json
+from treetune_tables.runs import Plan, _read_by, refreshed
+from treetune_tables.settings import Cell, MethodRow
 
 LONGEST = "num_tokens_in_the_longest_thread"
 COLUMNS = (

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from treetune.episode_generators.storage import TOKENS, write_episodes, write_tokens, write_trajectories
-from treetune.tasks.threads.tags import TAGS
+from treetune.rollouts.storage import TOKENS, write_episodes, write_tokens, write_trajectories
 from treetune.vocabulary import Branch, Episode, Grade, Problem, Segment, Stretch, TextCodec, Trajectory
+from treetune_threads.tags import TAGS
 
 _TOKENS = re.compile("|".join([*map(re.escape, TAGS), r"\n", r" ?[^\s<]+", r"<", r"\s"]))
 _KNOWN: list[str] = list(TAGS)

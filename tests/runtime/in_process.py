@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from tests.fake_engine import FakeEngine
-from treetune.episode_generators.credit.group import Group
-from treetune.episode_generators.rollout.single_turn import SingleTurn
-from treetune.episode_generators.selection.all import All
 from treetune.inference.base import Engine
 from treetune.inference.gaps import Tolerance
 from treetune.inference.served_models import Engines
 from treetune.inference.settings import EngineSettings
 from treetune.models.characters import character_tokenizer
 from treetune.models.sources import TinyModel
+from treetune.rollouts.credit.group import Group
+from treetune.rollouts.selection.all import All
+from treetune.rollouts.single_turn import SingleTurn
 from treetune.runtime.base import Checkpoints, PolicyIteration
 from treetune.runtime.commands import run_iteration_loop
 from treetune.runtime.directory import ExperimentDirectory

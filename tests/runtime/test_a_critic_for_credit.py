@@ -11,28 +11,28 @@ import pytest
 import torch
 
 from tests.runtime.in_process import directory_of, raises_after, small, train
-from treetune.analyzers.advantage_distribution import AdvantageDistribution
-from treetune.analyzers.command import run_analyzers
-from treetune.analyzers.credit_bench import CreditBench
-from treetune.analyzers.gradient_variance import GradientVariance
-from treetune.analyzers.scoring import state_values
-from treetune.analyzers.sources import critic_at
-from treetune.analyzers.truth import ByEngine
 from treetune.config.build import checked
 from treetune.config.errors import ConfigError
-from treetune.episode_generators.credit.monte_carlo import MonteCarlo
-from treetune.episode_generators.storage import read_episodes
-from treetune.episode_generators.threads.parallel_threads import ParallelThreads
-from treetune.episode_generators.threads.states import ThreadStates
-from treetune.episode_generators.values.control_variate import ControlVariate
-from treetune.episode_generators.values.critic import CriticValues
-from treetune.episode_generators.values.smoothed import Smoothed
 from treetune.models.export import read_policy
+from treetune.rollouts.credit.monte_carlo import MonteCarlo
+from treetune.rollouts.storage import read_episodes
 from treetune.runtime.base import Checkpoints, PolicyIteration
 from treetune.runtime.commands import only_generate_episodes
 from treetune.runtime.session import Session
 from treetune.trainers.ranks import Ranks
 from treetune.vocabulary import joined
+from treetune_lab.analyzers.advantage_distribution import AdvantageDistribution
+from treetune_lab.analyzers.command import run_analyzers
+from treetune_lab.analyzers.credit_bench import CreditBench
+from treetune_lab.analyzers.gradient_variance import GradientVariance
+from treetune_lab.analyzers.scoring import state_values
+from treetune_lab.analyzers.sources import critic_at
+from treetune_lab.analyzers.truth import ByEngine
+from treetune_lab.values.control_variate import ControlVariate
+from treetune_lab.values.critic import CriticValues
+from treetune_lab.values.smoothed import Smoothed
+from treetune_threads.parallel_threads import ParallelThreads
+from treetune_threads.states import ThreadStates
 
 PLAIN = {"type": "policy_iteration", "trainer": {"seed": 1}}
 ALONE = MonteCarlo(values=CriticValues())

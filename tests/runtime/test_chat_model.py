@@ -17,9 +17,9 @@ from tests.models.chat_models import (
     save_as_on_the_hub,
 )
 from tests.support.faults import Experiment
-from treetune.episode_generators.storage import read_episodes, read_trajectories
 from treetune.models.chat import Chat
 from treetune.models.pretrained import PretrainedModel
+from treetune.rollouts.storage import read_episodes, read_trajectories
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 

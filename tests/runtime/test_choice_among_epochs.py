@@ -21,15 +21,15 @@ from tests.runtime.in_process import (
 from tests.support.faults import Experiment
 from treetune.config.build import checked
 from treetune.config.errors import ConfigError
-from treetune.episode_generators.credit.gae import Gae
-from treetune.episode_generators.credit.outcome import NoCredit
-from treetune.episode_generators.rollout.single_turn import SingleTurn
-from treetune.episode_generators.selection.all import All
-from treetune.episode_generators.selection.correct_only import CorrectOnly
-from treetune.episode_generators.selection.preference_pairs import PreferencePairs
 from treetune.files import write_json, write_text
 from treetune.inference.base import EngineError
 from treetune.inference.served_models import Engines
+from treetune.rollouts.credit.gae import Gae
+from treetune.rollouts.credit.outcome import NoCredit
+from treetune.rollouts.selection.all import All
+from treetune.rollouts.selection.correct_only import CorrectOnly
+from treetune.rollouts.selection.preference_pairs import PreferencePairs
+from treetune.rollouts.single_turn import SingleTurn
 from treetune.runtime import training
 from treetune.runtime.base import ChooseCheckpoint, Evaluation, EvaluationSet, PolicyIteration
 from treetune.runtime.sampler import Sampler

@@ -12,9 +12,9 @@ import pytest
 
 from tests.columns import plain
 from tests.runtime.in_process import FakeSettings, directory_of, raises_after, small, train
-from treetune.episode_generators.credit.monte_carlo import MonteCarlo
-from treetune.episode_generators.storage import read_episodes
 from treetune.inference.base import EngineError
+from treetune.rollouts.credit.monte_carlo import MonteCarlo
+from treetune.rollouts.storage import read_episodes
 from treetune.runtime import generation
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.directory import ExperimentDirectory

@@ -16,11 +16,11 @@ import torch
 
 from tests.runtime.in_process import directory_of, sampled_requests, small, train
 from treetune.checksums import SUMS, Damaged, read_record, write_record
-from treetune.episode_generators.storage import read_episodes, read_tokens, read_trajectories
-from treetune.reports.experiment import read_experiment
+from treetune.rollouts.storage import read_episodes, read_tokens, read_trajectories
 from treetune.runtime.base import Evaluation, EvaluationSet
 from treetune.runtime.directory import ExperimentDirectory, verify_answers
 from treetune.runtime.manifest import read_config
+from treetune_view.report.experiment import read_experiment
 
 
 def flip(path: Path, place: float = 0.5) -> None:

@@ -13,13 +13,13 @@ from starlette.testclient import TestClient
 
 from tests.runtime.in_process import small, train
 from treetune.checksums import Damaged
-from treetune.episode_generators.storage import TOKENS, read_tokens
-from treetune.reports.html import write_report
+from treetune.rollouts.storage import TOKENS, read_tokens
 from treetune.runtime.analysis import read_result, write_result
 from treetune.runtime.base import Evaluation, EvaluationSet
 from treetune.runtime.directory import ExperimentDirectory
-from treetune.viewer.app import application
-from treetune.viewer.store import Store
+from treetune_view.app import application
+from treetune_view.report.html import write_report
+from treetune_view.store import Store
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +119,7 @@ def test_no_flip_in_an_arrow_file_without_a_checksum_ends_the_process(run: Exper
     program = f"""
 from pathlib import Path
 from treetune.checksums import Damaged
-from treetune.episode_generators.storage import read_tokens
+from treetune.rollouts.storage import read_tokens
 path = Path({str(tokens)!r})
 data = path.read_bytes()
 for place in range(len(data)):

@@ -14,17 +14,17 @@ from safetensors.torch import load_file
 from tests.runtime.in_process import FakeSettings, directory_of, raises_after, sampled_requests, small, train
 from treetune.config.build import checked
 from treetune.config.errors import ConfigError
-from treetune.episode_generators.credit.gae import Gae
-from treetune.episode_generators.credit.monte_carlo import MonteCarlo
-from treetune.episode_generators.credit.outcome import NoCredit
-from treetune.episode_generators.rollout.single_turn import SingleTurn
-from treetune.episode_generators.rollout.until_mixed import UntilMixed
-from treetune.episode_generators.selection.correct_only import CorrectOnly
-from treetune.episode_generators.selection.mixed_groups import MixedGroups
-from treetune.episode_generators.shaping.length_penalty import LengthPenalty
-from treetune.episode_generators.shaping.overlong_penalty import OverlongPenalty
-from treetune.episode_generators.storage import read_episodes, read_trajectories
 from treetune.inference.base import EngineError
+from treetune.rollouts.credit.gae import Gae
+from treetune.rollouts.credit.monte_carlo import MonteCarlo
+from treetune.rollouts.credit.outcome import NoCredit
+from treetune.rollouts.selection.correct_only import CorrectOnly
+from treetune.rollouts.selection.mixed_groups import MixedGroups
+from treetune.rollouts.shaping.length_penalty import LengthPenalty
+from treetune.rollouts.shaping.overlong_penalty import OverlongPenalty
+from treetune.rollouts.single_turn import SingleTurn
+from treetune.rollouts.storage import read_episodes, read_trajectories
+from treetune.rollouts.until_mixed import UntilMixed
 from treetune.runtime import generation
 from treetune.runtime.base import Evaluation, EvaluationSet, PolicyIteration
 from treetune.trainers.base import Trainer

@@ -16,7 +16,7 @@ import pytest
 
 from tests.runtime.in_process import TASK, directory_of, sampled_requests, small, train
 from treetune.config.build import checked
-from treetune.episode_generators.rollout.single_turn import SingleTurn
+from treetune.rollouts.single_turn import SingleTurn
 from treetune.runtime import commands, evaluators
 from treetune.runtime.base import Evaluation, EvaluationSet, PolicyIteration
 from treetune.runtime.console import Console

@@ -9,7 +9,7 @@ import pytest
 from treetune.inference.client import Address
 from treetune.inference.served_models import JudgeModel
 from treetune.inference.settings import VllmSettings
-from treetune.runtime import judge_server
+from treetune_domains import judge_server
 
 
 class Served:

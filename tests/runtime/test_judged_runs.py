@@ -15,16 +15,16 @@ import pytest
 
 from tests.runtime.in_process import TASK, FakeSettings, directory_of, small, train
 from tests.support.stand_in_judge import StandIn, stand_in_judge
-from treetune.endpoints.settings import EndpointSettings
-from treetune.episode_generators.credit.monte_carlo import MonteCarlo
-from treetune.episode_generators.rollout.single_turn import SingleTurn
-from treetune.episode_generators.unavailable import NothingGraded
 from treetune.inference.base import EngineError
 from treetune.inference.client import Address
 from treetune.inference.served_models import JudgeModel
+from treetune.rollouts.credit.monte_carlo import MonteCarlo
+from treetune.rollouts.single_turn import SingleTurn
+from treetune.rollouts.unavailable import NothingGraded
 from treetune.runtime.base import Evaluation, EvaluationSet, PolicyIteration
 from treetune.tasks.graders.final_answer import FinalAnswer
-from treetune.tasks.graders.judge import JudgeGrader
+from treetune_domains.endpoints.settings import EndpointSettings
+from treetune_domains.graders.judge import JudgeGrader
 
 SETS = Evaluation(every=2, sets=(EvaluationSet(split="test", problems=3, samples=2, while_training=True),))
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.faults import Experiment
-from treetune.episode_generators.storage import read_trajectories
+from treetune.rollouts.storage import read_trajectories
 
 OVERLAPPING = """{
   overlap: 'one_step',

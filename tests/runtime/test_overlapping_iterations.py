@@ -13,11 +13,10 @@ import pytest
 
 from tests.columns import plain
 from tests.runtime.in_process import FakeSettings, directory_of, raises_after, small, train
-from treetune.episode_generators.credit.monte_carlo import MonteCarlo
-from treetune.episode_generators.rollout.partial import PartialAnswers
-from treetune.episode_generators.rollout.single_turn import SingleTurn
-from treetune.episode_generators.storage import read_episodes, read_trajectories
 from treetune.inference.base import EngineError
+from treetune.rollouts.credit.monte_carlo import MonteCarlo
+from treetune.rollouts.single_turn import SingleTurn
+from treetune.rollouts.storage import read_episodes, read_trajectories
 from treetune.runtime import loop
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.directory import ExperimentDirectory
@@ -26,6 +25,7 @@ from treetune.trainers.base import Trainer
 from treetune.trainers.core import PolicyTrainer
 from treetune.trainers.objectives.ppo import ClippedPolicyGradient
 from treetune.vocabulary import Trajectory
+from treetune_lab.partial import PartialAnswers
 
 ITERATIONS = 4
 STORED: dict[str, Any] = {"overlap": "one_step"}

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from tests.runtime.in_process import FakeSettings, directory_of, small, train
-from treetune.episode_generators.credit.monte_carlo import MonteCarlo
 from treetune.inference.base import Completion, EngineError
 from treetune.inference.gaps import Tolerance
 from treetune.models.sources import TinyModel
+from treetune.rollouts.credit.monte_carlo import MonteCarlo
 from treetune.runtime import commands
 from treetune.runtime.base import Evaluation, EvaluationSet
 from treetune.runtime.canary import stored_logprobs

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 from tests.runtime.in_process import sampled_requests, small, train
-from treetune.analyzers.replay import replay
-from treetune.analyzers.replayed import in_words
 from treetune.checksums import read_record, write_record
-from treetune.episode_generators.credit.group import Group
-from treetune.episode_generators.credit.monte_carlo import MonteCarlo
-from treetune.episode_generators.rollout.single_turn import SingleTurn
-from treetune.episode_generators.selection.correct_only import CorrectOnly
+from treetune.rollouts.credit.group import Group
+from treetune.rollouts.credit.monte_carlo import MonteCarlo
+from treetune.rollouts.selection.correct_only import CorrectOnly
+from treetune.rollouts.single_turn import SingleTurn
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.trainers.objectives.ppo import ClippedPolicyGradient
+from treetune_lab.analyzers.replay import replay
+from treetune_lab.analyzers.replayed import in_words
 
 PLAIN = {"type": "policy_iteration", "trainer": {"seed": 1}}
 

@@ -13,17 +13,17 @@ from tests.runtime.in_process import TASK, FakeSettings, directory_of, sampled_r
 from treetune.checksums import read_record
 from treetune.config.build import checked
 from treetune.config.errors import ConfigError
-from treetune.episode_generators.rollout.single_turn import SingleTurn
-from treetune.episode_generators.storage import read_episodes, read_trajectories
 from treetune.inference.base import EngineError
+from treetune.rollouts.single_turn import SingleTurn
+from treetune.rollouts.storage import read_episodes, read_trajectories
 from treetune.runtime.base import Evaluation, EvaluationSet, PolicyIteration
 from treetune.runtime.summary import summary_line
-from treetune.tasks.domain import Domain
 from treetune.tasks.drawing import Drawing
-from treetune.tasks.mixture import Mixture
-from treetune.tasks.weighting import Curriculum
 from treetune.trainers.base import Trainer
 from treetune.trainers.objectives.ppo import ClippedPolicyGradient
+from treetune_domains.domain import Domain
+from treetune_domains.mixture import Mixture
+from treetune_domains.weighting import Curriculum
 
 MIXED = Mixture(
     # What is cut off earns the reward, so the two differ: next to all answers of ten tokens are.

@@ -11,7 +11,7 @@ import pytest
 
 from tests.runtime.in_process import TASK, directory_of, small, train
 from treetune.config import folders
-from treetune.episode_generators.unavailable import NothingGraded
+from treetune.rollouts.unavailable import NothingGraded
 from treetune.runtime.base import Evaluation, EvaluationSet
 from treetune.tasks.graders.function import FunctionGrader
 

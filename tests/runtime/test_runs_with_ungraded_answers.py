@@ -12,11 +12,11 @@ from safetensors.torch import load_file
 
 from tests.runtime.even_answers import OutOfOrder
 from tests.runtime.in_process import TASK, FakeSettings, directory_of, sampled_requests, small, train
-from treetune.episode_generators.credit.rloo import Rloo
-from treetune.episode_generators.rollout.single_turn import SingleTurn
-from treetune.episode_generators.storage import read_episodes, read_trajectories
-from treetune.episode_generators.unavailable import NothingGraded
 from treetune.inference.base import EngineError
+from treetune.rollouts.credit.rloo import Rloo
+from treetune.rollouts.single_turn import SingleTurn
+from treetune.rollouts.storage import read_episodes, read_trajectories
+from treetune.rollouts.unavailable import NothingGraded
 from treetune.runtime.base import Evaluation, EvaluationSet, PolicyIteration
 
 SETS = Evaluation(every=1, sets=(EvaluationSet(split="test", samples=4, while_training=True),))

@@ -11,8 +11,8 @@ import pytest
 
 from tests.runtime.in_process import small, train
 from treetune.checksums import read_record
-from treetune.episode_generators.storage import read_episodes
-from treetune.episode_generators.token_signals import SIGNALS, read_token_signals
+from treetune.rollouts.storage import read_episodes
+from treetune.rollouts.token_signals import SIGNALS, read_token_signals
 from treetune.timeline import read_timeline
 
 

@@ -21,12 +21,12 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.runtime.in_process import TASK, directory_of, small, train
-from treetune.endpoints.settings import EndpointSettings
-from treetune.episode_generators.rollout.single_turn import SingleTurn
+from treetune.rollouts.single_turn import SingleTurn
 from treetune.runtime.base import PolicyIteration
-from treetune.tasks.graders import judging
 from treetune.tasks.graders.final_answer import FinalAnswer
-from treetune.tasks.graders.judge import JudgeGrader
+from treetune_domains.endpoints.settings import EndpointSettings
+from treetune_domains.graders import judging
+from treetune_domains.graders.judge import JudgeGrader
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 60.0

@@ -14,15 +14,15 @@ from tests.fake_engine import FakeEngine
 from tests.runtime.even_answers import EvenAnswers
 from tests.runtime.in_process import TASK, FakeSettings, directory_of, raises_after, small, train
 from treetune.checksums import read_record
-from treetune.episode_generators.storage import read_episodes, read_trajectories
-from treetune.episode_generators.threads.acceleration import Acceleration
-from treetune.episode_generators.threads.parallel_threads import ParallelThreads
-from treetune.episode_generators.threads.reference_lengths import Measured, Running, Total
 from treetune.inference.base import Engine
 from treetune.models.sources import TinyModel
+from treetune.rollouts.storage import read_episodes, read_trajectories
 from treetune.runtime import commands, generation
 from treetune.runtime.base import Evaluation, EvaluationSet, PolicyIteration
-from treetune.tasks.threads.tags import TAGS
+from treetune_threads.acceleration import Acceleration
+from treetune_threads.parallel_threads import ParallelThreads
+from treetune_threads.reference_lengths import Measured, Running, Total
+from treetune_threads.tags import TAGS
 
 MODEL = TinyModel(
     layers=1, hidden_size=64, heads=2, intermediate_size=96, context_length=64, added_tokens=TAGS

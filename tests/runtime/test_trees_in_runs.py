@@ -12,19 +12,19 @@ import pytest
 from tests.fake_engine import FakeEngine
 from tests.runtime import in_process
 from tests.runtime.in_process import TASK, FakeSettings, directory_of, raises_after, sampled_requests, train
-from treetune.episode_generators.credit.tree import TreeCredit
-from treetune.episode_generators.rollout.tree import TreeRollout
-from treetune.episode_generators.storage import read_episodes, read_trajectories
-from treetune.episode_generators.trees.at_states import AtStates
-from treetune.episode_generators.trees.least_sure import LeastSure
-from treetune.episode_generators.values.every_n_tokens import EveryNTokens
 from treetune.inference.base import Engine, EngineError
 from treetune.inference.served_models import Engines
 from treetune.models.characters import character_tokenizer
 from treetune.models.export import read_policy
+from treetune.rollouts.storage import read_episodes, read_trajectories
 from treetune.runtime import generation
 from treetune.runtime.base import PolicyIteration
 from treetune.tree import trees_of
+from treetune_lab.trees.at_states import AtStates
+from treetune_lab.trees.credit import TreeCredit
+from treetune_lab.trees.least_sure import LeastSure
+from treetune_lab.trees.rollout import TreeRollout
+from treetune_lab.values.every_n_tokens import EveryNTokens
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,18 +12,18 @@ import pytest
 from tests.fake_engine import FakeEngine
 from tests.runtime.in_process import FakeSettings, directory_of, small
 from tests.support.unruly_environment import Unruly
-from treetune.episode_generators.credit.gae import Gae
-from treetune.episode_generators.credit.group import Group
-from treetune.episode_generators.credit.monte_carlo import MonteCarlo
-from treetune.episode_generators.storage import read_episodes, read_trajectories
-from treetune.episode_generators.turns.multi_turn import MultiTurn
-from treetune.episode_generators.turns.states import TurnStates
 from treetune.inference.base import Engine, EngineError
 from treetune.inference.served_models import Engines
 from treetune.models.characters import character_tokenizer
+from treetune.rollouts.credit.gae import Gae
+from treetune.rollouts.credit.group import Group
+from treetune.rollouts.credit.monte_carlo import MonteCarlo
+from treetune.rollouts.storage import read_episodes, read_trajectories
 from treetune.runtime.base import Evaluation, EvaluationSet, PolicyIteration
 from treetune.runtime.commands import run_iteration_loop
-from treetune.tasks.environments.task import EnvironmentTask
+from treetune_domains.environments.task import EnvironmentTask
+from treetune_domains.turns.multi_turn import MultiTurn
+from treetune_domains.turns.states import TurnStates
 
 MOODS = ("calm", "calm", "hangs", "calm", "dies", "says a megabyte", "is closed", "calm")
 

@@ -12,10 +12,10 @@ import pytest
 from tests.runtime.in_process import TASK, directory_of, small, train
 from treetune.config.build import checked
 from treetune.config.errors import ConfigError
-from treetune.episode_generators.base import GenerationContext, GroupCredit, Rollout
-from treetune.episode_generators.rollout.single_turn import SingleTurn, for_fixed_problems, sample_answers
-from treetune.episode_generators.storage import read_trajectories
 from treetune.inference.base import CONTINUATIONS, Request, SamplingParams
+from treetune.rollouts.base import GenerationContext, GroupCredit, Rollout
+from treetune.rollouts.single_turn import SingleTurn, for_fixed_problems, sample_answers
+from treetune.rollouts.storage import read_trajectories
 from treetune.runtime.base import Evaluation, EvaluationSet
 from treetune.tree import Tree, answers_of
 from treetune.vocabulary import Metrics, Problem

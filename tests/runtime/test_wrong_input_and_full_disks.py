@@ -24,11 +24,11 @@ from tests.runtime.in_process import (
     train,
 )
 from tests.support.faults import CONFIG, ROOT
-from treetune.episode_generators.rollout.single_turn import SingleTurn
-from treetune.episode_generators.selection.mixed_groups import MixedGroups
 from treetune.inference.base import EngineError
 from treetune.models import export
 from treetune.models.pretrained import PretrainedModel
+from treetune.rollouts.selection.mixed_groups import MixedGroups
+from treetune.rollouts.single_turn import SingleTurn
 from treetune.runtime import commands
 from treetune.runtime.base import Evaluation, EvaluationSet
 

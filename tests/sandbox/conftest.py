@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from treetune.sandbox.bubblewrap import Bubblewrap
+from treetune_domains.sandbox.bubblewrap import Bubblewrap
 
 
 @pytest.fixture(scope="session")

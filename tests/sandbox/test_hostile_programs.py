@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.hostile_programs import COUNT, HostileProgram, Trap, hostile_programs
-from treetune.sandbox.base import Limits
-from treetune.sandbox.bubblewrap import Bubblewrap, Started, uids_of_programs
-from treetune.sandbox.usage import descendants
+from treetune_domains.sandbox.base import Limits
+from treetune_domains.sandbox.bubblewrap import Bubblewrap, Started, uids_of_programs
+from treetune_domains.sandbox.usage import descendants
 
 SAMPLE = [one for one in hostile_programs(seed=11) if one.kind != "forging"][:30]
 """A sample; tests/endurance/hostile_programs.py runs them all."""
@@ -36,7 +36,7 @@ def test_a_hostile_program_gets_nothing(sandbox: Bubblewrap, program: HostilePro
 
 
 def test_a_trap_notices_what_a_program_without_a_sandbox_gets(tmp_path: Path) -> None:
-    from treetune.sandbox.unsafe_local import UnsafeLocal
+    from treetune_domains.sandbox.unsafe_local import UnsafeLocal
 
     with Trap(tmp_path).set() as trap:
         for code in ("print(open('$SECRET').read())", "open('$OUTSIDE/file', 'w')", "print('ESCAPED: x')"):
@@ -66,8 +66,8 @@ def test_a_program_ends_with_the_thread_that_ran_it(sandbox: Bubblewrap) -> None
 
     # The process that grades is killed in the middle: nobody is left who could end the program.
     script = (
-        "import os, sys\nfrom treetune.sandbox.bubblewrap import Bubblewrap, Started\n"
-        "from treetune.sandbox.base import Limits\nimport subprocess\n"
+        "import os, sys\nfrom treetune_domains.sandbox.bubblewrap import Bubblewrap, Started\n"
+        "from treetune_domains.sandbox.base import Limits\nimport subprocess\n"
         "code = 'import os, time\\nif os.fork() == 0: os.setsid()\\ntime.sleep(600)'\n"
         "started = Started(Bubblewrap(), code, {}, Limits(), stdin=subprocess.DEVNULL)\n"
         "print(started.process.pid, flush=True)\nimport time; time.sleep(600)"

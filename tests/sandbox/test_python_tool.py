@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from treetune.sandbox.base import Limits
-from treetune.sandbox.bubblewrap import Bubblewrap
-from treetune.sandbox.python_tool import PythonSession, PythonTool
-from treetune.sandbox.unsafe_local import UnsafeLocal
+from treetune_domains.sandbox.base import Limits
+from treetune_domains.sandbox.bubblewrap import Bubblewrap
+from treetune_domains.sandbox.python_tool import PythonSession, PythonTool
+from treetune_domains.sandbox.unsafe_local import UnsafeLocal
 
 
 @pytest.fixture(scope="module")

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from treetune.sandbox.base import Limits, SandboxUnavailable
-from treetune.sandbox.fusion import SandboxFusion
-from treetune.sandbox.unsafe_local import UnsafeLocal
-from treetune.tasks.graders.code.grader import Code
 from treetune.tasks.graders.pool import GraderPool
 from treetune.vocabulary import Problem
+from treetune_domains.graders.code.grader import Code
+from treetune_domains.sandbox.base import Limits, SandboxUnavailable
+from treetune_domains.sandbox.fusion import SandboxFusion
+from treetune_domains.sandbox.unsafe_local import UnsafeLocal
 
 
 class Server(ThreadingHTTPServer):

@@ -13,14 +13,14 @@ import annotated_types
 import pytest
 
 import treetune
-from treetune.sandbox.bubblewrap import Bubblewrap
+from treetune_domains.sandbox.bubblewrap import Bubblewrap
 
 NOBODY = 65534
 PYTHON = "/usr/bin/python3"
 
 TRIED = """
-from treetune.sandbox.base import Limits
-from treetune.sandbox.bubblewrap import Bubblewrap
+from treetune_domains.sandbox.base import Limits
+from treetune_domains.sandbox.bubblewrap import Bubblewrap
 sandbox = Bubblewrap()
 assert not sandbox.missing(), sandbox.missing()
 limits = Limits(seconds=2, memory_mib=128, processes=8)

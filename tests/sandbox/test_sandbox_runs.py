@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from treetune.sandbox.base import Limits, Outcome, SandboxUnavailable
-from treetune.sandbox.bubblewrap import Bubblewrap
-from treetune.sandbox.choice import choose
-from treetune.sandbox.unsafe_local import UnsafeLocal
+from treetune_domains.sandbox.base import Limits, Outcome, SandboxUnavailable
+from treetune_domains.sandbox.bubblewrap import Bubblewrap
+from treetune_domains.sandbox.choice import choose
+from treetune_domains.sandbox.unsafe_local import UnsafeLocal
 
 ORDINARY = {
     "reads its input": ("print(sum(map(int, input().split())))", "1 2 3\n", "6\n"),
@@ -77,14 +77,14 @@ def test_the_end_of_a_program_is_told(
 
 
 def test_without_a_sandbox_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("treetune.sandbox.bubblewrap.shutil.which", lambda *_, **__: None)
-    monkeypatch.setattr("treetune.sandbox.bubblewrap._missing", _uncached())
+    monkeypatch.setattr("treetune_domains.sandbox.bubblewrap.shutil.which", lambda *_, **__: None)
+    monkeypatch.setattr("treetune_domains.sandbox.bubblewrap._missing", _uncached())
     with pytest.raises(SandboxUnavailable, match="apt install bubblewrap"):
         choose()
 
 
 def _uncached() -> object:
-    from treetune.sandbox import bubblewrap
+    from treetune_domains.sandbox import bubblewrap
 
     return bubblewrap._missing.__wrapped__
 
@@ -92,7 +92,9 @@ def _uncached() -> object:
 def test_a_sandbox_that_cannot_start_says_so_and_blames_no_program(
     sandbox: Bubblewrap, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("treetune.sandbox.bubblewrap._root", lambda: ("--ro-bind", "/not/there", "/a"))
+    monkeypatch.setattr(
+        "treetune_domains.sandbox.bubblewrap._root", lambda: ("--ro-bind", "/not/there", "/a")
+    )
     with pytest.raises(SandboxUnavailable, match="/not/there"):
         sandbox.run("print(1)")
 

@@ -213,7 +213,7 @@ def test_shared_memory_is_the_hosts_wherever_a_container_is_spoken_of() -> None:
             "Dockerfile",
             "docs/hardware.md",
             "docs/troubleshooting.md",
-            "src/treetune/runtime/doctor.py",
+            "src/treetune_cluster/doctor.py",
         )
     }
     assert [path for path, text in texts.items() if "--ipc=host" not in text] == []

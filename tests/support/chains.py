@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Literal
 
-from treetune.episode_generators.base import GenerationContext
 from treetune.inference.base import Completion, Engine, Later, OnResult, Request, SamplingParams
+from treetune.rollouts.base import GenerationContext
 from treetune.seeds import derive_seed
 from treetune.tasks.base import Split, Task
 from treetune.tasks.graders.base import Grader

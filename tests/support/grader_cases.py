@@ -6,28 +6,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from treetune.tasks.graders.base import Grader
-from treetune.tasks.graders.code.cruxeval import CruxEval
-from treetune.tasks.graders.code.grader import Code
-from treetune.tasks.graders.codeio import CodeIO
 from treetune.tasks.graders.conformance import Case
 from treetune.tasks.graders.countdown import CountdownGrader
 from treetune.tasks.graders.final_answer import FinalAnswer
 from treetune.tasks.graders.function import FunctionGrader
-from treetune.tasks.graders.grid import GridGrader
-from treetune.tasks.graders.instruction_following import InstructionFollowing
-from treetune.tasks.graders.livebench import LiveBench
-from treetune.tasks.graders.math import MathGrader
-from treetune.tasks.graders.minerva import Minerva
-from treetune.tasks.graders.multiple_choice import MultipleChoice
 from treetune.tasks.graders.numeric import Gsm8kExact, Gsm8kLenientSubstring, Numeric
 from treetune.tasks.graders.one_word import OneWord
-from treetune.tasks.graders.ordering import OrderingGrader
-from treetune.tasks.graders.reasoning_gym import ReasoningGymGrader
-from treetune.tasks.graders.retrieval import F1, ExactMatch
-from treetune.tasks.graders.table import TableGrader
-from treetune.tasks.graders.zebra import ZebraGrader
-from treetune.tasks.signposts import SignpostsGrader
 from treetune.vocabulary import Problem
+from treetune_domains.graders.code.cruxeval import CruxEval
+from treetune_domains.graders.code.grader import Code
+from treetune_domains.graders.codeio import CodeIO
+from treetune_domains.graders.grid import GridGrader
+from treetune_domains.graders.instruction_following import InstructionFollowing
+from treetune_domains.graders.livebench import LiveBench
+from treetune_domains.graders.math import MathGrader
+from treetune_domains.graders.minerva import Minerva
+from treetune_domains.graders.multiple_choice import MultipleChoice
+from treetune_domains.graders.ordering import OrderingGrader
+from treetune_domains.graders.reasoning_gym import ReasoningGymGrader
+from treetune_domains.graders.retrieval import F1, ExactMatch
+from treetune_domains.graders.table import TableGrader
+from treetune_domains.graders.zebra import ZebraGrader
+from treetune_lab.signposts import SignpostsGrader
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from treetune.models.shapes import Shape
-from treetune.planning.machine import Machine
-from treetune.planning.training import TrainerMemory
-from treetune.planning.work import Work
 from treetune.trainers.base import Trainer
 from treetune.vocabulary import Episode, token_array
+from treetune_cluster.planning.machine import Machine
+from treetune_cluster.planning.training import TrainerMemory
+from treetune_cluster.planning.work import Work
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,8 @@ class Case:
 
     def measured(self) -> int:
         """Bytes at the peak of an iteration's training, the second, when all states are there."""
-        from treetune.episode_generators.credit.gae import Gae
         from treetune.models.nucleus import Nucleus
+        from treetune.rollouts.credit.gae import Gae
         from treetune.trainers.core import PolicyTrainer
         from treetune.trainers.ranks import Ranks
 

@@ -15,12 +15,12 @@ import pytest
 
 from tests.reports import fabricated
 from tests.sweeps.small_table import FAKE, SHORT, experiment, show, table
-from treetune.reports.tables.write import make_table
 from treetune.runtime.lifeline import process_fields
-from treetune.sweeps.command import reproduce
-from treetune.sweeps.overview import plan_text
-from treetune.tables.runs import make_plan
-from treetune.tables.settings import MethodRow, Reproduction, TableExperiment
+from treetune_tables.report.write import make_table
+from treetune_tables.runs import make_plan
+from treetune_tables.settings import MethodRow, Reproduction, TableExperiment
+from treetune_tables.sweeps.command import reproduce
+from treetune_tables.sweeps.overview import plan_text
 
 
 def calls(directory: Path) -> list[str]:
@@ -137,8 +137,8 @@ def test_the_run_ends_with_the_command_that_started_it(tmp_path: Path, number: s
     program = (
         "import sys; from pathlib import Path\n"
         "from tests.sweeps.small_table import FAKE, evaluated, show, table\n"
-        "from treetune.tables import runs\n"
-        "from treetune.sweeps.command import reproduce\n"
+        "from treetune_tables import runs\n"
+        "from treetune_tables.sweeps.command import reproduce\n"
         "runs.load = evaluated\n"
         f"sys.exit(reproduce(table(Path({str(tmp_path)!r}), seeds=(1,)), show, FAKE))"
     )

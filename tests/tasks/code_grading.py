@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from treetune.sandbox.base import Limits
-from treetune.tasks.graders.code.grader import Code
 from treetune.vocabulary import Grade, Problem
+from treetune_domains.graders.code.grader import Code
+from treetune_domains.sandbox.base import Limits
 
 
 def grade(code: str, gold: dict[str, Any], *, data: dict[str, Any] | None = None, **settings: Any) -> Grade:

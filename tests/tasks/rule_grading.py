@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 
 from treetune.tasks.graders.base import Grader
-from treetune.tasks.graders.codeio import CodeIO
-from treetune.tasks.graders.grid import GridGrader
-from treetune.tasks.graders.multiple_choice import MultipleChoice
 from treetune.tasks.graders.one_word import OneWord
-from treetune.tasks.graders.ordering import OrderingGrader
-from treetune.tasks.graders.retrieval import F1, ExactMatch
-from treetune.tasks.graders.table import TableGrader
-from treetune.tasks.graders.zebra import ZebraGrader
 from treetune.vocabulary import Grade, Problem
+from treetune_domains.graders.codeio import CodeIO
+from treetune_domains.graders.grid import GridGrader
+from treetune_domains.graders.multiple_choice import MultipleChoice
+from treetune_domains.graders.ordering import OrderingGrader
+from treetune_domains.graders.retrieval import F1, ExactMatch
+from treetune_domains.graders.table import TableGrader
+from treetune_domains.graders.zebra import ZebraGrader
 
 GRADERS: dict[str, Grader] = {
     "codeio": CodeIO(),

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from tests.tasks.code_grading import FUNCTIONAL, PYTEST, SQUARE, SUM, grade
-from treetune.sandbox.base import SandboxUnavailable
-from treetune.sandbox.bubblewrap import Bubblewrap
 from treetune.tasks.graders.base import Unavailable
-from treetune.tasks.graders.code.grader import Code
 from treetune.vocabulary import Problem
+from treetune_domains.graders.code.grader import Code
+from treetune_domains.sandbox.base import SandboxUnavailable
+from treetune_domains.sandbox.bubblewrap import Bubblewrap
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.tasks.code_grading import FUNCTIONAL, SQUARE, grade
-from treetune.sandbox.bubblewrap import Bubblewrap
+from treetune_domains.sandbox.bubblewrap import Bubblewrap
 
 
 @pytest.fixture(scope="module", autouse=True)

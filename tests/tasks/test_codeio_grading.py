@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from tests.tasks.rule_grading import reward
-from treetune.sandbox.base import Limits, Outcome, Sandbox, SandboxUnavailable
-from treetune.sandbox.bubblewrap import Bubblewrap
 from treetune.tasks.graders.base import Unavailable
-from treetune.tasks.graders.codeio import CodeIO
 from treetune.vocabulary import Problem
+from treetune_domains.graders.codeio import CodeIO
+from treetune_domains.sandbox.base import Limits, Outcome, Sandbox, SandboxUnavailable
+from treetune_domains.sandbox.bubblewrap import Bubblewrap
 
 
 @pytest.mark.parametrize("block", ['```json\n"output": 3\n```', '```\n{"output": 3}\n```', "```json\n3\n```"])

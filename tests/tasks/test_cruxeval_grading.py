@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from treetune.sandbox.bubblewrap import Bubblewrap
-from treetune.tasks.graders.code.cruxeval import CruxEval
 from treetune.vocabulary import Problem
+from treetune_domains.graders.code.cruxeval import CruxEval
+from treetune_domains.sandbox.bubblewrap import Bubblewrap
 
 CODE = "def f(text, n):\n    return [text] * n if n else (text,)"
 OUTPUT = Problem(id="o", prompt="?", gold=json.dumps({"code": CODE, "input": "'a b', 2"}))

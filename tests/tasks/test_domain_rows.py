@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from treetune.tasks.domain_rows import (
+from treetune.tasks.sources import InFiles, read_rows
+from treetune_domains.domain_rows import (
     domain_row,
     normalised,
     prompt_text,
@@ -16,7 +17,6 @@ from treetune.tasks.domain_rows import (
     row_key,
     write_parquet,
 )
-from treetune.tasks.sources import InFiles, read_rows
 
 ROWS = [
     domain_row("math__sums", "1 + 1?", 2, ability="math", extra_info={"index": 0, "level": "easy"}),

@@ -10,8 +10,8 @@ import pytest
 
 from treetune.main import main
 from treetune.tasks import extras
-from treetune.tasks.environments.tools.search import Search
-from treetune.tasks.graders.instruction_following import InstructionFollowing
+from treetune_domains.environments.tools.search import Search
+from treetune_domains.graders.instruction_following import InstructionFollowing
 
 
 @pytest.fixture

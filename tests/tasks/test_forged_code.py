@@ -9,9 +9,9 @@ import pytest
 from tests.tasks.code_grading import FUNCTIONAL, NEAR, PYTEST, SUM, grade
 from tests.tasks.forging import GIVEN, PLAYS, REACHES, SQUARES, golds_that_give
 from tests.tasks.honest_code import HONEST
-from treetune.sandbox import inside
-from treetune.sandbox.base import Limits
-from treetune.sandbox.bubblewrap import Bubblewrap
+from treetune_domains.sandbox import inside
+from treetune_domains.sandbox.base import Limits
+from treetune_domains.sandbox.bubblewrap import Bubblewrap
 
 
 @pytest.fixture(scope="module", autouse=True)

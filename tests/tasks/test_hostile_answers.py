@@ -7,11 +7,11 @@ import pytest
 
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.conformance import hostile_answers
-from treetune.tasks.graders.math import MathGrader
-from treetune.tasks.graders.minerva import Minerva
 from treetune.tasks.graders.numeric import Numeric
 from treetune.tasks.graders.pool import GraderPool
 from treetune.vocabulary import Problem
+from treetune_domains.graders.math import MathGrader
+from treetune_domains.graders.minerva import Minerva
 
 COUNT = 250
 PATIENCE = 300.0

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from treetune.tasks.graders.base import Unavailable
-from treetune.tasks.graders.instruction_following import NO_SENTENCES, InstructionFollowing, _library
 from treetune.vocabulary import Grade, Problem
+from treetune_domains.graders.instruction_following import NO_SENTENCES, InstructionFollowing, _library
 
 GERMAN = "Das ist ein kurzer Satz über das Wetter in Hamburg."
 

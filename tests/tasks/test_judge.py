@@ -12,15 +12,15 @@ import pytest
 
 from tests.support.stand_in_judge import StandIn, stand_in_judge
 from treetune.checksums import row_of
-from treetune.endpoints.settings import Asking, EndpointSettings, Place, Prices
-from treetune.tasks.graders import judging
 from treetune.tasks.graders.conformance import Case, conformance
 from treetune.tasks.graders.final_answer import FinalAnswer
-from treetune.tasks.graders.judge import JudgeGrader
 from treetune.tasks.graders.numeric import Numeric
 from treetune.tasks.graders.pool import GraderPool
 from treetune.tasks.graders.service import ServedModel, Surroundings
 from treetune.vocabulary import Grade, Problem
+from treetune_domains.endpoints.settings import Asking, EndpointSettings, Place, Prices
+from treetune_domains.graders import judging
+from treetune_domains.graders.judge import JudgeGrader
 
 PROBLEM = Problem(id="test/0", prompt="What is 3 + 4?", gold="7")
 KEY = "sk-judge-0123456789abcdef"

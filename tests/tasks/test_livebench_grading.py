@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treetune.tasks.graders.livebench import SCORES, LiveBench
-from treetune.tasks.graders.livebench_scores import edit_distance
 from treetune.vocabulary import Problem
+from treetune_domains.graders.livebench import SCORES, LiveBench
+from treetune_domains.graders.livebench_scores import edit_distance
 
 
 def of_livebench(task: str, response: str, gold: str) -> float:

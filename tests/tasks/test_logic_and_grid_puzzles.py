@@ -14,17 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treetune.tasks.base import Split
-from treetune.tasks.graders.grid import GridGrader, read_grid, written
 from treetune.tasks.graders.one_word import OneWord
-from treetune.tasks.graders.ordering import OrderingGrader
-from treetune.tasks.graders.zebra import ZebraGrader
-from treetune.tasks.graph_paths import GraphPaths
-from treetune.tasks.grid_puzzles import GridPuzzles
-from treetune.tasks.grid_rules import Rule, applied, explanations, rules_of
-from treetune.tasks.ordering_puzzles import OrderingPuzzles
-from treetune.tasks.puzzles import Puzzles
-from treetune.tasks.zebra_clues import KINDS, Shape, arrangements, kinds_of, random_arrangement
-from treetune.tasks.zebra_puzzles import ZebraPuzzles
+from treetune_domains.graders.grid import GridGrader, read_grid, written
+from treetune_domains.graders.ordering import OrderingGrader
+from treetune_domains.graders.zebra import ZebraGrader
+from treetune_domains.puzzles.graph_paths import GraphPaths
+from treetune_domains.puzzles.grid_puzzles import GridPuzzles
+from treetune_domains.puzzles.grid_rules import Rule, applied, explanations, rules_of
+from treetune_domains.puzzles.ordering_puzzles import OrderingPuzzles
+from treetune_domains.puzzles.puzzles import Puzzles
+from treetune_domains.puzzles.zebra_clues import KINDS, Shape, arrangements, kinds_of, random_arrangement
+from treetune_domains.puzzles.zebra_puzzles import ZebraPuzzles
 
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 SMALL: dict[str, Any] = {"train_size": 60, "validation_size": 10, "test_size": 20}

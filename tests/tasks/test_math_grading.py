@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treetune.tasks.graders.math import MathGrader
-from treetune.tasks.graders.math_text import given_answer, gold_answer
-from treetune.tasks.graders.minerva import Minerva
 from treetune.vocabulary import Grade, Problem
+from treetune_domains.graders.math import MathGrader
+from treetune_domains.graders.math_text import given_answer, gold_answer
+from treetune_domains.graders.minerva import Minerva
 
 CORPUS = [
     json.loads(line) for line in (Path(__file__).parent / "math_answers.jsonl").read_text().splitlines()

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from tests.tasks import minerva_reference
-from treetune.tasks.graders.minerva import Minerva, lists_agree
-from treetune.tasks.graders.minerva_text import extract
 from treetune.vocabulary import Problem
+from treetune_domains.graders.minerva import Minerva, lists_agree
+from treetune_domains.graders.minerva_text import extract
 
 
 def box(answer: str) -> str:

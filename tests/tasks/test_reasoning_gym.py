@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treetune.tasks import reasoning_gym_library as library
 from treetune.tasks.graders.pool import GraderPool
-from treetune.tasks.graders.reasoning_gym import ReasoningGymGrader, packed, unpacked
-from treetune.tasks.reasoning_gym import ReasoningGym
-from treetune.tasks.reasoning_gym_library import data_sets, missing_packages
 from treetune.vocabulary import Problem
+from treetune_domains.graders.reasoning_gym import ReasoningGymGrader, packed, unpacked
+from treetune_domains.puzzles import reasoning_gym_library as library
+from treetune_domains.puzzles.reasoning_gym import ReasoningGym
+from treetune_domains.puzzles.reasoning_gym_library import data_sets, missing_packages
 
 pytestmark = pytest.mark.skipif(bool(missing_packages()), reason=f"lacks {', '.join(missing_packages())}")
 

@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 
 from tests.tasks.rule_grading import GRADERS, ZEBRA, answer, grade, reward
-from treetune.tasks.graders.codeio import CodeIO
 from treetune.tasks.graders.conformance import hostile_answers
-from treetune.tasks.graders.grid import GridGrader
-from treetune.tasks.graders.instruction_following import InstructionFollowing
-from treetune.tasks.graders.livebench import LiveBench
-from treetune.tasks.graders.multiple_choice import MultipleChoice
 from treetune.tasks.graders.one_word import OneWord
-from treetune.tasks.graders.ordering import OrderingGrader
-from treetune.tasks.graders.table import TableGrader
-from treetune.tasks.graders.zebra import ZebraGrader
 from treetune.vocabulary import Grade, Problem
+from treetune_domains.graders.codeio import CodeIO
+from treetune_domains.graders.grid import GridGrader
+from treetune_domains.graders.instruction_following import InstructionFollowing
+from treetune_domains.graders.livebench import LiveBench
+from treetune_domains.graders.multiple_choice import MultipleChoice
+from treetune_domains.graders.ordering import OrderingGrader
+from treetune_domains.graders.table import TableGrader
+from treetune_domains.graders.zebra import ZebraGrader
 
 LABELLED = Path(__file__).parent / "labelled"
 

@@ -11,10 +11,10 @@ import pytest
 from tests.runtime.even_answers import EvenAnswers, OutOfOrder
 from treetune.main import main
 from treetune.tasks.addition_chain import AdditionChain
-from treetune.tasks.domain import Domain
 from treetune.tasks.gsm8k import Gsm8k
-from treetune.tasks.mixture import Mixture
 from treetune.tasks.scoring import score_responses
+from treetune_domains.domain import Domain
+from treetune_domains.mixture import Mixture
 
 
 class Absent(EvenAnswers):

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from treetune.sandbox.bubblewrap import Bubblewrap
-from treetune.tasks.graders.code.grader import Code
-from treetune.tasks.short_programs import INPUTS, STEPS, ShortPrograms, Step, result
 from treetune.vocabulary import Problem
+from treetune_domains.graders.code.grader import Code
+from treetune_domains.puzzles.short_programs import INPUTS, STEPS, ShortPrograms, Step, result
+from treetune_domains.sandbox.bubblewrap import Bubblewrap
 
 
 def run(program: str) -> list[int]:

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from treetune.tasks.signposts import SIGNS, Rule, Signposts, SignpostsGrader
 from treetune.tasks.steps.lines import ends_of_lines
 from treetune.vocabulary import Problem
+from treetune_lab.signposts import SIGNS, Rule, Signposts, SignpostsGrader
 
 RULES: tuple[Rule, ...] = ("all", "first", "last", "once")
 

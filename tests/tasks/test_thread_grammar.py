@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treetune.tasks.threads.faults import faults
-from treetune.tasks.threads.grammar import (
+from treetune.vocabulary import Branch
+from treetune_threads.faults import faults
+from treetune_threads.grammar import (
     Numbers,
     TextSegment,
     outline_numbers,
     text_segments,
     without_threads,
 )
-from treetune.tasks.threads.tags import TAGS
-from treetune.vocabulary import Branch
+from treetune_threads.tags import TAGS
 
 BLOCK = (
     "<Parallel>\n<Outlines>\n<Outline>1: one</Outline>\n<Outline>2: two</Outline>\n</Outlines>\n"

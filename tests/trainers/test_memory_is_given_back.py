@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.trainers.helpers import episodes, one_rank, tiny_model
-from treetune.episode_generators.credit.gae import Gae
+from treetune.rollouts.credit.gae import Gae
 from treetune.trainers.aside import of_the_weights, of_training_alone
 from treetune.trainers.base import Trainer
 from treetune.trainers.core import PolicyTrainer

@@ -9,7 +9,7 @@ from statistics import mean, variance
 import pytest
 
 import treetune.parts  # noqa: F401  (registers them)
-from treetune.episode_generators.credit.gae import Gae
+from treetune.rollouts.credit.gae import Gae
 from treetune.trainers.base import Trainer
 from treetune.trainers.objectives.base import Objective
 from treetune.trainers.objectives.mle import MaximumLikelihood

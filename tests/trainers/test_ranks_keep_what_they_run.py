@@ -13,7 +13,7 @@ import torch
 from tests.trainers import update_program
 from tests.trainers.helpers import episodes, launch, paired_episodes, threaded_episodes
 from tests.trainers.test_update_does_not_depend_on_the_cut import SETTINGS
-from treetune.episode_generators.storage import StoredEpisodes, write_episodes
+from treetune.rollouts.storage import StoredEpisodes, write_episodes
 from treetune.runtime import columns_of_ranks
 from treetune.runtime.columns_of_ranks import stored_for_all
 from treetune.trainers.base import Trainer

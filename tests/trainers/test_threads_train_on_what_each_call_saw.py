@@ -10,7 +10,7 @@ import torch
 from tests.trainers.helpers import Call, one_rank, paired_episodes, threaded_episodes, tiny_model
 from tests.trainers.test_update_does_not_depend_on_the_cut import OBJECTIVES
 from tests.trainers.update_program import made
-from treetune.episode_generators.credit.gae import Gae
+from treetune.rollouts.credit.gae import Gae
 from treetune.trainers.base import Trainer
 from treetune.trainers.core import PolicyTrainer
 from treetune.trainers.micro_batches import micro_batches

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from tests.trainers.helpers import episodes, one_rank, paired_episodes, tiny_model
-from treetune.episode_generators.credit.gae import Gae
 from treetune.models.inputs import ModelInputs
 from treetune.models.logprobs import PolicyModule
+from treetune.rollouts.credit.gae import Gae
 from treetune.trainers.base import Trainer
 from treetune.trainers.core import PolicyTrainer
 from treetune.trainers.objectives.base import Objective

@@ -27,11 +27,11 @@ def update(settings: dict[str, Any], out: Path, ranks: Any) -> None:
     from safetensors.torch import save_file
 
     from tests.trainers.helpers import episodes, paired_episodes, threaded_episodes, tiny_model
-    from treetune.episode_generators.credit.gae import Gae
-    from treetune.episode_generators.storage import write_episodes
     from treetune.inference.base import Completion, Request, SamplingParams
     from treetune.models import logprobs
     from treetune.models.lora import Lora
+    from treetune.rollouts.credit.gae import Gae
+    from treetune.rollouts.storage import write_episodes
     from treetune.runtime.columns_of_ranks import stored_for_all
     from treetune.trainers import core
     from treetune.trainers.base import Trainer

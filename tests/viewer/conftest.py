@@ -11,8 +11,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from tests.support.browser import MISSING, Browser, browser
-from treetune.viewer.app import application
-from treetune.viewer.store import Store
+from treetune_view.app import application
+from treetune_view.store import Store
 
 TOKEN = "a-token-that-tests-know"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.reports.synthetic import CODEC
 from tests.viewer.recorded import begin_run, record_evaluation, record_iteration, trajectory
 from treetune.checksums import digest_of, read_record, write_record
-from treetune.episode_generators.storage import TOKENS, write_tokens
+from treetune.rollouts.storage import TOKENS, write_tokens
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.vocabulary import Segment, TextCodec, Trajectory
 

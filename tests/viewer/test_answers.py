@@ -11,14 +11,14 @@ import torch
 
 from tests.reports.synthetic import CODEC
 from tests.viewer.recorded import begin_run, episode, record_iteration, recorded_run, trajectory
-from treetune.episode_generators.storage import write_episodes
+from treetune.rollouts.storage import write_episodes
 from treetune.trainers.preparation.advantages import normalised, normalised_by_domain
 from treetune.trainers.tokens import Sequences
-from treetune.viewer.store import NotThere, Run, Store
-from treetune.viewer.store.answers import Answers
-from treetune.viewer.store.columns import _mean_and_least
-from treetune.viewer.store.questions import Filter, Question
-from treetune.viewer.store.tokens import OF_CREDIT, tokens_of
+from treetune_view.store import NotThere, Run, Store
+from treetune_view.store.answers import Answers
+from treetune_view.store.columns import _mean_and_least
+from treetune_view.store.questions import Filter, Question
+from treetune_view.store.tokens import OF_CREDIT, tokens_of
 
 
 @pytest.fixture
@@ -280,7 +280,7 @@ def test_a_damaged_file_that_was_mended_is_shown_and_no_longer_named(
 def test_the_mark_is_another_once_a_file_is_known_to_be_damaged(
     answers: Answers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("treetune.viewer.store.answers.AT_ONCE_BYTES", 0)  # a thread reads
+    monkeypatch.setattr("treetune_view.store.answers.AT_ONCE_BYTES", 0)  # a thread reads
     (tmp_path / "run" / "iterations" / "0001" / "trajectories.arrow").write_bytes(b"nothing")
     before = answers.mark()
     deadline = time.monotonic() + 60
@@ -321,7 +321,7 @@ def test_the_index_is_kept_for_the_next_viewer(answers: Answers, tmp_path: Path)
 def test_a_search_that_would_take_too_long_says_that_it_has_not_seen_all(
     answers: Answers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("treetune.viewer.store.answers.LONGEST_S", -1.0)
+    monkeypatch.setattr("treetune_view.store.answers.LONGEST_S", -1.0)
     found = answers.ask(Question(search="zq"))
 
     assert (found.rows, found.total, found.exact) == ([], 0, False)

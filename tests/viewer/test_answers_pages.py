@@ -13,22 +13,22 @@ from starlette.testclient import TestClient
 
 from tests.reports.synthetic import CODEC
 from tests.viewer.recorded import begin_run, episode, record_iteration, recorded_run, trajectory
-from treetune.episode_generators.storage import write_episodes, write_trajectories
-from treetune.episode_generators.values.base import Beginning, FixedBudget
-from treetune.episode_generators.values.one_line import OneLineState
 from treetune.inference.base import Completion, SamplingParams
 from treetune.inference.journal import journal_line, request_key
-from treetune.reports.charts import number
-from treetune.reports.html import write_report
+from treetune.rollouts.storage import write_episodes, write_trajectories
+from treetune.rollouts.values.base import Beginning, FixedBudget
 from treetune.runtime.directory import _LOCKS
 from treetune.tasks.addition_chain import AdditionChain
-from treetune.viewer.page import SEEN
-from treetune.viewer.pages import problem
-from treetune.viewer.pages.answers import parsed
-from treetune.viewer.store import Run, Store
-from treetune.viewer.store.questions import Filter
-from treetune.viewer.terminal.glimpse import newest_answers
 from treetune.vocabulary import Segment, Stretch
+from treetune_lab.values.one_line import OneLineState
+from treetune_view.page import SEEN
+from treetune_view.pages import problem
+from treetune_view.pages.answers import parsed
+from treetune_view.report.charts import number
+from treetune_view.report.html import write_report
+from treetune_view.store import Run, Store
+from treetune_view.store.questions import Filter
+from treetune_view.terminal.glimpse import newest_answers
 
 COLUMNS = {"tokens": "INTEGER", "outcome": "VARCHAR", "unfinished": "BOOLEAN", "number.lines/count": "DOUBLE"}
 

@@ -7,8 +7,8 @@ import pytest
 
 from tests.viewer.recorded import begin_run
 from treetune.config.jsonnet import load
-from treetune.viewer.store import Store
-from treetune.viewer.store.origins import Origins, origins
+from treetune_view.store import Store
+from treetune_view.store.origins import Origins, origins
 
 VARIABLES = {"APP_SEED": "7"}
 

@@ -8,8 +8,8 @@ import pytest
 
 from tests.viewer.recorded import begin_run, record_evaluation, record_iteration, recorded_run
 from treetune.runtime.console import Console
-from treetune.viewer.store import Store
-from treetune.viewer.store.curves import (
+from treetune_view.store import Store
+from treetune_view.store.curves import (
     MOST_POINTS,
     bunches,
     chosen_charts,

@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 
 from tests.viewer.recorded import recorded_run
 from treetune.checksums import sealed_line
-from treetune.viewer.store import Store
+from treetune_view.store import Store
 
 PAGES = ("/", "/run?run=x", "/run?run=x&run=y", "/timeline?run=x", "/timeline/trace?run=x", "/answers?run=x",
          "/compare?run=x&run=y", "/configuration?run=x", "/notes", "/problem?run=x&problem=train/0",

@@ -14,10 +14,10 @@ from tests.support.browser import Browser
 from tests.viewer.prepared import ROWS, SAMPLES, estimate, prepared
 from tests.viewer.recorded import begin_run, record_iteration, recorded_run, trajectory
 from tests.viewer.test_hostile_answers import SEEN, Elements
-from treetune.viewer.page import SEEN as MARK
-from treetune.viewer.store import Store
-from treetune.viewer.store.verdicts import Agreement
 from treetune.vocabulary import Trajectory
+from treetune_view.page import SEEN as MARK
+from treetune_view.store import Store
+from treetune_view.store.verdicts import Agreement
 
 JUDGED = {"task": {"grader": {"type": "judge", "rule": {"type": "math"}}}}
 

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 from tests.viewer.prepared import HOSTILE, ROWS, SAMPLES, estimate, prepared, rows, save
 from tests.viewer.recorded import begin_run
-from treetune.viewer.store import NotThere, Store
-from treetune.viewer.store.data_sets import DataSet
-from treetune.viewer.store.estimates import answers_to
-from treetune.viewer.store.histograms import Histogram, bin_step, histograms
-from treetune.viewer.store.questions import Filter, Question
-from treetune.viewer.store.tables import ROW, Table
-from treetune.viewer.store.whole_rows import whole_row
+from treetune_view.store import NotThere, Store
+from treetune_view.store.data_sets import DataSet
+from treetune_view.store.estimates import answers_to
+from treetune_view.store.histograms import Histogram, bin_step, histograms
+from treetune_view.store.questions import Filter, Question
+from treetune_view.store.tables import ROW, Table
+from treetune_view.store.whole_rows import whole_row
 
 
 def table_of(path: Path, kind: Any) -> Table:

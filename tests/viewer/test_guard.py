@@ -7,8 +7,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from tests.viewer.conftest import TOKEN
-from treetune.viewer.app import application
-from treetune.viewer.store import Store
+from treetune_view.app import application
+from treetune_view.store import Store
 
 
 @pytest.fixture
@@ -79,9 +79,9 @@ def test_every_answer_forbids_what_a_text_could_smuggle_in(client: TestClient, p
 
 
 def test_templates_have_no_style_attribute_and_no_inline_script() -> None:
-    import treetune.viewer
+    import treetune_view
 
-    for template in (Path(treetune.viewer.__file__).parent / "templates").glob("*.html"):
+    for template in (Path(treetune_view.__file__).parent / "templates").glob("*.html"):
         text = template.read_text()
         assert " style=" not in text and "javascript:" not in text, template
         assert all("src=" in tag.split(">")[0] for tag in text.split("<script")[1:]), template

@@ -15,9 +15,9 @@ from tests.reports.synthetic import CODEC
 from tests.support.browser import Browser
 from tests.viewer.hostile import COUNT, KINDS, MEGABYTE, hostile_run, texts
 from tests.viewer.recorded import begin_run, record_iteration, recorded_run, trajectory
-from treetune.episode_generators.storage import TOKENS, write_tokens
-from treetune.reports.text import SHOWN, visible
-from treetune.viewer.store import Store
+from treetune.rollouts.storage import TOKENS, write_tokens
+from treetune_view.report.text import SHOWN, visible
+from treetune_view.store import Store
 
 WAYS = ("tokens", "rendered", "text")
 MARKDOWN = {

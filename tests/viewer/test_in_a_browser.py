@@ -17,9 +17,9 @@ from tests.viewer.recorded import (
     record_note,
     recorded_run,
 )
-from treetune.runtime.notes import read_notes, system_user
-from treetune.viewer.pages import PAGES
-from treetune.viewer.store import Store
+from treetune_view.notes import read_notes, system_user
+from treetune_view.pages import PAGES
+from treetune_view.store import Store
 
 Address = Callable[[str], str]
 

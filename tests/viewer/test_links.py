@@ -10,7 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from tests.viewer.recorded import recorded_run
-from treetune.viewer.store import Store
+from treetune_view.store import Store
 
 
 def led_out(path: Path, elsewhere: Path) -> None:

@@ -17,7 +17,8 @@ from tests.viewer.conftest import TOKEN
 from tests.viewer.recorded import answers, begin_run, record_iteration, recorded_run
 from treetune.checksums import Damaged
 from treetune.main import main
-from treetune.runtime.notes import (
+from treetune_view.app import MOST_SENT_BYTES, application
+from treetune_view.notes import (
     Changed,
     NotedAnswer,
     checked_labels,
@@ -26,9 +27,8 @@ from treetune.runtime.notes import (
     save_note,
     system_user,
 )
-from treetune.viewer.app import MOST_SENT_BYTES, application
-from treetune.viewer.page import SEEN
-from treetune.viewer.store import Store
+from treetune_view.page import SEEN
+from treetune_view.store import Store
 
 ORIGIN = {"origin": "http://127.0.0.1"}
 WHERE = {"run": "run", "source": "i1", "answer": "train/0#0"}

@@ -11,7 +11,7 @@ from tests.viewer.conftest import TOKEN
 from tests.viewer.hostile import KINDS, hostile_run
 from tests.viewer.recorded import record_iteration
 from tests.viewer.test_hostile_answers import SEEN
-from treetune.viewer.store import Store
+from treetune_view.store import Store
 
 LOOKS = """
 const all = (which, of) => [...document.querySelectorAll(which)].map(of);

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from treetune.viewer import serve
+from treetune_view import serve
 
 
 def test_a_port_that_is_none_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 from starlette.testclient import TestClient
 
 from tests.viewer.recorded import begin_run, record_iteration, recorded_run
-from treetune.viewer.store import Store
-from treetune.viewer.store.side_by_side import Cell, side_by_side
-from treetune.viewer.store.standing import standing
+from treetune_view.store import Store
+from treetune_view.store.side_by_side import Cell, side_by_side
+from treetune_view.store.standing import standing
 
 
 def test_chosen_experiments_are_compared_in_one_table(

@@ -10,8 +10,8 @@ from starlette.testclient import TestClient
 from tests.reports.page import Page
 from tests.viewer.recorded import begin_run, record_evaluation, record_iteration, recorded_run
 from treetune.runtime.console import Console
-from treetune.viewer.store import Store
-from treetune.viewer.store.standing import Standing, standing
+from treetune_view.store import Store
+from treetune_view.store.standing import Standing, standing
 
 
 def of(store: Store, name: str) -> Standing:

@@ -17,10 +17,10 @@ import pytest
 from rich.console import Console
 
 from tests.viewer.recorded import begin_run, record_iteration, recorded_run, trajectory
-from treetune.episode_generators.storage import write_trajectories
-from treetune.viewer.store import Store
-from treetune.viewer.terminal.plot import bar, plot
-from treetune.viewer.terminal.screen import Watch, keys_in, watch
+from treetune.rollouts.storage import write_trajectories
+from treetune_view.store import Store
+from treetune_view.terminal.plot import bar, plot
+from treetune_view.terminal.screen import Watch, keys_in, watch
 
 MAIN = Path(__file__).resolve().parents[2] / "src" / "treetune" / "main.py"
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from treetune.contracts import Answers, Need
-from treetune.episode_generators.base import Credit, GroupCredit
+from treetune.rollouts.base import Credit, GroupCredit
 
 
 @Credit.register("rank")

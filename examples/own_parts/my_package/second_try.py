@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from treetune.episode_generators.base import GenerationContext, Rollout
-from treetune.episode_generators.metrics import trajectory_metrics
-from treetune.episode_generators.rollout.single_turn import SingleTurn, sample_answers
+from treetune.rollouts.base import GenerationContext, Rollout
+from treetune.rollouts.metrics import trajectory_metrics
+from treetune.rollouts.single_turn import SingleTurn, sample_answers
 from treetune.tree import Tree, answers_of
 from treetune.vocabulary import Metrics, Problem
 

@@ -3,42 +3,32 @@
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
+import platform
 import sys
 import textwrap
 from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
-from treetune.cli import (
-    configuration,
-    data,
-    experiments,
-    exporting,
-    machine,
-    models,
-    parts,
-    planning,
-    serving,
-    tables,
-    viewing,
-)
+from treetune.cli import configuration, experiments, parts
 from treetune.cli.command import Command
 
-_MODULES = (
-    experiments,
-    viewing,
-    exporting,
-    configuration,
-    parts,
-    data,
-    models,
-    tables,
-    planning,
-    serving,
-    machine,
-)
+GROUP = "treetune.commands"
+"""Entry points of packages that add commands: each names a module with `COMMANDS`."""
 
-COMMANDS: dict[str, Command] = {command.name: command for module in _MODULES for command in module.COMMANDS}
+
+def _commands() -> dict[str, Command]:
+    modules: list[Any] = [experiments, configuration, parts]
+    for entry in importlib.metadata.entry_points(group=GROUP):
+        try:
+            modules.append(entry.load())
+        except Exception as error:  # somebody's package is told, and ends no other command
+            print(f"note: the commands of {entry.value} can't be loaded: {error}", file=sys.stderr)
+    return {command.name: command for module in modules for command in module.COMMANDS}
+
+
+COMMANDS = _commands()
 
 EPILOG = """\
 examples:
@@ -73,9 +63,19 @@ class _Parser(argparse.ArgumentParser):
         sys.exit(2)
 
 
+def version() -> str:
+    """What a report of a fault should begin with."""
+    import treetune
+    from treetune.runtime.manifest import code_commit
+
+    commit = code_commit()
+    words = [f"treetune {treetune.__version__}", f"Python {platform.python_version()}"]
+    return ", ".join([*words, f"commit {commit}"] if commit else words)
+
+
 class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
-        print(machine.version())
+        print(version())
         parser.exit()
 
 

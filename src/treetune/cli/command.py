@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -33,6 +35,8 @@ class Command:
     more: str
     examples: tuple[str, ...]
     arguments: tuple[Argument, ...] = ()
+    in_ranks: bool = False
+    """Whether `treetune run` may start it, in as many processes as there are GPUs."""
 
 
 class ClosedPipe(Exception):
@@ -113,3 +117,11 @@ def _roots() -> list[type[Registrable]]:
     from treetune.config.registrable import Registrable
 
     return [family for family in Registrable.__subclasses__() if family.root]
+
+
+def import_own_parts(experiment: Path) -> None:
+    """Those of the user that its configuration imports, found from here."""
+    from treetune.config.imports import import_parts
+
+    stored = experiment / "config.json"
+    import_parts(json.loads(stored.read_text()) if stored.is_file() else {})

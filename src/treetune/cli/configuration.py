@@ -29,7 +29,7 @@ def check_config(options: argparse.Namespace) -> int:
     from treetune.config.errors import ConfigError, wrapped
     from treetune.config.explain import Explanation
     from treetune.runtime.base import PolicyIteration
-    from treetune.tables.base import Table
+    from treetune_tables.base import Table
 
     if isinstance(root, Table):
         try:

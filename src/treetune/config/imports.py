@@ -30,6 +30,7 @@ from treetune.config.registrable import Registrable
 from treetune.config.schema import IMPORTS
 
 GROUP = "treetune.parts"
+OWN_DISTRIBUTION = "treetune"
 
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _REGISTERS = re.compile(r"^@\w+(\.\w+)*\.register\(", re.MULTILINE)
@@ -63,6 +64,12 @@ def import_package(package: ModuleType) -> None:
                 importlib.import_module(".".join([package.__name__, *steps]))
 
 
+def own_entry_points(group: str) -> list[importlib.metadata.EntryPoint]:
+    """The entry points of a group that this distribution itself has: the packages that stand on the core."""
+    found = importlib.metadata.entry_points(group=group)
+    return [entry for entry in found if entry.dist is not None and entry.dist.name == OWN_DISTRIBUTION]
+
+
 def function_at(path: str) -> Callable[..., Any]:
     """The function that ``package.module:function`` names; ValueError in words for the user."""
     module, colon, name = path.partition(":")
@@ -87,7 +94,10 @@ def function_at(path: str) -> Callable[..., Any]:
 @functools.cache
 def _installed() -> tuple[ConfigIssue, ...]:
     issues: list[ConfigIssue] = []
+    own = own_entry_points(GROUP)  # those `treetune.parts` imports
     for entry in importlib.metadata.entry_points(group=GROUP):
+        if entry in own:
+            continue
         package = entry.dist.name if entry.dist else "?"
         source = f"the installed package {package}, entry point {entry.name!r} of the group {GROUP!r}"
         issues += _issues_of(entry.value.partition(":")[0], (), source)

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 from annotated_types import Ge, Gt, MinLen
 
 from treetune.contracts import Experiment, Finding, Part
-from treetune.endpoints.settings import Asking
 from treetune.inference.settings import EngineSettings
+from treetune_domains.endpoints.settings import Asking
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class JudgeModel(Asking, Part):
         return frozenset({"server", "timeout"})
 
     def check(self, experiment: Experiment) -> Iterable[Finding]:
-        from treetune.tasks.graders.judge import asks_the_run
+        from treetune_domains.graders.judge import asks_the_run
 
         tasks = [experiment.task, *(one.task for one in experiment.evaluation.sets if one.task is not None)]
         if not any(asks_the_run(part) for task in tasks for part in task.grader.parts()):

@@ -344,7 +344,7 @@ class VllmSettings(EngineSettings):
 
     def _given(self, launch: Launch, weights: Path, ranks: RankFiles) -> list[Server]:
         """Collective."""
-        from treetune.inference.given import GivenServer, read_key
+        from treetune_cluster.given import GivenServer, read_key
 
         assert self.addresses is not None and self.key_file is not None
         key = read_key(Path(self.key_file).expanduser())

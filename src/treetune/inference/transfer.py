@@ -102,7 +102,7 @@ def transfer(way: Way, client: Client, timeout: float, workers: int = 1) -> Weig
         return FromFolder(client, timeout)
     if way == "shared_memory":
         return SharedMemory(client, timeout)
-    from treetune.inference.cuda_transfers import CudaIpc, Nccl
+    from treetune_cluster.cuda_transfers import CudaIpc, Nccl
 
     return CudaIpc(client, timeout) if way == "cuda_ipc" else Nccl(client, timeout, workers)
 

@@ -10,11 +10,11 @@ from annotated_types import Ge, Gt, Le
 
 from treetune.config.registrable import Registrable
 from treetune.contracts import Finding, Part
-from treetune.episode_generators.base import Credit, Rollout, Selection, Shaping
-from treetune.episode_generators.rollout.answers import check_lengths
-from treetune.episode_generators.rollout.single_turn import for_fixed_problems
 from treetune.inference.served_models import Engines
 from treetune.models.sources import ModelSource
+from treetune.rollouts.answers import check_lengths
+from treetune.rollouts.base import Credit, Rollout, Selection, Shaping
+from treetune.rollouts.single_turn import for_fixed_problems
 from treetune.runtime.analysis import Analyzer
 from treetune.runtime.diagnostics import Diagnostics
 from treetune.runtime.lookahead_contract import Overlap, unfit_overlap

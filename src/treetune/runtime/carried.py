@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from treetune.episode_generators.storage import read_trajectories, write_trajectories
+from treetune.rollouts.storage import read_trajectories, write_trajectories
 from treetune.runtime.columns_of_ranks import trajectories_on_first
 from treetune.runtime.session import Session
 from treetune.vocabulary import Trajectory

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from treetune.checksums import seal_of
-from treetune.episode_generators.storage import (
+from treetune.rollouts.storage import (
     StoredEpisodes,
     episodes_from_bytes,
     episodes_to_bytes,

@@ -18,7 +18,6 @@ from treetune.runtime.directory import ExperimentDirectory
 from treetune.runtime.due import is_last, iterations_of
 from treetune.runtime.evaluation import set_problems
 from treetune.runtime.evaluators import follow, measure_claimed, unmeasured
-from treetune.runtime.fit import refuse_what_does_not_fit
 from treetune.runtime.generation import generate
 from treetune.runtime.lent_critic import lent_critic
 from treetune.runtime.loop import run_iterations
@@ -29,6 +28,7 @@ from treetune.runtime.sampler import Sampler
 from treetune.runtime.session import Session
 from treetune.runtime.training import make_trainer
 from treetune.runtime.watch import kept_for_good, refuse_collapsed
+from treetune_cluster.fit import refuse_what_does_not_fit
 
 
 def run(command: str, root: Runtime, plain_config: Mapping[str, Any], options: Any = None) -> int:

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from treetune.checksums import digest_of, read_record, write_record
-from treetune.episode_generators import unavailable
-from treetune.episode_generators.base import Rollout
-from treetune.episode_generators.domains import PREFIX
-from treetune.episode_generators.numbers import by_group, columns, evaluated, number_metrics
 from treetune.files import whole_file
+from treetune.rollouts import unavailable
+from treetune.rollouts.base import Rollout
+from treetune.rollouts.numbers import by_group, columns, evaluated, number_metrics
 from treetune.runtime.base import EvaluationSet, PolicyIteration
 from treetune.runtime.claims import Claim
 from treetune.runtime.clock import Clock
@@ -26,6 +25,7 @@ from treetune.runtime.sampler import Sampler
 from treetune.seeds import derived_random
 from treetune.tree import answers_of
 from treetune.vocabulary import Grade, Metrics, Problem, Trajectory, token_array
+from treetune_domains.numbers import PREFIX
 
 EVALUATED = ("pass_at_1", "ci_low", "ci_high", "majority_vote", "unfinished", "mean_tokens")
 """What becomes a metric of the run, of all problems and of each domain's."""

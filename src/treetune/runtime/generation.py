@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from treetune.checksums import read_record, write_record
-from treetune.episode_generators import unavailable
-from treetune.episode_generators.rollout.answers import contiguous_share
-from treetune.episode_generators.storage import (
+from treetune.inference.base import ANSWERS, Completion, Request, SamplingParams
+from treetune.rollouts import unavailable
+from treetune.rollouts.answers import contiguous_share
+from treetune.rollouts.storage import (
     TOKENS,
     StoredEpisodes,
     read_episodes,
@@ -21,9 +22,8 @@ from treetune.episode_generators.storage import (
     write_tokens,
     write_trajectories,
 )
-from treetune.episode_generators.token_signals import SIGNALS
-from treetune.episode_generators.values.ahead import Ahead
-from treetune.inference.base import ANSWERS, Completion, Request, SamplingParams
+from treetune.rollouts.token_signals import SIGNALS
+from treetune.rollouts.values.ahead import Ahead
 from treetune.runtime import stop_after
 from treetune.runtime.carried import carried_over, carry_over
 from treetune.runtime.clock import Clock
@@ -34,9 +34,9 @@ from treetune.runtime.overlap import give_to_credit
 from treetune.runtime.sampler import Sampler
 from treetune.runtime.session import Session
 from treetune.tasks.drawing import Drawing
-from treetune.tasks.environments.journal import SUFFIX
 from treetune.tree import Tree, answers_of, trees_of
 from treetune.vocabulary import Episode, Metrics, Trajectory
+from treetune_domains.environments.journal import SUFFIX
 
 PASS_RATES = "pass_rates.json"
 """In an iteration's folder: the share of right answers to each of its problems, where draws ask for it."""

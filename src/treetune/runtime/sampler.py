@@ -9,19 +9,19 @@ from contextlib import AbstractContextManager, closing, contextmanager, nullcont
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treetune.episode_generators.base import GenerationContext, Rollout
-from treetune.episode_generators.critic import Critic
-from treetune.episode_generators.rollout.single_turn import for_fixed_problems
 from treetune.inference.journal import Hear, JournaledEngine
-from treetune.runtime.judge_server import judge_server, refuse_dumb
+from treetune.rollouts.base import GenerationContext, Rollout
+from treetune.rollouts.critic import Critic
+from treetune.rollouts.single_turn import for_fixed_problems
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.session import Session
 from treetune.tasks.base import Task
-from treetune.tasks.environments.journal import SUFFIX, TurnJournal
-from treetune.tasks.environments.pool import EnvironmentPool
 from treetune.tasks.graders.pool import GraderPool
 from treetune.tasks.graders.service import Surroundings
 from treetune.vocabulary import Metrics, Problem
+from treetune_domains.environments.journal import SUFFIX, TurnJournal
+from treetune_domains.environments.pool import EnvironmentPool
+from treetune_domains.judge_server import judge_server, refuse_dumb
 
 if TYPE_CHECKING:
     from treetune.trainers.reference_ahead import ReferenceAhead

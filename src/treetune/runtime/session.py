@@ -20,11 +20,11 @@ from treetune.runtime.directory import ExperimentDirectory, Lock
 from treetune.runtime.due import is_last
 from treetune.runtime.lifeline import TERMINATED, Stopped
 from treetune.runtime.manifest import begin
-from treetune.runtime.several_machines import agree
 from treetune.runtime.start_model import StartModel
 from treetune.timeline import SUFFIX, Timeline
 from treetune.trainers.ranks import Ranks
 from treetune.vocabulary import Problem
+from treetune_cluster.several_machines import agree
 
 if TYPE_CHECKING:
     from treetune.models.nucleus import Nucleus

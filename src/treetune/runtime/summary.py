@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from treetune.episode_generators.domains import name_in
-from treetune.episode_generators.numbers import in_words
+from treetune.rollouts.numbers import in_words
 from treetune.runtime.console import duration
+from treetune_domains.numbers import name_in
 
 SHOWN_SECONDS = 0.05
 """Phases shorter than this are left out."""

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from treetune.checksums import Damaged, damage_of, read_record, seal_folder, write_record
-from treetune.episode_generators.credit.gae import Gae
-from treetune.episode_generators.token_signals import SIGNALS, TokenSignals, write_token_signals
 from treetune.files import write_text
+from treetune.rollouts.credit.gae import Gae
+from treetune.rollouts.token_signals import SIGNALS, TokenSignals, write_token_signals
 from treetune.runtime.base import ChoiceRule, ChooseCheckpoint
 from treetune.runtime.clock import Clock
 from treetune.runtime.directory import ANSWERS, MEASURE_AGAIN, verify_answers

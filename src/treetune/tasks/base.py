@@ -7,11 +7,11 @@ from typing import Literal, TypeVar
 
 from treetune.config.registrable import Registrable
 from treetune.tasks.drawing import Drawing
-from treetune.tasks.environments.base import Environment
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.sampling import further_problems, sample_problems
 from treetune.tasks.steps.base import as_if_going_on
 from treetune.vocabulary import Metrics, Problem
+from treetune_domains.environments.base import Environment
 
 Split = Literal["train", "validation", "test"]
 Params = TypeVar("Params")

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from treetune.tasks.base import Split, Task
-from treetune.tasks.domain import DomainTask
-from treetune.tasks.domain_rows import (
+from treetune.vocabulary import Problem
+from treetune_domains.domain import DomainTask
+from treetune_domains.domain_rows import (
     ABILITY,
     DATA_SOURCE,
     HIGH_PASS_RATE,
@@ -15,7 +16,6 @@ from treetune.tasks.domain_rows import (
     domain_row,
     write_parquet,
 )
-from treetune.vocabulary import Problem
 
 RATES = (LOW_PASS_RATE, HIGH_PASS_RATE)
 

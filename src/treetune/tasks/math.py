@@ -9,10 +9,10 @@ from annotated_types import Gt, MinLen
 
 from treetune.tasks.base import Task
 from treetune.tasks.graders.base import Grader
-from treetune.tasks.graders.math import MathGrader
 from treetune.tasks.json_lines import JsonLines
 from treetune.tasks.steps.base import StepSplitter
 from treetune.tasks.steps.sentences import Sentences
+from treetune_domains.graders.math import MathGrader
 
 MATH_GRADER, SENTENCES = MathGrader(), Sentences()
 

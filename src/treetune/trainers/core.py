@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from treetune.episode_generators.credit.gae import Gae
-from treetune.episode_generators.critic import CriticSettings
 from treetune.models.nucleus import Nucleus
+from treetune.rollouts.credit.gae import Gae
+from treetune.rollouts.critic import CriticSettings
 from treetune.seeds import derived_random
 from treetune.trainers.base import Trainer
 from treetune.trainers.batching import Unit

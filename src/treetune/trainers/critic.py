@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from treetune.episode_generators.critic import CriticSettings
+from treetune.rollouts.critic import CriticSettings
 from treetune.trainers.deepspeed_model import DeepSpeedModel
 from treetune.trainers.micro_batches import MicroBatch
 from treetune.trainers.preparation.tensors import IterationTensors

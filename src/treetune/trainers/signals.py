@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from treetune.episode_generators.token_signals import TokenSignals
+from treetune.rollouts.token_signals import TokenSignals
 from treetune.trainers.preparation.tensors import IterationTensors
 from treetune.trainers.tokens import Sequences
 from treetune.vocabulary import Episode

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from treetune.tasks.environments.adapters import Gem, Gymnasium
-from treetune.tasks.environments.base import Turn
-from treetune.tasks.environments.task import EnvironmentTask
-from treetune.tasks.environments.worlds import Moment, Worlds
+from treetune_domains.environments.adapters import Gem, Gymnasium
+from treetune_domains.environments.base import Turn
+from treetune_domains.environments.task import EnvironmentTask
+from treetune_domains.environments.worlds import Moment, Worlds
 
 
 class Corridor:

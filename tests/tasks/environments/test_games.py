@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treetune.tasks.environments.base import Game, Turn
-from treetune.tasks.environments.guess_number import GuessNumber
-from treetune.tasks.environments.maze import WAYS, Maze
-from treetune.tasks.environments.task import EnvironmentTask
 from treetune.vocabulary import Problem
+from treetune_domains.environments.base import Game, Turn
+from treetune_domains.environments.guess_number import GuessNumber
+from treetune_domains.environments.maze import WAYS, Maze
+from treetune_domains.environments.task import EnvironmentTask
 
 LEVELS = st.integers(0, 10_000)
 

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from treetune.sandbox.base import Outcome, Sandbox, SandboxUnavailable
-from treetune.sandbox.python_tool import PythonTool
-from treetune.tasks.environments.tools.base import Tool
-from treetune.tasks.environments.tools.environment import Tools
-from treetune.tasks.environments.tools.python import Python
-from treetune.tasks.environments.tools.search import Search
-from treetune.tasks.environments.worlds import Moment, Worlds
 from treetune.tasks.graders.base import Unavailable
 from treetune.vocabulary import Problem
+from treetune_domains.environments.tools.base import Tool
+from treetune_domains.environments.tools.environment import Tools
+from treetune_domains.environments.tools.python import Python
+from treetune_domains.environments.tools.search import Search
+from treetune_domains.environments.worlds import Moment, Worlds
+from treetune_domains.sandbox.base import Outcome, Sandbox, SandboxUnavailable
+from treetune_domains.sandbox.python_tool import PythonTool
 
 PROBLEM = Problem("x/0", "What is six times seven?", "42")
 

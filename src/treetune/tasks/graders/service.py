@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from treetune.endpoints.journal import Answer, AnswerJournal, read_answer
-from treetune.endpoints.settings import Asking, Place
 from treetune.vocabulary import Grade, Problem
+from treetune_domains.endpoints.journal import Answer, AnswerJournal, read_answer
+from treetune_domains.endpoints.settings import Asking, Place
 
 if TYPE_CHECKING:
     from treetune.tasks.graders.base import Grader

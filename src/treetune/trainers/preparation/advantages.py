@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from treetune.episode_generators.credit.gae import gae
+from treetune.rollouts.credit.gae import gae
 from treetune.vocabulary import Episode
 
 

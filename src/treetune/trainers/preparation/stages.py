@@ -12,7 +12,7 @@ from typing import ClassVar, Literal, Protocol
 
 from torch import Tensor
 
-from treetune.episode_generators.credit.gae import Gae
+from treetune.rollouts.credit.gae import Gae
 from treetune.trainers.base import Trainer
 from treetune.trainers.objectives.kl import KlEstimator, kl_estimate
 from treetune.trainers.preparation.advantages import (

@@ -1,0 +1,280 @@
+"""The first three of the four choices (rollout, credit and selection), shaping, and what they are given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from treetune import contracts
+from treetune.config.registrable import Registrable
+from treetune.contracts import Need
+from treetune.inference.base import Engine, SamplingParams
+from treetune.rollouts.critic import Critic, CriticSettings
+from treetune.tasks.base import Task
+from treetune.tree import Tree, answers_of
+from treetune.vocabulary import Episode, Grade, Metrics, Problem, TextCodec, Trajectory
+
+if TYPE_CHECKING:
+    from treetune.rollouts.values.ahead import Ahead
+    from treetune.tasks.graders.pool import GraderPool
+    from treetune_domains.environments.journal import TurnJournal
+    from treetune_domains.environments.pool import EnvironmentPool
+
+
+@dataclass(frozen=True)
+class GenerationContext:
+    """What the run lends to rollout and credit. `seed` is the run's; derive from it.
+
+    `engine` is None where nothing samples (supervised training). `rank` and `world_size` say
+    which part of the work is this process's; `exchange` (name, own objects) returns all ranks'
+    objects in rank order, and `hand_out` (name, one object for each rank) what all have for this one:
+    the only ways in which ranks talk here.
+
+    `further_problems` are the training problems that the iteration was not given, in an order of
+    their own that seed and iteration decide: all ranks are told the same. None where problems are
+    fixed (evaluation). `say` writes a line into the run's log, once for all ranks. `rollout` is what the
+    answers are made by, for credit that goes on from parts of them. `environments` plays what answers of
+    several turns act in; what they say is kept in `turns`, so that it outlives a crash.
+
+    `memory` is what was remembered of earlier iterations, as JSON has it: the same on all ranks. A part of
+    shaping that `remembers` changes what stands under its label there, on all ranks alike; the runtime
+    keeps it with the iteration. `critic` is that of the run, where one is trained: as it is before the
+    iteration's training.
+
+    A rollout that knows an answer before the others tells `on_answer` of it and of the grade that it is going
+    to have (its own says nothing yet), within what its engine calls back. None: nobody wants to know, and
+    answers to a problem may as well come together. `begun` are the states that were gone on from meanwhile,
+    each on the rank of its answer. None: credit begins when all answers are there.
+
+    A rollout that `carries` is given what it `carried` over from the iteration before, of all ranks in rank
+    order, and hands what this rank carries over to `carry`, before its run is over.
+
+    `reads_logprobs` says whether anybody reads the engine's log-probs of answers: training does; whoever only
+    grades them (evaluation, values) doesn't, and the engine is not asked for any. A rollout that reads them
+    itself asks for them all the same.
+    """
+
+    task: Task
+    engine: Engine | None
+    grader: GraderPool
+    codec: TextCodec
+    seed: int
+    iteration: int
+    context_length: int
+    rank: int = 0
+    world_size: int = 1
+    exchange: Callable[[str, list[Any]], list[list[Any]]] = lambda name, own: [own]
+    hand_out: Callable[[str, list[Any]], list[Any]] = lambda name, own: own
+    progress: Callable[[int, int], None] = lambda done, total: None
+    further_problems: Callable[[], Sequence[Problem]] = tuple
+    say: Callable[[str], None] = lambda message: None
+    sampling: SamplingParams | None = None
+    unfinished_reward: float | None = 0.0
+    rollout: Rollout | None = None
+    environments: EnvironmentPool = None  # type: ignore[assignment]  # there wherever a run samples
+    turns: TurnJournal | None = None
+    memory: dict[str, Any] = field(default_factory=dict)
+    on_answer: Callable[[Trajectory, Future[Grade]], None] | None = None
+    begun: Mapping[Any, Any] | None = None
+    critic: Critic | None = None
+    carried: Sequence[Trajectory] = ()
+    carry: Callable[[Sequence[Trajectory]], None] = lambda answers: None
+    reads_logprobs: bool = True
+
+
+class Rollout(Registrable):
+    """From problems to trees of graded answers."""
+
+    samples: int = 1
+    """Answers to a problem."""
+    unfinished_reward: float | None = 0.0
+    max_prompt_tokens: int | None = None
+    """Problems with longer prompts are not trained on. None: there must not be any."""
+    carries: bool = False
+    """Whether it keeps answers from one iteration to the next."""
+
+    @property
+    def needs_engine(self) -> bool:
+        return contracts.SampledAnswers() in self.gives
+
+    @property
+    def sampling(self) -> SamplingParams | None:
+        """How the policy is sampled; None where nothing is."""
+        return None
+
+    @property
+    def sampler(self) -> Rollout | None:
+        """What makes the answers where problems are fixed, as in evaluation and analyzers; None for plain
+        sampling with this rollout's settings. Everybody asks by `single_turn.for_fixed_problems`."""
+        return None
+
+    def most_answers(self, problems: int) -> int:
+        """How many answers there may be at most to an iteration of so many problems."""
+        return problems * self.samples
+
+    def missing(self, task: Task) -> Sequence[str]:
+        """What it needs for the task's problems and isn't there, in words, with what to do about it."""
+        return ()
+
+    def prepare(self, codec: TextCodec) -> None:
+        """Raises ValueError where the model's tokenizer has no tokens for what the rollout does, before
+        anything is sampled."""
+
+    def run(self, context: GenerationContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
+        """Given all problems of the iteration, the trees of this rank's contiguous share of them (and of
+        what else was rolled out), in their order, and the metrics of all ranks. Collective.
+        """
+        raise NotImplementedError
+
+
+class Shaping(Registrable):
+    """What an answer earns beside its score, between rollout and credit."""
+
+    remembers: bool = False
+    """Whether it uses the context's `memory`."""
+    measures: tuple[str, ...] = ()
+    """The names of the numbers that `assess` gives."""
+
+    @property
+    def label(self) -> str:
+        """Its place in metric names: the type under which it is registered."""
+        return next(name for name, part in Shaping.registered().items() if part is type(self))
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        return (
+            Need(
+                contracts.UseOfAdvantages(),
+                "it changes rewards, which reach the loss as advantages",
+                "leave shaping empty, or choose an objective that learns from advantages, such as 'ppo'",
+            ),
+            Need(contracts.CreditForRewards(), "it changes what whole answers earn"),
+        )
+
+    def prepare(self, problems: Sequence[Problem]) -> None:
+        """Raises ValueError where something that it needs for these training problems isn't there.
+
+        Called when a run begins, before anything heavy is imported.
+        """
+
+    def bonuses(self, context: GenerationContext, trajectories: Sequence[Trajectory]) -> list[float]:
+        """What is added to each trajectory's reward; negative for a penalty.
+
+        All answers to one problem are there. It may depend on them and their scores, on what it remembers,
+        on nothing that another shaping gave, and not on chance.
+        """
+        raise NotImplementedError
+
+    def assess(
+        self, context: GenerationContext, trajectories: Sequence[Trajectory]
+    ) -> tuple[list[float], Mapping[str, Sequence[float]]]:
+        """`bonuses`, and the numbers that it `measures`, whose means over all ranks become the metrics
+        ``<label>/<name>``: as many on a rank as it has. Collective, and once an iteration.
+        """
+        return self.bonuses(context, trajectories), {}
+
+
+THREADS_REMEDY = (
+    "choose the credit 'group', or 'monte_carlo' with states {type: 'threads'}, or set the rollout's parallel"
+    " to false"
+)
+STATES_REMEDY = (
+    "choose the credit 'group', or 'monte_carlo' with states {type: 'threads'} for threads and"
+    " {type: 'turns'} for turns"
+)
+UNUSED_REMEDY = "choose an objective that learns from advantages, such as 'ppo', or the credit 'none'"
+
+
+class Credit(Registrable):
+    """From trees to episodes with (or, for `gae`, without) advantages, one for each answer.
+
+    Credit turns the rewards of answers into advantages, unless its own `gives` says otherwise.
+    """
+
+    @property
+    def gives(self) -> tuple[contracts.Feature, ...]:
+        return contracts.Advantages(before_training=True), contracts.CreditForRewards()
+
+    @property
+    def needs_engine(self) -> bool:
+        return contracts.Continuations() in self.gives
+
+    @property
+    def needs_critic(self) -> bool:
+        return contracts.CriticValues() in self.gives
+
+    def ahead(self, context: GenerationContext) -> Ahead | None:
+        """What it asks for with each answer, while others are sampled. None: nothing."""
+        return None
+
+    def continuations(self, answers: int, tokens: float, limit: int) -> tuple[int, int]:
+        """How many it samples for answers of so many tokens on average and `limit` at most, usually and at
+        most, for whoever plans a run. Credit that doesn't say so is planned as if it sampled none."""
+        return 0, 0
+
+    @property
+    def critic_settings(self) -> CriticSettings | None:
+        """How the critic is trained, for credit that needs one."""
+        return None
+
+    @property
+    def asks_critic(self) -> bool:
+        """Whether `assign` asks the critic, rather than leave its values to the trainer."""
+        return self.needs_critic and contracts.Advantages(before_training=True) in self.gives
+
+    def assign(self, context: GenerationContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
+        """One episode for each answer of this rank's trees, in their order, and the metrics of all ranks.
+        All answers to one problem are in one tree. Collective.
+        """
+        raise NotImplementedError
+
+
+class GroupCredit(Credit):
+    """Credit from the rewards of a problem's answers alone: all tokens of an answer share its advantage.
+
+    The short way to a credit of your own: `advantages` is all that there is to write.
+    """
+
+    def advantages(self, rewards: Sequence[float]) -> Sequence[float]:
+        """One for each answer to a problem, from what they earned."""
+        raise NotImplementedError
+
+    def assign(self, context: GenerationContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
+        from treetune.rollouts.credit.episodes import whole_answer
+
+        advantages: list[float] = []
+        for tree in trees:
+            rewards = [leaf.reward for leaf in tree.leaves]
+            try:
+                of_tree = self.advantages(rewards)
+                if len(of_tree) != len(rewards):
+                    raise ValueError(f"{len(of_tree)} advantages for {len(rewards)} answers")
+                advantages += of_tree
+            except ValueError as error:
+                raise ValueError(f"problem {tree.problem.id!r}: {error}") from error
+        return whole_answer(context, answers_of(trees), advantages)
+
+
+class Selection(Registrable):
+    """Which episodes are trained on. An empty choice is returned as such: the runtime decides."""
+
+    at_most: int | None = None
+    """How many groups it keeps at most. None: there is no bound."""
+    keeps_groups: bool = True
+    """Whether it keeps all answers to a problem or none."""
+
+    def most_kept(self, answers: int, problems: int) -> int:
+        """How many rows (pairs, where it makes such) it keeps at most of so many answers and problems."""
+        return answers
+
+    def select(
+        self, context: GenerationContext, episodes: Sequence[Episode]
+    ) -> tuple[list[Episode], Metrics]:
+        """A part of all ranks' `episodes`, problem after problem in their order; groups are whole.
+
+        Called on the first rank alone, so that it may ask no other: what is drawn derives from the context's
+        seed and iteration. Metrics are of `episodes`.
+        """
+        raise NotImplementedError

@@ -1,0 +1,123 @@
+"""Answers of the task's teacher, to learn from without sampling (supervised fine-tuning)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain
+from typing import Annotated, Literal
+
+from annotated_types import Gt
+
+from treetune.contracts import Answers, Experiment, Feature, Finding, OneLine
+from treetune.rollouts.answers import EXAMPLES, encoded_prompt, rank_share, steps_of
+from treetune.rollouts.base import GenerationContext, Rollout
+from treetune.rollouts.metrics import trajectory_metrics
+from treetune.rollouts.numbers import measured
+from treetune.seeds import derive_seed
+from treetune.tree import Tree, answers_of, trees_of
+from treetune.vocabulary import Grade, Metrics, Problem, Segment, TokenIds, Trajectory, joined
+from treetune_threads.demonstrated import demonstrated_segments, lacking_tags
+
+TAKEN_FOR_RIGHT = Grade(reward=1.0, outcome="ok")
+
+
+@Rollout.register("demonstrations")
+@dataclass(frozen=True, kw_only=True)
+class Demonstrations(Rollout):
+    """`samples` demonstrations of each problem, drawn anew in every iteration, ended with the end
+    token. Their segment is trained, but has no log-probs and no policy version: no policy wrote it.
+
+    One that doesn't fit into the context stops the run, or is left out (and counted in
+    ``episodes/left_out``) where `too_long` says so.
+
+    One with threads becomes the segments that a rollout would have made of it: what that injects is not
+    trained, and each of its steps is a segment.
+
+    They are graded as answers are, so that ``episodes/reward`` says how good the teacher is; where grading is
+    dear and the teacher known, `graded` false takes all of them for right.
+    """
+
+    samples: Annotated[int, Gt(0)] = 1
+    graded: bool = True
+    too_long: Literal["stop", "leave_out"] = "stop"
+
+    @property
+    def gives(self) -> tuple[Feature, ...]:
+        return Answers(self.samples), OneLine()
+
+    def check(self, experiment: Experiment) -> Iterable[Finding]:
+        try:
+            experiment.task.check_demonstrations()
+        except ValueError as error:
+            yield Finding.of(error, "type", "choose a rollout that samples, such as 'single_turn'")
+            return
+        problems = [one for task in experiment.task.parts() for one in task.examples(EXAMPLES)]
+        try:
+            texts = [experiment.task.of(problem).demonstration(problem, 0) for problem in problems]
+        except ValueError as error:
+            yield Finding.of(error, "$.task")
+            return
+        yield from lacking_tags(texts, experiment.model.single_tokens())
+        written = zip(problems, texts, strict=True)
+        lengths = experiment.model.prompt_tokens([problem.prompt + text for problem, text in written])
+        if lengths and max(lengths) >= experiment.context_length and self.too_long == "stop":
+            yield Finding(
+                f"prompt and demonstration have {max(lengths)} tokens and their end in this task, and"
+                f" context_length is {experiment.context_length}",
+                "$.context_length",
+                f"raise it to {max(lengths) + 1} or more, or set the rollout's too_long to 'leave_out'",
+            )
+
+    def run(self, context: GenerationContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
+        """Raises ValueError for a demonstration that does not fit into the context, or whose threads
+        a rollout couldn't make."""
+        share = rank_share(context, problems)
+        written = []
+        left_out = 0
+        for problem in share:
+            for sample in range(self.samples):
+                seed = derive_seed(context.seed, context.iteration, problem.id, sample, "demonstration")
+                segments = demonstrated_segments(
+                    context.codec, problem, context.task.of(problem).demonstration(problem, seed)
+                )
+                response_ids = joined([segment.token_ids for segment in segments])
+                if self.too_long == "leave_out" and not _fits(context, problem, response_ids):
+                    left_out += 1
+                    continue
+                text = context.codec.decode(response_ids)
+                prompt_ids = encoded_prompt(context, problem, len(response_ids))
+                grade = context.grader.submit(text, problem) if self.graded else None
+                written.append((problem, sample, text, prompt_ids, segments, grade))
+                context.progress(len(written), len(share) * self.samples)
+        trees = trees_of(
+            Trajectory(
+                problem=problem,
+                sample=sample,
+                prompt_ids=prompt_ids,
+                segments=segments,
+                finish_reason="stop",
+                text=text,
+                grade=grade.result() if grade else TAKEN_FOR_RIGHT,
+                step_ends=_step_ends(context, problem, segments, text),
+            )
+            for problem, sample, text, prompt_ids, segments, grade in written
+        )
+        trees = measured(trees, context.codec)
+        metrics = trajectory_metrics(context, answers_of(trees))
+        if self.too_long == "leave_out":
+            everyones = context.exchange("left-out", [left_out])
+            metrics["episodes/left_out"] = float(sum(chain.from_iterable(everyones)))
+        return trees, metrics
+
+
+def _step_ends(
+    context: GenerationContext, problem: Problem, segments: Sequence[Segment], text: str
+) -> tuple[int, ...]:
+    if len(segments) == 1:
+        return steps_of(context, problem, segments[0].token_ids, text)
+    return tuple(accumulate(len(segment.token_ids) for segment in segments))
+
+
+def _fits(context: GenerationContext, problem: Problem, response_ids: TokenIds) -> bool:
+    return len(context.codec.encode_prompt(problem)) + len(response_ids) <= context.context_length

@@ -1,0 +1,166 @@
+"""Samples further problems until enough of them have answers that differ in score."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+from annotated_types import Gt
+
+from treetune.contracts import Answers, Experiment, Finding, Need, SampledAnswers, UseOfAdvantages
+from treetune.rollouts.answers import contiguous_share, rank_share
+from treetune.rollouts.around_another import RolloutAround
+from treetune.rollouts.base import GenerationContext, Rollout
+from treetune.rollouts.metrics import mean, trajectory_metrics
+from treetune.rollouts.storage import trajectories_from_bytes, trajectories_to_bytes
+from treetune.tree import Tree, answers_of, trees_of
+from treetune.vocabulary import Metrics, Problem
+
+
+@Rollout.register("until_mixed")
+@dataclass(frozen=True, kw_only=True)
+class UntilMixed(RolloutAround):
+    """`rollout` on the iteration's problems and then, round by round, on further ones, until `groups`
+    problems have answers that differ in score.
+
+    DAPO's dynamic sampling (Yu et al., arXiv:2503.14476, section 3.2). Together with the selection
+    ``mixed_groups`` with `at_most`, each iteration trains on equally many groups that say something.
+    Everything that was sampled is kept and counted, so that ``episodes/score`` is the policy's on
+    problems that were not chosen by how it answered them.
+
+    A round has `problems_per_round` problems (None: as many as the first). It is over after
+    `max_rounds`, or when the split has no problem left that the iteration hasn't had; the log says so,
+    and the iteration goes on with the groups that it has.
+
+    ``rollout/rounds``; ``rollout/groups_dropped``: share of problems whose answers all scored the same;
+    ``rollout/groups_lacking``: how many were missing at the end. What the inner rollout measures
+    beyond ``episodes/`` and numbers of answers is averaged over the rounds, each with the weight of its
+    problems.
+    """
+
+    groups: Annotated[int, Gt(0)]
+    max_rounds: Annotated[int, Gt(0)] = 10
+    problems_per_round: Annotated[int, Gt(0)] | None = None
+
+    @property
+    def needs(self) -> tuple[Need, ...]:
+        return (
+            Need(SampledAnswers(), "it samples until answers differ"),
+            Need(Answers(2), "it waits for answers that differ"),
+            Need(
+                UseOfAdvantages(),
+                "answers that differ are worth something where they are compared",
+                "choose the rollout 'single_turn', or an objective that learns from advantages",
+            ),
+        )
+
+    def check(self, experiment: Experiment) -> Iterable[Finding]:
+        if isinstance(self.rollout, UntilMixed):
+            yield Finding(
+                "until_mixed can't be within another one", "rollout", "name a rollout that samples answers"
+            )
+        first = experiment.problems_per_iteration
+        if first is None:
+            yield Finding(
+                "the rollout asks for further problems where answers don't differ, and"
+                " problems_per_iteration null has none left",
+                "$.problems_per_iteration",
+                "set it to a number below that of the training problems",
+            )
+        elif first == experiment.task.size("train"):
+            yield Finding(
+                f"the rollout asks for further problems, and problems_per_iteration takes all {first}",
+                "$.problems_per_iteration",
+                "lower it",
+            )
+        else:
+            most = first + (self.max_rounds - 1) * (self.problems_per_round or first)
+            if self.groups > most:
+                yield Finding(
+                    f"{self.groups} groups are asked for, and {self.max_rounds} rounds have {most} problems",
+                    "groups",
+                    "lower groups, or raise max_rounds or problems_per_iteration",
+                )
+        kept = experiment.selection.at_most
+        if kept is not None and kept < self.groups:
+            yield Finding(
+                f"the rollout samples until {self.groups} groups have spread (groups), and the selection"
+                f" trains on {kept} of them (at_most)",
+                "groups",
+                "make the two equal",
+            )
+
+    def most_answers(self, problems: int) -> int:
+        further = (self.max_rounds - 1) * (self.problems_per_round or problems)
+        return (problems + further) * self.samples
+
+    def run(self, context: GenerationContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
+        own: list[Tree] = []
+        asked: list[Problem] = []
+        reports: list[tuple[int, Metrics]] = []
+        further: list[Problem] | None = None
+        upcoming = list(problems)
+        mixed = 0
+        # A round's metrics are of all ranks, so all of them decide alike.
+        while True:
+            trees, report = self.rollout.run(_after(context, len(answers_of(own))), upcoming)
+            own += trees
+            asked += upcoming
+            reports.append((len(upcoming), report))
+            mixed += round(report["episodes/mixed"] * report["episodes/problems"])
+            if mixed >= self.groups or len(reports) == self.max_rounds:
+                break
+            if further is None:
+                further = list(context.further_problems())
+            size = self.problems_per_round or len(problems)
+            upcoming, further = further[:size], further[size:]
+            if not upcoming:
+                break
+        if mixed < self.groups:
+            reason = (
+                f"max_rounds is {self.max_rounds}"
+                if len(reports) == self.max_rounds
+                else "the split has no further problem"
+            )
+            context.say(
+                f"iteration {context.iteration + 1}: {self.groups} problems with answers that differ in score"
+                f" were asked for; went on with {mixed} of {len(asked)} after {len(reports)} rounds, since"
+                f" {reason}"
+            )
+        trees = _shared_out(context, asked, own) if len(reports) > 1 else own
+        return trees, _averaged(reports) | trajectory_metrics(context, answers_of(trees)) | {
+            "rollout/rounds": float(len(reports)),
+            "rollout/groups_dropped": 1.0 - mixed / len(asked),
+            "rollout/groups_lacking": float(max(0, self.groups - mixed)),
+        }
+
+
+def _after(context: GenerationContext, done: int) -> GenerationContext:
+    """The context for a round that comes after `done` answers of this rank."""
+    return replace(context, progress=lambda of_round, total: context.progress(done + of_round, done + total))
+
+
+def _shared_out(context: GenerationContext, asked: Sequence[Problem], own: Sequence[Tree]) -> list[Tree]:
+    """This rank's share of all rounds' trees, so that all ranks' are in the order of `asked`.
+
+    As they were sampled, a rank would hold a share of each round. Collective.
+    """
+    by_problem = {tree.problem.id: tree for tree in own}
+    if context.world_size > 1:
+        shares = [contiguous_share(asked, rank, context.world_size) for rank in range(context.world_size)]
+        parts = [[by_problem[one.id] for one in share if one.id in by_problem] for share in shares]
+        sent = context.hand_out("rounds", [trajectories_to_bytes(answers_of(part)) for part in parts])
+        answers = (answer for data in sent for answer in trajectories_from_bytes(data))
+        by_problem = {tree.problem.id: tree for tree in trees_of(answers)}
+    return [by_problem[problem.id] for problem in rank_share(context, asked) if problem.id in by_problem]
+
+
+def _averaged(reports: Sequence[tuple[int, Metrics]]) -> Metrics:
+    """Each metric's mean over the rounds that have it, weighted by their problems."""
+    names = dict.fromkeys(name for _, report in reports for name in report)
+    averages = {}
+    for name in names:
+        having = [(report[name], float(problems)) for problems, report in reports if name in report]
+        averages[name] = mean([value for value, _ in having], [weight for _, weight in having])
+    return averages

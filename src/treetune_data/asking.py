@@ -1,0 +1,160 @@
+"""Asks a question once: what was answered is not asked again, what can't be read is asked differently."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from treetune_data.ledger import Ledger, Usage
+from treetune_data.prompts import AGAIN
+from treetune_domains.endpoints.client import Client, EndpointError, Unanswered
+from treetune_domains.endpoints.journal import Answer, AnswerJournal
+from treetune_domains.endpoints.settings import EndpointSettings, Message
+
+T = TypeVar("T")
+
+TEMPLATE_TOKENS = 1000
+"""What a chat template may add to the bytes of a request: room for the budget's bound."""
+
+
+class Unreadable(ValueError):
+    """An answer is not what was asked for; says what is wrong with it."""
+
+
+class Asker:
+    """What all solutions ask through. After a failure that concerns all, everything asked raises it."""
+
+    def __init__(
+        self,
+        client: Client,
+        endpoint: EndpointSettings,
+        journal: AnswerJournal,
+        ledger: Ledger,
+        extra_for: Mapping[Any, Mapping[str, Any]],
+    ) -> None:
+        self.failure: EndpointError | None = None
+        self._client, self._endpoint = client, endpoint
+        self._journal, self._ledger, self._extra_for = journal, ledger, extra_for
+        self._in_flight: dict[str, asyncio.Task[Answer]] = {}
+        self._room = asyncio.Semaphore(endpoint.concurrency)
+        self._unanswered_in_a_row = 0
+
+    @property
+    def stopping(self) -> bool:
+        return self.failure is not None or self._ledger.exhausted
+
+    async def answer(self, step: str, messages: Sequence[Message]) -> Answer:
+        """Raises Unanswered, OutOfBudget or EndpointError."""
+        body = self._endpoint.body(messages, self._extra_for.get(step, {}))
+        key = hashlib.blake2b(json.dumps(body, sort_keys=True).encode(), digest_size=16).hexdigest()
+        known = self._journal.get(key)
+        if known is not None:
+            return known
+        if key not in self._in_flight:
+            self._in_flight[key] = asyncio.create_task(self._ask(key, step, body))
+            self._in_flight[key].add_done_callback(lambda _: self._in_flight.pop(key))
+        return await self._in_flight[key]
+
+    async def _ask(self, key: str, step: str, body: dict[str, Any]) -> Answer:
+        settings = self._endpoint
+        size = len(json.dumps(body, ensure_ascii=False).encode(errors="replace"))
+        async with self._room, self._ledger.reserved(size + TEMPLATE_TOKENS, settings.max_tokens):
+            if self.failure is not None:
+                raise self.failure
+            try:
+                reply = await self._client.ask(body)
+            except Unanswered as error:
+                self._unanswered_in_a_row += 1
+                if self._unanswered_in_a_row >= settings.give_up_after:
+                    self.failure = EndpointError(
+                        f"{self._unanswered_in_a_row} requests in a row came to nothing; the last: {error}"
+                    )
+                raise
+            except EndpointError as error:
+                self.failure = error
+                raise
+            self._unanswered_in_a_row = 0
+            estimated = reply.input_tokens is None or reply.output_tokens is None
+            answer = Answer(
+                key=key,
+                step=step,
+                text=reply.text,
+                complete=reply.complete,
+                input_tokens=size if reply.input_tokens is None else reply.input_tokens,
+                output_tokens=len(reply.text.encode(errors="replace"))
+                if reply.output_tokens is None
+                else reply.output_tokens,
+                estimated=estimated,
+            )
+            self._journal.add(answer)
+            self._ledger.steps[step].add(answer.input_tokens, answer.output_tokens, estimated)
+            return answer
+
+
+class Questions:
+    """What one solution asks. It remembers which answers it got, and what they cost."""
+
+    def __init__(self, asker: Asker, repairs: int) -> None:
+        self._asker, self._repairs = asker, repairs
+        self._got: dict[str, Answer] = {}
+
+    @property
+    def keys(self) -> list[str]:
+        """Of its answers in the journal."""
+        return sorted(self._got)
+
+    @property
+    def usage(self) -> Usage:
+        usage = Usage()
+        for answer in self._got.values():
+            usage.add(answer.input_tokens, answer.output_tokens, answer.estimated)
+        return usage
+
+    async def ask(
+        self, step: str, messages: Sequence[Message], read: Callable[[str], T]
+    ) -> tuple[T, list[Message]]:
+        """What `read` makes of the answer, and the conversation so far.
+
+        An answer that it can't read (it raises Unreadable), or that has no end, is sent back with the reason
+        `repairs` times at most. Raises the last Unreadable, or what asking raises.
+        """
+        conversation = list(messages)
+        for left in range(self._repairs, -1, -1):
+            answer = await self._asker.answer(step, conversation)
+            self._got[answer.key] = answer
+            text = without_thought(answer.text)
+            try:
+                if not answer.complete:
+                    raise Unreadable("the answer was cut off at max_tokens")
+                if not text:
+                    raise Unreadable("the answer is empty")
+                return read(text), [*conversation, ("assistant", text)]
+            except Unreadable as error:
+                if left == 0:
+                    raise
+                again = AGAIN.format(reason=error)
+                if text and answer.complete:
+                    conversation = [*conversation, ("assistant", text), ("user", again)]
+                else:
+                    role, last = conversation[-1]
+                    conversation = [*conversation[:-1], (role, f"{last}\n\n{again}")]
+        raise AssertionError("every way out of the loop returns or raises")
+
+
+def without_thought(text: str) -> str:
+    """What a model says behind its thought, where its server leaves that in the answer."""
+    text = text.strip()
+    return text.rpartition("</think>")[2].strip() if text.startswith("<think>") else text
+
+
+async def all_of(work: Sequence[Awaitable[T]]) -> list[T]:
+    """The results, once everything has ended: nothing that is paid for is abandoned half-way. Raises the
+    first exception."""
+    results = await asyncio.gather(*work, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return results  # type: ignore[return-value]

@@ -1,0 +1,218 @@
+"""Who answers: a model on servers of ours, or whoever is behind an OpenAI-compatible address."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from annotated_types import Gt, MinLen
+
+from treetune.config.registrable import Registrable
+from treetune.contracts import Finding
+from treetune.files import new_own_folder
+from treetune.inference.base import Completion, Request, SamplingParams
+from treetune.inference.settings import EngineSettings
+from treetune.models.sources import ModelSource
+from treetune.vocabulary import Problem
+from treetune_domains.endpoints.settings import EndpointSettings
+
+if TYPE_CHECKING:
+    from treetune.vocabulary import TextCodec
+
+WAVE = 4096
+"""Answers that are asked for at a time: many more than are sampled side by side, and few enough to hold."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """One answer that is wanted: the number of the row, of the answer, and the seed that it is drawn with."""
+
+    row: int
+    sample: int
+    seed: int
+    problem: Problem
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer; `complete`: it was not cut off. `tokens` is None where nobody said it."""
+
+    text: str
+    complete: bool
+    tokens: int | None
+
+
+Keep = Callable[[Question, Reply | None], None]
+"""Called with every answer as it comes; None for a question that can't be asked: its prompt is too long."""
+
+Ask = Callable[[Sequence[Question], Keep], None]
+"""Asks, and returns when everything was answered. Raises RuntimeError where no more answers come."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Whose answers: the number of the shard, its folder, and the seed of the engine."""
+
+    shard: int
+    folder: Path
+    seed: int
+
+
+class Policy(Registrable):
+    """Answers questions."""
+
+    def check_answers(self, sampling: SamplingParams) -> Iterable[Finding]:
+        """What is wrong with asking it so."""
+        return ()
+
+    def identity(self) -> object:
+        """What decides on an answer, beside the question. Its repr is compared."""
+        raise NotImplementedError
+
+    def opened(self, sampling: SamplingParams, place: Place) -> AbstractContextManager[Ask]:
+        """Ready to be asked while inside."""
+        raise NotImplementedError
+
+
+@Policy.register("served")
+@dataclass(frozen=True, kw_only=True)
+class Served(Policy):
+    """A model on a server of ours for each job, which ends with it. `context_length` bounds prompt and answer
+    together, in tokens; a row whose prompt fills it can't be asked, and is told."""
+
+    model: ModelSource
+    engine: EngineSettings
+    context_length: Annotated[int, Gt(1)]
+
+    def check_answers(self, sampling: SamplingParams) -> Iterable[Finding]:
+        longest = self.model.longest
+        if longest is not None and longest < self.context_length:
+            yield Finding(
+                f"the model was made for {longest} tokens, and context_length is {self.context_length}",
+                "$.policy.context_length",
+                f"lower it to {longest} or less",
+            )
+        if sampling.max_tokens >= self.context_length:
+            yield Finding(
+                f"an answer may have {sampling.max_tokens} tokens, and the context_length of"
+                f" {self.context_length} leaves no room for them beside a prompt",
+                "$.answers.max_tokens",
+                "lower it, or raise policy.context_length",
+            )
+
+    def identity(self) -> object:
+        return self.model, self.context_length
+
+    @contextmanager
+    def opened(self, sampling: SamplingParams, place: Place) -> Iterator[Ask]:
+        import torch
+
+        from treetune.models.export import write_for_engine
+
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.model.require()
+        tokenizer = self.model.load_tokenizer(_no_alphabet)
+        codec = self.model.codec(tokenizer)
+        memory = _memory_folder(place)
+        shutil.rmtree(memory, ignore_errors=True)  # of a job that was killed
+        new_own_folder(memory)
+        weights = memory / "weights"
+        try:
+            model = self.model.load_model(place.seed, _no_alphabet)
+            write_for_engine(dict(model.named_parameters()), model.config, tokenizer, weights)
+            del model
+            engine = self.engine.start(
+                weights,
+                place.folder / "logs",
+                seed=place.seed,
+                context_length=self.context_length,
+                device=device,
+                end_ids=codec.end_ids,
+            )
+            try:
+                engine.wait_ready()
+
+                def ask(questions: Sequence[Question], keep: Keep) -> None:
+                    for first in range(0, len(questions), WAVE):
+                        wave = questions[first : first + WAVE]
+                        requests, asked = self._requests(wave, codec, sampling, keep)
+
+                        def came(
+                            index: int, completions: list[Completion], asked: list[Question] = asked
+                        ) -> None:
+                            keep(asked[index], _reply(completions[0], codec))
+
+                        if requests:
+                            engine.generate(requests, came)
+
+                yield ask
+            finally:
+                engine.close()
+        finally:
+            shutil.rmtree(memory, ignore_errors=True)
+
+    def _requests(
+        self, questions: Sequence[Question], codec: TextCodec, sampling: SamplingParams, keep: Keep
+    ) -> tuple[list[Request], list[Question]]:
+        """A request for each answer, so that what was sampled when a job dies is lost one by one."""
+        requests, asked = [], []
+        for question in questions:
+            prompt_ids = codec.encode_prompt(question.problem)
+            left = self.context_length - len(prompt_ids)
+            if left < 1 or not len(prompt_ids):
+                keep(question, None)
+                continue
+            own = replace(sampling, max_tokens=min(sampling.max_tokens, left))
+            requests.append(Request(prompt_ids, question.seed, 1, own, reads_logprobs=False))
+            asked.append(question)
+        return requests, asked
+
+
+def _reply(completion: Completion, codec: TextCodec) -> Reply:
+    text = codec.decode(completion.token_ids)
+    return Reply(text, completion.finish_reason == "stop", len(completion.token_ids))
+
+
+def _no_alphabet() -> str:
+    raise ValueError(
+        "the model 'tiny' knows the characters of a task, and rows have none: give its alphabet, or take the"
+        " model 'pretrained'"
+    )
+
+
+def _memory_folder(place: Place) -> Path:
+    """Where the weights lie for the engine: in memory where there is such a place."""
+    name = hashlib.blake2b(str(place.folder.resolve()).encode(), digest_size=8).hexdigest()
+    memory = Path("/dev/shm")
+    return (memory if memory.is_dir() else place.folder) / f"treetune-difficulty-{name}"
+
+
+@Policy.register("endpoint")
+@dataclass(frozen=True, kw_only=True)
+class AtAddresses(Policy):
+    """A model behind OpenAI-compatible addresses, of which the shards take turns: each asks one. What
+    `answers` says takes the place of an address's own temperature and max_tokens. A seed is sent with each
+    request; whether the same seed gives the same answer is the address's affair. Set `answers.top_k` to -1
+    for one that doesn't know it."""
+
+    addresses: Annotated[tuple[EndpointSettings, ...], MinLen(1)]
+
+    def identity(self) -> object:
+        return [(one.model, one.api, one.extra) for one in self.addresses]
+
+    @contextmanager
+    def opened(self, sampling: SamplingParams, place: Place) -> Iterator[Ask]:
+        from treetune_data.difficulty.addresses import ask_address
+
+        chosen = self.addresses[place.shard % len(self.addresses)]
+        settings = replace(chosen, temperature=sampling.temperature, max_tokens=sampling.max_tokens)
+
+        def ask(questions: Sequence[Question], keep: Keep) -> None:
+            ask_address(settings, sampling, questions, keep)
+
+        yield ask

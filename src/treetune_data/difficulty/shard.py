@@ -1,0 +1,223 @@
+"""One shard's work: asks what was not answered, grades what was not graded, each once, whoever died
+before."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from treetune.files import write_json
+from treetune.rollouts.answers import before_stop, contiguous_share
+from treetune.runtime.claims import Claims
+from treetune.runtime.console import Console
+from treetune.seeds import derive_seed
+from treetune.tasks.graders.pool import GraderPool
+from treetune.tasks.rows import RowsTask
+from treetune.vocabulary import Grade, Problem
+from treetune_data.difficulty.policies import Place, Question, Reply
+from treetune_data.estimate_difficulty import EstimateDifficulty
+from treetune_data.lines import whole_lines
+from treetune_domains.domain_rows import Row, read_domain_rows, row_key
+
+PROGRESS_S = 2.0
+ANOTHER_IS_AT_IT = 75
+"""The exit code of a job whose shard another one works on: `EX_TEMPFAIL`."""
+
+BEHIND = 4096
+"""Answers that wait for their grade before further ones are asked for."""
+
+
+@dataclass(frozen=True)
+class RowOfInput:
+    """A row, its number in the whole input, its content's hash, and how many with the same came before it."""
+
+    index: int
+    key: str
+    occurrence: int
+    row: Row
+
+
+def input_rows(source: Path) -> Iterator[RowOfInput]:
+    """Rows are known by what they ask: none is lost for want of an id, or for having another's."""
+    seen: dict[str, int] = {}
+    for index, (_, row) in enumerate(read_domain_rows(source)):
+        key = row_key(row)
+        occurrence = seen.get(key, 0)
+        seen[key] = occurrence + 1
+        yield RowOfInput(index, key, occurrence, row)
+
+
+def shard_rows(source: Path, shard: int, shards: int) -> Sequence[RowOfInput]:
+    return contiguous_share(list(input_rows(source)), shard, shards)
+
+
+def shard_folder(output: Path, shard: int) -> Path:
+    return output / "shards" / f"{shard:04d}"
+
+
+def work_on_shard(pipeline: EstimateDifficulty, source: Path, output: Path, shard: int) -> int:
+    """The exit code. Raises RuntimeError where no more answers come; the next job goes on from here."""
+    folder = shard_folder(output, shard)
+    claim = Claims().take(folder / CLAIMS)
+    if claim is None:
+        return ANOTHER_IS_AT_IT
+    console = Console(folder / "logs" / "shard.log", visible=True)
+    try:
+        _Shard(pipeline, source, shard, folder, console).work()
+    finally:
+        console.close()
+        claim.release()
+    return 0
+
+
+class _Shard:
+    def __init__(
+        self, pipeline: EstimateDifficulty, source: Path, shard: int, folder: Path, console: Console
+    ) -> None:
+        self._pipeline, self._shard, self._folder, self._console = pipeline, shard, folder, console
+        rows = shard_rows(source, shard, pipeline.shards)
+        assert isinstance(pipeline.task, RowsTask)
+        self._problems: dict[int, Problem] = {
+            one.index: pipeline.task.problem_of(one.row, f"row/{one.index}") for one in rows
+        }
+        self._keys = {one.index: (one.key, one.occurrence) for one in rows}
+        self._total = len(rows) * pipeline.answers.samples
+        self._told = 0.0
+        self._answered = self._graded = self._unavailable = 0
+        self._waiting: dict[tuple[int, int], tuple[Future[Grade], dict[str, Any]]] = {}
+        self._done: deque[tuple[int, int]] = deque()
+
+    def work(self) -> None:
+        graded = {(row["row"], row["sample"]) for row in whole_lines(self._folder / GRADES, repair=True)}
+        answered: set[tuple[int, int]] = set()
+        ungraded: list[dict[str, Any]] = []
+        for answer in whole_lines(self._folder / ANSWERS, repair=True):
+            which = answer["row"], answer["sample"]
+            if which not in answered and which not in graded:
+                ungraded.append(answer)
+            answered.add(which)
+        self._answered, self._graded = len(answered), len(graded)
+        pipeline = self._pipeline
+        wanted = [
+            Question(index, sample, self._seed(index, sample), problem)
+            for index, problem in self._problems.items()
+            for sample in range(pipeline.answers.samples)
+            if (index, sample) not in answered
+        ]
+        self._console.say(
+            f"shard {self._shard}: {self._total} answers, {len(answered)} are here and {len(graded)} graded"
+        )
+        pool = GraderPool(
+            pipeline.task.grader, workers=pipeline.grader_workers, deadline=pipeline.grader_deadline
+        )
+        with (
+            (self._folder / ANSWERS).open("ab", buffering=0) as self._answers,
+            (self._folder / GRADES).open("ab", buffering=0) as self._grades,
+            pool as self._pool,
+            self._console.phase(f"shard {self._shard}", "answers") as self._show,
+        ):
+            self._tell(now=True)
+            for answer in ungraded:
+                self._grade(answer)
+            if wanted:
+                place = Place(self._shard, self._folder, pipeline.seed)
+                with pipeline.policy.opened(pipeline.answers.params, place) as ask:
+                    ask(wanted, self._keep)
+            while self._waiting:
+                self._wait_for_one()
+                self._tell()
+            for file in (self._answers, self._grades):
+                os.fsync(file.fileno())
+        done = {"answers": self._answered, "graded": self._graded, "unavailable": self._unavailable}
+        write_json(self._folder / DONE, done)
+        self._tell(now=True)
+
+    def _seed(self, index: int, sample: int) -> int:
+        key, occurrence = self._keys[index]
+        return derive_seed(self._pipeline.seed, key, occurrence, sample, "difficulty")
+
+    def _keep(self, question: Question, reply: Reply | None) -> None:
+        """From here a killed job doesn't lose it."""
+        answer: dict[str, Any] = {"row": question.row, "sample": question.sample}
+        if reply is None:
+            answer |= {"text": None, "complete": False, "tokens": None}
+        else:
+            answer |= {"text": reply.text, "complete": reply.complete, "tokens": reply.tokens}
+        _append(self._answers, answer)
+        self._answered += 1
+        self._grade(answer)
+        self._collect()
+        while len(self._waiting) > BEHIND:
+            self._wait_for_one()
+        self._tell()
+
+    def _grade(self, answer: dict[str, Any]) -> None:
+        place = answer["row"], answer["sample"]
+        if answer["text"] is None:
+            _append(self._grades, {"row": place[0], "sample": place[1], "outcome": NOT_ASKED})
+            self._graded += 1
+            return
+        text = before_stop(answer["text"], self._pipeline.answers.stop)
+        kept = {name: answer[name] for name in ("complete", "tokens")}
+        future = self._pool.submit(text, self._problems[answer["row"]])
+        self._waiting[place] = future, kept
+        future.add_done_callback(lambda _: self._done.append(place))
+
+    def _collect(self) -> None:
+        while self._done:
+            place = self._done.popleft()
+            future, answer = self._waiting.pop(place)
+            self._write_grade(place, future.result(), answer)
+
+    def _wait_for_one(self) -> None:
+        next(iter(self._waiting.values()))[0].result()
+        self._collect()
+
+    def _write_grade(self, place: tuple[int, int], grade: Grade, answer: dict[str, Any]) -> None:
+        if grade.outcome == "unavailable":
+            # Nobody knows what it is worth: it is graded again when the shard is worked on again.
+            self._unavailable += 1
+            return
+        row, sample = place
+        line = {
+            "row": row,
+            "sample": sample,
+            "reward": grade.reward,
+            "correct": grade.correct,
+            "outcome": grade.outcome,
+            "extracted": grade.extracted,
+            "complete": answer["complete"],
+            "tokens": answer["tokens"],
+        }
+        if grade.message is not None:
+            line["message"] = grade.message[:500]
+        _append(self._grades, line)
+        self._graded += 1
+
+    def _tell(self, now: bool = False) -> None:
+        """For whoever watches: how far it is, and that it lives."""
+        self._show(self._graded, self._total)
+        moment = time.monotonic()
+        if now or moment - self._told > PROGRESS_S:
+            self._told = moment
+            progress = {"answered": self._answered, "graded": self._graded, "total": self._total}
+            write_json(self._folder / PROGRESS, progress, durable=False)
+
+
+ANSWERS, GRADES, DONE, PROGRESS = "answers.jsonl", "grades.jsonl", "done.json", "progress.json"
+FAILURE, CLAIMS = "failure.json", "claims"
+NOT_ASKED = "not asked"
+"""In place of a grade's outcome, where the prompt fills the context."""
+
+
+def _append(file: Any, row: dict[str, Any]) -> None:
+    left = memoryview(json.dumps(row, separators=(",", ":")).encode() + b"\n")
+    while left:
+        left = left[file.write(left) or 0 :]

@@ -1,0 +1,73 @@
+"""What a rule is: it looks at rows, one after the other or all together, and says which go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from treetune.config.registrable import Registrable
+from treetune_domains.domain_rows import Row
+
+
+@dataclass(frozen=True)
+class Numbered:
+    """A row and its number among all that were read; `place` is where it was read from, and `split` the part
+    of the data set that it is for."""
+
+    number: int
+    place: str
+    split: str
+    row: Row
+
+
+class Rows(Iterable[Numbered]):
+    """Rows that are still there; they can be gone through more than once."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[Numbered]:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a rule found: the numbers of the rows that go, each with why, what else the summary should say,
+    and columns that rows get, by name and number."""
+
+    dropped: Mapping[int, str]
+    told: Mapping[str, Any] = field(default_factory=dict)
+    columns: Mapping[str, Mapping[int, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RuleContext:
+    """What a rule is lent. `folder` is for what must outlive a killed process; `progress` is told rows done
+    and rows in all; `say` shows a line."""
+
+    folder: Path
+    seed: int
+    progress: Callable[[int, int], None]
+    say: Callable[[str], None]
+
+
+class Rule(Registrable):
+    """One reason for a row to go. `name` is what the summary calls it, its type where left out."""
+
+    name: str | None
+
+    @property
+    def label(self) -> str:
+        return self.name or next(name for name, part in Rule.registered().items() if part is type(self))
+
+    def judge(self, rows: Rows, context: RuleContext) -> Verdict:
+        """Which rows go. The same rows give the same answer, however often it was begun before. Raises
+        ValueError for rows that it can't judge.
+        """
+        raise NotImplementedError
+
+    def reads(self) -> Sequence[Path]:
+        """Files whose content matters to it."""
+        return ()

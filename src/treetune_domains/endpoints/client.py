@@ -1,0 +1,211 @@
+"""Sends requests to an endpoint: again where that may help, and no longer where it won't."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import logging
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from treetune_domains.endpoints.settings import Asking, EndpointSettings, Place
+
+log = logging.getLogger(__name__)
+
+LONGEST_WAIT_S = 120.0
+"""Between two attempts, whatever the endpoint asks for."""
+
+SHOWN = 300
+"""Characters of a refusal that are worth showing."""
+
+_RETRIED = frozenset({408, 409, 425, 429})
+_FOR_ALL = {
+    401: "the key is wrong or missing",
+    402: "the account has nothing left",
+    403: "the key has no right to this model",
+    404: "there is no such address or model",
+    405: "this is no address of an OpenAI-compatible endpoint",
+}
+
+SECRET_CHARACTERS = 8
+"""A key of fewer is a placeholder, such as local servers take, and may be an ordinary word."""
+
+
+class EndpointError(RuntimeError):
+    """The endpoint will answer nothing more: the work has to stop. What was answered is kept."""
+
+
+class Unanswered(Exception):
+    """One request came to nothing, after all its attempts; others may not."""
+
+
+class Refused(Unanswered):
+    """The endpoint is there and doesn't take the request."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer of the endpoint: its text, whether it came to its end, and what the endpoint says it used
+    (None where it says nothing that could be true)."""
+
+    text: str
+    complete: bool
+    input_tokens: int | None
+    output_tokens: int | None
+
+
+class Client:
+    """Sends requests. Use it as an asynchronous context manager.
+
+    `stopping` says whether the work is to end: then nothing is tried again. `place` says where the model is
+    whenever a request is sent, and may wait for it, in a thread: a server that is started anew has another
+    address. What it raises is an attempt that failed.
+    """
+
+    def __init__(
+        self,
+        settings: Asking,
+        place: Place | Callable[[], Place],
+        stopping: Callable[[], bool],
+        tell: Callable[[str], None] = log.info,
+    ) -> None:
+        """`tell` is given a line about each attempt that failed and is made again."""
+        self.settings, self._tell = settings, tell
+        self.failed_attempts = 0
+        self._place = place
+        self._stopping = stopping
+
+    @staticmethod
+    def of(settings: EndpointSettings, stopping: Callable[[], bool]) -> Client:
+        """Raises ValueError where the key isn't there."""
+        return Client(settings, settings.place(), stopping)
+
+    async def __aenter__(self) -> Client:
+        import aiohttp
+
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), trust_env=False)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._session.close()
+
+    async def ask(self, body: Mapping[str, Any], tried: list[Place] | None = None) -> Reply:
+        """Raises Unanswered after the last attempt, and EndpointError for what no request will get past.
+        `tried` is given the place of each attempt when it begins."""
+        attempts = self.settings.retries + 1
+        for attempt in range(attempts):
+            try:
+                place = await self._where()
+                if tried is not None:
+                    tried.append(place)
+                return await self._attempt(body, place)
+            except _Again as failure:
+                self.failed_attempts += 1
+                reason, wait = str(failure), failure.wait
+            if attempt + 1 == attempts or self._stopping():
+                break
+            wait = min(LONGEST_WAIT_S, max(wait, self.settings.backoff * 2**attempt))
+            self._tell(f"{reason}; attempt {attempt + 1} of {attempts}, again in {wait:.1f} s")
+            await self._wait(wait)
+        raise Unanswered(f"{reason} ({attempt + 1} of {attempts} attempts)")
+
+    async def _where(self) -> Place:
+        if isinstance(self._place, Place):
+            return self._place
+        try:
+            return await asyncio.to_thread(self._place)
+        except RuntimeError as error:
+            raise _Again(str(error)) from error
+
+    async def _wait(self, seconds: float) -> None:
+        deadline = asyncio.get_running_loop().time() + seconds
+        while not self._stopping() and (left := deadline - asyncio.get_running_loop().time()) > 0:
+            await asyncio.sleep(min(left, 0.5))
+
+    async def _attempt(self, body: Mapping[str, Any], place: Place) -> Reply:
+        import aiohttp
+
+        url = self.settings.url_below(place.url)
+        headers = {"Authorization": f"Bearer {place.key}"} if place.key else {}
+        limit = aiohttp.ClientTimeout(total=self.settings.timeout)
+        try:
+            async with self._session.post(
+                url,
+                json=body,
+                headers=headers,
+                timeout=limit,
+                allow_redirects=False,
+                proxy=_proxy_for(place.url),
+            ) as response:
+                raw = await response.read()
+        except TimeoutError as error:
+            raise _Again(f"{url}: no answer in {self.settings.timeout:g} s") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise _Again(f"{url}: {_safe(f'{type(error).__name__}: {error}', place)}") from error
+        status, text = response.status, _safe(raw.decode(errors="replace"), place)
+        if status in _FOR_ALL:
+            key = place.key_of
+            whose = f" (the key is that of {key})" if key else " (no key was sent: api_key_variable is null)"
+            raise EndpointError(f"{url} answered HTTP {status}: {_FOR_ALL[status]}{whose}: {text[:SHOWN]}")
+        if status in _RETRIED or status >= 500:
+            wait = _seconds(response.headers.get("Retry-After"))
+            raise _Again(f"{url}: HTTP {status}: {text[:SHOWN]}", wait)
+        if status != 200:
+            raise Refused(f"{url} refused a request with HTTP {status}: {text[:SHOWN]}")
+        return self._reply(text)
+
+    def _reply(self, text: str) -> Reply:
+        try:
+            answer = json.loads(text)
+            choice = answer["choices"][0]
+            content = choice["message"]["content"] if self.settings.api == "chat" else choice["text"]
+        except (ValueError, RecursionError, LookupError, TypeError) as error:
+            raise _Again(f"HTTP 200 with what is no answer: {text[:SHOWN]}") from error
+        usage = answer.get("usage")
+        usage = usage if isinstance(usage, dict) else {}
+        return Reply(
+            # A refusal and an answer that is all thought have no content.
+            text=content if isinstance(content, str) else "",
+            complete=choice.get("finish_reason") != "length",
+            input_tokens=_count(usage.get("prompt_tokens")),
+            output_tokens=_count(usage.get("completion_tokens")),
+        )
+
+
+class _Again(Exception):
+    """An attempt failed in a way that the next one may not. `wait`: the endpoint asks for so many seconds."""
+
+    def __init__(self, what: str, wait: float = 0.0) -> None:
+        super().__init__(what)
+        self.wait = wait
+
+
+def _safe(text: str, place: Place) -> str:
+    """Without the key: endpoints like to quote it."""
+    return text.replace(place.key, "***") if place.key and len(place.key) >= SECRET_CHARACTERS else text
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**8 else None
+
+
+def _seconds(value: str | None) -> float:
+    """Of a Retry-After; its other form, a date, is not worth a clock that agrees with ours."""
+    return float(value) if value is not None and value.strip().isdigit() else 0.0
+
+
+def _proxy_for(base_url: str) -> str | None:
+    """The environment's proxy, and none for this machine."""
+    parts = urlsplit(base_url)
+    host = parts.hostname or ""
+    try:
+        local = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        local = host == "localhost"
+    return (
+        None if local or urllib.request.proxy_bypass(host) else urllib.request.getproxies().get(parts.scheme)
+    )

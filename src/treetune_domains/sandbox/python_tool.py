@@ -1,0 +1,183 @@
+"""Python as a tool: code in, text out, in the sandbox."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import subprocess
+import time
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Annotated, Self
+
+from annotated_types import Ge
+
+from treetune_domains.sandbox.base import KilledBy, Limits, Sandbox
+from treetune_domains.sandbox.bubblewrap import Bubblewrap, Started
+from treetune_domains.sandbox.follow import LOOK_SECONDS, passed
+from treetune_domains.sandbox.inside import source
+
+_LINE_BYTES = 64
+"""More than the line before an answer and the line about what was left out of it have."""
+
+_CPU_SHARE = 20
+"""What a session's processor time is, in deadlines of one call: threads may go on between calls."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PythonTool:
+    """Runs a model's code and gives the text that it is answered with: what the code printed, the value of
+    its last line where that is an expression, or the traceback. `limits` hold for each call. Of a longer text
+    the beginning and the end are kept, `most_bytes` in all.
+
+        >>> PythonTool(sandbox=choose()).run("x = 6\\nx * 7")
+        '42\\n'
+    """
+
+    sandbox: Sandbox = field(default_factory=Bubblewrap)
+    limits: Limits = field(default_factory=lambda: Limits(seconds=5.0))
+    most_bytes: Annotated[int, Ge(100)] = 4000
+
+    def run(self, code: str) -> str:
+        """In a sandbox of its own: nothing stays from call to call. Raises SandboxUnavailable."""
+        outcome = self.sandbox.run(self._console(), stdin=_framed(code).decode(), limits=self.limits)
+        if outcome.killed_by is not None:
+            return _stopped(outcome.killed_by, self.limits)
+        _, _, text = outcome.stdout.partition("\n")
+        return text[: self.most_bytes + _LINE_BYTES] if outcome.stdout else _ENDED
+
+    def session(self) -> PythonSession:
+        """One sandbox for many calls, in which names stay defined. Close it, or use it in a `with` statement.
+
+        Raises ValueError where the sandbox is another than bubblewrap.
+        """
+        if not isinstance(self.sandbox, Bubblewrap):
+            name = type(self.sandbox).__name__
+            raise ValueError(
+                f"a Python session needs the sandbox bubblewrap; {name} forgets all after each call"
+            )
+        return PythonSession(self, self.sandbox)
+
+    def _console(self) -> str:
+        return source("console").replace("MOST = 4000", f"MOST = {self.most_bytes}", 1)
+
+
+class PythonSession:
+    """A Python console in a sandbox, begun with the first call. A call at a time, from the thread that began
+    it.
+
+    A call that takes longer than the deadline, or more than another limit, ends the console: the text says
+    so, and the next call finds a new one, without the names of before.
+    """
+
+    def __init__(self, tool: PythonTool, sandbox: Bubblewrap) -> None:
+        self._tool = tool
+        self._sandbox = sandbox
+        self._started: Started | None = None
+
+    def run(self, code: str) -> str:
+        """What `code` printed, and the value of its last line. Raises SandboxUnavailable."""
+        limits = self._tool.limits
+        if self._started is None:
+            all_calls = replace(limits, cpu_seconds=limits.seconds * _CPU_SHARE)
+            self._started = Started(
+                self._sandbox, self._tool._console(), {}, all_calls, stdin=subprocess.PIPE
+            )
+        try:
+            answer = self._ask(self._started, _framed(code))
+        except BaseException:
+            self.close()
+            raise
+        if isinstance(answer, str):
+            return answer
+        self.close()
+        return _stopped(answer.killed_by, limits) if answer.killed_by else _ENDED
+
+    def close(self) -> None:
+        """Ends the console and all that it started. Safe to call twice."""
+        started, self._started = self._started, None
+        if started is None:
+            return
+        started.kill()
+        started.process.wait()
+        for pipe in (started.process.stdin, started.process.stdout, started.process.stderr):
+            assert pipe is not None
+            with contextlib.suppress(BrokenPipeError):  # what it was not sent, it won't get
+                pipe.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _ask(self, started: Started, request: bytes) -> str | _NoAnswer:
+        limits, most = self._tool.limits, self._tool.most_bytes + _LINE_BYTES
+        assert started.process.stdin is not None
+        assert started.process.stdout is not None
+        to, answers = started.process.stdin.fileno(), started.process.stdout.fileno()
+        os.set_blocking(to, False)
+        os.set_blocking(answers, False)
+        begin = time.monotonic()
+        told = bytearray()
+        with selectors.DefaultSelector() as selector:
+            selector.register(answers, selectors.EVENT_READ)
+            selector.register(to, selectors.EVENT_WRITE)
+            look = begin + LOOK_SECONDS
+            while True:
+                for key, _ in selector.select(max(0.0, look - time.monotonic())):
+                    if key.fd == to:
+                        try:
+                            request = request[os.write(to, request) :]
+                        except BrokenPipeError:
+                            return _NoAnswer(None)
+                        if not request:
+                            selector.unregister(to)
+                    else:
+                        data = os.read(answers, 1 << 16)
+                        told += data
+                        if not data or len(told) > most + _LINE_BYTES:
+                            return _NoAnswer(None)
+                text = _answer_in(told)
+                if text is not None:
+                    return text
+                now = time.monotonic()
+                if now >= look:
+                    killed_by = passed(limits, now - begin, started.usage())
+                    if killed_by is not None:
+                        return _NoAnswer(killed_by)
+                    look = min(now + LOOK_SECONDS, begin + limits.seconds)
+
+
+@dataclass(frozen=True)
+class _NoAnswer:
+    killed_by: KilledBy | None
+
+
+_ENDED = "[the code ended the interpreter]\n"
+
+
+def _framed(code: str) -> bytes:
+    given = code.encode(errors="replace")
+    return b"%d\n%b" % (len(given), given)
+
+
+def _answer_in(told: bytearray) -> str | None:
+    """The text of a whole answer; None as long as some is missing, or for what is no answer at all."""
+    length, line, text = bytes(told).partition(b"\n")
+    if not line or not length.isdigit() or len(text) < int(length[:9]):
+        return None
+    return text.decode(errors="replace")
+
+
+def _stopped(killed_by: KilledBy, limits: Limits) -> str:
+    passed = {
+        "time": f"it ran for more than {limits.seconds:g} s",
+        "memory": f"it took more than {limits.memory_mib} MiB of memory",
+        "processes": f"it started more than {limits.processes} processes",
+        "output": "it printed too much",
+    }
+    return f"[the code was stopped: {passed[killed_by]}]\n"

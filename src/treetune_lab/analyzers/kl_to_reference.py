@@ -1,0 +1,160 @@
+"""How far the policy went from its start, and what it gained by it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from annotated_types import Gt
+
+from treetune.rollouts.credit.episodes import unlearnt
+from treetune.runtime.analysis import Analyzer, Findings
+from treetune.tasks.base import Split
+from treetune.trainers.objectives.kl import KlEstimator, kl_estimate
+from treetune.tree import answers_of
+from treetune.vocabulary import CORRECT_SCORE
+from treetune_lab.analyzers.points import Chosen, OfCheckpoints
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from torch import Tensor
+
+    from treetune.runtime.sampler import Sampler
+    from treetune.runtime.session import Session
+    from treetune.vocabulary import Trajectory
+
+ESTIMATORS: tuple[KlEstimator, ...] = ("k1", "k3")
+
+
+@Analyzer.register("kl_to_reference")
+@dataclass(frozen=True, kw_only=True)
+class KlToReference(OfCheckpoints):
+    """KL(policy ‖ start) of whole answers along the checkpoints, beside what the answers earn.
+
+    Every checkpoint answers the same `problems` of `split`, `samples` times each, sampled as in
+    training; log-probs are the trainer's models', at the temperature of the sampling. An answer's
+    KL is the sum over its tokens of k1 = log p − log p_start or of k3 = exp(−k1) − 1 + k1, both
+    unbiased for the KL of whole answers where all of the distribution is sampled (with top_p or top_k
+    they are those of a policy that the log-probs don't describe to the end). ``accuracy`` is the share of
+    correct answers, ``reward`` the mean of what they earn; the two differ where a wrong or an unfinished
+    answer earns something.
+    """
+
+    checkpoints: Chosen = "all"
+    split: Split = "validation"
+    problems: Annotated[int, Gt(0)] = 128
+    samples: Annotated[int, Gt(0)] = 4
+
+    needs_engine = True
+
+    def analyse(self, sampler: Sampler, points: Sequence[int], work: Path) -> Findings:
+        from treetune.rollouts.single_turn import sample_answers
+        from treetune_lab.analyzers.sources import context_at, sampler_of
+
+        session = sampler.session
+        problems = list(session.config.task.problems(self.split))[: self.problems]
+        rollout = sampler_of(session.config)
+        assert rollout.sampling is not None
+        rows: list[dict[str, Any]] = []
+        for point in points:
+            sampler.server.load_checkpoint(point)
+            with sampler.phase(f"answers after iteration {point}", "answers") as show:
+                context = context_at(sampler, point, work, self.seed, "kl", show)
+                trees = sample_answers(
+                    context,
+                    problems,
+                    samples=self.samples,
+                    sampling=rollout.sampling,
+                    unfinished_reward=rollout.unfinished_reward,
+                    purpose="analysis: kl",
+                )
+            # Rewards are held against distances: without one, an answer says nothing of the two.
+            rows += self._rows(session, point, [one for one in answers_of(trees) if one.grade.is_known])
+        sampling = rollout.sampling
+        exact = sampling.top_p == 1.0 and sampling.top_k < 1
+        return Findings({"whole_distribution_sampled": exact, **self.summarise(rows)}, rows)
+
+    def _rows(self, session: Session, point: int, answers: Sequence[Trajectory]) -> list[dict[str, Any]]:
+        from treetune.trainers.tokens import Sequences
+        from treetune_lab.analyzers.scoring import StoredModels
+        from treetune_lab.analyzers.sources import sampler_of
+
+        sampling = sampler_of(session.config).sampling
+        assert sampling is not None
+        # At temperature 0, what the untempered policy gives.
+        models = StoredModels(session, point, sampling.temperature or 1.0)
+        sequences = Sequences.of([unlearnt(answer) for answer in answers])
+        policy_N, start_N = models.policy_logprobs(sequences), models.ref_logprobs(sequences)
+        kl = answer_kl(policy_N, start_N, sequences.starts)
+        return [
+            {
+                "checkpoint": point,
+                "problem": answer.problem.id,
+                "answer": answer.id,
+                "reward": answer.reward,
+                "tokens": len(answer.response_ids),
+                "text": answer.text,
+                **{name: values[i] for name, values in kl.items()},
+            }
+            for i, answer in enumerate(answers)
+        ]
+
+    def summarise(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        from treetune_lab.analyzers.statistics import Bootstrap, mean_of
+
+        numbers: dict[str, dict[str, Any]] = {}
+        for point in sorted({row["checkpoint"] for row in rows}):
+            own = [row for row in rows if row["checkpoint"] == point]
+            bootstrap = Bootstrap([row["problem"] for row in own], self.seed)
+            numbers[str(point)] = {
+                "answers": len(own),
+                "accuracy": bootstrap(mean_of([float(row["reward"] >= CORRECT_SCORE) for row in own])),
+                "reward": bootstrap(mean_of([row["reward"] for row in own])),
+                **{str(name): bootstrap(mean_of([row[name] for row in own])) for name in ESTIMATORS},
+                "k1_per_token": math.fsum(row["k1"] for row in own) / sum(row["tokens"] for row in own),
+            }
+        return {"by_checkpoint": numbers}
+
+    @staticmethod
+    def draw(results: Mapping[str, Mapping[str, Any]]) -> Figure:
+        from treetune_lab.analyzers.figures import (
+            COLOURS,
+            MARKS,
+            iteration_axis,
+            legend_below,
+            panels,
+            points_with_bars,
+        )
+
+        figure, (along, gain) = panels(
+            ["KL of an answer to the start, in nats", "Mean reward against KL (k1)"]
+        )
+        for i, (label, result) in enumerate(results.items()):
+            style = {"color": COLOURS[i % len(COLOURS)], "marker": MARKS[i % len(MARKS)]}
+            by_point = result["numbers"]["by_checkpoint"]
+            numbers = list(by_point.values())
+            for name, stroke in zip(ESTIMATORS, ("-", ":"), strict=True):
+                points_with_bars(
+                    along, [int(point) for point in by_point], [n[name] for n in numbers],
+                    linestyle=stroke, label=f"{label}, {name}", **style,
+                )  # fmt: skip
+            points_with_bars(
+                gain, [n["k1"]["value"] for n in numbers], [n["reward"] for n in numbers], **style
+            )
+        iteration_axis(along)
+        gain.set_xlabel("nats per answer", fontsize=8)
+        legend_below(figure, along)
+        return figure
+
+
+def answer_kl(policy_N: Tensor, start_N: Tensor, starts: Sequence[int]) -> dict[str, list[float]]:
+    """Each answer's KL by each estimator; answer i has the tokens ``starts[i]:starts[i + 1]``."""
+    found: dict[str, list[float]] = {}
+    for name in ESTIMATORS:
+        tokens_N = kl_estimate(policy_N.double(), start_N.double(), name)
+        found[name] = [float(tokens_N[a:b].sum()) for a, b in itertools.pairwise(starts)]
+    return found

@@ -1,0 +1,295 @@
+"""Stored answers once more: what another credit, selection or objective would have made of an iteration."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from treetune.checksums import read_record
+from treetune.config.hashing import config_hash
+from treetune.files import replace_folder
+from treetune.rollouts.answers import contiguous_share
+from treetune.rollouts.storage import read_episodes, read_trajectories
+from treetune.runtime.analysis import write_result
+from treetune.runtime.base import PolicyIteration
+from treetune.runtime.columns_of_ranks import episodes_of_first
+from treetune.runtime.crediting import credited
+from treetune.runtime.directory import METRICS_REMEDY, ExperimentDirectory, metrics_row
+from treetune.runtime.due import sampled_by
+from treetune.runtime.generation import remembered
+from treetune.runtime.policy_server import PolicyServer
+from treetune.runtime.sampler import Sampler
+from treetune.runtime.session import Session
+from treetune.runtime.training import make_trainer
+from treetune.tree import Tree, trees_of
+from treetune.vocabulary import Episode, Metrics
+from treetune_lab.analyzers.replayed import Step, compared, side_by_side
+from treetune_lab.analyzers.sources import lent_critic_at, policy_at
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+REPLACEABLE = ("credit", "selection", "shaping", "trainer")
+"""The keys that a replay may have otherwise: what comes after the answers."""
+
+JOURNAL, STATE = "journal", "state"
+"""In the folder of a replay: what was sampled for it, by rank, and, while it goes on, the trainer's state."""
+
+
+def replay(
+    path: Path,
+    iteration: int,
+    own: PolicyIteration,
+    plain: Mapping[str, Any],
+    other: PolicyIteration | None,
+    exact: bool = False,
+) -> dict[str, Any]:
+    """Trains iteration `iteration` (from 1) of the run in `path` again, as it was and as `other` has it.
+
+    Nothing that the run stored is sampled again; what the other credit asks for beyond that is sampled from
+    the weights of then, and kept in the result's folder, ``analyses/replay-…``. The optimiser's state is the
+    stored one; where it is gone, that of a fresh optimiser, or, if `exact`, made again from the episodes of
+    the iterations before. Collective: as many ranks as the run had give its bits. Raises ValueError where the
+    run lacks the answers or the weights."""
+    directory = ExperimentDirectory(path)
+    point = iteration - 1
+    _require(directory, point)
+    if other is not None and other.credit.asks_critic and not own.credit.needs_critic:
+        raise ValueError(
+            f"the run in {path} trained no critic, which the other credit asks: replay it with a credit"
+            " without one"
+        )
+    config = replace(own, directory=str(path.parent), experiment_name=path.name)
+    variants = {"own": config} | ({} if other is None else {"other": other})
+    label = f"replay-{iteration:04d}"
+    if other is not None:
+        label += f"-{config_hash({key: repr(getattr(other, key)) for key in REPLACEABLE})[:8]}"
+    place = directory.analysis(label)
+    work = place.with_name(f".{place.name}.unfinished")
+    samples = other is not None and other.credit.needs_engine and not _same_credit(own, other)
+    steps: dict[str, Step] = {}
+    with (
+        Session.open(config, plain, "analysis") as session,
+        PolicyServer.start(session, needed=samples) as server,
+        Sampler.open(session, server) as sampler,
+    ):
+        state = _state_before(session, point, work / STATE if exact else None)
+        for name, variant in variants.items():
+            steps[name] = _step(sampler, variant, point, state, work, place)
+        result = compared(steps)
+        if session.ranks.is_first:
+            work.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(work / STATE, ignore_errors=True)
+            whole = {"iteration": iteration, **result}
+            write_result(work, whole, side_by_side(steps), "advantages.jsonl")
+            replace_folder(work, place)
+        session.ranks.barrier("the replay is written")
+    return result | {"folder": str(place)}
+
+
+def _same_credit(one: PolicyIteration, other: PolicyIteration) -> bool:
+    """Whether both make the same episodes of the same answers."""
+    return all(getattr(one, key) == getattr(other, key) for key in ("credit", "selection", "shaping"))
+
+
+def _require(directory: ExperimentDirectory, point: int) -> None:
+    folder = directory.iteration(point)
+    for name in ("trajectories.arrow", "episodes.arrow"):
+        if not (folder / name).is_file():
+            raise ValueError(
+                f"{folder / name} isn't there: a replay is of an iteration, from 1, that sampled and trained"
+            )
+    if point and not (directory.checkpoint(point) / "policy").is_dir():
+        kept = ", ".join(str(number + 1) for number in [0, *directory.checkpoints()])
+        raise ValueError(
+            f"{directory.checkpoint(point)} isn't there, whose weights sampled the iteration: these can be"
+            f" replayed: {kept}. checkpoints: {{keep_every: 1}} keeps all"
+        )
+
+
+def _state_before(session: Session, point: int, made: Path | None) -> Path | None:
+    """Where the trainer's state before the iteration lies: the stored one, or, in `made` if that is given,
+    one made from stored episodes. None for neither, and where training begins afresh. Collective."""
+    directory, config = session.directory, session.config
+    stored = directory.checkpoint(point) / "trainer"
+    if not point or config.restart == "every_iteration":
+        return None
+    if stored.is_dir():
+        return stored
+    if made is None:
+        session.console.say(
+            f"the trainer's state after iteration {point} is gone (the two newest are kept): the step is that"
+            " of a fresh optimiser; --exact makes the state again from the episodes before"
+        )
+        return None
+    if config.choose_checkpoint is not None:
+        raise ValueError(
+            "an experiment that chooses among epochs can't be made again from its episodes alone: replay it"
+            " without --exact"
+        )
+    trainer = make_trainer(session)
+    for earlier in range(point):
+        path = directory.iteration(earlier) / "episodes.arrow"
+        if not path.is_file():
+            raise ValueError(f"{path} isn't there, from which the state is to be made: leave --exact out")
+        if episodes := read_episodes(path):
+            trainer.train(earlier, episodes)
+            session.console.say(f"iteration {earlier + 1} of {point} trained again")
+    trainer.save(made)
+    trainer.policy.close()
+    session.ranks.barrier("the state is written")
+    return made
+
+
+def _step(
+    sampler: Sampler, config: PolicyIteration, point: int, state: Path | None, work: Path, earlier: Path
+) -> Step:
+    """Credit, and training from `state`, or from the weights of then. `earlier` is where the same replay may
+    lie."""
+    session, own = sampler.session, sampler.session.config
+    folder = session.directory.iteration(point)
+    metrics: Metrics = {}
+    tokens = 0
+    if _same_credit(own, config):
+        episodes = read_episodes(folder / "episodes.arrow")
+    else:
+        everyones = trees_of(read_trajectories(folder / "trajectories.arrow"))
+        trees = contiguous_share(everyones, session.ranks.rank, session.ranks.world_size)
+        journal = f"{JOURNAL}-{session.ranks.rank}.jsonl"
+        known = sorted(earlier.glob(f"{JOURNAL}-*.jsonl"))
+        episodes, metrics, tokens = credited_again(
+            sampler, config, point, trees, "other credit", work / journal, known
+        )
+    if not episodes:
+        raise ValueError(
+            f"the selection ({type(config.selection).__name__}) keeps no episode of this iteration"
+        )
+    with _as(session, config):
+        return _trained(session, point, state, episodes, metrics, tokens)
+
+
+def credited_again(
+    sampler: Sampler,
+    config: PolicyIteration,
+    point: int,
+    trees: Sequence[Tree],
+    what: str,
+    journal: Path,
+    journals: Sequence[Path] = (),
+) -> tuple[list[Episode], Metrics, int]:
+    """The episodes that `config` makes of stored answers of iteration `point` (from 0), the metrics, and how
+    many tokens were sampled for it. `what` names it on the console.
+
+    Continuations are the run's own, seeds and all: those that it stored are read, and those that it would
+    have sampled besides are sampled from the weights of then and kept in `journal`.
+    """
+    session, own = sampler.session, sampler.session.config
+    engine = sampler.server.engine if config.credit.needs_engine else None
+    if engine is not None:
+        sampler.server.load_checkpoint(sampled_by(own, point))
+    before = 0 if engine is None else engine.tokens
+    stored = sorted((session.directory.iteration(point) / "journal").glob("*.jsonl"))
+    with sampler.phase(f"iteration {point + 1}: {what}", "continuations") as show:
+        context = sampler.context(
+            own.rollout,
+            seed=own.seed,
+            iteration=point,
+            journal=journal if engine is not None else None,
+            journals=[*stored, *journals],
+            progress=show,
+            memory=remembered(session, point),
+        )
+        context = replace(context, critic=lent_critic_at(sampler, point))
+        selected, metrics = credited(session.ranks, config, context, trees)
+        episodes = episodes_of_first(session.ranks, "selected episodes", selected)
+    return episodes, metrics, 0 if engine is None else engine.tokens - before
+
+
+@contextlib.contextmanager
+def _as(session: Session, config: PolicyIteration) -> Iterator[None]:
+    """The session with another trainer and credit, while inside."""
+    before, session.config = session.config, config
+    try:
+        yield
+    finally:
+        session.config = before
+
+
+def _trained(
+    session: Session,
+    point: int,
+    state: Path | None,
+    episodes: Sequence[Episode],
+    metrics: Metrics,
+    tokens: int,
+) -> Step:
+    import torch
+
+    directory = session.directory
+    trainer = make_trainer(session)
+    restarts = session.config.restart == "every_iteration"
+    if state is not None:
+        trainer.load(state)
+    elif point and restarts:
+        metrics = metrics | trainer.restart(episodes)
+    elif point:
+        _put(trainer.model, policy_at(session, point))
+    before = trainer.weights()
+    before = {name: tensor.clone() for name, tensor in before.items()}
+    gradient = _gradient(session, point, episodes)
+    metrics = metrics | trainer.train(point, episodes)
+    after = trainer.weights()
+    names = sorted(after)
+    change = torch.cat([(after[name] - before[name]).flatten().float() for name in names])
+    stored = directory.checkpoint(point + 1) / "policy"
+    same = None
+    if stored.is_dir() and (not point or restarts or state is not None):
+        from treetune.models.export import read_policy
+
+        kept, _ = read_policy(stored)
+        same = all(
+            torch.equal(kept[name], after[name].to(kept[name].dtype)) for name in kept if name in after
+        )
+    trainer.policy.close()
+    unlike = _unlike_record(directory.iteration(point) / "metrics.json", metrics)
+    return Step(episodes, gradient, change, metrics, same, unlike, tokens)
+
+
+def _unlike_record(path: Path, metrics: Metrics) -> list[str] | None:
+    """The numbers of training that the run recorded otherwise; None where the run recorded none."""
+    if not path.is_file():
+        return None
+    recorded = {
+        name: value for name, value in read_record(path, METRICS_REMEDY).items() if name.startswith("train/")
+    }
+    found = metrics_row(0, 0.0, {name: metrics[name] for name in recorded if name in metrics})
+    return sorted(name for name in recorded if found.get(name) != recorded[name]) if recorded else None
+
+
+def _put(model: Any, other: Any) -> None:
+    import torch
+
+    with torch.no_grad():
+        for own, given in zip(model.parameters(), other.parameters(), strict=True):
+            own.copy_(given)
+
+
+def _gradient(session: Session, point: int, episodes: Sequence[Episode]) -> Tensor:
+    """Of the loss over all episodes at the weights that sampled them, in plain PyTorch."""
+    import torch
+
+    from treetune.trainers.tokens import Sequences, units_of
+    from treetune_lab.analyzers.gradients import Loss
+    from treetune_lab.analyzers.scoring import StoredModels
+
+    settings = session.config.trainer
+    sequences = Sequences.of(episodes)
+    models = StoredModels(session, point, session.temperature)
+    loss = Loss(models, settings, session.config.credit, episodes, sequences)
+    loss.backward(units_of(episodes, in_pairs=settings.objective.needs_pairs))
+    parts = [p.grad for p in models.policy.parameters() if p.grad is not None]
+    return torch.cat([part.detach().flatten().double().cpu() for part in parts])

@@ -1,0 +1,163 @@
+"""What an experiment left, made ready to use: models of a point, and the answers of its policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from treetune.rollouts.base import GenerationContext, Rollout
+from treetune.rollouts.critic import Critic
+from treetune.rollouts.single_turn import for_fixed_problems
+from treetune.rollouts.storage import read_trajectories
+from treetune.runtime.base import PolicyIteration
+from treetune.runtime.lent_critic import lent_critic
+from treetune.runtime.sampler import Sampler
+from treetune.runtime.session import Session
+from treetune.seeds import derive_seed
+from treetune.tasks.sampling import sample_problems
+from treetune.tree import answers_of
+from treetune.vocabulary import TokenIds, Trajectory
+from treetune_lab.analyzers.points import require_critic
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from transformers import PreTrainedModel
+
+    from treetune.models.logprobs import CriticModule
+    from treetune.trainers.tokens import Sequences
+
+
+def policy_at(session: Session, point: int) -> PreTrainedModel:
+    """The policy after `point` iterations, for scoring."""
+    model = session.model.load()
+    if point:
+        _fill(model, session.directory.checkpoint(point) / "policy")
+    return model.eval()
+
+
+def critic_at(session: Session, point: int) -> CriticModule:
+    """The critic after `point` iterations. Raises ValueError where the checkpoint doesn't hold it."""
+    from treetune.models.logprobs import CriticModule
+
+    require_critic(session.config, session.directory, point)
+    critic = CriticModule(session.model.load(), derive_seed(session.config.seed, "critic"))
+    critic.head.to(session.ranks.device)
+    if point:
+        _fill(critic, session.directory.checkpoint(point) / "critic")
+    return critic.eval()
+
+
+def _fill(module: nn.Module, directory: Path) -> None:
+    """Puts stored weights into a module of the same architecture."""
+    import torch
+
+    from treetune.models.export import read_policy
+
+    weights, _ = read_policy(directory)
+    parameters = dict(module.named_parameters())
+    if parameters.keys() != weights.keys():
+        different = sorted(parameters.keys() ^ weights.keys())
+        raise ValueError(
+            f"{directory} is not of the model that the configuration describes: the weights"
+            f" {', '.join(different[:3])} are in one of them alone"
+        )
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(weights[name])
+
+
+def sampler_of(config: PolicyIteration) -> Rollout:
+    """How the policy answers: the rollout, or the evaluation's where the rollout samples nothing.
+
+    Raises ValueError where neither samples.
+    """
+    for rollout in (config.rollout, config.evaluation.rollout):
+        if rollout is not None and rollout.needs_engine and rollout.sampling is not None:
+            return for_fixed_problems(rollout)
+    raise ValueError(
+        "nothing in the experiment samples from the policy: give evaluation.rollout,"
+        " e.g. {type: 'single_turn', max_tokens: 256}"
+    )
+
+
+def context_at(
+    sampler: Sampler,
+    point: int,
+    work: Path,
+    seed: int,
+    purpose: str,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> GenerationContext:
+    """What sampling needs, with the policy's own settings; requests outlive a crash."""
+    context = sampler.context(
+        sampler_of(sampler.session.config),
+        seed=seed,
+        iteration=point,
+        journal=work / f"{point:04d}-{purpose}.jsonl",
+        progress=progress,
+    )
+    return replace(context, critic=lent_critic_at(sampler, point))
+
+
+def lent_critic_at(sampler: Sampler, point: int) -> Critic | None:
+    """The critic after `point` iterations as credit is lent it, loaded when it is asked; None where the
+    experiment trains none."""
+    session = sampler.session
+    if not session.config.credit.needs_critic:
+        return None
+
+    def values(sequences: Sequences) -> Tensor:
+        from treetune_lab.analyzers.scoring import StoredModels
+
+        return StoredModels(session, point, session.temperature).values(sequences)
+
+    return lent_critic(session, sampler.server, values)
+
+
+def answers_at(
+    sampler: Sampler, point: int, work: Path, seed: int, problems: int, *, enough: int = 1
+) -> tuple[list[Trajectory], str]:
+    """Answers to training problems by the weights after `point` iterations, and whether they were
+    ``stored`` or ``sampled``: where the run didn't keep any, as after its last iteration, or kept those of
+    fewer than `enough` problems, `problems` problems are answered now. The engine has to hold these weights.
+    What nobody could grade is left out.
+    """
+    session = sampler.session
+    stored = session.directory.iteration(point) / "trajectories.arrow"
+    kept = session.config.problems_per_iteration
+    if stored.is_file() and (kept is None or kept >= enough):
+        trajectories = read_trajectories(stored)
+        versions = {segment.policy_version for t in trajectories for segment in t.segments} - {None}
+        if versions != {point}:
+            raise ValueError(
+                f"{stored} was sampled by the policy versions {sorted(map(str, versions))}, not by the"
+                f" weights after {point} iterations alone"
+            )
+        return [one for one in trajectories if one.grade.is_known], "stored"
+    rollout = sampler_of(session.config)
+    with sampler.phase(f"answers after iteration {point}", "answers") as show:
+        context = context_at(sampler, point, work, seed, "answers", show)
+        chosen = sample_problems(
+            session.train_problems, min(problems, len(session.train_problems)), seed, point
+        )
+        trees, _ = rollout.run(context, chosen)
+    return [one for one in answers_of(trees) if one.grade.is_known], "sampled"
+
+
+def judged_at(
+    sampler: Sampler, point: int, work: Path, seed: int, problems: int
+) -> tuple[list[Trajectory], str, Callable[[Sequence[TokenIds]], list[float]] | None]:
+    """For whoever judges values: the weights after `point` iterations in the engine, their answers
+    (`answers_at`), and what the critic of that point says of states; None without one.
+    """
+    from treetune_lab.analyzers.scoring import state_values
+
+    session = sampler.session
+    sampler.server.load_checkpoint(point)
+    trajectories, origin = answers_at(sampler, point, work, seed, problems)
+    if not session.config.credit.needs_critic:
+        return trajectories, origin, None
+    return trajectories, origin, partial(state_values, critic_at(session, point), session.ranks.device)

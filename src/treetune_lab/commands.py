@@ -1,0 +1,159 @@
+"""Commands that look into what a run did: analyses, replay, where two runs part."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from treetune.cli.command import Argument, Command, built, files_of, import_own_parts, say
+from treetune.cli.experiments import experiment
+
+if TYPE_CHECKING:
+    from treetune.runtime.base import PolicyIteration
+
+
+def run_analyzers(options: argparse.Namespace) -> int:
+    config, root = experiment(options)
+    from treetune_lab.analyzers.command import run_analyzers
+
+    return run_analyzers(root, config.data)
+
+
+def compare_analyses(options: argparse.Namespace) -> int:
+    import treetune.parts  # noqa: F401  (registers them)
+    from treetune_lab.analyzers.compare import compare_analyses
+
+    for text in options.experiments:
+        import_own_parts(Path(text.rpartition("=")[2]))
+    drawn = compare_analyses(options.analysis, options.experiments, options.output)
+    say(f"{drawn}.png, .svg and .json")
+    return 0
+
+
+def bisect_runs(options: argparse.Namespace) -> int:
+    from treetune_lab.analyzers.first_difference import first_difference
+
+    found = first_difference(options.first, options.second)
+    say("the runs are the same, as far as both have it" if found is None else str(found))
+    return 0 if found is None else 1
+
+
+def replay(options: argparse.Namespace) -> int:
+    from treetune.config.errors import ConfigError, ConfigIssue
+    from treetune.config.jsonnet import load
+
+    stored = options.experiment / "config.json"
+    if not stored.is_file():
+        raise ValueError(f"{options.experiment} holds no experiment: there is no {stored}")
+    files = [str(stored.resolve())]
+    own = load(files, environment_keys=())
+    other = load([*files, *files_of(options)], options.override or (), environment_keys=())
+    from treetune.config.explain import Explanation
+    from treetune.runtime.directory import ExperimentDirectory
+    from treetune.runtime.manifest import read_manifest
+    from treetune_lab.analyzers.replay import REPLACEABLE, replay
+    from treetune_lab.analyzers.replayed import in_words
+
+    keys = {**own.data, **other.data}.keys() - {"imports"}  # they make parts known, and decide nothing
+    changed = [key for key in sorted(keys) if own.data.get(key) != other.data.get(key)]
+    if strange := [key for key in changed if key not in REPLACEABLE]:
+        raise ConfigError(
+            [
+                ConfigIssue(
+                    f"a replay works on the answers as they are; {strange[0]} decides which these were",
+                    strange[0],
+                    remedy=f"override {', '.join(REPLACEABLE)} alone, with `imports` for parts of your own",
+                )
+            ]
+        )
+    recorded = read_manifest(ExperimentDirectory(options.experiment)).get("own_folders", ())
+    beside = [*map(str, Explanation(other).folders), *recorded]
+    roots = [cast("PolicyIteration", built(one, "replay", "an experiment", beside)) for one in (own, other)]
+    result = replay(
+        options.experiment.resolve(),
+        options.iteration,
+        roots[0],
+        own.data,
+        roots[1] if changed else None,
+        options.exact,
+    )
+    if os.environ.get("RANK", "0") == "0":
+        for line in in_words(result):
+            say(line)
+    return 0
+
+
+COMMANDS = (
+    Command(
+        "run_analyzers",
+        run_analyzers,
+        "numbers and figures about an experiment, by the analyzers on its right; resumes",
+        "Carries out the experiment's `analyzers` and writes numbers, a figure and the states that they are"
+        " of to analyses/ in its folder.",
+        (
+            "treetune --configs configs/quickstart/vineppo.jsonnet,configs/analyzers/value_accuracy.jsonnet"
+            " run_analyzers",
+        ),
+        in_ranks=True,
+    ),
+    Command(
+        "compare_analyses",
+        compare_analyses,
+        "one figure of an analysis of several experiments",
+        "Draws one analysis of several experiments in one figure. Experiments that have the same LABEL,"
+        " such as a method's seeds, are taken together.",
+        (
+            "treetune compare_analyses value_accuracy VinePPO=experiments/quickstart/vineppo"
+            " PPO=experiments/quickstart/ppo --output value_accuracy",
+        ),
+        (
+            Argument("analysis", {"metavar": "NAME", "help": "such as value_accuracy"}),
+            Argument("experiments", {"nargs": "+", "metavar": "[LABEL=]EXPERIMENT_DIR"}),
+            Argument(
+                "--output",
+                {"type": Path, "required": True, "metavar": "PATH", "help": "without an ending"},
+            ),
+        ),
+    ),
+    Command(
+        "bisect_runs",
+        bisect_runs,
+        "where two runs part: the first iteration, phase and number that differs",
+        "Compares what two runs wrote, in the order in which they wrote it: answers, credit, metrics,"
+        " weights, trainer's state, evaluations. Numbers that a clock decides are left out. The exit code is"
+        " 1 where they differ.",
+        ("treetune bisect_runs experiments/quickstart/vineppo experiments/again/vineppo",),
+        (
+            Argument("first", {"type": Path, "metavar": "EXPERIMENT_DIR"}),
+            Argument("second", {"type": Path, "metavar": "EXPERIMENT_DIR"}),
+        ),
+    ),
+    Command(
+        "replay",
+        replay,
+        "an iteration's stored answers with another credit, selection or objective",
+        "Trains one iteration again, as it was and as --override has it, from the stored answers and the"
+        " weights of then: advantages side by side, norms and cosine of the gradients and of the steps. Only"
+        " what another credit needs beyond what is stored is sampled. What --configs names goes on the right"
+        " of the stored configuration, before --override. The bits of a run of several ranks come from as"
+        " many: start it with the launcher, as the run was.",
+        (
+            "treetune --override \"{credit: {type: 'group'}}\" replay experiments/quickstart/vineppo"
+            " --iteration 1",
+        ),
+        (
+            Argument("experiment", {"type": Path, "metavar": "EXPERIMENT_DIR"}),
+            Argument("--iteration", {"type": int, "required": True, "metavar": "N", "help": "from 1"}),
+            Argument(
+                "--exact",
+                {
+                    "action": "store_true",
+                    "help": "where the optimiser's state of then is gone, make it again from the episodes of"
+                    " the iterations before: dear, and to the bit",
+                },
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,210 @@
+"""Accuracy along training, over what it cost: tokens, seconds, gradient steps."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from statistics import fmean
+from typing import Any
+
+from treetune_tables.columns import Axis, Column, Panel
+from treetune_tables.report.costs import seconds_of, tokens_of
+from treetune_tables.runs import MEASURABLE, Plan, PlannedRun
+from treetune_tables.settings import MethodRow, PanelAxis
+from treetune_tables.values import PASS_AT_1, number_in
+from treetune_view.report.experiment import read_summaries
+
+Measured = dict[int, tuple[dict[Axis, float], float]]
+"""(costs so far, value) by finished iterations."""
+
+AXES: Mapping[Axis, str] = {
+    "tokens": "sampled tokens",
+    "seconds": "seconds without evaluation",
+    "steps": "gradient steps",
+}
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """All seeds after the same number of iterations, or at their ends: mean costs, mean accuracy and its
+    range."""
+
+    iteration: float
+    costs: Mapping[Axis, float]
+    mean: float
+    low: float
+    high: float
+    by_seed: Mapping[int, float]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One row in one panel: what its finished runs recorded, over seeds. One with a single point is a level
+    to compare with."""
+
+    row: MethodRow
+    panel: Panel
+    points: tuple[CurvePoint, ...]
+    seeds: tuple[int, ...]
+
+    def xs(self, axis: PanelAxis) -> list[float]:
+        return [
+            float(point.iteration) if axis == "iterations" else point.costs[axis] for point in self.points
+        ]
+
+
+def column_panel(column: Column) -> Panel:
+    """What a column that names a set to draw has along training."""
+    return Panel(name=column.name, evaluation=column.curve)
+
+
+def curves(plan: Plan) -> list[Curve]:
+    """Of every column that names a set to draw, and every row with a finished run. Columns that read the same
+    curves have them once."""
+    table = plan.table
+    columns = {
+        (column.curve, *(row.cell(column.name).experiment for row in table.rows)): column
+        for column in reversed(table.columns)
+        if column.curve is not None
+    }
+    found = [
+        curve_of(plan, row, column_panel(column), row.cell(column.name).experiment)
+        for column in reversed(columns.values())
+        for row in table.rows
+    ]
+    return [curve for curve in found if curve is not None]
+
+
+def curve_of(plan: Plan, row: MethodRow, panel: Panel, name: str | None) -> Curve | None:
+    """From the experiment called `name`; None where no finished run of it has what the panel shows."""
+    by_seed = {run.seed: _along(plan, run, panel) for run in finished(plan, name)}
+    by_seed = {seed: measured for seed, measured in by_seed.items() if measured}
+    return Curve(row, panel, over_seeds(by_seed), tuple(by_seed)) if by_seed else None
+
+
+def finished(plan: Plan, name: str | None) -> list[PlannedRun]:
+    return [run for run in plan.of(name) if plan.statuses[run.key].state in MEASURABLE]
+
+
+def _along(plan: Plan, run: PlannedRun, panel: Panel) -> Measured:
+    """What an iteration recorded stands where the iteration was finished, as in the report."""
+    if panel.evaluation is not None:
+        return measured_along(plan, run, panel.evaluation, panel.shown)
+    assert panel.metric is not None
+    rows, costs = costs_along(run)
+    values = {done: row.get(panel.metric) for done, row in enumerate(rows, start=1)}
+    return {
+        done: (costs[done], float(value))
+        for done, value in values.items()
+        if isinstance(value, int | float) and math.isfinite(value)
+    }
+
+
+def speedup(plan: Plan, run: PlannedRun, of: PlannedRun, label: str, axis: Axis) -> float:
+    """How many times less of `axis` a run needs than another until that one's best accuracy.
+
+    Each at the first checkpoint that is as good. Raises ValueError where one of them never is.
+    """
+    theirs, own = measured_along(plan, of, label), measured_along(plan, run, label)
+    if not theirs or not own:
+        raise ValueError(f"not measured along training on {label!r}")
+    best = max(accuracy for _, accuracy in theirs.values())
+    spent = next(costs[axis] for costs, accuracy in theirs.values() if accuracy >= best)
+    needed = [costs[axis] for costs, accuracy in own.values() if accuracy >= best]
+    if not needed:
+        raise ValueError(f"never as good as {of.name} at its best ({best:.3f} on {label})")
+    if not needed[0] or not spent:
+        raise ValueError(f"{of.name} was at its best before training on {label!r} began")
+    return spent / needed[0]
+
+
+def over_seeds(by_seed: Mapping[int, Measured]) -> tuple[CurvePoint, ...]:
+    """Where all seeds have been measured: mean and range. Runs that a budget ends have no last iteration in
+    common, and their ends are one point."""
+    ends = {seed: max(points) for seed, points in by_seed.items()}
+    shared = set.intersection(*(set(points) for points in by_seed.values()))
+    places = [dict.fromkeys(by_seed, iteration) for iteration in sorted(shared)]
+    if len(set(ends.values())) > 1:
+        places = [place for place in places if max(place.values()) < min(ends.values())] + [ends]
+    return tuple(_point({seed: by_seed[seed][at] for seed, at in place.items()}, place) for place in places)
+
+
+def _point(here: Mapping[int, tuple[dict[Axis, float], float]], place: Mapping[int, int]) -> CurvePoint:
+    values = {seed: value for seed, (_, value) in here.items()}
+    costs: dict[Axis, float] = {axis: fmean(cost[axis] for cost, _ in here.values()) for axis in AXES}
+    mean, low, high = fmean(values.values()), min(values.values()), max(values.values())
+    return CurvePoint(fmean(place.values()), costs, mean, low, high, values)
+
+
+def costs_along(run: PlannedRun) -> tuple[list[dict[str, Any]], list[dict[Axis, float]]]:
+    """The lines of a run's metrics, and what training had cost after none, one, two, … of them."""
+    assert run.config is not None
+    rows = sorted(run.directory.read_metrics(), key=lambda row: int(row["iteration"]))
+    totals: dict[Axis, list[float]] = {
+        "tokens": list(accumulate((tokens_of(row, run.config) for row in rows), initial=0.0)),
+        "seconds": list(accumulate((seconds_of(row) for row in rows), initial=0.0)),
+        "steps": list(accumulate((float(row.get("train/steps", 0.0)) for row in rows), initial=0.0)),
+    }
+    return rows, [{axis: totals[axis][done] for axis in AXES} for done in range(len(rows) + 1)]
+
+
+def measured_along(plan: Plan, run: PlannedRun, label: str, value: str = PASS_AT_1) -> Measured:
+    """Accuracy, or another number of the set. At 0 it is that of the start weights.
+
+    Checkpoints whose summary lacks the number are left out."""
+    rows, costs = costs_along(run)
+    summaries = read_summaries(run.directory.path / "evaluations", label)
+    if 0 not in summaries and (start := _start_summary(plan, run, label)) is not None:
+        summaries = {0: start, **summaries}
+    found = {}
+    for done in sorted(summaries):
+        if done <= len(rows):
+            with contextlib.suppress(ValueError):
+                found[done] = (costs[done], number_in(summaries[done], value, label))
+    return found
+
+
+def _start_summary(plan: Plan, run: PlannedRun, label: str) -> dict[str, Any] | None:
+    """That of the needed run whose last checkpoint this one starts from."""
+    assert run.config is not None
+    start = str((run.config.get("model") or {}).get("name_or_path", ""))
+    for needed in run.needs:
+        other = plan.run(*needed)
+        if other.config is not None and start.startswith(f"{other.directory.path}/checkpoints/"):
+            summaries = read_summaries(other.directory.path / "evaluations", label)
+            if other.iterations in summaries:
+                return summaries[other.iterations]
+    return None
+
+
+def as_json(found: Sequence[Curve], **what: Callable[[Curve], Any]) -> list[dict[str, Any]]:
+    """Curves for programs; `what` else to say of each, by its key."""
+    return [
+        {
+            **{key: say(curve) for key, say in what.items()},
+            "row": curve.row.name,
+            "seeds": list(curve.seeds),
+            "points": [_point_json(point) for point in curve.points],
+        }
+        for curve in found
+    ]
+
+
+def _point_json(point: CurvePoint) -> dict[str, Any]:
+    return {
+        "iteration": point.iteration,
+        **{str(axis): cost for axis, cost in point.costs.items()},
+        "mean": point.mean,
+        "low": point.low,
+        "high": point.high,
+        "by_seed": {str(seed): value for seed, value in point.by_seed.items()},
+    }
+
+
+def curves_json(found: Sequence[Curve]) -> list[dict[str, Any]]:
+    return as_json(
+        found, column=lambda curve: curve.panel.name, evaluation=lambda curve: curve.panel.evaluation
+    )

@@ -1,0 +1,157 @@
+"""A table's figures: the table as dots with intervals, and the curves along training."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from treetune_tables.columns import Column
+from treetune_tables.report.cells import Results
+from treetune_tables.report.curves import Curve
+from treetune_tables.report.lines import Chart, curve_charts, panel_charts, row_colours
+from treetune_tables.report.words import MARKS, reason, shown_number
+from treetune_view.report.charts import draw_series
+from treetune_view.report.pages import colour_of, palette
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+DPI = 160
+CHARACTERS_PER_INCH = 12
+"""Of a title."""
+LEGEND_CHARACTERS_PER_INCH = 14
+LEGEND_LINE = 8
+"""Characters that a line and the space around a name take in a legend."""
+
+CHART_INCHES = (4.2, 3.0)
+PANELS_ACROSS = 2
+"""Three where that would be more than a square."""
+
+
+def _new_figure(width: float, height: float, rows: int, columns: int) -> tuple[Figure, list[list[Axes]]]:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for row in axes:
+        for one in row:
+            one.spines[["top", "right"]].set_visible(False)
+            one.grid(visible=True, color=palette()["line"], linewidth=0.7)
+            one.set_axisbelow(True)
+            one.tick_params(colors=palette()["soft"], labelsize=8)
+    return figure, [list(row) for row in axes]
+
+
+def draw_table(results: Results, path: Path) -> None:
+    """One panel per column: mean and interval of every row, its seeds as dots, published as diamonds."""
+    table = results.plan.table
+    width, height = 1.9 + 3.1 * len(table.columns), 1.5 + 0.42 * len(table.rows)
+    figure, [panels] = _new_figure(width, height, 1, len(table.columns))
+    for panel, column in zip(panels, table.columns, strict=True):
+        _draw_column(panel, results, column)
+        panel.set_yticks(
+            range(len(table.rows)), [row.name for row in table.rows] if panel is panels[0] else []
+        )
+        panel.set_ylim(len(table.rows) - 0.4, -0.6)
+    figure.suptitle(_wrapped(table.title or table.name, width), fontsize=10)
+    figure.savefig(path)
+
+
+def _draw_column(panel: Axes, results: Results, column: Column) -> None:
+    scale = 100.0 if column.in_percent else 1.0
+    for y, row in enumerate(results.plan.table.rows):
+        cell, colour = results.cells[row.name, column.name], palette()[colour_of(y)]
+        if cell.published is not None:
+            panel.plot(
+                scale * cell.published,
+                y,
+                "D",
+                color=palette()["soft"],
+                fillstyle="none",
+                markersize=6,
+                zorder=2,
+            )
+        if cell.estimate is None:
+            if cell.experiment is not None:
+                panel.annotate(
+                    reason(cell), (0.02, y), xycoords=("axes fraction", "data"), fontsize=7, va="center"
+                )
+            continue
+        low, high = cell.estimate.low, cell.estimate.high
+        if low is not None and high is not None:
+            panel.plot([scale * low, scale * high], [y, y], color=colour, linewidth=2.4, alpha=0.55)
+        values = [scale * one.value for one in cell.seeds]
+        panel.plot(values, [y + 0.22] * len(values), ".", color=colour, markersize=4, alpha=0.8)
+        panel.plot(scale * cell.estimate.mean, y, "o", color=colour, markersize=6)
+        panel.annotate(
+            f"{shown_number(cell.estimate.mean, column)} {MARKS[cell.called]}",
+            (scale * cell.estimate.mean, y),
+            xytext=(0, 6),
+            textcoords="offset points",
+            fontsize=8,
+            ha="center",
+        )
+    panel.set_title(f"{column.name}{' (%)' if column.in_percent else ''}", fontsize=9)
+    panel.margins(x=0.12)
+
+
+def draw_curves(results: Results, curves: Sequence[Curve], paths: Sequence[Path]) -> Figure:
+    """A row of panels for each column: accuracy over each cost, mean over seeds with their range."""
+    return _draw_charts(results, curve_charts(results, curves), PANELS_ACROSS, paths)
+
+
+def draw_panels(results: Results, found: Sequence[Curve], paths: Sequence[Path]) -> Figure:
+    """All panels in one figure: mean over seeds with their range."""
+    charts = panel_charts(results, found)
+    across = min(len(charts), PANELS_ACROSS if len(charts) <= PANELS_ACROSS**2 else PANELS_ACROSS + 1)
+    return _draw_charts(results, charts, across, paths)
+
+
+def _draw_charts(results: Results, charts: Sequence[Chart], across: int, paths: Sequence[Path]) -> Figure:
+    """So many beside each other, with one legend for all."""
+    import matplotlib
+    from matplotlib.lines import Line2D
+
+    table, down, width = results.plan.table, -(-len(charts) // across), CHART_INCHES[0] * across
+    figure, grid = _new_figure(width, CHART_INCHES[1] * down + 1.0, down, across)
+    places = [place for line in grid for place in line]
+    for place, chart in zip(places, charts):
+        place.set_title(chart.title, fontsize=9, loc="left")
+        if chart.series:
+            draw_series(place, chart.series, palette(), scale=0.8)
+            place.set_xlabel(chart.x_name, fontsize=8)
+            place.set_xlim(left=0)
+        else:
+            place.annotate(
+                "nothing recorded", (0.5, 0.5), xycoords="axes fraction", fontsize=8, ha="center", va="center"
+            )
+    for place in places[len(charts) :]:
+        place.set_visible(False)
+    title = f"{table.title or table.name}: means over seeds and their range, along training"
+    figure.suptitle(_wrapped(title, width), fontsize=10)
+    drawn = {one.name for chart in charts for one in chart.series}
+    names = {name: palette()[colour] for name, colour in row_colours(table).items() if name in drawn}
+    figure.legend(
+        [Line2D([], [], color=colour, linewidth=1.6) for colour in names.values()], list(names),
+        loc="outside lower center", ncols=_names_across(list(names), width), fontsize=8, frameon=False,
+    )  # fmt: skip
+    for path in paths:
+        # Text stays text, which is smaller, and the same numbers give the same bytes.
+        with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "treetune"}):
+            figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    return figure
+
+
+def _names_across(names: Sequence[str], inches: float) -> int:
+    """How many names stand side by side in a legend of that width, each behind its line."""
+    longest = max(map(len, names), default=1) + LEGEND_LINE
+    return max(1, min(8, len(names), int(inches * LEGEND_CHARACTERS_PER_INCH) // longest))
+
+
+def _wrapped(title: str, inches: float) -> str:
+    return "\n".join(textwrap.wrap(title, max(20, int(inches * CHARACTERS_PER_INCH))))

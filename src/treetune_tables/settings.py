@@ -1,0 +1,322 @@
+"""What a reproduction is: experiments, seeds, and the table that they fill, as one configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, MinLen
+
+from treetune.config.errors import did_you_mean
+from treetune.contracts import Finding
+from treetune_tables.base import Table
+from treetune_tables.columns import Column, Name, Panel
+from treetune_tables.intervals import confidence_sequence
+
+PanelAxis = Literal["iterations", "tokens", "seconds", "steps"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableExperiment:
+    """One experiment, run once for every seed of the table: ``--configs`` and ``--override``. One that is
+    `shared` is run once in all, with `seed`, below ``<directory>/shared``: what every method and seed
+    starts from.
+
+    `needs` are the experiments (by their names in the table) that must be finished before, such as
+    the one that makes the start weights. `seconds_per_iteration`, or `seconds_per_run` with its start and its
+    evaluations, is what it may cost where none has been measured yet, and `estimated_from` says where that
+    number is from.
+    """
+
+    configs: Annotated[tuple[Name, ...], MinLen(1)]
+    """Files, as behind ``--configs``."""
+    overrides: tuple[str, ...] = ()
+    """Objects, as behind ``--override``."""
+    needs: tuple[Name, ...] = ()
+    shared: bool = False
+    seed: Annotated[int, Ge(0)] = 1
+    """Of an experiment that is shared; others have the table's."""
+    seconds_per_iteration: Annotated[float, Gt(0)] | None = None
+    seconds_per_run: Annotated[float, Gt(0)] | None = None
+    estimated_from: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """What stands in one column of a row, where that is not the row's own experiment.
+
+    `published` is in the column's own unit: a share (0.534), not percent. `source` says where.
+    """
+
+    experiment: Name | None = None
+    """The experiment that fills it; None: the row's."""
+    value: Name | None = None
+    """A key path in the analysis that the column shows, where it isn't the column's."""
+    published: float | None = None
+    source: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodRow:
+    """One method. `experiment` fills every column that `cells` (by column name) doesn't say otherwise."""
+
+    name: Name
+    """Stands in the row's first cell."""
+    experiment: Name | None = None
+    cells: Mapping[str, Cell] = field(default_factory=dict)
+
+    def cell(self, column: str) -> Cell:
+        """The cell with its experiment filled in; without one where nothing is measured."""
+        own = self.cells.get(column, Cell())
+        return Cell(
+            experiment=own.experiment or self.experiment,
+            value=own.value,
+            published=own.published,
+            source=own.source,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """Two rows to compare, beside all that are compared with the baseline."""
+
+    row: Name
+    """Whose difference is told."""
+    to: Name
+    """From this row."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seeds:
+    """How many of the table's seeds a row has: the first `at_least`, and at most `at_most` (None: all)."""
+
+    at_least: Annotated[int, Ge(2)]
+    at_most: Annotated[int, Ge(2)] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Until:
+    """Adds seeds, in the order of the table's, until differences are known well enough.
+
+    A row of `rows` has enough seeds when the 95 % confidence sequence of its difference to the `baseline` in
+    `column` (None: the table's first) reaches no further than `difference` to each side on average: half its
+    width. It is asked after every seed from `at_least` on, and stops at the first that is enough or at
+    `at_most`. A confidence sequence holds at every look, so wherever that is, and with whatever distribution:
+    a row that collapses in one run of ten is not taken for known after eight runs that didn't. That costs
+    seeds: with differences of shares (`bound` 1), of seeds that all come out alike, 16 know it to 0.28, 64 to
+    0.08 and 180 to 0.03. A smaller `bound` makes it cheaper in proportion. It is of what training gives on
+    these problems; the table's interval is of other problems, too. The mean where it stops is not quite
+    unbiased; the interval is what holds.
+    """
+
+    difference: Annotated[float, Gt(0)]
+    bound: Annotated[float, Gt(0)] = 1.0
+    """What the difference of two runs can be at most, to either side, whatever happens to one of them."""
+    rows: Annotated[tuple[Name, ...], MinLen(1)]
+    seeds: Seeds
+    column: Name | None = None
+
+
+@Table.register("reproduction")
+@dataclass(frozen=True, kw_only=True)
+class Reproduction(Table):
+    """Rows of methods, columns of evaluation sets or analyses, every cell over all seeds.
+
+    Runs go to ``<directory>/seed-<seed>/<experiment_name>``, shared ones to
+    ``<directory>/shared/<experiment_name>``; tables may share a directory and with it their runs. Files of
+    the table are called after `name`. Differences are taken from the row `baseline`, and between `pairs`,
+    paired by seed and problem. `on_failure` says whether the other runs go on after one has failed.
+    `interval` is described in `intervals`. `deadline_hours` ends a run that hangs. `panels` make one figure
+    along training, over `panels_over`. With `until`, `seeds` are those that may be run, and all rows have
+    the first ``until.seeds.at_least`` of them.
+    """
+
+    name: Name
+    seeds: Annotated[tuple[Annotated[int, Ge(0)], ...], MinLen(1)]
+    """Every experiment that isn't shared is run once with each."""
+    experiments: Annotated[Mapping[str, TableExperiment], MinLen(1)]
+    rows: Annotated[tuple[MethodRow, ...], MinLen(1)]
+    columns: Annotated[tuple[Column, ...], MinLen(1)]
+    title: str = ""
+    """Stands above the table."""
+    directory: Name = "experiments"
+    """Where runs and the table's files are kept."""
+    panels: tuple[Panel, ...] = ()
+    panels_over: PanelAxis = "iterations"
+    baseline: Name | None = None
+    pairs: tuple[Pair, ...] = ()
+    until: Until | None = None
+    on_failure: Literal["go_on", "stop"] = "go_on"
+    interval: Literal["bootstrap", "student"] = "student"
+    deadline_hours: Annotated[float, Gt(0)] = 240.0
+    notes: tuple[str, ...] = ()
+    """Stand below the table."""
+
+    def check(self, table: Reproduction) -> Iterable[Finding]:
+        rows, columns = [row.name for row in self.rows], [column.name for column in self.columns]
+        named = {"rows": rows, "columns": columns, "seeds": list(map(str, self.seeds))}
+        named["panels"] = [panel.name for panel in self.panels]
+        for what, names in named.items():
+            if twice := sorted({name for name in names if names.count(name) > 1}):
+                yield Finding(
+                    f"two {what} are called {', '.join(twice)}",
+                    what,
+                    "name each once: each stands for itself",
+                )
+        if "/" in self.name or self.name.startswith(".") or not self.name.isprintable():
+            yield Finding(
+                f"name {self.name!r} is no plain file name, and the table's files are called after it",
+                "name",
+                "take letters, digits, '-' and '_'",
+            )
+        if self.baseline is not None and self.baseline not in rows:
+            yield _no_row(self.baseline, "baseline", rows)
+        for place, pair in enumerate(self.pairs):
+            for key, name in (("row", pair.row), ("to", pair.to)):
+                if name not in rows:
+                    yield _no_row(name, f"pairs.{place}.{key}", rows)
+        for place, one in enumerate(self.columns):
+            if one.speedup is not None and one.speedup.of not in rows:
+                yield _no_row(one.speedup.of, f"columns.{place}.speedup.of", rows)
+            if one.over is None:
+                continue
+            if one.over not in rows:
+                yield _no_row(one.over, f"columns.{place}.over", rows)
+            elif self.rows[rows.index(one.over)].cell(one.name).experiment is None:
+                yield Finding(
+                    f"column {one.name!r} is over the row {one.over!r}, which has no experiment there",
+                    f"columns.{place}.over",
+                    "name a row with one",
+                )
+        for place, row in enumerate(self.rows):
+            yield from self._check_row(place, row)
+        if self.until is not None:
+            yield from self._check_until(self.until)
+        for name, experiment in self.experiments.items():
+            for number, needed in enumerate(experiment.needs):
+                place_of_need = ("experiments", name, "needs", str(number))
+                yield from self._check_name(needed, place_of_need)
+                if experiment.shared and needed in self.experiments and not self.experiments[needed].shared:
+                    yield Finding(
+                        f"{name!r} is shared by all seeds, and every seed has its own {needed!r}",
+                        place_of_need,
+                        f"make {needed!r} shared as well, or {name!r} not",
+                    )
+        try:
+            if all(needed in self.experiments for one in self.experiments.values() for needed in one.needs):
+                self._sorter(list(self.experiments))
+        except CycleError as error:
+            yield Finding(
+                f"experiments need each other in a circle: {' → '.join(error.args[1])}",
+                ("experiments", error.args[1][0], "needs"),
+                "leave one of the needs out",
+            )
+
+    def _check_row(self, place: int, row: MethodRow) -> Iterator[Finding]:
+        columns = {column.name: column for column in self.columns}
+        yield from self._check_name(row.experiment, ("rows", str(place), "experiment"))
+        for name, cell in row.cells.items():
+            key = ("rows", str(place), "cells", name)
+            if name not in columns:
+                yield Finding(
+                    f"row {row.name!r} has a cell in column {name!r}, which is none",
+                    key,
+                    did_you_mean(name, list(columns)),
+                )
+                continue
+            if cell.value is not None and columns[name].analysis is None:
+                yield Finding(
+                    f"a cell's value is a key path in an analysis, and column {name!r} has none",
+                    (*key, "value"),
+                    "leave it out, or give the column an analysis",
+                )
+            yield from self._check_name(cell.experiment, (*key, "experiment"))
+
+    def _check_until(self, until: Until) -> Iterator[Finding]:
+        rows, columns = [row.name for row in self.rows], [column.name for column in self.columns]
+        for number, name in enumerate(until.rows):
+            if name not in rows:
+                yield _no_row(name, f"until.rows.{number}", rows)
+        if self.baseline is None or self.baseline in until.rows:
+            yield Finding(
+                "until adds seeds until differences to the baseline are known, and "
+                + ("the table has none" if self.baseline is None else "the baseline is one of its rows"),
+                "baseline" if self.baseline is None else "until.rows",
+                "name another row as the baseline",
+            )
+        if until.column is not None and until.column not in columns:
+            remedy = did_you_mean(until.column, columns)
+            yield Finding(f"there is no column {until.column!r}", "until.column", remedy)
+        elif self.judged.evaluation is None or self.judged.over is not None:
+            yield Finding(
+                f"the column {self.judged.name!r} has no number for each problem",
+                "until.column",
+                "name one that shows an evaluation",
+            )
+        least, most = until.seeds.at_least, until.seeds.at_most
+        if (most is not None and most < least) or max(least, most or 0) > len(self.seeds):
+            yield Finding(
+                f"until asks for {least} to {most or len(self.seeds)} seeds, and the table names"
+                f" {len(self.seeds)}",
+                "seeds",
+                "name as many as at_most, and at_least no more than that",
+            )
+            return
+        count = most or len(self.seeds)
+        alike = confidence_sequence([0.0] * count, until.bound)
+        if alike.high is not None and alike.high > until.difference:
+            yield Finding(
+                f"{count} seeds that all come out alike, where they could differ by ±{until.bound:g}, tell a"
+                f" difference to {alike.high:.2g} and not to {until.difference:g}: all would always be run",
+                "until.difference",
+                "ask for a larger difference, name more seeds, say a smaller `bound` where runs can't differ"
+                " as much, or leave `until` out and name the seeds to be run",
+            )
+
+    @property
+    def judged(self) -> Column:
+        """The column whose differences say how many seeds a row needs."""
+        name = self.until.column if self.until is not None else None
+        return next((column for column in self.columns if column.name == name), self.columns[0])
+
+    @property
+    def seeds_of_all_rows(self) -> tuple[int, ...]:
+        return self.seeds if self.until is None else self.seeds[: self.until.seeds.at_least]
+
+    def _check_name(self, name: str | None, key: tuple[str, ...]) -> Iterator[Finding]:
+        if name is not None and name not in self.experiments:
+            yield Finding(
+                f"{name!r} is none of the table's experiments",
+                key,
+                did_you_mean(name, list(self.experiments)),
+            )
+
+    def check_experiments(self) -> None:
+        from treetune_tables.check import check
+
+        check(self)
+
+    def order(self) -> list[str]:
+        """The experiments' names, each after those that it needs, else in the order of the rows."""
+        used = [row.cell(column.name).experiment for row in self.rows for column in self.columns]
+        used += [row.experiment for row in self.rows if self.panels]
+        names = list(dict.fromkeys([*(name for name in used if name is not None), *self.experiments]))
+        sorter = self._sorter(names)
+        ordered: list[str] = []
+        while sorter.is_active():
+            ready = sorted(sorter.get_ready(), key=names.index)
+            ordered += ready
+            sorter.done(*ready)
+        return ordered
+
+    def _sorter(self, names: Sequence[str]) -> TopologicalSorter[str]:
+        """Raises CycleError."""
+        sorter = TopologicalSorter({name: self.experiments[name].needs for name in names})
+        sorter.prepare()
+        return sorter
+
+
+def _no_row(name: str, key: str, rows: Sequence[str]) -> Finding:
+    return Finding(f"there is no row {name!r}", key, did_you_mean(name, rows))

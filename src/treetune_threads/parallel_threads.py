@@ -1,0 +1,286 @@
+"""Answers that open parallel threads: each is a tree of calls, and all trees are sampled at once."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+from annotated_types import Gt
+
+import treetune_threads.numbers  # noqa: F401  (declares what is counted here)
+from treetune.contracts import Answers, Experiment, Feature, Finding, Forks, OneLine, SampledAnswers
+from treetune.inference.base import Completion, Request
+from treetune.rollouts.answers import (
+    Growth,
+    SampledRollout,
+    encoded_prompt,
+    is_decided,
+    rank_share,
+    steps_of,
+    token_budget,
+    with_unfinished,
+)
+from treetune.rollouts.base import GenerationContext, Rollout
+from treetune.rollouts.metrics import trajectory_metrics
+from treetune.rollouts.numbers import measured
+from treetune.rollouts.single_turn import sample_answers
+from treetune.seeds import derive_seed
+from treetune.tree import Tree, answers_of, trees_of
+from treetune.vocabulary import (
+    Branch,
+    FinishReason,
+    Grade,
+    Metrics,
+    Problem,
+    Segment,
+    TextCodec,
+    TokenIds,
+    Trajectory,
+    joined,
+    logprob_array,
+)
+from treetune_threads.fork_join import (
+    EVENTS,
+    Call,
+    ForkJoin,
+    Glue,
+    Limits,
+    Malformed,
+    Stragglers,
+)
+
+Fixed = Mapping[tuple[Branch, int], Segment]
+"""Calls of an answer (branch, turn) that need not be sampled, since it is known what came of them."""
+
+
+SPOKEN_TAGS = ("<Parallel>", "</Parallel>", "<Outlines>", "</Outlines>", "<Thread>", "</Thread>")
+"""Those that a rollout injects or looks out for."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """An answer to be sampled: to which problem, with which seed, and what of it is there already."""
+
+    problem: Problem
+    prompt_ids: TokenIds
+    seed: int
+    fixed: Fixed
+
+
+@Rollout.register("parallel_threads")
+@dataclass(frozen=True, kw_only=True)
+class ParallelThreads(SampledRollout):
+    """`samples` answers to each problem, which fork into threads where the policy writes outlines, and
+    join them again (ThreadWeaver; see `fork_join`). All calls of all answers are in flight together, and
+    what follows from a call goes before answers that have not begun, so that few are ever half done.
+
+    The joined answer has at most `max_tokens`, injected text included. What is left of it at a fork is
+    shared equally among the threads. A thread that comes to `thread_tokens` (None: to its share) is a
+    straggler: ``truncate`` closes it where it is, ``drop`` leaves it out of the answer, ``go_on`` lets
+    it use its share, and the answer ends with it once that is used up (as published). The rule is about
+    tokens and not about seconds, so that the same command gives the same answers.
+
+    Outlines beyond `max_threads` open none; answers fork `max_blocks` times at most and nest
+    `max_depth` deep (an outline list deeper down is plain text). A block without a readable outline
+    ends the answer, unless `malformed` is ``go_on`` (as published). `conclusion` makes a join begin the
+    text that concludes a block. An end of text inside a thread ends the answer once its siblings have
+    come in. Each of these `EVENTS` is counted: ``threads/<event>`` is its number per answer.
+
+    `parallel` false is the sequential baseline: one completion to an answer, in which tags are text.
+    """
+
+    parallel: bool = True
+    max_depth: Annotated[int, Gt(0)] = 1
+    max_threads: Annotated[int, Gt(0)] = 50
+    max_blocks: Annotated[int, Gt(0)] = 16
+    thread_tokens: Annotated[int, Gt(0)] | None = None
+    stragglers: Stragglers = "truncate"
+    """What becomes of a thread that comes to `thread_tokens`: it ends there, is left out, or goes on."""
+    malformed: Malformed = "end"
+    conclusion: bool = False
+
+    @property
+    def gives(self) -> tuple[Feature, ...]:
+        return SampledAnswers(), Answers(self.samples), Forks() if self.parallel else OneLine()
+
+    def check(self, experiment: Experiment) -> Iterable[Finding]:
+        yield from super().check(experiment)
+        single = experiment.model.single_tokens()
+        if self.parallel and single is not None and not single.issuperset(SPOKEN_TAGS):
+            yield Finding(
+                "the rollout needs the tags of threads as single tokens, and the model's tokenizer has none"
+                " such",
+                "$.model.added_tokens",
+                "put configs/models/thread_tokens.jsonnet on the right, or start from weights that were"
+                " trained with them",
+            )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.thread_tokens is not None and self.thread_tokens >= self.max_tokens:
+            raise ValueError(
+                f"thread_tokens is {self.thread_tokens}, which no thread reaches in an answer of max_tokens ="
+                f" {self.max_tokens}: lower it, or leave it out"
+            )
+
+    @property
+    def sampler(self) -> Rollout:
+        return self
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(
+            max_depth=self.max_depth,
+            max_threads=self.max_threads,
+            max_blocks=self.max_blocks,
+            thread_tokens=self.thread_tokens,
+            stragglers=self.stragglers,
+            malformed=self.malformed,
+            conclusion=self.conclusion,
+        )
+
+    def run(self, context: GenerationContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
+        # All prompts, not this rank's only: if one does not fit, no rank is left waiting for another.
+        for problem in problems:
+            encoded_prompt(context, problem, self._budget(context, problem), self.max_prompt_tokens)
+        share = rank_share(context, problems)
+        if self.parallel:
+            starts = [
+                Start(
+                    problem,
+                    encoded_prompt(context, problem, self._budget(context, problem), self.max_prompt_tokens),
+                    derive_seed(context.seed, context.iteration, problem.id, "threads", sample),
+                    {},
+                )
+                for problem in share
+                for sample in range(self.samples)
+            ]
+            trees = trees_of(
+                replace(answer, sample=place % self.samples)
+                for place, answer in enumerate(self.answers(context, starts))
+            )
+        else:
+            trees = sample_answers(
+                context,
+                share,
+                samples=self.samples,
+                sampling=self.sampling,
+                unfinished_reward=self.unfinished_reward,
+                max_prompt_tokens=self.max_prompt_tokens,
+            )
+        trees = measured(trees, context.codec)
+        return trees, trajectory_metrics(context, answers_of(trees))
+
+    def answers(self, context: GenerationContext, starts: Sequence[Start]) -> list[Trajectory]:
+        """One graded answer from each start, in their order; `sample` is 0 in all of them.
+
+        The seed of a call is derived from its start's and from its place in the answer, so that an
+        answer does not depend on what else is sampled, nor on the order in which anything comes in.
+        """
+        assert context.engine is not None, "a rollout that samples needs an engine"
+        growth = self.growing(context, starts)
+        if growth.requests:
+            context.engine.generate(growth.requests, growth.on_result)
+        return growth.answers()
+
+    def growing(self, context: GenerationContext, starts: Sequence[Start]) -> Growth:
+        """The same, for whoever has the engine."""
+        glue, limits = Glue.of(context.codec, self.conclusion), self.limits
+        growing: dict[int, ForkJoin] = {}
+        grown: dict[int, tuple[Trajectory, Future[Grade]]] = {}
+        # The request number i is `asked[i]`: (which start, which call).
+        asked: list[tuple[int, Call] | None] = []
+
+        def sampled(place: int, calls: list[Call]) -> list[Request]:
+            """The requests for these calls, with what is known of them already received."""
+            answer, start, unknown = growing[place], starts[place], list[Call]()
+            while calls:
+                call = calls.pop()
+                known = start.fixed.get((call.branch, call.turn))
+                if known is None:
+                    unknown.append(call)
+                else:
+                    calls += answer.receive(call, _completion(known, call, context.codec))
+            if answer.done:
+                finished(place)
+            unknown.sort(key=lambda call: call.branch)
+            asked.extend((place, call) for call in unknown)
+            return [self._request(context, start, call) for call in unknown]
+
+        def finished(place: int) -> None:
+            answer, start = growing.pop(place), starts[place]
+            trajectory = self._trajectory(context, start, answer)
+            decided = is_decided(trajectory.finish_reason, self.unfinished_reward)
+            grade = context.grader.submit(trajectory.text, start.problem, decided=decided)
+            grown[place] = trajectory, grade
+            if context.on_answer is not None:
+                context.on_answer(trajectory, grade)
+            context.progress(len(grown), len(starts))
+
+        def on_result(index: int, completions: list[Completion]) -> list[Request]:
+            place_and_call = asked[index]
+            assert place_and_call is not None, "every request is reported once"
+            asked[index] = None  # its context is as long as the answer
+            place, call = place_and_call
+            return sampled(place, growing[place].receive(call, completions[0]))
+
+        def graded() -> list[Trajectory]:
+            assert len(grown) == len(starts), "the engine reports every request"
+            return [
+                replace(
+                    trajectory,
+                    grade=with_unfinished(grade.result(), trajectory.finish_reason, self.unfinished_reward),
+                )
+                for trajectory, grade in (grown[place] for place in range(len(starts)))
+            ]
+
+        requests = []
+        for place, start in enumerate(starts):
+            budget = token_budget(context, start.prompt_ids, self._budget(context, start.problem))
+            growing[place] = ForkJoin(glue, limits, start.prompt_ids, budget)
+            requests += sampled(place, growing[place].begin())
+        return Growth(requests, on_result, graded)
+
+    def _budget(self, context: GenerationContext, problem: Problem) -> int:
+        return context.task.of(problem).sampling(self.sampling).max_tokens
+
+    def _request(self, context: GenerationContext, start: Start, call: Call) -> Request:
+        return Request(
+            prompt_ids=call.context_ids,
+            seed=derive_seed(start.seed, repr(call.branch), call.turn),
+            n=1,
+            sampling=replace(self.sampling, max_tokens=call.max_tokens, stop_ids=call.stop_ids),
+            reads_logprobs=context.reads_logprobs,
+        )
+
+    def _trajectory(self, context: GenerationContext, start: Start, answer: ForkJoin) -> Trajectory:
+        segments = answer.segments
+        response_ids = joined([segment.token_ids for segment in segments])
+        text = context.codec.decode(response_ids)
+        if len(segments) == 1:
+            ends = steps_of(context, start.problem, response_ids, text)
+        else:
+            ends = tuple(itertools.accumulate(len(segment.token_ids) for segment in segments))
+        return Trajectory(
+            problem=start.problem,
+            sample=0,
+            prompt_ids=start.prompt_ids,
+            segments=segments,
+            finish_reason=answer.finish_reason,
+            text=text,
+            grade=Grade(reward=0.0, outcome="no_answer"),  # until it has been graded
+            step_ends=ends,
+            numbers={f"threads/{event}": float(answer.events[event]) for event in EVENTS},
+        )
+
+
+def _completion(known: Segment, call: Call, codec: TextCodec) -> Completion:
+    """What the engine had answered when the segment was sampled."""
+    stopped = known.token_ids[-1] in (*call.stop_ids, *codec.end_ids)
+    reason: FinishReason = "stop" if stopped else "length"
+    # Where it is only gone on from, nobody asks how likely it was.
+    logprobs = [0.0] * len(known.token_ids) if known.logprobs is None else known.logprobs
+    return Completion(known.token_ids, logprob_array(logprobs), reason, known.policy_version or 0)

@@ -1,0 +1,166 @@
+"""Two sets of answers to the same problems, of two runs or two checkpoints: which problems flipped, and both
+answers to one of them side by side."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.responses import Response
+
+from treetune.vocabulary import CORRECT_SCORE
+from treetune_view.page import Page, View
+from treetune_view.pages.answers import whole
+from treetune_view.pages.problem import mark_of_answers
+from treetune_view.report.text import cut, visible
+from treetune_view.store import NotThere, Run
+from treetune_view.store.questions import Filter, Question
+from treetune_view.store.sources import Source
+
+SHOWN = 100
+"""Problems of one page."""
+
+LONGEST = 6000
+"""Characters of each text that are held against each other."""
+
+WHICH = ("flipped", "better", "worse", "all")
+
+_WORD = re.compile(r"\s+|\w+|[^\w\s]")
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two: a file of answers of an experiment."""
+
+    run: Run
+    source: Source
+
+
+@dataclass(frozen=True)
+class Both:
+    """A problem that both were asked: the share of right answers of each."""
+
+    problem: str
+    first: float
+    second: float
+
+    @property
+    def change(self) -> float:
+        return self.second - self.first
+
+
+def show(view: View) -> Response:
+    """`?run=` (one or two), `?first=`, `?second=` (files), `?which=`, `?page=`; `?problem=` for two answers
+    side by side, `?a=` and `?b=` which of its answers on either side, from 0 as the file has them."""
+    runs = [view.run, view.runs[-1]]
+    sides = _sides(view, runs)
+    both = _both(view, sides)
+    which = view.choice("which", WHICH)
+    kept = [one for one in both if _is(one, which)]
+    page, problem = view.integer("page", 1, least=1), view.text("problem")
+    return view.render(
+        "compare.html",
+        sides=sides,
+        there=[view.store.answers(run).sources() for run in runs],
+        both=both,
+        kept=kept[(page - 1) * SHOWN : page * SHOWN],
+        total=len(kept),
+        number=page,
+        pages=max(1, -(-len(kept) // SHOWN)),
+        which=which,
+        options=WHICH,
+        better=sum(_is(one, "better") for one in both),
+        worse=sum(_is(one, "worse") for one in both),
+        problem=problem,
+        pair=_pair(view, sides, problem) if problem else None,
+    )
+
+
+def _sides(view: View, runs: Sequence[Run]) -> list[Side]:
+    """Those of the address. Without: of two runs the newest files that both have, of one its first and last
+    evaluation."""
+    there = [{one.name: one for one in view.store.answers(run).sources()} for run in runs]
+    for run, own in zip(runs, there, strict=True):
+        if not own:
+            raise NotThere(f"{run.name} has no answers yet")
+    usual = [name for name, one in there[0].items() if one.kind == "evaluation"] or list(there[0])
+    if runs[0] != runs[1]:
+        common = [name for name in usual if name in there[1]] or [usual[-1]]
+        chosen = [common[-1], common[-1] if common[-1] in there[1] else list(there[1])[-1]]
+    else:
+        label = there[0][usual[-1]].label
+        alike = [name for name in usual if there[0][name].label == label]
+        chosen = [alike[0], alike[-1]]
+    names = [view.text(key, one) for key, one in zip(("first", "second"), chosen, strict=True)]
+    for run, own, name in zip(runs, there, names, strict=True):
+        if name not in own:
+            raise NotThere(f"{run.name} has no answers {name!r}: there are {', '.join(own)}")
+    return [Side(run, own[name]) for run, own, name in zip(runs, there, names, strict=True)]
+
+
+def _both(view: View, sides: Sequence[Side]) -> list[Both]:
+    """Problems that both have answers to, those first whose share changed most."""
+    shares = [
+        {
+            row["problem"]: row["share"]
+            for row in view.store.answers(side.run).sql(
+                f"SELECT problem, avg((score >= {CORRECT_SCORE})::INTEGER) AS share FROM answers"
+                " WHERE score IS NOT NULL GROUP BY problem",
+                sources=(side.source.name,),
+            )
+        }
+        for side in sides
+    ]
+    found = [Both(name, shares[0][name], shares[1][name]) for name in shares[0] if name in shares[1]]
+    return sorted(found, key=lambda one: (-abs(one.change), one.problem))
+
+
+def _is(one: Both, which: str) -> bool:
+    """Flipped: more often right than wrong on one side, and not on the other."""
+    if which == "flipped":
+        return (one.first > 0.5) != (one.second > 0.5)
+    return which == "all" or (one.change > 0 if which == "better" else one.change < 0)
+
+
+def _pair(view: View, sides: Sequence[Side], problem: str) -> dict[str, Any]:
+    """Both answers to a problem, with what differs marked."""
+    rows = [
+        whole(
+            view.store.answers(side.run)
+            .ask(Question((side.source.name,), (Filter("problem", "=", problem),), size=64))
+            .rows
+        )
+        for side in sides
+    ]
+    for side, own in zip(sides, rows, strict=True):
+        if not own:
+            raise NotThere(f"{side.run.name} has no answer to {problem!r} in {side.source.words}")
+    places = [view.integer(key, 0) for key in ("a", "b")]
+    chosen = [own[min(place, len(own) - 1)] for own, place in zip(rows, places, strict=True)]
+    texts = [
+        cut(view.store.answers(side.run).texts([(side.source.name, row["place"])])[0], LONGEST)
+        for side, row in zip(sides, chosen, strict=True)
+    ]
+    marked = differences(texts[0][0], texts[1][0])
+    return {"rows": rows, "chosen": chosen, "marked": marked, "left_out": [left for _, left in texts]}
+
+
+def differences(one: str, other: str) -> list[list[tuple[str, bool]]]:
+    """Both texts in pieces, visible, each with whether the other lacks it."""
+    words = [_WORD.findall(one), _WORD.findall(other)]
+    # Words that stand everywhere begin no match: without that rule long texts of few words take minutes.
+    steps = difflib.SequenceMatcher(None, words[0], words[1], autojunk=True).get_opcodes()
+
+    def pieces(side: int) -> Iterator[tuple[str, bool]]:
+        for kind, *ends in steps:
+            begin, end = ends[2 * side : 2 * side + 2]
+            if begin < end:
+                yield visible("".join(words[side][begin:end])), kind != "equal"
+
+    return [list(pieces(0)), list(pieces(1))]
+
+
+PAGE = Page("/compare", "Compare", show, place="run", key="m", mark=mark_of_answers)

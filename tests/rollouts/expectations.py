@@ -1,0 +1,178 @@
+"""Exact expectations over all answers and all that could be sampled of them, on the language that can be
+enumerated."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from tests.columns import plain
+from tests.rollouts import tabular_mdp as mdp
+from tests.rollouts.choices import Choices
+from treetune.inference.base import Completion, Request
+from treetune.rollouts.base import Credit
+from treetune.rollouts.credit.monte_carlo import MonteCarlo
+from treetune.rollouts.critic import Critic
+from treetune.rollouts.values.base import Budget
+from treetune.rollouts.values.valuation import AlongAnswer, Valuation, ValueEstimator
+from treetune.tree import trees_of
+from treetune.vocabulary import Column, Trajectory
+
+
+class ChoosingEngine(mdp.TabularEngine):
+    """Its continuations are drawn: one that earns 1 or one that earns 0, by what the state is worth. Those of
+    the other problems come from their seeds."""
+
+    def __init__(self, choices: Choices) -> None:
+        super().__init__()
+        self._choices = choices
+
+    def _completion(self, request: Request, rng: Any, sample: int) -> Completion:
+        if plain(request.prompt_ids)[0] != mdp.encode("0")[0]:
+            return super()._completion(request, rng, sample)
+        prefix = mdp.response_part(request.prompt_ids)
+        of_reward = {mdp.reward(answer): answer for answer in mdp.answers(prefix, mdp.budget(request))}
+        chance = mdp.value(prefix, mdp.budget(request))
+        drawn = self._choices.draw([chance, 1 - chance]) if len(of_reward) == 2 else None
+        answer = of_reward[1.0 - drawn] if drawn is not None else next(iter(of_reward.values()))
+        return mdp.completion(answer[len(prefix) :])
+
+
+def critic_of(value: Callable[[mdp.Ids], float]) -> Critic:
+    """A critic that holds states to be worth this, by the tokens of the answer so far."""
+
+    def of_answer(answer: Trajectory) -> Column:
+        ids = plain(answer.response_ids)
+        return np.array([value(ids[:length]) for length in range(len(ids))])
+
+    return lambda answers: [of_answer(answer) for answer in answers]
+
+
+def knows_length_alone(prefix: mdp.Ids) -> float:
+    """The mean value of all states as long as this one."""
+    chances: dict[mdp.Ids, float] = {}
+    for answer, chance in mdp.answers().items():
+        if len(answer) > len(prefix):
+            state = answer[: len(prefix)]
+            chances[state] = chances.get(state, 0.0) + chance
+    return sum(p * mdp.value(s) for s, p in chances.items()) / sum(chances.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded(ValueEstimator):
+    """Keeps what another estimator has said last."""
+
+    over: ValueEstimator
+    said: list[tuple[Valuation, list[list[AlongAnswer]]]] = field(default_factory=list)
+
+    def budget(self, samples: int) -> Budget:
+        return self.over.budget(samples)
+
+    def first_states(self, states: int) -> Sequence[int]:
+        return self.over.first_states(states)
+
+    def values(self, valuation: Valuation) -> list[list[AlongAnswer]]:
+        found = self.over.values(valuation)
+        self.said[:] = [(valuation, found)]
+        return found
+
+
+@dataclass
+class Expectation:
+    """Of the gradient and its squared length, and of values by state: Σ p·value and Σ p over all answers that
+    come to one and know its value."""
+
+    gradient: mdp.Gradient = field(default_factory=dict)
+    square: float = 0.0
+    values: dict[mdp.Ids, list[float]] = field(default_factory=dict)
+
+    @property
+    def bias_and_cosine(self) -> tuple[float, float]:
+        """The length of the difference from the exact gradient as a share of the exact one's, and the
+        cosine."""
+        found, exact = self.gradient, mdp.exact_gradient()
+        assert found.keys() <= exact.keys()
+        length = math.hypot(*exact.values())
+        off = math.hypot(*(found.get(key, 0.0) - slope for key, slope in exact.items()))
+        along = sum(found.get(key, 0.0) * slope for key, slope in exact.items())
+        return off / length, along / (length * math.hypot(*found.values()))
+
+    @property
+    def variance(self) -> float:
+        """Of the gradient of one answer, or of a group's mean."""
+        return self.square - math.fsum(slope * slope for slope in self.gradient.values())
+
+    @property
+    def value_bias(self) -> float:
+        """The root of the mean square, over states as often as they are come to, of the difference of a
+        value's expectation from the true value."""
+        weights = math.fsum(weight for _, weight in self.values.values())
+        squares = [
+            weight * (total / weight - mdp.value(state)) ** 2
+            for state, (total, weight) in self.values.items()
+        ]
+        return math.sqrt(math.fsum(squares) / weights)
+
+
+def expectation(
+    credit: Credit,
+    group_size: int,
+    critic: Critic | None = None,
+    others: Sequence[Trajectory] = (),
+    logprobs: bool = False,
+) -> Expectation:
+    """Over all groups of answers to one problem and all that could be drawn of their states, beside fixed
+    answers to other problems. With `logprobs` the answers have the policy's."""
+    recorded: Recorded | None = None
+    if isinstance(credit, MonteCarlo) and not credit.siblings_count_into_prompt_value:
+        recorded = Recorded(over=credit.values)
+        credit = replace(credit, values=recorded)
+    found = Expectation()
+    for group in itertools.product(mdp.answers().items(), repeat=group_size):
+        chance = math.prod(p for _, p in group)
+        answers = [_answer(answer, i, logprobs) for i, (answer, _) in enumerate(group)]
+        choices = Choices()
+        for _ in choices.ways():
+            context = mdp.context(engine=ChoosingEngine(choices), critic=critic)
+            episodes, _ = credit.assign(context, trees_of([*answers, *others]))
+            weight = chance * choices.probability
+            mean: mdp.Gradient = {}
+            for episode in episodes[: len(answers)]:
+                assert episode.advantages is not None
+                term = mdp.score_gradient(plain(episode.response_ids), episode.advantages.tolist())
+                mdp.add(mean, term, 1 / group_size)
+            mdp.add(found.gradient, mean, weight)
+            found.square += weight * math.fsum(slope * slope for slope in mean.values())
+            if recorded is not None:
+                _add_values(found.values, *recorded.said[0], weight)
+    return found
+
+
+def _answer(answer: mdp.Ids, sample: int, logprobs: bool) -> Trajectory:
+    one = mdp.trajectory(answer, sample=sample)
+    if not logprobs:
+        return one
+    of_tokens = [math.log(mdp.policy(answer[:t])[token]) for t, token in enumerate(answer)]
+    (segment,) = one.segments
+    return replace(one, segments=(replace(segment, logprobs=np.array(of_tokens)),))
+
+
+def _add_values(
+    total: dict[mdp.Ids, list[float]],
+    valuation: Valuation,
+    found: Sequence[Sequence[AlongAnswer]],
+    weight: float,
+) -> None:
+    """Of the first problem's answers."""
+    for way, along, leaf in zip(valuation.ways[0], found[0], valuation.trees[0].leaves, strict=True):
+        for (_, place), value in zip(way, along, strict=True):
+            if value is not None:
+                state = plain(leaf.response_ids)[: place.length]
+                sums = total.setdefault(state, [0.0, 0.0])
+                sums[0] += weight * value.value
+                sums[1] += weight

@@ -1,0 +1,63 @@
+"""An engine that writes what a script says for what stands before it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+from tests.rollouts.tabular_mdp import as_read
+from tests.rollouts.threads import CODEC, decode, encode
+from treetune.inference.base import Completion, Engine, OnResult, Request
+
+Ids = tuple[int, ...]
+Script = Callable[[str, Request], str]
+"""From the text before (prompt included) to what follows; a ``$`` is the end of text."""
+
+
+class ScriptedEngine(Engine):
+    """Cuts what the script says where the request would have stopped, and answers in a random order."""
+
+    version = 0
+
+    def __init__(self, script: Script, order_seed: int = 0) -> None:
+        self.script, self.requests = script, list[Request]()
+        self.answered: dict[tuple[Ids, int], Ids] = {}
+        self._order = random.Random(order_seed)
+
+    def generate(
+        self, requests: Sequence[Request], on_result: OnResult | None = None
+    ) -> list[list[Completion]]:
+        results: list[list[Completion]] = [[] for _ in requests]
+        waiting = list(enumerate(requests))
+        while waiting:
+            index, request = waiting.pop(self._order.randrange(len(waiting)))
+            self.requests.append(request)
+            results[index] = as_read(request, [self._completion(request)])
+            asked = tuple(request.prompt_ids.tolist()), request.seed
+            self.answered[asked] = tuple(results[index][0].token_ids.tolist())
+            further = on_result(index, results[index]) if on_result is not None else None
+            for one in further or ():
+                waiting.append((len(results), one))
+                results.append([])
+        return results
+
+    def _completion(self, request: Request) -> Completion:
+        said = self.script(decode(request.prompt_ids), request)
+        ids: Ids = ()
+        for token in ids_of(said):
+            ids = (*ids, token)
+            if token in (*request.sampling.stop_ids, CODEC.eos_id):
+                return Completion(ids, _logprobs(ids), "stop", self.version, seconds=1.0)
+            if len(ids) == request.sampling.max_tokens:
+                return Completion(ids, _logprobs(ids), "length", self.version, seconds=1.0)
+        raise AssertionError(f"the script ends before the request does: {said!r}")
+
+
+def ids_of(text: str) -> Ids:
+    """``$`` is the end token."""
+    first, *rest = text.split("$")
+    return encode(first) + tuple(token for part in rest for token in (CODEC.eos_id, *encode(part)))
+
+
+def _logprobs(ids: Ids) -> tuple[float, ...]:
+    return tuple(-0.01 * token for token in ids)

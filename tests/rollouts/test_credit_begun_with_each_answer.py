@@ -1,0 +1,305 @@
+"""Continuations may be asked for with each answer, while others are sampled: the numbers are the same."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.columns import plain
+from tests.fake_engine import FakeEngine
+from tests.rollouts import tabular_mdp as mdp
+from treetune.inference.base import (
+    ANSWERS,
+    CONTINUATIONS,
+    Completion,
+    Engine,
+    EngineError,
+    Later,
+    OnResult,
+    Request,
+)
+from treetune.inference.journal import JournaledEngine
+from treetune.rollouts.base import GenerationContext
+from treetune.rollouts.credit.monte_carlo import MonteCarlo
+from treetune.rollouts.single_turn import SingleTurn
+from treetune.rollouts.unavailable import graded
+from treetune.rollouts.until_mixed import UntilMixed
+from treetune.rollouts.values.base import Beginning
+from treetune.rollouts.values.continuations import FreshContinuations
+from treetune.rollouts.values.valuation import ValueEstimator
+from treetune.tree import answers_of, trees_of
+from treetune.vocabulary import Episode, Grade, Metrics, Problem, Trajectory, token_array
+from treetune_lab.values.bisect import Bisect
+from treetune_lab.values.filtered import Filtered
+from treetune_lab.values.sequential import Sequential, UntilSure
+from treetune_lab.values.siblings import Siblings
+from treetune_lab.values.smoothed import Smoothed
+from treetune_lab.values.topped_up import ToppedUp
+
+SAMPLES, PROBLEMS = 4, 5
+ROLLOUT = SingleTurn(samples=SAMPLES, max_tokens=mdp.LONGEST)
+ESTIMATORS = [
+    FreshContinuations(),
+    FreshContinuations(count_siblings=True),
+    Sequential(error=0.2, most=9),
+    Sequential(error=0.2, most=9, pilot=True),
+    Smoothed(),
+    Filtered(),
+    Bisect(threshold=0.1),
+    Siblings(),
+    ToppedUp(),
+]
+
+
+class AsItComes(FakeEngine):
+    """Answers in an order that the seed decides, continuations among answers."""
+
+    def __init__(self, seed: int = 0, fail_after: int | None = None) -> None:
+        super().__init__(_probabilities, mdp.EOS, fail_after=fail_after)
+        self._random = random.Random(seed)
+
+    def generate(
+        self, requests: Sequence[Request | Later], on_result: OnResult | None = None
+    ) -> list[list[Completion]]:
+        results: list[list[Completion]] = []
+        waiting: list[tuple[int, Request]] = []
+        promised: list[Later] = []
+
+        def add(further: Sequence[Request | Later]) -> None:
+            for one in further:
+                if isinstance(one, Later):
+                    promised.append(one)
+                else:
+                    waiting.append((len(results), one))
+                    results.append([])
+
+        add(requests)
+        while waiting or promised:
+            for later in [one for one in promised if one.ready.done()]:
+                promised.remove(later)
+                add(later.requests())
+            if waiting:
+                index, request = waiting.pop(self._random.randrange(len(waiting)))
+                (results[index],) = super().generate([request])
+                if on_result is not None:
+                    add(on_result(index, results[index]) or ())
+        return results
+
+
+def _probabilities(ids: tuple[int, ...], version: int) -> list[float]:
+    following = mdp.policy(mdp.response_part(ids))
+    return [following.get(token, 0.0) for token in range(mdp.EOS + 1)]
+
+
+def context(engine: Engine, **given: object) -> GenerationContext:
+    return mdp.context(engine=engine, sampling=ROLLOUT.sampling, **given)
+
+
+def iteration(
+    context: GenerationContext, credit: MonteCarlo, rollout: SingleTurn | UntilMixed = ROLLOUT
+) -> tuple[list[Trajectory], list[Episode], Metrics]:
+    """As the runtime carries it out."""
+    ahead = credit.ahead(context)
+    trees, _ = rollout.run(context if ahead is None else ahead.lent(context), mdp.problems(PROBLEMS))
+    trees, _ = graded(context, trees, credit)
+    episodes, metrics = credit.assign(replace(context, begun=None if ahead is None else ahead.begun), trees)
+    return answers_of(trees), episodes, metrics
+
+
+def asked(requests: Sequence[Request]) -> Counter[tuple[tuple[int, ...], int]]:
+    """Samples, by what was before them and their seeds."""
+    return Counter((plain(one.prompt_ids), one.seed + i) for one in requests for i in range(one.n))
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+@pytest.mark.parametrize("values", ESTIMATORS, ids=lambda one: repr(one)[:50])
+def test_numbers_and_samples_are_those_of_two_waves_in_whichever_order_answers_come(
+    values: ValueEstimator, order: int
+) -> None:
+    waves, pipelined = AsItComes(), AsItComes(order)
+    expected = iteration(context(waves), MonteCarlo(samples=3, values=values, pipelined=False))
+    assert iteration(context(pipelined), MonteCarlo(samples=3, values=values)) == expected
+    assert asked(pipelined.asked) == asked(waves.asked)
+
+
+@pytest.mark.parametrize("values", [FreshContinuations(), Sequential(error=0.2, most=9), Smoothed()])
+def test_everything_that_the_credit_wants_is_there_when_the_last_answer_is(values: ValueEstimator) -> None:
+    inner = AsItComes()
+    credit = MonteCarlo(samples=3, values=values)
+    ahead = credit.ahead(context(inner))
+    assert ahead is not None
+    trees, _ = ROLLOUT.run(ahead.lent(context(inner)), mdp.problems(PROBLEMS))
+    nobody = AsItComes(fail_after=0)
+    episodes, _ = credit.assign(replace(context(nobody), begun=ahead.begun), trees)
+    assert len(episodes) == PROBLEMS * SAMPLES
+    priorities = [one.priority for one in inner.asked]
+    assert priorities.count(ANSWERS) == PROBLEMS * SAMPLES
+    assert CONTINUATIONS in priorities[: priorities.index(ANSWERS, PROBLEMS * SAMPLES)]
+
+
+def test_bisecting_begins_with_the_prompts() -> None:
+    inner = AsItComes()
+    credit = MonteCarlo(samples=3, values=Bisect())
+    ahead = credit.ahead(context(inner))
+    assert ahead is not None
+    ROLLOUT.run(ahead.lent(context(inner)), mdp.problems(PROBLEMS))
+    early = [one for one in inner.asked if one.priority == CONTINUATIONS]
+    assert [plain(one.prompt_ids)[-1] for one in early] == [mdp.ALPHABET.index("?")] * PROBLEMS
+
+
+def test_whoever_samples_nothing_or_is_told_to_wait_asks_for_nothing_early() -> None:
+    for credit in (MonteCarlo(values=Siblings()), MonteCarlo(pipelined=False)):
+        assert credit.ahead(context(AsItComes())) is None
+
+
+@pytest.mark.parametrize("answered", [0, 1, 7, 20, 33, 45])
+def test_a_run_that_is_killed_goes_on_to_the_same_numbers_and_asks_for_nothing_twice(
+    answered: int, tmp_path: Path
+) -> None:
+    credit = MonteCarlo(samples=3, values=Sequential(error=0.2, most=9))
+    whole = AsItComes()
+    expected = iteration(context(whole), credit)
+
+    def journaled(inner: FakeEngine) -> JournaledEngine:
+        return JournaledEngine(inner, tmp_path / "answers", continuations=tmp_path / "continuations")
+
+    killed, again = AsItComes(answered, fail_after=answered), AsItComes(1)
+    with pytest.raises(EngineError):
+        iteration(context(journaled(killed)), credit)
+    assert iteration(context(journaled(again)), credit) == expected
+    assert asked(killed.asked + again.asked) == asked(whole.asked)
+    # Killed again, in credit now: whoever goes on finds the continuations where credit keeps them.
+    nobody = AsItComes(fail_after=0)
+    kept = JournaledEngine(nobody, tmp_path / "continuations")
+    later = credit.assign(replace(context(kept), begun={}), trees_of(expected[0]))
+    assert later == expected[1:]
+
+
+def test_answers_and_continuations_are_kept_apart(tmp_path: Path) -> None:
+    inner = AsItComes()
+    kept = JournaledEngine(inner, tmp_path / "answers", continuations=tmp_path / "continuations")
+    iteration(context(kept), MonteCarlo(samples=3))
+    lines = {name: len((tmp_path / name).read_text().splitlines()) for name in ("answers", "continuations")}
+    counts = Counter(one.priority for one in inner.asked)
+    assert lines == {"answers": counts[ANSWERS], "continuations": counts[CONTINUATIONS]}
+    assert kept.sampled.total() == inner.tokens
+    assert 0 < kept.sampled[ANSWERS] < kept.sampled[CONTINUATIONS]
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_each_state_is_gone_on_from_once_by_the_rank_of_its_answer(world_size: int) -> None:
+    engines: list[FakeEngine] = []
+
+    def new() -> FakeEngine:
+        engines.append(AsItComes(len(engines)))
+        return engines[-1]
+
+    ((_, episodes, metrics),) = mdp.on_ranks(1, lambda one: iteration(one, MonteCarlo(samples=3)), engine=new)
+    alone = asked(engines.pop().asked)
+    by_rank = mdp.on_ranks(world_size, lambda one: iteration(one, MonteCarlo(samples=3)), engine=new)
+    assert [one for _, of_rank, _ in by_rank for one in of_rank] == episodes
+    assert all(of_rank == metrics for _, _, of_rank in by_rank)
+    assert asked([one for each in engines for one in each.asked]) == alone
+    for each in engines:
+        of_answers, others = (
+            {plain(one.prompt_ids)[: plain(one.prompt_ids).index(mdp.ALPHABET.index("?"))] for one in some}
+            for some in (
+                [one for one in each.asked if one.priority == ANSWERS],
+                [one for one in each.asked if one.priority == CONTINUATIONS],
+            )
+        )
+        assert others == of_answers
+
+
+class SomeGrades(mdp.InlinePool):
+    """Of the problems that `kept` names, nobody can grade what is not among its texts. Grades come late."""
+
+    def __init__(self, kept: dict[str, set[str]], thread: ThreadPoolExecutor) -> None:
+        super().__init__()
+        self.kept, self.thread = kept, thread
+
+    def submit(self, response: str, problem: Problem, **how: object) -> Future[Grade]:
+        if response not in self.kept.get(problem.id, {response}):
+            return self.thread.submit(Grade, 0.0, "unavailable", message="nobody there")
+        return self.thread.submit(super().submit(response, problem).result)
+
+
+@pytest.mark.parametrize(
+    ("credit", "left"),
+    [
+        (MonteCarlo(samples=3), {0: 0, 1: 1, 2: 4}),
+        (MonteCarlo(samples=3, siblings_count_into_prompt_value=True), {0: 0, 1: 0, 2: 4}),
+    ],
+    ids=["each", "two or more"],
+)
+def test_answers_that_are_left_out_cost_nothing(credit: MonteCarlo, left: dict[int, int]) -> None:
+    answers, _, _ = iteration(context(AsItComes()), credit)
+    kept = {"train/0": set(), "train/1": {answers[SAMPLES].text}}
+    assert [one.text for one in answers[SAMPLES : 2 * SAMPLES]].count(answers[SAMPLES].text) == 1
+
+    def run(inner: FakeEngine, credit: MonteCarlo) -> tuple[list[Trajectory], list[Episode], Metrics]:
+        with ThreadPoolExecutor(1) as thread:
+            return iteration(context(inner, grader=SomeGrades(kept, thread)), credit)
+
+    waves, pipelined = AsItComes(), AsItComes(1)
+    expected = run(waves, replace(credit, pipelined=False))
+    assert run(pipelined, credit) == expected
+    assert asked(pipelined.asked) == asked(waves.asked)
+    groups = Counter(one.problem.id for one in expected[0])
+    assert {number: groups[f"train/{number}"] for number in left} == left
+    continued = {mdp.decode(one.prompt_ids)[0] for one in pipelined.asked if one.priority == CONTINUATIONS}
+    assert continued == {str(number) for number in range(PROBLEMS) if left.get(number, SAMPLES)}
+
+
+def test_rounds_until_answers_differ_cost_what_they_did() -> None:
+    rollout = UntilMixed(rollout=ROLLOUT, groups=6, problems_per_round=2, max_rounds=3)
+    further = [replace(one, id=f"more/{one.id}", prompt=f"7{one.prompt}") for one in mdp.problems(4)]
+    runs = []
+    for pipelined in (False, True):
+        inner = AsItComes(3)
+        lent = context(inner, further_problems=lambda: further)
+        runs.append(
+            (iteration(lent, MonteCarlo(samples=3, pipelined=pipelined), rollout), asked(inner.asked))
+        )
+    assert runs[0] == runs[1]
+
+
+def test_services_are_asked_about_continuations_when_credit_is_given() -> None:
+    pool = mdp.InlinePool()
+    pool.has_services = True
+    credit = MonteCarlo(samples=3, values=Sequential(error=0.2, most=9))
+    here = context(AsItComes(), grader=pool)
+    ahead = credit.ahead(here)
+    assert ahead is not None
+    trees, _ = ROLLOUT.run(ahead.lent(here), mdp.problems(PROBLEMS))
+    assert len(pool.submitted) == PROBLEMS * SAMPLES
+    episodes, metrics = credit.assign(replace(here, begun=ahead.begun), trees)
+    expected = iteration(context(AsItComes()), replace(credit, pipelined=False))
+    assert (episodes, metrics) == expected[1:]
+
+
+def test_whoever_waits_for_grades_keeps_no_answer_waiting() -> None:
+    class Slow(mdp.InlinePool):
+        def submit(self, response: str, problem: Problem, **how: object) -> Future[Grade]:
+            return Future()
+
+    inner = AsItComes()
+    (problem,) = mdp.problems(1)
+    state = MonteCarlo().states.begin(
+        context(inner, grader=Slow()),
+        Beginning(problem, token_array(mdp.encode(problem.prompt)), ()),
+        UntilSure(first=2, error=0.1, most=9),
+        ROLLOUT.sampling,
+        "value",
+    )
+    (request,) = state.ask()
+    assert isinstance(request, Request)
+    (following,) = state.answered(0, inner.generate([request])[0])
+    assert isinstance(following, Later)
+    assert not following.ready.done()

@@ -1,0 +1,227 @@
+"""Expectations over all answers and all that could be sampled of them, against the exact ones: every credit's
+gradient, and every value estimator's values, are equal to these where they are said to be unbiased, and as
+far off as stated where they aren't. `test_credit_is_unbiased` has the credits whose share a formula tells."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import pytest
+
+import treetune.parts  # noqa: F401  (registers them)
+from tests.rollouts import tabular_mdp as mdp
+from tests.rollouts.expectations import (
+    Expectation,
+    critic_of,
+    expectation,
+    knows_length_alone,
+)
+from treetune.rollouts.base import Credit, GenerationContext
+from treetune.rollouts.credit.gae import Gae, gae
+from treetune.rollouts.credit.group import Group
+from treetune.rollouts.credit.monte_carlo import MonteCarlo
+from treetune.rollouts.credit.outcome import Outcome
+from treetune.rollouts.credit.rloo import Rloo
+from treetune.rollouts.values.base import StateRule
+from treetune.rollouts.values.continuations import FreshContinuations
+from treetune.rollouts.values.step_boundaries import StepBoundaries
+from treetune.rollouts.values.valuation import ValueEstimator
+from treetune.tree import Tree, answers_of
+from treetune.vocabulary import Episode, Metrics, Trajectory
+from treetune_domains.turns.states import TurnStates
+from treetune_lab.values.bisect import Bisect
+from treetune_lab.values.control_variate import ControlVariate
+from treetune_lab.values.critic import CriticValues
+from treetune_lab.values.every_n_tokens import EveryNTokens
+from treetune_lab.values.filtered import Filtered
+from treetune_lab.values.low_probability import LowProbability
+from treetune_lab.values.sequential import Sequential
+from treetune_lab.values.siblings import Siblings
+from treetune_lab.values.smoothed import Smoothed
+from treetune_lab.values.topped_up import ToppedUp
+from treetune_threads.states import ThreadStates
+
+A, B, NEXT, EOS = mdp.A, mdp.B, mdp.END_OF_STEP, mdp.EOS
+
+CRITIC = critic_of(knows_length_alone)
+"""Off at most states."""
+
+
+def credit(values: ValueEstimator, samples: int = 1, states: StateRule | None = None) -> MonteCarlo:
+    return MonteCarlo(samples=samples, values=values, states=states or StepBoundaries())
+
+
+def others(*written: mdp.Ids) -> list[Trajectory]:
+    """Answers to another problem."""
+    return [mdp.trajectory(answer, mdp.problems(2)[1], i) for i, answer in enumerate(written)]
+
+
+OTHERS = [
+    others((A, NEXT, B, NEXT, A, EOS), (B, NEXT, B, NEXT, A, EOS)),
+    others((A, EOS), (B, NEXT, A, NEXT, A, EOS), (A, NEXT, A, NEXT, B, EOS)),
+    others((B, NEXT, A, NEXT, A, EOS)),
+]
+"""What those learn from that learn from other problems alone. To the last, gains miss equally: what is left
+of an answer's own sample in a sum, be it rounding, would choose among them."""
+LEARNING = (ControlVariate, Filtered)
+
+UNBIASED: list[tuple[MonteCarlo, int]] = [
+    (credit(FreshContinuations(), samples=2), 1),
+    (credit(FreshContinuations(), states=EveryNTokens(tokens=3)), 1),
+    (credit(FreshContinuations(), states=LowProbability(below=0.6, every=1)), 1),
+    (credit(Siblings()), 3),
+    (credit(ToppedUp(), samples=2), 2),
+    (credit(Siblings(), states=EveryNTokens(tokens=1)), 2),
+    (credit(ControlVariate()), 1),
+    (credit(ControlVariate(), samples=2), 1),
+    (credit(ControlVariate(over=Siblings())), 2),
+    (credit(Filtered()), 1),
+    (credit(ControlVariate(over=Filtered(behind=0.5, before=0.3))), 1),
+    (credit(Filtered(), samples=2), 1),
+    (credit(Filtered(over=Siblings()), states=EveryNTokens(tokens=1)), 2),
+    (MonteCarlo(samples=1, values=Filtered(), max_states=2, behind_max_states="one_step"), 1),
+]
+
+BIASED: list[tuple[MonteCarlo, int, float, float, float]] = [
+    (credit(Sequential(error=0.31, most=3)), 1, 0.0526, 0.9997, 0.0278),
+    (credit(Bisect(threshold=0.5)), 1, 0.2100, 0.9833, 0.0),
+    (credit(Bisect(threshold=0.5), samples=2), 1, 0.1637, 0.9923, 0.0),
+    (credit(Smoothed()), 1, 0.5190, 0.9863, 0.0508),
+    (credit(Smoothed(), samples=2), 1, 0.5275, 0.9768, 0.0591),
+    (credit(Smoothed(over=Siblings())), 2, 0.4966, 0.9998, 1.9e-5),
+    (credit(CriticValues()), 1, 0.8369, 0.5511, 0.2588),
+    (credit(ControlVariate(over=Filtered())), 1, 0.0058, 1.0, 0.0),
+]
+
+
+def _name(part: object) -> str | None:
+    if not isinstance(part, MonteCarlo):
+        return None
+    return f"{type(part.values).__name__}-{type(part.states).__name__}-{part.samples}"
+
+
+def expected(part: MonteCarlo, group_size: int, of_others: list[Trajectory]) -> Expectation:
+    likely = isinstance(part.states, LowProbability)
+    return expectation(part, group_size, CRITIC, of_others, logprobs=likely)
+
+
+@pytest.mark.parametrize(("part", "group_size"), UNBIASED, ids=_name)
+def test_what_says_unbiased_is(part: MonteCarlo, group_size: int) -> None:
+    assert part.values.unbiased
+    for of_others in OTHERS if isinstance(part.values, LEARNING) else [[]]:
+        found = expected(part, group_size, of_others)
+        assert found.bias_and_cosine[0] < 1e-9
+        assert found.value_bias < 1e-9
+
+
+@pytest.mark.parametrize(("part", "group_size", "bias", "cosine", "of_values"), BIASED, ids=_name)
+def test_what_is_biased_is_as_far_off_as_stated(
+    part: MonteCarlo, group_size: int, bias: float, cosine: float, of_values: float
+) -> None:
+    assert not part.values.unbiased
+    found = expected(part, group_size, OTHERS[0] if isinstance(part.values, LEARNING) else [])
+    assert (*found.bias_and_cosine, found.value_bias) == pytest.approx((bias, cosine, of_values), abs=5e-5)
+
+
+def test_every_rule_for_states_keeps_the_gradient() -> None:
+    """Those of threads and turns find exact values in `test_values_of_threads`, `test_credit_for_turns`."""
+    known = {type(part.states) for part, *_ in UNBIASED} | {ThreadStates, TurnStates}
+    assert set(StateRule.registered().values()) == known
+
+
+def test_what_does_not_say_unbiased_has_its_bias_stated() -> None:
+    known = {type(part.values) for part, *_ in BIASED} | {type(values) for values in [*ALONE, *UPON]}
+    assert set(ValueEstimator.registered().values()) <= known
+
+
+SMALL: dict[type, dict[str, Any]] = {Sequential: {"error": 0.2, "most": 2}}
+"""Settings of those whose defaults ask for more than can be enumerated."""
+
+
+def made(over: Sequence[ValueEstimator]) -> Iterator[ValueEstimator]:
+    """Every registered estimator that stands on another, over each of these, or on none where there are none;
+    each with its switches on and off."""
+    for part in ValueEstimator.registered().values():
+        names = {one.name: one for one in fields(part)}
+        if ("over" in names) == bool(over):
+            switches = [name for name, one in names.items() if isinstance(one.default, bool)]
+            for chosen in itertools.product([False, True], repeat=len(switches)):
+                settings = SMALL.get(part, {}) | dict(zip(switches, chosen, strict=True))
+                yield from (part(**settings, over=one) for one in over) if over else [part(**settings)]
+
+
+ALONE = [one for one in made([]) if one.unbiased]
+UPON = [one for one in made([one for one in ALONE if type(one) not in SMALL]) if one.unbiased]
+
+
+@pytest.mark.parametrize(
+    ("values", "max_states"),
+    [*((one, None) for one in [*ALONE, *UPON]), *((one, 1) for one in ALONE)],
+    ids=str,
+)
+def test_whatever_is_registered_and_says_unbiased_is(values: ValueEstimator, max_states: int | None) -> None:
+    """A new one is here without being listed; behind a bound on states there is one step."""
+    part = MonteCarlo(samples=1, values=values, max_states=max_states, behind_max_states="one_step")
+    group_size = 1 if type(values) in SMALL else 2
+    found = expected(part, group_size, OTHERS[-1] if values.learns_from_others else [])
+    assert found.bias_and_cosine[0] < 1e-9
+    assert found.value_bias < 1e-9
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithCritic(Gae):
+    """The trainer's part of the credit, with the context's critic."""
+
+    def assign(self, context: GenerationContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
+        episodes, metrics = super().assign(context, trees)
+        assert context.critic is not None
+        values = context.critic(answers_of(trees))
+        for episode, of_answer in zip(episodes, values, strict=True):
+            rewards = [0.0] * (len(of_answer) - 1) + [episode.reward]
+            advantages, _ = gae(rewards, of_answer.tolist(), self.gamma, self.lam)
+            object.__setattr__(episode, "advantages", np.array(advantages))
+        return episodes, metrics
+
+
+OF_CREDIT: list[tuple[Credit, int, float, float]] = [
+    # Of one problem; dividing by the standard deviation weighs problems otherwise.
+    (Outcome(), 1, 0.0, 1.0),
+    (Rloo(), 2, 0.0, 1.0),
+    (Group(std=False), 2, 0.5, 1.0),
+    (Group(std=True), 2, 0.2929, 1.0),
+    (Group(std=True), 3, 0.1547, 1.0),
+    (WithCritic(lam=1.0), 1, 0.0, 1.0),
+    (WithCritic(lam=0.5), 1, 0.7546, 0.6606),
+    (WithCritic(lam=0.0), 1, 0.8713, 0.4989),
+    (MonteCarlo(samples=1, siblings_count_into_prompt_value=True), 2, 0.0, 1.0),
+    (MonteCarlo(samples=1, max_states=2), 1, 0.0766, 0.9971),
+    (MonteCarlo(samples=1, max_states=1), 1, 0.2790, 0.9603),
+    (MonteCarlo(samples=1, max_states=2, behind_max_states="one_step"), 1, 0.0, 1.0),
+    (MonteCarlo(samples=1, max_states=1, behind_max_states="one_step"), 1, 0.0, 1.0),
+    (
+        MonteCarlo(samples=1, max_states=4, behind_max_states="one_step", states=EveryNTokens(tokens=1)),
+        1,
+        0.0,
+        1.0,
+    ),
+]
+
+
+def test_every_credit_with_advantages_is_held_against_the_exact_gradient() -> None:
+    """That of trees over all trees, in `test_credit_of_trees`."""
+    known = {base for part, *_ in OF_CREDIT for base in type(part).__mro__}
+    of_answers = {one for name, one in Credit.registered().items() if name not in ("none", "tree")}
+    assert of_answers <= known
+
+
+@pytest.mark.parametrize(("part", "group_size", "bias", "cosine"), OF_CREDIT, ids=str)
+def test_what_credit_makes_of_rewards_is_as_far_off_as_stated(
+    part: Credit, group_size: int, bias: float, cosine: float
+) -> None:
+    found = expectation(part, group_size, CRITIC).bias_and_cosine
+    assert found == pytest.approx((bias, cosine), abs=5e-5)
+    assert bias or found[0] < 1e-9

@@ -1,0 +1,277 @@
+from __future__ import annotations
+
+import math
+from dataclasses import fields, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.columns import plain
+from tests.rollouts import tabular_mdp as mdp
+from treetune.checksums import SEALED
+from treetune.rollouts.answers import contiguous_share
+from treetune.rollouts.storage import (
+    TOKENS,
+    episodes_from_bytes,
+    episodes_to_bytes,
+    read_episodes,
+    read_tokens,
+    read_trajectories,
+    trajectories_from_bytes,
+    trajectories_to_bytes,
+    write_episodes,
+    write_tokens,
+    write_trajectories,
+)
+from treetune.runtime.columns_of_ranks import episodes_everywhere, trajectories_on_first
+from treetune.vocabulary import Episode, Grade, Message, Problem, Segment, Trajectory
+
+ids = st.lists(st.integers(0, 2**31 - 1), max_size=5).map(tuple)
+numbers = st.lists(st.floats(allow_nan=False), max_size=5).map(tuple)
+names = st.text(max_size=8)
+keys = names.filter(lambda key: key != "tuple()")  # which problem data may not have
+json_data = st.dictionaries(
+    keys,
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | names,
+        lambda inner: (
+            st.lists(inner, max_size=2)
+            | st.lists(inner, max_size=2).map(tuple)
+            | st.dictionaries(keys, inner, max_size=2)
+        ),
+        max_leaves=3,
+    ),
+    max_size=2,
+)
+finish = st.sampled_from(["stop", "length"])
+versions = st.integers(-1, 2**40)
+rewards = st.floats(allow_nan=False)
+
+episodes = st.builds(
+    Episode,
+    prompt_ids=ids,
+    response_ids=ids,
+    trained=st.lists(st.booleans(), max_size=5).map(tuple),
+    reward=rewards,
+    group=names,
+    trajectory=names,
+    policy_version=versions,
+    finish_reason=finish,
+    advantages=st.none() | numbers,
+    behaviour_logprobs=st.none() | numbers,
+    step_ends=ids,
+    step_values=st.none() | numbers,
+    text=names,
+    score=rewards,
+    step_rewards=st.just(()) | numbers,
+    step_errors=st.none() | numbers,
+    domain=st.just("") | names,
+)
+trajectories = st.builds(
+    Trajectory,
+    problem=st.builds(
+        Problem,
+        id=names,
+        prompt=names,
+        gold=names,
+        data=json_data,
+        domain=st.just("") | names,
+        messages=st.lists(st.builds(Message, names, names), max_size=2).map(tuple),
+        as_is=st.booleans(),
+    ),
+    sample=st.integers(0, 1000),
+    prompt_ids=ids,
+    segments=st.lists(
+        st.builds(
+            Segment,
+            token_ids=ids,
+            origin=st.sampled_from(["sampled", "injected"]),
+            logprobs=st.none() | numbers,
+            policy_version=st.none() | versions,
+        ),
+        max_size=3,
+    ).map(tuple),
+    finish_reason=finish,
+    text=names,
+    grade=st.builds(
+        Grade,
+        reward=rewards,
+        outcome=st.sampled_from(["ok", "no_answer", "timeout", "error", "unavailable"]),
+        extracted=st.none() | names,
+        seconds=rewards,
+        message=st.none() | names,
+        numbers=st.just({}) | st.dictionaries(names, rewards, max_size=2),
+    ),
+    step_ends=ids,
+    bonus=rewards,
+)
+
+
+@settings(max_examples=60)
+@given(st.lists(episodes, max_size=4))
+def test_episodes_are_read_back_exactly(written: list[Episode]) -> None:
+    with TemporaryDirectory() as directory:
+        path = Path(directory) / "iterations" / "episodes.arrow"
+        write_episodes(path, written)
+        assert read_episodes(path) == written
+
+
+@settings(max_examples=60)
+@given(st.lists(trajectories, max_size=4))
+def test_trajectories_are_read_back_exactly(written: list[Trajectory]) -> None:
+    with TemporaryDirectory() as directory:
+        path = Path(directory) / "trajectories.arrow"
+        write_trajectories(path, written)
+        assert read_trajectories(path) == written
+
+
+def bits(columns: list[Any]) -> list[tuple[str, bytes] | None]:
+    return [None if column is None else (column.dtype.str, column.tobytes()) for column in columns]
+
+
+single = st.lists(st.floats(width=32, allow_nan=False), max_size=5)
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(numbers, single), max_size=4))
+def test_every_bit_of_a_column_comes_back_and_logprobs_in_the_width_that_they_had(
+    rows: list[tuple[tuple[float, ...], list[float]]],
+) -> None:
+    written = [replace(episode(), advantages=wide, behaviour_logprobs=narrow) for wide, narrow in rows]  # type: ignore[arg-type]
+    read = episodes_from_bytes(episodes_to_bytes(written))
+    assert bits([e.advantages for e in read]) == bits([e.advantages for e in written])
+    assert bits([e.behaviour_logprobs for e in read]) == bits([e.behaviour_logprobs for e in written])
+    segments = [Segment((1,) * len(narrow), logprobs=narrow) for _, narrow in rows]  # type: ignore[arg-type]
+    (answer, *_) = mdp.all_trajectories()
+    (back,) = trajectories_from_bytes(trajectories_to_bytes([replace(answer, segments=tuple(segments))]))
+    assert bits([s.logprobs for s in back.segments]) == bits([s.logprobs for s in segments])
+
+
+class Others:
+    """This rank among others, who have told theirs already."""
+
+    def __init__(self, everyones: list[bytes]) -> None:
+        self.everyones, self.world_size = everyones, len(everyones)
+
+    def exchange(self, name: str, own: bytes) -> list[bytes]:
+        assert own in self.everyones
+        return self.everyones
+
+    to_first = exchange
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_what_ranks_hand_each_other_is_what_one_rank_would_have(ranks: int) -> None:
+    answers = mdp.all_trajectories()
+    rows = [episode(number) for number in range(7)]
+    shares = [contiguous_share(answers, rank, ranks) for rank in range(ranks)]
+    others: Any = Others([trajectories_to_bytes(share) for share in shares])
+    assert all(trajectories_on_first(others, "answers", share) == answers for share in shares)
+    row_shares = [contiguous_share(rows, rank, ranks) for rank in range(ranks)]
+    others = Others([episodes_to_bytes(share) for share in row_shares])
+    assert all(episodes_everywhere(others, "rows", share) == rows for share in row_shares)
+
+
+def test_the_text_of_tokens_is_looked_up_where_there_is_no_tokenizer(tmp_path: Path) -> None:
+    write_tokens(tmp_path / TOKENS, mdp.CODEC, mdp.EOS + 1)
+    texts = read_tokens(tmp_path / TOKENS)
+    assert "".join(texts[token] for token in episode().response_ids) == "a;b"
+
+
+def episode(number: int = 0) -> Episode:
+    answer = mdp.encode("a;b") + (mdp.EOS,)
+    return Episode(
+        prompt_ids=mdp.encode("7?"),
+        response_ids=answer,
+        trained=(True,) * len(answer),
+        reward=1.0,
+        group="train/0",
+        trajectory=f"train/0#{number}",
+        policy_version=2,
+        step_ends=(2, 4),
+    )
+
+
+def test_an_episodes_file_has_a_column_per_field_and_the_prompts_text(tmp_path: Path) -> None:
+    import pyarrow as pa
+
+    rows = [
+        episode(),
+        replace(episode(1), domain="sums", step_rewards=(0.5, 0.5), step_errors=(0.1, math.inf)),
+    ]
+    write_episodes(tmp_path / "episodes.arrow", rows, mdp.CODEC)
+    with pa.ipc.open_stream(tmp_path / "episodes.arrow") as reader:
+        table = reader.read_all()
+    always = [field.name for field in fields(Episode)]
+    assert sorted(table.column_names) == sorted([*always, "prompt"])
+    assert table.column("prompt").to_pylist() == ["7?", "7?"]
+    assert read_episodes(tmp_path / "episodes.arrow") == rows
+
+
+def test_what_has_no_domain_rewards_on_the_way_or_errors_has_no_columns_for_them(tmp_path: Path) -> None:
+    import pyarrow as pa
+
+    write_episodes(tmp_path / "episodes.arrow", [episode()])
+    with pa.ipc.open_stream(tmp_path / "episodes.arrow") as reader:
+        assert not {"domain", "step_rewards", "step_errors"} & set(reader.schema.names)
+
+
+def without_column(path: Path, name: str) -> None:
+    """The file as it was before there was that column."""
+    import pyarrow as pa
+
+    with pa.ipc.open_stream(path.read_bytes()) as reader:
+        table = reader.read_all().drop_columns(name)
+    metadata = {key: value for key, value in table.schema.metadata.items() if key != SEALED}
+    table = table.replace_schema_metadata(metadata)
+    with pa.ipc.new_stream(path, table.schema) as writer:
+        writer.write_table(table)
+
+
+def test_files_from_before_score_and_reward_were_told_apart_are_read(tmp_path: Path) -> None:
+    write_episodes(tmp_path / "episodes.arrow", [replace(episode(), reward=0.5, score=1.0)])
+    without_column(tmp_path / "episodes.arrow", "score")
+    assert read_episodes(tmp_path / "episodes.arrow") == [replace(episode(), reward=0.5, score=0.5)]
+    (answer, *_) = mdp.all_trajectories()
+    write_trajectories(tmp_path / "trajectories.arrow", [replace(answer, bonus=0.25)])
+    without_column(tmp_path / "trajectories.arrow", "bonus")
+    assert read_trajectories(tmp_path / "trajectories.arrow") == [answer]
+
+
+def test_more_rows_than_a_batch_holds_come_back_in_order(tmp_path: Path) -> None:
+    written = [episode(number) for number in range(2100)]
+    write_episodes(tmp_path / "episodes.arrow", written)
+    assert read_episodes(tmp_path / "episodes.arrow") == written
+
+
+def test_a_file_cut_anywhere_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "episodes.arrow"
+    write_episodes(path, [episode(number) for number in range(2100)])
+    whole = path.read_bytes()
+    # The last 8 bytes only mark the end of the stream: no row is missing without them.
+    for length in (0, 10, 1000, len(whole) // 3, len(whole) // 2, len(whole) - 200, len(whole) - 9):
+        path.write_bytes(whole[:length])
+        with pytest.raises(ValueError, match=r"episodes\.arrow"):
+            read_episodes(path)
+
+
+def test_a_file_of_another_kind_is_refused_by_name(tmp_path: Path) -> None:
+    write_trajectories(tmp_path / "trajectories.arrow", mdp.all_trajectories())
+    with pytest.raises(ValueError, match=r"trajectories\.arrow holds no episodes"):
+        read_episodes(tmp_path / "trajectories.arrow")
+
+
+def test_what_fails_while_writing_leaves_the_old_file_and_nothing_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "trajectories.arrow"
+    (kept, *_) = mdp.all_trajectories()
+    write_trajectories(path, [kept])
+    for data in ({"handle": object()}, {"map": {1: 2}}, {"tuple()": 1}):
+        problem = Problem(id="train/9", prompt="9?", gold="", data=data)
+        with pytest.raises(ValueError, match="'train/9' has data that can't be stored"):
+            write_trajectories(path, [mdp.trajectory(plain(kept.response_ids), problem)])
+    assert read_trajectories(path) == [kept]
+    assert [file.name for file in tmp_path.iterdir()] == ["trajectories.arrow"]

@@ -1,0 +1,149 @@
+"""The presets of published trees against plain references of what their authors' code computes."""
+
+from __future__ import annotations
+
+import math
+from statistics import mean, stdev
+from typing import Any
+
+import pytest
+import torch
+
+import treetune.parts  # noqa: F401  (registers them)
+from tests.rollouts import tabular_mdp as mdp
+from treetune.config.build import build
+from treetune.config.explain import Explanation
+from treetune.config.jsonnet import load
+from treetune.runtime.base import PolicyIteration, Runtime
+from treetune.trainers.preparation.advantages import normalised
+from treetune.tree import ROOT, Tree
+from treetune.vocabulary import Grade, Segment
+
+REWARDS = {"A/1/x": 1.0, "A/1/y": 0.0, "A/2": 1.0, "B/1": 0.0, "B/2": 0.0, "C": 0.5}
+"""By the nodes that an answer goes through. B's branches are as good as each other, A/2 is better than A."""
+
+PROBABILITIES = {
+    "A": (0.5, 0.95, 0.2),
+    "A/1": (0.91, 0.3),
+    "A/1/x": (0.1,),
+    "A/1/y": (0.89, 0.9, 0.99),
+    "A/2": (0.4, 0.4),
+    "B": (0.6,),
+    "B/1": (0.2, 0.3),
+    "B/2": (0.7,),
+    "C": (0.5, 0.5, 0.93, 0.5),
+}
+"""Of each node's tokens, when they were sampled."""
+
+
+def way(answer: str) -> list[str]:
+    names = answer.split("/")
+    return ["/".join(names[: end + 1]) for end in range(len(names))]
+
+
+def below(node: str) -> list[str]:
+    return [answer for answer in REWARDS if not node or answer == node or answer.startswith(f"{node}/")]
+
+
+def tree() -> Tree:
+    grown = Tree(mdp.problems(1)[0], (1,))
+    numbers = {"": ROOT}
+    for name, chances in PROBABILITIES.items():
+        ids = [2 + len(numbers)] * len(chances)
+        segment = Segment(ids, logprobs=[math.log(p) for p in chances], policy_version=0)
+        numbers[name] = grown.add(segment, numbers[name.rpartition("/")[0]])
+    for name, reward in REWARDS.items():
+        length = sum(len(PROBABILITIES[node]) for node in way(name))
+        grade = Grade(reward, "ok")
+        grown.end(numbers[name], finish_reason="stop", text=name, grade=grade, step_ends=[length])
+    return grown
+
+
+def trained(preset: str) -> list[list[tuple[str, float]]]:
+    """Of each answer that is trained on, each trained token's node and advantage, as the preset trains it."""
+    config = load(["quickstart/grpo.jsonnet", f"presets/{preset}.jsonnet"], [], environ={})
+    root = build(Runtime, config.data, Explanation(config))
+    assert isinstance(root, PolicyIteration)
+    context = mdp.context()
+    episodes, _ = root.selection.select(context, root.credit.assign(context, [tree()])[0])
+    found, advantages = [], []
+    for episode in episodes:
+        assert episode.advantages is not None
+        nodes = [node for node in way(episode.text) for _ in PROBABILITIES[node]]
+        found.append([node for node, is_trained in zip(nodes, episode.trained, strict=True) if is_trained])
+        advantages += episode.advantages[episode.trained].tolist()
+    left = iter(normalised(torch.tensor(advantages), root.trainer.advantage_normalisation).tolist())
+    return [[(node, next(left)) for node in nodes] for nodes in found]
+
+
+def whole(of_nodes: dict[str, dict[str, float]]) -> list[list[tuple[str, float]]]:
+    """Of each answer all tokens, with the advantages of its nodes."""
+    return [
+        [(node, of_nodes[answer][node]) for node in way(answer) for _ in PROBABILITIES[node]]
+        for answer in REWARDS
+    ]
+
+
+def whitened(rows: list[list[tuple[str, float]]]) -> list[list[tuple[str, float]]]:
+    values = [value for row in rows for _, value in row]
+    centre, deviation = mean(values), math.sqrt(stdev(values) ** 2 + 1e-8)
+    return [[(node, (value - centre) / deviation) for node, value in row] for row in rows]
+
+
+def assert_same(ours: Any, theirs: Any) -> None:
+    assert [[node for node, _ in row] for row in ours] == [[node for node, _ in row] for row in theirs]
+    for mine, other in zip(ours, theirs, strict=True):
+        assert [value for _, value in mine] == pytest.approx([value for _, value in other], abs=1e-5)
+
+
+def test_treerl_holds_an_answer_against_the_others_and_divides_each_value_by_its_own_root() -> None:
+    alone = {
+        answer: reward - mean(other for name, other in REWARDS.items() if name != answer)
+        for answer, reward in REWARDS.items()
+    }
+
+    def state(node: str) -> float:
+        return mean(alone[answer] for answer in below(node)) / math.sqrt(len(below(node)))
+
+    advantages: dict[str, dict[str, float]] = {}
+    for answer in REWARDS:
+        own = advantages[answer] = {}
+        before, last = "", 0.0
+        for node in way(answer):
+            gained = state(node) - state(before)
+            if before and abs(gained) < 1e-8:
+                gained = last
+            own[node] = gained + state(node)
+            before, last = node, gained
+    assert_same(trained("treerl"), whole(advantages))
+
+
+def test_treepo_averages_over_the_groups_of_all_beginnings_and_whitens_over_all_tokens() -> None:
+    advantages = {}
+    for answer, reward in REWARDS.items():
+        groups = [below(node) for node in ("", *way(answer))]
+        gaps = [reward - mean(REWARDS[one] for one in group) for group in groups if len(group) > 1]
+        advantages[answer] = dict.fromkeys(way(answer), mean(gaps))
+    assert_same(trained("treepo"), whitened(whole(advantages)))
+
+
+def test_spo_tree_leaves_out_segments_without_advantage_and_likely_tokens() -> None:
+    def value(node: str) -> float:
+        if node in REWARDS:
+            return REWARDS[node]
+        depth = node.count("/") + 2 if node else 1
+        following = [one for one in PROBABILITIES if one.startswith(node) and one.count("/") + 1 == depth]
+        return mean(value(one) for one in following)
+
+    rows, seen = [], set()
+    for answer in REWARDS:
+        row = []
+        for node in way(answer):
+            advantage = value(node) - value(node.rpartition("/")[0])
+            if node not in seen and advantage != 0:
+                row += [(node, advantage) for probability in PROBABILITIES[node] if probability < 0.9]
+            seen.add(node)
+        if row:
+            rows.append(row)
+    assert {node for row in rows for node, _ in row} == PROBABILITIES.keys() - {"B/1", "B/2"}
+    assert_same(trained("spo_tree"), whitened(rows))

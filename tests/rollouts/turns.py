@@ -1,0 +1,192 @@
+"""Environments that tests act in, one of them small enough to enumerate, and what lends them to a rollout."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from tests.fake_engine import FakeEngine
+from treetune.inference.base import Engine
+from treetune.rollouts.base import GenerationContext
+from treetune.tasks.base import Split, Task
+from treetune.tasks.graders.base import Grader, Isolation, Unavailable
+from treetune.tasks.graders.pool import GraderPool
+from treetune.vocabulary import Problem, TextCodec
+from treetune_domains.environments.base import Again, Environment, Turn
+from treetune_domains.environments.pool import EnvironmentPool
+from treetune_domains.environments.task import EarnedInTurns
+from treetune_domains.turns.multi_turn import MultiTurn
+
+ALPHABET = "ab?+-\nxyz"
+EOS = len(ALPHABET)
+
+
+def encode(text: str) -> tuple[int, ...]:
+    return tuple(ALPHABET.index(character) for character in text)
+
+
+def decode(token_ids: Sequence[int]) -> str:
+    return "".join(ALPHABET[token] for token in token_ids if token != EOS)
+
+
+CODEC = TextCodec(encode=encode, decode=decode, eos_id=EOS)
+
+
+def likes(ids: tuple[int, ...]) -> dict[str, float]:
+    """The policy: what it writes next, by the last token."""
+    return {"+": {"a": 0.75, "b": 0.25}, "-": {"a": 0.25, "b": 0.75}}.get(
+        ALPHABET[ids[-1]], {"a": 0.5, "b": 0.5}
+    )
+
+
+def probabilities(ids: tuple[int, ...], version: int) -> list[float]:
+    wanted = likes(ids)
+    return [wanted.get(character, 0.0) for character in ALPHABET] + [0.0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ladder(Environment):
+    """Three letters, with something earned for each: 1/4 for an ``a`` in the first turn, 1/2 for a ``b`` in
+    the second, 1 for a third that is the first again. Two times ``b`` end it. It says ``+`` to ``a`` and
+    ``-`` to ``b``."""
+
+    isolation: ClassVar[Isolation] = "inline"
+
+    def reset(self, problem: Problem, seed: int) -> list[str]:
+        return []
+
+    def step(self, state: list[str], action: str) -> Turn:
+        state.append(action)
+        place = len(state)
+        reward = {
+            1: 0.25 * (action == "a"),
+            2: 0.5 * (action == "b"),
+            3: 1.0 * (action == state[0]),
+        }[place]
+        return Turn("+" if action == "a" else "-", done=place == 3 or state == ["b", "b"], reward=reward)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LadderElsewhere(Ladder):
+    """The same in worker processes."""
+
+    isolation: ClassVar[Isolation] = "process"
+
+
+@dataclass
+class Record:
+    """A state that knows its problem."""
+
+    gold: str
+    actions: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Obedient(Environment):
+    """Does in turn `turn` what the problem's gold says, and says ``+`` in all others."""
+
+    turn: int = 2
+    deadline: float = 1.0
+
+    def reset(self, problem: Problem, seed: int) -> Record:
+        if problem.gold == "no beginning":
+            raise RuntimeError("out of order")
+        return Record(problem.gold)
+
+    def step(self, state: Record, action: str) -> Turn:
+        state.actions.append(action)
+        if len(state.actions) < self.turn:
+            return Turn("+", reward=0.125)
+        match state.gold:
+            case "hang":
+                time.sleep(60)
+            case "die":
+                os._exit(3)
+            case "raise":
+                raise RuntimeError("nobody expected this")
+            case "leave":
+                raise SystemExit("goodbye")
+            case "megabyte":
+                return Turn("x" * (1 << 20))
+            case "strange":
+                return Turn("ß")
+            case "nan":
+                return Turn("+", reward=float("nan"))
+            case "gone":
+                raise Unavailable("the shop is closed")
+        return Turn("+", reward=0.125, done=len(state.actions) == 3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unsteady(Environment):
+    """Says what no seed decides on, and has states that can be copied, or (`Fleeting`) can't be."""
+
+    again: ClassVar[Again] = "copy"
+
+    def reset(self, problem: Problem, seed: int) -> list[float]:
+        return []
+
+    def step(self, state: list[float], action: str) -> Turn:
+        state.append(time.perf_counter_ns())
+        said = "+" if state[-1] // 64 % 2 else "-"
+        return Turn(said, done=len(state) == 3, reward=0.25)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnsteadyHere(Unsteady):
+    """The same in this process."""
+
+    isolation: ClassVar[Isolation] = "inline"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fleeting(Unsteady):
+    again: ClassVar[Again] = "never"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Letters(Task):
+    """As many problems as `golds`, all of them a question mark."""
+
+    golds: tuple[str, ...] = ("",) * 4
+    environment: Environment = field(default_factory=Ladder)
+    grader: Grader = field(default_factory=EarnedInTurns)
+
+    def problems(self, split: Split) -> Sequence[Problem]:
+        return [Problem(id=f"{split}/{i}", prompt="?", gold=gold) for i, gold in enumerate(self.golds)]
+
+    def step_boundaries(self, response: str) -> list[int]:
+        return [0, len(response)] if response else [0]
+
+
+def engine(**given: Any) -> FakeEngine:
+    return FakeEngine(probabilities, EOS, **{"decode": decode, **given})
+
+
+def rollout(**given: Any) -> MultiTurn:
+    """One letter a turn, and nothing around what the environment says."""
+    settings = {"max_tokens": 20, "max_turns": 3, "turn_tokens": 1, "observation_format": "{observation}"}
+    return MultiTurn(**{**settings, **given})
+
+
+def lent(task: Task, engine: Engine, environments: EnvironmentPool, **given: Any) -> GenerationContext:
+    sampler = given.pop("rollout", rollout())
+    return GenerationContext(
+        **{
+            "task": task,
+            "engine": engine,
+            "grader": GraderPool(task.grader),
+            "codec": CODEC,
+            "seed": 7,
+            "iteration": 0,
+            "context_length": 64,
+            "environments": environments,
+            "sampling": sampler.sampling,
+            "unfinished_reward": sampler.unfinished_reward,
+            "rollout": sampler,
+            **given,
+        }
+    )
