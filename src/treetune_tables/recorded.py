@@ -87,7 +87,7 @@ def lacks_metric(root: PolicyIteration, name: str) -> str | None:
         return _lacks_domain(root.task, of[0]) or _unlike(of[1], OF_ITERATION)
     known = known_metrics(root)
     if name not in known:
-        own = any(not type(placed.part).__module__.startswith("treetune.") for placed in placed_parts(root))
+        own = any(not type(placed.part).__module__.startswith("treetune") for placed in placed_parts(root))
         return None if own else did_you_mean(name, sorted(known))
     for beginning, (applies, why) in ONLY_WITH.items():
         if name.startswith(beginning) and not applies(root):
