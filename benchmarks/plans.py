@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 os.environ["OMP_NUM_THREADS"] = "1"  # one server on a CPU, whatever machine writes the page
 
-from treetune_cluster.planning.commands import start_shape  # noqa: E402
+from treetune_cluster.commands import start_shape  # noqa: E402
 
 import treetune.parts  # noqa: E402, F401  (registers them)
 from tests.support.shipped import whole_configurations  # noqa: E402
