@@ -17,8 +17,6 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 os.environ["OMP_NUM_THREADS"] = "1"  # one server on a CPU, whatever machine writes the page
 
-from treetune_cluster.commands import start_shape  # noqa: E402
-
 import treetune.parts  # noqa: E402, F401  (registers them)
 from tests.support.shipped import whole_configurations  # noqa: E402
 from treetune.config.build import build  # noqa: E402
@@ -26,6 +24,7 @@ from treetune.config.explain import Explanation  # noqa: E402
 from treetune.config.jsonnet import load  # noqa: E402
 from treetune.models.shapes import shape_of  # noqa: E402
 from treetune.runtime.base import PolicyIteration, Runtime  # noqa: E402
+from treetune_cluster.commands import start_shape  # noqa: E402
 from treetune_cluster.planning.machine import GIB, MIB, Machine, described_machine  # noqa: E402
 from treetune_cluster.planning.plan import Plan  # noqa: E402
 from treetune_cluster.planning.remedies import remedy  # noqa: E402
