@@ -24,12 +24,12 @@ sys.path[:0] = [str(Path(__file__).parents[1])]
 from tests.support.chains import InlineGrades  # noqa: E402
 from treetune.config.build import build  # noqa: E402
 from treetune.config.jsonnet import load  # noqa: E402
-from treetune.files import write_json  # noqa: E402
 from treetune.inference.base import SamplingParams  # noqa: E402
 from treetune.inference.journal import JournaledEngine  # noqa: E402
 from treetune.inference.settings import InProcessSettings  # noqa: E402
 from treetune.rollouts.base import GenerationContext  # noqa: E402
 from treetune.runtime.base import PolicyIteration, Runtime  # noqa: E402
+from treetune.store.files import write_json  # noqa: E402
 from treetune.tree import answers_of  # noqa: E402
 from treetune_lab.analyzers.credit_bench import CreditBench, credited  # noqa: E402
 from treetune_lab.analyzers.credit_figure import draw_credit  # noqa: E402

@@ -45,9 +45,9 @@ def make(folder: Path, iterations: int) -> None:
     """An experiment of `iterations` × `PER_ITERATION` answers of `TOKENS_EACH` tokens."""
     import pyarrow as pa
 
-    from treetune.checksums import SealingFile, write_record
-    from treetune.files import whole_file
     from treetune.rollouts import columns, episode_rows, trajectory_rows
+    from treetune.store.checksums import SealingFile, write_record
+    from treetune.store.files import whole_file
     from treetune.vocabulary import Episode, Grade, Problem, Segment, Trajectory
 
     random = np.random.default_rng(0)

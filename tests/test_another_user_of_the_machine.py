@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from treetune.files import new_own_folder, own_folder
 from treetune.inference import scratch
 from treetune.runtime.weights_folder import weights_folder
+from treetune.store.files import new_own_folder, own_folder
 
 from .inference.stubs import Stub, below
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from treetune.timeline import Timeline, read_timeline
+from treetune.store.timeline import Timeline, read_timeline
 
 
 def test_spans_are_read_as_they_were_written_also_those_of_a_process_that_was_killed(tmp_path: Path) -> None:

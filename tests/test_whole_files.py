@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from treetune.files import replace_folder, whole_file, whole_folder, write_json, write_text
+from treetune.store.files import replace_folder, whole_file, whole_folder, write_json, write_text
 
 
 @pytest.mark.parametrize("durable", [True, False])

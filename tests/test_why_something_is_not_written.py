@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from treetune.files import own_folder, why_not_written, write_text
 from treetune.main import main
+from treetune.store.files import own_folder, why_not_written, write_text
 
 QUICKSTART = ["--configs", "configs/quickstart/grpo.jsonnet"]
 

@@ -20,7 +20,7 @@ if __name__ == "__main__" and sys.path[:1] == [os.path.dirname(os.path.realpath(
 
 from treetune.cli.arguments import COMMANDS, grammar, parse
 from treetune.cli.command import ClosedPipe
-from treetune.files import why_not_written
+from treetune.store.files import why_not_written
 
 USER_ERROR, FAILURE, INTERRUPTED, CLOSED_PIPE = 2, 1, 130, 141
 

@@ -20,8 +20,8 @@ import treetune
 from treetune.config.errors import FoundByAllRanks
 from treetune.config.folders import DIGITS_OF_HASH, own_modules
 from treetune.config.hashing import config_hash
-from treetune.files import own_folder
 from treetune.runtime.machine import versions
+from treetune.store.files import own_folder
 from treetune.trainers.meeting import Meeting
 
 SEEN_WITHIN_S = 30.0

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from treetune.files import write_json
 from treetune.runtime.console import Console
 from treetune.seeds import derive_seed
+from treetune.store.files import write_json
 from treetune.tasks.base import Split
 from treetune.tasks.sources import InFiles, Source, files_matching
 from treetune_data.filter_data import FilterData

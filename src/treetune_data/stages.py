@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from treetune.files import whole_file, write_json
 from treetune.runtime.console import Console
+from treetune.store.files import whole_file, write_json
 from treetune_data.rows import content_hash
 from treetune_data.rules.base import Numbered, Rows, Rule, RuleContext, Verdict
 from treetune_domains.domain_rows import EXTRA_INFO, Row, write_parquet

@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from treetune.files import whole_file
+from treetune.store.files import whole_file
 from treetune_data.ledger import Ledger
 from treetune_data.make_threads import MakeThreads
 from treetune_data.rows import Sidecars, solutions

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from treetune.files import write_json
 from treetune.runtime.console import Console
+from treetune.store.files import write_json
 from treetune_data.asking import Asker, Questions
 from treetune_data.blocks import Rule
 from treetune_data.ledger import Ledger, OutOfBudget

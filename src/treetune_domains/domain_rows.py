@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treetune.files import whole_file
+from treetune.store.files import whole_file
 from treetune.tasks.sources import JSON_FIELDS, ROW_GROUP, files_matching, read_rows
 from treetune.vocabulary import Message, Problem
 

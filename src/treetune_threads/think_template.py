@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from treetune.files import whole_folder
 from treetune.models.chat import Chat, end_of_turn, render
+from treetune.store.files import whole_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

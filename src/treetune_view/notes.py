@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from treetune.checksums import Damaged, read_record, write_record
 from treetune.runtime.directory import ExperimentDirectory
+from treetune.store.checksums import Damaged, read_record, write_record
 
 LONGEST_NOTE = 20_000
 """Characters."""

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from treetune.files import own_folder
+from treetune.store.files import own_folder
 from treetune_view.app import application
 from treetune_view.store import Store
 

@@ -16,7 +16,6 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from tests.rollouts import tabular_mdp as mdp
-from treetune.checksums import row_of, seal_folder, sealed_line, write_record
 from treetune.inference.base import Completion
 from treetune.inference.journal import journal_line
 from treetune.main import main
@@ -27,6 +26,7 @@ from treetune.rollouts.storage import (
     write_episodes,
     write_trajectories,
 )
+from treetune.store.checksums import row_of, seal_folder, sealed_line, write_record
 from treetune.tree import trees_of
 from treetune_lab.analyzers.first_difference import first_difference
 

@@ -96,8 +96,8 @@ def result(run: Path) -> dict[str, Any]:
     """What a run came to, clocks left out."""
     import hashlib
 
-    from treetune.checksums import read_record
     from treetune.runtime.directory import ExperimentDirectory
+    from treetune.store.checksums import read_record
 
     timed = re.compile(r"seconds|time|per_second|restarts|memory|sync|answers$")
     rows = [*ExperimentDirectory(run).read_metrics()]

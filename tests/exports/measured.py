@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from treetune.checksums import write_record
+from treetune.store.checksums import write_record
 
 CONFIG: Mapping[str, Any] = {
     "type": "policy_iteration",

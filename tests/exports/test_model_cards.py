@@ -13,7 +13,7 @@ from huggingface_hub import ModelCard
 
 from tests.exports.measured import CONFIG, write_checkpoint, write_experiment
 from tests.exports.stand_in_hub import TOKEN, Hub, stand_in_hub
-from treetune.checksums import seal_folder
+from treetune.store.checksums import seal_folder
 from treetune_view.exports.card import Licences, base_model, checkpoint_at, missing, model_card
 from treetune_view.exports.hub import parcel_of
 

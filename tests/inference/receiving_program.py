@@ -29,9 +29,9 @@ def main(old: Path, new: Path, chunks: Path) -> None:
     from vllm.model_executor.model_loader import get_model
     from vllm.model_executor.model_loader.reload.inplace import reload_weights
 
-    from treetune.checksums import digest_of_weights
     from treetune.inference.shared_memory_worker import SharedMemoryReceiver
     from treetune.models.shards import in_chunks, shard_path, write_index, write_shard
+    from treetune.store.checksums import digest_of_weights
 
     arguments = EngineArgs(
         model=str(old), dtype="float32", enforce_eager=True, hf_overrides={"tie_word_embeddings": False}

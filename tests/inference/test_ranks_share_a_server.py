@@ -19,7 +19,7 @@ from treetune.inference.engine import VllmEngine
 from treetune.inference.ranks import RankFiles
 from treetune.inference.server import OwnServer, RemoteServer
 from treetune.inference.settings import VllmSettings
-from treetune.timeline import SUFFIX, read_timeline
+from treetune.store.timeline import SUFFIX, read_timeline
 
 from . import stub_server
 from .stubs import Stub, StubLaunch, request

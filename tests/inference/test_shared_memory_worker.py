@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from treetune.checksums import digest_of_weights
 from treetune.inference.launch import BACKENDS, WORKER_EXTENSION
+from treetune.store.checksums import digest_of_weights
 
 from . import receiving_program
 

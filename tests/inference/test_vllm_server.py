@@ -60,8 +60,8 @@ class Policy:
 
     def chunks(self, folder: Path) -> Iterator[Chunk]:
         """The weights as they leave a trainer, into a folder that is whole at the end."""
-        from treetune.checksums import digest_of_weights
         from treetune.models.shards import in_chunks, shard_path, write_index, write_shard
+        from treetune.store.checksums import digest_of_weights
 
         shutil.copytree(self.folder, folder, ignore=shutil.ignore_patterns("*.safetensors"))
         weights = ((name, weight.detach()) for name, weight in self.model.named_parameters())

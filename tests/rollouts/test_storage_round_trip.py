@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from tests.columns import plain
 from tests.rollouts import tabular_mdp as mdp
-from treetune.checksums import SEALED
 from treetune.rollouts.answers import contiguous_share
 from treetune.rollouts.storage import (
     TOKENS,
@@ -28,6 +27,7 @@ from treetune.rollouts.storage import (
     write_trajectories,
 )
 from treetune.runtime.columns_of_ranks import episodes_everywhere, trajectories_on_first
+from treetune.store.checksums import SEALED
 from treetune.vocabulary import Episode, Grade, Message, Problem, Segment, Trajectory
 
 ids = st.lists(st.integers(0, 2**31 - 1), max_size=5).map(tuple)

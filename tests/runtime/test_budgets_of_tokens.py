@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from tests.runtime import in_process
-from treetune.checksums import read_record, write_record
 from treetune.inference.base import EngineError
 from treetune.rollouts.credit.monte_carlo import MonteCarlo
 from treetune.runtime.base import Checkpoints, Evaluation, EvaluationSet, PolicyIteration
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.runtime.due import iterations_of
 from treetune.runtime.stop_after import StopAfter, tokens_sampled
+from treetune.store.checksums import read_record, write_record
 
 MANY = 50
 

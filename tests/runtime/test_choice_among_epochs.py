@@ -21,7 +21,6 @@ from tests.runtime.in_process import (
 from tests.support.faults import Experiment
 from treetune.config.build import checked
 from treetune.config.errors import ConfigError
-from treetune.files import write_json, write_text
 from treetune.inference.base import EngineError
 from treetune.inference.served_models import Engines
 from treetune.rollouts.credit.gae import Gae
@@ -34,6 +33,7 @@ from treetune.runtime import training
 from treetune.runtime.base import ChooseCheckpoint, Evaluation, EvaluationSet, PolicyIteration
 from treetune.runtime.sampler import Sampler
 from treetune.runtime.training import choose
+from treetune.store.files import write_json, write_text
 from treetune.trainers.base import Trainer
 from treetune.trainers.objectives.mle import MaximumLikelihood
 from treetune.trainers.objectives.ppo import ClippedPolicyGradient

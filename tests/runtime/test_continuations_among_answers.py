@@ -18,7 +18,7 @@ from treetune.rollouts.storage import read_episodes
 from treetune.runtime import generation
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.directory import ExperimentDirectory
-from treetune.timeline import SUFFIX, read_timeline
+from treetune.store.timeline import SUFFIX, read_timeline
 
 PIPELINED = MonteCarlo(samples=3)
 WAVES = replace(PIPELINED, pipelined=False)

@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from tests.runtime.in_process import directory_of, sampled_requests, small, train
-from treetune.checksums import SUMS, Damaged, read_record, write_record
 from treetune.rollouts.storage import read_episodes, read_tokens, read_trajectories
 from treetune.runtime.base import Evaluation, EvaluationSet
 from treetune.runtime.directory import ExperimentDirectory, verify_answers
 from treetune.runtime.manifest import read_config
+from treetune.store.checksums import SUMS, Damaged, read_record, write_record
 from treetune_view.report.experiment import read_experiment
 
 
@@ -244,7 +244,7 @@ def test_a_report_tells_what_is_damaged_and_leaves_it_out(
 
 
 def test_what_earlier_versions_wrote_is_read_as_it_is(tmp_path: Path) -> None:
-    from treetune.checksums import row_of
+    from treetune.store.checksums import row_of
 
     old = tmp_path / "old.json"
     old.write_text('{"seconds": 1.0}')

@@ -12,11 +12,11 @@ import pytest
 from starlette.testclient import TestClient
 
 from tests.runtime.in_process import small, train
-from treetune.checksums import Damaged
 from treetune.rollouts.storage import TOKENS, read_tokens
 from treetune.runtime.analysis import read_result, write_result
 from treetune.runtime.base import Evaluation, EvaluationSet
 from treetune.runtime.directory import ExperimentDirectory
+from treetune.store.checksums import Damaged
 from treetune_view.app import application
 from treetune_view.report.html import write_report
 from treetune_view.store import Store
@@ -118,7 +118,7 @@ def test_no_flip_in_an_arrow_file_without_a_checksum_ends_the_process(run: Exper
         writer.write_table(table)
     program = f"""
 from pathlib import Path
-from treetune.checksums import Damaged
+from treetune.store.checksums import Damaged
 from treetune.rollouts.storage import read_tokens
 path = Path({str(tokens)!r})
 data = path.read_bytes()

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from tests.runtime.in_process import sampled_requests, small, train
-from treetune.checksums import read_record, write_record
 from treetune.rollouts.credit.group import Group
 from treetune.rollouts.credit.monte_carlo import MonteCarlo
 from treetune.rollouts.selection.correct_only import CorrectOnly
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.directory import ExperimentDirectory
+from treetune.store.checksums import read_record, write_record
 from treetune.trainers.objectives.ppo import ClippedPolicyGradient
 from treetune_lab.analyzers.replay import replay
 from treetune_lab.analyzers.replayed import in_words

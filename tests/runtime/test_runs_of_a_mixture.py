@@ -10,7 +10,6 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.runtime.in_process import TASK, FakeSettings, directory_of, sampled_requests, small, train
-from treetune.checksums import read_record
 from treetune.config.build import checked
 from treetune.config.errors import ConfigError
 from treetune.inference.base import EngineError
@@ -18,6 +17,7 @@ from treetune.rollouts.single_turn import SingleTurn
 from treetune.rollouts.storage import read_episodes, read_trajectories
 from treetune.runtime.base import Evaluation, EvaluationSet, PolicyIteration
 from treetune.runtime.summary import summary_line
+from treetune.store.checksums import read_record
 from treetune.tasks.drawing import Drawing
 from treetune.trainers.base import Trainer
 from treetune.trainers.objectives.ppo import ClippedPolicyGradient

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from tests.runtime.in_process import small, train
-from treetune.checksums import read_record
 from treetune.rollouts.storage import read_episodes
 from treetune.rollouts.token_signals import SIGNALS, read_token_signals
-from treetune.timeline import read_timeline
+from treetune.store.checksums import read_record
+from treetune.store.timeline import read_timeline
 
 
 def test_signals_lie_beside_the_episodes_and_come_out_the_same_when_trained_again(tmp_path: Path) -> None:

@@ -13,13 +13,13 @@ import pytest
 from tests.runtime.in_process import directory_of, raises_after, sampled_requests, small, train
 from tests.support.faults import CONFIG
 from treetune import main as command_line
-from treetune.files import write_json
 from treetune.runtime import commands, lifeline, loop
 from treetune.runtime.base import Checkpoints, PolicyIteration
 from treetune.runtime.diagnostics import Diagnostics
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.runtime.record import Record
 from treetune.runtime.watch import Collapsed, Watch
+from treetune.store.files import write_json
 
 STOP = Diagnostics(
     entropy_floor=1.0,

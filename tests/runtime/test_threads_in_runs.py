@@ -13,12 +13,12 @@ import pytest
 from tests.fake_engine import FakeEngine
 from tests.runtime.even_answers import EvenAnswers
 from tests.runtime.in_process import TASK, FakeSettings, directory_of, raises_after, small, train
-from treetune.checksums import read_record
 from treetune.inference.base import Engine
 from treetune.models.sources import TinyModel
 from treetune.rollouts.storage import read_episodes, read_trajectories
 from treetune.runtime import commands, generation
 from treetune.runtime.base import Evaluation, EvaluationSet, PolicyIteration
+from treetune.store.checksums import read_record
 from treetune_threads.acceleration import Acceleration
 from treetune_threads.parallel_threads import ParallelThreads
 from treetune_threads.reference_lengths import Measured, Running, Total

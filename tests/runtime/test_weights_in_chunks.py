@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from tests.runtime.in_process import small
-from treetune.checksums import digest_of_weights
 from treetune.inference.base import Chunk
 from treetune.inference.launch import Way
 from treetune.models.lora import Lora
@@ -20,6 +19,7 @@ from treetune.runtime import weights_folder
 from treetune.runtime.session import Session
 from treetune.runtime.training import make_trainer
 from treetune.runtime.weights_folder import WeightsFolder
+from treetune.store.checksums import digest_of_weights
 
 SMALL_CHUNK = 20_000
 

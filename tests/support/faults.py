@@ -23,11 +23,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
-from treetune.checksums import row_of
 from treetune.inference.guard import descendants
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.runtime.lifeline import Process, process_fields
 from treetune.runtime.weights_folder import weights_folder
+from treetune.store.checksums import row_of
 
 ROOT = Path(__file__).parents[2]
 CONFIG = Path(__file__).with_name("small.jsonnet")

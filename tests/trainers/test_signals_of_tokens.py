@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from tests.trainers.helpers import episodes, one_rank, tiny_model
-from treetune.checksums import Damaged
 from treetune.models.nucleus import Nucleus
 from treetune.rollouts.token_signals import (
     TokenSignals,
     read_token_signals,
     write_token_signals,
 )
+from treetune.store.checksums import Damaged
 from treetune.trainers.base import Trainer
 from treetune.trainers.core import PolicyTrainer
 from treetune.trainers.objectives.mle import MaximumLikelihood

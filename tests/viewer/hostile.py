@@ -9,9 +9,9 @@ from pathlib import Path
 
 from tests.reports.synthetic import CODEC
 from tests.viewer.recorded import begin_run, record_evaluation, record_iteration, trajectory
-from treetune.checksums import digest_of, read_record, write_record
 from treetune.rollouts.storage import TOKENS, write_tokens
 from treetune.runtime.directory import ExperimentDirectory
+from treetune.store.checksums import digest_of, read_record, write_record
 from treetune.vocabulary import Segment, TextCodec, Trajectory
 
 KINDS: Sequence[str] = (

@@ -15,8 +15,8 @@ from starlette.testclient import TestClient
 
 from tests.viewer.conftest import TOKEN
 from tests.viewer.recorded import answers, begin_run, record_iteration, recorded_run
-from treetune.checksums import Damaged
 from treetune.main import main
+from treetune.store.checksums import Damaged
 from treetune_view.app import MOST_SENT_BYTES, application
 from treetune_view.notes import (
     Changed,

@@ -14,7 +14,6 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from treetune.checksums import row_of, sealed_line
 from treetune.inference.around import EngineAround
 from treetune.inference.base import (
     ANSWERS,
@@ -24,6 +23,7 @@ from treetune.inference.base import (
     OnResult,
     Request,
 )
+from treetune.store.checksums import row_of, sealed_line
 from treetune.vocabulary import Column
 
 log = logging.getLogger(__name__)

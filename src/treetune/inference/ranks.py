@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from treetune.files import write_json
+from treetune.store.files import write_json
 
 
 @dataclass

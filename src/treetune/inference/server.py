@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treetune.files import write_json
 from treetune.inference import scratch
 from treetune.inference.base import EngineError
 from treetune.inference.client import Address, Client, ServerFailure
@@ -18,7 +17,8 @@ from treetune.inference.launch import MODEL_NAME, Launch
 from treetune.inference.server_interface import AwaitedServer, Server
 from treetune.inference.server_log import diagnosis, last_lines
 from treetune.inference.server_process import END_S, Process, listens
-from treetune.timeline import SUFFIX, Timeline
+from treetune.store.files import write_json
+from treetune.store.timeline import SUFFIX, Timeline
 
 if TYPE_CHECKING:
     from treetune.inference.settings import VllmSettings

@@ -21,8 +21,8 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.model_executor.model_loader.mtp_validation import disable_mtp_completeness_check
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from treetune.checksums import digest_of_weights
 from treetune.inference.launch import BACKENDS
+from treetune.store.checksums import digest_of_weights
 
 
 @dataclass

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from treetune.checksums import refuse_damaged
-from treetune.files import sync, whole_folder, why_not_written
+from treetune.store.checksums import refuse_damaged
+from treetune.store.files import sync, whole_folder, why_not_written
 
 if TYPE_CHECKING:
     import torch

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import MinLen
 
-from treetune.checksums import refuse_damaged
 from treetune.contracts import Experiment, Finding
 from treetune.models.added_tokens import add_tokens, check_tokens, embed_tokens, missing_tokens, word_ids
 from treetune.models.chat import Chat
@@ -19,6 +18,7 @@ from treetune.models.checkpoints import resolve_policy
 from treetune.models.kernels import require_kernels
 from treetune.models.shapes import Shape, published_shape, shape_of
 from treetune.models.sources import Alphabet, ModelSource, character_tokens
+from treetune.store.checksums import refuse_damaged
 from treetune.vocabulary import TextCodec
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from treetune.files import sync, write_json
 from treetune.models.export import HEAD, embeddings_among, making_room_explained
+from treetune.store.files import sync, write_json
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from treetune.checksums import SEALED, SealingFile, verify_once, verify_stream
-from treetune.files import whole_file
+from treetune.store.checksums import SEALED, SealingFile, verify_once, verify_stream
+from treetune.store.files import whole_file
 from treetune.vocabulary import Episode, Trajectory
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treetune.checksums import digest_of, read_record, verify_once, write_record
 from treetune.config.registrable import Registrable
 from treetune.contracts import Finding
-from treetune.files import whole_file
+from treetune.store.checksums import digest_of, read_record, verify_once, write_record
+from treetune.store.files import whole_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from treetune.files import write_text
 from treetune.runtime.lifeline import Process
+from treetune.store.files import write_text
 
 LEASE_S = 120.0
 """A holder that shows no sign of life for this long has lost its claim. Longer than what file

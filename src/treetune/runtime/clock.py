@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from treetune.timeline import Timeline
+from treetune.store.timeline import Timeline
 from treetune.vocabulary import Metrics
 
 PHASES = ("generation", "credit", "training", "choice", "waiting", "sync", "evaluation", "commit")

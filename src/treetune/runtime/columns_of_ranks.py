@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from treetune.checksums import seal_of
 from treetune.rollouts.storage import (
     StoredEpisodes,
     episodes_from_bytes,
@@ -15,6 +14,7 @@ from treetune.rollouts.storage import (
     trajectories_from_bytes,
     trajectories_to_bytes,
 )
+from treetune.store.checksums import seal_of
 from treetune.trainers.ranks import Ranks
 from treetune.vocabulary import Episode, Trajectory
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from treetune.timeline import Timeline
+from treetune.store.timeline import Timeline
 
 LOGGER = "treetune"
 SHOWN_EVERY_S = 0.2

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from treetune.checksums import Damaged, read_record, record_of, sealed, verify_once
+from treetune.store.checksums import Damaged, read_record, record_of, sealed, verify_once
 from treetune.vocabulary import Metrics
 
 LOCK_TRIES, LOCK_TRY_S = 4, 0.05

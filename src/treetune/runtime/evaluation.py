@@ -9,8 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from treetune.checksums import digest_of, read_record, write_record
-from treetune.files import whole_file
 from treetune.rollouts import unavailable
 from treetune.rollouts.base import Rollout
 from treetune.rollouts.numbers import by_group, columns, evaluated, number_metrics
@@ -23,6 +21,8 @@ from treetune.runtime.due import due_sets, is_measured
 from treetune.runtime.intervals import interval_of_mean
 from treetune.runtime.sampler import Sampler
 from treetune.seeds import derived_random
+from treetune.store.checksums import digest_of, read_record, write_record
+from treetune.store.files import whole_file
 from treetune.tree import answers_of
 from treetune.vocabulary import Grade, Metrics, Problem, Trajectory, token_array
 from treetune_domains.numbers import PREFIX

@@ -9,7 +9,6 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from treetune.checksums import read_record, write_record
 from treetune.inference.base import ANSWERS, Completion, Request, SamplingParams
 from treetune.rollouts import unavailable
 from treetune.rollouts.answers import contiguous_share
@@ -33,6 +32,7 @@ from treetune.runtime.due import EPISODES, is_generated, samples_in
 from treetune.runtime.overlap import give_to_credit
 from treetune.runtime.sampler import Sampler
 from treetune.runtime.session import Session
+from treetune.store.checksums import read_record, write_record
 from treetune.tasks.drawing import Drawing
 from treetune.tree import Tree, answers_of, trees_of
 from treetune.vocabulary import Episode, Metrics, Trajectory

@@ -13,14 +13,14 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from treetune.checksums import Damaged, read_record, write_record
 from treetune.config.folders import own_modules, searched
 from treetune.config.hashing import config_hash
-from treetune.files import write_json
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.differences import Difference, differences
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.runtime.machine import bits_rest_on, unlike
+from treetune.store.checksums import Damaged, read_record, write_record
+from treetune.store.files import write_json
 from treetune.tasks.base import Task
 
 CONFIG, MANIFEST = "config.json", "manifest.json"

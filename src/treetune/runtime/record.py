@@ -12,9 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treetune.checksums import Damaged, damage_of, read_record, seal_folder, sealed, write_record
 from treetune.config.hashing import config_hash
-from treetune.files import replace_folder, why_not_written, write_text
 from treetune.runtime.clock import Clock
 from treetune.runtime.directory import METRICS_REMEDY, ExperimentDirectory, metrics_row
 from treetune.runtime.due import is_last, iterations_of
@@ -24,6 +22,8 @@ from treetune.runtime.sinks import Mirrors
 from treetune.runtime.summary import summary_line
 from treetune.runtime.watch import Watch
 from treetune.runtime.weights_folder import write_adapters
+from treetune.store.checksums import Damaged, damage_of, read_record, seal_folder, sealed, write_record
+from treetune.store.files import replace_folder, why_not_written, write_text
 from treetune.vocabulary import Metrics
 
 if TYPE_CHECKING:

@@ -13,7 +13,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treetune.files import own_folder
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.console import Console
 from treetune.runtime.directory import ExperimentDirectory, Lock
@@ -21,7 +20,8 @@ from treetune.runtime.due import is_last
 from treetune.runtime.lifeline import TERMINATED, Stopped
 from treetune.runtime.manifest import begin
 from treetune.runtime.start_model import StartModel
-from treetune.timeline import SUFFIX, Timeline
+from treetune.store.files import own_folder
+from treetune.store.timeline import SUFFIX, Timeline
 from treetune.trainers.ranks import Ranks
 from treetune.vocabulary import Problem
 from treetune_cluster.several_machines import agree

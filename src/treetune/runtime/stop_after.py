@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import Gt
 
-from treetune.checksums import read_record
 from treetune.contracts import Finding, Need, Part, SampledAnswers
 from treetune.runtime.directory import ExperimentDirectory
+from treetune.store.checksums import read_record
 from treetune.vocabulary import Metrics
 
 if TYPE_CHECKING:

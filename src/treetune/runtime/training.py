@@ -8,8 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from treetune.checksums import Damaged, damage_of, read_record, seal_folder, write_record
-from treetune.files import write_text
 from treetune.rollouts.credit.gae import Gae
 from treetune.rollouts.token_signals import SIGNALS, TokenSignals, write_token_signals
 from treetune.runtime.base import ChoiceRule, ChooseCheckpoint
@@ -18,6 +16,8 @@ from treetune.runtime.directory import ANSWERS, MEASURE_AGAIN, verify_answers
 from treetune.runtime.evaluation import measure
 from treetune.runtime.sampler import Sampler
 from treetune.runtime.session import Session
+from treetune.store.checksums import Damaged, damage_of, read_record, seal_folder, write_record
+from treetune.store.files import write_text
 from treetune.vocabulary import Episode, Metrics
 
 if TYPE_CHECKING:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from treetune.checksums import read_record
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.diagnostics import (
     REMEDIES,
@@ -21,6 +20,7 @@ from treetune.runtime.diagnostics import (
 from treetune.runtime.directory import METRICS_REMEDY, ExperimentDirectory, metrics_row
 from treetune.runtime.due import is_last
 from treetune.runtime.session import Session
+from treetune.store.checksums import read_record
 from treetune.vocabulary import Metrics
 
 

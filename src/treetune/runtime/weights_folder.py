@@ -8,12 +8,12 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from treetune.checksums import digest_of_weights
-from treetune.files import new_own_folder
 from treetune.inference import scratch
 from treetune.inference.base import Chunk
 from treetune.inference.launch import Way
 from treetune.inference.ways import MEMORY, ON_THE_DEVICE, SETTING, VERSIONS
+from treetune.store.checksums import digest_of_weights
+from treetune.store.files import new_own_folder
 from treetune.trainers.ranks import Ranks
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from treetune.files import whole_file
+from treetune.store.files import whole_file
 from treetune.tasks.base import Task
 from treetune.tasks.graders.pool import GraderPool
 from treetune.tasks.json_lines import JsonLines, as_text, missing

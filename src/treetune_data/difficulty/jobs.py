@@ -17,8 +17,8 @@ from typing import Annotated, Protocol
 from annotated_types import Ge, Gt
 
 from treetune.config.registrable import Registrable
-from treetune.files import write_text
 from treetune.runtime.children import end, started
+from treetune.store.files import write_text
 
 MAIN = Path(__file__).resolve().parents[2] / "main.py"
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from treetune.files import write_json
 from treetune.runtime.console import Console
+from treetune.store.files import write_json
 from treetune_data.difficulty.rates import BINS, RATES_FILE, RowRate, bin_of, write_rates
 from treetune_data.difficulty.shard import (
     ANSWERS,

@@ -14,10 +14,10 @@ from annotated_types import Gt, MinLen
 
 from treetune.config.registrable import Registrable
 from treetune.contracts import Finding
-from treetune.files import new_own_folder
 from treetune.inference.base import Completion, Request, SamplingParams
 from treetune.inference.settings import EngineSettings
 from treetune.models.sources import ModelSource
+from treetune.store.files import new_own_folder
 from treetune.vocabulary import Problem
 from treetune_domains.endpoints.settings import EndpointSettings
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from treetune.files import whole_file
+from treetune.store.files import whole_file
 from treetune_domains.domain_rows import row_key
 
 RATES_FILE = "rates.parquet"

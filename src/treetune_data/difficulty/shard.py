@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from treetune.files import write_json
 from treetune.rollouts.answers import before_stop, contiguous_share
 from treetune.runtime.claims import Claims
 from treetune.runtime.console import Console
 from treetune.seeds import derive_seed
+from treetune.store.files import write_json
 from treetune.tasks.graders.pool import GraderPool
 from treetune.tasks.rows import RowsTask
 from treetune.vocabulary import Grade, Problem

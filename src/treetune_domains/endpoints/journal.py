@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from treetune.checksums import row_of, sealed_line
+from treetune.store.checksums import row_of, sealed_line
 
 
 @dataclass(frozen=True)

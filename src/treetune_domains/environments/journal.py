@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from treetune.checksums import row_of, sealed_line
+from treetune.store.checksums import row_of, sealed_line
 from treetune_domains.environments.base import Turn
 from treetune_domains.environments.worlds import Played
 

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from treetune.files import replace_folder
 from treetune.runtime import lifeline
 from treetune.runtime.analysis import RESULT, STATES, Analyzer, read_result, write_result
 from treetune.runtime.base import PolicyIteration, Runtime
@@ -19,6 +18,7 @@ from treetune.runtime.manifest import refuse_another
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.sampler import Sampler
 from treetune.runtime.session import Session
+from treetune.store.files import replace_folder
 from treetune_lab.analyzers.figures import save
 
 JOURNAL = "journal"

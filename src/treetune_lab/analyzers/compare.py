@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from treetune.config.build import build
-from treetune.files import write_json
 from treetune.runtime.analysis import RESULT, STATES, Analyzer, read_result
+from treetune.store.files import write_json
 from treetune_lab.analyzers.figures import save
 
 

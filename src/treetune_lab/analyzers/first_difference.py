@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treetune.checksums import KEY, SUMS, Damaged, damage_of, read_record, row_of, verify_stream
 from treetune.inference.journal import completion_of
 from treetune.runtime.directory import ExperimentDirectory
+from treetune.store.checksums import KEY, SUMS, Damaged, damage_of, read_record, row_of, verify_stream
 
 if TYPE_CHECKING:
     import pyarrow as pa

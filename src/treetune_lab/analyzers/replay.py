@@ -9,9 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treetune.checksums import read_record
 from treetune.config.hashing import config_hash
-from treetune.files import replace_folder
 from treetune.rollouts.answers import contiguous_share
 from treetune.rollouts.storage import read_episodes, read_trajectories
 from treetune.runtime.analysis import write_result
@@ -25,6 +23,8 @@ from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.sampler import Sampler
 from treetune.runtime.session import Session
 from treetune.runtime.training import make_trainer
+from treetune.store.checksums import read_record
+from treetune.store.files import replace_folder
 from treetune.tree import Tree, trees_of
 from treetune.vocabulary import Episode, Metrics
 from treetune_lab.analyzers.replayed import Step, compared, side_by_side

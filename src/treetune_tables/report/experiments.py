@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from treetune.files import write_json, write_text
+from treetune.store.files import write_json, write_text
 from treetune_tables.experiments import ExperimentsTable, Row
 from treetune_tables.report import grids
 from treetune_tables.report.words import DASH

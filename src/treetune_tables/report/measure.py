@@ -7,12 +7,12 @@ import math
 from pathlib import Path
 from typing import Any
 
-from treetune.checksums import read_record
 from treetune.config.hashing import config_hash
 from treetune.rollouts.numbers import declared_ratios
 from treetune.runtime.analysis import read_result
 from treetune.runtime.directory import MEASURE_AGAIN, verify_answers
 from treetune.runtime.manifest import read_config
+from treetune.store.checksums import read_record
 from treetune_tables.columns import Area, Column
 from treetune_tables.intervals import Estimate, of_shares, over_seeds, over_seeds_and_problems
 from treetune_tables.report.accuracy_curve import NotReached, area_under, cost_to_reach

@@ -9,10 +9,10 @@ import shutil
 import time
 from pathlib import Path
 
-from treetune.files import write_json, write_text
 from treetune.inference.cores import GIB, host_memory
 from treetune.runtime.console import duration
 from treetune.runtime.machine import versions
+from treetune.store.files import write_json, write_text
 from treetune_tables.base import Table
 from treetune_tables.experiments import ExperimentsTable
 from treetune_tables.report.as_json import as_json

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from treetune.files import write_text
 from treetune.runtime import lifeline
+from treetune.store.files import write_text
 from treetune_tables.check import refuse_unwritten
 from treetune_tables.runs import Key, Plan, make_plan, refreshed
 from treetune_tables.settings import Reproduction

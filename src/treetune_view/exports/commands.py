@@ -39,7 +39,7 @@ def export_notes(options: argparse.Namespace) -> int:
 
 
 def model_card(options: argparse.Namespace) -> int:
-    from treetune.files import write_text
+    from treetune.store.files import write_text
     from treetune_view.exports.card import checkpoint_at, missing, model_card
 
     checkpoint, licences = checkpoint_at(options.checkpoint), _licences(options)

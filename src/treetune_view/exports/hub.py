@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from treetune import __version__
-from treetune.checksums import SUMS, refuse_damaged
+from treetune.store.checksums import SUMS, refuse_damaged
 from treetune_view.exports.card import Checkpoint, Licences, missing, model_card
 
 TOKEN = "HF_TOKEN"

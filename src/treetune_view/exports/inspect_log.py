@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
-from treetune.files import whole_file
+from treetune.store.files import whole_file
 from treetune_view.exports.evaluations import Evaluation, task_of_set, writable
 
 VERSION = 2

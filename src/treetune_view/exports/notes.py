@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from treetune.files import whole_file
 from treetune.runtime.directory import ExperimentDirectory
+from treetune.store.files import whole_file
 from treetune_view.exports.evaluations import writable
 from treetune_view.notes import Note, read_notes
 from treetune_view.report.experiment import read_experiment

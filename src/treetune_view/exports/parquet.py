@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treetune.files import whole_file
+from treetune.store.files import whole_file
 from treetune_view.exports.evaluations import Evaluation, writable
 
 if TYPE_CHECKING:

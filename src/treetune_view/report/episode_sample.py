@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treetune.checksums import verify_once
 from treetune.rollouts.storage import REMEDY, TOKENS, read_tokens
+from treetune.store.checksums import verify_once
 from treetune.vocabulary import CORRECT_SCORE, Segment
 from treetune_view.report.sections.base import Sampled, drawing_of
 

@@ -9,12 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from treetune.checksums import read_record, verify_once
 from treetune.rollouts.storage import TOKENS
 from treetune.runtime.analysis import read_result
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.runtime.manifest import read_config
 from treetune.runtime.stop_after import StopAfter, expected_iterations
+from treetune.store.checksums import read_record, verify_once
 
 METHOD = ("task", "rollout", "credit", "selection")
 """Where a configuration says what makes a method; the objective is the trainer's."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from treetune.files import write_text
+from treetune.store.files import write_text
 from treetune_view.report.charts import Series, accuracy_chart
 from treetune_view.report.experiment import Experiment, read_experiment
 from treetune_view.report.pages import colour_of, page

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treetune.checksums import verify_once
 from treetune.rollouts.storage import REMEDY
+from treetune.store.checksums import verify_once
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -87,8 +87,8 @@ class _Asking:
 
 
 def _line_of(path: Path, key: str) -> list[Completion] | None:
-    from treetune.checksums import row_of
     from treetune.inference.journal import completion_of
+    from treetune.store.checksums import row_of
 
     if not path.stat().st_size:
         return None

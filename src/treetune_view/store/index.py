@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treetune.files import whole_folder
 from treetune.runtime.directory import verify_answers
+from treetune.store.files import whole_folder
 from treetune_view.exports.evaluations import writable
 from treetune_view.store.batches import Layout, walk
 from treetune_view.store.columns import (

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from treetune.runtime.clock import PHASES
-from treetune.timeline import SUFFIX, Process, Span, read_timeline
+from treetune.store.timeline import SUFFIX, Process, Span, read_timeline
 from treetune_view.report.experiment import Experiment
 from treetune_view.report.text import visible
 from treetune_view.store.catalogue import Run, Store, stat_of

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
 
-from treetune.files import write_json
+from treetune.store.files import write_json
 
 KEY = "checksum"
 """Of a JSON record, its last key."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from treetune.checksums import Damaged, row_of, sealed_line
+from treetune.store.checksums import Damaged, row_of, sealed_line
 
 SUFFIX = ".timeline.jsonl"
 """Of files that hold one."""
