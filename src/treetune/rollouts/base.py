@@ -224,6 +224,25 @@ class Credit(Registrable):
         """Whether `assign` asks the critic, rather than leave its values to the trainer."""
         return self.needs_critic and contracts.Advantages(before_training=True) in self.gives
 
+    @property
+    def leaves_values_to_trainer(self) -> bool:
+        """Whether the trainer makes the advantages, with `from_values`, once its critic has valued the
+        answers."""
+        return self.needs_critic and not self.asks_critic
+
+    def from_values(
+        self, rewards: Sequence[float], values: Sequence[float]
+    ) -> tuple[Sequence[float], Sequence[float]]:
+        """Makes the advantages of one answer, and the returns that the critic learns, from the critic's
+        values. All four have one number for each trained token, in their order.
+
+        `rewards` holds what each token earned, less the penalties that the objective puts into the reward;
+        `values` holds V of the state before each token. The trainer runs this for credit that
+        `leaves_values_to_trainer`. A method whose policy and critic take different λ returns the advantages
+        of one recursion and the returns of another.
+        """
+        raise NotImplementedError
+
     def assign(self, context: GenerationContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
         """One episode for each answer of this rank's trees, in their order, and the metrics of all ranks.
         All answers to one problem are in one tree. Collective.

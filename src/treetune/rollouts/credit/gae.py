@@ -90,5 +90,10 @@ class Gae(Credit):
         remedy = "choose a credit without a critic, such as 'none'"
         yield from check_critic_goes_on(experiment, "credit 'gae'", remedy)
 
+    def from_values(
+        self, rewards: Sequence[float], values: Sequence[float]
+    ) -> tuple[Sequence[float], Sequence[float]]:
+        return gae(rewards, values, self.gamma, self.lam)
+
     def assign(self, context: GenerationContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
         return [episode_of(context, answer) for answer in answers_of(trees)], {}
