@@ -6,7 +6,7 @@ declaration can't say. Nobody lists which parts go together: `treetune.findings`
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -112,6 +112,44 @@ class Part:
         """The part's keys, given as they are set, with which a run that has begun may go on otherwise: how
         work is carried out, where it is written, how it is measured; never what is trained."""
         return frozenset()
+
+
+class Hook:
+    """A moment of a run at which functions of the packages that stand on the core are called.
+
+    ``@BEFORE_A_RUN.register("fits_the_machine")`` above a function adds it. Its module is imported at the
+    start, as one with parts is, and so imports nothing heavy.
+    """
+
+    def __init__(self) -> None:
+        self._functions: dict[str, Callable[..., Any]] = {}
+
+    def register(self, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        def add(function: Callable[..., Any]) -> Callable[..., Any]:
+            self._functions[name] = function
+            return function
+
+        return add
+
+    def __iter__(self) -> Iterator[Callable[..., Any]]:
+        """The functions, in the order of their names."""
+        return (self._functions[name] for name in sorted(self._functions))
+
+
+BEFORE_A_RUN = Hook()
+"""``(experiment) -> None``, on each rank before anything is started. Raises ValueError where it can't be
+trained here."""
+
+RANKS_MEET = Hook()
+"""``(meeting, directory, plain_config, share) -> None``, on each rank before the ranks talk. Collective."""
+
+RUN_SERVICES = Hook()
+"""``(session) -> context manager`` of an object that graders and rollouts get by its type as long as the run
+samples, or of None. Collective."""
+
+PHASE_SERVICES = Hook()
+"""``(journal, other_journals) -> object`` that rollouts get by its type in one phase of a run: it keeps a
+file beside that phase's journal of requests."""
 
 
 # Features

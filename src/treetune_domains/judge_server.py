@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from treetune.inference.client import Address
@@ -85,7 +86,7 @@ def served(settings: JudgeModel, servers: Sequence[Server]) -> ServedModel:
         for one in servers:
             one.succeeded()
 
-    return ServedModel(
+    judge = ServedModel(
         asking=settings,
         place=place,
         name=MODEL_NAME,
@@ -93,6 +94,7 @@ def served(settings: JudgeModel, servers: Sequence[Server]) -> ServedModel:
         failed=failed,
         succeeded=succeeded,
     )
+    return replace(judge, refuse_unusable=partial(refuse_dumb, judge))
 
 
 def refuse_dumb(judge: ServedModel, task: Task, problems: Sequence[Problem]) -> None:

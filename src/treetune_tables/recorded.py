@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from treetune.config.errors import did_you_mean
 from treetune.contracts import Continuations, CriticValues, Pairs
 from treetune.findings import placed_parts
+from treetune.rollouts.domain_numbers import OF_ITERATION, PREFIX, name_in
 from treetune.rollouts.numbers import LARGEST, OF_CORRECT, registered
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.clock import PHASES
 from treetune.runtime.diagnostics import SIGNS
 from treetune.runtime.evaluation import EVALUATED
 from treetune.tasks.base import Task
-from treetune_domains.numbers import OF_ITERATION, PREFIX, name_in
 from treetune_tables.values import value_named
 
 METRICS: Mapping[str, tuple[str, ...]] = {

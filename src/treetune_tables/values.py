@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from treetune.config.errors import did_you_mean
+from treetune.rollouts.domain_numbers import name_in
 from treetune.rollouts.numbers import (
     OF_CORRECT,
     Better,
@@ -17,7 +18,6 @@ from treetune.rollouts.numbers import (
     full_name,
 )
 from treetune.vocabulary import CORRECT_SCORE
-from treetune_domains.numbers import name_in
 
 PASS_AT_1 = "pass_at_1"
 

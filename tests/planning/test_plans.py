@@ -233,38 +233,38 @@ class TestStart:
     """Of a run on a machine that it doesn't fit."""
 
     def test_it_is_refused_before_anything_is_started(self, monkeypatch):
-        from treetune_cluster import fit
+        from treetune_cluster import runs
 
-        machine = described_machine(1, 80, host_gib=2000)
-        monkeypatch.setattr(fit, "here", lambda **_: machine)
+        small = described_machine(1, 80, host_gib=2000)
+        monkeypatch.setattr(machine, "here", lambda **_: small)
         with pytest.raises(
             ValueError, match=r"(?s)training: a GPU has 79.20 GiB.*plan: \{check: false\}"
         ) as error:
-            fit.refuse_what_does_not_fit(experiment(BIG))
+            runs.refuse_what_does_not_fit(experiment(BIG))
         assert "smallest change" in str(error.value)
 
     def test_the_user_may_start_it_all_the_same(self, monkeypatch):
-        from treetune_cluster import fit
+        from treetune_cluster import runs
 
-        monkeypatch.setattr(fit, "here", lambda **_: described_machine(1, 80))
-        fit.refuse_what_does_not_fit(experiment(BIG, "{plan: {check: false}}"))
+        monkeypatch.setattr(machine, "here", lambda **_: described_machine(1, 80))
+        runs.refuse_what_does_not_fit(experiment(BIG, "{plan: {check: false}}"))
 
     def test_a_small_host_is_refused_as_well(self, monkeypatch):
-        from treetune_cluster import fit
+        from treetune_cluster import runs
 
-        monkeypatch.setattr(fit, "here", lambda **_: described_machine(8, 80, host_gib=32))
+        monkeypatch.setattr(machine, "here", lambda **_: described_machine(8, 80, host_gib=32))
         with pytest.raises(ValueError, match=r"the machine has 32\.00 GiB"):
-            fit.refuse_what_does_not_fit(experiment(BIG))
+            runs.refuse_what_does_not_fit(experiment(BIG))
 
     def test_ranks_of_a_machine_say_it_once_and_those_of_each_machine_do(self, monkeypatch):
-        from treetune_cluster import fit
+        from treetune_cluster import runs
 
         def kind(nodes: int, rank: str, of_machine: str) -> type[Exception]:
-            monkeypatch.setattr(fit, "here", lambda **_: described_machine(2, 80, nodes, host_gib=8))
+            monkeypatch.setattr(machine, "here", lambda **_: described_machine(2, 80, nodes, host_gib=8))
             monkeypatch.setenv("RANK", rank)
             monkeypatch.setenv("LOCAL_RANK", of_machine)
             with pytest.raises(ValueError, match="it doesn't fit") as error:
-                fit.refuse_what_does_not_fit(experiment(SMALL))
+                runs.refuse_what_does_not_fit(experiment(SMALL))
             return error.type
 
         assert kind(1, "0", "0") is kind(1, "1", "1") is kind(2, "3", "1") is FoundByAllRanks
@@ -282,10 +282,10 @@ class TestStart:
         assert (found.ranks, found.nodes) == (4, 2)
 
     def test_where_nobody_knows_that_is_said(self, monkeypatch, capsys, tmp_path):
-        from treetune_cluster import fit
+        from treetune_cluster import runs
 
         (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"}))
-        fit.refuse_what_does_not_fit(
+        runs.refuse_what_does_not_fit(
             experiment(SMALL, {"model": {"type": "pretrained", "name_or_path": str(tmp_path)}})
         )
         assert "wasn't checked" in capsys.readouterr().err

@@ -19,13 +19,13 @@ from treetune.rollouts.base import GenerationContext
 from treetune.rollouts.credit.group import Group
 from treetune.rollouts.credit.monte_carlo import MonteCarlo
 from treetune.rollouts.demonstrations import Demonstrations
+from treetune.rollouts.domain_numbers import domain_advantages, domain_columns
 from treetune.rollouts.metrics import trajectory_metrics
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.tree import answers_of, trees_of
 from treetune.vocabulary import Grade, Metrics, Problem, Trajectory
 from treetune_domains.domain import Domain
 from treetune_domains.mixture import Mixture
-from treetune_domains.numbers import domain_advantages, domain_columns
 
 
 @dataclass(frozen=True, kw_only=True)

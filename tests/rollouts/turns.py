@@ -16,6 +16,7 @@ from treetune.tasks.graders.base import Grader, Isolation, Unavailable
 from treetune.tasks.graders.pool import GraderPool
 from treetune.vocabulary import Problem, TextCodec
 from treetune_domains.environments.base import Again, Environment, Turn
+from treetune_domains.environments.journal import TurnJournal
 from treetune_domains.environments.pool import EnvironmentPool
 from treetune_domains.environments.task import EarnedInTurns
 from treetune_domains.turns.multi_turn import MultiTurn
@@ -173,7 +174,7 @@ def rollout(**given: Any) -> MultiTurn:
 
 
 def lent(task: Task, engine: Engine, environments: EnvironmentPool, **given: Any) -> GenerationContext:
-    sampler = given.pop("rollout", rollout())
+    sampler, turns = given.pop("rollout", rollout()), given.pop("turns", None)
     return GenerationContext(
         **{
             "task": task,
@@ -183,7 +184,7 @@ def lent(task: Task, engine: Engine, environments: EnvironmentPool, **given: Any
             "seed": 7,
             "iteration": 0,
             "context_length": 64,
-            "environments": environments,
+            "services": {EnvironmentPool: environments, TurnJournal: turns},
             "sampling": sampler.sampling,
             "unfinished_reward": sampler.unfinished_reward,
             "rollout": sampler,

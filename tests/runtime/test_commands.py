@@ -153,7 +153,7 @@ def test_a_finished_run_is_not_held_against_a_smaller_machine(
     def refuse(config: object) -> None:
         raise ValueError("it doesn't fit")
 
-    monkeypatch.setattr(commands, "refuse_what_does_not_fit", refuse)
+    monkeypatch.setattr(commands, "BEFORE_A_RUN", [refuse])
     for name in ("exit_on_signals", "end_with_launcher"):  # the test's process keeps its own
         monkeypatch.setattr(lifeline, name, lambda: None)
     plain = {"type": "policy_iteration", "trainer": {"seed": 1}}

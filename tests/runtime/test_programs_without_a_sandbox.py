@@ -9,7 +9,7 @@ import pytest
 
 from tests.runtime.in_process import small, train
 from treetune.main import main
-from treetune.runtime.manifest import without_sandbox
+from treetune.runtime.base import without_sandbox
 
 UNSAFE = {"type": "unsafe_local"}
 WORDS = "task.grader.sandbox is unsafe_local: programs that the model writes run as you do"

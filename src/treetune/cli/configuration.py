@@ -28,23 +28,12 @@ def check_config(options: argparse.Namespace) -> int:
     root = built(config, options.command, None)
     from treetune.config.errors import ConfigError, wrapped
     from treetune.config.explain import Explanation
-    from treetune.runtime.base import PolicyIteration
-    from treetune_tables.base import Table
 
-    if isinstance(root, Table):
-        try:
-            root.check_experiments()
-        except ConfigError as error:
-            raise ConfigError([_located(issue, Explanation(config)) for issue in error.issues]) from error
-    for name in root.task.missing() if isinstance(root, PolicyIteration) else ():
-        print(wrapped("note: ", f"the task reads {name}, which isn't there yet"), file=sys.stderr)
-    for words in root.missing_for_grades() if isinstance(root, PolicyIteration) else ():
-        print(wrapped("note: ", f"what answers need isn't here: {words}"), file=sys.stderr)
-    if isinstance(root, PolicyIteration):
-        from treetune.runtime.manifest import unsafe_remarks
-
-        for words in unsafe_remarks(config.data):
-            print(wrapped("note: ", words), file=sys.stderr)
+    try:
+        for remark in root.examine(config.data):
+            print(wrapped("note: ", remark), file=sys.stderr)
+    except ConfigError as error:
+        raise ConfigError([_located(issue, Explanation(config)) for issue in error.issues]) from error
     say(f"fine: {config.data['type']} {config.data.get('experiment_name', '')}".rstrip())
     return 0
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import ClassVar, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, TypeVar
 
 from treetune.contracts import Part
 
@@ -32,6 +32,11 @@ class Registrable(Part):
         if Registrable in cls.__bases__:
             cls._parts = {}
             cls.root = root
+
+    def examine(self, plain: Mapping[str, Any]) -> Iterable[str]:
+        """Returns the remarks of `check_config` on the configuration `plain` whose root this is.
+        Raises ConfigError for mistakes that take longer to find than `check` may."""
+        return ()
 
     @classmethod
     def register(cls, name: str) -> Callable[[T], T]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from treetune import contracts
 from treetune.config.registrable import Registrable
@@ -19,8 +19,8 @@ from treetune.vocabulary import Episode, Grade, Metrics, Problem, TextCodec, Tra
 if TYPE_CHECKING:
     from treetune.rollouts.values.ahead import Ahead
     from treetune.tasks.graders.pool import GraderPool
-    from treetune_domains.environments.journal import TurnJournal
-    from treetune_domains.environments.pool import EnvironmentPool
+
+S = TypeVar("S")
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class GenerationContext:
     `further_problems` are the training problems that the iteration was not given, in an order of
     their own that seed and iteration decide: all ranks are told the same. None where problems are
     fixed (evaluation). `say` writes a line into the run's log, once for all ranks. `rollout` is what the
-    answers are made by, for credit that goes on from parts of them. `environments` plays what answers of
-    several turns act in; what they say is kept in `turns`, so that it outlives a crash.
+    answers are made by, for credit that goes on from parts of them. `services` are what packages above the
+    core give to runs (`contracts.RUN_SERVICES`), by type: see `get`.
 
     `memory` is what was remembered of earlier iterations, as JSON has it: the same on all ranks. A part of
     shaping that `remembers` changes what stands under its label there, on all ranks alike; the runtime
@@ -73,8 +73,7 @@ class GenerationContext:
     sampling: SamplingParams | None = None
     unfinished_reward: float | None = 0.0
     rollout: Rollout | None = None
-    environments: EnvironmentPool = None  # type: ignore[assignment]  # there wherever a run samples
-    turns: TurnJournal | None = None
+    services: Mapping[type, Any] = field(default_factory=dict)
     memory: dict[str, Any] = field(default_factory=dict)
     on_answer: Callable[[Trajectory, Future[Grade]], None] | None = None
     begun: Mapping[Any, Any] | None = None
@@ -82,6 +81,10 @@ class GenerationContext:
     carried: Sequence[Trajectory] = ()
     carry: Callable[[Sequence[Trajectory]], None] = lambda answers: None
     reads_logprobs: bool = True
+
+    def get(self, kind: type[S]) -> S | None:
+        """The run's service of a type; None where it has none."""
+        return self.services.get(kind)
 
 
 class Rollout(Registrable):

@@ -7,10 +7,10 @@ import math
 from collections.abc import Mapping, Sequence
 
 from treetune.rollouts.base import GenerationContext
+from treetune.rollouts.domain_numbers import domain_columns, domain_counts
 from treetune.rollouts.numbers import columns as number_columns
 from treetune.rollouts.numbers import number_metrics
 from treetune.vocabulary import Metrics, Trajectory
-from treetune_domains.numbers import domain_columns, domain_counts
 
 
 def pooled(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import chain
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le
@@ -284,6 +285,11 @@ class PolicyIteration(Runtime):
         for_turns = (words for one in rollouts for part in parts for words in one.missing(part))
         return list(dict.fromkeys([*for_grades, *for_turns]))
 
+    def examine(self, plain: Mapping[str, Any]) -> Iterator[str]:
+        yield from (f"the task reads {name}, which isn't there yet" for name in self.task.missing())
+        yield from (f"what answers need isn't here: {missing}" for missing in self.missing_for_grades())
+        yield from unsafe_remarks(plain)
+
     @classmethod
     def changeable(cls, settings: Mapping[str, Any]) -> frozenset[str]:
         keys = {
@@ -325,6 +331,22 @@ class PolicyIteration(Runtime):
         yield from twice("shaping", [one.label for one in self.shaping], "each kind can be there once")
         if self.overlap == "one_step":
             yield from unfit_overlap(self)
+
+
+def without_sandbox(plain: Any, key: str = "") -> list[str]:
+    """The keys of a configuration whose programs run without a sandbox."""
+    if isinstance(plain, list):
+        plain = dict(enumerate(plain))
+    if not isinstance(plain, Mapping):
+        return []
+    below = (without_sandbox(one, f"{key}.{name}" if key else str(name)) for name, one in plain.items())
+    return [*([key] if plain.get("type") == "unsafe_local" else []), *chain.from_iterable(below)]
+
+
+def unsafe_remarks(plain: Mapping[str, Any]) -> list[str]:
+    """What a person is told of them."""
+    words = "programs that the model writes run as you do, with your files and your network"
+    return [f"{key} is unsafe_local: {words}" for key in without_sandbox(plain)]
 
 
 LONGEST_NAME = 200

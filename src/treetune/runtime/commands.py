@@ -8,6 +8,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from treetune.contracts import BEFORE_A_RUN
 from treetune.models.checkpoints import resolve_policy
 from treetune.runtime import lifeline
 from treetune.runtime.base import PolicyIteration, Runtime
@@ -28,7 +29,6 @@ from treetune.runtime.sampler import Sampler
 from treetune.runtime.session import Session
 from treetune.runtime.training import make_trainer
 from treetune.runtime.watch import kept_for_good, refuse_collapsed
-from treetune_cluster.fit import refuse_what_does_not_fit
 
 
 def run(command: str, root: Runtime, plain_config: Mapping[str, Any], options: Any = None) -> int:
@@ -45,7 +45,8 @@ def run(command: str, root: Runtime, plain_config: Mapping[str, Any], options: A
         for one in root.evaluation.sets:
             set_problems(root, one)  # before days of training, not after them
     if command == run_iteration_loop.__name__ and _done_when_finished(root) is None:
-        refuse_what_does_not_fit(root)
+        for check in BEFORE_A_RUN:
+            check(root)
         look_around()
     if command in (run_iteration_loop.__name__, only_generate_episodes.__name__) and root.shaping:
         problems = root.task.problems("train")

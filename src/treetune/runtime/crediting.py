@@ -8,13 +8,13 @@ import numpy as np
 
 from treetune.rollouts import unavailable
 from treetune.rollouts.base import GenerationContext
+from treetune.rollouts.domain_numbers import domain_advantages
 from treetune.rollouts.shaping.applied import shaped
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.columns_of_ranks import episodes_on_first
 from treetune.trainers.ranks import Ranks
 from treetune.tree import Tree
 from treetune.vocabulary import Episode, Metrics
-from treetune_domains.numbers import domain_advantages
 
 
 def credited(

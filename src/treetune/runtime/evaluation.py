@@ -11,6 +11,7 @@ from typing import Any
 
 from treetune.rollouts import unavailable
 from treetune.rollouts.base import Rollout
+from treetune.rollouts.domain_numbers import PREFIX
 from treetune.rollouts.numbers import by_group, columns, evaluated, number_metrics
 from treetune.runtime.base import EvaluationSet, PolicyIteration
 from treetune.runtime.claims import Claim
@@ -25,7 +26,6 @@ from treetune.store.checksums import digest_of, read_record, write_record
 from treetune.store.files import whole_file
 from treetune.tree import answers_of
 from treetune.vocabulary import Grade, Metrics, Problem, Trajectory, token_array
-from treetune_domains.numbers import PREFIX
 
 EVALUATED = ("pass_at_1", "ci_low", "ci_high", "majority_vote", "unfinished", "mean_tokens")
 """What becomes a metric of the run, of all problems and of each domain's."""

@@ -36,7 +36,6 @@ from treetune.store.checksums import read_record, write_record
 from treetune.tasks.drawing import Drawing
 from treetune.tree import Tree, answers_of, trees_of
 from treetune.vocabulary import Episode, Metrics, Trajectory
-from treetune_domains.environments.journal import SUFFIX
 
 PASS_RATES = "pass_rates.json"
 """In an iteration's folder: the share of right answers to each of its problems, where draws ask for it."""
@@ -220,7 +219,6 @@ def _credit(
     out."""
     session, config = sampler.session, sampler.session.config
     folder = session.directory.iteration(iteration)
-    earlier = _journal(sampler, folder, "rollout")
     with (
         _counted(sampler, "credit", clock),
         sampler.phase(f"iteration {iteration + 1}: credit", "continuations") as show,
@@ -231,7 +229,7 @@ def _credit(
             iteration=iteration,
             journal=_journal(sampler, folder, "credit") if config.credit.needs_engine else None,
             # What environments said to continuations among answers lies with what they said to these.
-            journals=[earlier] if earlier is not None and earlier.with_suffix(SUFFIX).is_file() else (),
+            earlier=_journal(sampler, folder, "rollout"),
             progress=show,
             memory=memory,
         )

@@ -9,13 +9,12 @@ import platform
 import subprocess
 import sys
 from collections.abc import Mapping
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from treetune.config.folders import own_modules, searched
 from treetune.config.hashing import config_hash
-from treetune.runtime.base import PolicyIteration
+from treetune.runtime.base import PolicyIteration, unsafe_remarks, without_sandbox
 from treetune.runtime.differences import Difference, differences
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.runtime.machine import bits_rest_on, unlike
@@ -24,22 +23,6 @@ from treetune.store.files import write_json
 from treetune.tasks.base import Task
 
 CONFIG, MANIFEST = "config.json", "manifest.json"
-
-
-def without_sandbox(plain: Any, key: str = "") -> list[str]:
-    """The keys of a configuration whose programs run without a sandbox."""
-    if isinstance(plain, list):
-        plain = dict(enumerate(plain))
-    if not isinstance(plain, Mapping):
-        return []
-    below = (without_sandbox(one, f"{key}.{name}" if key else str(name)) for name, one in plain.items())
-    return [*([key] if plain.get("type") == "unsafe_local" else []), *chain.from_iterable(below)]
-
-
-def unsafe_remarks(plain: Mapping[str, Any]) -> list[str]:
-    """What a person is told of them."""
-    words = "programs that the model writes run as you do, with your files and your network"
-    return [f"{key} is unsafe_local: {words}" for key in without_sandbox(plain)]
 
 
 def begin(

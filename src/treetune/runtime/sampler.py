@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from treetune.contracts import PHASE_SERVICES, RUN_SERVICES
 from treetune.inference.journal import Hear, JournaledEngine
 from treetune.rollouts.base import GenerationContext, Rollout
 from treetune.rollouts.critic import Critic
@@ -17,11 +18,8 @@ from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.session import Session
 from treetune.tasks.base import Task
 from treetune.tasks.graders.pool import GraderPool
-from treetune.tasks.graders.service import Surroundings
+from treetune.tasks.graders.service import ServedModel, Surroundings
 from treetune.vocabulary import Metrics, Problem
-from treetune_domains.environments.journal import SUFFIX, TurnJournal
-from treetune_domains.environments.pool import EnvironmentPool
-from treetune_domains.judge_server import judge_server, refuse_dumb
 
 if TYPE_CHECKING:
     from treetune.trainers.reference_ahead import ReferenceAhead
@@ -36,11 +34,11 @@ class Sampler:
         server: PolicyServer,
         grader: GraderPool,
         around: Surroundings,
-        environments: EnvironmentPool,
+        services: Sequence[Any] = (),
     ) -> None:
-        """`around` is what graders are lent that are services."""
+        """`around` is for graders that are services; rollouts get `services` by their types."""
         self.session, self.server, self.grader, self._around = session, server, grader, around
-        self.environments = environments
+        self._services = tuple(services)
         self.critic: Critic | None = None
         """That of the run's trainer, where its credit asks one: see `lent_critic`."""
         self._judge_was_asked = False
@@ -59,15 +57,14 @@ class Sampler:
         for rollout in (config.rollout, for_fixed_problems(config.evaluation.rollout or config.rollout)):
             rollout.prepare(session.model.codec)
         grades = server.engine is not None or session.purpose == "run"
-        with judge_server(session) if grades else nullcontext() as judge:
+        with ExitStack() as stack:
+            services = [stack.enter_context(start(session)) for start in RUN_SERVICES] if grades else []
+            judge = next((one for one in services if isinstance(one, ServedModel)), None)
             name = f"{session.purpose}-{session.ranks.rank}"
             around = Surroundings(session.directory.path / "judge", name, judge)
-            with (
-                closing(around),
-                grader_pool(session, config.task, around) as grader,
-                EnvironmentPool(workers=config.grader_workers) as environments,
-            ):
-                yield Sampler(session, server, grader, around, environments)
+            stack.enter_context(closing(around))
+            grader = stack.enter_context(grader_pool(session, config.task, around))
+            yield Sampler(session, server, grader, around, services)
 
     def ready(self) -> None:
         """Returns when the engine samples from the newest weights, and the run's judge has answered once.
@@ -79,7 +76,7 @@ class Sampler:
         problem = ""
         if session.ranks.is_first:
             try:
-                refuse_dumb(judge, session.config.task, session.train_problems)
+                judge.refuse_unusable(session.config.task, session.train_problems)
             except ValueError as error:
                 problem = str(error)
         if problem := session.ranks.from_first("the judge answers", problem):
@@ -100,6 +97,7 @@ class Sampler:
         iteration: int,
         journal: Path | None,
         journals: Sequence[Path] = (),
+        earlier: Path | None = None,
         continuations: Path | None = None,
         progress: Callable[[int, int], None] = lambda done, total: None,
         further: Callable[[], Sequence[Problem]] = tuple,
@@ -110,15 +108,17 @@ class Sampler:
         reads_logprobs: bool = True,
     ) -> GenerationContext:
         """What rollout and credit are lent. With `journal`, finished requests outlive a crash; `journals`
-        have what others finished, and `continuations` is where those are kept that are asked for among
+        have what others finished, `earlier` is that of an earlier phase of this iteration, whose services
+        these ones go on from, and `continuations` is where those are kept that are asked for among
         answers; `hear` is told of all answered requests; `further` are the context's further problems.
         `task` and its `grader` are the run's unless given; `memory` is shaping's.
         """
         session, engine = self.session, self.server.engine
-        turns: TurnJournal | None = None
+        services = self._services
         if engine is not None and journal is not None:
             engine = JournaledEngine(engine, journal, journals, continuations, hear)
-            turns = TurnJournal(journal.with_suffix(SUFFIX), [one.with_suffix(SUFFIX) for one in journals])
+            others = [*journals, *([earlier] if earlier is not None else [])]
+            services += tuple(start(journal, others) for start in PHASE_SERVICES)
         return GenerationContext(
             task=task or session.config.task,
             engine=engine,
@@ -137,8 +137,7 @@ class Sampler:
             sampling=rollout.sampling,
             unfinished_reward=rollout.unfinished_reward,
             rollout=for_fixed_problems(rollout),
-            environments=self.environments,
-            turns=turns,
+            services={type(one): one for one in services},
             memory={} if memory is None else memory,
             critic=self.critic,
             reads_logprobs=reads_logprobs,

@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from treetune.contracts import RANKS_MEET
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.console import Console
 from treetune.runtime.directory import ExperimentDirectory, Lock
@@ -22,9 +23,9 @@ from treetune.runtime.manifest import begin
 from treetune.runtime.start_model import StartModel
 from treetune.store.files import own_folder
 from treetune.store.timeline import SUFFIX, Timeline
+from treetune.trainers.meeting import Meeting
 from treetune.trainers.ranks import Ranks
 from treetune.vocabulary import Problem
-from treetune_cluster.several_machines import agree
 
 if TYPE_CHECKING:
     from treetune.models.nucleus import Nucleus
@@ -62,10 +63,12 @@ class Session:
         """
         with contextlib.ExitStack() as stack:
             directory = ExperimentDirectory(Path(config.directory) / config.experiment_name)
-            ranks = Ranks.join(
-                config.rank_deadline,
-                lambda one: agree(one, directory.path, plain_config, share=config.share),
-            )
+
+            def agree(meeting: Meeting) -> None:
+                for check in RANKS_MEET:
+                    check(meeting, directory.path, plain_config, share=config.share)
+
+            ranks = Ranks.join(config.rank_deadline, agree)
             stack.callback(ranks.leave)
             purpose: str = lock
             remarks: list[str] = []

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from treetune.rollouts.domain_numbers import name_in
 from treetune.rollouts.numbers import in_words
 from treetune.runtime.console import duration
-from treetune_domains.numbers import name_in
 
 SHOWN_SECONDS = 0.05
 """Phases shorter than this are left out."""

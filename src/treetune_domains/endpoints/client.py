@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from treetune_domains.endpoints.settings import Asking, EndpointSettings, Place
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(f"treetune.{__name__}")  # a run logs what is below "treetune"
 
 LONGEST_WAIT_S = 120.0
 """Between two attempts, whatever the endpoint asks for."""

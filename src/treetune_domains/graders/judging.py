@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(f"treetune.{__name__}")  # a run logs what is below "treetune"
 
 AGAIN = "That holds no verdict in the form that was asked for. Give the verdict alone, in that form."
 

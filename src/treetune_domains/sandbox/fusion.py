@@ -17,7 +17,7 @@ from annotated_types import Ge, MinLen
 
 from treetune_domains.sandbox.base import Limits, Outcome, Sandbox, SandboxUnavailable
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(f"treetune.{__name__}")  # a run logs what is below "treetune"
 
 _SPARE_SECONDS = 15.0
 """What a server may take beside the program's time, to find room for it and to answer."""

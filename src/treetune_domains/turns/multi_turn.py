@@ -29,7 +29,8 @@ from treetune.tasks.base import Task
 from treetune.tree import Tree, answers_of, trees_of
 from treetune.vocabulary import Grade, Metrics, Problem, Segment, TextCodec, TokenIds, Trajectory, joined
 from treetune_domains.environments.base import NOTHING, Environment, Reward, Turn
-from treetune_domains.environments.pool import Play
+from treetune_domains.environments.journal import TurnJournal
+from treetune_domains.environments.pool import EnvironmentPool, Play
 from treetune_domains.environments.worlds import Played
 from treetune_domains.turns.conversation import EVENTS, Conversation, Limits
 from treetune_domains.turns.snapshots import packed, unpacked
@@ -225,8 +226,8 @@ class MultiTurn(SampledRollout):
             requests += followed(place, growing[place][1].begun) if start.begun else sampled(place)
 
         def graded() -> list[Trajectory]:
-            if context.turns is not None:
-                context.turns.close()
+            if (journal := context.get(TurnJournal)) is not None:
+                journal.close()
             assert len(grown) == len(starts), "the engine reports every request"
             return [self._trajectory(context, start, *grown[place]) for place, start in enumerate(starts)]
 
@@ -252,13 +253,15 @@ class MultiTurn(SampledRollout):
             for segment in start.begun
             if segment.origin == "sampled"
         )
-        play = context.environments.begin(
+        pool, journal = context.get(EnvironmentPool), context.get(TurnJournal)
+        assert pool is not None, "there wherever a run samples"
+        play = pool.begin(
             self.environment_of(task),
             start.problem,
             derive_seed(context.seed, context.iteration, start.problem.id, "environment"),
             actions,
             unpacked(start.begun)[1],
-            None if context.turns is None else (context.turns, start.seed),
+            None if journal is None else (journal, start.seed),
         )
         return conversation, play
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +14,7 @@ from treetune_domains.endpoints.journal import Answer, AnswerJournal, read_answe
 from treetune_domains.endpoints.settings import Asking, Place
 
 if TYPE_CHECKING:
+    from treetune.tasks.base import Task
     from treetune.tasks.graders.base import Grader
 
 Counts = dict[str, tuple[float, float | None]]
@@ -72,6 +73,8 @@ class ServedModel:
     identity: str
     failed: Callable[[Place, str], None] = lambda place, reason: None
     succeeded: Callable[[], None] = lambda: None
+    refuse_unusable: Callable[[Task, Sequence[Problem]], None] = lambda task, problems: None
+    """Raises ValueError where it can't be asked about answers to the task's problems."""
 
 
 @dataclass

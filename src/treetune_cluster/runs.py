@@ -1,0 +1,52 @@
+"""Additions to every run: it is refused on a machine that it doesn't fit, and on machines that differ."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from treetune.config.errors import FoundByAllRanks
+from treetune.contracts import BEFORE_A_RUN, RANKS_MEET
+
+if TYPE_CHECKING:
+    from treetune.runtime.base import PolicyIteration
+    from treetune.trainers.meeting import Meeting
+
+
+@BEFORE_A_RUN.register("fits_the_machine")
+def refuse_what_does_not_fit(config: PolicyIteration) -> None:
+    """Raises ValueError with what doesn't fit and the smallest change that helps: what the ranks of a machine
+    find alike, one of them says. Where the model's sizes aren't known, or nvidia-smi says nothing, the first
+    rank says that nobody has looked."""
+    if not config.plan.check:
+        return
+    from treetune_cluster.planning.machine import here
+    from treetune_cluster.planning.plan import Plan
+    from treetune_cluster.planning.words import verdict_of
+
+    rank, local_rank = os.environ.get("RANK", "0"), os.environ.get("LOCAL_RANK", "0")
+    try:
+        plan = Plan.of(config, here(started=True))
+    except ValueError as error:
+        if rank == "0":
+            print(f"note: whether the run fits this machine wasn't checked: {error}", file=sys.stderr)
+        return
+    if not plan.fits:
+        # Machines may be smaller than the first rank's: on each of them one rank speaks.
+        speaks = plan.machine.nodes > 1 and rank != "0" and local_rank == "0"
+        raise (ValueError if speaks else FoundByAllRanks)(
+            f"{plan.machine.words}: {verdict_of(plan)}\n"
+            "  the command `plan` shows all of it; the numbers are estimates, and with"
+            " --override '{plan: {check: false}}' the run starts without them"
+        )
+
+
+@RANKS_MEET.register("machines_agree")
+def agree(meeting: Meeting, directory: Path, plain_config: Mapping[str, Any], *, share: bool) -> None:
+    """Raises MachinesDiffer where the ranks' machines can't do the run together. Collective."""
+    from treetune_cluster import several_machines
+
+    several_machines.agree(meeting, directory, plain_config, share=share)
