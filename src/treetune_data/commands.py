@@ -83,8 +83,8 @@ def _pipeline(options: argparse.Namespace) -> tuple[Config, Any]:
 
 def estimate_difficulty(options: argparse.Namespace) -> int:
     """The command, and with --shard one of the jobs that it starts."""
+    from treetune.runtime.front_door import MAIN
     from treetune.store.files import write_json
-    from treetune_data.difficulty.jobs import MAIN
     from treetune_data.difficulty.shard import FAILURE, shard_folder, work_on_shard
     from treetune_data.difficulty.watching import estimate, refuse_another
 

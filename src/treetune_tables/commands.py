@@ -56,9 +56,9 @@ def reproduce_table(options: argparse.Namespace) -> int:
 
 def _command_line() -> str:
     from treetune.config.jsonnet import shown
+    from treetune.runtime.front_door import MAIN
 
-    main = Path(__file__).resolve().parents[1] / "main.py"
-    return shlex.join(["python", shown(main), *sys.argv[1:]])
+    return shlex.join(["python", shown(MAIN), *sys.argv[1:]])
 
 
 TABLE = "--configs configs/tables/quickstart_methods.jsonnet"

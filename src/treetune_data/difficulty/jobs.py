@@ -20,8 +20,6 @@ from treetune.config.registrable import Registrable
 from treetune.runtime.children import end, started
 from treetune.store.files import write_text
 
-MAIN = Path(__file__).resolve().parents[2] / "main.py"
-
 
 class Running(Protocol):
     """Jobs under way, one for each shard at most."""

@@ -15,11 +15,10 @@ from typing import Any
 from treetune.config.jsonnet import shown
 from treetune.runtime.children import end, started, wait_a_moment
 from treetune.runtime.console import duration
-from treetune.runtime.front_door import gpus, ranks_here, threads_each
+from treetune.runtime.front_door import MAIN, gpus, ranks_here, threads_each
 from treetune.store.files import write_json
 from treetune_tables.runs import MEASURABLE, TO_DO, Key, Plan, PlannedRun, Status, inspect
 
-MAIN = Path(__file__).resolve().parents[1] / "main.py"
 PROGRESS_EVERY_S = 60.0
 
 TAIL_BYTES, MESSAGE_CHARACTERS = 64 * 1024, 400
