@@ -23,7 +23,7 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from treetune.inference.base import Completion, Engine, OnResult, Request
-from treetune.inference.journal import JournaledEngine, read_journal
+from treetune.inference.journal import JournaledEngine, completions_of_row
 from treetune.rollouts.base import GenerationContext
 from treetune.rollouts.credit.group import Group
 from treetune.rollouts.single_turn import SingleTurn
@@ -36,6 +36,7 @@ from treetune.rollouts.storage import (
     write_trajectories,
 )
 from treetune.seeds import derive_seed
+from treetune.store.journal import read_rows
 from treetune.tasks.base import Task
 from treetune.tasks.steps.lines import ends_of_lines
 from treetune.trainers.tokens import Sequences, flat_of_trained
@@ -166,7 +167,7 @@ def measure(tokens: int, folder: Path, text: TextCodec) -> dict[str, Any]:
     assert sequences.n_tokens == count
     del trees, episodes, sequences, context
     with clock.of("read journal"):
-        known = read_journal(folder / "journal.jsonl")
+        known = [completions_of_row(row) for row in read_rows(folder / "journal.jsonl")]
     assert len(known) == len(problems)
     del known
     with clock.of("read trajectories"):

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 
 from tests.rollouts import tabular_mdp as mdp
 from treetune.inference.base import Completion
-from treetune.inference.journal import journal_line
+from treetune.inference.journal import journal_row
 from treetune.main import main
 from treetune.rollouts.credit.rloo import Rloo
 from treetune.rollouts.storage import (
@@ -26,7 +26,8 @@ from treetune.rollouts.storage import (
     write_episodes,
     write_trajectories,
 )
-from treetune.store.checksums import row_of, seal_folder, sealed_line, write_record
+from treetune.store.checksums import seal_folder, write_record
+from treetune.store.journal import Journal, row_of, sealed_line
 from treetune.tree import trees_of
 from treetune_lab.analyzers.first_difference import first_difference
 
@@ -43,9 +44,9 @@ def runs(tmp_path: Path) -> tuple[Path, Path]:
         write_trajectories(iteration / "trajectories.arrow", answers)
         write_episodes(iteration / "episodes.arrow", episodes)
         for phase in ("rollout", "credit"):
-            lines = [journal_line(f"{phase}{i}", [sampled(i), sampled(i + 1)]) for i in range(3)]
-            (iteration / "journal").mkdir(exist_ok=True)
-            (iteration / "journal" / f"{phase}-0.jsonl").write_text("".join(lines))
+            rows = [journal_row(f"{phase}{i}", [sampled(i), sampled(i + 1)]) for i in range(3)]
+            with Journal(iteration / "journal" / f"{phase}-0.jsonl") as journal:
+                journal.add(*rows)
         write_record(iteration / "metrics.json", {"train/loss": 0.25, "seconds/training": 1.0})
         checkpoint = one / "checkpoints" / f"{number + 1:04d}"
         for part in ("policy", "trainer"):

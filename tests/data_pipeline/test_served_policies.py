@@ -15,11 +15,11 @@ from tests.fake_engine import FakeEngine
 from treetune.config.build import build
 from treetune.inference.base import EngineError
 from treetune.inference.settings import VllmSettings
+from treetune.store.journal import read_rows
 from treetune_data.base import DataPipeline
 from treetune_data.difficulty import policies
 from treetune_data.difficulty.shard import shard_folder, work_on_shard
 from treetune_data.estimate_difficulty import EstimateDifficulty
-from treetune_data.lines import whole_lines
 from treetune_domains.domain_rows import domain_row
 
 CONTEXT, SAMPLES = 16, 3
@@ -71,7 +71,7 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> Engines:
 
 def grades(output: Path) -> list[dict[str, Any]]:
     return sorted(
-        whole_lines(shard_folder(output, 0) / "grades.jsonl"), key=lambda row: (row["row"], row["sample"])
+        read_rows(shard_folder(output, 0) / "grades.jsonl"), key=lambda row: (row["row"], row["sample"])
     )
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import random
-import tempfile
+import json
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -15,7 +14,8 @@ from hypothesis import strategies as st
 
 from tests.fake_engine import FakeEngine
 from treetune.inference.base import Completion, EngineError, Later, Request, SamplingParams
-from treetune.inference.journal import JournaledEngine, journal_line, read_journal, request_key
+from treetune.inference.journal import JournaledEngine, completions_of_row, journal_row, request_key
+from treetune.store.journal import Journal
 from treetune.vocabulary import FinishReason
 
 EOS = 3
@@ -138,59 +138,29 @@ completions = st.lists(
     ),
     max_size=3,
 )
-entries = st.dictionaries(st.text("0123456789abcdef", min_size=1, max_size=4), completions, max_size=6)
 
 
-@given(entries, st.data())
-def test_a_file_cut_anywhere_gives_the_whole_lines_before_the_cut(
-    written: dict[str, list[Completion]], data: st.DataObject
-) -> None:
-    lines = [journal_line(key, answer).encode() for key, answer in written.items()]
-    text = b"".join(lines)
-    cut = data.draw(st.integers(0, len(text)))
-    whole = 0
-    while whole < len(lines) and len(b"".join(lines[: whole + 1])) <= cut:
-        whole += 1
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "journal.jsonl"
-        path.write_bytes(text[:cut])
-        assert read_journal(path) == dict(list(written.items())[:whole])
-        # What is appended next starts on a line of its own.
-        with path.open("ab") as file:
-            file.write(journal_line("next", []).encode())
-        assert read_journal(path) == dict(list(written.items())[:whole]) | {"next": []}
-
-
-@given(entries, st.lists(st.binary(max_size=20), max_size=3), st.randoms(use_true_random=False))
-def test_lines_that_are_no_records_hide_no_others(
-    written: dict[str, list[Completion]], rubbish: list[bytes], order: random.Random
-) -> None:
-    # Zeros and unprintable bytes, as a machine that crashed may leave behind.
-    bad = [b"\0\xff" + line.translate(None, b"\r\n") + b"\n" for line in rubbish]
-    lines = [journal_line(key, answer).encode() for key, answer in written.items()] + bad
-    order.shuffle(lines)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "journal.jsonl"
-        path.write_bytes(b"".join(lines))
-        assert read_journal(path) == written
-
-
-def test_a_journal_from_before_numbers_were_written_as_bytes_is_read(tmp_path: Path) -> None:
+def test_a_journal_from_before_numbers_were_written_as_bytes_is_read() -> None:
     answer = Completion([5, 3], [-0.25, -1e-3], "stop", 2, 0.5)  # type: ignore[arg-type]
+    assert completions_of_row(["old", [[[5, 3], [-0.25, -0.001], "stop", 2, 0.5]]]) == [answer]
+
+
+@given(completions)
+def test_numbers_come_back_in_the_width_that_they_had(written: list[Completion]) -> None:
+    read = completions_of_row(json.loads(json.dumps(journal_row("key", written))))
+    assert read == written
+    assert [c.logprobs.tobytes() for c in read] == [c.logprobs.tobytes() for c in written]
+    assert [c.logprobs.dtype for c in read] == [c.logprobs.dtype for c in written]
+
+
+def test_a_row_that_holds_no_samples_is_sampled_again(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
-    path.write_text('["old",[[[5,3],[-0.25,-0.001],"stop",2,0.5]]]\n' + journal_line("new", [answer]))
-    assert read_journal(path) == {"old": [answer], "new": [answer]}
-
-
-@given(entries)
-def test_numbers_come_back_in_the_width_that_they_had(written: dict[str, list[Completion]]) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "journal.jsonl"
-        path.write_text("".join(journal_line(key, answer) for key, answer in written.items()))
-        read = read_journal(path)
-    pairs = [(c, d) for key in written for c, d in zip(written[key], read[key], strict=True)]
-    assert all(c.logprobs.tobytes() == d.logprobs.tobytes() for c, d in pairs)
-    assert all(c.logprobs.dtype == d.logprobs.dtype for c, d in pairs)
+    known, bad = requests(2)
+    with Journal(path) as journal:
+        journal.add([request_key(bad, 0), 7], [request_key(known, 0), "no list"])
+    inner = engine()
+    assert JournaledEngine(inner, path).generate([known, bad]) == engine().generate([known, bad])
+    assert inner.asked == [known, bad]
 
 
 def test_what_follows_from_answers_is_kept_and_numbered_alike_whether_sampled_or_found(

@@ -244,7 +244,7 @@ def test_a_report_tells_what_is_damaged_and_leaves_it_out(
 
 
 def test_what_earlier_versions_wrote_is_read_as_it_is(tmp_path: Path) -> None:
-    from treetune.store.checksums import row_of
+    from treetune.store.journal import row_of
 
     old = tmp_path / "old.json"
     old.write_text('{"seconds": 1.0}')

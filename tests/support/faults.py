@@ -7,7 +7,6 @@ are (SIGSTOP), so that the point can't pass before the blow.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import platform
 import shutil
@@ -27,7 +26,7 @@ from treetune.inference.guard import descendants
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.runtime.lifeline import Process, process_fields
 from treetune.runtime.weights_folder import weights_folder
-from treetune.store.checksums import row_of
+from treetune.store.journal import read_rows
 
 ROOT = Path(__file__).parents[2]
 CONFIG = Path(__file__).with_name("small.jsonnet")
@@ -133,9 +132,7 @@ class Experiment:
         """The requests that were answered, by journal, in the order of their answers."""
         found = {}
         for path in sorted(self.directory.path.glob("iterations/*/journal/*.jsonl")):
-            whole = path.read_bytes().rpartition(b"\n")[0]
-            rows = [json.loads(row_of(line + b"\n")) for line in whole.splitlines()]
-            found[f"{path.parts[-3]}/{path.name}"] = [row[0] for row in rows]
+            found[f"{path.parts[-3]}/{path.name}"] = [row[0] for row in read_rows(path)]
         return found
 
     def assert_consistent(self, undisturbed: Experiment) -> None:

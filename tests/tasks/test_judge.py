@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.stand_in_judge import StandIn, stand_in_judge
-from treetune.store.checksums import row_of
+from treetune.store.journal import row_of
 from treetune.tasks.graders.conformance import Case, conformance
 from treetune.tasks.graders.final_answer import FinalAnswer
 from treetune.tasks.graders.numeric import Numeric

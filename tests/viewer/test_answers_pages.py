@@ -14,10 +14,11 @@ from starlette.testclient import TestClient
 from tests.reports.synthetic import CODEC
 from tests.viewer.recorded import begin_run, episode, record_iteration, recorded_run, trajectory
 from treetune.inference.base import Completion, SamplingParams
-from treetune.inference.journal import journal_line, request_key
+from treetune.inference.journal import journal_row, request_key
 from treetune.rollouts.storage import write_episodes, write_trajectories
 from treetune.rollouts.values.base import Beginning, FixedBudget
 from treetune.runtime.directory import _LOCKS
+from treetune.store.journal import Journal
 from treetune.tasks.addition_chain import AdditionChain
 from treetune.vocabulary import Segment, Stretch
 from treetune_lab.values.one_line import OneLineState
@@ -322,8 +323,9 @@ def test_continuations_of_a_state_are_found_in_the_journal(client: TestClient, f
     request = state.request(3)
     sampled = [Completion(list(map(ord, text)), [-0.5] * 2, "stop", 0) for text in ("x!", "y!", "x!")]
     journal = run.iteration(0) / "journal" / "credit-0.jsonl"
-    journal.parent.mkdir()
-    journal.write_text(journal_line("another", sampled[:1]) + journal_line(request_key(request, 0), sampled))
+    rows = journal_row("another", sampled[:1]), journal_row(request_key(request, 0), sampled)
+    with Journal(journal) as written:
+        written.add(*rows)
     where = {"run": "run", "source": "i1", "answer": one.id}
 
     found = client.get("/continuations", params={**where, "start": 2}).text

@@ -12,7 +12,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from tests.viewer.recorded import recorded_run
-from treetune.store.checksums import sealed_line
+from treetune.store.journal import sealed_line
 from treetune_view.store import Store
 
 PAGES = ("/", "/run?run=x", "/run?run=x&run=y", "/timeline?run=x", "/timeline/trace?run=x", "/answers?run=x",

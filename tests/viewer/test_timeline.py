@@ -11,7 +11,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from tests.viewer.recorded import begin_run, recorded_run
-from treetune.store.checksums import sealed_line
+from treetune.store.journal import sealed_line
 from treetune_view.pages.timeline import clock
 from treetune_view.store import Store
 from treetune_view.store.timeline import chrome_trace, times_of

@@ -1,9 +1,9 @@
 """What a run reads again is what it wrote: files carry a checksum, and one that doesn't match is named.
 
-A JSON record has it as its last key, an Arrow stream behind its end, a line of a journal in front, a folder
-in a file of its own. Records and streams say with their content that they are sealed (`FORMAT`), so that no
-flipped bit makes one that is damaged look like one that an earlier version wrote without a checksum: those
-are read as they are.
+A JSON record has it as its last key, an Arrow stream behind its end, a folder in a file of its own, a line
+of a journal in front (`journal`). Records and streams say with their content that they are sealed (`FORMAT`),
+so that no flipped bit makes one that is damaged look like one that an earlier version wrote without a
+checksum: those are read as they are.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import mmap
-import zlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -85,27 +84,6 @@ def record_of(text: bytes | str) -> dict[str, Any]:
 def _of_record(plain: Mapping[str, Any]) -> str:
     text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).hexdigest()
-
-
-# Lines of journals
-
-
-def sealed_line(row: str) -> str:
-    """A line of a journal around a row of JSON."""
-    return f'{{"crc32":"{zlib.crc32(row.encode()):08x}","row":{row}}}\n'
-
-
-def row_of(line: bytes) -> bytes:
-    """The row of JSON in a line. Raises Damaged where it isn't what was written."""
-    head, end = b'{"crc32":"', b"}\n"
-    if not line.startswith(head):
-        if sum(a != b for a, b in zip(line, head, strict=False)) == 1:
-            raise Damaged("its head isn't what was written")
-        return line
-    row = line[len(head) + len('00000000","row":') : -len(end)]
-    if line != sealed_line(row.decode(errors="replace")).encode():
-        raise Damaged("its checksum doesn't match its content")
-    return row
 
 
 # Streams with a trailer

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from treetune.store.checksums import Damaged, row_of, sealed_line
+from treetune.store.checksums import Damaged
+from treetune.store.journal import Journal, row_of
 
 SUFFIX = ".timeline.jsonl"
 """Of files that hold one."""
@@ -36,8 +37,10 @@ class Timeline:
     """
 
     def __init__(self, path: Path | None = None) -> None:
-        self._path, self._lock = path, threading.Lock()
-        self._begun = self._number = 0
+        self._journal = None if path is None else Journal(path)
+        self._lock = threading.Lock()
+        self._number = 0
+        self._has_begun = False
 
     @contextmanager
     def span(self, lane: str, name: str, **about: Any) -> Iterator[dict[str, Any]]:
@@ -59,9 +62,11 @@ class Timeline:
         self._write({"end": number, "at": end})
 
     def close(self) -> None:
-        """The process comes to its own end."""
-        if self._begun:
+        """Records that the process came to its own end."""
+        if self._has_begun:
             self._write({"closed": os.getpid(), "at": time.time()})
+        if self._journal is not None:
+            self._journal.close()
 
     def _next(self) -> int:
         with self._lock:
@@ -70,34 +75,21 @@ class Timeline:
 
     def _write(self, row: dict[str, Any]) -> None:
         with self._lock:
-            if self._path is None:
+            if self._journal is None:
                 return
-            rows = [row] if self._begun else [_about_this_process(), row]
-            text = "".join(sealed_line(json.dumps(one)) for one in rows)
+            rows = [row]
+            if not self._has_begun:
+                rows.insert(0, {"process": os.getpid(), "host": socket.gethostname(), "at": time.time()})
             try:
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-                with self._path.open("a+b") as file:
-                    if not self._begun and _is_torn(file):
-                        text = "\n" + text
-                    file.write(text.encode())
+                self._journal.add(*rows)
             except OSError as error:
                 logging.getLogger(LOGGER).warning(
-                    "when what is done is no longer recorded: %s can't be written (%s)", self._path, error
+                    "when what is done is no longer recorded: %s can't be written (%s)",
+                    self._journal.path,
+                    error,
                 )
-                self._path = None
-            self._begun = 1
-
-
-def _about_this_process() -> dict[str, Any]:
-    return {"process": os.getpid(), "host": socket.gethostname(), "at": time.time()}
-
-
-def _is_torn(file: Any) -> bool:
-    """Whether an earlier process was killed in the midst of a line."""
-    if file.seek(0, 2) == 0:
-        return False
-    file.seek(-1, 2)
-    return file.read(1) != b"\n"
+                self._journal = None
+            self._has_begun = True
 
 
 # Reading

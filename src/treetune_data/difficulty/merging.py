@@ -11,6 +11,7 @@ from typing import Any
 
 from treetune.runtime.console import Console
 from treetune.store.files import write_json
+from treetune.store.journal import read_rows
 from treetune_data.difficulty.rates import BINS, RATES_FILE, RowRate, bin_of, write_rates
 from treetune_data.difficulty.shard import (
     ANSWERS,
@@ -21,7 +22,6 @@ from treetune_data.difficulty.shard import (
     shard_folder,
 )
 from treetune_data.estimate_difficulty import EstimateDifficulty
-from treetune_data.lines import whole_lines
 from treetune_domains.domain_rows import DATA_SOURCE, Row, domain_of, write_parquet
 
 BAR = 40
@@ -61,10 +61,10 @@ def merge(pipeline: EstimateDifficulty, source: Path, output: Path, console: Con
     answers = asked_twice = 0
     for shard in range(pipeline.shards):
         folder = shard_folder(output, shard)
-        places = Counter((line["row"], line["sample"]) for line in whole_lines(folder / ANSWERS))
+        places = Counter((line["row"], line["sample"]) for line in read_rows(folder / ANSWERS))
         answers += len(places)
         asked_twice += sum(count - 1 for count in places.values())
-        for line in whole_lines(folder / GRADES):
+        for line in read_rows(folder / GRADES):
             graded.setdefault(line["row"], _Graded()).add(line)
             outcomes[line["outcome"]] += 1
     rates = [

@@ -3,12 +3,11 @@ before."""
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,12 @@ from treetune.runtime.claims import Claims
 from treetune.runtime.console import Console
 from treetune.seeds import derive_seed
 from treetune.store.files import write_json
+from treetune.store.journal import Journal, read_rows
 from treetune.tasks.graders.pool import GraderPool
 from treetune.tasks.rows import RowsTask
 from treetune.vocabulary import Grade, Problem
 from treetune_data.difficulty.policies import Place, Question, Reply
 from treetune_data.estimate_difficulty import EstimateDifficulty
-from treetune_data.lines import whole_lines
 from treetune_domains.domain_rows import Row, read_domain_rows, row_key
 
 PROGRESS_S = 2.0
@@ -95,10 +94,10 @@ class _Shard:
         self._done: deque[tuple[int, int]] = deque()
 
     def work(self) -> None:
-        graded = {(row["row"], row["sample"]) for row in whole_lines(self._folder / GRADES, repair=True)}
+        graded = {(row["row"], row["sample"]) for row in read_rows(self._folder / GRADES)}
         answered: set[tuple[int, int]] = set()
         ungraded: list[dict[str, Any]] = []
-        for answer in whole_lines(self._folder / ANSWERS, repair=True):
+        for answer in read_rows(self._folder / ANSWERS):
             which = answer["row"], answer["sample"]
             if which not in answered and which not in graded:
                 ungraded.append(answer)
@@ -118,8 +117,8 @@ class _Shard:
             pipeline.task.grader, workers=pipeline.grader_workers, deadline=pipeline.grader_deadline
         )
         with (
-            (self._folder / ANSWERS).open("ab", buffering=0) as self._answers,
-            (self._folder / GRADES).open("ab", buffering=0) as self._grades,
+            closing(Journal(self._folder / ANSWERS, plain=True)) as self._answers,
+            closing(Journal(self._folder / GRADES, plain=True)) as self._grades,
             pool as self._pool,
             self._console.phase(f"shard {self._shard}", "answers") as self._show,
         ):
@@ -133,8 +132,8 @@ class _Shard:
             while self._waiting:
                 self._wait_for_one()
                 self._tell()
-            for file in (self._answers, self._grades):
-                os.fsync(file.fileno())
+            for journal in (self._answers, self._grades):
+                journal.close(durable=True)
         done = {"answers": self._answered, "graded": self._graded, "unavailable": self._unavailable}
         write_json(self._folder / DONE, done)
         self._tell(now=True)
@@ -150,7 +149,7 @@ class _Shard:
             answer |= {"text": None, "complete": False, "tokens": None}
         else:
             answer |= {"text": reply.text, "complete": reply.complete, "tokens": reply.tokens}
-        _append(self._answers, answer)
+        self._answers.add(answer)
         self._answered += 1
         self._grade(answer)
         self._collect()
@@ -161,7 +160,7 @@ class _Shard:
     def _grade(self, answer: dict[str, Any]) -> None:
         place = answer["row"], answer["sample"]
         if answer["text"] is None:
-            _append(self._grades, {"row": place[0], "sample": place[1], "outcome": NOT_ASKED})
+            self._grades.add({"row": place[0], "sample": place[1], "outcome": NOT_ASKED})
             self._graded += 1
             return
         text = before_stop(answer["text"], self._pipeline.answers.stop)
@@ -198,7 +197,7 @@ class _Shard:
         }
         if grade.message is not None:
             line["message"] = grade.message[:500]
-        _append(self._grades, line)
+        self._grades.add(line)
         self._graded += 1
 
     def _tell(self, now: bool = False) -> None:
@@ -215,9 +214,3 @@ ANSWERS, GRADES, DONE, PROGRESS = "answers.jsonl", "grades.jsonl", "done.json", 
 FAILURE, CLAIMS = "failure.json", "claims"
 NOT_ASKED = "not asked"
 """In place of a grade's outcome, where the prompt fills the context."""
-
-
-def _append(file: Any, row: dict[str, Any]) -> None:
-    left = memoryview(json.dumps(row, separators=(",", ":")).encode() + b"\n")
-    while left:
-        left = left[file.write(left) or 0 :]

@@ -10,10 +10,11 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Gt, MinLen
 
+from treetune.store.journal import Journal
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.pool import GraderPool
+from treetune.vocabulary import Grade
 from treetune_data.rules.base import Numbered, Rows, Rule, RuleContext, Verdict
-from treetune_data.rules.verdicts import VerdictJournal
 from treetune_data.templates import NoValue, check_text, check_value, text_of, value_of
 from treetune_domains.domain_rows import problem_of, row_key
 
@@ -56,7 +57,7 @@ class ReferenceSolutions(Rule):
         without = 0
         settings = repr((self.grader, self.deadline))
         with (
-            VerdictJournal(context.folder / "references.jsonl") as journal,
+            Journal(context.folder / "references.jsonl") as journal,
             GraderPool(self.grader, workers=self.workers, deadline=self.deadline) as pool,
         ):
             batch: list[tuple[Numbered, list[str]]] = []
@@ -91,7 +92,7 @@ class ReferenceSolutions(Rule):
 
 
 def _failures(
-    batch: Sequence[tuple[Numbered, list[str]]], settings: str, journal: VerdictJournal, pool: GraderPool
+    batch: Sequence[tuple[Numbered, list[str]]], settings: str, journal: Journal, pool: GraderPool
 ) -> dict[int, str]:
     """Why rows fail of which no reference passes. References are tried one after the other, the first of all
     rows side by side."""
@@ -108,13 +109,24 @@ def _failures(
         for number, key, verdict, future in asked:
             if verdict is None:
                 assert future is not None
-                verdict = journal.add(key, future.result())
+                verdict = _verdict(key, future.result())
+                journal.add(verdict)
             if verdict["correct"]:
                 del left[number]
                 why.pop(number, None)
             else:
                 why[number] = f"its reference solution gets {verdict['words']}"
     return why
+
+
+def _verdict(key: str, grade: Grade) -> dict[str, Any]:
+    """Returns the row of a graded reference. Raises RuntimeError if it could not be graded."""
+    if grade.outcome == "unavailable":
+        raise RuntimeError(
+            f"answers can't be graded: {grade.message}. What was graded is kept: the same command goes on"
+        )
+    words = f"{grade.reward:g} ({grade.outcome})" + (f": {grade.message[:200]}" if grade.message else "")
+    return {"key": key, "correct": grade.correct, "words": words}
 
 
 def _key(one: Numbered, answer: str, settings: str) -> str:

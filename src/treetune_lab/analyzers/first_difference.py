@@ -11,9 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treetune.inference.journal import completion_of
+from treetune.inference.base import Completion
+from treetune.inference.journal import completions_of_row
 from treetune.runtime.directory import ExperimentDirectory
-from treetune.store.checksums import KEY, SUMS, Damaged, damage_of, read_record, row_of, verify_stream
+from treetune.store.checksums import KEY, SUMS, Damaged, damage_of, read_record, verify_stream
+from treetune.store.journal import read_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -293,22 +295,22 @@ def _requests(folder: Path, phase: str) -> dict[str, list[dict[str, Any]]]:
     left out, as a run that goes on leaves them out."""
     found = {}
     for path in sorted(folder.glob(f"{phase}-*.jsonl")):
-        for line in path.read_bytes().splitlines(keepends=True):
+        for row in read_rows(path):
             with contextlib.suppress(ValueError, TypeError):
-                key, rows = json.loads(row_of(line))
-                found[key] = [_sample(row) for row in rows]
+                key, written = row
+                samples = zip(completions_of_row(row), written, strict=True)
+                found[key] = [_sample(one, numbers) for one, numbers in samples]
     return found
 
 
-def _sample(row: list[Any]) -> dict[str, Any]:
-    """`written` is last: base64 has several texts for the same numbers."""
-    one = completion_of(*row)
+def _sample(one: Completion, written: list[Any]) -> dict[str, Any]:
+    """Returns what is compared. `written` is last: base64 has several texts for the same numbers."""
     return {
         "token_ids": one.token_ids.tolist(),
         "logprobs": None if one.logprobs is None else one.logprobs.tolist(),
         "finish_reason": one.finish_reason,
         "policy_version": one.policy_version,
-        "written": row[:2],
+        "written": written[:2],
     }
 
 

@@ -87,16 +87,16 @@ class _Asking:
 
 
 def _line_of(path: Path, key: str) -> list[Completion] | None:
-    from treetune.inference.journal import completion_of
-    from treetune.store.checksums import row_of
+    from treetune.inference.journal import completions_of_row
+    from treetune.store.journal import row_of
 
     if not path.stat().st_size:
         return None
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         for line in _lines_with(data, f'"{key}"'.encode()):
-            found, rows = json.loads(row_of(line))
-            if found == key:
-                return [completion_of(*row) for row in rows]
+            row = json.loads(row_of(line))
+            if row[0] == key:
+                return completions_of_row(row)
     return None
 
 
