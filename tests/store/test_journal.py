@@ -21,10 +21,8 @@ entries = st.dictionaries(keys, st.none() | st.integers() | st.text(max_size=5),
 
 def rows_of(entries: dict[str, Any]) -> list[Any]:
     """Half of the rows are lists, half are objects."""
-    return [
-        [key, value] if i % 2 else {"key": key, "value": value}
-        for i, (key, value) in enumerate(entries.items())
-    ]
+    numbered = enumerate(entries.items())
+    return [[key, value] if i % 2 else {"key": key, "value": value} for i, (key, value) in numbered]
 
 
 def key_of(row: Any) -> str:
@@ -70,7 +68,7 @@ def test_lines_that_are_no_rows_hide_no_others(
         assert {key_of(row) for row in read_rows(path, damaged)} == set(written)
         assert damaged == [number for number, line in enumerate(lines, 1) if line in bad]
         journal = Journal(path)
-        assert sorted(journal.keys()) == sorted(written)
+        assert sorted(journal) == sorted(written)
         assert [journal.get(key_of(row)) for row in rows_of(written)] == rows_of(written)
 
 
@@ -89,7 +87,7 @@ def test_no_flipped_bit_gives_another_row(data: st.DataObject) -> None:
 def test_rows_of_earlier_versions_and_of_other_files_are_found(tmp_path: Path) -> None:
     (tmp_path / "old.jsonl").write_text('["a",1]\n{"key": "b", "correct": true}\n\n["torn"')
     journal = Journal(tmp_path / "new.jsonl", [tmp_path / "old.jsonl", tmp_path / "none.jsonl"])
-    assert journal.keys() == ["a", "b"]
+    assert list(journal) == ["a", "b"]
     assert (journal.get("a"), journal.get("b")) == (["a", 1], {"key": "b", "correct": True})
     assert not journal.path.exists(), "no file is made before the first row"
     journal.add(["a", 2])
