@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.show:
         print(table(json.loads(options.show.read_text())))
         return 0
-    from treetune.runtime.lifeline import exit_on_signals
+    from treetune.processes.lifetime import exit_on_signals
 
     exit_on_signals()
     if options.part:

@@ -61,7 +61,7 @@ def _pipeline(options: argparse.Namespace) -> tuple[Config, Any]:
     """The configuration of the command's own pipeline, and the pipeline."""
     from treetune.config.errors import ConfigError, ConfigIssue
     from treetune.config.explain import Explanation
-    from treetune.runtime import lifeline
+    from treetune.processes import lifetime
     from treetune.tasks.sources import files_matching
 
     config = evaluated(options)
@@ -77,7 +77,7 @@ def _pipeline(options: argparse.Namespace) -> tuple[Config, Any]:
     options.log_file = options.output / "logs" / "run.log"
     if options.input is not None:
         files_matching(options.input)
-    lifeline.exit_on_signals()
+    lifetime.exit_on_signals()
     return config, root
 
 

@@ -21,11 +21,11 @@ from treetune.models.checkpoints import resolve_policy
 from treetune.runtime.session import Session
 from treetune.runtime.weights_folder import weights_folder
 from treetune.tasks.base import Task
-from treetune.tasks.graders.service import ServedModel
 from treetune.vocabulary import Problem
 from treetune_domains.endpoints.client import Client, EndpointError, Refused, Unanswered
 from treetune_domains.endpoints.settings import Message, Place
 from treetune_domains.graders.judge import JudgeGrader, asks_the_run
+from treetune_domains.graders.judging import ServedModel
 
 
 @contextmanager

@@ -11,9 +11,9 @@ from treetune.contracts import PHASE_SERVICES, RUN_SERVICES
 
 if TYPE_CHECKING:
     from treetune.runtime.session import Session
-    from treetune.tasks.graders.service import ServedModel
     from treetune_domains.environments.journal import TurnJournal
     from treetune_domains.environments.pool import EnvironmentPool
+    from treetune_domains.graders.judging import ServedModel
 
 
 @RUN_SERVICES.register("judge")

@@ -10,7 +10,7 @@ from tests.data_pipeline.scripted import KEY, Endpoint, serving
 @pytest.fixture(autouse=True)
 def _signals_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands take signals over; here they are the tests'."""
-    monkeypatch.setattr("treetune.runtime.lifeline.exit_on_signals", lambda: None)
+    monkeypatch.setattr("treetune.processes.lifetime.exit_on_signals", lambda: None)
 
 
 @pytest.fixture

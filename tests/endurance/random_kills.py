@@ -151,7 +151,7 @@ def described(process: psutil.Process) -> str:
         "bwrap": "sandbox",
         "VLLM::EngineCore": "engine",
         "vllm": "server",
-        "graders.worker": "grader's worker",
+        "processes.worker": "grader's worker",
         "environments": "environment",
         "launcher.launch": "node launcher",
         "guard": "guard",

@@ -10,7 +10,8 @@ import pytest
 
 from tests.runtime.in_process import FakeSettings, directory_of, sampled_requests, small, train
 from tests.support.faults import Experiment
-from treetune.runtime import commands, lifeline
+from treetune.processes import lifetime
+from treetune.runtime import commands
 from treetune.runtime.base import Checkpoints, Evaluation, EvaluationSet
 
 SETS = Evaluation(
@@ -155,7 +156,7 @@ def test_a_finished_run_is_not_held_against_a_smaller_machine(
 
     monkeypatch.setattr(commands, "BEFORE_A_RUN", [refuse])
     for name in ("exit_on_signals", "end_with_launcher"):  # the test's process keeps its own
-        monkeypatch.setattr(lifeline, name, lambda: None)
+        monkeypatch.setattr(lifetime, name, lambda: None)
     plain = {"type": "policy_iteration", "trainer": {"seed": 1}}
     commands.run("run_iteration_loop", small(tmp_path), plain)
     assert "is finished: all 2 iterations are done" in capsys.readouterr().out

@@ -13,7 +13,8 @@ import pytest
 from tests.runtime.in_process import directory_of, raises_after, sampled_requests, small, train
 from tests.support.faults import CONFIG
 from treetune import main as command_line
-from treetune.runtime import commands, lifeline, loop
+from treetune.processes import lifetime
+from treetune.runtime import commands, loop
 from treetune.runtime.base import Checkpoints, PolicyIteration
 from treetune.runtime.diagnostics import Diagnostics
 from treetune.runtime.directory import ExperimentDirectory
@@ -168,7 +169,7 @@ def test_a_sign_that_counts_in_the_last_iteration_stops_nothing(tmp_path: Path) 
 def test_the_command_line_ends_with_one_message_and_exit_code_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(lifeline, "exit_on_signals", lambda: None)  # the test's process keeps its own
+    monkeypatch.setattr(lifetime, "exit_on_signals", lambda: None)  # the test's process keeps its own
     file = CONFIG
     settings = f"{{directory: '{tmp_path}', diagnostics: {{on_collapse: 'stop'}}}}"
     words = ["--configs", str(file), "--override", settings]

@@ -23,8 +23,8 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 from treetune.inference.guard import descendants
+from treetune.processes.lifetime import Process, process_fields
 from treetune.runtime.directory import ExperimentDirectory
-from treetune.runtime.lifeline import Process, process_fields
 from treetune.runtime.weights_folder import weights_folder
 from treetune.store.journal import read_rows
 

@@ -23,4 +23,4 @@ def _environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempP
         "treetune_tables.report.write.draw_curves", lambda *given: [path.touch() for path in given[-1]]
     )
     # This process must not keep the handler that `reproduce` puts in its own.
-    monkeypatch.setattr("treetune.runtime.lifeline.exit_on_signals", lambda: None)
+    monkeypatch.setattr("treetune.processes.lifetime.exit_on_signals", lambda: None)

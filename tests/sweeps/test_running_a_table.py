@@ -15,7 +15,7 @@ import pytest
 
 from tests.reports import fabricated
 from tests.sweeps.small_table import FAKE, SHORT, experiment, show, table
-from treetune.runtime.lifeline import process_fields
+from treetune.processes.lifetime import process_fields
 from treetune_tables.report.write import make_table
 from treetune_tables.runs import make_plan
 from treetune_tables.settings import MethodRow, Reproduction, TableExperiment

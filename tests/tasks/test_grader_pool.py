@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 from tests.tasks.hostile_graders import Counting, Obedient, Unloadable
+from treetune.processes.pool import WorkerStartError
 from treetune.tasks.graders.final_answer import FinalAnswer
 from treetune.tasks.graders.pool import GraderPool
-from treetune.tasks.graders.process import WorkerStartError
 from treetune.vocabulary import Problem
 
 PROBLEM = Problem(id="train/0", prompt="?", gold="7")
@@ -42,7 +42,9 @@ def alive(pid: int) -> bool:
 
 def workers_of(pid: int) -> list[int]:
     return [
-        child.pid for child in psutil.Process(pid).children() if "graders.worker" in " ".join(child.cmdline())
+        child.pid
+        for child in psutil.Process(pid).children()
+        if "processes.worker" in " ".join(child.cmdline())
     ]
 
 

@@ -12,15 +12,16 @@ import pytest
 
 from tests.support.stand_in_judge import StandIn, stand_in_judge
 from treetune.store.journal import row_of
+from treetune.tasks.graders.base import ServiceContext
 from treetune.tasks.graders.conformance import Case, conformance
 from treetune.tasks.graders.final_answer import FinalAnswer
 from treetune.tasks.graders.numeric import Numeric
 from treetune.tasks.graders.pool import GraderPool
-from treetune.tasks.graders.service import ServedModel, Surroundings
 from treetune.vocabulary import Grade, Problem
 from treetune_domains.endpoints.settings import Asking, EndpointSettings, Place, Prices
 from treetune_domains.graders import judging
 from treetune_domains.graders.judge import JudgeGrader
+from treetune_domains.graders.judging import ServedModel
 
 PROBLEM = Problem(id="test/0", prompt="What is 3 + 4?", gold="7")
 KEY = "sk-judge-0123456789abcdef"
@@ -38,9 +39,9 @@ def grader(judge: StandIn, *, endpoint: dict[str, Any] | None = None, **settings
 
 
 def grades(
-    grader: JudgeGrader, *responses: str, around: Surroundings | None = None
+    grader: JudgeGrader, *responses: str, context: ServiceContext | None = None
 ) -> tuple[list[Grade], dict[str, float]]:
-    with GraderPool(grader, workers=1, around=around) as pool:
+    with GraderPool(grader, workers=1, context=context) as pool:
         found = [pool.submit(response, PROBLEM).result(60) for response in responses]
         return found, {name: value / (over or 1) for name, (value, over) in pool.counted().items()}
 
@@ -66,9 +67,9 @@ def test_what_an_answer_says_is_no_placeholder_and_only_its_end_is_shown(judge: 
 
 def test_nothing_is_asked_twice_not_even_by_another_process(judge: StandIn, tmp_path: Path) -> None:
     for name, new in (("run-0", 2), ("run-0", 0), ("run-1", 0)):
-        around = Surroundings(tmp_path / "judge", name)
-        (first, second), counts = grades(grader(judge), "It is 7", "It is 8", around=around)
-        around.close()
+        context = ServiceContext(tmp_path / "judge", name)
+        (first, second), counts = grades(grader(judge), "It is 7", "It is 8", context=context)
+        context.close()
         assert (first.reward, second.reward) == (1.0, 0.0)
         assert (counts.get("judge/asked", 0), counts.get("judge/known", 0)) == (new, 2 - new)
     assert len(judge.asked) == 2
@@ -76,9 +77,9 @@ def test_nothing_is_asked_twice_not_even_by_another_process(judge: StandIn, tmp_
 
 def test_another_question_is_another_one(judge: StandIn, tmp_path: Path) -> None:
     for settings in ({}, {"prompt": "{problem} {gold} {response}?"}, {"endpoint": {"temperature": 0.5}}):
-        around = Surroundings(tmp_path, "run-0")
-        grades(grader(judge, **settings), "It is 7", around=around)
-        around.close()
+        context = ServiceContext(tmp_path, "run-0")
+        grades(grader(judge, **settings), "It is 7", context=context)
+        context.close()
     assert len(judge.asked) == 3
 
 
@@ -88,11 +89,11 @@ def test_the_key_is_sent_and_stands_nowhere(
     monkeypatch.setenv("JUDGE_KEY", KEY)
     caplog.set_level("DEBUG")
     asking = grader(judge, endpoint={"api_key_variable": "JUDGE_KEY"})
-    around = Surroundings(tmp_path, "run-0")
-    grades(asking, "It is 7", around=around)
+    context = ServiceContext(tmp_path, "run-0")
+    grades(asking, "It is 7", context=context)
     judge.mood = "401"
-    (lost,), _ = grades(asking, "It is 8", around=around)
-    around.close()
+    (lost,), _ = grades(asking, "It is 8", context=context)
+    context.close()
     assert judge.keys == [KEY, KEY]
     written = "".join(path.read_text() for path in tmp_path.rglob("*") if path.is_file())
     assert KEY not in written + caplog.text + str(lost) + repr(asking)
@@ -160,14 +161,14 @@ def test_nobody_is_kept_waiting_for_a_judge_that_is_down_and_it_is_noticed_when_
 
 def test_a_reply_without_a_verdict_is_asked_about_and_not_kept(judge: StandIn, tmp_path: Path) -> None:
     judge.mood = "nonsense"
-    around = Surroundings(tmp_path, "run-0")
-    (lost,), counts = grades(grader(judge, again=2), "It is 7", around=around)
+    context = ServiceContext(tmp_path, "run-0")
+    (lost,), counts = grades(grader(judge, again=2), "It is 7", context=context)
     assert (lost.outcome, lost.message) == ("unavailable", "the judge's replies hold no verdict")
     assert (counts["judge/asked"], counts["judge/without_verdict"]) == (3, 3)
     assert [len(body["messages"]) for body in judge.asked] == [1, 3, 5]
     judge.mood = "well"
-    (found,), _ = grades(grader(judge, again=2), "It is 7", around=around)
-    around.close()
+    (found,), _ = grades(grader(judge, again=2), "It is 7", context=context)
+    context.close()
     assert found.reward == 1.0
 
 
@@ -244,7 +245,7 @@ def test_a_judge_that_the_run_serves_is_asked_where_it_is_just_now(judge: StandI
         identity="a model",
         succeeded=lambda: told.append("succeeded"),
     )
-    (grade,), counts = grades(JudgeGrader(), "It is 7", around=Surroundings(judge=served))
+    (grade,), counts = grades(JudgeGrader(), "It is 7", context=ServiceContext(services=[served]))
     assert (grade.reward, counts["judge/failed_attempts"], told) == (1.0, 1.0, ["succeeded"])
     assert (judge.asked[0]["model"], judge.keys) == ("policy", ["its key"])
 
@@ -258,7 +259,7 @@ def test_whoever_serves_a_judge_is_told_once_that_it_is_down() -> None:
         identity="a model",
         failed=lambda place, reason: told.append(place.url),
     )
-    found, _ = grades(JudgeGrader(), "1", "2", "3", "4", around=Surroundings(judge=served))
+    found, _ = grades(JudgeGrader(), "1", "2", "3", "4", context=ServiceContext(services=[served]))
     assert {grade.outcome for grade in found} == {"unavailable"}
     assert told == ["http://127.0.0.1:9/v1"]
 
@@ -273,13 +274,13 @@ def test_a_question_has_its_deadline(judge: StandIn) -> None:
 
 
 def test_a_journal_with_lines_that_are_none_is_read_as_far_as_it_goes(judge: StandIn, tmp_path: Path) -> None:
-    around = Surroundings(tmp_path, "run-0")
-    grades(grader(judge), "It is 7", around=around)
-    around.close()
+    context = ServiceContext(tmp_path, "run-0")
+    grades(grader(judge), "It is 7", context=context)
+    context.close()
     whole = (tmp_path / "run-0.jsonl").read_text()
     assert json.loads(row_of(whole.encode()))["step"] == "judge"
     (tmp_path / "run-0.jsonl").write_text("{}\n" + whole + whole[:20])
-    around = Surroundings(tmp_path, "run-1")
-    grades(grader(judge), "It is 7", around=around)
-    around.close()
+    context = ServiceContext(tmp_path, "run-1")
+    grades(grader(judge), "It is 7", context=context)
+    context.close()
     assert len(judge.asked) == 1

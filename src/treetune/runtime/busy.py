@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, MutableMapping
 from pathlib import Path
 
-from treetune.runtime.lifeline import launcher_processes, process_fields
+from treetune.processes.lifetime import launcher_processes, process_fields
 
 BUSY = 0.25
 """Of the cores, kept at work by others: from there on threads that wait for each other are held up."""

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from treetune.runtime.lifeline import Process
+from treetune.processes.lifetime import Process
 from treetune.store.files import write_text
 
 LEASE_S = 120.0

@@ -10,7 +10,7 @@ from typing import Any
 
 from treetune.contracts import BEFORE_A_RUN
 from treetune.models.checkpoints import resolve_policy
-from treetune.runtime import lifeline
+from treetune.processes import lifetime
 from treetune.runtime.base import PolicyIteration, Runtime
 from treetune.runtime.busy import look_around
 from treetune.runtime.claims import Claims
@@ -34,8 +34,8 @@ from treetune.runtime.watch import kept_for_good, refuse_collapsed
 def run(command: str, root: Runtime, plain_config: Mapping[str, Any], options: Any = None) -> int:
     """Carries out one command on a checked experiment; the exit code."""
     assert isinstance(root, PolicyIteration)
-    lifeline.exit_on_signals()
-    lifeline.end_with_launcher()
+    lifetime.exit_on_signals()
+    lifetime.end_with_launcher()
     if command not in (clean_up_checkpoints.__name__, check_finished.__name__):
         root.model.require()  # before anything heavy is imported
         if root.engines.judge is not None:

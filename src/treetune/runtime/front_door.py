@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from treetune.runtime.lifeline import PR_SET_PDEATHSIG, STARTED_BY
+from treetune.processes.lifetime import PR_SET_PDEATHSIG, STARTED_BY
 
 MAIN = Path(__file__).resolve().parents[1] / "main.py"
 END_S = 60.0

@@ -17,8 +17,8 @@ from treetune.rollouts.single_turn import for_fixed_problems
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.session import Session
 from treetune.tasks.base import Task
+from treetune.tasks.graders.base import CheckedService, ServiceContext
 from treetune.tasks.graders.pool import GraderPool
-from treetune.tasks.graders.service import ServedModel, Surroundings
 from treetune.vocabulary import Metrics, Problem
 
 if TYPE_CHECKING:
@@ -33,15 +33,13 @@ class Sampler:
         session: Session,
         server: PolicyServer,
         grader: GraderPool,
-        around: Surroundings,
-        services: Sequence[Any] = (),
+        services: ServiceContext,
     ) -> None:
-        """`around` is for graders that are services; rollouts get `services` by their types."""
-        self.session, self.server, self.grader, self._around = session, server, grader, around
-        self._services = tuple(services)
+        """`services` are for graders that are services; rollouts get those in it by their types."""
+        self.session, self.server, self.grader, self._services = session, server, grader, services
         self.critic: Critic | None = None
         """That of the run's trainer, where its credit asks one: see `lent_critic`."""
-        self._judge_was_asked = False
+        self._services_were_checked = False
         self.reference: ReferenceAhead | None = None
         """That of the run's trainer, where it scores answers while others are sampled."""
 
@@ -58,30 +56,31 @@ class Sampler:
             rollout.prepare(session.model.codec)
         grades = server.engine is not None or session.purpose == "run"
         with ExitStack() as stack:
-            services = [stack.enter_context(start(session)) for start in RUN_SERVICES] if grades else []
-            judge = next((one for one in services if isinstance(one, ServedModel)), None)
+            started = [stack.enter_context(start(session)) for start in RUN_SERVICES] if grades else []
             name = f"{session.purpose}-{session.ranks.rank}"
-            around = Surroundings(session.directory.path / "judge", name, judge)
-            stack.enter_context(closing(around))
-            grader = stack.enter_context(grader_pool(session, config.task, around))
-            yield Sampler(session, server, grader, around, services)
+            services = ServiceContext(session.directory.path / "judge", name, started)
+            stack.enter_context(closing(services))
+            grader = stack.enter_context(grader_pool(session, config.task, services))
+            yield Sampler(session, server, grader, services)
 
     def ready(self) -> None:
         """Returns when the engine samples from the newest weights, and the run's judge has answered once.
         Raises ValueError where it can't. Collective."""
         self.server.ready()
-        judge, session = self._around.judge, self.session
-        if judge is None or self._judge_was_asked:
+        session = self.session
+        checked = [one for one in self._services.services if isinstance(one, CheckedService)]
+        if not checked or self._services_were_checked:
             return
         problem = ""
         if session.ranks.is_first:
             try:
-                judge.refuse_unusable(session.config.task, session.train_problems)
+                for service in checked:
+                    service.refuse_unusable(session.config.task, session.train_problems)
             except ValueError as error:
                 problem = str(error)
-        if problem := session.ranks.from_first("the judge answers", problem):
+        if problem := session.ranks.from_first("services answer", problem):
             raise ValueError(problem)
-        self._judge_was_asked = True
+        self._services_were_checked = True
 
     def aside(self) -> Sampler:
         """The same one for a second thread. Only one of the two samples at a time. Collective."""
@@ -114,7 +113,7 @@ class Sampler:
         `task` and its `grader` are the run's unless given; `memory` is shaping's.
         """
         session, engine = self.session, self.server.engine
-        services = self._services
+        services = tuple(self._services.services)
         if engine is not None and journal is not None:
             engine = JournaledEngine(engine, journal, journals, continuations, hear)
             others = [*journals, *([earlier] if earlier is not None else [])]
@@ -149,7 +148,7 @@ class Sampler:
         if task is None or task.grader == self.session.config.task.grader:
             yield self.grader
             return
-        with grader_pool(self.session, task, self._around) as pool:
+        with grader_pool(self.session, task, self._services) as pool:
             yield pool
 
     def service_metrics(self, grader: GraderPool, beginning: str = "") -> Metrics:
@@ -188,8 +187,8 @@ class Sampler:
         return "  ".join(words)
 
 
-def grader_pool(session: Session, task: Task, around: Surroundings) -> GraderPool:
+def grader_pool(session: Session, task: Task, services: ServiceContext) -> GraderPool:
     config = session.config
     return GraderPool(
-        task.grader, workers=config.grader_workers, deadline=config.grader_deadline, around=around
+        task.grader, workers=config.grader_workers, deadline=config.grader_deadline, context=services
     )

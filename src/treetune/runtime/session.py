@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treetune.contracts import RANKS_MEET
+from treetune.processes.lifetime import TERMINATED, Stopped
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.console import Console
 from treetune.runtime.directory import ExperimentDirectory, Lock
 from treetune.runtime.due import is_last
-from treetune.runtime.lifeline import TERMINATED, Stopped
 from treetune.runtime.manifest import begin
 from treetune.runtime.start_model import StartModel
 from treetune.store.files import own_folder

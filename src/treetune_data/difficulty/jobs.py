@@ -17,7 +17,7 @@ from typing import Annotated, Protocol
 from annotated_types import Ge, Gt
 
 from treetune.config.registrable import Registrable
-from treetune.runtime.children import end, started
+from treetune.processes.lifetime import end, started
 from treetune.store.files import write_text
 
 

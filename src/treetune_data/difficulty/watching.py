@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from treetune.processes.lifetime import Stopped
 from treetune.runtime.claims import Claims
 from treetune.runtime.console import Console
-from treetune.runtime.lifeline import Stopped
 from treetune.store.files import write_json
 from treetune.tasks.rows import RowsTask
 from treetune.tasks.sources import files_matching

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-from treetune.store.journal import Journal, row_of
+from treetune.store.journal import Journal
 
 
 @dataclass(frozen=True)
@@ -26,39 +24,38 @@ class Answer:
 
 
 class AnswerJournal:
-    """A journal of answers. Only their positions are kept in memory.
+    """A journal of answers, kept in memory where `path` is None. Answers in the files `others` are found too.
 
     One process at a time: another is refused with a ValueError. `count` is called for every answer that is
-    found there. A row that is no answer counts as not written.
+    found there. A row that is no answer counts as not written. Safe to use from several threads.
     """
 
-    def __init__(self, path: Path, count: Callable[[Answer], None]) -> None:
-        self._journal = Journal(path, exclusive=True)
-        for key in self._journal:
-            if (answer := self.get(key)) is not None:
-                count(answer)
+    def __init__(
+        self, path: Path | None, count: Callable[[Answer], None] | None = None, others: Sequence[Path] = ()
+    ) -> None:
+        self._memory: dict[str, Answer] = {}
+        self._journal = None if path is None else Journal(path, others, exclusive=True)
+        if self._journal is not None and count is not None:
+            for key in self._journal:
+                if (answer := self.get(key)) is not None:
+                    count(answer)
 
     def get(self, key: str) -> Answer | None:
-        return _answer(self._journal.get(key))
+        if self._journal is None:
+            return self._memory.get(key)
+        row = self._journal.get(key)
+        try:
+            return None if row is None else Answer(**row)
+        except TypeError:
+            return None
 
     def add(self, answer: Answer) -> None:
         """From here a killed process doesn't lose it."""
-        self._journal.add(asdict(answer))
+        if self._journal is None:
+            self._memory[answer.key] = answer
+        else:
+            self._journal.add(asdict(answer))
 
     def close(self) -> None:
-        self._journal.close(durable=True)
-
-
-def read_answer(line: bytes) -> Answer | None:
-    """None for a line that is none."""
-    try:
-        return _answer(json.loads(row_of(line)))
-    except ValueError:
-        return None
-
-
-def _answer(row: Any) -> Answer | None:
-    try:
-        return Answer(**row)
-    except TypeError:
-        return None
+        if self._journal is not None:
+            self._journal.close(durable=True)

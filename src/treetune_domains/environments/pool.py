@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import itertools
 import os
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Self
 
-from treetune.tasks.graders.process import Work
-from treetune.tasks.graders.processes import WorkerProcesses
-from treetune.tasks.graders.threads import ServiceThreads
+from treetune.processes.pool import Pool
+from treetune.processes.worker import Servant
 from treetune.vocabulary import Problem
 from treetune_domains.environments.base import Environment
 from treetune_domains.environments.journal import TurnJournal
@@ -21,7 +19,7 @@ from treetune_domains.environments.worlds import Moment, Played, Worlds, failure
 
 
 @dataclass
-class Playing:
+class Playing(Servant):
     """The servant of an environment: plays it, in a worker process or in this one."""
 
     environment: Environment
@@ -137,15 +135,10 @@ class EnvironmentPool:
 
     def __init__(self, *, workers: int | None = None, memory_gib: float | None = 4.0) -> None:
         self._workers = workers or min(2, os.cpu_count() or 1)
-        memory_bytes = None if memory_gib is None else int(memory_gib * 2**30)
-        self._processes = WorkerProcesses(self._workers, memory_bytes, self._settle, failure, self._fail)
-        self._threads: dict[int, ServiceThreads] = {}
+        self._pool = Pool("the environment pool", self._workers, memory_gib, failure)
         self._known: dict[int, tuple[int, Playing]] = {}
-        self._lock = threading.Lock()
-        self._waiting: dict[int, Future[Played]] = {}
-        self._works, self._sessions = itertools.count(), itertools.count()
+        self._sessions = itertools.count()
         self._held = [0] * self._workers
-        self._failure: BaseException | None = None
 
     def begin(
         self,
@@ -172,26 +165,20 @@ class EnvironmentPool:
         def ask(moment: Moment, turns: int) -> Future[Played]:
             if moment.is_over and worker is not None:
                 self._held[worker] -= 1
-            return self._asked(
-                Work(
-                    next(self._works),
-                    number,
-                    (moment,),
-                    environment.deadline * turns,
-                    problem.id,
-                    worker,
-                    turns,
-                )
+            return self._pool.submit(
+                number,
+                moment,
+                deadline=environment.deadline * turns,
+                about=problem.id,
+                worker=worker,
+                pieces=turns,
             )
 
         return Play(ask, moment, recorded)
 
     def close(self) -> None:
         """Ends the workers; turns that are still missing are cancelled. Safe to call twice."""
-        for threads in self._threads.values():
-            threads.close()
-        self._processes.close()
-        self._fail(CancelledError("the environments were closed before this turn was there"))
+        self._pool.close()
 
     def __enter__(self) -> Self:
         return self
@@ -205,44 +192,14 @@ class EnvironmentPool:
         """What an environment is known by, from when it is first met. It is kept, so that no other one can
         have its place in memory."""
         if id(environment) not in self._known:
-            number, playing = len(self._known), Playing(environment)
-            if environment.isolation == "process":
-                self._processes.teach(number, playing, type(environment).__name__)
-            else:
+            number, playing = -1, Playing(environment)
+            threads = environment.concurrency if environment.isolation == "service" else None
+            if environment.isolation != "process":
                 playing.prepare()
-            if environment.isolation == "service":
-                self._threads[number] = ServiceThreads(
-                    playing.answer, environment.concurrency, self._settle, failure
-                )
+            if environment.isolation != "inline":
+                number = self._pool.register(playing, type(environment).__name__, threads=threads)
             self._known[id(environment)] = number, playing
         return self._known[id(environment)]
-
-    def _asked(self, work: Work) -> Future[Played]:
-        future: Future[Played] = Future()
-        with self._lock:
-            if self._failure is not None:
-                raise self._failure
-            self._waiting[work.number] = future
-        if work.servant in self._threads:
-            self._threads[work.servant].add(work)
-        else:
-            self._processes.add(work)
-        return future
-
-    def _settle(self, work: Work, played: Played) -> None:
-        with self._lock:
-            future = self._waiting.pop(work.number, None)
-        if future is not None:
-            future.set_result(played)
-
-    def _fail(self, error: BaseException) -> None:
-        """Nothing more is played: whoever waits is told why."""
-        with self._lock:
-            self._failure = self._failure or error
-            futures = list(self._waiting.values())
-            self._waiting.clear()
-        for future in futures:
-            future.set_exception(error)
 
 
 def _done(played: Played) -> Future[Played]:

@@ -10,9 +10,8 @@ from typing import Annotated, ClassVar, Literal
 from annotated_types import Ge, Gt, MinLen
 
 from treetune.contracts import Experiment, Finding
-from treetune.tasks.graders.base import Grader, Isolation
+from treetune.tasks.graders.base import GradeBy, Grader, Isolation, Service, ServiceContext
 from treetune.tasks.graders.extraction import THINK_END, after_thought
-from treetune.tasks.graders.service import GradeBy, Service, Surroundings
 from treetune.vocabulary import Problem
 from treetune_domains.endpoints.settings import EndpointSettings, Prices
 
@@ -130,10 +129,10 @@ class JudgeGrader(Grader):
                 found.append(str(error))
         return found
 
-    def serve(self, around: Surroundings, grade_by: GradeBy) -> Service:
+    def serve(self, context: ServiceContext, grade_by: GradeBy) -> Service:
         from treetune_domains.graders.judging import Judge
 
-        return Judge(self, around, grade_by)
+        return Judge(self, context, grade_by)
 
     def extract(self, response: str, problem: Problem) -> str | None:
         """What the judge is shown of the response; None where that is nothing."""

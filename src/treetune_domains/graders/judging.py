@@ -11,17 +11,17 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from treetune.tasks.graders.base import Unavailable
-from treetune.tasks.graders.service import Counts, GradeBy, ServedModel, Surroundings
+from treetune.tasks.graders.base import Counts, GradeBy, ServiceContext, Unavailable
 from treetune.vocabulary import Grade, Problem
 from treetune_domains.endpoints.client import Client, EndpointError, Refused, Reply, Unanswered
-from treetune_domains.endpoints.journal import Answer
+from treetune_domains.endpoints.journal import Answer, AnswerJournal
 from treetune_domains.endpoints.settings import Asking, Message, Place
 
 if TYPE_CHECKING:
+    from treetune.tasks.base import Task
     from treetune_domains.graders.judge import JudgeGrader
 
 T = TypeVar("T")
@@ -41,22 +41,38 @@ OWN_SHARE = 0.9
 """Of the deadline, after which the judge gives a question up itself and says what it waited for."""
 
 
+@dataclass(frozen=True)
+class ServedModel:
+    """A language model that the run serves: how it is asked, where it is (which may wait for it), and what it
+    is called there. `identity` says which model it is; `failed`, of a place, and `succeeded` tell whoever
+    serves it."""
+
+    asking: Asking
+    place: Callable[[], Place]
+    name: str
+    identity: str
+    failed: Callable[[Place, str], None] = lambda place, reason: None
+    succeeded: Callable[[], None] = lambda: None
+    refuse_unusable: Callable[[Task, Sequence[Problem]], None] = lambda task, problems: None
+    """Raises ValueError where it can't be asked about answers to the task's problems."""
+
+
 class Judge:
     """A `JudgeGrader` at work. Safe to use from several threads."""
 
-    def __init__(self, grader: JudgeGrader, around: Surroundings, grade_by: GradeBy) -> None:
+    def __init__(self, grader: JudgeGrader, context: ServiceContext, grade_by: GradeBy) -> None:
         """Raises ValueError where it has neither an endpoint nor a model that the run serves, or no key."""
-        self._grader, self._around, self._grade_by = grader, around, grade_by
+        self._grader, self._context, self._grade_by = grader, context, grade_by
         place: Place | Callable[[], Place]
         self._served: ServedModel | None = None
         if grader.endpoint is not None:
             self._asking: Asking = grader.endpoint
             self._model = self._identity = grader.endpoint.model
             place = grader.endpoint.place()
-        elif around.judge is not None:
-            self._served = around.judge
-            self._asking, place = around.judge.asking, around.judge.place
-            self._model, self._identity = around.judge.name, around.judge.identity
+        elif (served := context.get(ServedModel)) is not None:
+            self._served = served
+            self._asking, place = served.asking, served.place
+            self._model, self._identity = served.name, served.identity
         else:
             raise ValueError(
                 "the judge has no endpoint, and no model is served here: give it endpoint: {base_url: …,"
@@ -133,7 +149,7 @@ class Judge:
         body = self._asking.question(self._model, messages, {})
         text = json.dumps([self._identity, body], sort_keys=True)
         key = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
-        journal = self._around.answers()
+        journal = self._context.shared(_answers)
         known = journal.get(key)
         if known is not None and self._grader.reward(known.text) is not None:
             self._count(known=1)
@@ -179,6 +195,14 @@ class Judge:
                 value, over = number if isinstance(number, tuple) else (number, None)
                 before, parts = self._counts.get(f"judge/{short}", (0.0, 0.0))
                 self._counts[f"judge/{short}"] = before + value, None if over is None else (parts or 0) + over
+
+
+def _answers(context: ServiceContext) -> AnswerJournal:
+    """Opens the answers of this process, in which those of all earlier ones are found."""
+    if context.folder is None:
+        return AnswerJournal(None)
+    path = context.folder / f"{context.name}.jsonl"
+    return AnswerJournal(path, others=sorted({*context.folder.glob("*.jsonl")} - {path}))
 
 
 class _Line:

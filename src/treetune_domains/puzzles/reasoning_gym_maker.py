@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from treetune.config.errors import did_you_mean
+from treetune.processes.worker import die_with_parent
 from treetune.seeds import derive_seed
-from treetune.tasks.graders.worker import die_with
 from treetune_domains.graders.reasoning_gym import as_settings, packed
 
 CHUNK = 500
@@ -38,7 +38,7 @@ class Refused(ValueError):
 
 
 def main() -> None:
-    die_with(int(sys.argv[1]))
+    die_with_parent(int(sys.argv[1]))
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the library prints goes to the error stream
     warnings.simplefilter("ignore")

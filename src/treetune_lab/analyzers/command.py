@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from treetune.runtime import lifeline
+from treetune.processes import lifetime
 from treetune.runtime.analysis import RESULT, STATES, Analyzer, read_result, write_result
 from treetune.runtime.base import PolicyIteration, Runtime
 from treetune.runtime.directory import ExperimentDirectory
@@ -35,8 +35,8 @@ def run_analyzers(root: Runtime, plain: Plain) -> int:
     """
     assert isinstance(root, PolicyIteration)
     config = root
-    lifeline.exit_on_signals()
-    lifeline.end_with_launcher()
+    lifetime.exit_on_signals()
+    lifetime.end_with_launcher()
     directory = ExperimentDirectory(Path(config.directory) / config.experiment_name)
     _require(config, directory, plain)
     config.model.require()  # before anything heavy is imported

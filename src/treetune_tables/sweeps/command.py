@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from treetune.runtime import lifeline
+from treetune.processes import lifetime
 from treetune.store.files import write_text
 from treetune_tables.check import refuse_unwritten
 from treetune_tables.runs import Key, Plan, make_plan, refreshed
@@ -46,7 +46,7 @@ def reproduce(table: Reproduction, write: Write, launcher: Launcher | None = Non
     Where the table adds seeds until it knows enough, what was found says what is run next.
     """
     launcher = launcher or Launcher.of_this_machine(at_once)
-    lifeline.exit_on_signals()
+    lifetime.exit_on_signals()
     with _alone(Path(table.directory)):
         plan, finished = grown(make_plan(table)), set[Key]()
         refuse_unwritten(plan)

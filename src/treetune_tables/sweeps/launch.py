@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from treetune.config.jsonnet import shown
-from treetune.runtime.children import end, started, wait_a_moment
+from treetune.processes.lifetime import end, started, wait_a_moment
 from treetune.runtime.console import duration
 from treetune.runtime.front_door import MAIN, gpus, ranks_here, threads_each
 from treetune.store.files import write_json

@@ -1,26 +1,92 @@
-"""What a grader is: a pure function from an answer and the gold to a grade, and how it wants to be called."""
+"""The grader, a pure function from an answer and the gold to a grade, and how it wants to be called."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import ClassVar, Literal
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
 from treetune.config.registrable import Registrable
-from treetune.tasks.graders.service import GradeBy, Plain, Service, Surroundings
 from treetune.vocabulary import Grade, Problem
 
+T = TypeVar("T")
+
 Isolation = Literal["inline", "process", "service"]
-"""Where a grader is called; see `Grader`."""
+"""The place where a grader is called; see `Grader`."""
+
+Counts = dict[str, tuple[float, float | None]]
+"""Sums by the names of metrics, each with its divisor; None: the metric is the sum itself."""
+
+GradeBy = Callable[["Grader", str, Problem], Grade]
+"""Grades an answer by another grader, which is called where that grader wants to be."""
 
 
 class Unavailable(Exception):
-    """What the grader needs isn't there (a judge, a sandbox), so that the answer stays without a verdict.
+    """Something that the grader needs isn't there (a judge, a sandbox), so that the answer has no verdict.
 
-    Never for what the answer itself is or does. The answer is left out of training and measurements, and
-    counted; the message says what was missing.
+    Never raised for what the answer itself is or does. The answer is left out of training and measurements,
+    and counted; the message says what was missing.
     """
+
+
+class Service(Protocol):
+    """A grader at work that waits for something outside, and holds what it needs for that."""
+
+    @property
+    def concurrency(self) -> int:
+        """Calls at a time."""
+
+    def grade(self, response: str, problem: Problem) -> Grade:
+        """As `Grader.grade`; called from several threads."""
+
+    def counted(self) -> Counts:
+        """Returns what it has done since this was last asked."""
+
+    def close(self) -> None:
+        """Stops asking."""
+
+
+@runtime_checkable
+class CheckedService(Protocol):
+    """A service of a run that can say before anything is sampled that it won't do."""
+
+    def refuse_unusable(self, task: Any, problems: Sequence[Problem]) -> None:
+        """Raises ValueError where it can't be asked about answers to the task's problems."""
+
+
+@dataclass
+class ServiceContext:
+    """The things that a run lends to graders which are services.
+
+    `folder` is where they write down what they were answered, under this process's `name`; None: nowhere.
+    `services` are those of the run itself (`contracts.RUN_SERVICES`), such as the model that judges answers.
+    One for all graders of a process: close it when they are done.
+    """
+
+    folder: Path | None = None
+    name: str = "0"
+    services: Sequence[Any] = ()
+    _shared: dict[Callable[[ServiceContext], Any], Any] = field(default_factory=dict, init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+
+    def get(self, kind: type[T]) -> T | None:
+        """Returns the run's service of this type; None where the run has none."""
+        return next((service for service in self.services if isinstance(service, kind)), None)
+
+    def shared(self, make: Callable[[ServiceContext], T]) -> T:
+        """Returns what `make` makes, once for all services of this process; it is closed with this."""
+        with self._lock:
+            if make not in self._shared:
+                self._shared[make] = make(self)
+            return self._shared[make]
+
+    def close(self) -> None:
+        with self._lock:
+            while self._shared:
+                self._shared.popitem()[1].close()
 
 
 class Grader(Registrable):
@@ -60,12 +126,15 @@ class Grader(Registrable):
         """All that `of` may give."""
         return (self,)
 
-    def serve(self, around: Surroundings, grade_by: GradeBy) -> Service:
-        """Of a ``service``: itself at work. `grade_by` grades by others, such as a rule within it."""
-        return Plain(self)
+    def serve(self, context: ServiceContext, grade_by: GradeBy) -> Service | None:
+        """Returns a ``service`` at work; None where the grader itself is called, and holds nothing.
+
+        `grade_by` grades by others, such as a rule within it.
+        """
+        return None
 
     def missing(self) -> Sequence[str]:
-        """What it needs and isn't there (a package, a sandbox), in words, with what to do about it."""
+        """Says what it needs and isn't there (a package, a sandbox), and what to do about it."""
         return ()
 
     def prepare(self) -> None:
@@ -73,15 +142,15 @@ class Grader(Registrable):
         here: in `grade` they would be taken off the first answer's deadline."""
 
     def extract(self, response: str, problem: Problem) -> str | None:
-        """What the response gives as its answer; None where it gives none."""
+        """Returns the response's answer; None where it gives none."""
         raise NotImplementedError
 
     def verdict(self, extracted: str, problem: Problem) -> Grade | float:
-        """What an answer is worth, or the whole grade of it."""
+        """Returns the reward of an answer, or the whole grade."""
         raise NotImplementedError
 
     def without_answer(self, problem: Problem) -> Grade:
-        """The grade of a response that gives no answer."""
+        """Grades a response that gives no answer."""
         return Grade(reward=0.0, outcome="no_answer")
 
     def grade(self, response: str, problem: Problem) -> Grade:
@@ -90,9 +159,9 @@ class Grader(Registrable):
         extracted = self.extract(response, problem)
         if extracted is None:
             return self.without_answer(problem)
-        found = self.verdict(extracted, problem)
-        if isinstance(found, Grade):
-            return found if found.extracted is not None else replace(found, extracted=extracted)
-        if not math.isfinite(found):
-            raise ValueError(f"{type(self).__name__} gave {found} for {extracted[:100]!r}")
-        return Grade(reward=float(found), outcome="ok", extracted=extracted)
+        verdict = self.verdict(extracted, problem)
+        if isinstance(verdict, Grade):
+            return verdict if verdict.extracted is not None else replace(verdict, extracted=extracted)
+        if not math.isfinite(verdict):
+            raise ValueError(f"{type(self).__name__} gave {verdict} for {extracted[:100]!r}")
+        return Grade(reward=float(verdict), outcome="ok", extracted=extracted)

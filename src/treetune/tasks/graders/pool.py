@@ -5,19 +5,18 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterable
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
 from typing import Self
 
-from treetune.tasks.graders.base import Grader
-from treetune.tasks.graders.process import Work
-from treetune.tasks.graders.processes import WorkerProcesses
-from treetune.tasks.graders.service import Counts, Service, Surroundings
-from treetune.tasks.graders.threads import ServiceThreads
-from treetune.tasks.graders.worker import Grading, graded
+from treetune.processes.pool import Pool
+from treetune.processes.worker import Servant
+from treetune.tasks.graders.base import Counts, Grader, Service, ServiceContext, Unavailable
 from treetune.vocabulary import Grade, GradeOutcome, Problem
 
 Key = tuple[int, str, str, bytes]
@@ -46,9 +45,9 @@ class GraderPool:
         deadline: float = 10.0,
         memory_gib: float | None = 4.0,
         memo_size: int = 100_000,
-        around: Surroundings | None = None,
+        context: ServiceContext | None = None,
     ) -> None:
-        """`workers` is by default 2, or 1 where there is but one core: the engine needs the others. `around`
+        """`workers` is by default 2, or 1 where there is but one core: the engine needs the others. `context`
         is what services are lent; whoever made it closes it."""
         if workers is None:
             workers = min(2, os.cpu_count() or 1)
@@ -61,23 +60,18 @@ class GraderPool:
         self.deadline = deadline
         self._memo: OrderedDict[Key, Grade] = OrderedDict()
         self._memo_size = memo_size
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # of a call that ends at once, the grade is kept with the lock held
         self._waiting: dict[Key, list[Future[Grade]]] = {}
-        self._keys: dict[int, Key] = {}
-        self._closed = False
-        self._failure: BaseException | None = None
-        self._works = 0
         self._graders: dict[int, tuple[int, Grader]] = {}
-        memory_bytes = None if memory_gib is None else int(memory_gib * 2**30)
-        self._processes = WorkerProcesses(workers, memory_bytes, self._settle, _lost, self._fail)
-        self._threads: dict[int, ServiceThreads] = {}
-        self._services: dict[int, Service] = {}
-        self._around = around or Surroundings()
+        self._services: list[Service] = []
+        self._has_services = False
+        self._context = context or ServiceContext()
+        self._pool = Pool("the grader pool", workers, memory_gib, _lost)
         for part in grader.parts():
             self._number(part)
 
     def submit(self, response: str, problem: Problem, *, decided: bool = False) -> Future[Grade]:
-        """The grade, as soon as it is there. Does not block, nor raise for what the answer is.
+        """Returns the future grade. Does not block, nor raise for what the answer is.
 
         `decided` says that the answer earns what it earns whatever its grade is (it was cut off): then no
         service is asked about it, and it has no answer.
@@ -92,40 +86,20 @@ class GraderPool:
             return spared
         return self._submit(grader, response, problem)
 
-    def _submit(self, grader: Grader, response: str, problem: Problem) -> Future[Grade]:
-        future: Future[Grade] = Future()
-        if grader.isolation == "inline":
-            future.set_result(graded(grader, response, problem))
-            return future
-        # A digest, because answers can be long and the memo keeps many.
-        digest = hashlib.blake2b(response.encode(errors="surrogatepass"), digest_size=16).digest()
-        with self._lock:
-            if self._closed:
-                raise self._failure or ValueError("the grader pool is closed")
-            number = self._number(grader)
-            key = (number, problem.id, problem.gold, digest)
-            known = self._memo.get(key)
-            if known is None:
-                self._enqueue(key, future, number, grader, response, problem)
-                return future
-            self._memo.move_to_end(key)
-        future.set_result(known)
-        return future
-
     def grade_many(self, pairs: Iterable[tuple[str, Problem]]) -> list[Grade]:
-        """The grades of (response, problem) pairs, in their order."""
+        """Grades (response, problem) pairs, in their order."""
         futures = [self.submit(response, problem) for response, problem in pairs]
         return [future.result() for future in futures]
 
     @property
     def has_services(self) -> bool:
-        """Whether anything is going to be `counted`."""
-        return bool(self._threads)
+        """Returns whether any grader is a service; `counted` may tell of it then."""
+        return self._has_services
 
     def counted(self) -> Counts:
-        """What all services have done since this was last asked."""
+        """Returns what all services have done since this was last asked."""
         total: Counts = {}
-        for service in list(self._services.values()):
+        for service in list(self._services):
             for name, (value, over) in service.counted().items():
                 before, parts = total.get(name, (0.0, None if over is None else 0.0))
                 total[name] = before + value, None if over is None or parts is None else parts + over
@@ -133,14 +107,7 @@ class GraderPool:
 
     def close(self) -> None:
         """Ends the workers; grades that are still missing are cancelled. Safe to call twice."""
-        with self._lock:
-            self._closed = True
-        for threads in self._threads.values():
-            threads.close()
-        for service in self._services.values():
-            service.close()
-        self._processes.close()
-        self._fail(CancelledError("the grader pool was closed before this answer was graded"))
+        self._pool.close()
 
     def __enter__(self) -> Self:
         return self
@@ -150,69 +117,100 @@ class GraderPool:
     ) -> None:
         self.close()
 
+    def _submit(self, grader: Grader, response: str, problem: Problem) -> Future[Grade]:
+        future: Future[Grade] = Future()
+        if grader.isolation == "inline":
+            future.set_result(graded(grader, response, problem))
+            return future
+        # A digest, because answers can be long and the memo keeps many.
+        digest = hashlib.blake2b(response.encode(errors="surrogatepass"), digest_size=16).digest()
+        with self._lock:
+            number = self._number(grader)
+            key = (number, problem.id, problem.gold, digest)
+            known = self._memo.get(key)
+            if known is not None:
+                self._memo.move_to_end(key)
+                future.set_result(known)
+            elif (same := self._waiting.get(key)) is not None:
+                same.append(future)
+            else:
+                deadline = self.deadline if grader.deadline is None else grader.deadline
+                asked = self._pool.submit(number, response, problem, deadline=deadline, about=problem.id)
+                self._waiting[key] = [future]
+                asked.add_done_callback(partial(self._settle, key))
+        return future
+
     def _grade_by(self, grader: Grader, response: str, problem: Problem) -> Grade:
         return self._submit(grader.of(problem), response, problem).result()
 
     def _number(self, grader: Grader) -> int:
-        """What a grader is known by, from when it is first met. The grader is kept, so that no other one can
-        have its place in memory."""
+        """Returns the grader's number, which it gets when it is first met. The grader is kept, so that no
+        other one can have its place in memory."""
         if id(grader) not in self._graders:
-            number = len(self._graders)
-            if grader.isolation == "process":
-                self._processes.teach(number, Grading(grader), type(grader).__name__)
-            elif grader.isolation == "service":
-                service = self._services[number] = grader.serve(self._around, self._grade_by)
-                self._threads[number] = ServiceThreads(
-                    partial(graded, service), service.concurrency, self._settle, _lost
-                )
+            called: Grader | Service = grader
+            if grader.isolation == "service" and (service := grader.serve(self._context, self._grade_by)):
+                self._services.append(service)
+                called = service
+            threads = None
+            if grader.isolation == "service":
+                threads, self._has_services = called.concurrency, True
+            number = self._pool.register(Grading(called), type(grader).__name__, threads=threads)
             self._graders[id(grader)] = number, grader
         return self._graders[id(grader)][0]
 
-    def _enqueue(
-        self, key: Key, future: Future[Grade], number: int, grader: Grader, response: str, problem: Problem
-    ) -> None:
-        """With the lock held."""
-        same = self._waiting.get(key)
-        if same is not None:
-            same.append(future)
-            return
-        self._waiting[key] = [future]
-        self._works += 1
-        self._keys[self._works] = key
-        deadline = self.deadline if grader.deadline is None else grader.deadline
-        work = Work(self._works, number, (response, problem), deadline, about=problem.id)
-        if grader.isolation == "service":
-            self._threads[number].add(work)
-        else:
-            self._processes.add(work)
-
-    def _settle(self, work: Work, grade: Grade) -> None:
+    def _settle(self, key: Key, asked: Future[Grade]) -> None:
+        error = asked.exception()
         with self._lock:
-            key = self._keys.pop(work.number, None)
-            if key is None:  # the pool was closed meanwhile
-                return
-            if grade.is_known:
+            if error is None and (grade := asked.result()).is_known:
                 self._memo[key] = grade
                 if len(self._memo) > self._memo_size:
                     self._memo.popitem(last=False)
             futures = self._waiting.pop(key)
         for future in futures:
-            if future.set_running_or_notify_cancel():
-                future.set_result(grade)
-
-    def _fail(self, error: BaseException) -> None:
-        """Nothing more is graded: whoever waits is told why."""
-        with self._lock:
-            if not self._closed:
-                self._closed, self._failure = True, error
-            futures = [future for same in self._waiting.values() for future in same]
-            self._waiting.clear()
-            self._keys.clear()
-        for future in futures:
-            if future.set_running_or_notify_cancel():
+            if not future.set_running_or_notify_cancel():
+                continue
+            if error is None:
+                future.set_result(asked.result())
+            else:
                 future.set_exception(error)
 
 
+@dataclass(frozen=True)
+class Grading(Servant):
+    """The servant of a grader, or of one that is a service at work."""
+
+    grader: Grader | Service
+
+    def prepare(self) -> None:
+        if isinstance(self.grader, Grader):
+            self.grader.prepare()
+
+    def answer(self, response: str, problem: Problem) -> Grade:
+        return graded(self.grader, response, problem)
+
+    def close(self) -> None:
+        if not isinstance(self.grader, Grader):
+            self.grader.close()
+
+
+def graded(grader: Grader | Service, response: str, problem: Problem) -> Grade:
+    """Returns the grader's verdict with the seconds that it took; an exception is the outcome ``error``."""
+    start = time.perf_counter()
+    outcome: GradeOutcome = "error"
+    try:
+        return replace(grader.grade(response, problem), seconds=time.perf_counter() - start)
+    except Unavailable as error:
+        outcome, message = "unavailable", str(error)
+    except (Exception, SystemExit) as error:
+        # Whatever an answer makes a grader raise is recorded with that answer, and ends no run.
+        name = type(error).__name__
+        message = f"{name}: {error}" if str(error) else name
+        is_service = not isinstance(grader, Grader) or grader.isolation == "service"
+        if is_service and isinstance(error, OSError):
+            outcome = "unavailable"  # broken connections are among these
+    return Grade(reward=0.0, outcome=outcome, seconds=time.perf_counter() - start, message=message)
+
+
 def _lost(outcome: GradeOutcome, message: str, seconds: float) -> Grade:
-    """Of an answer on which a grader hung or crashed."""
+    """Grades an answer on which a grader hung or crashed."""
     return Grade(reward=0.0, outcome=outcome, seconds=seconds, message=message)

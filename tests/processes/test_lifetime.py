@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from treetune.runtime.lifeline import Process
+from treetune.processes.lifetime import Process
 
 RANK = """
 import sys, time
 from pathlib import Path
-from treetune.runtime import lifeline
-lifeline.exit_on_signals()
-lifeline.end_with_launcher()
+from treetune.processes import lifetime
+lifetime.exit_on_signals()
+lifetime.end_with_launcher()
 out = Path(sys.argv[1])
 try:
     (out / "rank.pid").write_text(str(__import__("os").getpid()))
