@@ -38,7 +38,7 @@ from treetune.rollouts.storage import (
 from treetune.seeds import derive_seed
 from treetune.store.journal import read_rows
 from treetune.tasks.base import Task
-from treetune.tasks.steps.lines import ends_of_lines
+from treetune.tasks.steps import ends_of_lines
 from treetune.trainers.tokens import Sequences, flat_of_trained
 from treetune.tree import answers_of, trees_of
 from treetune.vocabulary import Grade, Problem, TextCodec

@@ -26,7 +26,7 @@ from treetune.models.tokenizer import codec_of, step_ends
 from treetune.rollouts.credit.monte_carlo import step_advantages
 from treetune.runtime.base import PolicyIteration, Runtime
 from treetune.tasks.base import Task
-from treetune.tasks.steps.lines import Lines
+from treetune.tasks.steps import Lines
 from treetune.vocabulary import Problem, TextCodec
 
 Cut = Callable[[str], list[int]]

@@ -38,7 +38,7 @@ from treetune.runtime.policy_server import PolicyServer  # noqa: E402
 from treetune.runtime.session import Session  # noqa: E402
 from treetune.runtime.training import make_trainer  # noqa: E402
 from treetune.runtime.weights_folder import WeightsFolder  # noqa: E402
-from treetune.tasks.addition_chain import AdditionChain  # noqa: E402
+from treetune.tasks.arithmetic import AdditionChain  # noqa: E402
 from treetune.trainers.base import Trainer  # noqa: E402
 from treetune.trainers.objectives.mle import MaximumLikelihood  # noqa: E402
 

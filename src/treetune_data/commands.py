@@ -31,7 +31,7 @@ def _task_of(options: argparse.Namespace) -> Task:
 
 def score_responses(options: argparse.Namespace) -> int:
     from treetune.runtime.console import Console
-    from treetune.tasks.scoring import score_responses
+    from treetune_data.scoring import score_responses
 
     task = _task_of(options)
     console = Console(None, visible=True)
@@ -45,7 +45,7 @@ def score_responses(options: argparse.Namespace) -> int:
 
 
 def export_rows(options: argparse.Namespace) -> int:
-    from treetune.tasks.export import export_rows
+    from treetune_domains.routed_rows import export_rows
 
     written = export_rows(_task_of(options), options.split, options.output)
     say(f"{written} problems: {options.output}")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from treetune.tasks.json_lines import as_text, missing
+from treetune.tasks.rows import as_text, missing
 from treetune.tasks.sources import json_lines
 
 

@@ -24,6 +24,9 @@ DATA_SOURCE, PROMPT, RAW_PROMPT = "data_source", "prompt", "raw_prompt"
 ABILITY, APPLY_CHAT_TEMPLATE = "ability", "apply_chat_template"
 REWARD_MODEL, STYLE, GROUND_TRUTH, EXTRA_INFO = "reward_model", "style", "ground_truth", "extra_info"
 
+SCHEMA = (DATA_SOURCE, PROMPT, RAW_PROMPT, ABILITY, APPLY_CHAT_TEMPLATE, REWARD_MODEL, EXTRA_INFO)
+"""The columns of a row; others are columns of its own."""
+
 LOW_PASS_RATE, HIGH_PASS_RATE = "low_pass_rate", "high_pass_rate"
 """Columns that a difficulty estimate adds. A row goes whose low rate is too low (a strong model's: it can't
 be solved) or whose high rate is too high (a weak model's: it is too easy)."""
@@ -33,7 +36,7 @@ Row = dict[str, Any]
 
 
 def domain_of(data_source: str) -> str:
-    """``math`` for ``math__dapo``."""
+    """Returns ``math`` for ``math__dapo``."""
     return data_source.partition("__")[0]
 
 
@@ -47,8 +50,8 @@ def domain_row(
     raw_prompt: str = "",
     apply_chat_template: bool = True,
 ) -> Row:
-    """A row of the schema. A `prompt` of text is the user's one message; a `ground_truth` that is no text
-    is written as JSON."""
+    """Returns a row of the schema. A `prompt` of text is the user's one message; a `ground_truth` that is no
+    text is written as JSON."""
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(map(dict, prompt))
     return {
         DATA_SOURCE: data_source,
@@ -62,7 +65,7 @@ def domain_row(
 
 
 def normalised(row: Mapping[str, Any]) -> Row:
-    """The row with what it may leave out, columns of its own included. Raises ValueError saying what it
+    """Returns the row with all columns of the schema, and its own ones. Raises ValueError with what it
     lacks."""
     source = row.get(DATA_SOURCE)
     if not isinstance(source, str) or not source.strip():
@@ -89,15 +92,15 @@ def normalised(row: Mapping[str, Any]) -> Row:
 
 
 def prompt_text(row: Mapping[str, Any]) -> str:
-    """What is asked, without roles: for graders and people, and for models that don't chat."""
+    """Returns the question without roles: for graders and people, and for models that don't chat."""
     if not row[APPLY_CHAT_TEMPLATE] and row[RAW_PROMPT]:
         return str(row[RAW_PROMPT])
     return "\n\n".join(message["content"] for message in row[PROMPT])
 
 
 def problem_of(row: Mapping[str, Any], id: str) -> Problem:
-    """A row that is `normalised`, as models are asked it and graders are given it: `extra_info` under its own
-    names, its source and its ability."""
+    """Returns the problem of a `normalised` row. Its data are the keys of `extra_info`, the source and the
+    ability."""
     messages = tuple(Message(one["role"], one["content"]) for one in row[PROMPT])
     asked_alone = [message.role for message in messages] == ["user"]
     as_is = not row[APPLY_CHAT_TEMPLATE]
@@ -113,16 +116,16 @@ def problem_of(row: Mapping[str, Any], id: str) -> Problem:
 
 
 def row_key(row: Mapping[str, Any]) -> str:
-    """What makes two rows the same question with the same answer, wherever they stand and whatever else is
-    known of them: a hash of source, prompt and ground truth."""
+    """Returns a hash of source, prompt and ground truth: rows with the same one ask the same question and
+    have the same answer, wherever they are."""
     asked = [row[DATA_SOURCE], row[PROMPT], row[RAW_PROMPT], row[APPLY_CHAT_TEMPLATE]]
     text = json.dumps([*asked, row[REWARD_MODEL][GROUND_TRUTH]], sort_keys=True)
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=12).hexdigest()
 
 
 def read_domain_rows(path: Path) -> Iterator[tuple[str, Row]]:
-    """The rows of a Parquet or JSON-lines file, or of all that the pattern `path` finds, `normalised`, each
-    with its place. Raises ValueError."""
+    """Yields the rows of a Parquet or JSON-lines file, or of all that match the pattern `path`, `normalised`,
+    each with its place. Raises ValueError."""
     for file in files_matching(path):
         for place, row in read_rows(file):
             try:
@@ -133,7 +136,7 @@ def read_domain_rows(path: Path) -> Iterator[tuple[str, Row]]:
 
 
 def write_parquet(path: Path, rows: Iterable[Row]) -> None:
-    """Rows of the schema as a Parquet file, whole or not at all; the same rows give the same bytes.
+    """Writes rows of the schema to a Parquet file, whole or not at all; the same rows give the same bytes.
 
     Goes through `rows` twice. Of `extra_info`, text, numbers, truth values and lists of such keep their type;
     all else is JSON text, which `read_rows` reads again.
@@ -145,7 +148,7 @@ def write_parquet(path: Path, rows: Iterable[Row]) -> None:
     columns: dict[str, str] = {}
     for row in rows:
         _note_kinds(kinds, row[EXTRA_INFO])
-        _note_kinds(columns, {name: value for name, value in row.items() if name not in _OWN})
+        _note_kinds(columns, {name: value for name, value in row.items() if name not in SCHEMA})
     schema = arrow_schema(kinds, columns)
     with (
         whole_file(path, "wb") as file,
@@ -155,19 +158,16 @@ def write_parquet(path: Path, rows: Iterable[Row]) -> None:
         for row in rows:
             more = {name: _stored(row[name], columns[name]) for name in sorted(columns) if name in row}
             info = {name: _stored(value, kinds[name]) for name, value in row[EXTRA_INFO].items()}
-            batch.append({**{name: row[name] for name in _OWN}, EXTRA_INFO: info, **more})
+            batch.append({**{name: row[name] for name in SCHEMA}, EXTRA_INFO: info, **more})
             if len(batch) == ROW_GROUP:
                 writer.write_table(pa.Table.from_pylist(batch, schema))
                 batch = []
         writer.write_table(pa.Table.from_pylist(batch, schema))
 
 
-_OWN = (DATA_SOURCE, PROMPT, RAW_PROMPT, ABILITY, APPLY_CHAT_TEMPLATE, REWARD_MODEL, EXTRA_INFO)
-
-
 def arrow_schema(kinds: Mapping[str, str], columns: Mapping[str, str]) -> pa.Schema:
-    """Of a file whose `extra_info` holds values of these kinds (``text``, ``int``, ``float``, ``bool``,
-    ``json``, or ``list of …``), and which has such columns beside the schema's own."""
+    """Returns the schema of a file, given the kinds of values in its `extra_info` (``text``, ``int``,
+    ``float``, ``bool``, ``json``, or ``list of …``) and in its columns beside the schema's own."""
     import pyarrow as pa
 
     plain = {
@@ -218,7 +218,7 @@ def _messages(prompt: Any, raw: str) -> list[dict[str, str]]:
 
 
 def _object(value: Any, name: str) -> dict[str, Any]:
-    """A field that is an object, or JSON text of one."""
+    """Returns a field that is an object, or JSON text of one, as a dictionary."""
     if value is None:
         raise ValueError(f"it has no {name}")
     if isinstance(value, str):
@@ -236,7 +236,7 @@ def _text(value: Any) -> str:
 
 
 def _note_kinds(kinds: dict[str, str], values: Mapping[str, Any]) -> None:
-    """The narrowest kind of each value that holds all that were seen under its name."""
+    """Widens `kinds` to the narrowest kind that holds all values under each name."""
     for name, value in values.items():
         if value is None:
             continue

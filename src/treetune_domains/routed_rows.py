@@ -17,60 +17,50 @@ from treetune.tasks.base import NoSplit, Split, Task
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.rows import QUICKLY_READ, BadRow, RowsTask, file_rows, is_quickly_read
 from treetune.tasks.sources import InFiles, values_of
-from treetune.tasks.steps.base import StepSplitter
-from treetune.tasks.steps.lines import Lines
 from treetune.vocabulary import Problem
 from treetune_domains.domain_rows import (
     ABILITY,
-    APPLY_CHAT_TEMPLATE,
     DATA_SOURCE,
-    EXTRA_INFO,
     HIGH_PASS_RATE,
     LOW_PASS_RATE,
-    PROMPT,
-    RAW_PROMPT,
-    REWARD_MODEL,
+    SCHEMA,
     domain_of,
+    domain_row,
     normalised,
     problem_of,
+    write_parquet,
 )
 from treetune_domains.graders.routed import BySource
-
-LINES = Lines()
-
-SCHEMA = (DATA_SOURCE, PROMPT, RAW_PROMPT, ABILITY, APPLY_CHAT_TEMPLATE, REWARD_MODEL, EXTRA_INFO)
+from treetune_domains.mixture import DomainTask
 
 
 @Task.register("rows")
 @dataclass(frozen=True, kw_only=True)
 class RoutedRows(RowsTask):
     """Rows as verl and Reasoning360 have them: `data_source`, `prompt` (messages), `ability`, `reward_model`
-    with its `ground_truth`, `extra_info`, `apply_chat_template`. Where they come from, and what is held out,
-    is said in `RowsTask`.
-
-    `routes` are graders by the beginning of a row's ``data_source``: of those that fit, the longest is its
-    grader (an empty one fits all). A source without one is told before the run. `domain` is what a row's
-    metrics are also taken by: what stands before ``__`` in its ``data_source``, its ``ability``, a name by
-    the beginning of its source (the longest that fits), or nothing. As a domain of a mixture, rows are of
-    that domain.
+    with its `ground_truth`, `extra_info`, `apply_chat_template`. `RowsTask` explains where they come from and
+    how some are held out.
 
     A row whose ``apply_chat_template`` is false is asked as it is (its ``raw_prompt``, where there is one);
     others as a chat, where the model has a chat template. `Problem.data` holds the row's ``extra_info`` under
-    its own names, its source, its ability, and those of its columns that `keep` names.
-
-    `demonstration_field` names what SFT learns from, among what `Problem.data` holds. `stop` are the strings
-    that end an answer; a rollout names them as its own `stop`.
+    its own names, its source, its ability, and the columns that `keep` names.
     """
 
     routes: Annotated[Mapping[str, Grader], MinLen(1)] = field(hash=False)
+    """Graders by the beginning of a row's ``data_source``; the longest that fits is its grader, and an empty
+    one fits all. A source without a route is reported before the run."""
     domain: Mapping[str, str] | Literal["data_source", "ability"] | None = field(
         default="data_source", hash=False
     )
+    """The domain by which a row's metrics are also taken: the beginning of its ``data_source`` up to ``__``,
+    its ``ability``, a name by the beginning of its source (the longest that fits), or none. In a mixture,
+    rows are of the mixture's domain."""
     keep: tuple[str, ...] = (LOW_PASS_RATE, HIGH_PASS_RATE)
+    """Columns beside the schema's that go into `Problem.data`."""
     demonstration_field: str | None = None
-    steps: StepSplitter = LINES
-    """How answers are cut into steps."""
+    """The key of the demonstration for SFT, among the keys of `Problem.data`."""
     stop: tuple[str, ...] = ()
+    """The strings that end an answer; a rollout names them as its own `stop`."""
 
     @cached_property
     def grader(self) -> Grader:  # type: ignore[override]
@@ -82,24 +72,32 @@ class RoutedRows(RowsTask):
 
     def check(self, experiment: Any) -> Iterator[Finding]:
         yield from super().check(experiment)
-        found: dict[str, Path] = {}
-        for path in self._at_hand():
+        names = () if self.source is not None else (*self.train, *self.validation, *self.test)
+        paths = [Path(name) for name in names]
+        if isinstance(self.source, InFiles):
+            for split in get_args(Split):
+                with contextlib.suppress(ValueError):  # reported when the split is read
+                    paths += self.source.files(split)
+        first_files: dict[str, Path] = {}
+        for path in filter(is_quickly_read, paths):
             try:
                 sources = values_of(path, DATA_SOURCE)
-                wrong = self._first_bad_row(path)
+                if self.bad_rows == "stop" and path.stat().st_size <= QUICKLY_READ:
+                    _check_rows(path, self.columns)
+            except BadRow as error:
+                yield Finding(str(error), "train", "put the row right, or set bad_rows to 'skip'")
+                return
             except ValueError as error:
                 yield Finding.of(error, "train")
                 return
-            if wrong:
-                yield Finding(wrong, "train", "put the row right, or set bad_rows to 'skip'")
-                return
-            found = dict.fromkeys(sources, path) | found
-        unknown = [source for source in found if self._route(source) is None]
+            first_files = dict.fromkeys(sources, path) | first_files
+        unknown = [source for source in first_files if BySource(routes=self.routes).route(source) is None]
         if unknown:
             shown = ", ".join(f"{source!r}{self._near(source)}" for source in unknown)
             yield Finding(
-                f"no route fits the data_source {shown}, first in {found[unknown[0]]}; the rows' sources are"
-                f" {', '.join(sorted(found))}, and routes are {self._shown_routes()}",
+                f"no route fits the data_source {shown}, first in {first_files[unknown[0]]}; the rows'"
+                f" sources are {', '.join(sorted(first_files))}, and routes are"
+                f" {', '.join(map(repr, sorted(self.routes)))}",
                 "routes",
                 "give it a grader by the beginning of its name, or '' one for all others",
             )
@@ -109,49 +107,18 @@ class RoutedRows(RowsTask):
             return ()
         return sorted(set(self.domain.values())) if isinstance(self.domain, Mapping) else None
 
-    def _at_hand(self) -> list[Path]:
-        """The files whose sources are looked at before anything starts."""
-        given = [Path(name) for name in (*self.train, *self.validation, *self.test)]
-        if self.source is not None:
-            given = []
-        if isinstance(self.source, InFiles):
-            for split in get_args(Split):
-                with contextlib.suppress(ValueError):  # told when the split is asked for
-                    given += self.source.files(split)
-        return [path for path in given if is_quickly_read(path)]
-
-    def _first_bad_row(self, path: Path) -> str:
-        """Its place and what it lacks; empty where there is none, bad rows are left out, or the file is
-        large: then the run tells."""
-        if self.bad_rows == "stop" and path.stat().st_size <= QUICKLY_READ:
-            for place, row in file_rows(path, self.columns):
-                try:
-                    normalised(row)
-                except ValueError as error:
-                    return f"{place}: {error}"
-        return ""
-
-    def _route(self, source: str) -> Grader | None:
-        return BySource(routes=self.routes).route(source)
-
     def _near(self, source: str) -> str:
-        """The route that may have been meant, in brackets; nothing where none is near."""
+        """Returns the route that may have been meant, in brackets; nothing where none is near."""
         near = [route for route in self.routes if nearest(source[: len(route)], [route])]
         return f" (did you mean the route {max(near, key=len)!r}?)" if near else ""
-
-    def _shown_routes(self) -> str:
-        return ", ".join(map(repr, sorted(self.routes)))
 
     def _domain(self, row: Mapping[str, Any]) -> str:
         if self.domain == "data_source":
             return domain_of(row[DATA_SOURCE])
         if self.domain == "ability":
             return str(row[ABILITY])
-        if self.domain is None:
-            return ""
-        assert isinstance(self.domain, Mapping)
-        fitting = [prefix for prefix in self.domain if row[DATA_SOURCE].startswith(prefix)]
-        return self.domain[max(fitting, key=len)] if fitting else ""
+        fitting = [prefix for prefix in self.domain or () if row[DATA_SOURCE].startswith(prefix)]
+        return self.domain[max(fitting, key=len)] if isinstance(self.domain, Mapping) and fitting else ""
 
     def problem_of(self, row: dict[str, Any], id: str) -> Problem:
         try:
@@ -159,10 +126,10 @@ class RoutedRows(RowsTask):
         except ValueError as error:
             raise BadRow(str(error)) from error
         source = row[DATA_SOURCE]
-        if self._route(source) is None:
+        if BySource(routes=self.routes).route(source) is None:
             raise ValueError(
                 f"no route fits the data_source {source!r}{self._near(source)} of {id}, and routes are"
-                f" {self._shown_routes()}: give it a grader under routes"
+                f" {', '.join(map(repr, sorted(self.routes)))}: give it a grader under routes"
             )
         made = problem_of(row, id)
         kept = {name: row[name] for name in self.keep if name in row}
@@ -177,23 +144,18 @@ class RoutedRows(RowsTask):
 
     def demonstration(self, problem: Problem, seed: int) -> str:
         self.check_demonstrations()
-        found = problem.data.get(str(self.demonstration_field))
-        if not isinstance(found, str):
+        demonstration = problem.data.get(str(self.demonstration_field))
+        if not isinstance(demonstration, str):
             there = ", ".join(map(repr, problem.data))
             raise ValueError(
                 f"problem {problem.id!r} has no text under {self.demonstration_field!r} to learn from: name"
                 f" one of {there} as demonstration_field"
             )
-        return found
-
-    def step_boundaries(self, response: str) -> list[int]:
-        return self.steps.boundaries(response)
-
-    def answer_boundaries(self, response: str) -> list[int]:
-        return self.steps.answer_boundaries(response)
+        return demonstration
 
     def alphabet(self) -> str:
-        """What stands in prompts, golds and demonstrations, where the files are small and have these."""
+        """Returns the characters of prompts, golds and demonstrations, where the files are small and have
+        these."""
         files = [Path(name) for name in (*self.train, *self.validation, *self.test)]
         if absent := self.missing():
             raise ValueError(
@@ -205,9 +167,48 @@ class RoutedRows(RowsTask):
                 "these rows may hold any character: name those of prompts and answers in model.alphabet, or"
                 " use a real tokenizer"
             )
-        found: set[str] = set()
+        characters: set[str] = set()
         for split in get_args(Split):
             with contextlib.suppress(NoSplit):
                 for problem in self.problems(split):
-                    found.update(problem.prompt, problem.gold, self.demonstration(problem, 0))
-        return "".join(sorted(found))
+                    characters.update(problem.prompt, problem.gold, self.demonstration(problem, 0))
+        return "".join(sorted(characters))
+
+
+def _check_rows(path: Path, columns: Sequence[str]) -> None:
+    """Raises BadRow for the first row of a file that is none of the schema, with its place."""
+    for place, row in file_rows(path, columns):
+        try:
+            normalised(row)
+        except ValueError as error:
+            raise BadRow(f"{place}: {error}") from error
+
+
+def export_rows(task: Task, split: Split, path: Path) -> int:
+    """Writes a split of any task to a Parquet file, one row a problem in their order, and returns how many.
+
+    A row's ``data_source`` is the problem's, or else its domain and the type of its task
+    (``logic__countdown``). ``extra_info`` holds a problem's `data`, its ``split``, ``index`` and ``id``.
+    Raises ValueError for a split that the task doesn't have.
+    """
+    rows = []
+    for index, problem in enumerate(task.problems(split)):
+        data = dict(problem.data)
+        of_problem = task.of(problem)
+        kind = type(of_problem.task if isinstance(of_problem, DomainTask) else of_problem)
+        name = next(key for key, part in Task.registered().items() if part is kind)
+        source = data.pop(DATA_SOURCE, None) or f"{problem.domain or 'task'}__{name}"
+        ability = data.pop(ABILITY, "") or problem.domain
+        rates = {key: data.pop(key) for key in (LOW_PASS_RATE, HIGH_PASS_RATE) if key in data}
+        row = domain_row(
+            source,
+            [vars(message) for message in problem.messages] or problem.prompt,
+            problem.gold,
+            ability=ability,
+            extra_info={**data, "split": split, "index": index, "id": problem.id},
+            raw_prompt=problem.prompt if problem.as_is else "",
+            apply_chat_template=not problem.as_is,
+        )
+        rows.append({**row, **rates})
+    write_parquet(path, rows)
+    return len(rows)

@@ -13,7 +13,7 @@ from annotated_types import Ge, Gt, Le, MinLen
 from treetune.seeds import derived_random
 from treetune.tasks.base import Split, Task
 from treetune.tasks.graders.base import Grader
-from treetune.tasks.steps.lines import ends_of_lines
+from treetune.tasks.steps import ends_of_lines
 from treetune.vocabulary import Problem
 
 Rule = Literal["all", "first", "last", "once"]

@@ -17,8 +17,7 @@ from treetune.rollouts.selection.mixed_groups import MixedGroups
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.rollouts.until_mixed import UntilMixed
 from treetune.runtime.base import PolicyIteration, Runtime
-from treetune.tasks.countdown import Countdown
-from treetune.tasks.countdown_rows import CountdownRows
+from treetune.tasks.countdown import Countdown, CountdownRows
 from treetune.tasks.graders.countdown import CountdownScores
 from treetune.trainers.base import Trainer
 from treetune.trainers.objectives.ppo import ClippedPolicyGradient

@@ -15,7 +15,7 @@ from treetune.rollouts.shaping.length_penalty import LengthPenalty
 from treetune.rollouts.shaping.overlong_penalty import OverlongPenalty
 from treetune.rollouts.until_mixed import UntilMixed
 from treetune.runtime.base import PolicyIteration, Runtime
-from treetune.tasks.gsm8k import Gsm8k
+from treetune.tasks.rows import Gsm8k
 from treetune.vocabulary import Problem
 
 

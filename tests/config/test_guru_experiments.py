@@ -24,9 +24,8 @@ from treetune.trainers.objectives.ppo import ClippedPolicyGradient
 from treetune.trainers.schedule import Warmup
 from treetune_domains.graders.judge import JudgeGrader
 from treetune_domains.graders.math import MathGrader
-from treetune_domains.mixture import Mixture
+from treetune_domains.mixture import Mixture, Proportional
 from treetune_domains.routed_rows import RoutedRows
-from treetune_domains.weighting import Proportional
 
 ROWS = {"math": 54400, "codegen": 18040, "logic": 6301, "simulation": 3700, "table": 5800, "stem": 3600}
 """Training rows of each domain in Guru, as the names of its files round them."""

@@ -32,13 +32,13 @@ from treetune.rollouts.selection.correct_only import CorrectOnly
 from treetune.rollouts.selection.preference_pairs import PreferencePairs
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.runtime.base import ChooseCheckpoint, PolicyIteration, Runtime
-from treetune.tasks.gsm8k import Gsm8k
-from treetune.tasks.math import CollegeMath, Math, OlympiadBench
+from treetune.tasks.rows import Gsm8k
 from treetune.trainers.base import Trainer
 from treetune.trainers.objectives.mle import MaximumLikelihood
 from treetune.trainers.objectives.ppo import ClippedPolicyGradient
 from treetune.trainers.objectives.preference import DpoPositive
 from treetune.trainers.schedule import Warmup
+from treetune_domains.math_tasks import CollegeMath, Math, OlympiadBench
 
 FAMILIES, DATA = ("rho1b", "deepseek"), ("MATH", "GSM8K")
 POLICY_GRADIENT = ("vineppo", "ppo", "grpo", "rloo")

@@ -60,7 +60,7 @@ def test_rows_of_ones_own_are_read_and_a_bad_one_is_told_with_its_place(tmp_path
         '{"text": "1 + 1?", "solution": "2"}\n{"text": "2 + 2?", "answer": "4"}\n'
     )
     program = """
-from treetune.tasks.gsm8k import Gsm8k
+from treetune.tasks.rows import Gsm8k
 task = Gsm8k(train=("questions.jsonl",), problem_field="text", gold_field="solution", keep=("level",),
              prompt="Question: {problem}\\nAnswer:", validation_size=1)
 assert len(task.problems("train")) == 3 and len(task.problems("validation")) == 1

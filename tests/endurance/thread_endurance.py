@@ -38,7 +38,7 @@ from treetune.inference.engine import VllmEngine  # noqa: E402
 from treetune.inference.journal import request_key  # noqa: E402
 from treetune.inference.settings import VllmSettings  # noqa: E402
 from treetune.rollouts.base import GenerationContext  # noqa: E402
-from treetune.tasks.addition_chain import AdditionChain  # noqa: E402
+from treetune.tasks.arithmetic import AdditionChain  # noqa: E402
 from treetune.tasks.graders.pool import GraderPool  # noqa: E402
 from treetune.tree import answers_of  # noqa: E402
 from treetune.vocabulary import Problem  # noqa: E402

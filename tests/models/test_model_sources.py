@@ -200,7 +200,7 @@ def test_a_gpu_that_pytorch_cannot_use_is_no_reason_to_run_on_the_cpu_silently(
 
 def test_sources_and_tasks_register_without_importing_anything_heavy() -> None:
     code = (
-        "import sys, treetune.models.sources, treetune.models.pretrained, treetune.tasks.addition_chain,"
+        "import sys, treetune.models.sources, treetune.models.pretrained, treetune.tasks.arithmetic,"
         " treetune.tasks.multiplication,"
         " treetune.tasks.graders.pool, treetune.models.tokenizer, treetune.models.export;"
         "print({'torch', 'transformers', 'tokenizers', 'numpy', 'datasets'} & set(sys.modules))"

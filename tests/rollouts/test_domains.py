@@ -24,8 +24,7 @@ from treetune.rollouts.metrics import trajectory_metrics
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.tree import answers_of, trees_of
 from treetune.vocabulary import Grade, Metrics, Problem, Trajectory
-from treetune_domains.domain import Domain
-from treetune_domains.mixture import Mixture
+from treetune_domains.mixture import Domain, Mixture
 
 
 @dataclass(frozen=True, kw_only=True)

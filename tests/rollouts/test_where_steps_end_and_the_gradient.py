@@ -14,11 +14,10 @@ from tests.rollouts import tabular_mdp as mdp
 from treetune.rollouts.answers import steps_of
 from treetune.rollouts.credit.monte_carlo import step_advantages
 from treetune.tasks.base import Task
-from treetune.tasks.steps.base import StepSplitter
-from treetune.tasks.steps.lines import Gsm8kReference, Lines
-from treetune.tasks.steps.math_reference import MathReference
-from treetune.tasks.steps.sentences import Sentences
+from treetune.tasks.steps import Gsm8kReference, Lines, StepSplitter
 from treetune.vocabulary import TextCodec, token_array
+from treetune_domains.math_reference_steps import MathReference
+from treetune_domains.math_tasks import Sentences
 
 Ids = tuple[int, ...]
 A, B, BREAK, MORE, EOS = range(5)

@@ -20,7 +20,7 @@ from treetune.rollouts.single_turn import SingleTurn
 from treetune.runtime.base import Checkpoints, PolicyIteration
 from treetune.runtime.commands import run_iteration_loop
 from treetune.runtime.directory import ExperimentDirectory
-from treetune.tasks.addition_chain import AdditionChain
+from treetune.tasks.arithmetic import AdditionChain
 from treetune.trainers.base import Trainer
 from treetune.trainers.objectives.ppo import ClippedPolicyGradient
 

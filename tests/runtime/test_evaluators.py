@@ -21,7 +21,7 @@ from treetune.runtime import commands, evaluators
 from treetune.runtime.base import Evaluation, EvaluationSet, PolicyIteration
 from treetune.runtime.console import Console
 from treetune.runtime.evaluation import set_problems
-from treetune.tasks.addition_chain import AdditionChain
+from treetune.tasks.arithmetic import AdditionChain
 from treetune.tasks.base import Split
 from treetune.tasks.graders.base import Grader
 from treetune.vocabulary import Grade, Problem

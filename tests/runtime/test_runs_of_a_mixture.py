@@ -18,12 +18,10 @@ from treetune.rollouts.storage import read_episodes, read_trajectories
 from treetune.runtime.base import Evaluation, EvaluationSet, PolicyIteration
 from treetune.runtime.summary import summary_line
 from treetune.store.checksums import read_record
-from treetune.tasks.drawing import Drawing
+from treetune.tasks.sampling import Drawing
 from treetune.trainers.base import Trainer
 from treetune.trainers.objectives.ppo import ClippedPolicyGradient
-from treetune_domains.domain import Domain
-from treetune_domains.mixture import Mixture
-from treetune_domains.weighting import Curriculum
+from treetune_domains.mixture import Curriculum, Domain, Mixture
 
 MIXED = Mixture(
     # What is cut off earns the reward, so the two differ: next to all answers of ten tokens are.

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treetune.tasks.addition_chain import AdditionChain
-from treetune.tasks.arithmetic import SLIPS, Line, WrittenArithmetic
+from treetune.tasks.arithmetic import SLIPS, AdditionChain, Line, WrittenArithmetic
 from treetune.tasks.graders.final_answer import FinalAnswer
 from treetune.tasks.multiplication import Multiplication
 from treetune.vocabulary import Problem

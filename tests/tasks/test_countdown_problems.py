@@ -15,12 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treetune.tasks.base import Split
-from treetune.tasks.countdown import Countdown, signed_sums
-from treetune.tasks.countdown_rows import CountdownRows
+from treetune.tasks.countdown import Countdown, CountdownRows, signed_sums
 from treetune.tasks.graders.countdown import CountdownGrader, gold_of, read_gold
 from treetune.tasks.graders.countdown_expression import read_expression
-from treetune.tasks.scoring import score_responses
 from treetune.vocabulary import Problem
+from treetune_data.scoring import score_responses
 
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 SMALL: dict[str, Any] = {"train_size": 60, "validation_size": 10, "test_size": 20}

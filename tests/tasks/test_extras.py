@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from treetune.main import main
-from treetune.tasks import extras
+from treetune_domains import extras
 from treetune_domains.environments.tools.search import Search
 from treetune_domains.graders.instruction_following import InstructionFollowing
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.numbers import read_number
 from treetune.tasks.graders.numeric import Gsm8kExact, Gsm8kLenientSubstring, Numeric
-from treetune.tasks.gsm8k import Gsm8k
+from treetune.tasks.rows import Gsm8k
 from treetune.vocabulary import Grade, Problem
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from treetune.tasks.gsm8k import Gsm8k
+from treetune.tasks.rows import Gsm8k
 
 
 def file(path: Path, count: int) -> str:

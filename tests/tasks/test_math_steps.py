@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treetune.models.tokenizer import step_ends
-from treetune.tasks.steps.base import StepSplitter
-from treetune.tasks.steps.math_reference import MathReference
-from treetune.tasks.steps.sentences import Sentences
+from treetune.tasks.steps import StepSplitter
 from treetune.vocabulary import TextCodec
+from treetune_domains.math_reference_steps import MathReference
+from treetune_domains.math_tasks import Sentences
 
 
 def steps(splitter: StepSplitter, text: str) -> list[str]:

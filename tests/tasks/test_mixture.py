@@ -14,18 +14,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treetune.inference.base import SamplingParams
-from treetune.tasks.addition_chain import AdditionChain
+from treetune.tasks.arithmetic import AdditionChain
 from treetune.tasks.base import NoSplit, Split, Task
 from treetune.tasks.countdown import Countdown
-from treetune.tasks.drawing import Drawing, first_of_shuffle, shares
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.final_answer import FinalAnswer
-from treetune.tasks.gsm8k import Gsm8k
-from treetune.tasks.sampling import Replacement
+from treetune.tasks.rows import Gsm8k
+from treetune.tasks.sampling import Drawing, Replacement
 from treetune.vocabulary import Problem
-from treetune_domains.domain import Difficulty, Domain, DomainTask
-from treetune_domains.mixture import Mixture
-from treetune_domains.weighting import Curriculum, Fixed, Proportional, Temperature, Weighting
+from treetune_domains.mixture import (
+    Curriculum,
+    Difficulty,
+    Domain,
+    DomainTask,
+    Fixed,
+    Mixture,
+    Proportional,
+    Temperature,
+    Weighting,
+    first_of_shuffle,
+    shares,
+)
 
 GRADER, FIXED = FinalAnswer(marker="#"), Fixed()
 PARAMS = SamplingParams(max_tokens=100, stop=("rollout's",))

@@ -10,17 +10,15 @@ import pytest
 
 from treetune.contracts import Finding
 from treetune.main import main
-from treetune.tasks.addition_chain import AdditionChain
+from treetune.tasks.arithmetic import AdditionChain
 from treetune.tasks.countdown import Countdown
-from treetune.tasks.export import export_rows
 from treetune.tasks.graders.final_answer import FinalAnswer
 from treetune.tasks.graders.numeric import Numeric
 from treetune.tasks.sources import InFiles
 from treetune.vocabulary import Message, Problem
-from treetune_domains.domain import Difficulty, Domain
 from treetune_domains.domain_rows import domain_row, write_parquet
-from treetune_domains.mixture import Mixture
-from treetune_domains.routed_rows import RoutedRows
+from treetune_domains.mixture import Difficulty, Domain, Mixture
+from treetune_domains.routed_rows import RoutedRows, export_rows
 
 HASH, BAR, NUMERIC = FinalAnswer(marker="#"), FinalAnswer(marker="|"), Numeric(without_marker="last_number")
 SYSTEM = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Sort 2 1."}]

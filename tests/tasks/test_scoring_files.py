@@ -10,11 +10,10 @@ import pytest
 
 from tests.runtime.even_answers import EvenAnswers, OutOfOrder
 from treetune.main import main
-from treetune.tasks.addition_chain import AdditionChain
-from treetune.tasks.gsm8k import Gsm8k
-from treetune.tasks.scoring import score_responses
-from treetune_domains.domain import Domain
-from treetune_domains.mixture import Mixture
+from treetune.tasks.arithmetic import AdditionChain
+from treetune.tasks.rows import Gsm8k
+from treetune_data.scoring import score_responses
+from treetune_domains.mixture import Domain, Mixture
 
 
 class Absent(EvenAnswers):

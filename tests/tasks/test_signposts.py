@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from treetune.tasks.steps.lines import ends_of_lines
+from treetune.tasks.steps import ends_of_lines
 from treetune.vocabulary import Problem
 from treetune_lab.signposts import SIGNS, Rule, Signposts, SignpostsGrader
 

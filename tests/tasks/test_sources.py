@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from treetune.main import main
-from treetune.tasks.gsm8k import Gsm8k
-from treetune.tasks.math import CollegeMath, Math, OlympiadBench
+from treetune.tasks.rows import Gsm8k
 from treetune.tasks.sources import OnDisk, OnHub
+from treetune_domains.math_tasks import CollegeMath, Math, OlympiadBench
 
 ROWS = [
     {

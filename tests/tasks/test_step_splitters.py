@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import treetune.parts  # noqa: F401
-from treetune.tasks.steps.base import StepSplitter
-from treetune.tasks.steps.lines import Gsm8kReference, Lines
-from treetune.tasks.steps.math_reference import MathReference
-from treetune.tasks.steps.sentences import Sentences
+from treetune.tasks.steps import Gsm8kReference, Lines, StepSplitter
+from treetune_domains.math_reference_steps import MathReference
+from treetune_domains.math_tasks import Sentences
 
 SPLITTERS = sorted(StepSplitter.registered())
 PIECES = ["\n", " ", "$", "$$", "\\(", "\\[", "\\]", "\\)", "#### ", "\n#### ", ". ", "A", "b", "\\begin{a}",

@@ -19,7 +19,7 @@ from treetune.rollouts.storage import write_episodes, write_trajectories
 from treetune.rollouts.values.base import Beginning, FixedBudget
 from treetune.runtime.directory import _LOCKS
 from treetune.store.journal import Journal
-from treetune.tasks.addition_chain import AdditionChain
+from treetune.tasks.arithmetic import AdditionChain
 from treetune.vocabulary import Segment, Stretch
 from treetune_lab.values.one_line import OneLineState
 from treetune_view.page import SEEN

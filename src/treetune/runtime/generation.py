@@ -33,7 +33,7 @@ from treetune.runtime.overlap import give_to_credit
 from treetune.runtime.sampler import Sampler
 from treetune.runtime.session import Session
 from treetune.store.checksums import read_record, write_record
-from treetune.tasks.drawing import Drawing
+from treetune.tasks.sampling import Drawing
 from treetune.tree import Tree, answers_of, trees_of
 from treetune.vocabulary import Episode, Metrics, Trajectory
 

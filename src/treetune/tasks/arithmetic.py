@@ -1,7 +1,7 @@
-"""Sums and products that a noisy teacher writes out: what the embedded tasks have in common.
+"""Sums that a noisy teacher writes out, and what they have in common with products.
 
 A problem is a few numbers. A solution is a fixed number of lines, each ending in one number that
-follows from what stands before it, and last the marker with the answer. The teacher slips on a
+follows from the text before it, and last the marker with the answer. The teacher slips on a
 line with probability `demonstration_noise`: it then writes a number that is too large by 1 or by
 10 and goes on from it.
 
@@ -12,21 +12,21 @@ exactly at every step.
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, ClassVar, get_args
+from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Gt, Le
 
 from treetune.seeds import derived_random
-from treetune.tasks.base import Split, Task
+from treetune.tasks.base import GeneratedTask, Task
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.final_answer import FinalAnswer
-from treetune.tasks.operands import distinct_operands, selections
-from treetune.tasks.steps.lines import ends_of_lines
 from treetune.vocabulary import Problem
 
 MARKER = "#"
@@ -34,15 +34,19 @@ ANSWER_AFTER_MARKER = FinalAnswer(marker=MARKER)
 SLIPS = (1, 10)
 """A slip adds one of these, each as likely as the other: one too many, or one carry too many."""
 
+_ENUMERABLE = 200_000
+"""Up to so many selections are listed and shuffled, which also works when all of them are asked for;
+beyond, drawing until a new one comes is quicker."""
+
 
 @dataclass(frozen=True)
 class Line:
     """A line of a solution: its text before the number, the right number after what was written
     so far, and by how much the answer grows with each unit by which this number is too large.
 
-    Lines of one `block` don't all need each other: those with a `thread` need only what stands before
+    Lines of one `block` don't all need each other: those with a `thread` need only the text before
     the block and what that thread has written, and those without one come after the threads. `topic`
-    says what the thread is about.
+    names what the thread is about.
     """
 
     lead: str
@@ -61,11 +65,8 @@ Solution = Generator[Line, int, None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class WrittenArithmetic(Task):
+class WrittenArithmetic(GeneratedTask):
     """Problems made on the spot, different ones in every split, whatever the sizes.
-
-    `seed` decides which numbers are held out and is not the run's, so that runs with different
-    seeds are measured on the same problems. The test split does not change with `train_size`.
 
     Raises ValueError if there are fewer different problems than the splits need; the order of the
     numbers makes no difference here, since it makes none to the answer.
@@ -73,18 +74,19 @@ class WrittenArithmetic(Task):
 
     digits: Annotated[int, Ge(1), Le(9)] = 2
     demonstration_noise: Annotated[float, Ge(0), Le(1)] = 0.0
+    """The teacher's probability of a slip on a line."""
     train_size: Annotated[int, Gt(0)] = 100_000
     validation_size: Annotated[int, Gt(0)] = 500
-    """Problems of the validation split."""
     test_size: Annotated[int, Gt(0)] = 1000
-    """Problems of the test split."""
     seed: int = 0
+    """Decides which numbers are held out. It is not the run's, so that runs with different seeds are
+    measured on the same problems."""
     grader: Grader = ANSWER_AFTER_MARKER
 
     operator: ClassVar[str]
 
     def __post_init__(self) -> None:
-        needed, there_are = sum(self._sizes().values()), self._space()
+        needed, there_are = sum(self.sizes().values()), self._space()
         if needed > there_are:
             raise ValueError(
                 f"train_size + validation_size + test_size is {needed}, but there are only {there_are} "
@@ -101,9 +103,8 @@ class WrittenArithmetic(Task):
     def _operands_in_words(self) -> str:
         return f"{self._operand_count()} numbers of {self.digits} digits"
 
-    def _operands(self, wanted: int) -> Sequence[tuple[int, ...]]:
-        """The numbers of the first `wanted` problems of all splits together."""
-        return distinct_operands(self._operand_range(), self._operand_count(), wanted, seed=self.seed)
+    def _space(self) -> int:
+        return selections(self._operand_range(), self._operand_count())
 
     def _prompt(self, numbers: Sequence[int]) -> str:
         return self.operator.join(map(str, numbers)) + "=\n"
@@ -114,41 +115,31 @@ class WrittenArithmetic(Task):
     def _answer(self, numbers: Sequence[int]) -> int:
         raise NotImplementedError
 
-    def _sizes(self) -> dict[Split, int]:
-        return {"test": self.test_size, "validation": self.validation_size, "train": self.train_size}
+    def generate(self, count: int) -> Sequence[tuple[int, ...]]:
+        return distinct_operands(self._operand_range(), self._operand_count(), count, seed=self.seed)
 
-    def _space(self) -> int:
-        return selections(self._operand_range(), self._operand_count())
-
-    def problems(self, split: Split) -> Sequence[Problem]:
-        if split not in get_args(Split):
-            raise ValueError(f"no split {split!r}: choose one of {', '.join(get_args(Split))}")
-        return _problems(self, split)
-
-    def size(self, split: Split) -> int:
-        return self._sizes()[split]
+    def problem(self, id: str, generated: tuple[int, ...]) -> Problem:
+        gold = str(self._answer(generated))
+        return Problem(id=id, prompt=self._prompt(generated), gold=gold, data={"numbers": generated})
 
     def examples(self, count: int) -> Sequence[Problem]:
-        return _made(self, "example", self._operands(min(count, self._space())))
+        return super().examples(min(count, self._space()))
 
     def demonstration(self, problem: Problem, seed: int) -> str:
-        """The teacher's solution. Slips are drawn from `seed` and the problem."""
+        """Returns the teacher's solution. Slips are drawn from `seed` and the problem."""
         generator = derived_random(seed, problem.id, "demonstration")
 
         def write(line: Line) -> int:
             slips = generator.random() < self.demonstration_noise
             return line.value + (generator.choice(SLIPS) if slips else 0)
 
-        lines = self._written(problem, write)
-        return self._text(problem, lines, seed)
+        return self._text(problem, self._written(problem, write), seed)
 
     def _text(self, problem: Problem, lines: Sequence[WrittenLine], seed: int) -> str:
-        """A solution's lines and the answer, as text."""
-        text = "".join(f"{line.lead}{value}\n" for line, value in lines)
-        return f"{text}{MARKER}{lines[-1][1]}"
+        return f"{in_lines(lines)}{MARKER}{lines[-1][1]}"
 
     def teacher_value(self, problem: Problem, prefix: str) -> float:
-        """The probability that the teacher, going on from `prefix`, ends with the right answer.
+        """Returns the probability that the teacher, going on from `prefix`, ends with the right answer.
 
         `prefix` is any number of complete lines, newlines included, written by the teacher or by
         a policy: the teacher goes on from the numbers in it, right or wrong. With n lines left it
@@ -165,11 +156,14 @@ class WrittenArithmetic(Task):
             raise ValueError(f"the prefix {prefix!r} ends within a line; give complete lines")
         position = iter(written)
 
+        def form(line: str) -> str:
+            return re.sub(r"[0-9]+", "0", line)
+
         def write(line: Line) -> int:
             text = next(position, None)
             if text is None:
                 return line.value
-            if _form(text) != _form(f"{line.lead}{line.value}"):
+            if form(text) != form(f"{line.lead}{line.value}"):
                 raise ValueError(f"{text!r} in {prefix!r} is no step of this solution, as {line} would be")
             return int(re.split(r"[^0-9]", text)[-1])
 
@@ -181,7 +175,7 @@ class WrittenArithmetic(Task):
         return _chance_of_slips(missing, weights, self.demonstration_noise)
 
     def _written(self, problem: Problem, write: Callable[[Line], int]) -> list[WrittenLine]:
-        """The lines of a solution with the numbers that `write` decides on."""
+        """Returns the lines of a solution with the numbers that `write` decides on."""
         solution = self._solution(problem.data["numbers"])
         lines: list[WrittenLine] = []
         try:
@@ -192,20 +186,45 @@ class WrittenArithmetic(Task):
         except StopIteration:
             return lines
 
-    def step_boundaries(self, response: str) -> list[int]:
-        """A step is a line with the newline that ends it."""
-        return ends_of_lines(response)
-
     def alphabet(self) -> str:
         return f"0123456789{self.operator}={MARKER}\n"
 
 
-def _form(line: str) -> str:
-    return re.sub(r"[0-9]+", "0", line)
+@Task.register("addition_chain")
+@dataclass(frozen=True, kw_only=True)
+class AdditionChain(WrittenArithmetic):
+    r"""Add `count` numbers of `digits` digits, e.g. ``12+34+56+78=\n`` with the solution
+    ``12+34=46\n46+56=102\n102+78=180\n#180``: count - 1 running totals, one step each, and the
+    answer. Each line repeats what it adds, so that a small model can learn lines one at a time.
+
+    A teacher with `demonstration_noise` p is right in (1 - p)^(count - 1) of its solutions.
+    """
+
+    count: Annotated[int, Ge(2), Le(64)] = 4
+
+    operator: ClassVar[str] = "+"
+
+    def _operand_count(self) -> int:
+        return self.count
+
+    def _operand_range(self) -> range:
+        return range(10 ** (self.digits - 1), 10**self.digits)
+
+    def _solution(self, numbers: Sequence[int]) -> Solution:
+        total = numbers[0]
+        for number in numbers[1:]:
+            total = yield Line(lead=f"{total}+{number}=", value=total + number, weight=1)
+
+    def _answer(self, numbers: Sequence[int]) -> int:
+        return sum(numbers)
+
+
+def in_lines(lines: Sequence[WrittenLine]) -> str:
+    return "".join(f"{line.lead}{value}\n" for line, value in lines)
 
 
 def _chance_of_slips(missing: int, weights: Sequence[int], noise: float) -> float:
-    """The probability that slips on lines of these weights add up to exactly `missing`.
+    """Returns the probability that slips on lines of these weights add up to exactly `missing`.
 
     Sums that overshoot, or that the lines left cannot reach, are dropped; large weights go first,
     so that few sums are ever alive.
@@ -225,22 +244,43 @@ def _chance_of_slips(missing: int, weights: Sequence[int], noise: float) -> floa
     return chances.get(0, 0.0)
 
 
+def selections(values: range, count: int, first: range | None = None) -> int:
+    """Returns how many different selections `distinct_operands` can choose from."""
+    if first is None:
+        return math.comb(len(values) + count - 1, count)
+    return len(first) * selections(values, count - 1)
+
+
 @lru_cache(maxsize=16)
-def _problems(task: WrittenArithmetic, split: Split) -> tuple[Problem, ...]:
-    sizes = task._sizes()
-    operands = task._operands(sum(sizes.values()))
-    # The order of `_sizes` puts the held-out splits first: they stay when train_size changes.
-    start = sum(size for name, size in sizes.items() if list(sizes).index(name) < list(sizes).index(split))
-    return _made(task, split, operands[start : start + sizes[split]])
+def distinct_operands(
+    values: range, count: int, wanted: int, seed: int, first: range | None = None
+) -> Sequence[tuple[int, ...]]:
+    """Returns `wanted` selections of `count` numbers from `values`, no two of them equal up to order.
 
-
-def _made(task: WrittenArithmetic, place: str, operands: Sequence[tuple[int, ...]]) -> tuple[Problem, ...]:
-    return tuple(
-        Problem(
-            id=f"{place}/{index}",
-            prompt=task._prompt(numbers),
-            gold=str(task._answer(numbers)),
-            data={"numbers": numbers},
-        )
-        for index, numbers in enumerate(operands)
-    )
+    With `first`, which has no number in common with `values`, the first number is from there. The first
+    selections do not depend on `wanted`, so that a larger request extends a smaller one.
+    """
+    space = selections(values, count, first)
+    assert wanted <= space, f"{wanted} of only {space} selections"
+    generator = derived_random(seed, "operands", values.start, values.stop, count)
+    others = count if first is None else count - 1
+    chosen: list[tuple[int, ...]] = []
+    if space <= _ENUMERABLE:
+        unordered = itertools.combinations_with_replacement(values, others)
+        heads: list[tuple[int, ...]] = [()] if first is None else [(number,) for number in first]
+        listed = list(itertools.product(heads, unordered))
+        generator.shuffle(listed)
+        for head, selection in listed:
+            order = list(selection)
+            generator.shuffle(order)
+            chosen.append((*head, *order))
+        return tuple(chosen[:wanted])
+    seen: set[tuple[int, ...]] = set()
+    while len(chosen) < wanted:
+        head = () if first is None else (generator.choice(first),)
+        numbers = tuple(generator.choices(values, k=others))
+        key = (*head, *sorted(numbers))
+        if key not in seen:
+            seen.add(key)
+            chosen.append((*head, *numbers))
+    return tuple(chosen)

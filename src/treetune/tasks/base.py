@@ -1,17 +1,19 @@
-"""What a task is: problems in splits, demonstrations, step boundaries, and a grader."""
+"""Tasks: problems in splits, demonstrations, step boundaries, and a grader."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, TypeVar
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Annotated, Any, Literal, TypeVar, get_args
+
+from annotated_types import Gt
 
 from treetune.config.registrable import Registrable
-from treetune.tasks.drawing import Drawing
 from treetune.tasks.graders.base import Grader
-from treetune.tasks.sampling import further_problems, sample_problems
-from treetune.tasks.steps.base import as_if_going_on
+from treetune.tasks.sampling import Drawing, further_problems, sample_problems
+from treetune.tasks.steps import as_if_going_on, ends_of_lines
 from treetune.vocabulary import Metrics, Problem
-from treetune_domains.environments.base import Environment
 
 Split = Literal["train", "validation", "test"]
 Params = TypeVar("Params")
@@ -25,104 +27,159 @@ class Task(Registrable):
     """A source of problems. Sub-classes are frozen dataclasses whose fields are configuration."""
 
     grader: Grader
-    environment: Environment | None = None
-    """What its problems are played in, where answers have several turns."""
 
     def problems(self, split: Split) -> Sequence[Problem]:
-        """All problems of a split, always in the same order; never empty (ValueError)."""
+        """Returns all problems of a split, always in the same order; never empty (ValueError)."""
         raise NotImplementedError
 
     def size(self, split: Split) -> int | None:
-        """How many problems a split has, where that is known at once; None where it takes reading.
+        """Returns how many problems a split has, or None where counting them takes reading.
 
         Raises NoSplit for a split that the configuration doesn't have.
         """
         return None
 
     def of(self, problem: Problem) -> Task:
-        """The task that a problem is of: itself, or in a mixture the domain's. Whoever needs the steps, the
-        demonstration or the sampling of a problem asks that one."""
+        """Returns the task that a problem belongs to: this one, or in a mixture the domain's. Callers that
+        need the steps, the demonstration or the sampling of a problem ask that one."""
         return self
 
     def parts(self) -> Sequence[Task]:
-        """All that `of` may give."""
+        """Returns all tasks that `of` may return."""
         return (self,)
 
     @property
     def remembers_pass_rates(self) -> bool:
-        """Whether `draw` asks how earlier iterations did on single problems."""
+        """Whether `draw` reads how earlier iterations did on single problems."""
         return False
 
     def domain_names(self) -> Sequence[str] | None:
-        """The domains of its problems, empty where they have none. None: their rows say."""
+        """Returns the domains of its problems: empty where there are none, None where only rows know."""
         return ()
 
     def sampling(self, params: Params) -> Params:
-        """How answers are sampled, given the rollout's `SamplingParams`: in a mixture a domain has stop
-        strings and a budget of tokens of its own."""
+        """Returns how answers are sampled, given the rollout's `SamplingParams`: in a mixture a domain has
+        its own stop strings and budget of tokens."""
         return params
 
     def draw(self, problems: Sequence[Problem], count: int, drawing: Drawing) -> list[Problem]:
-        """An iteration's problems, out of all that are trained on; see `sample_problems`."""
+        """Draws an iteration's problems from all training problems; see `sample_problems`."""
         return sample_problems(problems, count, drawing.seed, drawing.iteration, drawing.replacement)
 
     def draw_further(
         self, problems: Sequence[Problem], taken: Sequence[Problem], drawing: Drawing
     ) -> list[Problem]:
-        """Those that the iteration was not given, in the order in which it asks for more."""
+        """Returns the problems that the iteration has not `taken`, in the order in which it may ask for
+        more."""
         return further_problems(problems, taken, drawing.seed, drawing.iteration)
 
     def drawing_metrics(self, problems: Sequence[Problem], drawing: Drawing) -> Metrics:
-        """What is known of how they are drawn."""
+        """Returns metrics of how problems are drawn."""
         return {}
 
     def missing(self) -> Sequence[str]:
-        """The files that it reads and that aren't there."""
+        """Returns the files that the task reads and that don't exist."""
         return ()
 
     def examples(self, count: int) -> Sequence[Problem]:
-        """Up to so many problems of this kind, whichever are made or read at once; perhaps none."""
+        """Returns up to `count` problems of this kind that are made or read at once; perhaps none."""
         return ()
 
     def check_demonstrations(self) -> None:
-        """Raises ValueError for a task that has none, as far as its configuration says."""
+        """Raises ValueError for a task without demonstrations, as far as its configuration says."""
         if type(self).demonstration is Task.demonstration:
             raise ValueError(f"task {type(self).__name__} has no demonstrations to learn from")
 
     def demonstration(self, problem: Problem, seed: int) -> str:
-        """A response to learn from, sampled with `seed` where the teacher is noisy.
+        """Returns a response to learn from, sampled with `seed` where the teacher is noisy.
 
         Raises ValueError for a task that has none.
         """
         raise ValueError(f"task {type(self).__name__} has no demonstrations to learn from")
 
     def sequential_demonstration(self, problem: Problem, seed: int) -> str:
-        """A response written in one line, whatever form demonstrations have: what the latency of answers
-        that fork is measured against.
+        """Returns a response without threads, whatever form demonstrations have: the baseline for the
+        latency of answers that fork.
 
         Raises ValueError for a task that has no demonstrations.
         """
         return self.demonstration(problem, seed)
 
     def step_boundaries(self, response: str) -> list[int]:
-        """Character offsets between steps: strictly rising from 0 to ``len(response)``.
+        """Returns character offsets between steps: strictly rising from 0 to ``len(response)``.
 
         Lossless for every string; an empty response gives ``[0]``.
         """
         raise NotImplementedError
 
     def answer_boundaries(self, response: str) -> list[int]:
-        """The boundaries of an answer that ends here, from 0 to ``len(response)``: those that it would have
-        if it went on in another line. One at its very end is told twice: the end token is a step of its own.
+        """Returns the boundaries of an answer that ends here, from 0 to ``len(response)``: those that it
+        would have if it went on in another line. A boundary at its very end is listed twice, since the end
+        token is then a step of its own.
 
-        What a token is held against may not depend on which token it is: where another one would have begun
-        a step, the end token does.
+        A token's baseline may not depend on which token it is: where another one would have begun a step,
+        the end token does.
         """
         return as_if_going_on(self.step_boundaries, response)
 
     def alphabet(self) -> str:
-        """Every character that prompts and responses may hold, for the character tokenizer.
+        """Returns every character that prompts and responses may hold, for the character tokenizer.
 
         Raises ValueError for a task in natural language.
         """
         raise ValueError(f"task {type(self).__name__} has no small alphabet: use a real tokenizer")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratedTask(Task):
+    """Problems made on the spot. The splits are stretches of one sequence of different problems, of which
+    the held-out ones come first: they stay when `train_size` changes."""
+
+    train_size: Annotated[int, Gt(0)]
+    """Problems to train on."""
+    validation_size: Annotated[int, Gt(0)]
+    """Problems of the validation split."""
+    test_size: Annotated[int, Gt(0)]
+    """Problems of the test split."""
+
+    def generate(self, count: int) -> Sequence[Any]:
+        """Returns what the first `count` problems of all splits are made from. The first ones don't depend
+        on `count`. Raises ValueError where there are fewer."""
+        raise NotImplementedError
+
+    def problem(self, id: str, generated: Any) -> Problem:
+        """Returns the problem that is made from one of these."""
+        raise NotImplementedError
+
+    def sizes(self) -> dict[Split, int]:
+        return {"test": self.test_size, "validation": self.validation_size, "train": self.train_size}
+
+    def size(self, split: Split) -> int:
+        return self.sizes()[split]
+
+    def problems(self, split: Split) -> Sequence[Problem]:
+        if split not in get_args(Split):
+            raise ValueError(f"no split {split!r}: choose one of {', '.join(get_args(Split))}")
+        return _problems(self, split)
+
+    def made(self, split: Split) -> Sequence[Problem]:
+        """Makes the problems of a split; `problems` keeps them."""
+        start = 0
+        for name, size in self.sizes().items():
+            if name == split:
+                break
+            start += size
+        generated = self.generate(sum(self.sizes().values()))[start : start + self.size(split)]
+        return [self.problem(f"{split}/{index}", one) for index, one in enumerate(generated)]
+
+    def examples(self, count: int) -> Sequence[Problem]:
+        return [self.problem(f"example/{index}", one) for index, one in enumerate(self.generate(count))]
+
+    def step_boundaries(self, response: str) -> list[int]:
+        """Returns the ends of lines: a step is a line with the newline that ends it."""
+        return ends_of_lines(response)
+
+
+@lru_cache(maxsize=64)
+def _problems(task: GeneratedTask, split: Split) -> tuple[Problem, ...]:
+    return tuple(task.made(split))

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import random
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
-from typing import Annotated, get_args
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, MinLen
 
 from treetune.seeds import derived_random
-from treetune.tasks.base import Split, Task
-from treetune.tasks.countdown_problems import Operator, Shape, distinct_problems
-from treetune.tasks.graders.countdown import CountdownGrader, gold_of
-from treetune.tasks.steps.lines import ends_of_lines
+from treetune.tasks.base import GeneratedTask, Task
+from treetune.tasks.graders.base import Grader
+from treetune.tasks.graders.countdown import MOST_DIGITS, CountdownGrader, gold_of
+from treetune.tasks.rows import BadRow, RowsTask
+from treetune.tasks.steps import Lines, StepSplitter
 from treetune.vocabulary import Problem
+
+Operator = Literal["+", "-", "*", "/"]
+Puzzle = tuple[tuple[int, ...], int]
+"""The numbers, in the order in which a prompt lists them, and the target."""
 
 NUMBERS, TARGET = "{numbers}", "{target}"
 GRADER = CountdownGrader()
+STEPS = Lines(answer_marker="<answer>")
 
 PROMPT = (
     "Using the numbers {numbers}, write an expression that equals {target}. You may use +, -, *, / and "
@@ -26,9 +34,17 @@ PROMPT = (
 )
 """Asks a model that was trained to follow instructions; the chat template goes around it."""
 
+_KNOWN = 20_000
+"""Known problems between two new ones after which there are taken to be no more: of a shape with 1,000
+problems of equal chances, the last one is missed by so many with a probability of 2e-9."""
+
+_VAIN = 200_000
+"""Draws between two new problems, most of them of no value within `targets`, after which the search is
+given up: it would take minutes."""
+
 
 def prompted(template: str, numbers: Sequence[int], target: int) -> str:
-    """The template with the numbers in it, such as ``19, 36, 55``, and the target."""
+    """Returns the template with the numbers in it, such as ``19, 36, 55``, and the target."""
     return template.replace(NUMBERS, ", ".join(map(str, numbers))).replace(TARGET, str(target))
 
 
@@ -40,39 +56,38 @@ def check_template(template: str) -> None:
 
 @Task.register("countdown")
 @dataclass(frozen=True, kw_only=True)
-class Countdown(Task):
+class Countdown(GeneratedTask):
     r"""Problems made on the spot, each from an expression that solves it; different ones in every split.
 
-    A problem is `numbers` (fewest and most) numbers out of `operands` (smallest and largest) and a
-    target within `targets`, which some expression of them all with the `operators` has for its value.
-    With `natural` each step of that expression gives a positive whole number, so that no fraction and
-    nothing negative is needed on the way. Two problems are the same if target and numbers are, in
-    any order. `seed` decides which are held out, and is not the run's; the held-out ones don't
-    change with `train_size`. Raises ValueError where the shape doesn't hold as many problems as the
-    splits ask for.
-
-    `prompt` is the template, with ``{numbers}`` and ``{target}`` in it.
+    Two problems are the same if target and numbers are, in any order. Raises ValueError where the shape
+    doesn't hold as many problems as the splits need.
 
     **Demonstrations** are a search, for problems of sums and differences: sign after sign is tried,
     in an order that the seed draws, each with its running totals, until one hits the target:
     ``12+34=46+7=53\n12+34=46-7=39\n`` and the grader's opening with ``12+34-7``. With ``+`` alone
-    there is one sum to try. A teacher with `demonstration_noise` p gives a try that missed for the
-    answer with probability p each time.
+    there is one sum to try.
     """
 
     numbers: tuple[Annotated[int, Ge(2), Le(6)], Annotated[int, Ge(2), Le(6)]] = (3, 4)
+    """The fewest and the most numbers of a problem."""
     operands: tuple[Annotated[int, Ge(1)], Annotated[int, Le(10_000)]] = (1, 99)
+    """The smallest and the largest number."""
     targets: tuple[Annotated[int, Ge(1)], Annotated[int, Le(1_000_000)]] = (10, 99)
+    """The smallest and the largest target."""
     operators: Annotated[tuple[Operator, ...], MinLen(1)] = ("+", "-", "*", "/")
+    """The operators of the expressions that problems are made from."""
     natural: bool = True
+    """Each step of that expression gives a positive whole number, so that no fraction and nothing negative is
+    needed on the way."""
     demonstration_noise: Annotated[float, Ge(0), Le(1)] = 0.0
+    """The teacher's probability of giving a try that missed for the answer, each time."""
     train_size: Annotated[int, Gt(0)] = 20_000
     validation_size: Annotated[int, Gt(0)] = 500
-    """Problems of the validation split."""
     test_size: Annotated[int, Gt(0)] = 1000
-    """Problems of the test split."""
     seed: int = 0
+    """Decides which problems are held out, and is not the run's."""
     prompt: str = PROMPT
+    """The template, with ``{numbers}`` and ``{target}`` in it."""
     grader: CountdownGrader = GRADER
 
     def __post_init__(self) -> None:
@@ -84,20 +99,15 @@ class Countdown(Task):
         if len(set(self.operators)) != len(self.operators):
             raise ValueError(f"operators {list(self.operators)} names one of them twice")
 
-    def problems(self, split: Split) -> Sequence[Problem]:
-        if split not in get_args(Split):
-            raise ValueError(f"no split {split!r}: choose one of {', '.join(get_args(Split))}")
-        return _problems(self, split)
+    def generate(self, count: int) -> Sequence[Puzzle]:
+        return _distinct(
+            self.numbers, self.operands, self.targets, self.operators, self.natural, count, self.seed
+        )
 
-    def size(self, split: Split) -> int:
-        return self._sizes()[split]
-
-    def _sizes(self) -> dict[Split, int]:
-        """The held-out splits come first: they stay when train_size changes."""
-        return {"test": self.test_size, "validation": self.validation_size, "train": self.train_size}
-
-    def examples(self, count: int) -> Sequence[Problem]:
-        return _made(self, "example", 0, count)
+    def problem(self, id: str, generated: Puzzle) -> Problem:
+        numbers, target = generated
+        prompt, data = prompted(self.prompt, numbers, target), {"numbers": numbers, "target": target}
+        return Problem(id=id, prompt=prompt, gold=gold_of(target, numbers), data=data)
 
     def check_demonstrations(self) -> None:
         # Without + some differences need brackets, which signed sums don't have.
@@ -109,7 +119,7 @@ class Countdown(Task):
             )
 
     def demonstration(self, problem: Problem, seed: int) -> str:
-        """The teacher's search. Order and mistakes are drawn from `seed` and the problem.
+        """Returns the teacher's search. Order and mistakes are drawn from `seed` and the problem.
 
         Raises ValueError where there is none (`check_demonstrations`).
         """
@@ -126,12 +136,8 @@ class Countdown(Task):
                 return f"{text}{self.grader.opening}{expression}{self.grader.closing}".rstrip("\n")
         raise AssertionError(f"{problem.gold} has no solution among {len(tries)} sums")
 
-    def step_boundaries(self, response: str) -> list[int]:
-        """A step is a line with the newline that ends it."""
-        return ends_of_lines(response)
-
     def alphabet(self) -> str:
-        """What prompts and demonstrations are written in."""
+        """Returns the characters of prompts and demonstrations."""
         template = self.prompt.replace(NUMBERS, ", ").replace(TARGET, "")
         written = template + self.grader.opening + self.grader.closing + "".join(self.operators)
         return "".join(sorted(set("0123456789=()\n" + written)))
@@ -140,8 +146,8 @@ class Countdown(Task):
 def signed_sums(
     numbers: Sequence[int], operators: Sequence[Operator] = ("+", "-")
 ) -> Iterator[tuple[str, str, int]]:
-    """Every different sum of the numbers with signs whose value is positive: the expression, the same with
-    its running totals (``34+7=41-12=29``), and the value. What is added comes before what is taken
+    """Yields every different sum of the numbers with signs whose value is positive: the expression, the same
+    with its running totals (``34+7=41-12=29``), and the value. Added numbers come before those that are taken
     away, so that no total on the way is negative. Nothing is taken away where `operators` lack ``-``."""
     seen: set[str] = set()
     for signs in range(2 ** len(numbers) - 1 if "-" in operators else 1):
@@ -158,25 +164,141 @@ def signed_sums(
             yield expression, running, total
 
 
-@lru_cache(maxsize=16)
-def _problems(task: Countdown, split: Split) -> tuple[Problem, ...]:
-    sizes = task._sizes()
-    start = sum(size for name, size in sizes.items() if list(sizes).index(name) < list(sizes).index(split))
-    return _made(task, split, start, sizes[split], sum(sizes.values()))
+@lru_cache(maxsize=4)
+def _distinct(
+    numbers: tuple[int, int],
+    operands: tuple[int, int],
+    targets: tuple[int, int],
+    operators: tuple[Operator, ...],
+    natural: bool,
+    count: int,
+    seed: int,
+) -> Sequence[Puzzle]:
+    """Returns `count` problems, no two with the same target and the same numbers up to order.
+
+    The first ones do not depend on `count`. Raises ValueError where so many cannot be found.
+    """
+    generator = derived_random(seed, "countdown", *map(repr, (numbers, operands, targets)))
+    made: list[Puzzle] = []
+    seen: set[Puzzle] = set()
+    draws = vain = known = 0
+    while len(made) < count:
+        draws += 1
+        drawn = tuple(generator.randint(*operands) for _ in range(generator.randint(*numbers)))
+        value = _random_value(generator, drawn, operators, natural)
+        whole = value is not None and value.denominator == 1 and targets[0] <= value <= targets[1]
+        target = int(value) if value is not None and whole else None
+        key = (tuple(sorted(drawn)), target) if target is not None else None
+        if key is not None and target is not None and key not in seen:
+            vain = known = 0
+            seen.add(key)
+            made.append((drawn, target))
+            continue
+        vain += 1
+        known += key is not None
+        if (known == _KNOWN or vain == _VAIN) and not made:
+            raise ValueError(
+                f"none of {draws:,} expressions drawn of this shape has a value within targets: it has no"
+                " solvable problem, or next to none; widen numbers, operands, targets or operators"
+            )
+        if known == _KNOWN or vain == _VAIN:
+            raise ValueError(
+                f"{count} problems are asked for (train_size + validation_size + test_size), and {draws:,}"
+                f" expressions drawn of this shape gave {len(made)}, the last {vain:,} draws no new one: ask"
+                " for fewer, or widen numbers, operands, targets or operators"
+            )
+    return tuple(made)
 
 
-def _made(
-    task: Countdown, place: str, start: int, count: int, wanted: int | None = None
-) -> tuple[Problem, ...]:
-    """Problems ``[start, start + count)`` of `wanted` that are made, by default up to there."""
-    shape = Shape(task.numbers, task.operands, task.targets, task.operators, task.natural)
-    made = distinct_problems(shape, wanted or start + count, task.seed)
-    return tuple(
-        Problem(
-            id=f"{place}/{index}",
-            prompt=prompted(task.prompt, numbers, target),
-            gold=gold_of(target, numbers),
-            data={"numbers": numbers, "target": target},
-        )
-        for index, (numbers, target) in enumerate(made[start : start + count])
-    )
+def _random_value(
+    generator: random.Random, numbers: Sequence[int], operators: Sequence[Operator], natural: bool
+) -> int | Fraction | None:
+    """Returns the value of a random expression of all the numbers; None where it breaks off."""
+    left: list[int | Fraction] = list(numbers)
+    while len(left) > 1:
+        generator.shuffle(left)
+        one, other = left.pop(), left.pop()
+        operator = generator.choice(operators)
+        if operator == "/" and (other == 0 or (natural and one % other)):
+            return None
+        value = (
+            one + other if operator == "+"
+            else one - other if operator == "-"
+            else one * other if operator == "*"
+            else Fraction(one, other)
+        )  # fmt: skip
+        if natural:
+            if value <= 0:
+                return None
+            value = int(value)  # whole numbers are much quicker than fractions
+        left.append(value)
+    return left[0]
+
+
+@Task.register("countdown_rows")
+@dataclass(frozen=True, kw_only=True)
+class CountdownRows(RowsTask):
+    """Countdown from the published data sets. `RowsTask` explains where rows come from and how some are held
+    out."""
+
+    numbers_field: Annotated[str, MinLen(1)] = "nums"
+    """The key of a row's given numbers, a list of whole ones."""
+    target_field: Annotated[str, MinLen(1)] = "target"
+    """The key of the whole number to reach."""
+    prompt_field: Annotated[str, MinLen(1)] = "messages"
+    """The key of the row's own prompt, where there is no template: a text, or the messages of a chat that end
+    with the user's. These need a model that is asked in its chat template (`model.chat`), which adds the
+    system message too."""
+    prompt: str | None = None
+    """A template with ``{numbers}`` and ``{target}``."""
+    system: str | None = None
+    """The system message that rows may have; a row with another one is bad."""
+    grader: Grader = GRADER
+    steps: StepSplitter = STEPS
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.prompt is not None:
+            check_template(self.prompt)
+
+    def problem_of(self, row: dict[str, Any], id: str) -> Problem:
+        numbers, target = self._value(row, self.numbers_field), self._value(row, self.target_field)
+
+        def is_whole(value: Any) -> bool:
+            return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 10**MOST_DIGITS
+
+        if not isinstance(numbers, list | tuple) or not numbers:
+            raise BadRow(f"its {self.numbers_field!r} is no list of numbers")
+        for number in numbers:
+            if not is_whole(number) or number < 0:
+                raise BadRow(
+                    f"its {self.numbers_field!r} holds {number!r}, which is no whole number from 0 up"
+                )
+        if not is_whole(target):
+            raise BadRow(f"its {self.target_field!r} is {target!r}, no whole number")
+        prompt = self._prompt_of(row) if self.prompt is None else prompted(self.prompt, numbers, target)
+        data = {"numbers": tuple(numbers), "target": target}
+        return Problem(id=id, prompt=prompt, gold=gold_of(target, numbers), data=data)
+
+    def _value(self, row: Mapping[str, Any], key: str) -> Any:
+        if key not in row:
+            raise BadRow(f"it has no {key!r} (it has {', '.join(map(repr, sorted(row))) or 'nothing'})")
+        return row[key]
+
+    def _prompt_of(self, row: Mapping[str, Any]) -> str:
+        prompt = self._value(row, self.prompt_field)
+        if isinstance(prompt, str):
+            return prompt
+        turns = [turn for turn in prompt if isinstance(turn, Mapping)] if isinstance(prompt, list) else []
+        roles = [turn.get("role") for turn in turns]
+        if roles not in (["user"], ["system", "user"]) or not isinstance(turns[-1].get("content"), str):
+            raise BadRow(
+                f"its {self.prompt_field!r} is neither a text nor a chat of the user's one message, with or "
+                "without a system message: give a prompt of your own"
+            )
+        if len(turns) == 2 and turns[0].get("content") != self.system:
+            raise BadRow(
+                f"its system message is {turns[0].get('content')!r}, and the task's is {self.system!r}: set "
+                "`system` to it, and model.chat.system, which is what the model is told"
+            )
+        return str(turns[-1]["content"])

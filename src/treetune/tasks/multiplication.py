@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Le
@@ -14,16 +14,24 @@ from treetune.seeds import derived_random
 from treetune.tasks.arithmetic import (
     ANSWER_AFTER_MARKER,
     MARKER,
+    Line,
     Solution,
     WrittenArithmetic,
     WrittenLine,
+    distinct_operands,
+    in_lines,
+    selections,
 )
 from treetune.tasks.base import Task
-from treetune.tasks.operands import distinct_operands, selections
-from treetune.tasks.products import Detail, folded, paired
 from treetune.vocabulary import Problem
 
 FACTORS = range(2, 9)
+
+Detail = Literal["partials", "digits"]
+"""Whether a number times one place of the next is written in one line, or digit by digit."""
+
+_Lines = Generator[Line, int, int]
+"""Yields lines, is sent what was written in each, and returns the last of these numbers."""
 
 
 @Task.register("multiplication")
@@ -36,34 +44,30 @@ class Multiplication(WrittenArithmetic):
     partial products are added as they come: one operation, one line, one step. A teacher with
     `demonstration_noise` p is right in (1 - p)^n of its n-line solutions. Single-digit factors
     are 2 to 9. There are 4095 different pairs of two-digit numbers, which the default sizes fit.
-
-    `factors` may be two numbers, the fewest and the most; `min_value` and `max_value` say in place of
-    `digits` between what factors lie; the first factor alone may have `first_digits`. With `detail`
-    ``digits`` a partial product isn't one line but multiplied and added up digit by digit, so that 23*40
-    is ``20*40=800\n3*40=120\n800+120=920``.
-
-    `form` says how the lines are arranged. ``sequential`` is the left fold above. The others open a
-    block of threads wherever two or more parts don't need each other, or in a share `parallelise` of
-    these places:
-
-    * ``digits``: the fold with a thread for each partial product, and the sums behind the block. The lines
-      are those of the sequential form, slips included. Outlines name the place: ``1:40``.
-    * ``tree``: factors in pairs, level by level, a thread for each pair. Outlines name it: ``1:23*47``.
-    * ``tree_digits``: the same, with a thread for each partial product of all pairs of a level, which
-      outlines name: ``1:23*40``.
-
-    With `wording` ``words`` the problem is put in words, the answer thinks and then stands in
-    ``\boxed{…}``, which asks for another `grader`, and outlines are sentences.
     """
 
     factors: int | tuple[int, int] = 2
+    """How many numbers there are, or the fewest and the most."""
     first_digits: Annotated[int, Ge(1), Le(9)] | None = None
+    """Digits of the first factor, where they differ from the others'."""
     min_value: Annotated[int, Ge(0)] | None = None
+    """The smallest factor, in place of `digits`."""
     max_value: Annotated[int, Ge(0)] | None = None
+    """The largest factor, in place of `digits`."""
     form: Literal["sequential", "tree", "digits", "tree_digits"] = "sequential"
+    """Arrangement of the lines. ``sequential`` is a left fold. The others open a block of threads wherever
+    two or more parts don't need each other. ``digits``: the fold with a thread for each partial product, and
+    the sums behind the block; the lines are those of the sequential form, slips included, and outlines name
+    the place, ``1:40``. ``tree``: factors in pairs, level by level, a thread for each pair, ``1:23*47``.
+    ``tree_digits``: the same with a thread for each partial product of all pairs of a level, ``1:23*40``."""
     detail: Detail = "partials"
+    """With ``digits`` a partial product isn't one line but multiplied and added up digit by digit, so that
+    23*40 is ``20*40=800``, ``3*40=120``, ``800+120=920``."""
     parallelise: Annotated[float, Ge(0), Le(1)] = 1.0
+    """The share of possible blocks of threads that are opened."""
     wording: Literal["symbols", "words"] = "symbols"
+    """With ``words`` the problem is put in words, the answer thinks and then stands in ``\\boxed{…}``, which
+    needs another `grader`, and outlines are sentences."""
     train_size: Annotated[int, Gt(0)] = 3000
     validation_size: Annotated[int, Gt(0)] = 250
     test_size: Annotated[int, Gt(0)] = 500
@@ -121,18 +125,18 @@ class Multiplication(WrittenArithmetic):
             return super()._operands_in_words() + first
         return f"{self._operand_count()} numbers from {self.min_value} to {self.max_value}"
 
-    def _operands(self, wanted: int) -> Sequence[tuple[int, ...]]:
+    def generate(self, count: int) -> Sequence[tuple[int, ...]]:
         fewest, most = self._factor_counts()
         values, first = self._operand_range(), self._first_range()
         if fewest == most:
-            return distinct_operands(values, fewest, wanted, self.seed, first)
+            return distinct_operands(values, fewest, count, self.seed, first)
         generator = derived_random(self.seed, "factors", fewest, most)
-        counts = [generator.randint(fewest, most) for _ in range(wanted)]
+        counts = [generator.randint(fewest, most) for _ in range(count)]
         of_count = {
-            count: iter(distinct_operands(values, count, counts.count(count), self.seed, first))
-            for count in range(fewest, most + 1)
+            factors: iter(distinct_operands(values, factors, counts.count(factors), self.seed, first))
+            for factors in range(fewest, most + 1)
         }
-        return tuple(next(of_count[count]) for count in counts)
+        return tuple(next(of_count[factors]) for factors in counts)
 
     def _prompt(self, numbers: Sequence[int]) -> str:
         if self.wording == "symbols":
@@ -154,34 +158,31 @@ class Multiplication(WrittenArithmetic):
     def _text(self, problem: Problem, lines: Sequence[WrittenLine], seed: int) -> str:
         generator = derived_random(seed, problem.id, "threads")
         text = ""
-        for _, together in groupby(lines, key=lambda written: written[0].block):
+        for _, together in itertools.groupby(lines, key=lambda written: written[0].block):
             block = list(together)
             several = len({line.thread for line, _ in block} - {None}) > 1
             threads = self.form != "sequential" and several and generator.random() < self.parallelise
-            text += self._block(block) if threads else _in_lines(block)
+            text += self._block(block) if threads else in_lines(block)
         answer = lines[-1][1]
         if self.wording == "words":
             return f"<think>\n{text}</think>\n\nThe product is \\boxed{{{answer}}}."
         return f"{text}{MARKER}{answer}"
 
     def _block(self, lines: Sequence[WrittenLine]) -> str:
-        """Lines of one block as its threads, and the others behind it."""
+        """Writes the lines of one block as its threads, and those without a thread behind it."""
         threads: dict[int, list[WrittenLine]] = {}
-        others = []
         for line, value in lines:
-            if line.thread is None:
-                others.append((line, value))
-            else:
+            if line.thread is not None:
                 threads.setdefault(line.thread, []).append((line, value))
+        others = in_lines([(line, value) for line, value in lines if line.thread is None])
         newline, space = ("\n", " ") if self.wording == "words" else ("", "")
         outlines = threaded = ""
         for number, of_thread in enumerate(threads.values(), start=1):
             about = self._outline(of_thread[0][0].topic)
             outlines += f"<Outline>{number}:{space}{about}</Outline>{newline}"
-            threaded += f"<Thread>\n{number}:{space}{_in_lines(of_thread)}</Thread>"
+            threaded += f"<Thread>\n{number}:{space}{in_lines(of_thread)}</Thread>"
         return (
-            f"<Parallel>{newline}<Outlines>{newline}{outlines}</Outlines>\n"
-            f"{threaded}\n</Parallel>\n{_in_lines(others)}"
+            f"<Parallel>{newline}<Outlines>{newline}{outlines}</Outlines>\n{threaded}\n</Parallel>\n{others}"
         )
 
     def _outline(self, topic: str) -> str:
@@ -195,8 +196,8 @@ class Multiplication(WrittenArithmetic):
         return replace(self, form="sequential").demonstration(problem, seed)
 
     def teacher_value(self, problem: Problem, prefix: str) -> float:
-        """See `WrittenArithmetic`. Known for lines one after the other, in symbols, whose number doesn't
-        depend on slips; ValueError for any other form."""
+        """Returns `WrittenArithmetic.teacher_value`, which is known for lines one after the other, in
+        symbols, whose number doesn't depend on slips; ValueError for any other form."""
         several = self._factor_counts()[1] > FACTORS.start
         if self.form != "sequential" or self.wording != "symbols" or (self.detail == "digits" and several):
             raise ValueError(
@@ -207,15 +208,81 @@ class Multiplication(WrittenArithmetic):
         return super().teacher_value(problem, prefix)
 
     def alphabet(self) -> str:
-        """Without the tags of threads, which are tokens that a model's `added_tokens` names."""
+        """Returns the characters without the tags of threads, which are tokens that a model's `added_tokens`
+        names."""
         if self.wording == "words":
             return Task.alphabet(self)
         return "0123456789*+=#\n" + ("" if self.form == "sequential" else ":")
 
 
-def _in_lines(lines: Sequence[WrittenLine]) -> str:
-    return "".join(f"{line.lead}{value}\n" for line, value in lines)
-
-
 def _of_digits(digits: int) -> range:
     return range(2 if digits == 1 else 10 ** (digits - 1), 10**digits)
+
+
+def folded(numbers: Sequence[int], detail: Detail) -> Solution:
+    """Multiplies the product so far by the next factor, from the left. Each factor makes a block, each of its
+    places a thread."""
+    product = numbers[0]
+    for position, factor in enumerate(numbers[1:], start=1):
+        weight = math.prod(numbers[position + 1 :])
+        product = yield from _product(product, factor, detail, position, itertools.count(), weight=weight)
+
+
+def paired(numbers: Sequence[int], detail: Detail, *, thread_per_pair: bool) -> Solution:
+    """Multiplies factors in pairs, their products again in pairs, an odd one left for the next level.
+    Each level makes a block; each pair is a thread, or each place of each pair's second factor."""
+    level = 0
+    while len(numbers) > 1:
+        threads = itertools.count()
+        products = []
+        for a, b in zip(numbers[::2], numbers[1::2], strict=False):
+            lines = _product(a, b, detail, level, threads)
+            products.append((yield from (_as_one_thread(lines, a, b, threads) if thread_per_pair else lines)))
+        numbers = [*products, *(numbers[-1:] if len(numbers) % 2 else ())]
+        level += 1
+
+
+def _product(a: int, b: int, detail: Detail, block: int, threads: Iterator[int], weight: int = 0) -> _Lines:
+    """Multiplies `a` by each place of `b`, a thread each, and adds the products as they come."""
+    total = None
+    for part in places(b):
+        place = Line(lead="", value=0, weight=weight, block=block, thread=next(threads), topic=f"{a}*{part}")
+        partial = yield from _partial(a, part, detail, place)
+        if total is None:
+            total = partial
+        else:
+            sum_line = replace(place, lead=f"{total}+{partial}=", value=total + partial)
+            total = yield replace(sum_line, thread=None, topic="")
+    assert total is not None, "every number has a place"
+    return total
+
+
+def _partial(a: int, part: int, detail: Detail, place: Line) -> _Lines:
+    """Multiplies `a` by a number of one place, in lines that are otherwise like `place`."""
+    total = None
+    for digit in places(a) if detail == "digits" else [a]:
+        product = yield replace(place, lead=f"{digit}*{part}=", value=digit * part)
+        if total is None:
+            total = product
+        else:
+            total = yield replace(place, lead=f"{total}+{product}=", value=total + product)
+    assert total is not None, "every number has a place"
+    return total
+
+
+def _as_one_thread(lines: _Lines, a: int, b: int, threads: Iterator[int]) -> _Lines:
+    thread = next(threads)
+    try:
+        line = next(lines)
+        while True:
+            line = lines.send((yield replace(line, thread=thread, topic=f"{a}*{b}")))
+    except StopIteration as end:
+        return int(end.value)
+
+
+def places(number: int) -> list[int]:
+    """Returns ``[400, 7]`` for 407, and ``[0]`` for 0."""
+    digits = str(number)
+    return [
+        int(digit) * 10 ** (len(digits) - 1 - place) for place, digit in enumerate(digits) if digit != "0"
+    ] or [0]

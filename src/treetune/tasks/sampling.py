@@ -1,19 +1,38 @@
-"""Which problems an iteration works on."""
+"""Draws the problems of an iteration."""
 
 from __future__ import annotations
 
 import itertools
 import random
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from treetune.seeds import derived_random
-from treetune.vocabulary import Problem
+from treetune.vocabulary import Metrics, Problem
 
 T = TypeVar("T")
 
 Replacement = Literal["between_iterations", "epochs"]
+
+
+def nothing_recorded(iteration: int) -> dict[str, float]:
+    return {}
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """The iteration whose problems are drawn, and the seed and manner of drawing."""
+
+    seed: int
+    iteration: int
+    replacement: Replacement = "between_iterations"
+    recorded: Callable[[int], Metrics] = nothing_recorded
+    """The metrics of an earlier iteration's rollout, the same on all ranks; the call is collective."""
+    pass_rates: Callable[[int], Mapping[str, float]] = nothing_recorded
+    """The share of right answers to each problem of an earlier iteration, where the task
+    `remembers_pass_rates`; collective too."""
 
 
 def sample_problems(
@@ -23,7 +42,7 @@ def sample_problems(
     iteration: int,
     replacement: Replacement = "between_iterations",
 ) -> list[T]:
-    """`count` different problems for `iteration` (from 0), the same for the same seed.
+    """Returns `count` different problems for `iteration` (from 0), the same for the same seed.
 
     ``between_iterations`` shuffles all problems anew for each iteration and takes the first
     `count`: no problem comes twice in an iteration, any may come again in the next one (VinePPO's
@@ -55,7 +74,7 @@ def sample_problems(
 def further_problems(
     problems: Sequence[Problem], taken: Sequence[Problem], seed: int, iteration: int
 ) -> list[Problem]:
-    """The problems that are not `taken`, in a shuffle of their own for this iteration.
+    """Returns the problems that are not `taken`, in a shuffle of their own for this iteration.
 
     They are drawn whatever `problem_sampling` says: with ``epochs``, one that is drawn here has its
     own turn as well.
@@ -69,8 +88,8 @@ def further_problems(
 def slice_of_epochs(
     size: int, counts: Sequence[int], generator_of: Callable[[int], random.Random]
 ) -> list[int]:
-    """The last of slices with so many places each, cut from shuffle after shuffle of `size` places; the
-    generator of each shuffle is given.
+    """Returns the last of several slices, of ``counts[i]`` indices each, that are cut from shuffle after
+    shuffle of `size` indices. `generator_of` gives the generator of each shuffle.
 
     Where a slice runs over the seam of two epochs, problems that the old epoch put into it wait
     until the slice is full, so that no slice holds a problem twice.

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from annotated_types import Ge, Gt, Le
 
-from treetune.tasks.extras import missing_extras
 from treetune_data.rules.base import Rows, Rule, RuleContext, Verdict
 from treetune_data.rules.words import hashed, runs, word_list
 from treetune_domains.domain_rows import DATA_SOURCE, GROUND_TRUTH, REWARD_MODEL, prompt_text
+from treetune_domains.extras import missing_extras
 
 if TYPE_CHECKING:
     import numpy as np

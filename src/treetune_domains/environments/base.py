@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from treetune.config.registrable import Registrable
+from treetune.tasks.base import Task
 from treetune.tasks.graders.base import Isolation
 from treetune.vocabulary import GradeOutcome, Problem
 
@@ -84,6 +85,13 @@ class Environment(Registrable):
     def step(self, state: Any, action: str) -> Turn:
         """What follows from what the policy wrote in its turn, without stop strings and special tokens."""
         raise NotImplementedError
+
+
+def environment_of(task: Task) -> Environment | None:
+    """Returns the environment in which a task's problems are played, where answers have several turns: its
+    attribute `environment`."""
+    environment: Environment | None = getattr(task, "environment", None)
+    return environment
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,10 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import MinLen
 
-from treetune.tasks.extras import missing_extras
 from treetune.tasks.graders.base import Grader, Unavailable
 from treetune.tasks.graders.extraction import THINK_END, after_thought
 from treetune.vocabulary import Grade, Problem
+from treetune_domains.extras import missing_extras
 
 IDS, ARGUMENTS = "instruction_id_list", "kwargs"
 

@@ -13,7 +13,7 @@ from annotated_types import Ge, Gt, Le
 from treetune.seeds import derived_random
 from treetune.tasks.base import Split, Task
 from treetune.tasks.graders.tagged import Tagged
-from treetune.tasks.steps.lines import ends_of_lines
+from treetune.tasks.steps import ends_of_lines
 from treetune.vocabulary import Problem
 
 Wording = Literal["words", "symbols"]

@@ -15,7 +15,7 @@ from treetune.config.errors import nearest
 from treetune.contracts import Experiment, Finding
 from treetune.seeds import derived_random
 from treetune.tasks.base import Split, Task
-from treetune.tasks.steps.lines import ends_of_lines
+from treetune.tasks.steps import ends_of_lines
 from treetune.vocabulary import Problem
 from treetune_domains.graders.reasoning_gym import ReasoningGymGrader
 from treetune_domains.puzzles.reasoning_gym_library import (

@@ -28,7 +28,7 @@ from treetune.seeds import derive_seed
 from treetune.tasks.base import Task
 from treetune.tree import Tree, answers_of, trees_of
 from treetune.vocabulary import Grade, Metrics, Problem, Segment, TextCodec, TokenIds, Trajectory, joined
-from treetune_domains.environments.base import NOTHING, Environment, Reward, Turn
+from treetune_domains.environments.base import NOTHING, Environment, Reward, Turn, environment_of
 from treetune_domains.environments.journal import TurnJournal
 from treetune_domains.environments.pool import EnvironmentPool, Play
 from treetune_domains.environments.worlds import Played
@@ -108,7 +108,7 @@ class MultiTurn(SampledRollout):
 
     def check(self, experiment: Experiment) -> Iterable[Finding]:
         yield from super().check(experiment)
-        if self.environment is None and not any(task.environment for task in experiment.task.parts()):
+        if self.environment is None and not any(map(environment_of, experiment.task.parts())):
             yield Finding(
                 "the rollout lacks an environment, and the task has none",
                 "environment",
@@ -121,7 +121,7 @@ class MultiTurn(SampledRollout):
 
     def environment_of(self, task: Task) -> Environment:
         """What answers to the task's problems act in; in a mixture, some may have nothing."""
-        return self.environment or task.environment or NOTHING
+        return self.environment or environment_of(task) or NOTHING
 
     def frame(self, codec: TextCodec) -> Callable[[str], str] | None:
         """What stands between turns, around an observation; None: what the model's chat has there."""

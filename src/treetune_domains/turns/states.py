@@ -13,6 +13,7 @@ from treetune.rollouts.values.base import Beginning, StateRule
 from treetune.rollouts.values.whole_answers import WholeAnswers
 from treetune.seeds import derive_seed
 from treetune.vocabulary import Trajectory
+from treetune_domains.environments.base import environment_of
 from treetune_domains.turns.multi_turn import MultiTurn, Start
 
 
@@ -39,7 +40,7 @@ class TurnStates(WholeAnswers[Start]):
         rollout = for_fixed_problems(experiment.rollout)
         if not isinstance(rollout, MultiTurn) or not experiment.credit.needs_engine:
             return
-        environment = rollout.environment or experiment.task.environment
+        environment = rollout.environment or environment_of(experiment.task)
         if environment is not None and environment.again == "never":
             yield Finding(
                 f"it goes on with answers from their middle, and the environment {type(environment).__name__}"

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 from annotated_types import Gt, MinLen
 
-from treetune.tasks.extras import missing_extras
 from treetune.tasks.sources import json_lines
 from treetune_domains.environments.tools.base import Tool
+from treetune_domains.extras import missing_extras
 
 
 @Tool.register("search")

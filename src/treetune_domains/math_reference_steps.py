@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Literal
 
-from treetune.tasks.steps.base import StepSplitter, joined
+from treetune.tasks.steps import StepSplitter
 
 MASK = 60
 """Characters that a formula counts for: in the first stages, and on the way to the middle of a long part."""
@@ -66,7 +66,7 @@ class MathReference(StepSplitter):
         parts = masked.sentences()
         parts = masked.cut_after_full_stops(parts)
         parts = _merged(masked.lines_of_formulas(parts), _goes_with_the_next)
-        return masked.long_ones_cut(joined(parts))
+        return masked.long_ones_cut([0, *accumulate(map(len, parts))])
 
 
 class _Masked:

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, NamedTuple
 from treetune.store.files import whole_file
 from treetune.tasks.base import Task
 from treetune.tasks.graders.pool import GraderPool
-from treetune.tasks.json_lines import JsonLines, as_text, missing
+from treetune.tasks.rows import JsonLines, as_text, missing
 from treetune.tasks.sources import json_lines
 from treetune.vocabulary import CORRECT_SCORE, Grade, Problem
 
