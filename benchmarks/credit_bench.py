@@ -15,7 +15,6 @@ import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from tests.support.chain_critic import ChainCritic  # noqa: E402
 from treetune.config.build import build  # noqa: E402
 from treetune.config.jsonnet import load  # noqa: E402
 from treetune.rollouts.base import Credit  # noqa: E402
+from treetune.rollouts.critic import Critic  # noqa: E402
 from treetune.runtime.base import PolicyIteration, Runtime  # noqa: E402
 from treetune.seeds import derive_seed  # noqa: E402
 from treetune.tree import trees_of  # noqa: E402
@@ -93,7 +93,7 @@ def bench(
     critic = ChainCritic.of_earlier(task, SAMPLES, derive_seed(seed, "critic"))
     found = {}
     for name, credit in methods.items():
-        context = replace(chains.context_of(task, seed), critic=critic)
+        context = chains.context_of(task, seed).with_services(Critic(critic))
         of_method = credited(context, credit, answers)
         found[name] = measure(truths, of_method, seed) | gradients(task, answers, of_method.episodes)
     return {

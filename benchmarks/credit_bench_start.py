@@ -27,7 +27,7 @@ from treetune.config.jsonnet import load  # noqa: E402
 from treetune.inference.base import SamplingParams  # noqa: E402
 from treetune.inference.journal import JournaledEngine  # noqa: E402
 from treetune.inference.settings import InProcessSettings  # noqa: E402
-from treetune.rollouts.base import GenerationContext  # noqa: E402
+from treetune.rollouts.context import AnswerSettings, RolloutContext  # noqa: E402
 from treetune.runtime.base import PolicyIteration, Runtime  # noqa: E402
 from treetune.store.files import write_json  # noqa: E402
 from treetune.tree import answers_of  # noqa: E402
@@ -63,16 +63,15 @@ def bench(variant: str, policy: Path, problems: int, work: Path) -> dict[str, An
     engine = InProcessSettings().start(
         policy, work, seed=1, context_length=config.context_length, end_ids=codec.end_ids
     )
-    context = GenerationContext(
+    context = RolloutContext(
         task=config.task,
         engine=JournaledEngine(engine, work / f"{variant}.jsonl"),
         grader=InlineGrades(config.task.grader),  # type: ignore[arg-type]
         codec=codec,
         seed=1,
         iteration=0,
-        context_length=config.context_length,
-        sampling=sampling,
-        rollout=config.rollout,
+        settings=AnswerSettings(config.context_length, sampling),
+        services=[config.rollout],
     )
     trees, _ = config.rollout.run(context, config.task.problems("train")[:problems])
     answers = list(answers_of(trees))

@@ -24,7 +24,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from treetune.inference.base import Completion, Engine, OnResult, Request
 from treetune.inference.journal import JournaledEngine, completions_of_row
-from treetune.rollouts.base import GenerationContext
+from treetune.rollouts.context import AnswerSettings, RolloutContext
 from treetune.rollouts.credit.group import Group
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.rollouts.storage import (
@@ -136,14 +136,14 @@ def measure(tokens: int, folder: Path, text: TextCodec) -> dict[str, Any]:
     count = -(-tokens // (LENGTH * SAMPLES))
     problems = [Problem(id=f"train/{i}", prompt="a question", gold="") for i in range(count)]
     clock = Clock()
-    context = GenerationContext(
+    context = RolloutContext(
         task=Lines(),
         engine=JournaledEngine(MadeUp(problems), folder / "journal.jsonl"),
         grader=Graders(),  # type: ignore[arg-type]
         codec=text,
         seed=0,
         iteration=0,
-        context_length=LENGTH + 100,
+        settings=AnswerSettings(LENGTH + 100),
     )
     rollout = SingleTurn(samples=SAMPLES, max_tokens=LENGTH)
     with clock.of("answers to trees, text and journal"):

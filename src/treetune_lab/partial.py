@@ -16,11 +16,11 @@ from treetune.rollouts.answers import (
     is_decided,
     rank_share,
     steps_of,
-    token_budget,
     with_unfinished,
 )
 from treetune.rollouts.around_another import RolloutAround
-from treetune.rollouts.base import GenerationContext, Rollout
+from treetune.rollouts.base import Rollout
+from treetune.rollouts.context import CarryOver, RolloutContext
 from treetune.rollouts.metrics import trajectory_metrics
 from treetune.rollouts.numbers import measured
 from treetune.rollouts.single_turn import SingleTurn
@@ -103,8 +103,9 @@ class PartialAnswers(RolloutAround):
                 "set it to 'between_iterations'",
             )
 
-    def run(self, context: GenerationContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
-        in_flight = _groups(context.carried)
+    def run(self, context: RolloutContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
+        carry_over = context.get(CarryOver)
+        in_flight = _groups(carry_over.answers)
         new = [one for one in problems if one.id not in in_flight][: max(0, len(problems) - len(in_flight))]
         for problem in new:
             encoded_prompt(
@@ -117,17 +118,17 @@ class PartialAnswers(RolloutAround):
         while not ended:
             self._sample(context, own, stretch)
             mine = [group.problem.id for group in own if self._has_ended(context, group)]
-            ended = [id for (ids,) in context.exchange("groups that have ended", [mine]) for id in ids]
+            ended = [id for (ids,) in context.ranks.exchange("groups that have ended", [mine]) for id in ids]
             stretch += 1
         chosen = set(ended[: self.groups])
         left = [group for group in own if group.problem.id not in chosen]
-        context.carry([answer for group in left for answer in group.answers])
+        carry_over.keep([answer for group in left for answer in group.answers])
         trees = measured([_tree(group) for group in own if group.problem.id in chosen], context.codec)
         return trees, trajectory_metrics(context, answers_of(trees)) | self._metrics(
             context, trees, new, everyones
         )
 
-    def _sampling(self, context: GenerationContext, problem: Problem) -> SamplingParams:
+    def _sampling(self, context: RolloutContext, problem: Problem) -> SamplingParams:
         """As the task wants it; raises ValueError for a task with stop strings of its own."""
         assert self.sampling is not None
         sampling = context.task.of(problem).sampling(self.sampling)
@@ -138,20 +139,20 @@ class PartialAnswers(RolloutAround):
             )
         return sampling
 
-    def _budget(self, context: GenerationContext, problem: Problem, prompt_ids: TokenIds) -> int:
+    def _budget(self, context: RolloutContext, problem: Problem, prompt_ids: TokenIds) -> int:
         """Tokens that an answer may have in all."""
-        return token_budget(context, prompt_ids, self._sampling(context, problem).max_tokens)
+        return context.settings.token_budget(prompt_ids, self._sampling(context, problem).max_tokens)
 
-    def _has_ended(self, context: GenerationContext, group: _Group) -> bool:
+    def _has_ended(self, context: RolloutContext, group: _Group) -> bool:
         return all(not self._left(context, answer) for answer in group.answers)
 
-    def _left(self, context: GenerationContext, answer: Trajectory) -> int:
+    def _left(self, context: RolloutContext, answer: Trajectory) -> int:
         """How many tokens it may still have; 0 where it is at its end."""
         if answer.finish_reason == "stop":
             return 0
         return self._budget(context, answer.problem, answer.prompt_ids) - len(answer.response_ids)
 
-    def _sample(self, context: GenerationContext, groups: Sequence[_Group], stretch: int) -> None:
+    def _sample(self, context: RolloutContext, groups: Sequence[_Group], stretch: int) -> None:
         """Up to `tokens_per_iteration` tokens more for every answer that isn't at its end. Its seed derives
         from the iteration, the problem and the answer, and from nothing that another answer does."""
         assert context.engine is not None, "a rollout that samples needs an engine"
@@ -175,7 +176,7 @@ class PartialAnswers(RolloutAround):
                     decided = is_decided(answer.finish_reason, self.unfinished_reward)
                     grade = context.grader.submit(answer.text, answer.problem, decided=decided)
                 grades.append((group, answer, grade))
-            context.progress(len(grades), sum(request.n for request in asked))
+            context.log.progress(len(grades), sum(request.n for request in asked))
 
         context.engine.generate(asked, on_result)
         for group, answer, grade in grades:
@@ -185,7 +186,7 @@ class PartialAnswers(RolloutAround):
             group.by_sample[answer.sample] = answer
 
     def _unended(
-        self, context: GenerationContext, group: _Group
+        self, context: RolloutContext, group: _Group
     ) -> Iterator[tuple[Trajectory | None, TokenIds, int, int, int]]:
         """What there is to sample from: an answer (None: all, from the prompt), the ids so far, which sample
         it is, how many, and the tokens that it may still have."""
@@ -199,7 +200,7 @@ class PartialAnswers(RolloutAround):
 
     def _grown(
         self,
-        context: GenerationContext,
+        context: RolloutContext,
         group: _Group,
         before: Trajectory | None,
         sample: int,
@@ -223,14 +224,14 @@ class PartialAnswers(RolloutAround):
 
     def _metrics(
         self,
-        context: GenerationContext,
+        context: RolloutContext,
         trees: Sequence[Tree],
         new: Sequence[Problem],
         everyones: Sequence[Problem],
     ) -> Metrics:
         """Of all ranks. Collective."""
         own = [len({part.policy_version for part in one.segments}) for one in answers_of(trees)]
-        counts = context.exchange("partial answers", [(sum(own), len(own), len(trees))])
+        counts = context.ranks.exchange("partial answers", [(sum(own), len(own), len(trees))])
         versions, answers, trained = (sum(column) for column in zip(*(one for (one,) in counts), strict=True))
         return {
             "rollout/groups_begun": float(len(new)),

@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le
 
-from treetune.rollouts.base import GenerationContext, Shaping
+from treetune.rollouts.base import Shaping
+from treetune.rollouts.context import RolloutContext, ShapingMemory
 from treetune.vocabulary import Problem, Trajectory
 from treetune_threads.numbers import counts_of
 from treetune_threads.reference_lengths import ReferenceLength
@@ -68,16 +69,16 @@ class Acceleration(Shaping):
     def prepare(self, problems: Sequence[Problem]) -> None:
         self.reference.prepare(problems)
 
-    def bonuses(self, context: GenerationContext, trajectories: Sequence[Trajectory]) -> list[float]:
+    def bonuses(self, context: RolloutContext, trajectories: Sequence[Trajectory]) -> list[float]:
         return self.assess(context, trajectories)[0]
 
     def assess(
-        self, context: GenerationContext, trajectories: Sequence[Trajectory]
+        self, context: RolloutContext, trajectories: Sequence[Trajectory]
     ) -> tuple[list[float], Mapping[str, Sequence[float]]]:
         tags = TagIds.of(context.codec.encode)
         only_forked = self.threads == "forked"
         counts = [counts_of(trajectory, tags, only_forked=only_forked) for trajectory in trajectories]
-        memory = context.memory.setdefault(self.label, {}) if self.remembers else {}
+        memory = context.get(ShapingMemory).setdefault(self.label, {}) if self.remembers else {}
         references = self.reference.lengths(context, trajectories, counts, memory)
         bonuses = [0.0] * len(trajectories)
         measured: dict[str, list[float]] = {name: [] for name in self.measures}

@@ -9,7 +9,8 @@ from typing import Annotated
 from annotated_types import Gt, Le
 
 from treetune.contracts import Answers, Need
-from treetune.rollouts.base import GenerationContext, Shaping
+from treetune.rollouts.base import Shaping
+from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.credit.episodes import groups_of
 from treetune.vocabulary import Trajectory
 from treetune_threads.numbers import counts_of
@@ -51,7 +52,7 @@ class GroupLengthPenalty(Shaping):
     def needs(self) -> tuple[Need, ...]:
         return (*super().needs, Need(Answers(2), "it compares the answers to a problem"))
 
-    def bonuses(self, context: GenerationContext, trajectories: Sequence[Trajectory]) -> list[float]:
+    def bonuses(self, context: RolloutContext, trajectories: Sequence[Trajectory]) -> list[float]:
         tags = TagIds.of(context.codec.encode)
         bonuses = [0.0] * len(trajectories)
         for positions in groups_of(trajectories).values():

@@ -20,10 +20,10 @@ from treetune.rollouts.answers import (
     is_decided,
     rank_share,
     steps_of,
-    token_budget,
     with_unfinished,
 )
-from treetune.rollouts.base import GenerationContext, Rollout
+from treetune.rollouts.base import Rollout
+from treetune.rollouts.context import AnswerObserver, RolloutContext
 from treetune.rollouts.metrics import trajectory_metrics
 from treetune.rollouts.numbers import measured
 from treetune.rollouts.single_turn import sample_answers
@@ -142,7 +142,7 @@ class ParallelThreads(SampledRollout):
             conclusion=self.conclusion,
         )
 
-    def run(self, context: GenerationContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
+    def run(self, context: RolloutContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
         # All prompts, not this rank's only: if one does not fit, no rank is left waiting for another.
         for problem in problems:
             encoded_prompt(context, problem, self._budget(context, problem), self.max_prompt_tokens)
@@ -174,7 +174,7 @@ class ParallelThreads(SampledRollout):
         trees = measured(trees, context.codec)
         return trees, trajectory_metrics(context, answers_of(trees))
 
-    def answers(self, context: GenerationContext, starts: Sequence[Start]) -> list[Trajectory]:
+    def answers(self, context: RolloutContext, starts: Sequence[Start]) -> list[Trajectory]:
         """One graded answer from each start, in their order; `sample` is 0 in all of them.
 
         The seed of a call is derived from its start's and from its place in the answer, so that an
@@ -186,8 +186,9 @@ class ParallelThreads(SampledRollout):
             context.engine.generate(growth.requests, growth.on_result)
         return growth.answers()
 
-    def growing(self, context: GenerationContext, starts: Sequence[Start]) -> Growth:
+    def growing(self, context: RolloutContext, starts: Sequence[Start]) -> Growth:
         """The same, for whoever has the engine."""
+        observer = context.find(AnswerObserver)
         glue, limits = Glue.of(context.codec, self.conclusion), self.limits
         growing: dict[int, ForkJoin] = {}
         grown: dict[int, tuple[Trajectory, Future[Grade]]] = {}
@@ -216,9 +217,9 @@ class ParallelThreads(SampledRollout):
             decided = is_decided(trajectory.finish_reason, self.unfinished_reward)
             grade = context.grader.submit(trajectory.text, start.problem, decided=decided)
             grown[place] = trajectory, grade
-            if context.on_answer is not None:
-                context.on_answer(trajectory, grade)
-            context.progress(len(grown), len(starts))
+            if observer is not None:
+                observer.observe(trajectory, grade)
+            context.log.progress(len(grown), len(starts))
 
         def on_result(index: int, completions: list[Completion]) -> list[Request]:
             place_and_call = asked[index]
@@ -239,24 +240,24 @@ class ParallelThreads(SampledRollout):
 
         requests = []
         for place, start in enumerate(starts):
-            budget = token_budget(context, start.prompt_ids, self._budget(context, start.problem))
+            budget = context.settings.token_budget(start.prompt_ids, self._budget(context, start.problem))
             growing[place] = ForkJoin(glue, limits, start.prompt_ids, budget)
             requests += sampled(place, growing[place].begin())
         return Growth(requests, on_result, graded)
 
-    def _budget(self, context: GenerationContext, problem: Problem) -> int:
+    def _budget(self, context: RolloutContext, problem: Problem) -> int:
         return context.task.of(problem).sampling(self.sampling).max_tokens
 
-    def _request(self, context: GenerationContext, start: Start, call: Call) -> Request:
+    def _request(self, context: RolloutContext, start: Start, call: Call) -> Request:
         return Request(
             prompt_ids=call.context_ids,
             seed=derive_seed(start.seed, repr(call.branch), call.turn),
             n=1,
             sampling=replace(self.sampling, max_tokens=call.max_tokens, stop_ids=call.stop_ids),
-            reads_logprobs=context.reads_logprobs,
+            reads_logprobs=context.settings.reads_logprobs,
         )
 
-    def _trajectory(self, context: GenerationContext, start: Start, answer: ForkJoin) -> Trajectory:
+    def _trajectory(self, context: RolloutContext, start: Start, answer: ForkJoin) -> Trajectory:
         segments = answer.segments
         response_ids = joined([segment.token_ids for segment in segments])
         text = context.codec.decode(response_ids)

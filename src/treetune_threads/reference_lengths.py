@@ -11,7 +11,7 @@ from annotated_types import Ge, Lt, MinLen
 
 from treetune.config.registrable import Registrable
 from treetune.contracts import Answers, Experiment, Finding, Need
-from treetune.rollouts.base import GenerationContext
+from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.credit.episodes import groups_of
 from treetune.seeds import derive_seed
 from treetune.vocabulary import Problem, Trajectory
@@ -29,7 +29,7 @@ class ReferenceLength(Registrable):
 
     def lengths(
         self,
-        context: GenerationContext,
+        context: RolloutContext,
         trajectories: Sequence[Trajectory],
         counts: Sequence[ThreadCounts],
         memory: dict[str, Any],
@@ -52,7 +52,7 @@ class Total(ReferenceLength):
 
     def lengths(
         self,
-        context: GenerationContext,
+        context: RolloutContext,
         trajectories: Sequence[Trajectory],
         counts: Sequence[ThreadCounts],
         memory: dict[str, Any],
@@ -73,7 +73,7 @@ class OfGroup(ReferenceLength):
 
     def lengths(
         self,
-        context: GenerationContext,
+        context: RolloutContext,
         trajectories: Sequence[Trajectory],
         counts: Sequence[ThreadCounts],
         memory: dict[str, Any],
@@ -101,7 +101,7 @@ class OfDemonstration(ReferenceLength):
 
     def lengths(
         self,
-        context: GenerationContext,
+        context: RolloutContext,
         trajectories: Sequence[Trajectory],
         counts: Sequence[ThreadCounts],
         memory: dict[str, Any],
@@ -128,7 +128,7 @@ class Running(ReferenceLength):
 
     def lengths(
         self,
-        context: GenerationContext,
+        context: RolloutContext,
         trajectories: Sequence[Trajectory],
         counts: Sequence[ThreadCounts],
         memory: dict[str, Any],
@@ -144,7 +144,7 @@ class Running(ReferenceLength):
                 now = fmean(sequential)
                 before = memory.get(name)
                 own[name] = now if before is None else self.decay * before + (1 - self.decay) * now
-        for of_rank in context.exchange("running-lengths", [own]):
+        for of_rank in context.ranks.exchange("running-lengths", [own]):
             for changed in of_rank:
                 memory.update(changed)
         return [memory.get(trajectory.problem.id) for trajectory in trajectories]
@@ -166,7 +166,7 @@ class Measured(ReferenceLength):
 
     def lengths(
         self,
-        context: GenerationContext,
+        context: RolloutContext,
         trajectories: Sequence[Trajectory],
         counts: Sequence[ThreadCounts],
         memory: dict[str, Any],
@@ -175,7 +175,7 @@ class Measured(ReferenceLength):
         return [measured.of(trajectory.problem) for trajectory in trajectories]
 
 
-def _demonstrated(context: GenerationContext, problem: Problem) -> float:
+def _demonstrated(context: RolloutContext, problem: Problem) -> float:
     seed = derive_seed(context.seed, problem.id, "reference length")
     solution = context.task.of(problem).sequential_demonstration(problem, seed)
     return float(len(context.codec.encode_answer(problem, solution)) + 1)

@@ -9,7 +9,8 @@ from itertools import accumulate
 
 from treetune.contracts import Forks, Need
 from treetune.inference.base import SamplingParams
-from treetune.rollouts.base import GenerationContext
+from treetune.rollouts.base import Rollout
+from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.values.base import Beginning, StateRule, Steps
 from treetune.rollouts.values.whole_answers import WholeAnswers
 from treetune.seeds import derive_seed
@@ -66,12 +67,12 @@ class ThreadStates(WholeAnswers[Start]):
             place += sampled
         return Steps(trajectory.step_ends, of_segments, value_of, error_of)
 
-    def writer(self, context: GenerationContext, sampling: SamplingParams) -> ParallelThreads:
-        rollout = context.rollout
+    def writer(self, context: RolloutContext, sampling: SamplingParams) -> ParallelThreads:
+        rollout = context.get(Rollout)
         assert isinstance(rollout, ParallelThreads), "checked with the configuration"
         return replace(rollout, temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k)
 
-    def start(self, context: GenerationContext, beginning: Beginning, again: int, purpose: str) -> Start:
+    def start(self, context: RolloutContext, beginning: Beginning, again: int, purpose: str) -> Start:
         """Writing the answer from there on. The seed derives from the state alone, whoever comes by it."""
         problem, prompt_ids, segments = beginning
         samples = [segment for segment in segments if segment.origin == "sampled"]

@@ -14,6 +14,7 @@ from tests.support.chain_critic import ChainCritic
 from treetune.rollouts.base import Credit
 from treetune.rollouts.credit.group import Group
 from treetune.rollouts.credit.monte_carlo import MonteCarlo
+from treetune.rollouts.critic import Critic
 from treetune.rollouts.values.continuations import FreshContinuations
 from treetune.rollouts.values.valuation import ValueEstimator
 from treetune.vocabulary import Episode, Trajectory
@@ -149,7 +150,7 @@ def test_a_critic_beside_continuations_is_nearer_to_the_truth_at_the_same_cost()
     critic = ChainCritic.of_earlier(of, samples=8, seed=1)
 
     def found(values: ValueEstimator) -> tuple[float, float]:
-        context = replace(chains.context_of(of, 5), critic=critic)
+        context = chains.context_of(of, 5).with_services(Critic(critic))
         of_method = credited(context, MonteCarlo(samples=3, values=values), answers)
         measured = measure(truths, of_method, 0)
         return measured["error"]["value"], measured["tokens_per_answer"]

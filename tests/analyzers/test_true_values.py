@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support import contexts
 from tests.support.chains import InlineGrades
 from treetune.inference.base import SamplingParams
-from treetune.rollouts.base import GenerationContext
+from treetune.rollouts.context import RolloutContext
 from treetune.vocabulary import TextCodec, token_array
 from treetune_lab.analyzers.credit_measures import Truth, reliability
 from treetune_lab.analyzers.expansion import PolicySteps, expanded
@@ -38,9 +39,9 @@ def signposts(rule: Rule, chatter: int = 1) -> Signposts:
     )
 
 
-def context_of(task: Signposts) -> GenerationContext:
+def context_of(task: Signposts) -> RolloutContext:
     alphabet = task.alphabet()
-    return GenerationContext(
+    return contexts.context_of(
         task=task,
         engine=None,
         grader=InlineGrades(task.grader),  # type: ignore[arg-type]
@@ -61,7 +62,7 @@ class Teacher:
     """Its next characters, with their chances."""
 
     task: Signposts
-    context: GenerationContext
+    context: RolloutContext
     ids: list[list[int]] = field(default_factory=list)
 
     def begin(self, ids_BT: np.ndarray) -> np.ndarray:
@@ -98,7 +99,7 @@ class Teacher:
         return row
 
 
-def places_of(task: Signposts, context: GenerationContext) -> list[tuple[Place, float]]:
+def places_of(task: Signposts, context: RolloutContext) -> list[tuple[Place, float]]:
     """All prefixes of some demonstrations that end with a line, and what they are worth to the teacher."""
     found = []
     for problem in task.problems("train")[:4]:

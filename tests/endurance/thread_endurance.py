@@ -37,7 +37,7 @@ from treetune.inference.base import Completion, Engine, OnResult, Request  # noq
 from treetune.inference.engine import VllmEngine  # noqa: E402
 from treetune.inference.journal import request_key  # noqa: E402
 from treetune.inference.settings import VllmSettings  # noqa: E402
-from treetune.rollouts.base import GenerationContext  # noqa: E402
+from treetune.rollouts.context import AnswerSettings, Log, RolloutContext  # noqa: E402
 from treetune.tasks.arithmetic import AdditionChain  # noqa: E402
 from treetune.tasks.graders.pool import GraderPool  # noqa: E402
 from treetune.tree import answers_of  # noqa: E402
@@ -106,15 +106,15 @@ def passed(engine: VllmEngine, model: BigramModel, answers: int, kill_at: int | 
         if done * 10 // total >= len(memory):
             memory.append(rss_mib())
 
-    context = GenerationContext(
+    context = RolloutContext(
         task=TASK,
         engine=watched,
         grader=GraderPool(TASK.grader),
         codec=model.codec,
         seed=3,
         iteration=0,
-        context_length=CONTEXT,
-        progress=progress,
+        settings=AnswerSettings(CONTEXT),
+        log=Log(progress=progress),
     )
     problems = [Problem(id=f"train/{i}", prompt="?", gold="") for i in range(answers // SAMPLES)]
     restarts, started = engine.restarts, time.monotonic()

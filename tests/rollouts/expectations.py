@@ -50,7 +50,7 @@ def critic_of(value: Callable[[mdp.Ids], float]) -> Critic:
         ids = plain(answer.response_ids)
         return np.array([value(ids[:length]) for length in range(len(ids))])
 
-    return lambda answers: [of_answer(answer) for answer in answers]
+    return Critic(lambda answers: [of_answer(answer) for answer in answers])
 
 
 def knows_length_alone(prefix: mdp.Ids) -> float:
@@ -138,7 +138,7 @@ def expectation(
         answers = [_answer(answer, i, logprobs) for i, (answer, _) in enumerate(group)]
         choices = Choices()
         for _ in choices.ways():
-            context = mdp.context(engine=ChoosingEngine(choices), critic=critic)
+            context = mdp.context(engine=ChoosingEngine(choices), services=[critic] if critic else [])
             episodes, _ = credit.assign(context, trees_of([*answers, *others]))
             weight = chance * choices.probability
             mean: mdp.Gradient = {}

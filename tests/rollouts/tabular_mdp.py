@@ -17,8 +17,9 @@ from functools import cache
 from typing import Any, TypeVar
 
 from tests.columns import plain
+from tests.support.contexts import context_of
 from treetune.inference.base import Completion, Engine, OnResult, Request, SamplingParams
-from treetune.rollouts.base import GenerationContext
+from treetune.rollouts.context import RolloutContext
 from treetune.tasks.base import Task
 from treetune.tasks.graders.base import Grader
 from treetune.vocabulary import (
@@ -221,21 +222,29 @@ def all_trajectories(max_tokens: int = LONGEST) -> list[Trajectory]:
     return [trajectory(answer, sample=i) for i, answer in enumerate(answers((), max_tokens))]
 
 
-def context(**given: Any) -> GenerationContext:
+def context(**given: Any) -> RolloutContext:
     defaults: dict[str, Any] = {
         "task": LetterTask(),
         "engine": TabularEngine(),
         "grader": InlinePool(),
         "codec": CODEC,
-        "seed": 1,
         "iteration": 3,
-        "context_length": 64,
         "sampling": SamplingParams(max_tokens=LONGEST),
     }
-    return GenerationContext(**defaults | given)
+    return context_of(**defaults | given)
 
 
-def on_ranks(world_size: int, work: Callable[[GenerationContext], T], **given: Any) -> list[T]:
+@dataclass(frozen=True)
+class ThreadRank:
+    """A rank that is a thread."""
+
+    rank: int
+    world_size: int
+    exchange: Callable[[str, Any], list[Any]]
+    hand_out: Callable[[str, Sequence[Any]], list[Any]]
+
+
+def on_ranks(world_size: int, work: Callable[[RolloutContext], T], **given: Any) -> list[T]:
     """What `work` returns on each of `world_size` ranks, which are threads that exchange objects."""
     barrier = threading.Barrier(world_size, timeout=20)
     boards: dict[tuple[str, int], dict[int, list[Any]]] = {}
@@ -260,10 +269,7 @@ def on_ranks(world_size: int, work: Callable[[GenerationContext], T], **given: A
             pool.submit(
                 work,
                 context(
-                    rank=rank,
-                    world_size=world_size,
-                    exchange=exchange_of(rank),
-                    hand_out=hand_out_of(rank),
+                    ranks=ThreadRank(rank, world_size, exchange_of(rank), hand_out_of(rank)),
                     **{key: make() for key, make in given.items()},
                 ),
             )

@@ -22,7 +22,8 @@ from tests.trees import answered
 from treetune.config.build import build
 from treetune.config.explain import Explanation
 from treetune.config.jsonnet import load
-from treetune.rollouts.base import GenerationContext, Shaping
+from treetune.rollouts.base import Shaping
+from treetune.rollouts.context import RolloutContext, ShapingMemory
 from treetune.rollouts.shaping.applied import shaped
 from treetune.rollouts.shaping.wrong_answers import WrongAnswers
 from treetune.tree import trees_of
@@ -219,7 +220,7 @@ def test_no_further_thread_ever_earns_more_against_a_sequential_answer(
 
 def test_a_running_length_moves_with_the_iterations_and_is_remembered_per_problem() -> None:
     shaping = rewards(Running(decay=0.75), floor=-9.0)
-    memory: dict[str, Any] = {}
+    memory = ShapingMemory()
     rounds = [
         [answer("a" * 40), answer("a" * 60, sample=1), answer("a", sample=2, right=False)],
         [answer(block(6, 6)), answer("a" * 30, problem="train/1")],
@@ -228,9 +229,9 @@ def test_a_running_length_moves_with_the_iterations_and_is_remembered_per_proble
     ]
     told = []
     for iteration, group in enumerate(rounds):
-        context = threads.context(memory=memory, iteration=iteration)
+        context = threads.context(services=[memory], iteration=iteration)
         told.append(shaping.assess(context, group)[1])
-        memory = json.loads(json.dumps(context.memory))
+        memory = ShapingMemory(json.loads(json.dumps(context.get(ShapingMemory))))
     assert [one["reference_tokens"] for one in told] == [[50, 50], [50, 30], [60, 30], []]
     assert told[3]["without_reference"] == [1.0]
     assert memory == {"acceleration": {"train/0": 60.0, "train/1": 30.0}}
@@ -243,13 +244,14 @@ ANSWERS = [
 ]
 
 
-def run_share(context: GenerationContext) -> tuple[list[float], Metrics, dict[str, Any]]:
-    first, last = (5 * (context.rank + more) // context.world_size for more in (0, 1))
-    context.memory["acceleration"] = {"train/1": 40.0}
+def run_share(context: RolloutContext) -> tuple[list[float], Metrics, dict[str, Any]]:
+    first, last = (5 * (context.ranks.rank + more) // context.ranks.world_size for more in (0, 1))
+    memory = ShapingMemory({"acceleration": {"train/1": 40.0}})
+    context = context.with_services(memory)
     earned, metrics = answered(
         shaped(context, [rewards(Running(), floor=-0.9)], trees_of(ANSWERS[2 * first : 2 * last]))
     )
-    return [one.bonus for one in earned], metrics, context.memory
+    return [one.bonus for one in earned], metrics, memory
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 7])

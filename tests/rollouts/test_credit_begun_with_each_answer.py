@@ -25,7 +25,7 @@ from treetune.inference.base import (
     Request,
 )
 from treetune.inference.journal import JournaledEngine
-from treetune.rollouts.base import GenerationContext
+from treetune.rollouts.context import FurtherProblems, RolloutContext
 from treetune.rollouts.credit.monte_carlo import MonteCarlo
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.rollouts.unavailable import graded
@@ -97,18 +97,18 @@ def _probabilities(ids: tuple[int, ...], version: int) -> list[float]:
     return [following.get(token, 0.0) for token in range(mdp.EOS + 1)]
 
 
-def context(engine: Engine, **given: object) -> GenerationContext:
+def context(engine: Engine, **given: object) -> RolloutContext:
     return mdp.context(engine=engine, sampling=ROLLOUT.sampling, **given)
 
 
 def iteration(
-    context: GenerationContext, credit: MonteCarlo, rollout: SingleTurn | UntilMixed = ROLLOUT
+    context: RolloutContext, credit: MonteCarlo, rollout: SingleTurn | UntilMixed = ROLLOUT
 ) -> tuple[list[Trajectory], list[Episode], Metrics]:
     """As the runtime carries it out."""
-    ahead = credit.ahead(context)
-    trees, _ = rollout.run(context if ahead is None else ahead.lent(context), mdp.problems(PROBLEMS))
+    early = credit.early_continuations(context)
+    trees, _ = rollout.run(context if early is None else early.attached(context), mdp.problems(PROBLEMS))
     trees, _ = graded(context, trees, credit)
-    episodes, metrics = credit.assign(replace(context, begun=None if ahead is None else ahead.begun), trees)
+    episodes, metrics = credit.assign(context.with_services(*[early] if early else []), trees)
     return answers_of(trees), episodes, metrics
 
 
@@ -132,11 +132,11 @@ def test_numbers_and_samples_are_those_of_two_waves_in_whichever_order_answers_c
 def test_everything_that_the_credit_wants_is_there_when_the_last_answer_is(values: ValueEstimator) -> None:
     inner = AsItComes()
     credit = MonteCarlo(samples=3, values=values)
-    ahead = credit.ahead(context(inner))
-    assert ahead is not None
-    trees, _ = ROLLOUT.run(ahead.lent(context(inner)), mdp.problems(PROBLEMS))
+    early = credit.early_continuations(context(inner))
+    assert early is not None
+    trees, _ = ROLLOUT.run(early.attached(context(inner)), mdp.problems(PROBLEMS))
     nobody = AsItComes(fail_after=0)
-    episodes, _ = credit.assign(replace(context(nobody), begun=ahead.begun), trees)
+    episodes, _ = credit.assign(context(nobody).with_services(early), trees)
     assert len(episodes) == PROBLEMS * SAMPLES
     priorities = [one.priority for one in inner.asked]
     assert priorities.count(ANSWERS) == PROBLEMS * SAMPLES
@@ -146,16 +146,16 @@ def test_everything_that_the_credit_wants_is_there_when_the_last_answer_is(value
 def test_bisecting_begins_with_the_prompts() -> None:
     inner = AsItComes()
     credit = MonteCarlo(samples=3, values=Bisect())
-    ahead = credit.ahead(context(inner))
-    assert ahead is not None
-    ROLLOUT.run(ahead.lent(context(inner)), mdp.problems(PROBLEMS))
+    early = credit.early_continuations(context(inner))
+    assert early is not None
+    ROLLOUT.run(early.attached(context(inner)), mdp.problems(PROBLEMS))
     early = [one for one in inner.asked if one.priority == CONTINUATIONS]
     assert [plain(one.prompt_ids)[-1] for one in early] == [mdp.ALPHABET.index("?")] * PROBLEMS
 
 
 def test_whoever_samples_nothing_or_is_told_to_wait_asks_for_nothing_early() -> None:
     for credit in (MonteCarlo(values=Siblings()), MonteCarlo(pipelined=False)):
-        assert credit.ahead(context(AsItComes())) is None
+        assert credit.early_continuations(context(AsItComes())) is None
 
 
 @pytest.mark.parametrize("answered", [0, 1, 7, 20, 33, 45])
@@ -177,7 +177,9 @@ def test_a_run_that_is_killed_goes_on_to_the_same_numbers_and_asks_for_nothing_t
     # Killed again, in credit now: whoever goes on finds the continuations where credit keeps them.
     nobody = AsItComes(fail_after=0)
     kept = JournaledEngine(nobody, tmp_path / "continuations")
-    later = credit.assign(replace(context(kept), begun={}), trees_of(expected[0]))
+    later = credit.assign(
+        context(kept).with_services(credit.early_continuations(context(kept))), trees_of(expected[0])
+    )
     assert later == expected[1:]
 
 
@@ -263,7 +265,7 @@ def test_rounds_until_answers_differ_cost_what_they_did() -> None:
     runs = []
     for pipelined in (False, True):
         inner = AsItComes(3)
-        lent = context(inner, further_problems=lambda: further)
+        lent = context(inner, services=[FurtherProblems(lambda: further)])
         runs.append(
             (iteration(lent, MonteCarlo(samples=3, pipelined=pipelined), rollout), asked(inner.asked))
         )
@@ -275,11 +277,11 @@ def test_services_are_asked_about_continuations_when_credit_is_given() -> None:
     pool.has_services = True
     credit = MonteCarlo(samples=3, values=Sequential(error=0.2, most=9))
     here = context(AsItComes(), grader=pool)
-    ahead = credit.ahead(here)
-    assert ahead is not None
-    trees, _ = ROLLOUT.run(ahead.lent(here), mdp.problems(PROBLEMS))
+    early = credit.early_continuations(here)
+    assert early is not None
+    trees, _ = ROLLOUT.run(early.attached(here), mdp.problems(PROBLEMS))
     assert len(pool.submitted) == PROBLEMS * SAMPLES
-    episodes, metrics = credit.assign(replace(here, begun=ahead.begun), trees)
+    episodes, metrics = credit.assign(here.with_services(early), trees)
     expected = iteration(context(AsItComes()), replace(credit, pipelined=False))
     assert (episodes, metrics) == expected[1:]
 

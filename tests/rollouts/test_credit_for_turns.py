@@ -25,7 +25,8 @@ from tests.rollouts.turns import (
 )
 from treetune.inference.base import Completion, SamplingParams
 from treetune.inference.journal import JournaledEngine
-from treetune.rollouts.base import GenerationContext
+from treetune.rollouts.base import Rollout
+from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.credit.gae import gae
 from treetune.rollouts.credit.group import Group
 from treetune.rollouts.credit.monte_carlo import MonteCarlo
@@ -110,7 +111,7 @@ def test_continuations_of_a_turns_beginning_earn_its_exact_value(
     for letters, beginning in beginnings.items():
         context = lent(Letters(environment=environment), DealtEngine(), pool)
         (estimate,) = TurnStates().estimate(
-            context, [beginning], FixedBudget(CONTINUATIONS), context.sampling, "value"
+            context, [beginning], FixedBudget(CONTINUATIONS), context.settings.sampling, "value"
         )
         assert estimate.value == pytest.approx(in_all(letters), abs=1e-12), letters
 
@@ -186,13 +187,12 @@ class OftenClosed(Ladder):
         return super().reset(problem, seed)
 
 
-def begun_with_answers(context: GenerationContext, credit: MonteCarlo) -> tuple[list[Tree], list[Episode]]:
+def begun_with_answers(context: RolloutContext, credit: MonteCarlo) -> tuple[list[Tree], list[Episode]]:
     """As a run carries it out."""
-    ahead = credit.ahead(context)
-    assert context.rollout is not None
+    early = credit.early_continuations(context)
     problems = context.task.problems("train")
-    trees, _ = context.rollout.run(context if ahead is None else ahead.lent(context), problems)
-    return trees, credit.assign(replace(context, begun=None if ahead is None else ahead.begun), trees)[0]
+    trees, _ = context.get(Rollout).run(context if early is None else early.attached(context), problems)
+    return trees, credit.assign(context.with_services(*[early] if early else []), trees)[0]
 
 
 @pytest.mark.parametrize("environment", [Ladder(), LadderElsewhere()], ids=["inline", "process"])
@@ -213,21 +213,23 @@ def test_what_environments_said_to_continuations_among_answers_outlives_a_crash(
 ) -> None:
     task, credit = Letters(environment=Unsteady()), MonteCarlo(samples=3, states=TurnStates())
 
-    def journaled(engine: FakeEngine, name: str, *others: str) -> GenerationContext:
+    def journaled(engine: FakeEngine, name: str, *others: str) -> RolloutContext:
         kept = JournaledEngine(engine, tmp_path / name, continuations=tmp_path / "credit")
         said = TurnJournal(tmp_path / f"{name}.turns", [tmp_path / f"{one}.turns" for one in others])
-        return lent(task, kept, pool, turns=said)
+        return lent(task, kept, pool, services=[said])
 
     trees, episodes = begun_with_answers(journaled(turns.engine(), "rollout"), credit)
     again = journaled(turns.engine(fail_after=0), "credit", "rollout")
-    assert credit.assign(replace(again, begun={}), trees)[0] == episodes
+    assert credit.assign(again.with_services(credit.early_continuations(again)), trees)[0] == episodes
 
 
 def test_continuations_that_nobody_could_judge_are_no_part_of_a_value(pool: EnvironmentPool) -> None:
     trees, context = rolled_out(pool, Ladder())
     beginning = Beginning(trees[0].problem, trees[0].prompt_ids, ())
     context = replace(context, task=Letters(environment=OftenClosed()))
-    (estimate,) = TurnStates().estimate(context, [beginning], FixedBudget(9), context.sampling, "value")
+    (estimate,) = TurnStates().estimate(
+        context, [beginning], FixedBudget(9), context.settings.sampling, "value"
+    )
     assert (len(estimate.rewards), estimate.unavailable) == (6, 3)
 
 

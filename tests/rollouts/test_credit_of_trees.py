@@ -13,7 +13,8 @@ from tests.columns import plain
 from tests.rollouts import enumerated_trees
 from tests.rollouts import tabular_mdp as mdp
 from treetune.inference.base import SamplingParams
-from treetune.rollouts.base import Credit, GenerationContext
+from treetune.rollouts.base import Credit
+from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.credit.monte_carlo import MonteCarlo
 from treetune.rollouts.credit.rloo import Rloo
 from treetune.rollouts.values.base import StateRule
@@ -46,7 +47,7 @@ def trees(branching: Branching) -> list[tuple[Tree, float]]:
     return list(enumerated_trees.trees(rollout))
 
 
-def context() -> GenerationContext:
+def context() -> RolloutContext:
     """Its continuations are all that could be sampled."""
     sampling = SamplingParams(max_tokens=MAX_TOKENS)
     return mdp.context(engine=mdp.ExactEngine(), sampling=sampling, unfinished_reward=None)

@@ -15,7 +15,7 @@ from tests.rollouts.test_answers_that_end_otherwise import engine
 from tests.trees import answered
 from treetune.inference.base import SamplingParams
 from treetune.rollouts.answers import before_stop
-from treetune.rollouts.base import GenerationContext
+from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.credit.group import Group
 from treetune.rollouts.credit.monte_carlo import MonteCarlo
 from treetune.rollouts.demonstrations import Demonstrations
@@ -107,7 +107,7 @@ def test_demonstrations_are_the_domains_own() -> None:
 
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_metrics_by_domain_are_those_of_its_answers_alone(world_size: int) -> None:
-    def run(context: GenerationContext) -> tuple[list[Trajectory], Metrics]:
+    def run(context: RolloutContext) -> tuple[list[Trajectory], Metrics]:
         return answered(ROLLOUT.run(context, problems()))
 
     by_rank = mdp.on_ranks(world_size, run, engine=engine, task=lambda: TASK)

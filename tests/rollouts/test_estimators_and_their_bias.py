@@ -20,12 +20,14 @@ from tests.rollouts.expectations import (
     expectation,
     knows_length_alone,
 )
-from treetune.rollouts.base import Credit, GenerationContext
-from treetune.rollouts.credit.gae import Gae, gae
+from treetune.rollouts.base import Credit
+from treetune.rollouts.context import RolloutContext
+from treetune.rollouts.credit.gae import Gae
 from treetune.rollouts.credit.group import Group
 from treetune.rollouts.credit.monte_carlo import MonteCarlo
 from treetune.rollouts.credit.outcome import Outcome
 from treetune.rollouts.credit.rloo import Rloo
+from treetune.rollouts.critic import Critic
 from treetune.rollouts.values.base import StateRule
 from treetune.rollouts.values.continuations import FreshContinuations
 from treetune.rollouts.values.step_boundaries import StepBoundaries
@@ -176,13 +178,12 @@ def test_whatever_is_registered_and_says_unbiased_is(values: ValueEstimator, max
 class WithCritic(Gae):
     """The trainer's part of the credit, with the context's critic."""
 
-    def assign(self, context: GenerationContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
+    def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
         episodes, metrics = super().assign(context, trees)
-        assert context.critic is not None
-        values = context.critic(answers_of(trees))
+        values = context.get(Critic).values(answers_of(trees))
         for episode, of_answer in zip(episodes, values, strict=True):
             rewards = [0.0] * (len(of_answer) - 1) + [episode.reward]
-            advantages, _ = gae(rewards, of_answer.tolist(), self.gamma, self.lam)
+            advantages, _ = self.from_values(rewards, of_answer.tolist())
             object.__setattr__(episode, "advantages", np.array(advantages))
         return episodes, metrics
 

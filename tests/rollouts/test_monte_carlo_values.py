@@ -13,14 +13,15 @@ from tests.trees import answered
 from treetune.config.build import build
 from treetune.config.errors import ConfigError
 from treetune.inference.base import SamplingParams
-from treetune.rollouts.base import Credit, GenerationContext
+from treetune.rollouts.base import Credit
+from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.credit.monte_carlo import MonteCarlo, step_advantages
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.tree import trees_of
 from treetune.vocabulary import Episode, Metrics
 
 
-def rollout_then_credit(context: GenerationContext) -> tuple[list[Episode], Metrics, Metrics]:
+def rollout_then_credit(context: RolloutContext) -> tuple[list[Episode], Metrics, Metrics]:
     rollout = SingleTurn(samples=4, max_tokens=mdp.LONGEST)
     trajectories, rollout_metrics = answered(rollout.run(context, mdp.problems(5)))
     episodes, credit_metrics = MonteCarlo(samples=3).assign(context, trees_of(trajectories))

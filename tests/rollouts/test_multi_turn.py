@@ -239,7 +239,7 @@ def test_what_an_environment_said_before_a_run_was_killed_it_need_not_say_again(
     def of_run(engine: Engine) -> list[Trajectory]:
         task, asked = Letters(environment=UnsteadyHere()), rollout()
         journaled, said = JournaledEngine(engine, tmp_path / "0.jsonl"), TurnJournal(tmp_path / "0.turns")
-        context = lent(task, journaled, pool, rollout=asked, turns=said)
+        context = lent(task, journaled, pool, rollout=asked, services=[said])
         return answered(asked.run(context, task.problems("train")))[0]
 
     with pytest.raises(EngineError):
@@ -258,7 +258,7 @@ def test_what_hung_is_not_tried_again_and_what_was_not_there_is(
 ) -> None:
     def outcomes(golds: tuple[str, str]) -> list[tuple[str, str]]:
         task, asked = Letters(golds=golds, environment=Obedient()), rollout(samples=1)
-        context = lent(task, turns.engine(), pool, turns=TurnJournal(tmp_path / "0.turns"))
+        context = lent(task, turns.engine(), pool, services=[TurnJournal(tmp_path / "0.turns")])
         return [
             (answer.grade.outcome, str(answer.grade.message))
             for answer in answered(asked.run(context, task.problems("train")))[0]

@@ -64,7 +64,7 @@ def test_a_rank_without_such_an_answer_has_the_others_means() -> None:
         [one for one in own if ("turns/count" in one.numbers) == having] for having in (1, 0)
     )
     shares = [with_turns, without]
-    ranks = mdp.on_ranks(2, lambda context: trajectory_metrics(context, shares[context.rank]))
+    ranks = mdp.on_ranks(2, lambda context: trajectory_metrics(context, shares[context.ranks.rank]))
     assert ranks[0] == ranks[1] and ranks[0]["turns/count"] == 1.0
 
 

@@ -17,7 +17,7 @@ from tests.rollouts.threads import CODEC, TAG_IDS, context, decode
 from tests.trees import answered
 from treetune.inference.base import Engine, Request
 from treetune.inference.journal import JournaledEngine
-from treetune.rollouts.base import GenerationContext
+from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.rollouts.storage import read_trajectories, write_trajectories
 from treetune.vocabulary import Problem, Trajectory, joined, sees
@@ -40,7 +40,7 @@ def rollout(**given: Any) -> ParallelThreads:
     return ParallelThreads(**{"samples": 1, "max_tokens": 200, **given})
 
 
-def lent(engine: Engine) -> GenerationContext:
+def lent(engine: Engine) -> RolloutContext:
     return context(engine=engine, context_length=4096)
 
 

@@ -13,7 +13,7 @@ from tests.columns import plain
 from tests.rollouts import tabular_mdp as mdp
 from tests.trees import answered
 from treetune.inference.base import Completion, Request
-from treetune.rollouts.base import GenerationContext
+from treetune.rollouts.context import CarryOver, RolloutContext
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.vocabulary import Metrics, Problem, Trajectory
 from treetune_lab.partial import PartialAnswers
@@ -31,6 +31,10 @@ class Versioned(mdp.TabularEngine):
 
     def _completions(self, request: Request) -> list[Completion]:
         return [replace(one, policy_version=self.version) for one in super()._completions(request)]
+
+
+def _keep_nothing(answers: Sequence[Trajectory]) -> None:
+    """The rank takes them itself."""
 
 
 class Run:
@@ -59,18 +63,18 @@ class Run:
             self.begun.append([id for id in known if id not in before])
 
     def _given(self, iteration: int) -> dict[str, Any]:
-        carried = list(self.carried)
+        earlier = list(self.carried)
         return {
             "engine": lambda: Versioned(iteration),
             "iteration": lambda: iteration,
-            "carried": lambda: carried,
+            "services": lambda: [CarryOver(earlier, _keep_nothing)],
         }
 
     def _on_rank(
-        self, context: GenerationContext, drawn: Sequence[Problem]
+        self, context: RolloutContext, drawn: Sequence[Problem]
     ) -> tuple[list[Trajectory], list[Trajectory], Metrics]:
         left: list[Trajectory] = []
-        context = replace(context, carry=left.extend)
+        context = context.with_services(CarryOver(context.get(CarryOver).answers, left.extend))
         trajectories, metrics = answered(self.rollout.run(context, drawn))
         return trajectories, left, metrics
 

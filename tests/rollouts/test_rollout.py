@@ -14,7 +14,7 @@ from tests.rollouts import tabular_mdp as mdp
 from tests.rollouts import threads
 from tests.trees import answered
 from treetune.inference.base import Completion, OnResult, Request, SamplingParams
-from treetune.rollouts.base import GenerationContext
+from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.demonstrations import Demonstrations
 from treetune.rollouts.single_turn import SingleTurn, sample_answers
 from treetune.vocabulary import Metrics, Problem, Trajectory
@@ -43,7 +43,7 @@ def test_a_trajectory_holds_what_the_engine_sampled() -> None:
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_ranks_sample_contiguous_shares_that_together_are_what_one_rank_samples(world_size: int) -> None:
-    def run(context: GenerationContext) -> tuple[list[Trajectory], Metrics]:
+    def run(context: RolloutContext) -> tuple[list[Trajectory], Metrics]:
         return answered(SINGLE_TURN.run(context, mdp.problems(3)))
 
     ((alone, metrics),) = mdp.on_ranks(1, run, engine=mdp.TabularEngine)
@@ -124,7 +124,7 @@ def test_a_prompt_that_leaves_no_room_is_named_before_anything_is_sampled() -> N
 def test_a_prompt_that_leaves_no_room_is_an_error_on_every_rank() -> None:
     long = Problem(id="train/long", prompt="1" * 59 + "?", gold="")
 
-    def run(context: GenerationContext) -> str:
+    def run(context: RolloutContext) -> str:
         with pytest.raises(ValueError, match="'train/long'") as error:
             answered(SINGLE_TURN.run(context, [*mdp.problems(2), long]))
         return str(error.value)
@@ -245,7 +245,7 @@ def test_threads_that_no_rollout_writes_and_tags_that_are_no_tokens_are_refused(
 
 
 def test_demonstrations_are_drawn_anew_in_each_iteration_and_alike_on_any_rank() -> None:
-    def texts(context: GenerationContext) -> list[str]:
+    def texts(context: RolloutContext) -> list[str]:
         return [t.text for t in answered(Demonstrations(samples=2).run(context, mdp.problems(9)))[0]]
 
     alone = texts(mdp.context())
@@ -262,7 +262,7 @@ def test_demonstrations_that_do_not_fit_can_be_left_out_and_are_counted() -> Non
     # Two tokens of prompt, three or five of demonstration, and the end token: six or eight.
     rollout = Demonstrations(samples=4, too_long="leave_out")
 
-    def run(context: GenerationContext) -> tuple[list[Trajectory], Metrics]:
+    def run(context: RolloutContext) -> tuple[list[Trajectory], Metrics]:
         return answered(rollout.run(context, mdp.problems(9)))
 
     ((alone, metrics),) = mdp.on_ranks(1, run, context_length=lambda: 7)

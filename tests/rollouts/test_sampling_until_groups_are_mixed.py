@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.rollouts import tabular_mdp as mdp
 from tests.trees import answered
 from treetune.inference.base import Completion, Request
-from treetune.rollouts.base import GenerationContext
+from treetune.rollouts.context import FurtherProblems, RolloutContext
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.rollouts.until_mixed import UntilMixed
 from treetune.vocabulary import Metrics, Problem, Trajectory
@@ -36,9 +36,9 @@ class Split:
     whole: int = len(SPLIT)
     said: list[str] = field(default_factory=list)
 
-    def context(self, **given: object) -> GenerationContext:
+    def context(self, **given: object) -> RolloutContext:
         return mdp.context(
-            further_problems=lambda: SPLIT[self.first : self.whole], say=self.said.append, **given
+            services=[FurtherProblems(lambda: SPLIT[self.first : self.whole])], say=self.said.append, **given
         )
 
     def run(self, rollout: UntilMixed, **given: object) -> tuple[list[Trajectory], Metrics]:
@@ -84,7 +84,7 @@ def test_enough_at_once_is_one_round_that_asks_for_no_further_problem() -> None:
         raise AssertionError("nothing further is needed")
 
     rollout = UntilMixed(rollout=INNER, groups=1)
-    trajectories, metrics = answered(rollout.run(mdp.context(further_problems=never), SPLIT[:8]))
+    trajectories, metrics = answered(rollout.run(mdp.context(services=[FurtherProblems(never)]), SPLIT[:8]))
     assert trajectories == answered(INNER.run(mdp.context(), SPLIT[:8]))[0]
     assert metrics["rollout/rounds"] == 1
 
@@ -137,13 +137,13 @@ def test_any_number_of_ranks_samples_the_same_and_every_stop_has_its_reason(
 ) -> None:
     rollout = UntilMixed(rollout=INNER, groups=groups, max_rounds=max_rounds, problems_per_round=per_round)
 
-    def run(context: GenerationContext) -> tuple[list[Trajectory], Metrics]:
+    def run(context: RolloutContext) -> tuple[list[Trajectory], Metrics]:
         return answered(rollout.run(context, SPLIT[:first]))
 
     given_to_all = {
         "engine": mdp.TabularEngine,
         "seed": lambda: seed,
-        "further_problems": lambda: lambda: SPLIT[first:whole],
+        "services": lambda: [FurtherProblems(lambda: SPLIT[first:whole])],
     }
     ((alone, metrics),) = mdp.on_ranks(1, run, **given_to_all)
     by_rank = mdp.on_ranks(ranks, run, **given_to_all)

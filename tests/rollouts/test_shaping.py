@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.rollouts import tabular_mdp as mdp
 from tests.trees import answered
-from treetune.rollouts.base import GenerationContext
+from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.shaping.applied import shaped
 from treetune.rollouts.shaping.length_penalty import LengthPenalty, length_bonuses
 from treetune.rollouts.shaping.overlong_penalty import OverlongPenalty, overlong_bonus
@@ -58,7 +58,7 @@ def test_a_length_penalty_never_rewards_what_is_wrong_nor_prefers_longer_answers
         assert set(bonuses) == {0.0}
 
 
-def rolled_out(context: GenerationContext) -> tuple[list[Trajectory], Metrics]:
+def rolled_out(context: RolloutContext) -> tuple[list[Trajectory], Metrics]:
     trajectories, metrics = answered(SINGLE_TURN.run(context, mdp.problems(5)))
     earned, changed = answered(shaped(context, BOTH, trees_of(trajectories)))
     return earned, metrics | changed
@@ -99,4 +99,4 @@ def test_without_shaping_nothing_is_touched_and_no_rank_waits() -> None:
         raise AssertionError("nothing is exchanged")
 
     trajectories, _ = answered(SINGLE_TURN.run(mdp.context(), mdp.problems(2)))
-    assert answered(shaped(mdp.context(exchange=never), (), trees_of(trajectories))) == (trajectories, {})
+    assert answered(shaped(mdp.context(ranks=None), (), trees_of(trajectories))) == (trajectories, {})

@@ -11,7 +11,7 @@ from tests.rollouts import tabular_mdp as mdp
 from tests.rollouts import threads
 from tests.rollouts.threads import answer, block, part
 from tests.trees import answered
-from treetune.rollouts.base import GenerationContext
+from treetune.rollouts.context import FurtherProblems, RolloutContext
 from treetune.rollouts.metrics import trajectory_metrics
 from treetune.rollouts.numbers import measured
 from treetune.rollouts.single_turn import SingleTurn
@@ -135,8 +135,12 @@ ANSWERS = answers_of(
 )
 
 
-def metrics_of_share(context: GenerationContext) -> tuple[list[Trajectory], Metrics]:
-    own = ANSWERS[5 * context.rank // context.world_size : 5 * (context.rank + 1) // context.world_size]
+def metrics_of_share(context: RolloutContext) -> tuple[list[Trajectory], Metrics]:
+    own = ANSWERS[
+        5 * context.ranks.rank // context.ranks.world_size : 5
+        * (context.ranks.rank + 1)
+        // context.ranks.world_size
+    ]
     return own, trajectory_metrics(context, own)
 
 
@@ -169,7 +173,7 @@ def test_where_nothing_was_right_there_is_no_mean_of_it() -> None:
 class Written(SingleTurn):
     """Two answers to each problem, of which the first is wrong to those with an even number."""
 
-    def run(self, context: GenerationContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
+    def run(self, context: RolloutContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
         numbers = [int(problem.id.removeprefix("train/")) for problem in problems]
         written = [
             answer(block(number, 3), problem=f"train/{number}", sample=sample, right=number % 2 + sample > 0)
@@ -183,7 +187,7 @@ class Written(SingleTurn):
 
 def test_rounds_until_groups_are_mixed_are_measured_as_one() -> None:
     problems = mdp.problems(10)
-    context = threads.context(further_problems=lambda: problems[2:])
+    context = threads.context(services=[FurtherProblems(lambda: problems[2:])])
     rollout = UntilMixed(rollout=Written(samples=2, max_tokens=9), groups=3, problems_per_round=4)
     written, metrics = answered(rollout.run(context, problems[:2]))
     assert metrics["rollout/rounds"] == 2

@@ -24,7 +24,8 @@ from treetune.inference.engine import VllmEngine
 from treetune.inference.served_models import Engines
 from treetune.inference.settings import VllmSettings
 from treetune.models.pretrained import PretrainedModel
-from treetune.rollouts.base import Credit, GenerationContext
+from treetune.rollouts.base import Credit
+from treetune.rollouts.context import AnswerSettings, RolloutContext
 from treetune.rollouts.credit.group import Group
 from treetune.rollouts.credit.monte_carlo import MonteCarlo
 from treetune.rollouts.selection.all import All
@@ -105,14 +106,14 @@ class Watched(Engine):
 def answered(
     engine: Engine, model: BigramModel, problems: int, iteration: int = 0, **given: Any
 ) -> list[Trajectory]:
-    context = GenerationContext(
+    context = RolloutContext(
         task=LetterTask(),
         engine=engine,
         grader=Pool(),  # type: ignore[arg-type]
         codec=model.codec,
         seed=7,
         iteration=iteration,
-        context_length=CONTEXT,
+        settings=AnswerSettings(CONTEXT),
     )
     asked = [Problem(id=f"train/{i}", prompt="?", gold="") for i in range(problems)]
     rollout = ParallelThreads(**{"samples": 2, "max_tokens": 300, **given})

@@ -9,7 +9,8 @@ import pytest
 from tests.rollouts import tabular_mdp as mdp
 from treetune.rollouts import unavailable
 from treetune.rollouts.answers import with_unfinished
-from treetune.rollouts.base import Credit, GenerationContext
+from treetune.rollouts.base import Credit
+from treetune.rollouts.context import Log, RolloutContext
 from treetune.rollouts.credit.gae import Gae
 from treetune.rollouts.credit.group import Group
 from treetune.rollouts.credit.monte_carlo import MonteCarlo, step_advantages
@@ -96,9 +97,9 @@ def test_what_is_said_of_scores_is_said_of_graded_answers_and_the_others_are_cou
 def test_one_line_says_how_many_answers_were_lost_on_all_ranks_and_why(world_size: int) -> None:
     said: list[str] = []
 
-    def work(context: GenerationContext) -> None:
-        own = lose(answers(), 0, 1) if context.rank == 0 else answers()
-        unavailable.tell(replace(context, say=said.append), "iteration 4", own)
+    def work(context: RolloutContext) -> None:
+        own = lose(answers(), 0, 1) if context.ranks.rank == 0 else answers()
+        unavailable.tell(replace(context, log=Log(say=said.append)), "iteration 4", own)
 
     mdp.on_ranks(world_size, work)
     total = world_size * len(answers())
@@ -107,7 +108,7 @@ def test_one_line_says_how_many_answers_were_lost_on_all_ranks_and_why(world_siz
 
 
 def test_where_no_answer_could_be_graded_that_is_an_error_on_every_rank() -> None:
-    def work(context: GenerationContext) -> None:
+    def work(context: RolloutContext) -> None:
         everyones = answers()
         with pytest.raises(unavailable.NothingGraded, match="the judge is down"):
             unavailable.tell(context, "iteration 4", lose(everyones, *range(len(everyones))))

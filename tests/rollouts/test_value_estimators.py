@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from statistics import fmean
 
@@ -18,6 +18,7 @@ from tests.rollouts import tabular_mdp as mdp
 from tests.rollouts.expectations import critic_of, expectation, knows_length_alone
 from treetune.rollouts.credit.monte_carlo import MonteCarlo
 from treetune.rollouts.credit.rloo import Rloo
+from treetune.rollouts.critic import Critic
 from treetune.rollouts.values.continuations import FreshContinuations
 from treetune.rollouts.values.valuation import Valuation, Value, ValueEstimator, mean_of
 from treetune.tree import trees_of
@@ -186,8 +187,8 @@ def test_bisecting_stops_at_its_bound_of_tokens() -> None:
     ids=repr,
 )
 def test_values_are_the_same_however_many_ranks_find_them(values: ValueEstimator) -> None:
-    def run(context: mdp.GenerationContext) -> dict[str, tuple[float, ...]]:
-        problems = mdp.problems(4)[context.rank :: context.world_size]
+    def run(context: mdp.RolloutContext) -> dict[str, tuple[float, ...]]:
+        problems = mdp.problems(4)[context.ranks.rank :: context.ranks.world_size]
         trees = trees_of(
             mdp.trajectory(answer, problem, i)
             for problem in problems
@@ -198,7 +199,7 @@ def test_values_are_the_same_however_many_ranks_find_them(values: ValueEstimator
             one.trajectory: tuple(one.advantages.tolist()) for one in episodes if one.advantages is not None
         }
 
-    lent = {"engine": mdp.TabularEngine, "critic": lambda: critic_of(knows_length_alone)}
+    lent = {"engine": mdp.TabularEngine, "services": lambda: [critic_of(knows_length_alone)]}
     (alone,) = mdp.on_ranks(1, run, **lent)
     together: dict[str, tuple[float, ...]] = {}
     for of_rank in mdp.on_ranks(3, run, **lent):
@@ -207,16 +208,15 @@ def test_values_are_the_same_however_many_ranks_find_them(values: ValueEstimator
 
 
 def test_the_critic_is_asked_for_the_state_before_the_next_sampled_token() -> None:
-    def critic(given: Sequence[Trajectory]) -> list[np.ndarray]:
-        return [np.array([0.9, math.nan, 0.4, 0.3, 0.2, math.nan]) for _ in given]
+    critic = Critic(lambda given: [np.array([0.9, math.nan, 0.4, 0.3, 0.2, math.nan]) for _ in given])
 
     (answer,) = answers((A, NEXT, A, NEXT, B, EOS))
     rule = EveryNTokens(tokens=1)
-    valuation = Valuation(mdp.context(critic=critic), trees_of([answer]), rule, mdp.SamplingParams(6), 1)
+    valuation = Valuation(mdp.context(services=[critic]), trees_of([answer]), rule, mdp.SamplingParams(6), 1)
     assert critic_values(valuation) == [[[0.9, 0.4, 0.4, 0.3, 0.2, None]]]
     engine = mdp.TabularEngine()
     (episode,), metrics = MonteCarlo(values=CriticValues()).assign(
-        mdp.context(critic=critic, engine=engine), trees_of([answer])
+        mdp.context(services=[critic], engine=engine), trees_of([answer])
     )
     assert not engine.requests
     assert "credit/value_tokens" not in metrics
@@ -235,7 +235,7 @@ def test_a_perfect_critic_takes_the_noise_of_all_baselines_away() -> None:
 
 def test_a_control_variate_learns_nothing_from_the_problem_that_it_is_for() -> None:
     group = answers((A, NEXT, A, EOS), (A, NEXT, B, EOS))
-    context = mdp.context(critic=critic_of(lambda prefix: -3.0))
+    context = mdp.context(services=[critic_of(lambda prefix: -3.0)])
     found, _ = MonteCarlo(samples=2, values=ControlVariate()).assign(context, trees_of(group))
     alone, _ = MonteCarlo(samples=2).assign(context, trees_of(group))
     assert [one.advantages.tolist() for one in found] == [one.advantages.tolist() for one in alone]
@@ -245,7 +245,7 @@ def test_a_control_variate_leans_on_a_critic_as_far_as_that_is_right() -> None:
     def weight_and_error(value: Callable[[mdp.Ids], float]) -> tuple[float, float]:
         problems = mdp.problems(60)
         trees = trees_of(mdp.trajectory(a, p, i) for p in problems for i, a in enumerate(mdp.answers()))
-        context = mdp.context(critic=critic_of(value))
+        context = mdp.context(services=[critic_of(value)])
         _, metrics = MonteCarlo(samples=3, values=ControlVariate()).assign(context, trees)
         return metrics["credit/critic_weight"], metrics["credit/critic_error"]
 

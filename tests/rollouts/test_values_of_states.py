@@ -9,7 +9,7 @@ import pytest
 from tests.columns import plain
 from tests.rollouts import tabular_mdp as mdp
 from treetune.inference.base import SamplingParams
-from treetune.rollouts.base import GenerationContext
+from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.values.base import Budget, Estimate, FixedBudget
 from treetune.rollouts.values.estimation import Wanted, estimates
 from treetune.rollouts.values.step_boundaries import StepBoundaries
@@ -22,9 +22,9 @@ class UntilBothAreSeen(Budget):
         return 2 if turn == 0 or (turn < 4 and len(set(rewards())) == 1) else 0
 
 
-def valued(context: GenerationContext, estimator: Budget) -> tuple[list[Estimate], list[Estimate]]:
+def valued(context: RolloutContext, estimator: Budget) -> tuple[list[Estimate], list[Estimate]]:
     answers = mdp.all_trajectories()
-    own = answers[context.rank :: context.world_size]
+    own = answers[context.ranks.rank :: context.ranks.world_size]
     wanted = [
         Wanted(
             one.problem, one.prompt_ids, [one.segments], [(0, start) for start in (0, *one.step_ends[:-1])]

@@ -14,6 +14,7 @@ from tests.rollouts.scripted_engine import ScriptedEngine
 from tests.rollouts.threads import context, decode
 from tests.trees import answered
 from treetune.inference.base import Request
+from treetune.rollouts.context import AnswerSettings
 from treetune.rollouts.credit.monte_carlo import MonteCarlo
 from treetune.rollouts.values.continuations import FreshContinuations
 from treetune.rollouts.values.valuation import ValueEstimator
@@ -68,7 +69,7 @@ def credited(samples: int, answers: int = 4) -> tuple[list[Trajectory], list[Epi
     rollout = ParallelThreads(samples=answers, max_tokens=300)
     engine = ScriptedEngine(script)
     lent = context(engine=engine, context_length=4096, grader=Pool())
-    lent = replace(lent, rollout=rollout, sampling=rollout.sampling)
+    lent = replace(lent.with_services(rollout), settings=AnswerSettings(4096, rollout.sampling))
     trajectories, _ = answered(rollout.run(lent, [Problem(id="train/0", prompt=";", gold="")]))
     engine.requests.clear()
     episodes, metrics = MonteCarlo(samples=samples, states=ThreadStates()).assign(
@@ -121,14 +122,18 @@ def test_begun_with_each_answer_the_values_are_the_same_and_nothing_more_is_samp
         credit = MonteCarlo(samples=3, states=ThreadStates(), values=values, pipelined=pipelined)
         rollout = ParallelThreads(samples=4, max_tokens=300)
         engine = ScriptedEngine(script, order if pipelined else 0)
-        lent = context(engine=engine, context_length=4096, grader=Pool())
-        lent = replace(lent, rollout=rollout, sampling=rollout.sampling)
-        ahead = credit.ahead(lent)
+        lent = context(
+            engine=engine,
+            context_length=4096,
+            grader=Pool(),
+            sampling=rollout.sampling,
+            services=[rollout],
+        )
+        early = credit.early_continuations(lent)
         problems = [Problem(id=f"train/{i}", prompt=";" * (i + 1), gold="") for i in range(2)]
-        trees, _ = rollout.run(lent if ahead is None else ahead.lent(lent), problems)
+        trees, _ = rollout.run(lent if early is None else early.attached(lent), problems)
         before = len(engine.requests)
-        begun = None if ahead is None else ahead.begun
-        episodes, metrics = credit.assign(replace(lent, begun=begun), trees)
+        episodes, metrics = credit.assign(lent.with_services(*[early] if early else []), trees)
         asked = sorted((plain(one.prompt_ids), one.seed) for one in engine.requests)
         return episodes, metrics, asked, len(engine.requests) - before
 

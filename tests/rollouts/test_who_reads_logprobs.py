@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from tests.rollouts import tabular_mdp as mdp
@@ -15,7 +13,7 @@ from treetune.tree import trees_of
 
 @pytest.mark.parametrize("read", [True, False])
 def test_answers_have_log_probs_where_the_context_says_that_somebody_reads_them(read: bool) -> None:
-    context = replace(mdp.context(engine=(engine := mdp.TabularEngine())), reads_logprobs=read)
+    context = mdp.context(engine=(engine := mdp.TabularEngine()), reads_logprobs=read)
     trajectories, _ = answered(SingleTurn(samples=4, max_tokens=mdp.LONGEST).run(context, mdp.problems(3)))
     assert {request.reads_logprobs for request in engine.requests} == {read}
     assert {segment.logprobs is not None for one in trajectories for segment in one.segments} == {read}

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from tests.rollouts import tabular_mdp as mdp
-from treetune.rollouts.base import GenerationContext
+from treetune.rollouts.context import RolloutContext
 from treetune.vocabulary import Branch, Grade, Problem, Segment, TextCodec, Trajectory
 from treetune_threads.tags import TAGS, TagIds
 
@@ -31,7 +31,7 @@ CODEC = TextCodec(encode=encode, decode=decode, eos_id=len(TOKENS))
 TAG_IDS = TagIds.of(encode)
 
 
-def context(**given: Any) -> GenerationContext:
+def context(**given: Any) -> RolloutContext:
     return mdp.context(**{"codec": CODEC, **given})
 
 

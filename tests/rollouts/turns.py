@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from tests.fake_engine import FakeEngine
+from tests.support.contexts import context_of
 from treetune.inference.base import Engine
-from treetune.rollouts.base import GenerationContext
+from treetune.rollouts.context import RolloutContext
 from treetune.tasks.base import Split, Task
 from treetune.tasks.graders.base import Grader, Isolation, Unavailable
 from treetune.tasks.graders.pool import GraderPool
 from treetune.vocabulary import Problem, TextCodec
 from treetune_domains.environments.base import Again, Environment, Turn
-from treetune_domains.environments.journal import TurnJournal
 from treetune_domains.environments.pool import EnvironmentPool
 from treetune_domains.environments.task import EarnedInTurns
 from treetune_domains.turns.multi_turn import MultiTurn
@@ -173,21 +173,16 @@ def rollout(**given: Any) -> MultiTurn:
     return MultiTurn(**{**settings, **given})
 
 
-def lent(task: Task, engine: Engine, environments: EnvironmentPool, **given: Any) -> GenerationContext:
-    sampler, turns = given.pop("rollout", rollout()), given.pop("turns", None)
-    return GenerationContext(
-        **{
-            "task": task,
-            "engine": engine,
-            "grader": GraderPool(task.grader),
-            "codec": CODEC,
-            "seed": 7,
-            "iteration": 0,
-            "context_length": 64,
-            "services": {EnvironmentPool: environments, TurnJournal: turns},
-            "sampling": sampler.sampling,
-            "unfinished_reward": sampler.unfinished_reward,
-            "rollout": sampler,
-            **given,
-        }
+def lent(task: Task, engine: Engine, environments: EnvironmentPool, **given: Any) -> RolloutContext:
+    sampler = given.pop("rollout", rollout())
+    return context_of(
+        task,
+        engine,
+        GraderPool(task.grader),
+        CODEC,
+        seed=7,
+        sampling=sampler.sampling,
+        unfinished_reward=sampler.unfinished_reward,
+        services=[environments, sampler, *given.pop("services", ())],
+        **given,
     )

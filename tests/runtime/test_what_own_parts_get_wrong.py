@@ -13,7 +13,8 @@ from tests.runtime.in_process import TASK, directory_of, small, train
 from treetune.config.build import checked
 from treetune.config.errors import ConfigError
 from treetune.inference.base import CONTINUATIONS, Request, SamplingParams
-from treetune.rollouts.base import GenerationContext, GroupCredit, Rollout
+from treetune.rollouts.base import GroupCredit, Rollout
+from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.single_turn import SingleTurn, for_fixed_problems, sample_answers
 from treetune.rollouts.storage import read_trajectories
 from treetune.runtime.base import Evaluation, EvaluationSet
@@ -25,7 +26,7 @@ from treetune.vocabulary import Metrics, Problem
 class Twice(SingleTurn):
     """Asks each problem a second time."""
 
-    def run(self, context: GenerationContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
+    def run(self, context: RolloutContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
         trees, metrics = super().run(context, problems)
         again = sample_answers(
             context, problems, samples=self.samples, sampling=self.sampling, purpose="second try"
@@ -48,14 +49,14 @@ class Warmer(SingleTurn):
 
     warmer: tuple[str, float] = ("temperature", 1.3)
 
-    def run(self, context: GenerationContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
+    def run(self, context: RolloutContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
         other = replace(self, **{self.warmer[0]: self.warmer[1]})
         return SingleTurn.run(other, context, problems)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AsksForHints(SingleTurn):
-    def run(self, context: GenerationContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
+    def run(self, context: RolloutContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
         assert context.engine is not None
         cold = SamplingParams(max_tokens=3, temperature=0.0)
         ids = context.codec.encode_prompt(problems[0])

@@ -23,8 +23,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Literal
 
+from tests.support import contexts
 from treetune.inference.base import Completion, Engine, Later, OnResult, Request, SamplingParams
-from treetune.rollouts.base import GenerationContext
+from treetune.rollouts.context import RolloutContext
 from treetune.seeds import derive_seed
 from treetune.tasks.base import Split, Task
 from treetune.tasks.graders.base import Grader
@@ -232,10 +233,10 @@ def continued(chain: Chain, begun: Sequence[int], rng: random.Random) -> Complet
     return Completion(ids, columns, "stop", policy_version=0)
 
 
-def context_of(task: ChainTask, seed: int) -> GenerationContext:
+def context_of(task: ChainTask, seed: int) -> RolloutContext:
     """What credit is lent."""
     length = task.steps * WORDS_OF_STEP + 1
-    return GenerationContext(
+    return contexts.context_of(
         task=task,
         engine=ChainEngine(task.problems("train")),
         grader=InlineGrades(task.grader),  # type: ignore[arg-type]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from treetune.rollouts.base import GenerationContext, Rollout
+from treetune.rollouts.base import Rollout
+from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.metrics import trajectory_metrics
 from treetune.rollouts.single_turn import SingleTurn, sample_answers
 from treetune.tree import Tree, answers_of
@@ -18,7 +19,7 @@ class SecondTry(SingleTurn):
     """`samples` answers to each problem and, where none of them is correct, as many again. Both are trained
     on as one group."""
 
-    def run(self, context: GenerationContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
+    def run(self, context: RolloutContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
         trees, _ = super().run(context, problems)
         unsolved = {
             tree.problem.id: tree for tree in trees if not any(one.grade.correct for one in tree.leaves)

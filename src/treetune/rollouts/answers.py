@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, NamedTuple, Protocol, TypeVar
+from typing import Annotated, NamedTuple, TypeVar
 
 from annotated_types import Ge, Gt, Le
 
 from treetune.contracts import Experiment, Finding
 from treetune.inference.base import Completion, Later, Request, SamplingParams
 from treetune.models.tokenizer import step_ends
-from treetune.rollouts.base import GenerationContext, Rollout
+from treetune.rollouts.base import Rollout
+from treetune.rollouts.context import RolloutContext
 from treetune.tasks.base import Task
 from treetune.vocabulary import FinishReason, Grade, Problem, TokenIds, Trajectory
 
@@ -68,7 +69,7 @@ class SampledRollout(Rollout):
         )
 
 
-def rank_share(context: GenerationContext, problems: Sequence[Problem]) -> Sequence[Problem]:
+def rank_share(context: RolloutContext, problems: Sequence[Problem]) -> Sequence[Problem]:
     """This rank's contiguous part of `problems`; sizes differ by at most one, and may be zero.
 
     Raises ValueError for no problems at all, and for a problem that is listed twice: seeds derive
@@ -82,7 +83,7 @@ def rank_share(context: GenerationContext, problems: Sequence[Problem]) -> Seque
             f"{len(twice)} problems are listed twice in iteration {context.iteration}, {twice[0]!r} "
             "the first: take fewer problems per iteration, or more samples of each"
         )
-    return contiguous_share(problems, context.rank, context.world_size)
+    return contiguous_share(problems, context.ranks.rank, context.ranks.world_size)
 
 
 def contiguous_share(items: Sequence[T], rank: int, world_size: int) -> Sequence[T]:
@@ -91,7 +92,7 @@ def contiguous_share(items: Sequence[T], rank: int, world_size: int) -> Sequence
 
 
 def encoded_prompt(
-    context: GenerationContext,
+    context: RolloutContext,
     problem: Problem,
     response_tokens: int,
     max_prompt_tokens: int | None = None,
@@ -99,7 +100,7 @@ def encoded_prompt(
     """The prompt's ids; ValueError naming the problem if they don't leave room for the response.
 
     That is all of `response_tokens`, or where `max_prompt_tokens` says how long prompts may be, what such
-    a prompt leaves of the context (`token_budget`).
+    a prompt leaves of the context (`AnswerSettings.token_budget`).
     """
     prompt_ids = context.codec.encode_prompt(problem)
     if not problem.prompt or not len(prompt_ids):
@@ -110,32 +111,15 @@ def encoded_prompt(
             f"max_prompt_tokens allows {max_prompt_tokens}"
         )
     needed = response_tokens if max_prompt_tokens is None else 1
-    if len(prompt_ids) + needed > context.context_length:
+    context_length = context.settings.context_length
+    if len(prompt_ids) + needed > context_length:
         raise ValueError(
             f"problem {problem.id!r} has a prompt of {len(prompt_ids)} tokens, which leaves "
-            f"{context.context_length - len(prompt_ids)} of the context of {context.context_length} "
+            f"{context_length - len(prompt_ids)} of the context of {context_length} "
             f"for a response of up to {response_tokens}; make context_length longer, or say with "
             "max_prompt_tokens which prompts to leave out of training"
         )
     return prompt_ids
-
-
-class Asking(Protocol):
-    """What of a `GenerationContext` decides a request."""
-
-    @property
-    def seed(self) -> int: ...
-
-    @property
-    def iteration(self) -> int: ...
-
-    @property
-    def context_length(self) -> int: ...
-
-
-def token_budget(context: Asking, prompt_ids: TokenIds, max_tokens: int) -> int:
-    """How many tokens an answer may have: `max_tokens`, or what the prompt leaves of the context."""
-    return min(max_tokens, context.context_length - len(prompt_ids))
 
 
 def check_sampling(temperature: float, top_k: int, samples: int) -> None:
@@ -221,7 +205,7 @@ def before_stop(text: str, stop: Sequence[str]) -> str:
 
 
 def steps_of(
-    context: GenerationContext, problem: Problem, response_ids: TokenIds, text: str, stop: Sequence[str] = ()
+    context: RolloutContext, problem: Problem, response_ids: TokenIds, text: str, stop: Sequence[str] = ()
 ) -> tuple[int, ...]:
     """The step boundaries of the problem's task in `text` as token offsets into the response.
 

@@ -2,89 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from treetune import contracts
 from treetune.config.registrable import Registrable
 from treetune.contracts import Need
-from treetune.inference.base import Engine, SamplingParams
-from treetune.rollouts.critic import Critic, CriticSettings
+from treetune.inference.base import SamplingParams
+from treetune.rollouts.context import RolloutContext
+from treetune.rollouts.critic import CriticSettings
 from treetune.tasks.base import Task
 from treetune.tree import Tree, answers_of
-from treetune.vocabulary import Episode, Grade, Metrics, Problem, TextCodec, Trajectory
+from treetune.vocabulary import Episode, Metrics, Problem, TextCodec, Trajectory
 
 if TYPE_CHECKING:
-    from treetune.rollouts.values.ahead import Ahead
-    from treetune.tasks.graders.pool import GraderPool
-
-S = TypeVar("S")
-
-
-@dataclass(frozen=True)
-class GenerationContext:
-    """What the run lends to rollout and credit. `seed` is the run's; derive from it.
-
-    `engine` is None where nothing samples (supervised training). `rank` and `world_size` say
-    which part of the work is this process's; `exchange` (name, own objects) returns all ranks'
-    objects in rank order, and `hand_out` (name, one object for each rank) what all have for this one:
-    the only ways in which ranks talk here.
-
-    `further_problems` are the training problems that the iteration was not given, in an order of
-    their own that seed and iteration decide: all ranks are told the same. None where problems are
-    fixed (evaluation). `say` writes a line into the run's log, once for all ranks. `rollout` is what the
-    answers are made by, for credit that goes on from parts of them. `services` are what packages above the
-    core give to runs (`contracts.RUN_SERVICES`), by type: see `get`.
-
-    `memory` is what was remembered of earlier iterations, as JSON has it: the same on all ranks. A part of
-    shaping that `remembers` changes what stands under its label there, on all ranks alike; the runtime
-    keeps it with the iteration. `critic` is that of the run, where one is trained: as it is before the
-    iteration's training.
-
-    A rollout that knows an answer before the others tells `on_answer` of it and of the grade that it is going
-    to have (its own says nothing yet), within what its engine calls back. None: nobody wants to know, and
-    answers to a problem may as well come together. `begun` are the states that were gone on from meanwhile,
-    each on the rank of its answer. None: credit begins when all answers are there.
-
-    A rollout that `carries` is given what it `carried` over from the iteration before, of all ranks in rank
-    order, and hands what this rank carries over to `carry`, before its run is over.
-
-    `reads_logprobs` says whether anybody reads the engine's log-probs of answers: training does; whoever only
-    grades them (evaluation, values) doesn't, and the engine is not asked for any. A rollout that reads them
-    itself asks for them all the same.
-    """
-
-    task: Task
-    engine: Engine | None
-    grader: GraderPool
-    codec: TextCodec
-    seed: int
-    iteration: int
-    context_length: int
-    rank: int = 0
-    world_size: int = 1
-    exchange: Callable[[str, list[Any]], list[list[Any]]] = lambda name, own: [own]
-    hand_out: Callable[[str, list[Any]], list[Any]] = lambda name, own: own
-    progress: Callable[[int, int], None] = lambda done, total: None
-    further_problems: Callable[[], Sequence[Problem]] = tuple
-    say: Callable[[str], None] = lambda message: None
-    sampling: SamplingParams | None = None
-    unfinished_reward: float | None = 0.0
-    rollout: Rollout | None = None
-    services: Mapping[type, Any] = field(default_factory=dict)
-    memory: dict[str, Any] = field(default_factory=dict)
-    on_answer: Callable[[Trajectory, Future[Grade]], None] | None = None
-    begun: Mapping[Any, Any] | None = None
-    critic: Critic | None = None
-    carried: Sequence[Trajectory] = ()
-    carry: Callable[[Sequence[Trajectory]], None] = lambda answers: None
-    reads_logprobs: bool = True
-
-    def get(self, kind: type[S]) -> S | None:
-        """The run's service of a type; None where it has none."""
-        return self.services.get(kind)
+    from treetune.rollouts.values.early import EarlyContinuations
 
 
 class Rollout(Registrable):
@@ -125,7 +57,7 @@ class Rollout(Registrable):
         """Raises ValueError where the model's tokenizer has no tokens for what the rollout does, before
         anything is sampled."""
 
-    def run(self, context: GenerationContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
+    def run(self, context: RolloutContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
         """Given all problems of the iteration, the trees of this rank's contiguous share of them (and of
         what else was rolled out), in their order, and the metrics of all ranks. Collective.
         """
@@ -136,7 +68,7 @@ class Shaping(Registrable):
     """What an answer earns beside its score, between rollout and credit."""
 
     remembers: bool = False
-    """Whether it uses the context's `memory`."""
+    """Whether it uses the context's `ShapingMemory`."""
     measures: tuple[str, ...] = ()
     """The names of the numbers that `assess` gives."""
 
@@ -162,7 +94,7 @@ class Shaping(Registrable):
         Called when a run begins, before anything heavy is imported.
         """
 
-    def bonuses(self, context: GenerationContext, trajectories: Sequence[Trajectory]) -> list[float]:
+    def bonuses(self, context: RolloutContext, trajectories: Sequence[Trajectory]) -> list[float]:
         """What is added to each trajectory's reward; negative for a penalty.
 
         All answers to one problem are there. It may depend on them and their scores, on what it remembers,
@@ -171,7 +103,7 @@ class Shaping(Registrable):
         raise NotImplementedError
 
     def assess(
-        self, context: GenerationContext, trajectories: Sequence[Trajectory]
+        self, context: RolloutContext, trajectories: Sequence[Trajectory]
     ) -> tuple[list[float], Mapping[str, Sequence[float]]]:
         """`bonuses`, and the numbers that it `measures`, whose means over all ranks become the metrics
         ``<label>/<name>``: as many on a rank as it has. Collective, and once an iteration.
@@ -208,8 +140,8 @@ class Credit(Registrable):
     def needs_critic(self) -> bool:
         return contracts.CriticValues() in self.gives
 
-    def ahead(self, context: GenerationContext) -> Ahead | None:
-        """What it asks for with each answer, while others are sampled. None: nothing."""
+    def early_continuations(self, context: RolloutContext) -> EarlyContinuations | None:
+        """Returns the continuations that it requests with each answer, while others are sampled."""
         return None
 
     def continuations(self, answers: int, tokens: float, limit: int) -> tuple[int, int]:
@@ -246,7 +178,7 @@ class Credit(Registrable):
         """
         raise NotImplementedError
 
-    def assign(self, context: GenerationContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
+    def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
         """One episode for each answer of this rank's trees, in their order, and the metrics of all ranks.
         All answers to one problem are in one tree. Collective.
         """
@@ -263,7 +195,7 @@ class GroupCredit(Credit):
         """One for each answer to a problem, from what they earned."""
         raise NotImplementedError
 
-    def assign(self, context: GenerationContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
+    def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
         from treetune.rollouts.credit.episodes import whole_answer
 
         advantages: list[float] = []
@@ -291,9 +223,7 @@ class Selection(Registrable):
         """How many rows (pairs, where it makes such) it keeps at most of so many answers and problems."""
         return answers
 
-    def select(
-        self, context: GenerationContext, episodes: Sequence[Episode]
-    ) -> tuple[list[Episode], Metrics]:
+    def select(self, context: RolloutContext, episodes: Sequence[Episode]) -> tuple[list[Episode], Metrics]:
         """A part of all ranks' `episodes`, problem after problem in their order; groups are whole.
 
         Called on the first rank alone, so that it may ask no other: what is drawn derives from the context's

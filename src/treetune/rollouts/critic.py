@@ -1,4 +1,4 @@
-"""The value model beside the policy: how it is trained, and what credit is lent of it."""
+"""The value model beside the policy: its settings, and its values as credit may ask for them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,14 @@ from annotated_types import Gt
 from treetune.contracts import Experiment, Finding
 from treetune.vocabulary import Column, Trajectory
 
-Critic = Callable[[Sequence[Trajectory]], list[Column]]
-"""For each answer of this rank what the critic holds the state before each of its tokens to be worth, one
-float for each response token; nan before tokens that nobody sampled. Collective."""
+
+@dataclass(frozen=True)
+class Critic:
+    """The critic of the run, as it is before the iteration's training: a service of contexts."""
+
+    values: Callable[[Sequence[Trajectory]], list[Column]]
+    """Returns for each answer of this rank the value of the state before each response token; nan before
+    tokens that nobody sampled. Collective."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,8 @@ from annotated_types import Gt
 
 from treetune.contracts import Answers, Experiment, Feature, Finding, OneLine
 from treetune.rollouts.answers import EXAMPLES, encoded_prompt, rank_share, steps_of
-from treetune.rollouts.base import GenerationContext, Rollout
+from treetune.rollouts.base import Rollout
+from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.metrics import trajectory_metrics
 from treetune.rollouts.numbers import measured
 from treetune.seeds import derive_seed
@@ -69,7 +70,7 @@ class Demonstrations(Rollout):
                 f"raise it to {max(lengths) + 1} or more, or set the rollout's too_long to 'leave_out'",
             )
 
-    def run(self, context: GenerationContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
+    def run(self, context: RolloutContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
         """Raises ValueError for a demonstration that does not fit into the context, or whose threads
         a rollout couldn't make."""
         share = rank_share(context, problems)
@@ -89,7 +90,7 @@ class Demonstrations(Rollout):
                 prompt_ids = encoded_prompt(context, problem, len(response_ids))
                 grade = context.grader.submit(text, problem) if self.graded else None
                 written.append((problem, sample, text, prompt_ids, segments, grade))
-                context.progress(len(written), len(share) * self.samples)
+                context.log.progress(len(written), len(share) * self.samples)
         trees = trees_of(
             Trajectory(
                 problem=problem,
@@ -106,18 +107,18 @@ class Demonstrations(Rollout):
         trees = measured(trees, context.codec)
         metrics = trajectory_metrics(context, answers_of(trees))
         if self.too_long == "leave_out":
-            everyones = context.exchange("left-out", [left_out])
+            everyones = context.ranks.exchange("left-out", [left_out])
             metrics["episodes/left_out"] = float(sum(chain.from_iterable(everyones)))
         return trees, metrics
 
 
 def _step_ends(
-    context: GenerationContext, problem: Problem, segments: Sequence[Segment], text: str
+    context: RolloutContext, problem: Problem, segments: Sequence[Segment], text: str
 ) -> tuple[int, ...]:
     if len(segments) == 1:
         return steps_of(context, problem, segments[0].token_ids, text)
     return tuple(accumulate(len(segment.token_ids) for segment in segments))
 
 
-def _fits(context: GenerationContext, problem: Problem, response_ids: TokenIds) -> bool:
-    return len(context.codec.encode_prompt(problem)) + len(response_ids) <= context.context_length
+def _fits(context: RolloutContext, problem: Problem, response_ids: TokenIds) -> bool:
+    return len(context.codec.encode_prompt(problem)) + len(response_ids) <= context.settings.context_length

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from treetune.rollouts.base import GenerationContext
+from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.domain_numbers import domain_columns, domain_counts
 from treetune.rollouts.numbers import columns as number_columns
 from treetune.rollouts.numbers import number_metrics
@@ -14,10 +14,10 @@ from treetune.vocabulary import Metrics, Trajectory
 
 
 def pooled(
-    context: GenerationContext, name: str, columns: Mapping[str, Sequence[float]]
+    context: RolloutContext, name: str, columns: Mapping[str, Sequence[float]]
 ) -> dict[str, list[float]]:
     """The columns of all ranks, one below the other in rank order; a rank may lack some. Collective."""
-    ranks = [columns_of_rank for (columns_of_rank,) in context.exchange(name, [dict(columns)])]
+    ranks = [columns_of_rank for (columns_of_rank,) in context.ranks.exchange(name, [dict(columns)])]
     names = dict.fromkeys(name for rank in ranks for name in rank)
     return {name: [value for rank in ranks for value in rank.get(name, ())] for name in names}
 
@@ -29,7 +29,7 @@ def mean(values: Sequence[float], weights: Sequence[float] | None = None) -> flo
     return math.fsum(v * w for v, w in zip(values, weights, strict=True)) / math.fsum(weights)
 
 
-def trajectory_metrics(context: GenerationContext, trajectories: Sequence[Trajectory]) -> Metrics:
+def trajectory_metrics(context: RolloutContext, trajectories: Sequence[Trajectory]) -> Metrics:
     """What the answers of all ranks were like; all answers to one problem are on one rank.
 
     ``episodes/score``: the grader's mean verdict; ``episodes/correct``: the share of correct answers;

@@ -15,10 +15,10 @@ from treetune.rollouts.answers import (
     is_decided,
     rank_share,
     steps_of,
-    token_budget,
     with_unfinished,
 )
-from treetune.rollouts.base import GenerationContext, Rollout
+from treetune.rollouts.base import Rollout
+from treetune.rollouts.context import AnswerObserver, RolloutContext
 from treetune.rollouts.metrics import trajectory_metrics
 from treetune.rollouts.numbers import measured
 from treetune.seeds import derive_seed
@@ -46,7 +46,7 @@ class SingleTurn(SampledRollout):
     def gives(self) -> tuple[Feature, ...]:
         return SampledAnswers(), Answers(self.samples), OneLine()
 
-    def run(self, context: GenerationContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
+    def run(self, context: RolloutContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
         # All prompts, not this rank's only: if one does not fit, no rank is left waiting for another.
         for problem in problems:
             sampling = context.task.of(problem).sampling(self.sampling)
@@ -85,7 +85,7 @@ def for_fixed_problems(rollout: Rollout) -> Rollout:
 
 
 def sample_answers(
-    context: GenerationContext,
+    context: RolloutContext,
     problems: Sequence[Problem],
     *,
     samples: int,
@@ -108,15 +108,16 @@ def sample_answers(
             prompt_ids=prompt_ids,
             seed=derive_seed(context.seed, context.iteration, problem.id, purpose),
             n=samples,
-            sampling=replace(own, max_tokens=token_budget(context, prompt_ids, own.max_tokens)),
-            reads_logprobs=context.reads_logprobs,
+            sampling=replace(own, max_tokens=context.settings.token_budget(prompt_ids, own.max_tokens)),
+            reads_logprobs=context.settings.reads_logprobs,
         )
         for problem in problems
         for own in [context.task.of(problem).sampling(sampling)]
         for prompt_ids in [encoded_prompt(context, problem, own.max_tokens, max_prompt_tokens)]
     ]
     answers: dict[tuple[int, int], tuple[Trajectory, Future[Grade]]] = {}
-    together = samples if context.on_answer is None else 1
+    observer = context.find(AnswerObserver)
+    together = samples if observer is None else 1
 
     def on_result(index: int, completions: list[Completion]) -> None:
         place, first = divmod(index * together, samples)
@@ -137,9 +138,9 @@ def sample_answers(
                 step_ends=steps_of(context, problem, completion.token_ids, text, request.sampling.stop),
             )
             answers[place, sample] = answer, grade
-            if context.on_answer is not None:
-                context.on_answer(answer, grade)
-        context.progress(len(answers), len(requests) * samples)
+            if observer is not None:
+                observer.observe(answer, grade)
+        context.log.progress(len(answers), len(requests) * samples)
 
     asked = [
         replace(request, seed=request.seed + first, n=together)

@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from treetune.contracts import Answers
-from treetune.rollouts.base import Credit, GenerationContext
+from treetune.rollouts.base import Credit
+from treetune.rollouts.context import RolloutContext
 from treetune.tree import Tree
 from treetune.vocabulary import Metrics, Trajectory
 
@@ -26,7 +27,7 @@ class NothingGraded(RuntimeError):
     """No answer could be graded, so there is nothing to learn from or to measure."""
 
 
-def tell(context: GenerationContext, name: str, answers: Sequence[Trajectory]) -> None:
+def tell(context: RolloutContext, name: str, answers: Sequence[Trajectory]) -> None:
     """Says how many of all ranks' answers could not be graded, and on how many each domain's grader failed,
     with the first failure. Raises NothingGraded where that were all, or nearly all of a domain's: then it is
     the grader's doing. `name` is what a person reads. Collective.
@@ -39,7 +40,7 @@ def tell(context: GenerationContext, name: str, answers: Sequence[Trajectory]) -
             words = one.grade.message or "its process died"
             failed.setdefault(one.problem.domain, []).append((one.problem.id, words))
     firsts = {domain: (len(of_domain), *of_domain[0]) for domain, of_domain in failed.items()}
-    everyones = context.exchange("ungraded answers", [(lost, counts, firsts)])
+    everyones = context.ranks.exchange("ungraded answers", [(lost, counts, firsts)])
     lost, counts = Counter(), Counter()
     for ((of_rank, answers_of_rank, _),) in everyones:
         lost.update(of_rank)
@@ -49,7 +50,7 @@ def tell(context: GenerationContext, name: str, answers: Sequence[Trajectory]) -
         words = f"{name}: {told('answers', lost, counts.total())}"
         if lost.total() == counts.total():
             raise NothingGraded(f"{words}. Nothing was made of them: {again}")
-        context.say(words)
+        context.log.say(words)
     for domain, count in sorted(counts.items()):
         found = [firsts[domain] for ((_, _, firsts),) in everyones if domain in firsts]
         if not found:
@@ -65,7 +66,7 @@ def tell(context: GenerationContext, name: str, answers: Sequence[Trajectory]) -
                 f"{words}. Nothing was made of them: mend the grader (where an answer says nothing, it"
                 f" returns None), and {again}"
             )
-        context.say(words)
+        context.log.say(words)
 
 
 def told(what: str, lost: Mapping[str, int], total: int) -> str:
@@ -81,7 +82,7 @@ def least_answers(credit: Credit) -> int:
     return max([1, *(need.feature.count for need in credit.needs if isinstance(need.feature, Answers))])
 
 
-def graded(context: GenerationContext, trees: Sequence[Tree], credit: Credit) -> tuple[list[Tree], Metrics]:
+def graded(context: RolloutContext, trees: Sequence[Tree], credit: Credit) -> tuple[list[Tree], Metrics]:
     """The trees without answers that nobody could grade.
 
     A problem of which fewer are left than `credit` needs is left out whole, and counted over all ranks in
@@ -98,12 +99,12 @@ def graded(context: GenerationContext, trees: Sequence[Tree], credit: Credit) ->
             kept.append(tree.keeping(known))
         else:
             dropped += 1
-    everyones = context.exchange("ungraded", [dropped])
+    everyones = context.ranks.exchange("ungraded", [dropped])
     groups = sum(count for (count,) in everyones)
     if not groups:
         return kept, {}
     why = "none" if least == 1 else f"fewer than {least}"
-    context.say(
+    context.log.say(
         f"iteration {context.iteration + 1}: {groups} problems are left out, since {why} of their answers"
         " could be graded"
     )

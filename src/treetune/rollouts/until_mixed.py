@@ -11,7 +11,8 @@ from annotated_types import Gt
 from treetune.contracts import Answers, Experiment, Finding, Need, SampledAnswers, UseOfAdvantages
 from treetune.rollouts.answers import contiguous_share, rank_share
 from treetune.rollouts.around_another import RolloutAround
-from treetune.rollouts.base import GenerationContext, Rollout
+from treetune.rollouts.base import Rollout
+from treetune.rollouts.context import FurtherProblems, RolloutContext
 from treetune.rollouts.metrics import mean, trajectory_metrics
 from treetune.rollouts.storage import trajectories_from_bytes, trajectories_to_bytes
 from treetune.tree import Tree, answers_of, trees_of
@@ -95,7 +96,7 @@ class UntilMixed(RolloutAround):
         further = (self.max_rounds - 1) * (self.problems_per_round or problems)
         return (problems + further) * self.samples
 
-    def run(self, context: GenerationContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
+    def run(self, context: RolloutContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
         own: list[Tree] = []
         asked: list[Problem] = []
         reports: list[tuple[int, Metrics]] = []
@@ -112,7 +113,8 @@ class UntilMixed(RolloutAround):
             if mixed >= self.groups or len(reports) == self.max_rounds:
                 break
             if further is None:
-                further = list(context.further_problems())
+                others = context.find(FurtherProblems)
+                further = [] if others is None else list(others.draw())
             size = self.problems_per_round or len(problems)
             upcoming, further = further[:size], further[size:]
             if not upcoming:
@@ -123,7 +125,7 @@ class UntilMixed(RolloutAround):
                 if len(reports) == self.max_rounds
                 else "the split has no further problem"
             )
-            context.say(
+            context.log.say(
                 f"iteration {context.iteration + 1}: {self.groups} problems with answers that differ in score"
                 f" were asked for; went on with {mixed} of {len(asked)} after {len(reports)} rounds, since"
                 f" {reason}"
@@ -136,21 +138,26 @@ class UntilMixed(RolloutAround):
         }
 
 
-def _after(context: GenerationContext, done: int) -> GenerationContext:
+def _after(context: RolloutContext, done: int) -> RolloutContext:
     """The context for a round that comes after `done` answers of this rank."""
-    return replace(context, progress=lambda of_round, total: context.progress(done + of_round, done + total))
+    progress = context.log.progress
+    log = replace(context.log, progress=lambda of_round, total: progress(done + of_round, done + total))
+    return replace(context, log=log)
 
 
-def _shared_out(context: GenerationContext, asked: Sequence[Problem], own: Sequence[Tree]) -> list[Tree]:
+def _shared_out(context: RolloutContext, asked: Sequence[Problem], own: Sequence[Tree]) -> list[Tree]:
     """This rank's share of all rounds' trees, so that all ranks' are in the order of `asked`.
 
     As they were sampled, a rank would hold a share of each round. Collective.
     """
     by_problem = {tree.problem.id: tree for tree in own}
-    if context.world_size > 1:
-        shares = [contiguous_share(asked, rank, context.world_size) for rank in range(context.world_size)]
+    if context.ranks.world_size > 1:
+        shares = [
+            contiguous_share(asked, rank, context.ranks.world_size)
+            for rank in range(context.ranks.world_size)
+        ]
         parts = [[by_problem[one.id] for one in share if one.id in by_problem] for share in shares]
-        sent = context.hand_out("rounds", [trajectories_to_bytes(answers_of(part)) for part in parts])
+        sent = context.ranks.hand_out("rounds", [trajectories_to_bytes(answers_of(part)) for part in parts])
         answers = (answer for data in sent for answer in trajectories_from_bytes(data))
         by_problem = {tree.problem.id: tree for tree in trees_of(answers)}
     return [by_problem[problem.id] for problem in rank_share(context, asked) if problem.id in by_problem]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from treetune.rollouts import unavailable
-from treetune.rollouts.base import GenerationContext
+from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.domain_numbers import domain_advantages
 from treetune.rollouts.shaping.applied import shaped
 from treetune.runtime.base import PolicyIteration
@@ -18,7 +18,7 @@ from treetune.vocabulary import Episode, Metrics
 
 
 def credited(
-    ranks: Ranks, config: PolicyIteration, context: GenerationContext, trees: Sequence[Tree]
+    ranks: Ranks, config: PolicyIteration, context: RolloutContext, trees: Sequence[Tree]
 ) -> tuple[list[Episode], Metrics]:
     """What all ranks made of their `trees`: the episodes that the selection keeps, on the first rank and none
     on the others, and the metrics, on every rank.

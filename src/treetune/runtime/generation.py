@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from treetune.inference.base import ANSWERS, Completion, Request, SamplingParams
 from treetune.rollouts import unavailable
 from treetune.rollouts.answers import contiguous_share
+from treetune.rollouts.context import CarryOver, FurtherProblems, ShapingMemory
 from treetune.rollouts.storage import (
     TOKENS,
     StoredEpisodes,
@@ -22,7 +22,7 @@ from treetune.rollouts.storage import (
     write_trajectories,
 )
 from treetune.rollouts.token_signals import SIGNALS
-from treetune.rollouts.values.ahead import Ahead
+from treetune.rollouts.values.early import EarlyContinuations
 from treetune.runtime import stop_after
 from treetune.runtime.carried import carried_over, carry_over
 from treetune.runtime.clock import Clock
@@ -65,9 +65,9 @@ def generate(sampler: Sampler, iteration: int, clock: Clock) -> tuple[Collection
         metrics |= _recorded(folder / "credit.json", clock, "credit")
         episodes = read_episodes(path) if session.ranks.world_size == 1 else StoredEpisodes(path)
     else:
-        trees, rollout_metrics, ahead = _rollout(sampler, iteration, clock)
+        trees, rollout_metrics, early = _rollout(sampler, iteration, clock)
         memory = remembered(session, iteration)
-        selected, metrics = _credit(sampler, iteration, trees, clock, memory, ahead)
+        selected, metrics = _credit(sampler, iteration, trees, clock, memory, early)
         metrics = rollout_metrics | metrics
         if session.ranks.is_first:
             _record(folder / "credit.json", metrics, clock, "credit")
@@ -100,7 +100,9 @@ def _counted(sampler: Sampler, phase: str, clock: Clock) -> Iterator[None]:
         clock.tokens[phase] += sum(sampler.session.ranks.exchange("sampled tokens", own))
 
 
-def _rollout(sampler: Sampler, iteration: int, clock: Clock) -> tuple[list[Tree], Metrics, Ahead | None]:
+def _rollout(
+    sampler: Sampler, iteration: int, clock: Clock
+) -> tuple[list[Tree], Metrics, EarlyContinuations | None]:
     """This rank's trees, all ranks' metrics, and what credit has asked for meanwhile."""
     session, config = sampler.session, sampler.session.config
     folder = session.directory.iteration(iteration)
@@ -115,6 +117,12 @@ def _rollout(sampler: Sampler, iteration: int, clock: Clock) -> tuple[list[Tree]
         _counted(sampler, "generation", clock),
         sampler.phase(f"iteration {iteration + 1}: sampling", "answers") as show,
     ):
+        services: list[object] = [
+            FurtherProblems(lambda: config.task.draw_further(everything, problems, drawing))
+        ]
+        if config.rollout.carries:
+            carried = carried_over(session, iteration)
+            services.append(CarryOver(carried, partial(carry_over, session, iteration)))
         context = sampler.context(
             config.rollout,
             seed=config.seed,
@@ -122,21 +130,18 @@ def _rollout(sampler: Sampler, iteration: int, clock: Clock) -> tuple[list[Tree]
             journal=_journal(sampler, folder, "rollout"),
             continuations=_journal(sampler, folder, "credit"),
             progress=show,
-            further=lambda: config.task.draw_further(everything, problems, drawing),
             hear=partial(_heard, sampler),
+            services=services,
         )
-        if config.rollout.carries:
-            carried, carry = carried_over(session, iteration), partial(carry_over, session, iteration)
-            context = replace(context, carried=carried, carry=carry)
-        ahead = config.credit.ahead(context) if config.rollout.needs_engine else None
-        trees, metrics = config.rollout.run(context if ahead is None else ahead.lent(context), problems)
+        early = config.credit.early_continuations(context) if config.rollout.needs_engine else None
+        trees, metrics = config.rollout.run(context if early is None else early.attached(context), problems)
         metrics |= config.task.drawing_metrics(everything, drawing)
         metrics |= sampler.service_metrics(context.grader)
         if config.rollout.needs_engine:
             # Before anything is written: where nothing was graded, the next try asks for grades again.
             unavailable.tell(context, f"iteration {iteration + 1}", answers_of(trees))
-    if ahead is not None:
-        metrics |= give_to_credit(session.ranks, clock, ahead.engine)
+    if early is not None:
+        metrics |= give_to_credit(session.ranks, clock, early.engine)
     everyones: list[Trajectory] = []
     if config.rollout.needs_engine:  # demonstrations cost less to make again than to keep
         own = sum(tree.sampled_tokens for tree in trees)
@@ -150,7 +155,7 @@ def _rollout(sampler: Sampler, iteration: int, clock: Clock) -> tuple[list[Tree]
         if config.rollout.needs_engine:
             write_trajectories(folder / "trajectories.arrow", everyones)
     session.ranks.barrier("trajectories written")
-    return trees, metrics, ahead
+    return trees, metrics, early
 
 
 def _heard(sampler: Sampler, request: Request, completions: Sequence[Completion]) -> None:
@@ -212,11 +217,10 @@ def _credit(
     iteration: int,
     trees: list[Tree],
     clock: Clock,
-    memory: dict[str, Any],
-    ahead: Ahead | None,
+    memory: ShapingMemory,
+    early: EarlyContinuations | None,
 ) -> tuple[list[Episode], Metrics]:
-    """`memory` is brought up to this iteration; `ahead` is what was asked for by the process that rolled
-    out."""
+    """`memory` is brought up to this iteration; `early` was begun by the process that rolled out."""
     session, config = sampler.session, sampler.session.config
     folder = session.directory.iteration(iteration)
     with (
@@ -231,10 +235,11 @@ def _credit(
             # What environments said to continuations among answers lies with what they said to these.
             earlier=_journal(sampler, folder, "rollout"),
             progress=show,
-            memory=memory,
+            services=[memory],
         )
-        ahead = ahead or config.credit.ahead(context)
-        context = replace(context, begun=None if ahead is None else ahead.begun)
+        early = early or config.credit.early_continuations(context)
+        if early is not None:
+            context = context.with_services(early)
         try:
             selected, metrics = credited(session.ranks, config, context, trees)
         except unavailable.NothingGraded:
@@ -250,12 +255,12 @@ def _remembers(session: Session) -> bool:
     return any(one.remembers for one in session.config.shaping)
 
 
-def remembered(session: Session, iteration: int) -> dict[str, Any]:
+def remembered(session: Session, iteration: int) -> ShapingMemory:
     """What was known when the iteration before had its credit; always read, so that a run that goes on
     knows what an undisturbed one knows. Collective.
     """
     if iteration == 0 or not _remembers(session):
-        return {}
+        return ShapingMemory()
     path = session.directory.iteration(iteration - 1) / MEMORY
     there = session.ranks.is_first and path.is_file()
     memory = session.ranks.from_first("memory", read_record(path, BEGIN_AGAIN) if there else None)
@@ -263,7 +268,7 @@ def remembered(session: Session, iteration: int) -> dict[str, Any]:
         raise ValueError(
             f"{path} is gone, where shaping had kept what it knows of earlier answers: {BEGIN_AGAIN}"
         )
-    return memory
+    return ShapingMemory(memory)
 
 
 def _journal(sampler: Sampler, folder: Path, phase: str) -> Path | None:

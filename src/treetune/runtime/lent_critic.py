@@ -42,7 +42,7 @@ def lent_critic(session: Session, server: PolicyServer, values: Callable[[Sequen
             _spread(answer, values_N[start:end]) for answer, (start, end) in zip(answers, bounds, strict=True)
         ]
 
-    return critic
+    return Critic(critic)
 
 
 def _spread(answer: Trajectory, values: Column) -> Column:

@@ -7,11 +7,12 @@ import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from treetune.contracts import PHASE_SERVICES, RUN_SERVICES
 from treetune.inference.journal import Hear, JournaledEngine
-from treetune.rollouts.base import GenerationContext, Rollout
+from treetune.rollouts.base import Rollout
+from treetune.rollouts.context import AnswerSettings, Log, RolloutContext
 from treetune.rollouts.critic import Critic
 from treetune.rollouts.single_turn import for_fixed_problems
 from treetune.runtime.policy_server import PolicyServer
@@ -19,7 +20,7 @@ from treetune.runtime.session import Session
 from treetune.tasks.base import Task
 from treetune.tasks.graders.base import CheckedService, ServiceContext
 from treetune.tasks.graders.pool import GraderPool
-from treetune.vocabulary import Metrics, Problem
+from treetune.vocabulary import Metrics
 
 if TYPE_CHECKING:
     from treetune.trainers.reference_ahead import ReferenceAhead
@@ -99,47 +100,39 @@ class Sampler:
         earlier: Path | None = None,
         continuations: Path | None = None,
         progress: Callable[[int, int], None] = lambda done, total: None,
-        further: Callable[[], Sequence[Problem]] = tuple,
         hear: Hear | None = None,
         task: Task | None = None,
         grader: GraderPool | None = None,
-        memory: dict[str, Any] | None = None,
         reads_logprobs: bool = True,
-    ) -> GenerationContext:
-        """What rollout and credit are lent. With `journal`, finished requests outlive a crash; `journals`
-        have what others finished, `earlier` is that of an earlier phase of this iteration, whose services
-        these ones go on from, and `continuations` is where those are kept that are asked for among
-        answers; `hear` is told of all answered requests; `further` are the context's further problems.
-        `task` and its `grader` are the run's unless given; `memory` is shaping's.
+        services: Sequence[object] = (),
+    ) -> RolloutContext:
+        """Returns the context for a rollout, or for credit of its answers. With `journal`, finished requests
+        outlive a crash; `journals` have what others finished, `earlier` is that of an earlier phase of this
+        iteration, whose services these ones go on from, and `continuations` is the file for continuations
+        that are requested among answers; `hear` is called with all answered requests. `task` and its `grader`
+        are the run's unless given. `services` are those that features of this phase need.
         """
         session, engine = self.session, self.server.engine
-        services = tuple(self._services.services)
+        services = (for_fixed_problems(rollout), *services, *self._services.services)
+        if self.critic is not None:
+            services += (self.critic,)
         if engine is not None and journal is not None:
             engine = JournaledEngine(engine, journal, journals, continuations, hear)
             others = [*journals, *([earlier] if earlier is not None else [])]
             services += tuple(start(journal, others) for start in PHASE_SERVICES)
-        return GenerationContext(
+        return RolloutContext(
             task=task or session.config.task,
             engine=engine,
             grader=grader or self.grader,
             codec=session.model.codec,
             seed=seed,
             iteration=iteration,
-            context_length=session.config.context_length,
-            rank=session.ranks.rank,
-            world_size=session.ranks.world_size,
-            exchange=session.ranks.exchange,
-            hand_out=session.ranks.hand_out,
-            progress=progress,
-            further_problems=further,
-            say=session.console.say,
-            sampling=rollout.sampling,
-            unfinished_reward=rollout.unfinished_reward,
-            rollout=for_fixed_problems(rollout),
-            services={type(one): one for one in services},
-            memory={} if memory is None else memory,
-            critic=self.critic,
-            reads_logprobs=reads_logprobs,
+            settings=AnswerSettings(
+                session.config.context_length, rollout.sampling, rollout.unfinished_reward, reads_logprobs
+            ),
+            ranks=session.ranks,
+            log=Log(session.console.say, progress),
+            services=services,
         )
 
     @contextmanager

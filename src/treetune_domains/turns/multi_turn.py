@@ -19,9 +19,9 @@ from treetune.rollouts.answers import (
     encoded_prompt,
     is_decided,
     rank_share,
-    token_budget,
 )
-from treetune.rollouts.base import GenerationContext, Rollout
+from treetune.rollouts.base import Rollout
+from treetune.rollouts.context import AnswerObserver, RolloutContext
 from treetune.rollouts.metrics import trajectory_metrics
 from treetune.rollouts.numbers import measured
 from treetune.seeds import derive_seed
@@ -138,7 +138,7 @@ class MultiTurn(SampledRollout):
         if self.frame(codec) is None and codec.turn_frame is not None:
             codec.turn_frame("")  # raises where the template has none
 
-    def run(self, context: GenerationContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
+    def run(self, context: RolloutContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
         # All prompts, not this rank's only: if one does not fit, no rank is left waiting for another.
         prompts = {
             problem.id: encoded_prompt(context, problem, budget, self.max_prompt_tokens)
@@ -159,7 +159,7 @@ class MultiTurn(SampledRollout):
         trees = measured(trees, context.codec)
         return trees, trajectory_metrics(context, answers_of(trees))
 
-    def answers(self, context: GenerationContext, starts: Sequence[Start]) -> list[Trajectory]:
+    def answers(self, context: RolloutContext, starts: Sequence[Start]) -> list[Trajectory]:
         """One graded answer from each start, in their order; `sample` is 0 in all of them.
 
         The seed of a turn is derived from its start's and its number, and the environment's from the
@@ -172,8 +172,9 @@ class MultiTurn(SampledRollout):
             context.engine.generate(growth.requests, growth.on_result)
         return growth.answers()
 
-    def growing(self, context: GenerationContext, starts: Sequence[Start]) -> Growth:
+    def growing(self, context: RolloutContext, starts: Sequence[Start]) -> Growth:
         """The same, for whoever has the engine."""
+        observer = context.find(AnswerObserver)
         growing = {place: self._begun(context, start) for place, start in enumerate(starts)}
         grown: dict[int, tuple[Conversation, Future[Grade]]] = {}
         # The request number i is of the start number `asked[i]`.
@@ -204,14 +205,14 @@ class MultiTurn(SampledRollout):
                 del growing[place]
                 grade = self._graded(context, starts[place], conversation)
                 grown[place] = conversation, grade
-                context.progress(len(grown), len(starts))
-                if context.on_answer is not None:
-                    context.on_answer(self._ungraded(context, starts[place], conversation), grade)
+                context.log.progress(len(grown), len(starts))
+                if observer is not None:
+                    observer.observe(self._ungraded(context, starts[place], conversation), grade)
                 return []
             asked.append(place)
             stop = conversation.limits.stop
             sampling = replace(self.sampling, max_tokens=call.max_tokens, stop=stop)
-            seed, read = derive_seed(starts[place].seed, call.turn), context.reads_logprobs
+            seed, read = derive_seed(starts[place].seed, call.turn), context.settings.reads_logprobs
             return [Request(call.context_ids, seed, 1, sampling, reads_logprobs=read)]
 
         def on_result(index: int, completions: list[Completion]) -> Sequence[Request | Later]:
@@ -226,14 +227,14 @@ class MultiTurn(SampledRollout):
             requests += followed(place, growing[place][1].begun) if start.begun else sampled(place)
 
         def graded() -> list[Trajectory]:
-            if (journal := context.get(TurnJournal)) is not None:
+            if (journal := context.find(TurnJournal)) is not None:
                 journal.close()
             assert len(grown) == len(starts), "the engine reports every request"
             return [self._trajectory(context, start, *grown[place]) for place, start in enumerate(starts)]
 
         return Growth(requests, on_result, graded)
 
-    def _begun(self, context: GenerationContext, start: Start) -> tuple[Conversation, Play]:
+    def _begun(self, context: RolloutContext, start: Start) -> tuple[Conversation, Play]:
         task = context.task.of(start.problem)
         sampling = task.sampling(self.sampling)
         conversation = Conversation(
@@ -246,16 +247,15 @@ class MultiTurn(SampledRollout):
                 stop=sampling.stop,
             ),
             start.prompt_ids,
-            token_budget(context, start.prompt_ids, sampling.max_tokens),
+            context.settings.token_budget(start.prompt_ids, sampling.max_tokens),
         )
         actions = tuple(
             before_stop(context.codec.decode(segment.token_ids), sampling.stop)
             for segment in start.begun
             if segment.origin == "sampled"
         )
-        pool, journal = context.get(EnvironmentPool), context.get(TurnJournal)
-        assert pool is not None, "there wherever a run samples"
-        play = pool.begin(
+        journal = context.find(TurnJournal)
+        play = context.get(EnvironmentPool).begin(
             self.environment_of(task),
             start.problem,
             derive_seed(context.seed, context.iteration, start.problem.id, "environment"),
@@ -273,10 +273,10 @@ class MultiTurn(SampledRollout):
             conversation.turns.pop()
             conversation.heard(Turn(done=True, outcome="error", message=str(error)))
 
-    def _earns(self, context: GenerationContext, start: Start) -> Reward:
+    def _earns(self, context: RolloutContext, start: Start) -> Reward:
         return self.reward or self.environment_of(context.task.of(start.problem)).earns
 
-    def _graded(self, context: GenerationContext, start: Start, conversation: Conversation) -> Future[Grade]:
+    def _graded(self, context: RolloutContext, start: Start, conversation: Conversation) -> Future[Grade]:
         """What the answer earns beside its turns' rewards, or why it earns nothing."""
         if conversation.outcome == "ok" and self._earns(context, start) != "environment":
             assert conversation.finish is not None
@@ -289,7 +289,7 @@ class MultiTurn(SampledRollout):
 
     def _trajectory(
         self,
-        context: GenerationContext,
+        context: RolloutContext,
         start: Start,
         conversation: Conversation,
         graded: Future[Grade],
@@ -314,7 +314,7 @@ class MultiTurn(SampledRollout):
             step_rewards=tuple(rewards) if any(rewards[:-1]) else (),
         )
 
-    def _ungraded(self, context: GenerationContext, start: Start, conversation: Conversation) -> Trajectory:
+    def _ungraded(self, context: RolloutContext, start: Start, conversation: Conversation) -> Trajectory:
         assert conversation.finish is not None
         response_ids = joined([segment.token_ids for segment in conversation.segments])
         return Trajectory(

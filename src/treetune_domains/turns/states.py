@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from treetune.contracts import Experiment, Finding, Need, Turns
 from treetune.inference.base import SamplingParams
-from treetune.rollouts.base import GenerationContext
+from treetune.rollouts.base import Rollout
+from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.single_turn import for_fixed_problems
 from treetune.rollouts.values.base import Beginning, StateRule
 from treetune.rollouts.values.whole_answers import WholeAnswers
@@ -53,12 +54,12 @@ class TurnStates(WholeAnswers[Start]):
     def step_starts(self, trajectory: Trajectory) -> Sequence[int]:
         return (0, *trajectory.step_ends[:-1])
 
-    def writer(self, context: GenerationContext, sampling: SamplingParams) -> MultiTurn:
-        rollout = context.rollout
+    def writer(self, context: RolloutContext, sampling: SamplingParams) -> MultiTurn:
+        rollout = context.get(Rollout)
         assert isinstance(rollout, MultiTurn), "checked with the configuration"
         return replace(rollout, temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k)
 
-    def start(self, context: GenerationContext, beginning: Beginning, again: int, purpose: str) -> Start:
+    def start(self, context: RolloutContext, beginning: Beginning, again: int, purpose: str) -> Start:
         """Going on from there. The seed derives from the state alone, whoever comes by it."""
         problem, prompt_ids, segments = beginning
         known = repr(tuple(beginning.token_ids.tolist()))

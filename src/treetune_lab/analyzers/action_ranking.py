@@ -14,8 +14,8 @@ from annotated_types import Ge, Gt, MinLen
 
 from treetune.contracts import Need, OneLine
 from treetune.inference.base import Request
-from treetune.rollouts.answers import steps_of, token_budget
-from treetune.rollouts.base import GenerationContext
+from treetune.rollouts.answers import steps_of
+from treetune.rollouts.context import RolloutContext
 from treetune.runtime.analysis import Analyzer, Findings
 from treetune.seeds import derive_seed
 from treetune.vocabulary import joined, token_array
@@ -96,7 +96,7 @@ class ActionRanking(OfCheckpoints):
         return Findings({**self.summarise(rows), "answers": origins}, rows)
 
     def measure(
-        self, context: GenerationContext, states: Sequence[ChosenState], critic: CriticValues | None
+        self, context: RolloutContext, states: Sequence[ChosenState], critic: CriticValues | None
     ) -> list[Row]:
         """One row for each state that has enough next steps: their truths and predictions."""
         found = zip(states, self._next_steps(context, states), strict=True)
@@ -128,9 +128,9 @@ class ActionRanking(OfCheckpoints):
             )
         return rows
 
-    def _next_steps(self, context: GenerationContext, states: Sequence[ChosenState]) -> list[list[Step]]:
+    def _next_steps(self, context: RolloutContext, states: Sequence[ChosenState]) -> list[list[Step]]:
         """For each state, the different answers so far that it may become with one more step."""
-        assert context.engine is not None and context.sampling is not None
+        assert context.engine is not None and context.settings.sampling is not None
         requests = [
             Request(
                 prompt_ids=state.token_ids,
@@ -138,13 +138,13 @@ class ActionRanking(OfCheckpoints):
                 n=self.alternatives,
                 sampling=replace(
                     sampling,
-                    max_tokens=token_budget(context, state.trajectory.prompt_ids, sampling.max_tokens)
+                    max_tokens=context.settings.token_budget(state.trajectory.prompt_ids, sampling.max_tokens)
                     - state.start,
                 ),
                 reads_logprobs=False,
             )
             for state in states
-            for sampling in [context.task.of(state.trajectory.problem).sampling(context.sampling)]
+            for sampling in [context.task.of(state.trajectory.problem).sampling(context.settings.sampling)]
         ]
         found = []
         answered = zip(states, requests, context.engine.generate(requests), strict=True)
@@ -237,7 +237,7 @@ class ActionRanking(OfCheckpoints):
         return figure
 
 
-def _seed(context: GenerationContext, state: ChosenState) -> int:
+def _seed(context: RolloutContext, state: ChosenState) -> int:
     place = (context.iteration, state.trajectory.problem.id, repr(state.prefix_ids))
     return derive_seed(context.seed, *place, "steps")
 

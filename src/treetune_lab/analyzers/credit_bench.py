@@ -13,7 +13,8 @@ from annotated_types import Gt
 
 from treetune.contracts import Finding, Need, OneLine
 from treetune.inference.base import Engine
-from treetune.rollouts.base import Credit, GenerationContext
+from treetune.rollouts.base import Credit
+from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.metrics import mean
 from treetune.runtime.analysis import ONE_LINE_REMEDY, Analyzer, Findings
 from treetune.runtime.base import PolicyIteration
@@ -90,7 +91,7 @@ class CreditBench(OfCheckpoints):
         # Those that ask for most come first: what others ask for is then among theirs.
         for name in sorted(self.methods, key=lambda name: -getattr(self.methods[name], "samples", 0)):
             with sampler.phase(f"{name} after iteration {point}", "continuations") as show:
-                context = replace(context, progress=show)
+                context = replace(context, log=replace(context.log, progress=show))
                 with of_engine.measured():
                     methods[name] = credited(context, self.methods[name], answers)
         found = {
@@ -115,7 +116,7 @@ class CreditBench(OfCheckpoints):
         }
 
     def _truths(
-        self, context: GenerationContext, session: Session, point: int, answers: Sequence[Trajectory]
+        self, context: RolloutContext, session: Session, point: int, answers: Sequence[Trajectory]
     ) -> list[Truth]:
         from treetune_lab.analyzers.credit_measures import Truth
 
@@ -179,7 +180,7 @@ def critics_asked_for(methods: Mapping[str, Credit], experiment: PolicyIteration
             )
 
 
-def credited(context: GenerationContext, credit: Credit, answers: Sequence[Trajectory]) -> Credited:
+def credited(context: RolloutContext, credit: Credit, answers: Sequence[Trajectory]) -> Credited:
     """What a method makes of answers that are there, in their order, with its cost."""
     from treetune_lab.analyzers.credit_measures import Credited
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 from annotated_types import Gt
 
 from treetune.contracts import Finding
-from treetune.rollouts.answers import token_budget
-from treetune.rollouts.base import GenerationContext
+from treetune.rollouts.context import RolloutContext
 from treetune.runtime.base import PolicyIteration
 from treetune.seeds import derive_seed
 from treetune_lab.analyzers.truth import Known, Place, TrueValues, mean_and_noise, whole_ids
@@ -52,12 +51,12 @@ class InProcess(TrueValues):
             )
 
     def find(
-        self, context: GenerationContext, session: Session, point: int, places: Sequence[Place]
+        self, context: RolloutContext, session: Session, point: int, places: Sequence[Place]
     ) -> list[Known]:
         from treetune_lab.analyzers.sources import policy_at
 
-        assert context.sampling is not None
-        steps = PolicySteps(policy_at(session, point), context.sampling.temperature)
+        assert context.settings.sampling is not None
+        steps = PolicySteps(policy_at(session, point), context.settings.sampling.temperature)
         return expanded(steps, context, places, self.samples)
 
     def described(self) -> str:
@@ -118,7 +117,7 @@ class _Way:
 
 
 def expanded(
-    steps: NextTokens, context: GenerationContext, places: Sequence[Place], samples: int
+    steps: NextTokens, context: RolloutContext, places: Sequence[Place], samples: int
 ) -> list[Known]:
     """The value of each place, from `samples` continuations each. Chance comes from the place and the
     context's seed alone."""
@@ -137,14 +136,15 @@ class _Batch:
     """Places of one length, gone on from together."""
 
     def __init__(
-        self, steps: NextTokens, context: GenerationContext, places: Sequence[Place], samples: int
+        self, steps: NextTokens, context: RolloutContext, places: Sequence[Place], samples: int
     ) -> None:
         import numpy as np
 
-        assert context.sampling is not None
+        assert context.settings.sampling is not None
         self.steps, self.context, self.places = steps, context, places
         self.budgets = [
-            token_budget(context, one.prompt_ids, context.sampling.max_tokens) - len(one.begun_ids)
+            context.settings.token_budget(one.prompt_ids, context.settings.sampling.max_tokens)
+            - len(one.begun_ids)
             for one in places
         ]
         most = max(self.budgets)
@@ -235,7 +235,7 @@ class _Batch:
         return True
 
     def _graded(self, way: _Way, ended: bool) -> float:
-        if not ended and self.context.unfinished_reward is not None:
-            return self.context.unfinished_reward
+        if not ended and self.context.settings.unfinished_reward is not None:
+            return self.context.settings.unfinished_reward
         text = self._text(way.place, way.ids)
         return self.context.grader.submit(text, self.places[way.place].problem).result().reward

@@ -201,9 +201,11 @@ def credited_again(
             journal=journal if engine is not None else None,
             journals=[*stored, *journals],
             progress=show,
-            memory=remembered(session, point),
+            services=[remembered(session, point)],
         )
-        context = replace(context, critic=lent_critic_at(sampler, point))
+        critic = lent_critic_at(sampler, point)
+        if critic is not None:
+            context = context.with_services(critic)
         selected, metrics = credited(session.ranks, config, context, trees)
         episodes = episodes_of_first(session.ranks, "selected episodes", selected)
     return episodes, metrics, 0 if engine is None else engine.tokens - before

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from treetune.rollouts.base import GenerationContext, Rollout
+from treetune.rollouts.base import Rollout
+from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.critic import Critic
 from treetune.rollouts.single_turn import for_fixed_problems
 from treetune.rollouts.storage import read_trajectories
@@ -90,7 +90,7 @@ def context_at(
     seed: int,
     purpose: str,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> GenerationContext:
+) -> RolloutContext:
     """What sampling needs, with the policy's own settings; requests outlive a crash."""
     context = sampler.context(
         sampler_of(sampler.session.config),
@@ -99,7 +99,8 @@ def context_at(
         journal=work / f"{point:04d}-{purpose}.jsonl",
         progress=progress,
     )
-    return replace(context, critic=lent_critic_at(sampler, point))
+    critic = lent_critic_at(sampler, point)
+    return context if critic is None else context.with_services(critic)
 
 
 def lent_critic_at(sampler: Sampler, point: int) -> Critic | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from treetune.rollouts.base import GenerationContext
+from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.unavailable import NothingGraded
 from treetune.rollouts.values.base import Estimate, FixedBudget
 from treetune.rollouts.values.estimation import Wanted, estimates
@@ -69,7 +69,7 @@ def choose_states(
 
 
 def continued(
-    context: GenerationContext,
+    context: RolloutContext,
     nodes: Sequence[tuple[Trajectory, tuple[int, ...]]],
     samples: int,
     purpose: str,
@@ -82,10 +82,10 @@ def continued(
 
 
 def continued_places(
-    context: GenerationContext, places: Sequence[Place], samples: int, purpose: str
+    context: RolloutContext, places: Sequence[Place], samples: int, purpose: str
 ) -> list[Estimate]:
     """What `samples` continuations of each place earn."""
-    assert context.sampling is not None, "the context is that of a rollout that samples"
+    assert context.settings.sampling is not None, "the context is that of a rollout that samples"
     if not places:
         return []
     wanted = [
@@ -93,7 +93,7 @@ def continued_places(
         for problem, prompt_ids, begun_ids in places
     ]
     found, everyones = estimates(
-        context, wanted, StepBoundaries(), FixedBudget(samples), context.sampling, purpose
+        context, wanted, StepBoundaries(), FixedBudget(samples), context.settings.sampling, purpose
     )
     if lost := sum(estimate.unavailable for estimate in everyones):
         raise NothingGraded(

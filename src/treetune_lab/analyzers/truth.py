@@ -13,7 +13,7 @@ from annotated_types import Gt
 
 from treetune.config.registrable import Registrable
 from treetune.contracts import Finding
-from treetune.rollouts.base import GenerationContext
+from treetune.rollouts.context import RolloutContext
 from treetune.runtime.base import PolicyIteration
 from treetune.vocabulary import Problem, TokenIds, joined
 
@@ -47,7 +47,7 @@ class TrueValues(Registrable):
         return ()
 
     def find(
-        self, context: GenerationContext, session: Session, point: int, places: Sequence[Place]
+        self, context: RolloutContext, session: Session, point: int, places: Sequence[Place]
     ) -> list[Known]:
         """Of each place, by the weights after `point` iterations, which the engine holds."""
         raise NotImplementedError
@@ -66,7 +66,7 @@ class ByEngine(TrueValues):
     samples: Annotated[int, Gt(1)] = 512
 
     def find(
-        self, context: GenerationContext, session: Session, point: int, places: Sequence[Place]
+        self, context: RolloutContext, session: Session, point: int, places: Sequence[Place]
     ) -> list[Known]:
         from treetune_lab.analyzers.states import TRUTH, continued_places
 
@@ -85,7 +85,7 @@ def mean_and_noise(rewards: Sequence[float]) -> Known:
 
 def found_once(
     truth: TrueValues,
-    context: GenerationContext,
+    context: RolloutContext,
     session: Session,
     point: int,
     places: Sequence[Place],
@@ -107,7 +107,7 @@ def found_once(
         with file.open("a") as out:  # the line's end comes first: the last line may have been cut short
             out.writelines("\n" + json.dumps([key, *one]) for key, one in zip(keys, found, strict=True))
         known |= zip(keys, found, strict=True)
-        context.progress(start + len(keys), len(missing))
+        context.log.progress(start + len(keys), len(missing))
     return [known[key] for key in asked]
 
 
@@ -130,10 +130,15 @@ def _key(place: Place) -> str:
     return digest.hexdigest()
 
 
-def _setting(truth: TrueValues, context: GenerationContext, session: Session, point: int) -> str:
+def _setting(truth: TrueValues, context: RolloutContext, session: Session, point: int) -> str:
     """What all the values of a file have in common, as a name."""
-    assert context.sampling is not None
-    settings = (repr(context.task), astuple(context.sampling), context.unfinished_reward, context.seed)
+    assert context.settings.sampling is not None
+    settings = (
+        repr(context.task),
+        astuple(context.settings.sampling),
+        context.settings.unfinished_reward,
+        context.seed,
+    )
     digest = hashlib.blake2b(repr((settings, truth.described())).encode(), digest_size=12)
     digest.update(weights_digest(session, point))
     return digest.hexdigest()

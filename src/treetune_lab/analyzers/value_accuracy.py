@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from annotated_types import Ge, Gt, MinLen
 
 from treetune.contracts import Need, OneLine
-from treetune.rollouts.base import GenerationContext
+from treetune.rollouts.context import RolloutContext
 from treetune.runtime.analysis import Analyzer, Findings
 from treetune.vocabulary import TokenIds
 from treetune_lab.analyzers.points import OfCheckpoints
@@ -78,7 +78,7 @@ class ValueAccuracy(OfCheckpoints):
         return Findings({**self.summarise(rows), "answers": origins}, rows)
 
     def measure(
-        self, context: GenerationContext, states: Sequence[ChosenState], critic: CriticValues | None
+        self, context: RolloutContext, states: Sequence[ChosenState], critic: CriticValues | None
     ) -> list[Row]:
         """One row for each state: the truth, and every estimate of it."""
         nodes = [(state.trajectory, state.prefix_ids) for state in states]

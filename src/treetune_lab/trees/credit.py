@@ -11,7 +11,8 @@ from typing import Annotated, Literal
 from annotated_types import Ge
 
 from treetune.contracts import Advantages, Answers, CreditForRewards, CreditForTrees, Need, OneLine
-from treetune.rollouts.base import THREADS_REMEDY, Credit, GenerationContext
+from treetune.rollouts.base import THREADS_REMEDY, Credit
+from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.credit.episodes import advantage_metrics, episode_of
 from treetune.rollouts.metrics import mean
 from treetune.tree import ROOT, Tree
@@ -69,7 +70,7 @@ class TreeCredit(Credit):
         Need(OneLine(), "it looks at what answers begin with alike", THREADS_REMEDY),
     )
 
-    def assign(self, context: GenerationContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
+    def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
         episodes = [episode for tree in trees for episode in self._episodes(context, tree)]
         return episodes, advantage_metrics(context, episodes)
 
@@ -80,7 +81,7 @@ class TreeCredit(Credit):
                 f" {self.weight!r}, which trains these once: set weight to 'each'"
             )
 
-    def _episodes(self, context: GenerationContext, tree: Tree) -> list[Episode]:
+    def _episodes(self, context: RolloutContext, tree: Tree) -> list[Episode]:
         sharing = Sharing.of(tree)
         rewards = [leaf.reward for leaf in tree.leaves]
         values, advantages = self._found(sharing, rewards)

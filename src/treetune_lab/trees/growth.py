@@ -10,7 +10,7 @@ from itertools import accumulate, pairwise
 from treetune.columns import TokenIds, joined
 from treetune.inference.base import Completion, Request, SamplingParams
 from treetune.rollouts.answers import before_stop, is_decided, steps_of, with_unfinished
-from treetune.rollouts.base import GenerationContext
+from treetune.rollouts.context import RolloutContext
 from treetune.seeds import derive_seed
 from treetune.tree import Tree, trees_of
 from treetune.vocabulary import Fork, Grade, Problem, Segment, Trajectory
@@ -36,7 +36,7 @@ class Growth:
     as they may be.
     """
 
-    context: GenerationContext
+    context: RolloutContext
     problem: Problem
     prompt_ids: TokenIds
     sampling: SamplingParams

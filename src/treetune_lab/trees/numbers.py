@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from treetune.rollouts.base import GenerationContext
+from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.metrics import mean, pooled
 from treetune.rollouts.numbers import Number, NumberGroup, declare
 from treetune.tree import Tree
@@ -27,7 +27,7 @@ declare(
 )
 
 
-def tree_metrics(context: GenerationContext, trees: Sequence[Tree]) -> Metrics:
+def tree_metrics(context: RolloutContext, trees: Sequence[Tree]) -> Metrics:
     """Means over all ranks' trees; ``tree/shared`` is 1 − tokens / tokens_of_chains of all. Collective."""
     columns: dict[str, list[float]] = {name: [] for name in ("answers", "nodes", "depth", "tokens")}
     columns["tokens_of_chains"] = []

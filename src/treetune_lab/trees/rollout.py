@@ -23,9 +23,9 @@ from treetune.rollouts.answers import (
     SampledRollout,
     encoded_prompt,
     rank_share,
-    token_budget,
 )
-from treetune.rollouts.base import GenerationContext, Rollout
+from treetune.rollouts.base import Rollout
+from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.metrics import trajectory_metrics
 from treetune.rollouts.numbers import measured
 from treetune.tree import Tree, answers_of
@@ -106,7 +106,7 @@ class TreeRollout(SampledRollout):
     def most_answers(self, problems: int) -> int:
         return problems * self.branching.most_answers(self.samples)
 
-    def run(self, context: GenerationContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
+    def run(self, context: RolloutContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
         # All prompts, not this rank's only: if one does not fit, no rank is left waiting for another.
         for problem in problems:
             sampling = context.task.of(problem).sampling(self.sampling)
@@ -116,10 +116,10 @@ class TreeRollout(SampledRollout):
         trees = measured([growth.tree() for growth in growths], context.codec)
         return trees, trajectory_metrics(context, answers_of(trees)) | tree_metrics(context, trees)
 
-    def _growth(self, context: GenerationContext, problem: Problem) -> Growth:
+    def _growth(self, context: RolloutContext, problem: Problem) -> Growth:
         sampling = context.task.of(problem).sampling(self.sampling)
         prompt_ids = encoded_prompt(context, problem, sampling.max_tokens, self.max_prompt_tokens)
-        budget = token_budget(context, prompt_ids, sampling.max_tokens)
+        budget = context.settings.token_budget(prompt_ids, sampling.max_tokens)
         return Growth(
             context=context,
             problem=problem,
@@ -132,7 +132,7 @@ class TreeRollout(SampledRollout):
         )
 
 
-def _grow(context: GenerationContext, growths: Sequence[Growth]) -> None:
+def _grow(context: RolloutContext, growths: Sequence[Growth]) -> None:
     """Samples all trees to their ends, each as fast as its own answers come in."""
     assert context.engine is not None, "a rollout that samples needs an engine"
     owners: list[tuple[Growth, int]] = []  # of each request: whose it is, and its number in that one's round
@@ -149,7 +149,7 @@ def _grow(context: GenerationContext, growths: Sequence[Growth]) -> None:
         growth, number = owners[index]
         done += len(completions)
         further = asked(growth, growth.receive(number, completions))
-        context.progress(done, total)
+        context.log.progress(done, total)
         return further
 
     requests = [request for growth in growths for request in asked(growth, growth.begin())]

@@ -68,7 +68,9 @@ class ControlVariate(OverAnother):
             )
             for of_tree, of_tree_critic, tree in zip(found, of_critic, valuation.trees, strict=True)
         ]
-        everyones = [one for of_rank in valuation.context.exchange("value-moments", own) for one in of_rank]
+        everyones = [
+            one for of_rank in valuation.context.ranks.exchange("value-moments", own) for one in of_rank
+        ]
         total = Sums(everyones, len(Moments._fields))
         shares = [Moments(*total.without(one)).share for one in own]
         valuation.metrics |= Moments(*total.rounded()).metrics

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from treetune.contracts import Experiment, Finding, Need, OneLine
-from treetune.rollouts.critic import CriticSettings, check_critic_goes_on
+from treetune.rollouts.critic import Critic, CriticSettings, check_critic_goes_on
 from treetune.rollouts.values.valuation import AlongAnswer, Valuation, Value, ValueEstimator
 
 if TYPE_CHECKING:
@@ -69,9 +69,8 @@ class CriticValues(ValueEstimator):
 def critic_values(valuation: Valuation) -> list[list[list[float | None]]]:
     """The critic's values of each answer of each tree, one for each state of its way; None behind the last
     sampled token. Collective."""
-    critic = valuation.context.critic
-    assert critic is not None, "a run whose credit asks a critic lends it"
-    found = iter(critic([leaf for tree in valuation.trees for leaf in tree.leaves]))
+    critic = valuation.context.get(Critic)
+    found = iter(critic.values([leaf for tree in valuation.trees for leaf in tree.leaves]))
     return [
         [[_at(values, place.length) for _, place in way] for way, values in zip(ways, found)]
         for ways in valuation.ways

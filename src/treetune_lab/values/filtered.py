@@ -55,7 +55,9 @@ class Filtered(OverAnother):
             ).rounded()
             for of_tree, tree in zip(found, valuation.trees, strict=True)
         ]
-        everyones = [one for of_rank in valuation.context.exchange("value-misses", own) for one in of_rank]
+        everyones = [
+            one for of_rank in valuation.context.ranks.exchange("value-misses", own) for one in of_rank
+        ]
         total = Sums(everyones, 2 * len(GAINS))
         valuation.metrics |= dict(
             zip(("credit/filter_behind", "credit/filter_before"), self._gains(total.rounded()), strict=True)

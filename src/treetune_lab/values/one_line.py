@@ -9,9 +9,11 @@ from functools import partial
 
 from treetune.contracts import Need, OneLine
 from treetune.inference.base import CONTINUATIONS, Completion, Later, Request, SamplingParams
-from treetune.rollouts.answers import Asking, before_stop, token_budget
-from treetune.rollouts.base import STATES_REMEDY, GenerationContext
+from treetune.rollouts.answers import before_stop
+from treetune.rollouts.base import STATES_REMEDY
+from treetune.rollouts.context import AnswerSettings, RolloutContext
 from treetune.rollouts.values.base import Beginning, Budget, Estimate, OpenState, StateRule
+from treetune.rollouts.values.early import EarlyContinuations
 from treetune.seeds import derive_seed
 from treetune.vocabulary import Grade, joined
 
@@ -22,12 +24,12 @@ class OneLineStates(StateRule):
 
     needs = (Need(OneLine(), "it continues answers from their beginnings", STATES_REMEDY),)
 
-    def begins(self, context: GenerationContext) -> bool:
+    def begins(self, context: RolloutContext) -> bool:
         return True
 
     def begin(
         self,
-        context: GenerationContext,
+        context: RolloutContext,
         beginning: Beginning,
         budget: Budget,
         sampling: SamplingParams,
@@ -40,7 +42,7 @@ class OneLineStates(StateRule):
 
     def estimate(
         self,
-        context: GenerationContext,
+        context: RolloutContext,
         beginnings: Sequence[Beginning],
         budget: Budget,
         sampling: SamplingParams,
@@ -73,7 +75,7 @@ class OneLineStates(StateRule):
             owners[index].take(completions)
             further = asked(owners[index])
             done += len(completions)
-            context.progress(done, total)
+            context.log.progress(done, total)
             return further
 
         requests = [request for state in states for request in asked(state)]
@@ -83,17 +85,24 @@ class OneLineStates(StateRule):
 
 
 def continuations_asked_for(
-    context: Asking, beginning: Beginning, sampling: SamplingParams, purpose: str, turn: int, count: int
+    settings: AnswerSettings,
+    seed: int,
+    iteration: int,
+    beginning: Beginning,
+    sampling: SamplingParams,
+    purpose: str,
+    turn: int,
+    count: int,
 ) -> Request:
     """The request for `count` continuations of a state in a turn of its budget, counted from 0; `sampling` as
     its problem has it. The viewer asks too: the journal knows an answered request by what was asked."""
     problem, prompt_ids, _ = beginning
     begun_ids = beginning.token_ids
-    place = (context.iteration, problem.id, repr(tuple(begun_ids.tolist())), purpose)
-    budget = token_budget(context, prompt_ids, sampling.max_tokens)
+    place = (iteration, problem.id, repr(tuple(begun_ids.tolist())), purpose)
+    budget = settings.token_budget(prompt_ids, sampling.max_tokens)
     return Request(
         prompt_ids=joined([prompt_ids, begun_ids]),
-        seed=derive_seed(context.seed, *(place if turn == 0 else (*place, turn))),
+        seed=derive_seed(seed, *(place if turn == 0 else (*place, turn))),
         n=count,
         sampling=replace(sampling, max_tokens=budget - len(begun_ids)),
         priority=CONTINUATIONS,
@@ -102,11 +111,12 @@ def continuations_asked_for(
 
 
 def _taken_up(
-    context: GenerationContext, beginning: Beginning, budget: Budget, sampling: SamplingParams, purpose: str
+    context: RolloutContext, beginning: Beginning, budget: Budget, sampling: SamplingParams, purpose: str
 ) -> OneLineState | None:
     """The state, where it was begun with while answers were sampled."""
-    state = (context.begun or {}).get((beginning.key, sampling, purpose))
-    if state is None or state.budget != budget:
+    early = context.find(EarlyContinuations)
+    state = None if early is None else early.states.get((beginning.key, sampling, purpose))
+    if not isinstance(state, OneLineState) or state.budget != budget:
         return None
     held, state.held = state.held, None
     state.grade(held or ())
@@ -118,7 +128,7 @@ class OneLineState(OpenState):
     """A state and what is known of it so far. `turn` counts its requests. Where `held` is a list, completions
     wait there to be graded."""
 
-    context: GenerationContext
+    context: RolloutContext
     beginning: Beginning
     budget: Budget
     sampling: SamplingParams
@@ -150,8 +160,16 @@ class OneLineState(OpenState):
         return self.context.task.of(self.beginning.problem).sampling(self.sampling)
 
     def request(self, count: int) -> Request:
+        context = self.context
         request = continuations_asked_for(
-            self.context, self.beginning, self.own_sampling, self.purpose, self.turn, count
+            context.settings,
+            context.seed,
+            context.iteration,
+            self.beginning,
+            self.own_sampling,
+            self.purpose,
+            self.turn,
+            count,
         )
         self.turn += 1
         return request
@@ -166,7 +184,7 @@ class OneLineState(OpenState):
     def grade(self, completions: Sequence[Completion]) -> None:
         context, begun_ids = self.context, self.beginning.token_ids
         for one in completions:
-            if one.finish_reason == "length" and context.unfinished_reward is not None:
+            if one.finish_reason == "length" and context.settings.unfinished_reward is not None:
                 self.grades.append(None)
                 continue
             text = context.codec.decode(joined([begun_ids, one.token_ids]))
@@ -176,7 +194,7 @@ class OneLineState(OpenState):
 
     def rewards(self) -> list[float]:
         """Of those that could be graded."""
-        unfinished = self.context.unfinished_reward or 0.0
+        unfinished = self.context.settings.unfinished_reward or 0.0
         grades = [None if grade is None else grade.result() for grade in self.grades]
         return [
             unfinished if grade is None else grade.reward

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from treetune.contracts import Answers, Need
-from treetune.rollouts.base import GenerationContext
+from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.values.base import FixedBudget
 from treetune.rollouts.values.continuations import values_with
 from treetune.rollouts.values.valuation import AlongAnswer, Place, Valuation, ValueEstimator
@@ -52,7 +52,7 @@ def _missing(
     return short
 
 
-def _counts(missing: list[dict[State, int]], context: GenerationContext) -> list[int]:
+def _counts(missing: list[dict[State, int]], context: RolloutContext) -> list[int]:
     """All there are, on whatever rank: going on is collective."""
     own = sorted({count for of_states in missing for count in of_states.values() if count})
-    return sorted({one for of_rank in context.exchange("value-missing", own) for one in of_rank})
+    return sorted({one for of_rank in context.ranks.exchange("value-missing", own) for one in of_rank})

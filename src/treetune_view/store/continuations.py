@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import mmap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +50,7 @@ def _request(config: Mapping[str, Any], answer: Answer, start: int) -> Request:
     from treetune.config.build import build
     from treetune.config.errors import ConfigError
     from treetune.rollouts.base import Credit, Rollout
+    from treetune.rollouts.context import AnswerSettings
     from treetune.rollouts.credit.monte_carlo import MonteCarlo
     from treetune.rollouts.single_turn import SingleTurn
     from treetune.rollouts.values.base import Beginning
@@ -67,23 +68,22 @@ def _request(config: Mapping[str, Any], answer: Answer, start: int) -> Request:
         )
     one = answer.trajectory
     beginning = Beginning.of(one.problem, one.prompt_ids, one.segments, start)
-    asking = _Asking(int(config.get("seed", 0)), answer.source.number - 1, int(config["context_length"]))
     own = {
         name: value
         for name in ("temperature", "top_p", "top_k")
         if (value := getattr(credit, name)) is not None
     }
     sampling = replace(rollout.sampling, **own)
-    return continuations_asked_for(asking, beginning, sampling, "value", turn=0, count=credit.samples)
-
-
-@dataclass(frozen=True)
-class _Asking:
-    """What of the run decides a request."""
-
-    seed: int
-    iteration: int
-    context_length: int
+    return continuations_asked_for(
+        AnswerSettings(int(config["context_length"])),
+        int(config.get("seed", 0)),
+        answer.source.number - 1,
+        beginning,
+        sampling,
+        "value",
+        turn=0,
+        count=credit.samples,
+    )
 
 
 def _line_of(path: Path, key: str) -> list[Completion] | None:

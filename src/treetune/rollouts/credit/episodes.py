@@ -6,13 +6,13 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 
-from treetune.rollouts.base import GenerationContext
+from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.metrics import mean, pooled
 from treetune.vocabulary import Column, Episode, Metrics, Stretch, Trajectory, are_sampled, joined
 
 
 def episode_of(
-    context: GenerationContext,
+    context: RolloutContext,
     trajectory: Trajectory,
     step_advantages: Sequence[float] | None = None,
     step_values: Sequence[float] | None = None,
@@ -79,7 +79,7 @@ def _behaviour_logprobs(trajectory: Trajectory) -> Column | None:
 
 
 def whole_answer(
-    context: GenerationContext, trajectories: Sequence[Trajectory], advantages: Iterable[float]
+    context: RolloutContext, trajectories: Sequence[Trajectory], advantages: Iterable[float]
 ) -> tuple[list[Episode], Metrics]:
     """Episodes in which all tokens of an answer share one advantage, and their metrics."""
     episodes = [
@@ -102,7 +102,7 @@ def unlearnt(answer: Trajectory) -> Episode:
     )
 
 
-def advantage_metrics(context: GenerationContext, episodes: Sequence[Episode]) -> Metrics:
+def advantage_metrics(context: RolloutContext, episodes: Sequence[Episode]) -> Metrics:
     """Mean, standard deviation and share of zeros of the advantages over all ranks' trained tokens.
 
     Collective.

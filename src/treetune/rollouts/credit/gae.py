@@ -22,7 +22,8 @@ from treetune.contracts import (
     OneLine,
     UseOfAdvantages,
 )
-from treetune.rollouts.base import THREADS_REMEDY, UNUSED_REMEDY, Credit, GenerationContext
+from treetune.rollouts.base import THREADS_REMEDY, UNUSED_REMEDY, Credit
+from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.credit.episodes import episode_of
 from treetune.rollouts.critic import CriticSettings, check_critic_goes_on
 from treetune.tree import Tree, answers_of
@@ -95,5 +96,5 @@ class Gae(Credit):
     ) -> tuple[Sequence[float], Sequence[float]]:
         return gae(rewards, values, self.gamma, self.lam)
 
-    def assign(self, context: GenerationContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
+    def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
         return [episode_of(context, answer) for answer in answers_of(trees)], {}

@@ -24,14 +24,15 @@ from treetune.contracts import (
     UseOfAdvantages,
 )
 from treetune.inference.base import SamplingParams
-from treetune.rollouts.base import UNUSED_REMEDY, Credit, GenerationContext
+from treetune.rollouts.base import UNUSED_REMEDY, Credit
+from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.credit.episodes import advantage_metrics, episode_of
 from treetune.rollouts.critic import CriticSettings
 from treetune.rollouts.metrics import mean
 from treetune.rollouts.unavailable import least_answers
-from treetune.rollouts.values.ahead import Ahead
 from treetune.rollouts.values.base import Estimate, StateRule
 from treetune.rollouts.values.continuations import FreshContinuations
+from treetune.rollouts.values.early import EarlyContinuations
 from treetune.rollouts.values.estimation import check_continuations
 from treetune.rollouts.values.step_boundaries import StepBoundaries
 from treetune.rollouts.values.valuation import (
@@ -180,10 +181,10 @@ class MonteCarlo(Credit):
         given = {"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
         return {name: value for name, value in given.items() if value is not None}
 
-    def ahead(self, context: GenerationContext) -> Ahead | None:
+    def early_continuations(self, context: RolloutContext) -> EarlyContinuations | None:
         if not (self.pipelined and self.states.begins(context) and self.values.first_states(1)):
             return None
-        return Ahead(
+        return EarlyContinuations(
             rule=self.states,
             budget=self.values.budget(self.samples),
             sampling=self._sampling(context),
@@ -192,7 +193,7 @@ class MonteCarlo(Credit):
             least=least_answers(self),
         )
 
-    def assign(self, context: GenerationContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
+    def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
         valuation = Valuation(
             context, trees, self.states, self._sampling(context), self.samples, self.max_states
         )
@@ -214,7 +215,7 @@ class MonteCarlo(Credit):
         metrics = _value_metrics(valuation.everyones) | advantage_metrics(context, episodes)
         return episodes, metrics | valuation.metrics | _told(context, valuation.everyones, unvalued)
 
-    def _episode(self, context: GenerationContext, tree: Tree, leaf: int, along: AlongAnswer) -> Episode:
+    def _episode(self, context: RolloutContext, tree: Tree, leaf: int, along: AlongAnswer) -> Episode:
         answer = tree.leaves[leaf]
         values = [None if one is None else one.value for one in along]
         baselines = [None if one is None else one.held_against for one in along]
@@ -234,13 +235,13 @@ class MonteCarlo(Credit):
         episode = episode_of(context, whole, steps.advantages, steps.values, steps.errors)
         return sharing_of(tree).trained_once(leaf, episode) if tree.forked else episode
 
-    def _sampling(self, context: GenerationContext) -> SamplingParams:
-        if context.sampling is None:
+    def _sampling(self, context: RolloutContext) -> SamplingParams:
+        if context.settings.sampling is None:
             raise ValueError(
                 "monte_carlo continues what a policy sampled, and this rollout samples nothing; "
                 "choose single_turn, or credit none for supervised training"
             )
-        return replace(context.sampling, **self._overrides())  # type: ignore[arg-type]
+        return replace(context.settings.sampling, **self._overrides())  # type: ignore[arg-type]
 
 
 def _value_metrics(of_state: Sequence[Estimate]) -> Metrics:
@@ -264,15 +265,15 @@ def _value_metrics(of_state: Sequence[Estimate]) -> Metrics:
     }
 
 
-def _told(context: GenerationContext, of_state: Sequence[Estimate], unvalued: int) -> Metrics:
+def _told(context: RolloutContext, of_state: Sequence[Estimate], unvalued: int) -> Metrics:
     """What could not be graded, where there is any: said, and counted. Collective."""
     lost = sum(e.unavailable for e in of_state)  # of all ranks' states, so that all come to the same
     if not lost:
         return {}
     total = sum(e.samples for e in of_state)
     unknown = sum(not e.rewards for e in of_state)
-    answers = sum(count for (count,) in context.exchange("unvalued", [unvalued]))
-    context.say(
+    answers = sum(count for (count,) in context.ranks.exchange("unvalued", [unvalued]))
+    context.log.say(
         f"iteration {context.iteration + 1}: {lost} of {total} continuations could not be graded and don't"
         f" count; {unknown} of {len(of_state)} states have no value, and {answers} answers are left out with"
         " their prompt's"

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from treetune.contracts import Advantages, CreditForRewards
-from treetune.rollouts.base import Credit, GenerationContext, GroupCredit
+from treetune.rollouts.base import Credit, GroupCredit
+from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.credit.episodes import episode_of
 from treetune.tree import Tree, answers_of
 from treetune.vocabulary import Episode, Metrics
@@ -30,5 +31,5 @@ class NoCredit(Credit):
 
     gives = (CreditForRewards(),)
 
-    def assign(self, context: GenerationContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
+    def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
         return [episode_of(context, answer) for answer in answers_of(trees)], {}

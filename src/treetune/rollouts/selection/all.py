@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from treetune.contracts import Experiment, Finding, WholeBatch
-from treetune.rollouts.base import GenerationContext, Selection
+from treetune.rollouts.base import Selection
+from treetune.rollouts.context import RolloutContext
 from treetune.vocabulary import Episode, Metrics
 
 
@@ -38,7 +39,5 @@ class All(Selection):
 
     gives = (WholeBatch(),)
 
-    def select(
-        self, context: GenerationContext, episodes: Sequence[Episode]
-    ) -> tuple[list[Episode], Metrics]:
+    def select(self, context: RolloutContext, episodes: Sequence[Episode]) -> tuple[list[Episode], Metrics]:
         return list(episodes), selection_metrics(episodes, episodes)

@@ -10,7 +10,8 @@ from typing import Annotated
 from annotated_types import Gt
 
 from treetune.contracts import Experiment, Finding
-from treetune.rollouts.base import GenerationContext, Selection
+from treetune.rollouts.base import Selection
+from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.selection.all import selection_metrics, unreachable
 from treetune.vocabulary import CORRECT_SCORE, Episode, Metrics
 
@@ -35,9 +36,7 @@ class CorrectOnly(Selection):
     def most_kept(self, answers: int, problems: int) -> int:
         return answers if self.max_per_problem is None else min(answers, self.max_per_problem * problems)
 
-    def select(
-        self, context: GenerationContext, episodes: Sequence[Episode]
-    ) -> tuple[list[Episode], Metrics]:
+    def select(self, context: RolloutContext, episodes: Sequence[Episode]) -> tuple[list[Episode], Metrics]:
         taken: Counter[str] = Counter()
         kept = []
         for episode in episodes:

@@ -9,7 +9,8 @@ from typing import Annotated
 from annotated_types import Gt
 
 from treetune.contracts import Answers, Need
-from treetune.rollouts.base import GenerationContext, Selection
+from treetune.rollouts.base import Selection
+from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.selection.all import selection_metrics
 from treetune.vocabulary import Episode, Metrics
 
@@ -36,9 +37,7 @@ class MixedGroups(Selection):
         groups = problems if self.at_most is None else min(problems, self.at_most)
         return groups * (answers // max(1, problems))
 
-    def select(
-        self, context: GenerationContext, episodes: Sequence[Episode]
-    ) -> tuple[list[Episode], Metrics]:
+    def select(self, context: RolloutContext, episodes: Sequence[Episode]) -> tuple[list[Episode], Metrics]:
         scores: dict[str, set[float]] = {}
         for episode in episodes:
             scores.setdefault(episode.group, set()).add(episode.score)

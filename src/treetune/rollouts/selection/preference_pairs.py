@@ -9,7 +9,8 @@ from typing import Annotated
 from annotated_types import Gt
 
 from treetune.contracts import Answers, Experiment, Finding, Need, Pairs, UseOfPairs
-from treetune.rollouts.base import GenerationContext, Selection
+from treetune.rollouts.base import Selection
+from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.selection.all import selection_metrics, unreachable
 from treetune.seeds import derived_random
 from treetune.vocabulary import CORRECT_SCORE, Episode, Metrics
@@ -48,9 +49,7 @@ class PreferencePairs(Selection):
         bound = self.max_pairs_per_problem
         return problems * (pairs if bound is None else min(pairs, bound))
 
-    def select(
-        self, context: GenerationContext, episodes: Sequence[Episode]
-    ) -> tuple[list[Episode], Metrics]:
+    def select(self, context: RolloutContext, episodes: Sequence[Episode]) -> tuple[list[Episode], Metrics]:
         groups: dict[str, list[Episode]] = {}
         for episode in episodes:
             groups.setdefault(episode.group, []).append(episode)

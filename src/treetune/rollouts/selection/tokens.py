@@ -10,7 +10,8 @@ from typing import Annotated
 from annotated_types import Gt, Le
 
 from treetune.contracts import Advantages, Need, SampledAnswers
-from treetune.rollouts.base import GenerationContext, Selection
+from treetune.rollouts.base import Selection
+from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.selection.all import selection_metrics
 from treetune.vocabulary import Episode, Metrics
 
@@ -33,9 +34,7 @@ class SomeTokens(Selection):
         Need(SampledAnswers(), "it looks at the probabilities that tokens were sampled with"),
     )
 
-    def select(
-        self, context: GenerationContext, episodes: Sequence[Episode]
-    ) -> tuple[list[Episode], Metrics]:
+    def select(self, context: RolloutContext, episodes: Sequence[Episode]) -> tuple[list[Episode], Metrics]:
         kept = []
         for episode in episodes:
             assert episode.advantages is not None and episode.behaviour_logprobs is not None

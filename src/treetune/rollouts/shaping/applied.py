@@ -6,14 +6,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from treetune.rollouts.base import GenerationContext, Shaping
+from treetune.rollouts.base import Shaping
+from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.metrics import mean, pooled
 from treetune.tree import Tree, answers_of, with_answers
 from treetune.vocabulary import Metrics
 
 
 def shaped(
-    context: GenerationContext, shapings: Sequence[Shaping], trees: Sequence[Tree]
+    context: RolloutContext, shapings: Sequence[Shaping], trees: Sequence[Tree]
 ) -> tuple[list[Tree], Metrics]:
     """This rank's trees, each answer with the sum of all bonuses, and the metrics of all ranks.
 

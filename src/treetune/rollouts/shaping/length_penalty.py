@@ -9,7 +9,8 @@ from typing import Annotated
 from annotated_types import Ge, Gt
 
 from treetune.contracts import Answers, Experiment, Finding, Need
-from treetune.rollouts.base import GenerationContext, Shaping
+from treetune.rollouts.base import Shaping
+from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.credit.episodes import groups_of
 from treetune.vocabulary import Trajectory
 
@@ -53,7 +54,7 @@ class LengthPenalty(Shaping):
                 "lower it, or leave the penalty out",
             )
 
-    def bonuses(self, context: GenerationContext, trajectories: Sequence[Trajectory]) -> list[float]:
+    def bonuses(self, context: RolloutContext, trajectories: Sequence[Trajectory]) -> list[float]:
         bonuses = [0.0] * len(trajectories)
         if context.iteration < self.from_iteration:
             return bonuses

@@ -9,7 +9,8 @@ from typing import Annotated
 from annotated_types import Gt
 
 from treetune.contracts import Experiment, Finding, Need, SampledAnswers
-from treetune.rollouts.base import GenerationContext, Shaping
+from treetune.rollouts.base import Shaping
+from treetune.rollouts.context import RolloutContext
 from treetune.vocabulary import Trajectory
 
 
@@ -48,10 +49,10 @@ class OverlongPenalty(Shaping):
                 "make it smaller",
             )
 
-    def bonuses(self, context: GenerationContext, trajectories: Sequence[Trajectory]) -> list[float]:
-        assert context.sampling is not None, "`check` has seen that something is sampled"
+    def bonuses(self, context: RolloutContext, trajectories: Sequence[Trajectory]) -> list[float]:
+        assert context.settings.sampling is not None, "`check` has seen that something is sampled"
         bonuses = []
         for one in trajectories:
-            longest = context.task.of(one.problem).sampling(context.sampling).max_tokens
+            longest = context.task.of(one.problem).sampling(context.settings.sampling).max_tokens
             bonuses.append(self.scale * overlong_bonus(len(one.response_ids), longest, self.cache))
         return bonuses

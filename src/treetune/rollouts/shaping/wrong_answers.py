@@ -8,7 +8,8 @@ from typing import Annotated
 
 from annotated_types import Gt
 
-from treetune.rollouts.base import GenerationContext, Shaping
+from treetune.rollouts.base import Shaping
+from treetune.rollouts.context import RolloutContext
 from treetune.vocabulary import Trajectory
 
 
@@ -20,5 +21,5 @@ class WrongAnswers(Shaping):
 
     penalty: Annotated[float, Gt(0)] = 1.0
 
-    def bonuses(self, context: GenerationContext, trajectories: Sequence[Trajectory]) -> list[float]:
+    def bonuses(self, context: RolloutContext, trajectories: Sequence[Trajectory]) -> list[float]:
         return [0.0 if trajectory.grade.correct else -self.penalty for trajectory in trajectories]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from treetune.config.registrable import Registrable
 from treetune.inference.base import Completion, Later, Request, SamplingParams
-from treetune.rollouts.base import GenerationContext
+from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.metrics import mean
 from treetune.vocabulary import Problem, Segment, TokenIds, Trajectory, joined
 
@@ -156,13 +156,13 @@ class StateRule(Registrable):
         ends = (*tuple(self.step_starts(trajectory))[1:], trajectory.step_ends[-1])
         return Steps(ends, advantages, values, errors)
 
-    def begins(self, context: GenerationContext) -> bool:
+    def begins(self, context: RolloutContext) -> bool:
         """Whether a state can be gone on from before all answers are there: `begin`."""
         return False
 
     def begin(
         self,
-        context: GenerationContext,
+        context: RolloutContext,
         beginning: Beginning,
         budget: Budget,
         sampling: SamplingParams,
@@ -173,7 +173,7 @@ class StateRule(Registrable):
 
     def estimate(
         self,
-        context: GenerationContext,
+        context: RolloutContext,
         beginnings: Sequence[Beginning],
         budget: Budget,
         sampling: SamplingParams,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from treetune.contracts import Finding
 from treetune.inference.base import SamplingParams
-from treetune.rollouts.base import GenerationContext
+from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.values.base import Beginning, Budget, Estimate, StateRule
 from treetune.vocabulary import Problem, Segment, TokenIds
 
@@ -24,7 +24,7 @@ class Wanted(NamedTuple):
 
 
 def estimates(
-    context: GenerationContext,
+    context: RolloutContext,
     wanted: Sequence[Wanted],
     rule: StateRule,
     budget: Budget,
@@ -38,7 +38,7 @@ def estimates(
     continuation. The work is `dealt` out, or else each state stays with the first rank that wants it, which
     has begun with it. Collective.
     """
-    everyones = context.exchange("value-states", [_lean(one) for one in wanted])
+    everyones = context.ranks.exchange("value-states", [_lean(one) for one in wanted])
     distinct: dict[bytes, Beginning] = {}
     ranks: dict[bytes, int] = {}
     of_ranks = [(rank, one) for rank, of_rank in enumerate(everyones) for one in of_rank]
@@ -50,9 +50,9 @@ def estimates(
             key = beginning.key
             if key not in distinct:
                 distinct[key] = beginning
-                ranks[key] = len(ranks) % context.world_size if dealt else rank
-    hand = [beginning for key, beginning in distinct.items() if ranks[key] == context.rank]
-    made = context.exchange("value-estimates", rule.estimate(context, hand, budget, sampling, purpose))
+                ranks[key] = len(ranks) % context.ranks.world_size if dealt else rank
+    hand = [beginning for key, beginning in distinct.items() if ranks[key] == context.ranks.rank]
+    made = context.ranks.exchange("value-estimates", rule.estimate(context, hand, budget, sampling, purpose))
     of_rank = [iter(one) for one in made]
     found = {key: next(of_rank[rank]) for key, rank in ranks.items()}
     own = [[found[beginning.key] for beginning in _beginnings(one)] for one in wanted]

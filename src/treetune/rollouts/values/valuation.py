@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 from treetune.config.registrable import Registrable
 from treetune.inference.base import SamplingParams
-from treetune.rollouts.base import GenerationContext
+from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.critic import CriticSettings
 from treetune.rollouts.metrics import mean
 from treetune.rollouts.values.base import Budget, Estimate, FixedBudget, StateRule
+from treetune.rollouts.values.early import EarlyContinuations
 from treetune.rollouts.values.estimation import Wanted, estimates
 from treetune.tree import State, Tree
 from treetune.vocabulary import Metrics
@@ -71,7 +72,7 @@ class Valuation:
     `found` are the states of these trees that were gone on from; `everyones` the estimates of all ranks'.
     """
 
-    context: GenerationContext
+    context: RolloutContext
     trees: Sequence[Tree]
     rule: StateRule
     sampling: SamplingParams
@@ -136,11 +137,11 @@ class Valuation:
         first = [
             [way[place] for way in ways for place in estimator.first_states(len(way))] for ways in self.ways
         ]
-        self.go_on(first, estimator.budget(self.samples), dealt=self.context.begun is None)
+        self.go_on(first, estimator.budget(self.samples), dealt=self.context.find(EarlyContinuations) is None)
 
     def anywhere(self, own: bool) -> bool:
         """Whether it is so on any rank. Collective."""
-        return any(one for (one,) in self.context.exchange("value-waves", [own]))
+        return any(one for (one,) in self.context.ranks.exchange("value-waves", [own]))
 
     def value(self, state: State) -> Value | None:
         """The mean of what its continuations earned; None where there are none."""

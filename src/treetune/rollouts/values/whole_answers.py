@@ -9,8 +9,9 @@ from typing import Generic, Protocol, TypeVar
 
 from treetune.inference.base import CONTINUATIONS, Completion, Later, Request, SamplingParams
 from treetune.rollouts.answers import Growth
-from treetune.rollouts.base import GenerationContext
+from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.values.base import Beginning, Budget, Estimate, OpenState, StateRule
+from treetune.rollouts.values.early import EarlyContinuations
 from treetune.vocabulary import Trajectory
 
 Start = TypeVar("Start")
@@ -43,39 +44,39 @@ class BegunAnswers(OpenState, Generic[Start]):
 class Writer(Protocol[Written]):
     """A rollout that can write answers from where they are told to start."""
 
-    def growing(self, context: GenerationContext, starts: Sequence[Written]) -> Growth:
+    def growing(self, context: RolloutContext, starts: Sequence[Written]) -> Growth:
         """The requests of such answers, and what follows from theirs."""
 
-    def answers(self, context: GenerationContext, starts: Sequence[Written]) -> Sequence[Trajectory]:
+    def answers(self, context: RolloutContext, starts: Sequence[Written]) -> Sequence[Trajectory]:
         """Such answers, in their order."""
 
 
 class WholeAnswers(StateRule, Generic[Start]):
     """A rule whose states are gone on from by the rollout that wrote the answers."""
 
-    def writer(self, context: GenerationContext, sampling: SamplingParams) -> Writer[Start]:
+    def writer(self, context: RolloutContext, sampling: SamplingParams) -> Writer[Start]:
         """The rollout, sampled so."""
         raise NotImplementedError
 
-    def start(self, context: GenerationContext, beginning: Beginning, again: int, purpose: str) -> Start:
+    def start(self, context: RolloutContext, beginning: Beginning, again: int, purpose: str) -> Start:
         """Where the answer of that number goes on. The seed derives from the state alone, whoever comes by
         it."""
         raise NotImplementedError
 
-    def begins(self, context: GenerationContext) -> bool:
+    def begins(self, context: RolloutContext) -> bool:
         # What services do for values is counted with the values, whose phase comes later.
         return not context.grader.has_services
 
     def begin(
         self,
-        context: GenerationContext,
+        context: RolloutContext,
         beginning: Beginning,
         budget: Budget,
         sampling: SamplingParams,
         purpose: str,
     ) -> BegunAnswers[Start]:
         # The progress is that of the rollout's answers.
-        quiet = replace(context, progress=lambda done, total: None, reads_logprobs=False)
+        quiet = replace(_only_graded(context), log=replace(context.log, progress=lambda done, total: None))
         return BegunAnswers(
             beginning,
             budget,
@@ -85,20 +86,25 @@ class WholeAnswers(StateRule, Generic[Start]):
 
     def estimate(
         self,
-        context: GenerationContext,
+        context: RolloutContext,
         beginnings: Sequence[Beginning],
         budget: Budget,
         sampling: SamplingParams,
         purpose: str,
     ) -> list[Estimate]:
-        begun = context.begun or {}
+        early = context.find(EarlyContinuations)
+        states = [early and early.states.get((one.key, sampling, purpose)) for one in beginnings]
         return estimated(
             beginnings,
             budget,
             lambda beginning, again: self.start(context, beginning, again, purpose),
-            partial(self.writer(context, sampling).answers, replace(context, reads_logprobs=False)),
-            [begun.get((one.key, sampling, purpose)) for one in beginnings],
+            partial(self.writer(context, sampling).answers, _only_graded(context)),
+            [state if isinstance(state, BegunAnswers) else None for state in states],
         )
+
+
+def _only_graded(context: RolloutContext) -> RolloutContext:
+    return replace(context, settings=replace(context.settings, reads_logprobs=False))
 
 
 def _behind_answers(requests: Sequence[Request | Later]) -> list[Request | Later]:
