@@ -20,14 +20,13 @@ from pathlib import Path
 from treetune.tasks.graders.pool import GraderPool
 from treetune.vocabulary import CORRECT_SCORE, Grade, Problem
 from treetune_domains.graders.reasoning_gym import unpacked
-from treetune_domains.puzzles.reasoning_gym import ReasoningGym
-from treetune_domains.puzzles.reasoning_gym_library import data_sets
+from treetune_domains.puzzles.reasoning_gym import ReasoningGym, data_sets
 
 ROOT = Path(__file__).parents[1]
 WRONG = ("xyzzy", "0", "True", "[]", "{}")
 OTHER_HASHES = """
 import os, sys
-from treetune.tasks import reasoning_gym_library as library
+from treetune_domains.puzzles import reasoning_gym as library
 real = library.subprocess.run
 library.subprocess.run = lambda *a, env, **k: real(*a, env=env | {"PYTHONHASHSEED": "1"}, **k)
 from treetune_domains.puzzles.reasoning_gym import ReasoningGym

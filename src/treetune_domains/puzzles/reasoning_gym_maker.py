@@ -1,6 +1,6 @@
 """Makes problems with reasoning_gym: a request on standard input, an answer on standard output.
 
-Run as ``python -m treetune_domains.puzzles.reasoning_gym_maker`` by `reasoning_gym_library`, never by hand. A
+Run as ``python -m treetune_domains.puzzles.reasoning_gym_maker`` by the task, never by hand. A
 process, because the order of sets goes into some data sets' problems: with a fixed ``PYTHONHASHSEED`` they
 are the same in every run. And because a second of imports is then not paid by whoever reads a configuration.
 """
@@ -34,7 +34,7 @@ _OWN = {"seed": "the task's own `seed`", "size": "the task's `train_size`, `vali
 
 
 class Refused(ValueError):
-    """What the library doesn't take: the key of the task, what is wrong, what would be right."""
+    """Settings that the library doesn't take: the key of the task, the fault, the remedy."""
 
 
 def main() -> None:
@@ -44,16 +44,16 @@ def main() -> None:
     warnings.simplefilter("ignore")
     request = json.load(sys.stdin)
     try:
-        said = answered(request)
+        result = answered(request)
     except Refused as error:
-        said = {"refused": error.args}
-    json.dump(said, answer)
+        result = {"refused": error.args}
+    json.dump(result, answer)
     answer.flush()
 
 
 def answered(request: Mapping[str, Any]) -> dict[str, Any]:
-    """The problems of the request's splits, no question twice in any of them, and the settings that differ
-    from the data set's own, for its scorer."""
+    """Returns the problems of the request's splits, no question twice in any of them, and the settings that
+    differ from the data set's own, for its scorer."""
     kind, settings = opened(request)
     seen: set[str] = set()
     splits: dict[str, list[dict[str, str]]] = {}
@@ -67,7 +67,7 @@ def answered(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def opened(request: Mapping[str, Any]) -> tuple[Any, Any]:
-    """The data set's class and its settings. Raises Refused."""
+    """Returns the data set's class and its settings. Raises Refused."""
     name, config = request["dataset"], dict(request["config"])
     factory = _module(request["module"])
     kind, of_settings = factory.DATASETS[name]
@@ -90,7 +90,7 @@ def opened(request: Mapping[str, Any]) -> tuple[Any, Any]:
 
 
 def _module(name: str) -> Any:
-    """The library's registry, with the data set of one of its modules in it.
+    """Returns the library's registry, with the data set of one of its modules in it.
 
     The packages around the module are put up empty, since what their own code imports takes a second;
     where that isn't enough for the module, all of the library is imported.
@@ -111,7 +111,7 @@ def _module(name: str) -> Any:
 
 
 def _at_level(of_curriculum: Any, of_settings: Any, request: Mapping[str, Any]) -> Any:
-    """The settings at the levels that are asked for, by default the data set's own."""
+    """Returns the settings at the requested levels, by default the data set's own."""
     name, level, levels = request["dataset"], request["level"], request["levels"]
     if level is None and not levels:
         return of_settings()
@@ -144,7 +144,7 @@ def _check_level(key: str, what: str, wanted: int, there: int) -> None:
 
 
 def _rows(kind: Any, settings: Any, request: Mapping[str, Any], split: str) -> Iterator[dict[str, str] | str]:
-    """Problem after problem, without end; a text where the library fails to make one."""
+    """Yields problem after problem, without end; a text where the library fails to make one."""
     chunk = 0
     while True:
         # numpy, which some data sets draw with, takes 32 bits.
@@ -168,7 +168,7 @@ def _rows(kind: Any, settings: Any, request: Mapping[str, Any], split: str) -> I
 
 
 def _seed_globals(seed: int) -> None:
-    """For data sets that draw from the one generator of the process."""
+    """Seeds the generators of the process, from which some data sets draw."""
     random.seed(seed)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed)

@@ -6,7 +6,7 @@ import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, NamedTuple
 
 from annotated_types import Ge, Le
 
@@ -15,15 +15,14 @@ from treetune.tasks.base import Task
 from treetune.tasks.graders.base import Grader
 from treetune.vocabulary import Problem
 from treetune_domains.graders.code.grader import Code
-from treetune_domains.puzzles.puzzles import Puzzle, Puzzles
+from treetune_domains.puzzles.base import Puzzle, Puzzles
 
 INPUTS = (-7, 0, 2, 5, 13, 40)
-"""What a program is run on: any two steps that a program may begin with differ on one of them."""
+"""The inputs of a program: any two steps that a program may begin with differ on one of them."""
 
 
-@dataclass(frozen=True)
-class Step:
-    """A step of a program: what it is called, its Python, and what it does."""
+class Step(NamedTuple):
+    """A step of a program: its names, its Python, and its function."""
 
     symbols: str
     words: str
@@ -55,25 +54,22 @@ _HEAD, _TAIL = "x=int(input())", "print(x)"
 @Task.register("short_programs")
 @dataclass(frozen=True, kw_only=True)
 class ShortPrograms(Puzzles):
-    r"""Write a program that reads a whole number, takes `steps` (fewest and most) steps and prints what came
-    out. It is run on six numbers and is right where it prints the right ones; how it gets there is its own
-    business. In symbols, ``add 3,square,halve:\n``, the number has been read into ``x`` before the answer
-    begins.
+    r"""Write a program that reads a whole number, takes some steps and prints what came out. It is run on six
+    numbers and is right where it prints the right ones; how it gets there is its own business. In symbols,
+    ``add 3,square,halve:\n``, the number has been read into ``x`` before the answer begins.
 
     **Demonstrations** take a step a line: ``x=x+3\nx=x*x\nx=x//2\nprint(x)``. On a slip the line is another
     step's, half of the time one with another number.
     """
 
     steps: tuple[Annotated[int, Ge(1), Le(9)], Annotated[int, Ge(1), Le(9)]] = (2, 4)
+    """The fewest and the most steps."""
     grader: Grader = GRADER  # type: ignore[assignment]
 
     kind: ClassVar[str] = "short programs"
+    ranges: ClassVar[tuple[str, ...]] = ("steps",)
 
-    def __post_init__(self) -> None:
-        if self.steps[0] > self.steps[1]:
-            raise ValueError(f"steps is {list(self.steps)}: give the smaller number first")
-
-    def _draw(self, generator: random.Random) -> Puzzle:
+    def draw_puzzle(self, generator: random.Random) -> Puzzle:
         program = generator.choices(STEPS, k=generator.randint(*self.steps))
         names = tuple(step.symbols for step in program)
         prompt = ",".join(names) + ":\n"
@@ -88,15 +84,18 @@ class ShortPrograms(Puzzles):
 
     def demonstration(self, problem: Problem, seed: int) -> str:
         generator = derived_random(seed, problem.id, "demonstration")
-        *lines, answer = self._solution(problem, generator)
+        *lines, answer = self.solution(problem, generator)
         program = "".join(f"{line}\n" for line in lines) + answer
         return program if self.wording == "symbols" else f"```python\n{_HEAD}\n{program}\n```"
 
-    def _solution(self, problem: Problem, generator: random.Random) -> Iterator[str]:
+    def solution(self, problem: Problem, generator: random.Random) -> Iterator[str]:
         for name in problem.data["steps"]:
             step = _KNOWN[name]
-            if self._slips(generator):
-                step = _slip(step, generator)
+            if self.slips(generator):
+                kind = step.symbols.split()[0]
+                alike = [one for one in STEPS if one.symbols.split()[0] == kind and one != step]
+                others = [one for one in STEPS if one != step and one not in alike]
+                step = generator.choice(alike if alike and generator.random() < 0.5 else others)
             yield step.line
         yield _TAIL
 
@@ -107,14 +106,8 @@ class ShortPrograms(Puzzles):
         return "".join(sorted(set(written + ",:\n")))
 
 
-def _slip(step: Step, generator: random.Random) -> Step:
-    alike = [one for one in STEPS if one.symbols.split()[0] == step.symbols.split()[0] and one != step]
-    others = [one for one in STEPS if one != step and one not in alike]
-    return generator.choice(alike if alike and generator.random() < 0.5 else others)
-
-
 def gold_of(program: Sequence[Step]) -> str:
-    """What the program prints for each input, as the grader of programs has it."""
+    """Returns what the program prints for each input, in the form that the grader of programs reads."""
     outputs = [str(result(program, value)) for value in INPUTS]
     return json.dumps({"inputs": [str(value) for value in INPUTS], "outputs": outputs})
 
