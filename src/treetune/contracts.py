@@ -6,6 +6,7 @@ declaration can't say. Nobody lists which parts go together: `treetune.findings`
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
@@ -133,6 +134,7 @@ class Hook:
 
     def __iter__(self) -> Iterator[Callable[..., Any]]:
         """The functions, in the order of their names."""
+        importlib.import_module("treetune.parts")  # for an experiment that a program has built by itself
         return (self._functions[name] for name in sorted(self._functions))
 
 
