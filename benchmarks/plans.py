@@ -24,8 +24,8 @@ from treetune.config.explain import Explanation  # noqa: E402
 from treetune.config.jsonnet import load  # noqa: E402
 from treetune.models.shapes import shape_of  # noqa: E402
 from treetune.runtime.base import PolicyIteration, Runtime  # noqa: E402
+from treetune.runtime.machine import GIB, MIB, Machine, described_machine  # noqa: E402
 from treetune_cluster.commands import start_shape  # noqa: E402
-from treetune_cluster.planning.machine import GIB, MIB, Machine, described_machine  # noqa: E402
 from treetune_cluster.planning.plan import Plan  # noqa: E402
 from treetune_cluster.planning.remedies import remedy  # noqa: E402
 

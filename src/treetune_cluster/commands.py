@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from treetune.inference.launch import Launch
     from treetune.models.shapes import Shape
     from treetune.runtime.base import PolicyIteration
-    from treetune_cluster.planning.machine import Machine
+    from treetune.runtime.machine import Machine
 
 POLL_S = 0.5
 
@@ -141,7 +141,7 @@ def plan(options: argparse.Namespace) -> int:
 
 
 def _machine(options: argparse.Namespace) -> Machine:
-    from treetune_cluster.planning.machine import described_machine, here
+    from treetune.runtime.machine import described_machine, here
 
     if (options.gpus is None) != (options.memory is None):
         raise ValueError("--gpus and --memory go together, as in --gpus 8 --memory 80: give both, or neither")

@@ -76,7 +76,7 @@ def _versions() -> Iterator[Finding]:
 
 def tested_versions() -> dict[str, str]:
     """Versions of the packages that results depend on, from the lock file in use on this machine."""
-    root = Path(__file__).parents[3]
+    root = Path(__file__).parents[2]
     name = "requirements.txt" if shutil.which("nvidia-smi") else "requirements-cpu.txt"
     lock = root / name
     if not lock.is_file():

@@ -23,7 +23,7 @@ def refuse_what_does_not_fit(config: PolicyIteration) -> None:
     rank says that nobody has looked."""
     if not config.plan.check:
         return
-    from treetune_cluster.planning.machine import here
+    from treetune.runtime.machine import here
     from treetune_cluster.planning.plan import Plan
     from treetune_cluster.planning.words import verdict_of
 

@@ -11,8 +11,8 @@ from treetune.config.build import build
 from treetune.config.explain import Explanation
 from treetune.config.jsonnet import load
 from treetune.runtime.base import PolicyIteration, Runtime
+from treetune.runtime.machine import Machine, described_machine
 from treetune_cluster.commands import start_shape
-from treetune_cluster.planning.machine import Machine, described_machine
 from treetune_cluster.planning.plan import Plan
 
 

@@ -14,10 +14,10 @@ from treetune.contracts import Advantages, Continuations
 from treetune.models.published_shapes import PUBLISHED
 from treetune.models.shapes import shape_of
 from treetune.rollouts.base import Credit
+from treetune.runtime import machine
+from treetune.runtime.machine import GIB, described_machine
 from treetune_cluster.commands import start_shape
-from treetune_cluster.planning import machine
 from treetune_cluster.planning.activations import LOGITS_PER_CHUNK
-from treetune_cluster.planning.machine import GIB, described_machine
 from treetune_cluster.planning.plan import Plan
 from treetune_cluster.planning.remedies import remedy
 from treetune_cluster.planning.words import as_data, as_text
@@ -292,7 +292,7 @@ class TestStart:
 
 
 def test_sizes_are_told_in_readable_units():
-    from treetune_cluster.planning.machine import in_units
+    from treetune.runtime.machine import in_units
 
     assert in_units(GIB) == "1.00 GiB"
     assert in_units(3 * 2**20) == "3.0 MiB"

@@ -5,43 +5,52 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
-from treetune.runtime import busy
-from treetune.runtime.busy import (
+import psutil
+import pytest
+
+from treetune.runtime import machine
+from treetune.runtime.machine import (
     WAIT_POLICY,
     cores_at_work_for_others,
-    heed_others,
-    processes_below,
-    root_of_the_run,
+    processes_of_the_run,
+    wait_policy_beside,
 )
 
 
 def test_beside_others_threads_sleep_while_they_wait_and_that_is_said():
     environment: dict[str, str] = {}
-    said = heed_others(1.2, 2, environment)
-    assert "1.2 of 2 cores" in said
+    said = wait_policy_beside(1.2, 2, environment)
+    assert said is not None and "1.2 of 2 cores" in said
     assert environment == {WAIT_POLICY: "PASSIVE"}
 
 
 def test_somebodys_own_choice_is_left():
     environment = {WAIT_POLICY: "ACTIVE"}
-    assert "ACTIVE" in heed_others(1.2, 2, environment)
+    assert "ACTIVE" in (wait_policy_beside(1.2, 2, environment) or "")
     assert environment == {WAIT_POLICY: "ACTIVE"}
 
 
 def test_on_a_quiet_machine_nothing_is_said_or_changed():
     environment: dict[str, str] = {}
-    assert heed_others(0.2, 2, environment) is None
+    assert wait_policy_beside(0.2, 2, environment) is None
     assert environment == {}
 
 
-def test_others_are_counted_in_cores_without_the_run_itself(monkeypatch):
-    monkeypatch.setattr(busy, "LOOKED_FOR_S", 0.0)
-    second = os.sysconf("SC_CLK_TCK")
-    everyone, own = iter([50 * second, 57 * second]), iter([10 * second, 13 * second])
-    clock = iter([100.0, 102.0])
-    others = cores_at_work_for_others(lambda: next(everyone), lambda: next(own), lambda: next(clock))
-    assert others == 2.0  # of seven seconds of work in two seconds, the run did three
+def test_others_are_counted_in_cores_without_the_run_itself(monkeypatch: pytest.MonkeyPatch):
+    everyone, own, clock = iter([50.0, 57.0]), iter([10.0, 13.0]), iter([100.0, 102.0])
+    monkeypatch.setattr(machine, "_seconds_of_cores", lambda: next(everyone))
+    monkeypatch.setattr(machine, "_seconds_of_the_run", lambda: next(own))
+    still = SimpleNamespace(sleep=lambda seconds: None, monotonic=lambda: next(clock))
+    monkeypatch.setattr(machine, "time", still)
+    assert cores_at_work_for_others() == 2.0  # of seven seconds of work in two seconds, the run did three
+
+
+def test_work_of_this_process_is_the_runs_and_on_these_cores():
+    before = machine._seconds_of_the_run()
+    sum(i * i for i in range(3_000_000))
+    assert before < machine._seconds_of_the_run() <= machine._seconds_of_cores()
 
 
 def test_all_ranks_of_a_launcher_and_what_they_start_are_one_run():
@@ -49,13 +58,13 @@ def test_all_ranks_of_a_launcher_and_what_they_start_are_one_run():
     with subprocess.Popen(
         [sys.executable, "-c", rank], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as sibling:
+        assert sibling.stdin is not None and sibling.stdout is not None
         grandchild = int(sibling.stdout.readline())
-        found = processes_below(os.getpid())
+        found = {process.pid for process in processes_of_the_run({})}
         sibling.stdin.close()
     assert {os.getpid(), sibling.pid, grandchild} <= found
     assert os.getppid() not in found
 
 
-def test_a_rank_counts_from_its_launcher_and_a_single_process_from_itself():
-    assert root_of_the_run({"LOCAL_RANK": "0"}) == os.getppid()
-    assert root_of_the_run({}) == os.getpid()
+def test_a_rank_counts_from_its_launcher():
+    assert processes_of_the_run({"LOCAL_RANK": "0"})[0] == psutil.Process(os.getppid())

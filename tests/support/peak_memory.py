@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from treetune.models.shapes import Shape
+from treetune.runtime.machine import Machine
 from treetune.trainers.base import Trainer
 from treetune.vocabulary import Episode, token_array
-from treetune_cluster.planning.machine import Machine
 from treetune_cluster.planning.training import TrainerMemory
 from treetune_cluster.planning.work import Work
 

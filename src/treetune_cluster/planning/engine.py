@@ -8,7 +8,7 @@ from typing import Any
 
 from treetune.inference.settings import VllmSettings
 from treetune.models.shapes import Shape
-from treetune_cluster.planning.machine import GIB, Machine
+from treetune.runtime.machine import GIB, Machine
 
 OUTSIDE = int(1.5 * GIB)
 """Assumed, of a GPU: CUDA's context, graphs and what is not PyTorch's, within the server's share."""

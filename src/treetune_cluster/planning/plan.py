@@ -10,11 +10,13 @@ from typing import Any
 from treetune.inference.settings import VllmSettings
 from treetune.inference.ways import MEMORY, VERSIONS
 from treetune.models.shapes import Shape
+from treetune.runtime.machine import GIB, Machine, in_units
 from treetune_cluster.planning.engine import ASLEEP, PROCESS, EngineMemory, servers_on_a_machine
-from treetune_cluster.planning.machine import GIB, USABLE, Machine, in_units
 from treetune_cluster.planning.training import TrainerMemory, itemsize
 from treetune_cluster.planning.work import Work, work_of
 
+USABLE = 0.99
+"""Share of a GPU's memory that programs see: an H100 of 80 GiB reports 79.2."""
 CONTEXT = int(0.6 * GIB)
 """Of a GPU, for a rank's CUDA context and its communicators; assumed."""
 RANK = int(1.2 * GIB)

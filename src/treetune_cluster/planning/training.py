@@ -12,9 +12,9 @@ from functools import cached_property
 from typing import Any
 
 from treetune.models.shapes import Shape
+from treetune.runtime.machine import Machine
 from treetune.trainers.base import Trainer
 from treetune_cluster.planning.activations import Passes
-from treetune_cluster.planning.machine import Machine
 from treetune_cluster.planning.work import Work
 
 BUCKET = 500_000_000

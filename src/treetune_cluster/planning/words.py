@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from treetune_cluster.planning.machine import in_units
+from treetune.runtime.machine import in_units
 from treetune_cluster.planning.plan import Plan
 from treetune_cluster.planning.remedies import Remedy, remedy
 from treetune_cluster.planning.seconds import estimates

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import shutil
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from treetune.inference.cores import GIB, host_memory
 from treetune.runtime.console import duration
-from treetune.runtime.machine import versions
+from treetune.runtime.machine import processor, versions
 from treetune.store.files import write_json, write_text
 from treetune_tables.base import Table
 from treetune_tables.experiments import ExperimentsTable
@@ -87,11 +86,12 @@ def account_of(plan: Plan, command: str) -> dict[str, str]:
     seconds = sum(float(one.get("seconds") or 0.0) for run in plan.runs for one in run.attempts())
     finished = sum(status.state == "finished" for status in plan.statuses.values())
     memory = host_memory() / GIB
+    name, _, _ = processor()[0].partition(",")
     return {
         "command": command,
         "runs": f"{finished} of {len(plan.runs)} finished",
         "time": f"{duration(seconds)} for all runs, start-up and evaluation included",
-        "machine": f"{_processor()}, {len(os.sched_getaffinity(0))} cores, {memory:.0f} GiB memory",
+        "machine": f"{name}, {len(os.sched_getaffinity(0))} cores, {memory:.0f} GiB memory",
         "system": platform.platform(),
         "versions": ", ".join(
             f"{name} {version}"
@@ -99,11 +99,3 @@ def account_of(plan: Plan, command: str) -> dict[str, str]:
         ),
         "written": time.strftime("%Y-%m-%d %H:%M %Z"),
     }
-
-
-def _processor() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.machine()

@@ -15,7 +15,8 @@ from typing import Any
 from treetune.config.jsonnet import shown
 from treetune.processes.lifetime import end, started, wait_a_moment
 from treetune.runtime.console import duration
-from treetune.runtime.front_door import MAIN, gpus, ranks_here, threads_each
+from treetune.runtime.front_door import MAIN, ranks_here, threads_each
+from treetune.runtime.machine import gpus
 from treetune.store.files import write_json
 from treetune_tables.runs import MEASURABLE, TO_DO, Key, Plan, PlannedRun, Status, inspect
 
