@@ -26,8 +26,7 @@ from treetune.models.shapes import shape_of  # noqa: E402
 from treetune.runtime.base import PolicyIteration, Runtime  # noqa: E402
 from treetune.runtime.machine import GIB, MIB, Machine, described_machine  # noqa: E402
 from treetune_cluster.commands import start_shape  # noqa: E402
-from treetune_cluster.planning.plan import Plan  # noqa: E402
-from treetune_cluster.planning.remedies import remedy  # noqa: E402
+from treetune_cluster.planning.plan import Plan, remedy  # noqa: E402
 
 PAGE = ROOT / "docs/results/plan.md"
 COUNTED = ROOT / "docs/results/plan_counted.json"
@@ -259,7 +258,7 @@ def published() -> Iterator[str]:
     yield ""
     yield "| phase | planned, s | published, s |"
     yield "|---|---:|---:|"
-    from treetune_cluster.planning.seconds import estimates
+    from treetune_cluster.planning.report import estimates
 
     for name, phase, seconds in PUBLISHED_SECONDS:
         data = load([str(ROOT / f"configs/{name}.jsonnet")], environment_keys=())

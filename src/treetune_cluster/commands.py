@@ -133,7 +133,7 @@ def plan(options: argparse.Namespace) -> int:
     config = evaluated(options)
     root = cast("PolicyIteration", built(config, options.command, "an experiment"))
     from treetune_cluster.planning.plan import Plan
-    from treetune_cluster.planning.words import as_data, as_text
+    from treetune_cluster.planning.report import as_data, as_text
 
     found = Plan.of(root, _machine(options), options.answer_tokens, start_shape(root))
     say(json.dumps(as_data(found), indent=2, ensure_ascii=False) if options.json else as_text(found))

@@ -25,7 +25,7 @@ def refuse_what_does_not_fit(config: PolicyIteration) -> None:
         return
     from treetune.runtime.machine import here
     from treetune_cluster.planning.plan import Plan
-    from treetune_cluster.planning.words import verdict_of
+    from treetune_cluster.planning.report import verdict_of
 
     rank, local_rank = os.environ.get("RANK", "0"), os.environ.get("LOCAL_RANK", "0")
     try:

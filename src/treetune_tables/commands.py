@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, cast
 from treetune.cli.command import Argument, Command, built, evaluated
 
 if TYPE_CHECKING:
-    from treetune_tables.base import Table
     from treetune_tables.runs import Plan
-    from treetune_tables.settings import Reproduction
+    from treetune_tables.settings import Reproduction, Table
 
 REPRODUCTION = "reproduction"
 """The type of tables that `reproduce_table` knows how to run."""
@@ -25,7 +24,7 @@ OUTPUT = Argument(
 
 def write_table(options: argparse.Namespace) -> int:
     root = built(evaluated(options), options.command, "a table")
-    from treetune_tables.report.write import make_table
+    from treetune_tables.write import make_table
 
     return make_table(cast("Table", root), _command_line(), options.output)
 
@@ -45,8 +44,8 @@ def reproduce_table(options: argparse.Namespace) -> int:
             remedy="make_table fills it from experiments that have been run",
         )
         raise ConfigError([issue])
-    from treetune_tables.report.write import copy, write_runs_table
-    from treetune_tables.sweeps.command import run
+    from treetune_tables.launch import run
+    from treetune_tables.write import copy, write_runs_table
 
     def show(plan: Plan) -> None:
         copy(write_runs_table(plan, _command_line()), options.output)

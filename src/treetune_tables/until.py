@@ -9,11 +9,10 @@ from statistics import fmean
 from typing import Literal
 
 from treetune.runtime.directory import verify_answers
-from treetune_tables.columns import Column
-from treetune_tables.intervals import confidence_sequence
+from treetune_tables.columns import Column, by_problem
 from treetune_tables.runs import MEASURABLE, TO_DO, Plan, PlannedRun, with_seeds
 from treetune_tables.settings import Until
-from treetune_tables.values import by_problem
+from treetune_tables.statistics import confidence_sequence
 
 ByProblem = Mapping[str, float]
 

@@ -158,7 +158,7 @@ def test_a_table_has_no_use_for_the_seed_of_the_environment(monkeypatch: pytest.
     write = ModuleType("write")
     made: list[Any] = []
     monkeypatch.setattr(write, "make_table", lambda root, *_: made.append(root) or 0, raising=False)
-    monkeypatch.setitem(sys.modules, "treetune_tables.report.write", write)
+    monkeypatch.setitem(sys.modules, "treetune_tables.write", write)
     monkeypatch.setenv("APP_SEED", "3")
     monkeypatch.setenv("APP_DIRECTORY", "there")
     assert command_line.main(["--configs", "wall.jsonnet", "make_table"]) == 0

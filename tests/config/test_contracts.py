@@ -16,7 +16,7 @@ from treetune.config.registrable import Registrable
 from treetune.contracts import Feature, Finding, Need, Part
 from treetune.findings import UNKNOWN, Incomplete, findings
 from treetune.runtime.base import Runtime
-from treetune_tables.base import Table
+from treetune_tables.settings import Table
 
 
 def test_mistakes_of_keys_types_and_combinations_are_told_together() -> None:

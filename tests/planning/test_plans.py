@@ -17,10 +17,10 @@ from treetune.rollouts.base import Credit
 from treetune.runtime import machine
 from treetune.runtime.machine import GIB, described_machine
 from treetune_cluster.commands import start_shape
-from treetune_cluster.planning.activations import LOGITS_PER_CHUNK
-from treetune_cluster.planning.plan import Plan
-from treetune_cluster.planning.remedies import remedy
-from treetune_cluster.planning.words import as_data, as_text
+from treetune_cluster.planning import machine
+from treetune_cluster.planning.memory import LOGITS_PER_CHUNK
+from treetune_cluster.planning.plan import Plan, remedy
+from treetune_cluster.planning.report import as_data, as_text
 
 BIG = "polIter_deepseekSft2_vineppo_MATH"
 SMALL = "polIter_rho1bSft2_vineppo_MATH"

@@ -15,18 +15,14 @@ from tests.reports import fabricated
 from tests.reports.page import Page
 from tests.reports.plans import ACCOUNT, BY_NAME, config, finish, plan_of
 from treetune_tables.columns import Column, Panel, Speedup
-from treetune_tables.report.as_json import as_json
-from treetune_tables.report.curves import curves
-from treetune_tables.report.figures import draw_curves, draw_panels, draw_table
-from treetune_tables.report.latex import as_latex
-from treetune_tables.report.markdown import as_markdown
-from treetune_tables.report.measure import measure
-from treetune_tables.report.page import as_html
-from treetune_tables.report.panels import panel_curves, panel_notes, panels_json
+from treetune_tables.curves import curves, panel_curves, panel_notes, panels_json
+from treetune_tables.figures import draw_curves, draw_panels, draw_table
+from treetune_tables.launch import Launcher, launch_lines, slurm_script
+from treetune_tables.measure import measure
 from treetune_tables.runs import Plan, _read_by, refreshed
 from treetune_tables.settings import Cell, MethodRow, TableExperiment
-from treetune_tables.sweeps.batch import launch_lines, slurm_script
-from treetune_tables.sweeps.launch import Launcher
+from treetune_tables.text import as_latex, as_markdown
+from treetune_tables.write import as_html, as_json
 
 LAUNCHER = Launcher(ranks=2, threads=3)
 

@@ -13,13 +13,13 @@ from scipy import stats
 from tests.reports import fabricated
 from tests.reports.plans import ACCOUNT, config, plan_of
 from treetune_tables.columns import Area, Column, Reach
-from treetune_tables.report.accuracy_curve import NotReached, area_under, cost_to_reach
-from treetune_tables.report.as_json import as_json
-from treetune_tables.report.markdown import as_markdown
-from treetune_tables.report.measure import measure
-from treetune_tables.report.paired import holm, paired_test
+from treetune_tables.curves import NotReached, area_under, cost_to_reach
+from treetune_tables.measure import measure
 from treetune_tables.runs import Plan, refreshed
 from treetune_tables.settings import MethodRow, Pair, TableExperiment
+from treetune_tables.statistics import holm, paired_test
+from treetune_tables.text import as_markdown
+from treetune_tables.write import as_json
 
 
 def by_problem(matrix_SP: np.ndarray) -> list[dict[str, float]]:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from treetune_tables.intervals import (
+from treetune_tables.statistics import (
     of_shares,
     over_seeds,
     over_seeds_and_problems,

@@ -11,11 +11,10 @@ import pytest
 from tests.reports.plans import ACCOUNT, finish, plan_of
 from tests.support.browser import CHROMIUM
 from treetune_tables.columns import Column, Panel
-from treetune_tables.report.curves import curves
-from treetune_tables.report.measure import measure
-from treetune_tables.report.page import as_html
-from treetune_tables.report.panels import panel_curves
+from treetune_tables.curves import curves, panel_curves
+from treetune_tables.measure import measure
 from treetune_tables.settings import Cell, MethodRow
+from treetune_tables.write import as_html
 
 ASK = """<script>
 const cut = [...document.querySelectorAll(".scroll")].filter(one => one.scrollWidth > one.clientWidth);

@@ -8,9 +8,9 @@ import pytest
 
 from tests.reports.synthetic import summary, write_experiment, write_summary
 from treetune.config.build import checked
-from treetune_tables.experiments import ExperimentsTable, Row
-from treetune_tables.report.experiments import as_markdown, fill
-from treetune_tables.report.write import make_table
+from treetune_tables.experiments_table import as_markdown, fill
+from treetune_tables.settings import ExperimentsTable, Row
+from treetune_tables.write import make_table
 
 
 def table(directory: Path, *rows: Row, **more: Any) -> ExperimentsTable:

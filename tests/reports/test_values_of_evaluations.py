@@ -13,15 +13,13 @@ import pytest
 from tests.reports import fabricated
 from tests.reports.plans import ACCOUNT, finish, plan_of
 from treetune_tables.columns import Column, Panel
-from treetune_tables.report.as_json import as_json
-from treetune_tables.report.figures import draw_panels, draw_table
-from treetune_tables.report.latex import as_latex
-from treetune_tables.report.markdown import as_markdown
-from treetune_tables.report.measure import measure
-from treetune_tables.report.page import as_html
-from treetune_tables.report.panels import panel_curves, panel_notes, panels_json
+from treetune_tables.curves import panel_curves, panel_notes, panels_json
+from treetune_tables.figures import draw_panels, draw_table
+from treetune_tables.measure import measure
 from treetune_tables.runs import Plan, _read_by, refreshed
 from treetune_tables.settings import Cell, MethodRow
+from treetune_tables.text import as_latex, as_markdown
+from treetune_tables.write import as_html, as_json
 
 LONGEST = "num_tokens_in_the_longest_thread"
 COLUMNS = (

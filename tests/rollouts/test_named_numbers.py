@@ -13,8 +13,7 @@ from treetune.rollouts.metrics import trajectory_metrics
 from treetune.rollouts.numbers import Number, NumberGroup
 from treetune.tree import answers_of, trees_of
 from treetune.vocabulary import TextCodec, Trajectory
-from treetune_tables.columns import Column, Panel
-from treetune_tables.values import number_in
+from treetune_tables.columns import Column, Panel, number_in
 
 
 def lengths(trajectories: Sequence[Trajectory], codec: TextCodec) -> list[dict[str, float]]:

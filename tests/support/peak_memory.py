@@ -15,8 +15,7 @@ from treetune.models.shapes import Shape
 from treetune.runtime.machine import Machine
 from treetune.trainers.base import Trainer
 from treetune.vocabulary import Episode, token_array
-from treetune_cluster.planning.training import TrainerMemory
-from treetune_cluster.planning.work import Work
+from treetune_cluster.planning.memory import TrainerMemory, Work
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ def _environment(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempP
     monkeypatch.setenv("APP_FAKE_CONFIGS", str(tmp_path_factory.getbasetemp() / "evaluated.json"))
     monkeypatch.setattr("treetune_tables.runs.load", evaluated)
     # Figures take a second each, and have tests of their own.
-    monkeypatch.setattr("treetune_tables.report.write.draw_table", lambda _, path: path.touch())
+    monkeypatch.setattr("treetune_tables.write.draw_table", lambda _, path: path.touch())
     monkeypatch.setattr(
-        "treetune_tables.report.write.draw_curves", lambda *given: [path.touch() for path in given[-1]]
+        "treetune_tables.write.draw_curves", lambda *given: [path.touch() for path in given[-1]]
     )
     # This process must not keep the handler that `reproduce` puts in its own.
     monkeypatch.setattr("treetune.processes.lifetime.exit_on_signals", lambda: None)

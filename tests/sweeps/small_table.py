@@ -13,10 +13,10 @@ import treetune.parts  # noqa: F401  (registers them)
 from tests.reports import fabricated
 from treetune.config.jsonnet import Config, Layer, load
 from treetune_tables.columns import Column
-from treetune_tables.report.write import write_runs_table
+from treetune_tables.launch import Launcher
 from treetune_tables.runs import Plan
 from treetune_tables.settings import MethodRow, Reproduction, TableExperiment
-from treetune_tables.sweeps.launch import Launcher
+from treetune_tables.write import write_runs_table
 
 ROOT = Path(__file__).resolve().parents[2]
 SHORT = "{ iterations: 2, trainer+: { schedule+: { may_outlast_training: true } } }"

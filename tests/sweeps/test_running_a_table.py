@@ -16,11 +16,11 @@ import pytest
 from tests.reports import fabricated
 from tests.sweeps.small_table import FAKE, SHORT, experiment, show, table
 from treetune.processes.lifetime import process_fields
-from treetune_tables.report.write import make_table
+from treetune_tables.launch import reproduce
+from treetune_tables.overview import plan_text
 from treetune_tables.runs import make_plan
 from treetune_tables.settings import MethodRow, Reproduction, TableExperiment
-from treetune_tables.sweeps.command import reproduce
-from treetune_tables.sweeps.overview import plan_text
+from treetune_tables.write import make_table
 
 
 def calls(directory: Path) -> list[str]:
@@ -138,7 +138,7 @@ def test_the_run_ends_with_the_command_that_started_it(tmp_path: Path, number: s
         "import sys; from pathlib import Path\n"
         "from tests.sweeps.small_table import FAKE, evaluated, show, table\n"
         "from treetune_tables import runs\n"
-        "from treetune_tables.sweeps.command import reproduce\n"
+        "from treetune_tables.launch import reproduce\n"
         "runs.load = evaluated\n"
         f"sys.exit(reproduce(table(Path({str(tmp_path)!r}), seeds=(1,)), show, FAKE))"
     )

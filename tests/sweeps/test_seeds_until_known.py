@@ -14,10 +14,10 @@ from tests.reports import fabricated
 from tests.sweeps.small_table import FAKE, experiment, show, table
 from treetune.config.build import checked
 from treetune.config.errors import ConfigError
-from treetune_tables.intervals import confidence_sequence, over_seeds
+from treetune_tables.launch import reproduce
 from treetune_tables.runs import Plan, make_plan
 from treetune_tables.settings import Reproduction, Seeds, TableExperiment, Until
-from treetune_tables.sweeps.command import reproduce
+from treetune_tables.statistics import confidence_sequence, over_seeds
 from treetune_tables.until import Verdict, grown, verdicts
 
 NOISE = (0.0, 0.2, 0.05, 0.15, 0.1, 0.12, 0.08, 0.11)

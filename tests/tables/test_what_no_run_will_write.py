@@ -10,10 +10,10 @@ import pytest
 
 import treetune.parts  # noqa: F401  (registers them)
 from treetune.config.errors import ConfigError
+from treetune_tables.check import METRICS
 from treetune_tables.columns import Column, Panel
-from treetune_tables.recorded import METRICS
+from treetune_tables.launch import reproduce
 from treetune_tables.settings import MethodRow, Reproduction, TableExperiment
-from treetune_tables.sweeps.command import reproduce
 
 ROOT = Path(__file__).resolve().parents[2]
 EXPERIMENTS = ("sft", "ppo", "grpo")

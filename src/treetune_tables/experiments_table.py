@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from treetune.store.files import write_json, write_text
-from treetune_tables.experiments import ExperimentsTable, Row
-from treetune_tables.report import grids
-from treetune_tables.report.words import DASH
+from treetune_tables.settings import ExperimentsTable, Row
+from treetune_tables.text import DASH, frame, frame_as_markdown
 from treetune_view.report.experiment import read_summaries
 
 REPORTED = (
@@ -110,7 +109,7 @@ def as_markdown(table: ExperimentsTable, results: list[Result]) -> str:
     if table.checkpoint == "best":
         note += f" by `{table.best_on}`"
     parts = [f"## {table.title}"] if table.title else []
-    parts.append(grids.as_markdown(grids.frame([*heads, "published"] if published else heads, rows)))
+    parts.append(frame_as_markdown(frame([*heads, "published"] if published else heads, rows)))
     return "\n\n".join([*parts, f"Shares in percent; {note}."]) + "\n"
 
 

@@ -1,9 +1,11 @@
-"""The cells of a reproduction's table, from what its runs left on disk."""
+"""The cells of a table: numbers by seed, estimates, and differences of rows."""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +15,194 @@ from treetune.runtime.analysis import read_result
 from treetune.runtime.directory import MEASURE_AGAIN, verify_answers
 from treetune.runtime.manifest import read_config
 from treetune.store.checksums import read_record
-from treetune_tables.columns import Area, Column
-from treetune_tables.intervals import Estimate, of_shares, over_seeds, over_seeds_and_problems
-from treetune_tables.report.accuracy_curve import NotReached, area_under, cost_to_reach
-from treetune_tables.report.cells import CellResult, Results, SeedResult
-from treetune_tables.report.compare import compared
-from treetune_tables.report.costs import costs_of
-from treetune_tables.report.curves import measured_along, speedup
+from treetune_tables.columns import Area, Column, by_problem, number_in
+from treetune_tables.curves import (
+    Cost,
+    NotReached,
+    area_under,
+    cost_to_reach,
+    costs_of,
+    measured_along,
+    speedup,
+)
 from treetune_tables.runs import MEASURABLE, Plan, PlannedRun
-from treetune_tables.settings import MethodRow
-from treetune_tables.values import by_problem, number_in
+from treetune_tables.settings import MethodRow, Reproduction
+from treetune_tables.statistics import (
+    SIGNIFICANT,
+    Estimate,
+    holm,
+    of_shares,
+    over_seeds,
+    over_seeds_and_problems,
+    paired_test,
+)
+
+
+@dataclass(frozen=True)
+class SeedResult:
+    """One seed's number. `by_problem` (each problem's mean) where it is a mean over answers."""
+
+    seed: int
+    value: float
+    directory: str
+    config_hash: str
+    iteration: int
+    by_problem: Mapping[str, float] | None = None
+    samples: int | None = None
+    bounds: tuple[float, float] | None = None
+    """An analysis' own interval, over what it looked at."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A row less another one, in one column, over the seeds that both have, paired by seed and problem.
+
+    `p` is that of a mean difference of 0 (None where nothing says how much it varies), and `adjusted` what it
+    is among all comparisons of the table.
+    """
+
+    row: str
+    to: str
+    column: Column
+    seeds: int
+    difference: Estimate
+    p: float | None = None
+    adjusted: float | None = None
+
+    @property
+    def called(self) -> str | None:
+        """The way it goes, where its interval leaves out 0 and `adjusted` is below 0.05: "better" or "worse",
+        or where neither way is better "higher" or "lower". Elsewhere None: the two are not told apart."""
+        if self.adjusted is None or self.adjusted >= SIGNIFICANT or not self.difference.excludes_zero:
+            return None
+        up = self.difference.mean > 0
+        if self.column.improves == "neither":
+            return "higher" if up else "lower"
+        return "better" if up == (self.column.improves == "higher") else "worse"
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """One cell. `estimate` is None where no seed is measured; `absent` says why, by seed.
+
+    `against` is how it differs from the baseline's cell in the same column.
+    """
+
+    row: MethodRow
+    column: Column
+    seeds: tuple[SeedResult, ...] = ()
+    absent: Mapping[int, str] = field(default_factory=dict)
+    estimate: Estimate | None = None
+    against: Comparison | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def published(self) -> float | None:
+        return self.row.cell(self.column.name).published
+
+    @property
+    def source(self) -> str | None:
+        return self.row.cell(self.column.name).source
+
+    @property
+    def experiment(self) -> str | None:
+        return self.row.cell(self.column.name).experiment
+
+    @property
+    def difference(self) -> Estimate | None:
+        return None if self.against is None else self.against.difference
+
+    @property
+    def called(self) -> str | None:
+        return None if self.against is None else self.against.called
+
+    def is_shared(self, table: Reproduction) -> bool:
+        """Whether all seeds share the one run that it shows."""
+        return self.experiment is not None and table.experiments[self.experiment].shared
+
+
+@dataclass(frozen=True)
+class Results:
+    """All cells by (row, column), costs by the table's experiment, comparisons of rows that are not with the
+    baseline, and how many comparisons there are in all."""
+
+    plan: Plan
+    cells: Mapping[tuple[str, str], CellResult]
+    costs: Mapping[str, list[Cost]]
+    pairs: Sequence[Comparison] = ()
+    comparisons: int = 0
+
+
+Cells = Mapping[tuple[str, str], CellResult]
+
+
+def compared(
+    table: Reproduction, cells: Cells
+) -> tuple[dict[tuple[str, str], CellResult], list[Comparison], int]:
+    """The cells with their difference to the baseline, those between the table's pairs, and their number."""
+    wanted = [(row.name, table.baseline) for row in table.rows if table.baseline not in (None, row.name)]
+    wanted += [(pair.row, pair.to) for pair in table.pairs]
+    found: dict[tuple[str, str | None, str], Comparison] = {}
+    remarks: dict[tuple[str, str], str] = {}
+    for column in table.columns:
+        for row, to in dict.fromkeys(wanted):
+            cell, other = cells[row, column.name], cells[to or row, column.name]
+            try:
+                comparison = _compared(table, cell, other)
+            except ValueError as error:
+                remarks[row, column.name] = str(error)
+                continue
+            if comparison is not None:
+                found[row, to, column.name] = comparison
+    tested = [key for key, one in found.items() if one.p is not None]
+    for key, adjusted in zip(tested, holm([found[key].p or 0.0 for key in tested]), strict=True):
+        found[key] = replace(found[key], adjusted=adjusted)
+    with_differences = {
+        (row, column): replace(
+            cell,
+            against=found.get((row, table.baseline, column)),
+            notes=(*cell.notes, *filter(None, [remarks.get((row, column))])),
+        )
+        for (row, column), cell in cells.items()
+    }
+    pairs = [
+        found[pair.row, pair.to, column.name]
+        for pair in table.pairs
+        for column in table.columns
+        if (pair.row, pair.to, column.name) in found
+    ]
+    return with_differences, pairs, len(found)
+
+
+def _compared(table: Reproduction, cell: CellResult, other: CellResult) -> Comparison | None:
+    """None where they have no seed in common, or one of them no estimate."""
+    own, theirs = _of_every_seed(table, cell), _of_every_seed(table, other)
+    common = [seed for seed in own if seed in theirs]
+    if cell.is_shared(table) and other.is_shared(table):
+        common = common[:1]
+    if not common or cell.estimate is None or other.estimate is None:
+        return None
+    pairs = [(own[seed].by_problem, theirs[seed].by_problem) for seed in common]
+    differences = [
+        {problem: a[problem] - b[problem] for problem in a}
+        for a, b in pairs
+        if a is not None and b is not None and a.keys() == b.keys()
+    ]
+    kind = table.interval
+    if len(differences) == len(common):
+        difference = over_seeds_and_problems(differences, kind)
+    else:
+        numbers = [own[seed].value - theirs[seed].value for seed in common]
+        difference, differences = over_seeds(numbers, kind), [{"": number} for number in numbers]
+    p = paired_test(differences)
+    return Comparison(cell.row.name, other.row.name, cell.column, len(common), difference, p)
+
+
+def _of_every_seed(table: Reproduction, cell: CellResult) -> dict[int, SeedResult]:
+    """What a seed is compared by: its own result, or the one that all seeds share."""
+    if cell.is_shared(table):
+        return {seed: one for seed in table.seeds for one in cell.seeds}
+    return {one.seed: one for one in cell.seeds}
 
 
 def measure(plan: Plan) -> Results:

@@ -1,24 +1,40 @@
-"""Carries out what a reproduction lacks: runs in their order, each a launcher's process."""
+"""The command `reproduce_table`: runs what a table lacks, each run a process, and writes the table."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import re
 import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from treetune.config.jsonnet import shown
-from treetune.processes.lifetime import end, started, wait_a_moment
+from treetune.processes.lifetime import end, exit_on_signals, started, wait_a_moment
 from treetune.runtime.console import duration
 from treetune.runtime.front_door import MAIN, ranks_here, threads_each
 from treetune.runtime.machine import gpus
-from treetune.store.files import write_json
-from treetune_tables.runs import MEASURABLE, TO_DO, Key, Plan, PlannedRun, Status, inspect
+from treetune.store.files import write_json, write_text
+from treetune_tables.check import refuse_unwritten
+from treetune_tables.overview import cost_line, plan_text
+from treetune_tables.runs import (
+    MEASURABLE,
+    TO_DO,
+    Key,
+    Plan,
+    PlannedRun,
+    Status,
+    inspect,
+    make_plan,
+    refreshed,
+)
+from treetune_tables.settings import Reproduction
+from treetune_tables.until import grown
 
 PROGRESS_EVERY_S = 60.0
 
@@ -240,3 +256,152 @@ def _message(log: Path, began: int) -> str:
     raised = [line for line in lines if _RAISED.match(line)]
     own = [line for line in lines if "] [launch.py:" not in line]
     return (failures or raised or own or lines or ["it said nothing"])[-1][:MESSAGE_CHARACTERS]
+
+
+def waves(plan: Plan) -> list[list[PlannedRun]]:
+    """The runs to do, each wave needing only what earlier ones make. Blocked runs are left out."""
+    depth: dict[Key, int] = {}
+    found: list[list[PlannedRun]] = []
+    for run in plan.to_do():
+        if plan.blocked_by(run):
+            continue
+        depth[run.key] = 1 + max((depth.get(needed, -1) for needed in run.needs), default=-1)
+        if len(found) <= depth[run.key]:
+            found.append([])
+        found[depth[run.key]].append(run)
+    return found
+
+
+def launch_lines(plan: Plan, launcher: Launcher) -> list[str]:
+    """Shell text: a line for each run, with comments that say what has to be finished before it."""
+    lines: list[str] = []
+    for number, wave in enumerate(waves(plan)):
+        after = (
+            "at once, side by side where the machine allows" if number == 0 else "when those above have ended"
+        )
+        lines.append(f"# {after}:")
+        for run in wave:
+            lines.append(_line(plan, run, launcher))
+    for run in plan.to_do():
+        if blocked := plan.blocked_by(run):
+            lines.append(f"# {run.words}: blocked by {', '.join(blocked)}")
+    return lines or ["# nothing is missing"]
+
+
+def _line(plan: Plan, run: PlannedRun, launcher: Launcher) -> str:
+    commands = commands_of(plan.statuses[run.key])
+    if run.analyses and "run_analyzers" not in commands:
+        commands.append("run_analyzers")
+    return " && ".join(launcher.line(run, command) for command in commands)
+
+
+def slurm_script(plan: Plan, launcher: Launcher, working_directory: Path) -> str:
+    """A script that submits itself: ``bash FILE`` queues one array per wave, each after the last.
+
+    A wave starts when the one before has ended, well or not: a run whose start weights are missing
+    then ends at once, and says so, while the others go on.
+    """
+    table = plan.table
+    ranges, cases, first = [], [], 0
+    for wave in waves(plan):
+        ranges.append(f"{first}-{first + len(wave) - 1}")
+        for task, run in enumerate(wave, start=first):
+            cases.append(f"    {task}) # {run.words}\n        {_line(plan, run, launcher)} ;;")
+        first += len(wave)
+    if not ranges:
+        raise ValueError("nothing is missing: there is no run to put into a SLURM script")
+    logs = shlex.quote(str(Path(table.directory) / "logs"))
+    newline = "\n"
+    return f"""\
+#!/usr/bin/env bash
+#SBATCH --job-name={table.name}
+#SBATCH --output={Path(table.directory) / "logs"}/slurm-%A-%a.out
+#SBATCH --nodes=1
+#SBATCH --ntasks=1
+#SBATCH --gpus-per-node={launcher.ranks}
+#SBATCH --cpus-per-task={launcher.ranks * launcher.threads}
+#
+# `bash FILE` submits this file: one array per wave, each when the one before has ended. What follows the
+# file's name goes to sbatch (--partition, --time). When all have ended, reproduce_table fills the table.
+set -euo pipefail
+cd {shlex.quote(str(working_directory))}
+export PATH={shlex.quote(str(Path(sys.executable).parent))}:"$PATH"
+
+if [ -z "${{SLURM_ARRAY_TASK_ID:-}}" ]; then
+    mkdir -p {logs}
+    after=()
+    for wave in {" ".join(ranges)}; do
+        job=$(sbatch --parsable "${{after[@]}}" --array="$wave" "$@" "${{BASH_SOURCE[0]}}")
+        echo "tasks $wave: job ${{job%%;*}}"
+        after=(--dependency="afterany:${{job%%;*}}")
+    done
+    exit 0
+fi
+
+case "$SLURM_ARRAY_TASK_ID" in
+{newline.join(cases)}
+    *) echo "there is no task $SLURM_ARRAY_TASK_ID" >&2; exit 2 ;;
+esac
+"""
+
+
+Write = Callable[[Plan], object]
+"""Shows what lies on disk: a report's business, which this room knows nothing of."""
+
+
+def run(table: Reproduction, options: Any, write: Write) -> int:
+    """The command with its options; the exit code."""
+    at_once = options.at_once
+    if at_once < 1:
+        raise ValueError(f"--at-once is {at_once}: it must be 1 or more")
+    if options.plan:
+        say(plan_text(grown(make_plan(table)), at_once))
+    elif options.launch_lines:
+        say("\n".join(launch_lines(grown(make_plan(table)), Launcher.of_this_machine())))
+    elif options.slurm is not None:
+        plan = grown(make_plan(table))
+        write_text(options.slurm, slurm_script(plan, Launcher.of_this_machine(), Path.cwd()))
+        say(f"bash {options.slurm} submits it")
+    else:
+        return reproduce(table, write, at_once=at_once)
+    return 0
+
+
+def reproduce(table: Reproduction, write: Write, launcher: Launcher | None = None, at_once: int = 1) -> int:
+    """Runs what is missing, so many runs at once, and writes the table; 1 if a run could not be finished.
+
+    Where the table adds seeds until it knows enough, what was found says what is run next.
+    """
+    launcher = launcher or Launcher.of_this_machine(at_once)
+    exit_on_signals()
+    with _alone(Path(table.directory)):
+        plan, finished = grown(make_plan(table)), set[Key]()
+        refuse_unwritten(plan)
+        say(cost_line(plan, at_once))
+        while True:
+            unfinished = carry_out(plan, launcher, say, at_once, known=finished)
+            plan = refreshed(plan)
+            finished = {run.key for run in plan.runs if plan.statuses[run.key].state == "finished"}
+            more = grown(plan)
+            if len(more.runs) == len(plan.runs):
+                break
+            say("more seeds: " + "; ".join(run.words for run in more.runs if run.key not in plan.statuses))
+            plan = more
+        write(plan)
+    return 1 if unfinished else 0
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """One `reproduce_table` in a directory at a time."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".reproduction.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ValueError(f"another reproduce_table is at work in {folder}: wait for it to end") from error
+        yield
+
+
+def say(text: str) -> None:
+    print(text, flush=True)

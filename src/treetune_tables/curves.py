@@ -1,4 +1,4 @@
-"""Accuracy along training, over what it cost: tokens, seconds, gradient steps."""
+"""Costs of training, and what was measured along it, for curves and panels."""
 
 from __future__ import annotations
 
@@ -6,16 +6,65 @@ import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from statistics import fmean
 from typing import Any
 
-from treetune_tables.columns import Axis, Column, Panel
-from treetune_tables.report.costs import seconds_of, tokens_of
+from treetune.config.errors import did_you_mean
+from treetune.runtime.stop_after import ANSWERS, CONTINUATIONS
+from treetune_tables.columns import PASS_AT_1, Axis, Column, Panel, number_in
 from treetune_tables.runs import MEASURABLE, Plan, PlannedRun
 from treetune_tables.settings import MethodRow, PanelAxis
-from treetune_tables.values import PASS_AT_1, number_in
 from treetune_view.report.experiment import read_summaries
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one run of an experiment took, summed over its iterations."""
+
+    seed: int
+    answers: int
+    sampled_tokens: int
+    gradient_steps: int
+    seconds: float
+
+
+def costs_of(plan: Plan, name: str) -> list[Cost]:
+    """Of an experiment's finished runs."""
+    found = []
+    for run in plan.of(name):
+        if run.template is None or plan.statuses[run.key].state not in MEASURABLE:
+            continue
+        rows = run.directory.read_metrics()
+        found.append(
+            Cost(
+                seed=run.seed,
+                answers=round(sum(answers_of(row, run.template) for row in rows)),
+                sampled_tokens=round(sum(tokens_of(row, run.template) for row in rows)),
+                gradient_steps=round(sum(row.get("train/steps", 0.0) for row in rows)),
+                seconds=sum(seconds_of(row) for row in rows),
+            )
+        )
+    return found
+
+
+def answers_of(row: Mapping[str, Any], config: Mapping[str, Any]) -> float:
+    """Answers sampled to train on; demonstrations are not, nor are continuations for values."""
+    sampled = config["rollout"]["type"] != "demonstrations"
+    return float(row.get("episodes/count", 0.0)) if sampled else 0.0
+
+
+def tokens_of(row: Mapping[str, Any], config: Mapping[str, Any]) -> float:
+    """Tokens that the engine sampled, for answers and for their credit."""
+    # Runs of earlier versions did not count those of answers.
+    counted = answers_of(row, config) * row.get("episodes/response_tokens", 0.0)
+    return float(row.get(ANSWERS, counted) + row.get(CONTINUATIONS, 0.0))
+
+
+def seconds_of(row: Mapping[str, Any]) -> float:
+    """Wall-clock without evaluation."""
+    return float(row.get("seconds/total", 0.0) - row.get("seconds/evaluation", 0.0))
+
 
 Measured = dict[int, tuple[dict[Axis, float], float]]
 """(costs so far, value) by finished iterations."""
@@ -207,4 +256,97 @@ def _point_json(point: CurvePoint) -> dict[str, Any]:
 def curves_json(found: Sequence[Curve]) -> list[dict[str, Any]]:
     return as_json(
         found, column=lambda curve: curve.panel.name, evaluation=lambda curve: curve.panel.evaluation
+    )
+
+
+Points = Sequence[tuple[float, float]]
+"""(cost so far, accuracy), by rising cost. Between two measurements accuracy is taken to change evenly."""
+
+
+class NotReached(ValueError):
+    """The accuracy is above every one that was measured."""
+
+
+def area_under(points: Points, upto: float) -> float:
+    """The mean accuracy from no cost to the cost `upto`. Behind the last measurement it stays what it was.
+
+    Raises ValueError where the start was not measured."""
+    if not points or points[0][0] > 0:
+        raise ValueError("the start model was not measured on the curve's set")
+    total = 0.0
+    for (begin, low), (end, high) in pairwise([*points, (max(upto, points[-1][0]), points[-1][1])]):
+        if begin >= upto or end <= begin:
+            continue
+        cut = min(end, upto)
+        at_cut = low + (high - low) * (cut - begin) / (end - begin)
+        total += (cut - begin) * (low + at_cut) / 2
+    return total / upto
+
+
+def cost_to_reach(points: Points, accuracy: float) -> float:
+    """The cost at which the curve first comes to an accuracy. Raises NotReached."""
+    if points and points[0][1] >= accuracy:
+        return points[0][0]
+    for (begin, low), (end, high) in pairwise(points):
+        if high >= accuracy:
+            return begin + (end - begin) * (accuracy - low) / (high - low)
+    best = max((accuracy for _, accuracy in points), default=0.0)
+    raise NotReached(f"not reached: {best:.3f} at best")
+
+
+AXIS_WORDS: dict[PanelAxis, str] = {"iterations": "iterations", **{axis: AXES[axis] for axis in AXES}}
+
+
+def panel_curves(plan: Plan) -> list[Curve]:
+    """Panel after panel, of every row with an experiment of its own and a finished run that has it.
+
+    What an experiment that others start from recorded while it was trained is not beside theirs: it
+    came before. What is measured of its weights is where they begin.
+    """
+    before = {name for experiment in plan.table.experiments.values() for name in experiment.needs}
+    found = [
+        curve_of(plan, row, panel, row.experiment)
+        for panel in plan.table.panels
+        for row in plan.table.rows
+        if panel.metric is None or row.experiment not in before
+    ]
+    return [curve for curve in found if curve is not None]
+
+
+def panel_notes(plan: Plan, found: Sequence[Curve]) -> list[str]:
+    """What is drawn, and which metrics no finished run has recorded."""
+    if not plan.table.panels:
+        return []
+    notes = ["Means over seeds, with their range, along training."] if found else []
+    for panel in plan.table.panels:
+        if any(curve.panel == panel for curve in found):
+            continue
+        if panel.metric is None:
+            if panel.value is not None and found:
+                notes.append(
+                    f"No finished run's measurements on {panel.evaluation} have {panel.value} ({panel.name})."
+                )
+            continue
+        known = {
+            key
+            for row in plan.table.rows
+            for run in finished(plan, row.experiment)
+            for line in run.directory.read_metrics()[:1]
+            for key in line
+        }
+        if known:
+            notes.append(
+                f"No finished run recorded {panel.metric} ({panel.name}):"
+                f" {did_you_mean(panel.metric, sorted(known))}"
+            )
+    return notes
+
+
+def panels_json(found: Sequence[Curve]) -> list[dict[str, Any]]:
+    return as_json(
+        found,
+        panel=lambda curve: curve.panel.name,
+        metric=lambda curve: curve.panel.metric,
+        evaluation=lambda curve: curve.panel.evaluation,
+        value=lambda curve: curve.panel.value,
     )

@@ -1,13 +1,103 @@
-"""A plan as text, and as plain data."""
+"""A plan as text and as plain data, with the seconds that an iteration may take.
+
+Estimates of seconds may be wrong by a factor of four for one iteration. Published ones are compared in
+docs/results/plan.md."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
+from treetune.inference.ways import MEMORY
 from treetune.runtime.machine import in_units
-from treetune_cluster.planning.plan import Plan
-from treetune_cluster.planning.remedies import Remedy, remedy
-from treetune_cluster.planning.seconds import estimates
+from treetune_cluster.planning.memory import itemsize, servers_on_a_machine
+from treetune_cluster.planning.plan import Plan, Remedy, remedy
+
+GPU_FLOPS = 989e12
+"""Dense bfloat16 operations a second of an H100 SXM (NVIDIA's data sheet)."""
+GPU_BANDWIDTH = 3.35e12
+"""Bytes a second from an H100 SXM's memory (NVIDIA's data sheet)."""
+GPU_SHARE = 0.4
+"""Of the operations, assumed to be reached in training and scoring."""
+BANDWIDTH_SHARE = 0.6
+"""Of the bandwidth, assumed to be reached in decoding."""
+CORE_FLOPS = 25e9
+"""Float32 operations a second that PyTorch reaches on one core with small matrices, about."""
+HTTP_TOKEN, HTTP_SAMPLE = 25e-6, 0.9e-3
+"""Seconds of a server's one HTTP process for each token and each sample, fitted on a CPU."""
+FILE_BYTES = 0.9e9
+"""Bytes a second into /dev/shm, as they were seen on a CPU (0.7 to 1.1 GB/s)."""
+RELOAD = 4.0
+"""Seconds in which a server reads 7 billion weights again (published: 3.3), in proportion."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Of one phase of an iteration."""
+
+    phase: str
+    seconds: float
+    source: str
+
+
+def estimates(plan: Plan) -> Iterator[Estimate]:
+    """Of the phases that an iteration has."""
+    work, trainer = plan.work, plan.experiment.trainer
+    if plan.engine is not None and work.is_sampled:
+        yield _sampling(plan, "answers", work.answers, work.answer_tokens)
+        if work.continuations:
+            yield _sampling(plan, "continuations", work.continuations, work.answer_tokens / 2)
+    weights = plan.shape.parameters
+    tokens = work.rows * work.row_tokens
+    passes = (1 if trainer.keeps_reference else 0) + (1 if work.steps > 1 else 0)
+    critic = plan.trainer.critic is not None
+    rate, source = _training_rate(plan)
+    scoring = 2 * weights * tokens * (passes + critic)
+    backward = (8 if trainer.gradient_checkpointing else 6) * weights * tokens * work.epochs * (1 + critic)
+    yield Estimate("scoring", scoring / rate, f"2 operations a weight and token; {source}")
+    times = "8 (activations are made again)" if trainer.gradient_checkpointing else "6"
+    yield Estimate("training", backward / rate, f"{times} operations a weight and token; {source}")
+    if plan.engine is not None:
+        size = itemsize(trainer) * plan.shape.served
+        where = str(MEMORY) if plan.sends_through_memory else "files, as if they were in memory"
+        yield Estimate(
+            "sync",
+            size / FILE_BYTES + RELOAD * plan.shape.served / 7e9,
+            f"0.9 GB/s into {where}, then read by the server",
+        )
+
+
+def _sampling(plan: Plan, phase: str, samples: int, tokens: float) -> Estimate:
+    """Of all servers together: whichever is slower, the device or the server's HTTP process."""
+    assert plan.engine is not None
+    machine, settings = plan.machine, plan.engine.settings
+    servers = servers_on_a_machine(settings, machine) * (
+        machine.nodes if settings.servers == "per_rank" else 1
+    )
+    own = samples / servers
+    http = own * (HTTP_SAMPLE + tokens * HTTP_TOKEN)
+    length = plan.work.prompt_tokens + plan.work.answer_tokens
+    at_once = min(settings.max_num_seqs, max(1, plan.engine.cached_tokens / length), max(own, 1))
+    operations = 2 * plan.shape.parameters * own * tokens
+    if machine.device == "cuda":
+        step = plan.engine.weights + at_once * length / 2 * plan.engine.bytes_per_token
+        reading = own * tokens / at_once * step / (GPU_BANDWIDTH * BANDWIDTH_SHARE)
+        computing = operations / (GPU_FLOPS * GPU_SHARE * settings.tensor_parallel_size)
+        seconds, source = max(reading, computing), f"{at_once:.0f} sequences at once, an H100's bandwidth"
+    else:
+        seconds = operations / (CORE_FLOPS * settings.threads(machine.ranks))
+        source = "the cores' operations"
+    if http > seconds:
+        return Estimate(phase, http, "one HTTP process a server: 25 µs a token, 0.9 ms a sample")
+    return Estimate(phase, seconds, source)
+
+
+def _training_rate(plan: Plan) -> tuple[float, str]:
+    machine = plan.machine
+    if machine.device == "cuda":
+        return GPU_FLOPS * GPU_SHARE * machine.world_size, f"{GPU_SHARE:.0%} of an H100 on each rank"
+    return CORE_FLOPS * machine.cores, "25 billion operations a second on each core"
 
 
 def as_text(plan: Plan) -> str:
