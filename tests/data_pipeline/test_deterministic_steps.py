@@ -13,13 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treetune_data.asking import Unreadable, without_thought
-from treetune_data.blocks import Block, Rule, cut, saved_characters
-from treetune_data.ledger import Ledger, OutOfBudget, Prices
-from treetune_data.outlines import results_in, sentences
-from treetune_data.parallel_text import Parts, Threaded, parallel_text
-from treetune_data.reading import json_list, ranges
-from treetune_data.references import _apply
+from treetune_data.asking import Ledger, OutOfBudget, Prices, Unreadable, without_thought
+from treetune_data.parallel_solutions import Parts, Threaded, _apply, parallel_text, results_in, sentences
+from treetune_data.thread_blocks import Block, Rule, cut, json_list, ranges, saved_characters
 from treetune_domains.endpoints.journal import Answer, AnswerJournal
 from treetune_domains.endpoints.settings import EndpointSettings
 from treetune_threads.faults import faults

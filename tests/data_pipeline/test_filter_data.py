@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from treetune.main import main
-from treetune_data.difficulty.rates import RowRate, write_rates
-from treetune_data.rules.quotas import proportional
+from treetune_data.difficulty.merging import RowRate, write_rates
+from treetune_data.rules.fields import proportional
 from treetune_domains.domain_rows import domain_row, read_domain_rows, row_key, write_parquet
 
 

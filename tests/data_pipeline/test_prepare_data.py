@@ -16,7 +16,7 @@ import pytest
 
 import treetune
 from treetune.main import main
-from treetune_data.rules.words import word_list
+from treetune_data.rules.alike import word_list
 from treetune_domains.domain_rows import read_domain_rows, write_parquet
 
 WORDS = [f"{one}{other}" for one in "abcdefg" for other in "hijklmno"]  # 56 of them

@@ -16,10 +16,9 @@ from treetune.config.build import build
 from treetune.inference.base import EngineError
 from treetune.inference.settings import VllmSettings
 from treetune.store.journal import read_rows
-from treetune_data.base import DataPipeline
-from treetune_data.difficulty import policies
+from treetune_data.difficulty import answering as policies
 from treetune_data.difficulty.shard import shard_folder, work_on_shard
-from treetune_data.estimate_difficulty import EstimateDifficulty
+from treetune_data.pipelines import DataPipeline, EstimateDifficulty
 from treetune_domains.domain_rows import domain_row
 
 CONTEXT, SAMPLES = 16, 3

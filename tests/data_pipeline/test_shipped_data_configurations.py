@@ -12,9 +12,8 @@ import treetune.parts  # noqa: F401  (registers them)
 from treetune.config.build import build
 from treetune.config.jsonnet import load
 from treetune.main import main
-from treetune_data.base import DataPipeline
 from treetune_data.expansions import code_tests
-from treetune_data.prepare_data import PrepareData
+from treetune_data.pipelines import DataPipeline, PrepareData
 
 ROOT = Path(__file__).parents[2]
 DATA = sorted((ROOT / "configs" / "data").glob("*.jsonnet"))

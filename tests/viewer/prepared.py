@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from tests.viewer.hostile import KINDS
-from treetune_data.difficulty.rates import RATES_FILE, RowRate, write_rates
+from treetune_data.difficulty.merging import RATES_FILE, RowRate, write_rates
 from treetune_domains.domain_rows import Row, domain_row, write_parquet
 
 HOSTILE = "".join(kind for kind in KINDS if len(kind) < 200)

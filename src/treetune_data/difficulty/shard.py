@@ -21,8 +21,8 @@ from treetune.store.journal import Journal, read_rows
 from treetune.tasks.graders.pool import GraderPool
 from treetune.tasks.rows import RowsTask
 from treetune.vocabulary import Grade, Problem
-from treetune_data.difficulty.policies import Place, Question, Reply
-from treetune_data.estimate_difficulty import EstimateDifficulty
+from treetune_data.difficulty.answering import Place, Question, Reply
+from treetune_data.pipelines import EstimateDifficulty
 from treetune_domains.domain_rows import Row, read_domain_rows, row_key
 
 PROGRESS_S = 2.0

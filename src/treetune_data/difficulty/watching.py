@@ -25,9 +25,9 @@ from treetune_data.difficulty.shard import (
     input_rows,
     shard_folder,
 )
-from treetune_data.estimate_difficulty import EstimateDifficulty
-from treetune_data.rows import content_hash
-from treetune_data.stages import alone, file_hashes
+from treetune_data.making_threads import content_hash
+from treetune_data.pipelines import EstimateDifficulty
+from treetune_data.preparing import alone, file_hashes
 
 USER_ERROR = 2
 """The code of a failure that no other attempt mends."""

@@ -22,7 +22,7 @@ def rates(folder: Path, number: str) -> tuple[str, str]:
     Where the shards are put together, from rates.parquet, with the rows themselves; before, from what is
     graded by now. Raises ValueError where nothing is graded yet.
     """
-    from treetune_data.difficulty.rates import RATES_FILE
+    from treetune_data.difficulty.merging import RATES_FILE
 
     if (folder / RATES_FILE).is_file():
         return _merged(folder / RATES_FILE, folder / "rows.parquet", number), ""

@@ -1,14 +1,15 @@
-"""Who answers: a model on servers of ours, or whoever is behind an OpenAI-compatible address."""
+"""Policies that answer rows: a model on servers of ours, or one behind OpenAI-compatible addresses."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Gt, MinLen
 
@@ -19,6 +20,7 @@ from treetune.inference.settings import EngineSettings
 from treetune.models.sources import ModelSource
 from treetune.store.files import new_own_folder
 from treetune.vocabulary import Problem
+from treetune_domains.endpoints.client import Client, EndpointError, Unanswered
 from treetune_domains.endpoints.settings import EndpointSettings
 
 if TYPE_CHECKING:
@@ -207,7 +209,6 @@ class AtAddresses(Policy):
 
     @contextmanager
     def opened(self, sampling: SamplingParams, place: Place) -> Iterator[Ask]:
-        from treetune_data.difficulty.addresses import ask_address
 
         chosen = self.addresses[place.shard % len(self.addresses)]
         settings = replace(chosen, temperature=sampling.temperature, max_tokens=sampling.max_tokens)
@@ -216,3 +217,67 @@ class AtAddresses(Policy):
             ask_address(settings, sampling, questions, keep)
 
         yield ask
+
+
+def ask_address(
+    settings: EndpointSettings, sampling: SamplingParams, questions: Sequence[Question], keep: Keep
+) -> None:
+    """Raises RuntimeError when requests come to nothing, after everything that was answered was kept."""
+    asyncio.run(_ask(settings, sampling, questions, keep))
+
+
+async def _ask(
+    settings: EndpointSettings, sampling: SamplingParams, questions: Sequence[Question], keep: Keep
+) -> None:
+    failure: EndpointError | None = None
+    unanswered, in_a_row = 0, 0
+
+    async def worker(waiting: Iterator[Question]) -> None:
+        nonlocal failure, unanswered, in_a_row
+        for question in waiting:
+            if failure is not None:
+                return
+            try:
+                reply = await client.ask(_body(settings, sampling, question))
+            except Unanswered as error:
+                unanswered, in_a_row = unanswered + 1, in_a_row + 1
+                if in_a_row >= settings.give_up_after:
+                    failure = EndpointError(
+                        f"{in_a_row} requests in a row came to nothing; the last: {error}"
+                    )
+                continue
+            except EndpointError as error:
+                failure = error
+                return
+            in_a_row = 0
+            keep(question, Reply(reply.text, reply.complete, reply.output_tokens))
+
+    async with Client.of(settings, lambda: failure is not None) as client:
+        waiting = iter(questions)
+        async with asyncio.TaskGroup() as group:
+            for _ in range(settings.concurrency):
+                group.create_task(worker(waiting))
+    if failure is not None:
+        raise failure
+    if unanswered:
+        raise EndpointError(f"{unanswered} requests came to nothing; the others are kept")
+
+
+def _body(settings: EndpointSettings, sampling: SamplingParams, question: Question) -> dict[str, Any]:
+    body = settings.body((), {})
+    for ours in ("messages", "prompt", "stop"):
+        body.pop(ours, None)
+    problem = question.problem
+    if settings.api == "chat":
+        asked = [vars(message) for message in problem.messages]
+        body["messages"] = asked or [{"role": "user", "content": problem.prompt}]
+    else:
+        body["prompt"] = problem.prompt
+    body["seed"] = question.seed
+    if sampling.top_p < 1:
+        body["top_p"] = sampling.top_p
+    if sampling.top_k > 0:
+        body["top_k"] = sampling.top_k
+    if sampling.stop:
+        body["stop"] = list(sampling.stop)
+    return body
