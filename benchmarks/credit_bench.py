@@ -30,10 +30,14 @@ from treetune.runtime.base import PolicyIteration, Runtime  # noqa: E402
 from treetune.seeds import derive_seed  # noqa: E402
 from treetune.tree import trees_of  # noqa: E402
 from treetune.vocabulary import Episode, Trajectory  # noqa: E402
-from treetune_lab.analyzers.credit_bench import CreditBench, credited  # noqa: E402
-from treetune_lab.analyzers.credit_figure import draw_credit  # noqa: E402
-from treetune_lab.analyzers.credit_measures import Truth, measure, told  # noqa: E402
-from treetune_lab.analyzers.credit_page import table  # noqa: E402
+from treetune_lab.analyzers.credit_bench import (  # noqa: E402
+    CreditBench,
+    credited,
+    draw_credit,
+    table,
+    told,
+)
+from treetune_lab.analyzers.credit_measures import Truth, measure  # noqa: E402
 from treetune_lab.analyzers.figures import save  # noqa: E402
 
 SKILLS = {"early": 0.2, "midway": 0.45, "late": 0.75}

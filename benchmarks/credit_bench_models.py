@@ -20,8 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from treetune_lab.analyzers.credit_figure import draw_credit
-from treetune_lab.analyzers.credit_page import table
+from treetune_lab.analyzers.credit_bench import draw_credit, table
 from treetune_lab.analyzers.figures import save
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -31,13 +31,19 @@ from treetune.rollouts.context import AnswerSettings, RolloutContext  # noqa: E4
 from treetune.runtime.base import PolicyIteration, Runtime  # noqa: E402
 from treetune.store.files import write_json  # noqa: E402
 from treetune.tree import answers_of  # noqa: E402
-from treetune_lab.analyzers.credit_bench import CreditBench, credited  # noqa: E402
-from treetune_lab.analyzers.credit_figure import draw_credit  # noqa: E402
+from treetune_lab.analyzers.credit_bench import (  # noqa: E402
+    CreditBench,
+    credited,
+    draw_credit,
+    table,
+)
 from treetune_lab.analyzers.credit_measures import Truth, measure, reliability  # noqa: E402
-from treetune_lab.analyzers.credit_page import table  # noqa: E402
-from treetune_lab.analyzers.expansion import PolicySteps, expanded  # noqa: E402
 from treetune_lab.analyzers.figures import save  # noqa: E402
-from treetune_lab.analyzers.truth import Place  # noqa: E402
+from treetune_lab.analyzers.true_values import (  # noqa: E402
+    Place,
+    PolicySteps,
+    expanded,
+)
 
 STARTS = {"wandering": "wandering", "fork": "fork", "late": "fork", "slips": "slips", "repair": "repair"}
 PICTURE = "credit_bench_start"

@@ -23,7 +23,7 @@ def run_analyzers(options: argparse.Namespace) -> int:
 
 def compare_analyses(options: argparse.Namespace) -> int:
     import treetune.parts  # noqa: F401  (registers them)
-    from treetune_lab.analyzers.compare import compare_analyses
+    from treetune_lab.analyzers.command import compare_analyses
 
     for text in options.experiments:
         import_own_parts(Path(text.rpartition("=")[2]))
@@ -53,8 +53,7 @@ def replay(options: argparse.Namespace) -> int:
     from treetune.config.explain import Explanation
     from treetune.runtime.directory import ExperimentDirectory
     from treetune.runtime.manifest import read_manifest
-    from treetune_lab.analyzers.replay import REPLACEABLE, replay
-    from treetune_lab.analyzers.replayed import in_words
+    from treetune_lab.analyzers.replay import REPLACEABLE, in_words, replay
 
     keys = {**own.data, **other.data}.keys() - {"imports"}  # they make parts known, and decide nothing
     changed = [key for key in sorted(keys) if own.data.get(key) != other.data.get(key)]

@@ -17,13 +17,12 @@ from treetune.models.inputs import ModelInputs
 from treetune.models.logprobs import CriticModule
 from treetune.vocabulary import Episode, token_array
 from treetune_lab.analyzers.advantage_distribution import AdvantageDistribution, describe, steps_advantages
+from treetune_lab.analyzers.distance import KlToReference, answer_kl, distances, group_of
 from treetune_lab.analyzers.diversity import distinct_ngrams, overlap
-from treetune_lab.analyzers.gradient_noise import GradientSums
-from treetune_lab.analyzers.kl_to_reference import KlToReference, answer_kl
+from treetune_lab.analyzers.figures import Bootstrap, correlation, mean_of, right_side
+from treetune_lab.analyzers.gradients import GradientSums
 from treetune_lab.analyzers.points import choose, evenly
-from treetune_lab.analyzers.scoring import state_values
-from treetune_lab.analyzers.statistics import Bootstrap, correlation, mean_of, right_side
-from treetune_lab.analyzers.weight_distance import distances, group_of
+from treetune_lab.analyzers.stored import state_values
 
 # Gradients
 

@@ -20,8 +20,7 @@ from treetune.runtime.commands import run_iteration_loop
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.runtime.session import Session
 from treetune.trainers.ranks import Ranks
-from treetune_lab.analyzers.command import run_analyzers
-from treetune_lab.analyzers.compare import compare_analyses
+from treetune_lab.analyzers.command import compare_analyses, run_analyzers
 from treetune_lab.analyzers.gradients import gradient_sums
 
 ROLLOUTS = {"rollouts": 8, "states": 6, "problems": 4, "samples": [1, 3]}

@@ -17,8 +17,15 @@ from treetune.inference.base import SamplingParams
 from treetune.rollouts.context import RolloutContext
 from treetune.vocabulary import TextCodec, token_array
 from treetune_lab.analyzers.credit_measures import Truth, reliability
-from treetune_lab.analyzers.expansion import PolicySteps, expanded
-from treetune_lab.analyzers.truth import Known, Place, TrueValues, found_once, mean_and_noise
+from treetune_lab.analyzers.true_values import (
+    Known,
+    Place,
+    PolicySteps,
+    TrueValues,
+    expanded,
+    found_once,
+    mean_and_noise,
+)
 from treetune_lab.signposts import CHATTER, SIGNS, Rule, Signposts
 
 EOS = 0
@@ -130,7 +137,7 @@ class Blind(Signposts):
 
 
 def test_values_of_a_task_that_knows_nothing_are_off_by_their_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("treetune_lab.analyzers.expansion.KnowsDecisions", Blind)
+    monkeypatch.setattr("treetune_lab.analyzers.true_values.KnowsDecisions", Blind)
     task = signposts("all", chatter=0)
     context = context_of(task)
     places = places_of(task, context)
@@ -189,7 +196,9 @@ class Counting(TrueValues):
 @pytest.fixture
 def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     weights = {0: b"start", 1: b"later"}
-    monkeypatch.setattr("treetune_lab.analyzers.truth.weights_digest", lambda session, point: weights[point])
+    monkeypatch.setattr(
+        "treetune_lab.analyzers.true_values.weights_digest", lambda session, point: weights[point]
+    )
     return SimpleNamespace(directory=SimpleNamespace(path=tmp_path))
 
 

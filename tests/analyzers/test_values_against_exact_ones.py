@@ -13,7 +13,7 @@ from treetune.rollouts.credit.monte_carlo import MonteCarlo
 from treetune.tree import trees_of
 from treetune.vocabulary import TokenIds, Trajectory
 from treetune_lab.analyzers.action_ranking import ActionRanking, best, pairwise
-from treetune_lab.analyzers.states import ESTIMATE, TRUTH, choose_states, continued
+from treetune_lab.analyzers.true_values import ESTIMATE, TRUTH, choose_states, continued
 from treetune_lab.analyzers.value_accuracy import ValueAccuracy
 
 EVERY = 1000

@@ -25,9 +25,8 @@ from treetune_lab.analyzers.advantage_distribution import AdvantageDistribution
 from treetune_lab.analyzers.command import run_analyzers
 from treetune_lab.analyzers.credit_bench import CreditBench
 from treetune_lab.analyzers.gradient_variance import GradientVariance
-from treetune_lab.analyzers.scoring import state_values
-from treetune_lab.analyzers.sources import critic_at
-from treetune_lab.analyzers.truth import ByEngine
+from treetune_lab.analyzers.stored import critic_at, state_values
+from treetune_lab.analyzers.true_values import ByEngine
 from treetune_lab.values.control_variate import ControlVariate
 from treetune_lab.values.critic import CriticValues
 from treetune_lab.values.smoothed import Smoothed

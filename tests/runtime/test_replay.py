@@ -19,8 +19,7 @@ from treetune.runtime.base import PolicyIteration
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.store.checksums import read_record, write_record
 from treetune.trainers.objectives.ppo import ClippedPolicyGradient
-from treetune_lab.analyzers.replay import replay
-from treetune_lab.analyzers.replayed import in_words
+from treetune_lab.analyzers.replay import in_words, replay
 
 PLAIN = {"type": "policy_iteration", "trainer": {"seed": 1}}
 

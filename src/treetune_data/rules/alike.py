@@ -14,11 +14,11 @@ import regex
 from annotated_types import Ge, Gt, Le, MinLen
 
 from treetune.tasks.base import Split
-from treetune_domains.extras import missing_extras
 from treetune.tasks.sources import InFiles, Source
 from treetune_data.rules.base import Rows, Rule, RuleContext, Verdict
 from treetune_data.templates import NoValue, check_text, text_of
 from treetune_domains.domain_rows import DATA_SOURCE, GROUND_TRUTH, REWARD_MODEL, prompt_text
+from treetune_domains.extras import missing_extras
 
 if TYPE_CHECKING:
     import numpy as np

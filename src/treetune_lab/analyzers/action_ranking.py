@@ -20,9 +20,8 @@ from treetune.runtime.analysis import Analyzer, Findings
 from treetune.seeds import derive_seed
 from treetune.vocabulary import joined, token_array
 from treetune_lab.analyzers.points import OfCheckpoints
-from treetune_lab.analyzers.states import ESTIMATE, TRUTH, ChosenState, choose_states, continued
-from treetune_lab.analyzers.value_accuracy import CRITIC, CriticValues
-from treetune_lab.analyzers.value_figure import order_of, words_of
+from treetune_lab.analyzers.true_values import ESTIMATE, TRUTH, ChosenState, choose_states, continued
+from treetune_lab.analyzers.value_accuracy import CRITIC, CriticValues, order_of, words_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -74,7 +73,7 @@ class ActionRanking(OfCheckpoints):
             raise ValueError(f"at_least {self.at_least} of {self.alternatives} alternatives can't be had")
 
     def analyse(self, sampler: Sampler, points: Sequence[int], work: Path) -> Findings:
-        from treetune_lab.analyzers.sources import context_at, judged_at
+        from treetune_lab.analyzers.stored import context_at, judged_at
 
         rows: list[Row] = []
         origins = {}
@@ -183,7 +182,7 @@ class ActionRanking(OfCheckpoints):
         }
 
     def _numbers(self, rows: Sequence[Row]) -> dict[str, Any]:
-        from treetune_lab.analyzers.statistics import Bootstrap, mean_of
+        from treetune_lab.analyzers.figures import Bootstrap, mean_of
 
         bootstrap = Bootstrap([row["problem"] for row in rows], self.seed)
         names = list(dict.fromkeys(name for row in rows for name in row["predictions"]))

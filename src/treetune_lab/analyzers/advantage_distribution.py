@@ -88,8 +88,7 @@ class AdvantageDistribution(OfIterations):
         critic_is_there = point == 0 or (session.directory.checkpoint(point) / "critic").is_dir()
         if not _leaves_values_to_trainer(session.config) or not critic_is_there:
             return [episode.step_values for episode in episodes]
-        from treetune_lab.analyzers.scoring import state_values
-        from treetune_lab.analyzers.sources import critic_at
+        from treetune_lab.analyzers.stored import critic_at, state_values
 
         starts = [(0, *episode.step_ends[:-1]) for episode in episodes]
         states = [

@@ -20,8 +20,9 @@ from treetune.runtime.analysis import ONE_LINE_REMEDY, Analyzer, Findings
 from treetune.runtime.base import PolicyIteration
 from treetune.tree import trees_of
 from treetune.vocabulary import Trajectory
+from treetune_lab.analyzers.figures import COLOURS, MARKS, legend_below, panels, points_with_bars
 from treetune_lab.analyzers.points import OfCheckpoints
-from treetune_lab.analyzers.truth import ByEngine, Place, TrueValues, found_once
+from treetune_lab.analyzers.true_values import ByEngine, Place, TrueValues, found_once
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,6 +30,82 @@ if TYPE_CHECKING:
     from treetune.runtime.sampler import Sampler
     from treetune.runtime.session import Session
     from treetune_lab.analyzers.credit_measures import Credited, Truth
+
+FREE = 0.5
+"""Where methods stand on the logarithmic axis that sample nothing."""
+
+
+ALONE_INCHES = (7.2, 5.4)
+"""Of a single panel, with room for its legend."""
+
+
+def draw_credit(by_panel: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Figure:
+    """A panel for each task or checkpoint, with a point for each method: the correlation of its advantages
+    with the true ones over the tokens that it sampled for an answer."""
+    figure, axes = panels(list(by_panel), rows=-(-len(by_panel) // 3))
+    methods = list(dict.fromkeys(name for found in by_panel.values() for name in found))
+    for one, found in zip(axes, by_panel.values(), strict=True):
+        for name, numbers in found.items():
+            place = methods.index(name)
+            style = {
+                "color": COLOURS[place % len(COLOURS)],
+                "marker": MARKS[(place // len(COLOURS) + place) % len(MARKS)],
+                "linestyle": "none",
+                "label": name,
+            }
+            points_with_bars(
+                one, [max(numbers["tokens_per_answer"], FREE)], [numbers["correlation"]], **style
+            )
+        one.set_xscale("log")
+        one.axvline(FREE * 1.4, color="#bbbbbb", linewidth=0.8, linestyle=":")
+        one.set_xlabel("tokens sampled for the credit of an answer (left of the line: none)", fontsize=8)
+        one.set_ylabel("correlation with true advantages (up is better)", fontsize=8)
+    if len(by_panel) == 1:
+        figure.set_size_inches(*ALONE_INCHES)
+    legend_below(figure, axes[0], columns={1: 3, 2: 4}.get(len(by_panel), 5))
+    return figure
+
+
+COLUMNS = (
+    ("method", "---"),
+    ("tokens an answer ↓", "---:"),
+    ("correlation ↑", "---:"),
+    ("error ↓", "---:"),
+    ("bias of values → 0", "---:"),
+    ("right signs at the decisive step ↑", "---:"),
+    ("cosine of a batch's gradient ↑", "---:"),
+    ("its relative variance ↓", "---:"),
+    ("seconds", "---:"),
+)
+MEASURED = ("correlation", "error", "bias", "decisive_signs")
+
+
+def table(methods: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Lines of Markdown, a method in each."""
+    lines = [f"| {' | '.join(name for name, _ in COLUMNS)} |", f"|{'|'.join(rule for _, rule in COLUMNS)}|"]
+    for name, one in methods.items():
+        cells = [
+            name,
+            f"{one['tokens_per_answer']:.0f}",
+            *(told(one, key) for key in MEASURED),
+            _plain(one.get("cosine"), 3),
+            _plain(one.get("relative_variance"), 2),
+            _plain(one["seconds"], 1),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def told(found: Mapping[str, Any], name: str) -> str:
+    """A number with its interval, as tables have it."""
+    one = found[name]
+    if one["value"] is None:
+        return "–"
+    return f"{one['value']:.3f} [{one['low']:.3f}, {one['high']:.3f}]"
+
+
+def _plain(number: float | None, digits: int) -> str:
+    return "–" if number is None else f"{number:.{digits}f}"
 
 
 @Analyzer.register("credit_bench")
@@ -77,7 +154,7 @@ class CreditBench(OfCheckpoints):
     def _at(self, sampler: Sampler, point: int, work: Path) -> dict[str, Any]:
         """One checkpoint's numbers."""
         from treetune_lab.analyzers.credit_measures import measure, reliability
-        from treetune_lab.analyzers.sources import answers_at, context_at
+        from treetune_lab.analyzers.stored import answers_at, context_at
 
         sampler.server.load_checkpoint(point)
         answers, origin = answers_at(sampler, point, work, self.seed, self.problems, enough=self.problems)
@@ -100,7 +177,7 @@ class CreditBench(OfCheckpoints):
             for name in self.methods
         }
         if self.gradient_batch is not None:
-            from treetune_lab.analyzers.credit_gradients import against_true_ones
+            from treetune_lab.analyzers.gradients import against_true_ones
 
             with sampler.phase(f"gradients after iteration {point}", "methods") as show:
                 episodes = {name: one.episodes for name, one in methods.items()}
@@ -135,7 +212,6 @@ class CreditBench(OfCheckpoints):
 
     @staticmethod
     def draw(results: Mapping[str, Mapping[str, Any]]) -> Figure:
-        from treetune_lab.analyzers.credit_figure import draw_credit
 
         return draw_credit(
             {

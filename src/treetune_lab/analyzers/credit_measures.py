@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from treetune.vocabulary import Episode
-from treetune_lab.analyzers.statistics import Bootstrap, correlation, mean_of
+from treetune_lab.analyzers.figures import Bootstrap, correlation, mean_of
 
 MEASURES = ("correlation", "error", "bias", "signs", "decisive_signs")
 
@@ -122,11 +122,3 @@ def _scaled_error(found: Any, true: Any) -> float:
     if not whole:
         return math.nan
     return 1.0 - (float((found * true).sum()) ** 2 / own / whole if own else 0.0)
-
-
-def told(found: Mapping[str, Any], name: str) -> str:
-    """A number with its interval, as tables have it."""
-    one = found[name]
-    if one["value"] is None:
-        return "–"
-    return f"{one['value']:.3f} [{one['low']:.3f}, {one['high']:.3f}]"

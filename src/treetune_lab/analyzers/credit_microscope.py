@@ -1,4 +1,4 @@
-"""A few answers under the microscope: what each credit method holds their steps to be worth."""
+"""A few answers under the microscope: the worth that each credit method gives their steps."""
 
 from __future__ import annotations
 
@@ -20,12 +20,46 @@ from treetune.runtime.directory import ExperimentDirectory
 from treetune.seeds import derived_random
 from treetune.vocabulary import Episode, TextCodec, Trajectory
 from treetune_lab.analyzers.credit_bench import critics_asked_for
+from treetune_lab.analyzers.figures import COLOURS, MARKS, legend_below, panels, points_with_bars
 from treetune_lab.analyzers.points import Chosen, OfIterations, iterations_with, unanswered
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from treetune.runtime.sampler import Sampler
+
+SPREAD = 0.6
+"""How far, of the distance between two steps, the methods' points stand apart."""
+WORDS = {"values": "value before the step", "advantages": "advantage of the step"}
+
+
+def draw_microscope(answers: Mapping[str, Mapping[str, Any]]) -> Figure:
+    """A column for each answer, by its title: values above, advantages below."""
+    titles = [f"{title} ({'right' if one['correct'] else 'wrong'})" for title, one in answers.items()]
+    figure, axes = panels(titles * 2, rows=2)
+    methods = list(dict.fromkeys(name for one in answers.values() for name in one["credit"]))
+    for number, (kind, words) in enumerate(WORDS.items()):
+        for panel, one in zip(axes[number * len(answers) :], answers.values()):
+            for place, name in enumerate(methods):
+                if name not in one["credit"]:
+                    continue
+                shift = SPREAD * (place / max(len(methods) - 1, 1) - 0.5)
+                shown = [(step + shift, n) for step, n in enumerate(one["credit"][name][kind], 1) if n]
+                style = {
+                    "color": COLOURS[place % len(COLOURS)],
+                    "marker": MARKS[(place // len(COLOURS) + place) % len(MARKS)],
+                    "linestyle": "none",
+                    "label": name,
+                }
+                points_with_bars(panel, [x for x, _ in shown], [n for _, n in shown], **style)
+            panel.set_xticks(range(1, len(one["steps"]) + 1))
+            panel.set_xlabel("step", fontsize=8)
+            panel.set_ylabel(words, fontsize=8)
+            if kind == "advantages":
+                panel.axhline(0, color="#999999", linewidth=0.8)
+    legend_below(figure, axes[len(answers)], columns=6)
+    return figure
+
 
 OWN, TRUTH = "the run's own", "truth"
 """What the run itself was credited by, and what many continuations say."""
@@ -166,9 +200,9 @@ class CreditMicroscope(OfIterations):
     ) -> dict[str, StepCredit]:
         from treetune.rollouts.credit.monte_carlo import step_advantages
         from treetune.rollouts.values.valuation import mean_of
-        from treetune_lab.analyzers.sources import context_at
-        from treetune_lab.analyzers.states import TRUTH as PURPOSE
-        from treetune_lab.analyzers.states import continued
+        from treetune_lab.analyzers.stored import context_at
+        from treetune_lab.analyzers.true_values import TRUTH as PURPOSE
+        from treetune_lab.analyzers.true_values import continued
 
         nodes = [
             (one, tuple(one.response_ids[:start].tolist()))
@@ -196,7 +230,6 @@ class CreditMicroscope(OfIterations):
 
     @staticmethod
     def draw(results: Mapping[str, Mapping[str, Any]]) -> Figure:
-        from treetune_lab.analyzers.microscope_figure import draw_microscope
 
         return draw_microscope(
             {

@@ -66,7 +66,7 @@ class Diversity(OfIterations):
         return Findings(self.summarise(rows), rows)
 
     def summarise(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        from treetune_lab.analyzers.statistics import Bootstrap, mean_of
+        from treetune_lab.analyzers.figures import Bootstrap, mean_of
 
         numbers = {}
         for point in sorted({row["iteration"] for row in rows}):
