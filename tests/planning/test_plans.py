@@ -17,7 +17,6 @@ from treetune.rollouts.base import Credit
 from treetune.runtime import machine
 from treetune.runtime.machine import GIB, described_machine
 from treetune_cluster.commands import start_shape
-from treetune_cluster.planning import machine
 from treetune_cluster.planning.memory import LOGITS_PER_CHUNK
 from treetune_cluster.planning.plan import Plan, remedy
 from treetune_cluster.planning.report import as_data, as_text
