@@ -220,7 +220,7 @@ def _busy_seconds() -> tuple[float, float]:
 
 def _checkpoint(asked: str | None, workspace: Path) -> tuple[str, str]:
     """The start model's folder, and a few words on where it is from."""
-    from treetune.models.checkpoints import resolve_policy
+    from treetune.models.policy_files import resolve_policy
 
     try:
         found = resolve_policy(asked or CHECKPOINT)

@@ -154,9 +154,9 @@ def count() -> None:
 
     from tests.support.peak_memory import Case
     from treetune.models.lora import Lora
-    from treetune.models.published_shapes import PUBLISHED
+    from treetune.models.shapes import PUBLISHED
     from treetune.trainers.base import Trainer
-    from treetune.trainers.objectives.ppo import ClippedPolicyGradient
+    from treetune.trainers.objectives.policy_gradient import ClippedPolicyGradient
 
     torch.use_deterministic_algorithms(False)
 

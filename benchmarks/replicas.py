@@ -39,7 +39,7 @@ from treetune.inference.ranks import RankFiles  # noqa: E402
 from treetune.inference.server import servers_of  # noqa: E402
 from treetune.inference.server_interface import Server  # noqa: E402
 from treetune.inference.settings import VllmSettings  # noqa: E402
-from treetune.models.export import write_for_engine  # noqa: E402
+from treetune.models.policy_files import write_for_engine  # noqa: E402
 from treetune.models.sources import TinyModel  # noqa: E402
 from treetune.vocabulary import token_array  # noqa: E402
 

@@ -89,7 +89,7 @@ def long_tailed_model(config: PolicyIteration, folder: Path) -> Path:
     """
     import torch
 
-    from treetune.models.export import write_policy
+    from treetune.models.policy_files import write_policy
     from treetune.models.sources import TinyModel
 
     source = TinyModel(context_length=TAIL_CONTEXT)

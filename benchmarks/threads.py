@@ -14,10 +14,10 @@ from benchmarks.setting import Setting
 from treetune.rollouts.storage import read_episodes
 from treetune.seeds import derived_random
 from treetune.trainers.base import Trainer
-from treetune.trainers.batching import Layout
+from treetune.trainers.batches import Layout
 from treetune.trainers.core import PolicyTrainer
 from treetune.trainers.objectives.mle import MaximumLikelihood
-from treetune.trainers.objectives.ppo import ClippedPolicyGradient
+from treetune.trainers.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.trainers.ranks import Ranks
 from treetune.vocabulary import Branch, Episode, Stretch
 
@@ -49,7 +49,6 @@ def measure(setting: Setting) -> dict[str, Measurement]:
             seed=0,
             temperature=1.0,
             iterations=1,
-            gae=None,
         )
 
     trainers = {name: trainer(layout) for name, layout in LAYOUTS.items()}

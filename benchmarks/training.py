@@ -18,9 +18,8 @@ from treetune.runtime.sampler import Sampler
 from treetune.runtime.session import Session
 from treetune.seeds import derived_random
 from treetune.tasks.sampling import sample_problems
-from treetune.trainers.base import Trainer
+from treetune.trainers.base import Trainer, Warmup
 from treetune.trainers.core import PolicyTrainer
-from treetune.trainers.schedule import Warmup
 from treetune.tree import answers_of
 from treetune.vocabulary import Episode
 
@@ -93,7 +92,6 @@ def _trainer(session: Session, settings: Trainer) -> PolicyTrainer:
         seed=session.config.seed,
         temperature=1.0,
         iterations=1,
-        gae=None,
     )
 
 

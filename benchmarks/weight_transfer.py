@@ -28,7 +28,7 @@ from benchmarks import report  # noqa: E402
 from benchmarks.pairs import in_turns  # noqa: E402
 from treetune.inference.served_models import Engines  # noqa: E402
 from treetune.inference.settings import VllmSettings  # noqa: E402
-from treetune.models.export import write_for_engine  # noqa: E402
+from treetune.models.policy_files import write_for_engine  # noqa: E402
 from treetune.models.sources import TinyModel  # noqa: E402
 from treetune.rollouts.credit.group import Group  # noqa: E402
 from treetune.rollouts.selection.all import All  # noqa: E402

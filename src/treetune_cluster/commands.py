@@ -80,7 +80,7 @@ def _write_start(root: PolicyIteration, folder: Path) -> Path:
     """What the server loads first; a run brings its own weights in before it samples."""
     import torch
 
-    from treetune.models.export import write_for_engine
+    from treetune.models.policy_files import write_for_engine
     from treetune.runtime.start_model import StartModel
 
     start = StartModel(root, torch.device("cpu"))
@@ -170,7 +170,7 @@ def start_shape(root: PolicyIteration) -> Shape | None:
 
 def _maker(name: Path) -> Path | None:
     from treetune.config.jsonnet import CONFIGS
-    from treetune.models.checkpoints import CHECKPOINTS
+    from treetune.models.policy_files import CHECKPOINTS
 
     if CHECKPOINTS not in name.parts:
         return None

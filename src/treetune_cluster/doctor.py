@@ -137,7 +137,7 @@ def _sampled_token() -> Finding:
 
     from treetune.inference.base import EngineError, Request, SamplingParams
     from treetune.inference.settings import VllmSettings
-    from treetune.models.export import write_for_engine
+    from treetune.models.policy_files import write_for_engine
     from treetune.models.sources import TinyModel
     from treetune.vocabulary import token_array
 

@@ -13,7 +13,7 @@ from treetune.contracts import BEFORE_A_RUN, RANKS_MEET
 
 if TYPE_CHECKING:
     from treetune.runtime.base import PolicyIteration
-    from treetune.trainers.meeting import Meeting
+    from treetune.trainers.ranks import Meeting
 
 
 @BEFORE_A_RUN.register("fits_the_machine")

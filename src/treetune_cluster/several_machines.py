@@ -22,7 +22,7 @@ from treetune.config.folders import DIGITS_OF_HASH, own_modules
 from treetune.config.hashing import config_hash
 from treetune.runtime.machine import versions
 from treetune.store.files import own_folder
-from treetune.trainers.meeting import Meeting
+from treetune.trainers.ranks import Meeting
 
 SEEN_WITHIN_S = 30.0
 """How long a file may take from one machine to another, over a network file system."""

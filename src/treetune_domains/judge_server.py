@@ -17,7 +17,7 @@ from treetune.inference.launch import MODEL_NAME
 from treetune.inference.served_models import JudgeModel
 from treetune.inference.server import POLL_S
 from treetune.inference.server_interface import Server
-from treetune.models.checkpoints import resolve_policy
+from treetune.models.policy_files import resolve_policy
 from treetune.runtime.session import Session
 from treetune.runtime.weights_folder import weights_folder
 from treetune.tasks.base import Task

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from tests.rollouts import tabular_mdp as mdp
 from tests.trainers.helpers import tiny_model
-from treetune.models.inputs import ModelInputs
-from treetune.models.logprobs import CriticModule
+from treetune.models.logprobs import CriticModule, ModelInputs
 from treetune.vocabulary import Episode, token_array
 from treetune_lab.analyzers.advantage_distribution import AdvantageDistribution, describe, steps_advantages
 from treetune_lab.analyzers.distance import KlToReference, answer_kl, distances, group_of

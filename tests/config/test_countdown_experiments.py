@@ -19,9 +19,8 @@ from treetune.rollouts.until_mixed import UntilMixed
 from treetune.runtime.base import PolicyIteration, Runtime
 from treetune.tasks.countdown import Countdown, CountdownRows
 from treetune.tasks.graders.countdown import CountdownScores
-from treetune.trainers.base import Trainer
-from treetune.trainers.objectives.ppo import ClippedPolicyGradient
-from treetune.trainers.schedule import Warmup
+from treetune.trainers.base import Trainer, Warmup
+from treetune.trainers.objectives.policy_gradient import ClippedPolicyGradient
 
 SINGLE_FILE = {
     "countdown/qwen2.5-3b_grpo": "Qwen/Qwen2.5-3B",

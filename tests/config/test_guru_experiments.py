@@ -20,8 +20,8 @@ from treetune.rollouts.shaping.overlong_penalty import OverlongPenalty
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.rollouts.until_mixed import UntilMixed
 from treetune.runtime.base import PolicyIteration, Runtime
-from treetune.trainers.objectives.ppo import ClippedPolicyGradient
-from treetune.trainers.schedule import Warmup
+from treetune.trainers.base import Warmup
+from treetune.trainers.objectives.policy_gradient import ClippedPolicyGradient
 from treetune_domains.graders.judge import JudgeGrader
 from treetune_domains.graders.math import MathGrader
 from treetune_domains.mixture import Mixture, Proportional

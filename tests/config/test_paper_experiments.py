@@ -33,11 +33,10 @@ from treetune.rollouts.selection.preference_pairs import PreferencePairs
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.runtime.base import ChooseCheckpoint, PolicyIteration, Runtime
 from treetune.tasks.rows import Gsm8k
-from treetune.trainers.base import Trainer
+from treetune.trainers.base import Trainer, Warmup
 from treetune.trainers.objectives.mle import MaximumLikelihood
-from treetune.trainers.objectives.ppo import ClippedPolicyGradient
+from treetune.trainers.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.trainers.objectives.preference import DpoPositive
-from treetune.trainers.schedule import Warmup
 from treetune_domains.math_tasks import CollegeMath, Math, OlympiadBench
 
 FAMILIES, DATA = ("rho1b", "deepseek"), ("MATH", "GSM8K")

@@ -12,7 +12,7 @@ from treetune.rollouts.credit.group import Group
 from treetune.rollouts.selection.mixed_groups import MixedGroups
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.runtime.base import PolicyIteration, Runtime
-from treetune.trainers.objectives.ppo import ClippedPolicyGradient
+from treetune.trainers.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.trainers.objectives.spo import CorrectPaths
 
 SHARED = "qwen3-4b-thinking_GSM8K"

@@ -112,7 +112,7 @@ def test_the_objective_weighs_by_the_sign_of_the_advantage() -> None:
 import torch
 from types import SimpleNamespace
 from my_package.weighted import WeightedClippedPolicyGradient
-from treetune.trainers.objectives.ppo import ClippedPolicyGradient
+from treetune.trainers.objectives.policy_gradient import ClippedPolicyGradient
 batch = SimpleNamespace(advantages_N=torch.tensor([2.0, -1.0]))
 logprobs, ratio = torch.zeros(2), torch.zeros(2)
 weighted = WeightedClippedPolicyGradient(positive_weight=0.5, negative_weight=3)

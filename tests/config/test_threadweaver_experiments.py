@@ -23,10 +23,9 @@ from treetune.rollouts.selection.all import All
 from treetune.rollouts.shaping.wrong_answers import WrongAnswers
 from treetune.runtime.base import PolicyIteration, Runtime
 from treetune.tasks.multiplication import Multiplication
-from treetune.trainers.base import Trainer
+from treetune.trainers.base import Trainer, Warmup
 from treetune.trainers.objectives.mle import MaximumLikelihood
-from treetune.trainers.objectives.ppo import ClippedPolicyGradient
-from treetune.trainers.schedule import Warmup
+from treetune.trainers.objectives.policy_gradient import ClippedPolicyGradient
 from treetune_threads.acceleration import Acceleration
 from treetune_threads.grammar import has_threads
 from treetune_threads.parallel_threads import ParallelThreads

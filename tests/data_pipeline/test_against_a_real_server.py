@@ -29,7 +29,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    from treetune.models.export import write_for_engine
+    from treetune.models.policy_files import write_for_engine
     from treetune.models.sources import TinyModel
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())

@@ -300,7 +300,7 @@ def write_judge(folder: Path) -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    from treetune.models.export import write_policy
+    from treetune.models.policy_files import write_policy
     from treetune.models.sources import TinyModel
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())

@@ -21,7 +21,7 @@ from treetune.inference.base import (
     SamplingParams,
 )
 from treetune.inference.settings import InProcessSettings
-from treetune.models.characters import character_tokenizer
+from treetune.models.tokenizer import character_tokenizer
 from treetune.vocabulary import TokenIds
 
 ALPHABET = "abcdefghij"

@@ -113,7 +113,7 @@ def test_the_server_knows_the_way_by_the_name_that_it_is_told() -> None:
 
 @pytest.mark.slow
 def test_a_model_of_vllm_has_the_same_weights_by_chunks_and_from_a_folder(tmp_path: Path) -> None:
-    from treetune.models.export import write_for_engine
+    from treetune.models.policy_files import write_for_engine
     from treetune.models.sources import TinyModel
 
     source = TinyModel(layers=2, hidden_size=64, heads=2)

@@ -81,7 +81,7 @@ class Policy:
 def policy(folder: Path, seed: int) -> Policy:
     import torch
 
-    from treetune.models.export import write_for_engine
+    from treetune.models.policy_files import write_for_engine
     from treetune.models.sources import TinyModel
 
     source = TinyModel(layers=2, hidden_size=64, heads=2, context_length=CONTEXT)

@@ -14,11 +14,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from tests.models.chat_models import END, bpe_tokenizer, random_model, save_as_on_the_hub
 from treetune.config.jsonnet import load
-from treetune.models.added_tokens import add_tokens, embed_tokens
-from treetune.models.export import read_policy, write_for_engine, write_policy
+from treetune.models.policy_files import read_policy, write_for_engine, write_policy
 from treetune.models.pretrained import PretrainedModel
 from treetune.models.sources import TinyModel
-from treetune.models.tokenizer import codec_of, token_offsets
+from treetune.models.tokenizer import add_tokens, codec_of, embed_tokens, token_offsets
 from treetune.vocabulary import TextCodec
 from treetune_threads.tags import TAGS, TagIds
 

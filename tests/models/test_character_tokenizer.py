@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from treetune.models.characters import character_tokenizer
-from treetune.models.tokenizer import codec_of
+from treetune.models.tokenizer import character_tokenizer, codec_of
 
 ALPHABET = "0123456789+*=#\n é∑🙂<>"
 CODEC = codec_of(character_tokenizer(ALPHABET, 64))

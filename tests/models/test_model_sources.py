@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from treetune.models.checkpoints import resolve_policy
-from treetune.models.export import write_policy
+from treetune.models.policy_files import resolve_policy, write_policy
 from treetune.models.pretrained import PretrainedModel
 from treetune.models.sources import TinyModel
 
@@ -202,7 +201,7 @@ def test_sources_and_tasks_register_without_importing_anything_heavy() -> None:
     code = (
         "import sys, treetune.models.sources, treetune.models.pretrained, treetune.tasks.arithmetic,"
         " treetune.tasks.multiplication,"
-        " treetune.tasks.graders.pool, treetune.models.tokenizer, treetune.models.export;"
+        " treetune.tasks.graders.pool, treetune.models.tokenizer, treetune.models.policy_files;"
         "print({'torch', 'transformers', 'tokenizers', 'numpy', 'datasets'} & set(sys.modules))"
     )
     paths = [path for path in sys.path if path]

@@ -11,13 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from tests.trainers.helpers import one_rank, tiny_model
-from treetune.models import packed_attention
-from treetune.models.inputs import ModelInputs
-from treetune.models.logprobs import PolicyModule
-from treetune.models.packed_attention import ATTENTION, PackedRow, attach_packed_attention
+from treetune.models import attention
+from treetune.models.attention import PACKED, PackedRow, attach_packed_attention
+from treetune.models.logprobs import ModelInputs, PolicyModule
 from treetune.trainers.base import Trainer
-from treetune.trainers.model_factory import ModelFactory
-from treetune.trainers.objectives.ppo import ClippedPolicyGradient
+from treetune.trainers.deepspeed_model import ModelFactory
+from treetune.trainers.objectives.policy_gradient import ClippedPolicyGradient
 
 LENGTHS = (5, 1, 7, 3)
 
@@ -95,7 +94,7 @@ def test_rows_are_attended_over_as_with_a_mask(kv_heads: int, inputs: Any) -> No
 @pytest.mark.parametrize("kv_heads", [1, 2])
 def test_the_kernel_on_a_gpu_is_asked_for_the_same(kv_heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[dict[str, Any]] = []
-    monkeypatch.setattr(packed_attention, "has_kernel", lambda query: True)
+    monkeypatch.setattr(attention, "has_kernel", lambda query: True)
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", kernel(calls))
     plain = found(tiny_model(kv_heads=kv_heads), packed_inputs())
     assert same(found(attached(tiny_model(kv_heads=kv_heads)), packed_inputs()), plain)
@@ -112,13 +111,13 @@ def test_pytorchs_kernel_takes_the_shapes_and_types_that_it_is_given() -> None:
     key = torch.empty(tokens, 2, 64, dtype=torch.bfloat16, device="meta")
     assert row.starts_S is not None
     on_meta = replace(row, starts_S=row.starts_S.to("meta"))
-    result = packed_attention.variable_length(query, key, key, on_meta, 0.125)
+    result = attention.variable_length(query, key, key, on_meta, 0.125)
     assert (result.shape, result.dtype) == (query.shape, query.dtype)
 
 
 def test_no_mask_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     model, masks = attached(tiny_model()), []
-    real = packed_attention.packed_attention
+    real = attention.packed_attention
 
     def seen(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **rest: Any) -> Any:
         masks.append(mask)
@@ -126,7 +125,7 @@ def test_no_mask_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
 
     from transformers import AttentionInterface
 
-    AttentionInterface.register(ATTENTION, seen)
+    AttentionInterface.register(PACKED, seen)
     found(model, packed_inputs())
     assert masks == [None, None]
 
@@ -145,10 +144,10 @@ def test_sliding_windows_are_refused_with_the_remedy() -> None:
 
 @pytest.mark.parametrize(
     ("device", "layout", "wanted"),
-    [("cuda", "packed", ATTENTION), ("cuda", "padded", "sdpa"), ("cpu", "packed", "sdpa")],
+    [("cuda", "packed", PACKED), ("cuda", "padded", "sdpa"), ("cpu", "packed", "sdpa")],
 )
 def test_packing_on_a_gpu_takes_it_unasked(device: str, layout: Any, wanted: str) -> None:
     settings = Trainer(objective=ClippedPolicyGradient(), learning_rate=1e-3, layout=layout)
     ranks = replace(one_rank(), device=torch.device(device))
-    model = ModelFactory(settings, tiny_model, ranks, 0)._attached(tiny_model())
+    model = ModelFactory(settings, tiny_model, ranks, 0).attached(tiny_model())
     assert model.config._attn_implementation == wanted

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from treetune.models.export import read_policy, write_for_engine, write_policy
+from treetune.models.policy_files import read_policy, write_for_engine, write_policy
 from treetune.models.sources import TinyModel
 
 

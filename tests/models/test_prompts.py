@@ -176,7 +176,7 @@ def test_a_tokenizer_without_padding_pads_with_its_end_token(tmp_path: Path) -> 
 def test_sharded_weights_with_a_tied_head_are_read_whole(tmp_path: Path, architecture: str) -> None:
     import torch
 
-    from treetune.models.export import read_policy, write_for_engine
+    from treetune.models.policy_files import read_policy, write_for_engine
 
     tokenizer = bpe_tokenizer()
     model = random_model(architecture, len(tokenizer))

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from treetune.models.characters import character_tokenizer
-from treetune.models.tokenizer import codec_of, step_ends, token_offsets
+from treetune.models.tokenizer import character_tokenizer, codec_of, step_ends, token_offsets
 from treetune.vocabulary import TextCodec
 
 LINES = "\n"

@@ -8,10 +8,9 @@ import torch
 from torch.nn.attention.flex_attention import create_mask, flex_attention
 
 from tests.trainers.helpers import dense_mask, tiny_model
-from treetune.models.inputs import ModelInputs
-from treetune.models.logprobs import CriticModule, PolicyModule
+from treetune.models.attention import BLOCK, attach_tree_attention, block_mask, query_blocks
+from treetune.models.logprobs import CriticModule, ModelInputs, PolicyModule
 from treetune.models.pretrained import PretrainedModel
-from treetune.models.tree_attention import BLOCK, attach_tree_attention, block_mask, query_blocks
 from treetune.prefix_tree import PrefixTree
 
 

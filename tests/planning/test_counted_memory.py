@@ -8,7 +8,7 @@ from tests.support.peak_memory import Case
 from treetune.models.lora import Lora
 from treetune.models.shapes import Shape
 from treetune.trainers.base import Trainer
-from treetune.trainers.objectives.ppo import ClippedPolicyGradient
+from treetune.trainers.objectives.policy_gradient import ClippedPolicyGradient
 
 WITHIN = 0.10
 

@@ -11,8 +11,7 @@ from tests.planning.plans import experiment, plan
 from treetune import main as command_line
 from treetune.config.errors import FoundByAllRanks
 from treetune.contracts import Advantages, Continuations
-from treetune.models.published_shapes import PUBLISHED
-from treetune.models.shapes import shape_of
+from treetune.models.shapes import PUBLISHED, shape_of
 from treetune.rollouts.base import Credit
 from treetune.runtime import machine
 from treetune.runtime.machine import GIB, described_machine

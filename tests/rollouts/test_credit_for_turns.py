@@ -246,12 +246,12 @@ def test_whole_answers_are_compared_by_what_all_their_turns_earn(
 
 
 def test_a_critics_advantages_have_each_reward_at_the_end_of_its_turn(pool: EnvironmentPool) -> None:
-    from treetune.trainers.preparation.advantages import token_rewards
+    from treetune.trainers.preparation import token_rewards
     from treetune.trainers.tokens import Sequences
 
     trees, context = rolled_out(pool, Ladder())
     sequences = Sequences.of(Group().assign(context, trees)[0])
-    rewards_N = token_rewards(sequences.starts, sequences.rewards, None, sequences.rewards_on_the_way)
+    rewards_N = token_rewards(sequences.starts, sequences.rewards, sequences.early_rewards)
     for number, answer in enumerate(answers_of(trees)):
         letters = answer.text[::2]
         begun = [letters[:turn] for turn in range(len(letters) + 1)]

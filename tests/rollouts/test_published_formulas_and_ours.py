@@ -15,7 +15,7 @@ import torch
 from tests.rollouts import tabular_mdp as mdp
 from treetune.rollouts.credit.group import group_advantages
 from treetune.rollouts.credit.rloo import leave_one_out_advantages
-from treetune.trainers.preparation.advantages import less_future_penalty
+from treetune.trainers.preparation import rewards_to_come
 
 ANSWERS = list(mdp.answers().items())
 SLOTS = {slot: place for place, slot in enumerate(mdp.exact_gradient())}
@@ -118,7 +118,7 @@ def ours(answers: Sequence[mdp.Ids], coef: float) -> list[list[float]]:
     penalties_N = coef * torch.tensor(
         [d for answer in answers for d in _penalties(answer)], dtype=torch.float64
     )
-    of_all = less_future_penalty(starts, advantages_N, penalties_N).tolist()
+    of_all = (advantages_N - rewards_to_come(starts, penalties_N)).tolist()
     return [of_all[a:b] for a, b in itertools.pairwise(starts)]
 
 

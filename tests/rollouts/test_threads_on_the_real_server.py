@@ -35,8 +35,8 @@ from treetune.tasks.base import Split
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.final_answer import FinalAnswer
 from treetune.trainers.base import Trainer
-from treetune.trainers.batching import Layout
-from treetune.trainers.objectives.ppo import ClippedPolicyGradient
+from treetune.trainers.batches import Layout
+from treetune.trainers.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.tree import answers_of
 from treetune.vocabulary import Grade, Problem, Trajectory, joined, sees
 from treetune_threads.fork_join import EVENTS

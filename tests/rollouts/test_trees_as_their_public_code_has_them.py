@@ -15,7 +15,7 @@ from treetune.config.build import build
 from treetune.config.explain import Explanation
 from treetune.config.jsonnet import load
 from treetune.runtime.base import PolicyIteration, Runtime
-from treetune.trainers.preparation.advantages import normalised
+from treetune.trainers.preparation import normalised
 from treetune.tree import ROOT, Tree
 from treetune.vocabulary import Grade, Segment
 

@@ -12,8 +12,8 @@ from treetune.inference.base import Engine
 from treetune.inference.gaps import Tolerance
 from treetune.inference.served_models import Engines
 from treetune.inference.settings import EngineSettings
-from treetune.models.characters import character_tokenizer
 from treetune.models.sources import TinyModel
+from treetune.models.tokenizer import character_tokenizer
 from treetune.rollouts.credit.group import Group
 from treetune.rollouts.selection.all import All
 from treetune.rollouts.single_turn import SingleTurn
@@ -22,7 +22,7 @@ from treetune.runtime.commands import run_iteration_loop
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.tasks.arithmetic import AdditionChain
 from treetune.trainers.base import Trainer
-from treetune.trainers.objectives.ppo import ClippedPolicyGradient
+from treetune.trainers.objectives.policy_gradient import ClippedPolicyGradient
 
 TASK = AdditionChain(count=3, digits=2, train_size=60, validation_size=10, test_size=10)
 

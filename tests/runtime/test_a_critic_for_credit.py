@@ -13,7 +13,7 @@ import torch
 from tests.runtime.in_process import directory_of, raises_after, small, train
 from treetune.config.build import checked
 from treetune.config.errors import ConfigError
-from treetune.models.export import read_policy
+from treetune.models.policy_files import read_policy
 from treetune.rollouts.credit.monte_carlo import MonteCarlo
 from treetune.rollouts.storage import read_episodes
 from treetune.runtime.base import Checkpoints, PolicyIteration

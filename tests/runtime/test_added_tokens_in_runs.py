@@ -8,8 +8,8 @@ import torch
 
 from tests.models.chat_models import bpe_tokenizer, random_model, save_as_on_the_hub
 from tests.runtime.in_process import directory_of, small, train
-from treetune.models.export import read_policy
 from treetune.models.lora import Lora
+from treetune.models.policy_files import read_policy
 from treetune.models.pretrained import PretrainedModel
 from treetune.runtime import commands
 from treetune.runtime.base import Evaluation, EvaluationSet

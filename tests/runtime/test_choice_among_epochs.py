@@ -36,7 +36,7 @@ from treetune.runtime.training import choose
 from treetune.store.files import write_json, write_text
 from treetune.trainers.base import Trainer
 from treetune.trainers.objectives.mle import MaximumLikelihood
-from treetune.trainers.objectives.ppo import ClippedPolicyGradient
+from treetune.trainers.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.trainers.objectives.preference import DpoPositive
 
 SETS = Evaluation(sets=(EvaluationSet(split="validation", problems=3),))

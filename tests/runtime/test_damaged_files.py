@@ -74,7 +74,7 @@ def test_where_no_other_state_is_left_the_run_says_so_and_what_it_says_helps(
 
 
 def test_weights_that_another_run_would_start_from_are_verified(tmp_path: Path) -> None:
-    from treetune.models.export import read_policy
+    from treetune.models.policy_files import read_policy
 
     run = train(small(tmp_path, iterations=1))
     policy = run.checkpoint(1) / "policy"

@@ -29,7 +29,7 @@ from treetune.runtime import generation
 from treetune.runtime.base import Evaluation, EvaluationSet, PolicyIteration
 from treetune.trainers.base import Trainer
 from treetune.trainers.objectives.mle import MaximumLikelihood
-from treetune.trainers.objectives.ppo import ClippedPolicyGradient
+from treetune.trainers.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.trainers.objectives.spo import CorrectPaths
 from treetune.tree import answers_of
 from treetune.vocabulary import Episode, Trajectory

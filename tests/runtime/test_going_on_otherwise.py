@@ -13,9 +13,8 @@ from tests.runtime.in_process import directory_of, small, train
 from treetune.runtime import manifest
 from treetune.runtime.differences import differences
 from treetune.runtime.machine import unlike
-from treetune.trainers.base import Trainer
-from treetune.trainers.objectives.ppo import ClippedPolicyGradient
-from treetune.trainers.schedule import Schedule, Warmup
+from treetune.trainers.base import Schedule, Trainer, Warmup
+from treetune.trainers.objectives.policy_gradient import ClippedPolicyGradient
 
 JUDGE: dict[str, Any] = {"model": "one", "server": {"type": "vllm"}, "context_length": 512}
 STORED: dict[str, Any] = {

@@ -57,7 +57,7 @@ def happened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         real_init(self, *given, **named)
 
     monkeypatch.setattr(PolicyTrainer, "__init__", made)
-    for method in ("step_aside", "come_back", "_step", "save", "load"):
+    for method in ("offload", "reload", "_step", "save", "load"):
         real = getattr(PolicyTrainer, method)
 
         def noted(self: PolicyTrainer, *given: Any, _real: Any = real, _name: str = method) -> Any:
@@ -80,16 +80,16 @@ def test_whoever_needs_the_memory_has_it_alone(
 ) -> None:
     config = small(tmp_path, engine=Sleeping(happened=happened), checkpoints=Checkpoints(every=1), **changes)
     train(config)
-    assert happened[:4] == ["engine is settled", "engine sleeps", "trainer: made", "trainer: step_aside"]
+    assert happened[:4] == ["engine is settled", "engine sleeps", "trainer: made", "trainer: offload"]
     asleep, aside = False, True
     for what in happened:
         if what == "engine sleeps":
             asleep = True
         elif what == "engine may wake":
             asleep = False
-        elif what in ("trainer: come_back", "trainer: made"):
+        elif what in ("trainer: reload", "trainer: made"):
             aside = False
-        elif what == "trainer: step_aside":
+        elif what == "trainer: offload":
             aside = True
         elif what in ("engine samples", "engine loads"):
             assert aside and not asleep, what
@@ -105,7 +105,7 @@ def test_a_run_that_goes_on_loads_its_trainer_while_the_engine_sleeps(
     happened.clear()
     train(small(tmp_path, engine=Sleeping(happened=happened)))
     before = happened[: happened.index("trainer: load")]
-    assert before[-2:] == ["engine sleeps", "trainer: come_back"]
+    assert before[-2:] == ["engine sleeps", "trainer: reload"]
 
 
 def test_sharing_memory_changes_no_number(tmp_path: Path, happened: list[str]) -> None:

@@ -23,7 +23,7 @@ from treetune.runtime.directory import ExperimentDirectory
 from treetune.runtime.stop_after import StopAfter
 from treetune.trainers.base import Trainer
 from treetune.trainers.core import PolicyTrainer
-from treetune.trainers.objectives.ppo import ClippedPolicyGradient
+from treetune.trainers.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.vocabulary import Trajectory
 from treetune_lab.partial import PartialAnswers
 
@@ -135,8 +135,8 @@ def test_a_run_that_ends_in_training_goes_on_to_the_same_bits(
     with monkeypatch.context() as patch:
         patch.setattr(
             PolicyTrainer,
-            "stretches",
-            raises_after(PolicyTrainer.stretches, trained, RuntimeError("struck")),
+            "train",
+            raises_after(PolicyTrainer.train, trained, RuntimeError("struck")),
         )
         with pytest.raises(RuntimeError, match="struck"):
             train(killed, **STORED)
@@ -158,9 +158,7 @@ def test_answers_that_take_several_iterations_go_on_to_the_same_bits(
     assert set(segments) == {1, 2, 3}
     killed = overlapping(tmp_path / "killed", **given)
     with monkeypatch.context() as patch:
-        patch.setattr(
-            PolicyTrainer, "stretches", raises_after(PolicyTrainer.stretches, 2, RuntimeError("struck"))
-        )
+        patch.setattr(PolicyTrainer, "train", raises_after(PolicyTrainer.train, 2, RuntimeError("struck")))
         with pytest.raises(RuntimeError, match="struck"):
             train(killed, **stored)
     again = overlapping(tmp_path / "killed", **given)

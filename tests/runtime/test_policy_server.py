@@ -46,7 +46,7 @@ def test_stored_weights_are_scored_as_the_model_scores(tmp_path: Path) -> None:
     (found,) = stored_logprobs(policy, 0.5, [((3, 4, 5), (6, 7))])
     assert isinstance(config.model, TinyModel)
     model = config.model.load_model(0, config.task.alphabet)
-    from treetune.models.export import read_policy
+    from treetune.models.policy_files import read_policy
 
     model.load_state_dict(read_policy(policy)[0], strict=False)
     with torch.no_grad():

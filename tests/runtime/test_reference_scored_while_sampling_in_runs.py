@@ -16,9 +16,8 @@ from tests.runtime.in_process import FakeSettings, directory_of, small, train
 from treetune.inference.base import EngineError
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.directory import ExperimentDirectory
-from treetune.trainers.objectives.ppo import ClippedPolicyGradient
-from treetune.trainers.reference_ahead import SECONDS, SHARE
-from treetune.trainers.scoring import Scorer
+from treetune.trainers.objectives.policy_gradient import ClippedPolicyGradient
+from treetune.trainers.scoring import SECONDS, SHARE, Scorer
 
 
 def experiment(base: Path, fail_after: int | None = None) -> PolicyIteration:

@@ -18,7 +18,7 @@ from treetune.rollouts.single_turn import SingleTurn
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.store.checksums import read_record, write_record
-from treetune.trainers.objectives.ppo import ClippedPolicyGradient
+from treetune.trainers.objectives.policy_gradient import ClippedPolicyGradient
 from treetune_lab.analyzers.replay import in_words, replay
 
 PLAIN = {"type": "policy_iteration", "trainer": {"seed": 1}}

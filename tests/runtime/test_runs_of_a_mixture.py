@@ -20,7 +20,7 @@ from treetune.runtime.summary import summary_line
 from treetune.store.checksums import read_record
 from treetune.tasks.sampling import Drawing
 from treetune.trainers.base import Trainer
-from treetune.trainers.objectives.ppo import ClippedPolicyGradient
+from treetune.trainers.objectives.policy_gradient import ClippedPolicyGradient
 from treetune_domains.mixture import Curriculum, Domain, Mixture
 
 MIXED = Mixture(

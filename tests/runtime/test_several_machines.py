@@ -15,7 +15,7 @@ from tests.runtime.in_process import small
 from treetune.inference.settings import VllmSettings
 from treetune.runtime.policy_server import refuse_unreachable_server
 from treetune.runtime.weights_folder import weights_folder
-from treetune.trainers.meeting import Meeting
+from treetune.trainers.ranks import Meeting
 from treetune_cluster import several_machines
 from treetune_cluster.several_machines import Facts, MachinesDiffer, View, agree, differences
 

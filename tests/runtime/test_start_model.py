@@ -17,7 +17,7 @@ from treetune.runtime.start_model import StartModel
 from treetune.runtime.training import make_trainer
 from treetune.runtime.weights_folder import WeightsFolder
 from treetune.trainers.base import Trainer
-from treetune.trainers.objectives.ppo import ClippedPolicyGradient
+from treetune.trainers.objectives.policy_gradient import ClippedPolicyGradient
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -57,7 +57,7 @@ def test_a_trainer_in_bfloat16_has_no_rounded_buffer(tmp_path: Path) -> None:
 
 
 def test_start_weights_are_written_without_a_device(tmp_path: Path) -> None:
-    from treetune.models.export import read_policy
+    from treetune.models.policy_files import read_policy
 
     with Session.open(small(tmp_path), {}) as session:
         session.model = StartModel(session.config, A_GPU)

@@ -14,7 +14,7 @@ from tests.runtime.in_process import FakeSettings, directory_of, small
 from tests.support.unruly_environment import Unruly
 from treetune.inference.base import Engine, EngineError
 from treetune.inference.served_models import Engines
-from treetune.models.characters import character_tokenizer
+from treetune.models.tokenizer import character_tokenizer
 from treetune.rollouts.credit.gae import Gae
 from treetune.rollouts.credit.group import Group
 from treetune.rollouts.credit.monte_carlo import MonteCarlo

@@ -28,7 +28,7 @@ def sent(
     tmp_path: Path, way: Way = "shared_memory", **changes: Any
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], list[Chunk]]:
     """What the trainer has, what lies in the folder when all chunks were sent, and the chunks."""
-    from treetune.models.export import read_policy
+    from treetune.models.policy_files import read_policy
 
     with Session.open(small(tmp_path, **changes), {}) as session:
         trainer = make_trainer(session)

@@ -25,7 +25,7 @@ from tests.runtime.in_process import (
 )
 from tests.support.faults import CONFIG, ROOT
 from treetune.inference.base import EngineError
-from treetune.models import export
+from treetune.models import policy_files
 from treetune.models.pretrained import PretrainedModel
 from treetune.rollouts.selection.mixed_groups import MixedGroups
 from treetune.rollouts.single_turn import SingleTurn
@@ -90,7 +90,9 @@ def test_a_disk_that_is_full_at_a_checkpoint_leaves_the_one_before(
     from deepspeed.runtime.engine import DeepSpeedEngine
 
     config = small(tmp_path)
-    owner, error = (export, FULL) if where == "write_policy" else (DeepSpeedEngine, RuntimeError("pos 5"))
+    owner, error = (
+        (policy_files, FULL) if where == "write_policy" else (DeepSpeedEngine, RuntimeError("pos 5"))
+    )
     with monkeypatch.context() as patch:
         patch.setattr(owner, where, raises_after(getattr(owner, where), 1, error))
         with pytest.raises(OSError, match=r"checkpoint .*0002 could not be written: .* MiB are free"):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from treetune.models.export import write_policy
+from treetune.models.policy_files import write_policy
 from treetune.models.sources import TinyModel
 
 ROOT = Path(__file__).parents[2]

@@ -81,7 +81,7 @@ class BigramModel:
 def bigram_model(table: Table, folder: Path, context_length: int = 1024) -> BigramModel:
     import torch
 
-    from treetune.models.export import write_for_engine
+    from treetune.models.policy_files import write_for_engine
 
     source = TinyModel(
         layers=1,

@@ -101,7 +101,8 @@ class Case:
 
     def measured(self) -> int:
         """Bytes at the peak of an iteration's training, the second, when all states are there."""
-        from treetune.models.nucleus import Nucleus
+        from tests.trainers.helpers import critic_of
+        from treetune.models.logprobs import Nucleus
         from treetune.rollouts.credit.gae import Gae
         from treetune.trainers.core import PolicyTrainer
         from treetune.trainers.ranks import Ranks
@@ -117,7 +118,7 @@ class Case:
                     seed=0,
                     temperature=0.6,
                     iterations=2,
-                    gae=Gae() if self.critic else None,
+                    **critic_of(Gae() if self.critic else None),
                     nucleus=Nucleus(self.top_p, -1) if self.top_p < 1 else None,
                 )
             )

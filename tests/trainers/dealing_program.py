@@ -21,10 +21,10 @@ def main(cut: str, small_folder: Path, model_folder: Path, out: Path) -> None:
     import torch
     from safetensors.torch import load_file
 
-    from treetune.models import in_parts
-    from treetune.models.in_parts import InTurn
+    from treetune.models import shards
     from treetune.models.logprobs import PolicyModule
     from treetune.models.pretrained import PretrainedModel
+    from treetune.models.shards import InTurn
     from treetune.trainers.base import Trainer
     from treetune.trainers.deepspeed_model import DeepSpeedModel
     from treetune.trainers.objectives.mle import MaximumLikelihood
@@ -45,7 +45,7 @@ def main(cut: str, small_folder: Path, model_folder: Path, out: Path) -> None:
         return read(parameter)
 
     InTurn.parameters = watched  # type: ignore[method-assign]
-    read, in_parts._read = in_parts._read, watched_read
+    read, shards._read = shards._read, watched_read
     settings = Trainer(objective=MaximumLikelihood(), learning_rate=1e-3, **json.loads(cut))
     assert settings.reads_in_parts
 

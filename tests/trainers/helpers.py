@@ -156,6 +156,11 @@ def dense_mask(subtree_last_T):
     return (places_T[:, None] <= subtree_last_T) & (places_T <= places_T[:, None])
 
 
+def critic_of(credit) -> dict:
+    """What a trainer is given of a credit that leaves its critic's values to it; None: nothing."""
+    return {} if credit is None else {"critic": credit.critic, "from_values": credit.from_values}
+
+
 def one_rank():
     import torch
 

@@ -7,10 +7,9 @@ import torch
 
 from tests.trainers.helpers import episodes, one_rank, tiny_model
 from treetune.models.lora import Lora
-from treetune.trainers.base import Trainer
+from treetune.trainers.base import Trainer, Warmup
 from treetune.trainers.core import PolicyTrainer
-from treetune.trainers.objectives.ppo import ClippedPolicyGradient
-from treetune.trainers.schedule import Warmup
+from treetune.trainers.objectives.policy_gradient import ClippedPolicyGradient
 
 LORA = Lora(rank=4, alpha=8.0)
 
@@ -26,7 +25,6 @@ def trainer(**settings: object) -> PolicyTrainer:
         seed=0,
         temperature=0.8,
         iterations=3,
-        gae=None,
     )
 
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treetune.trainers.batching import Unit, plan_micro_batches
-from treetune.trainers.schedule import Warmup
+from treetune.trainers.base import Warmup
+from treetune.trainers.batches import Unit, plan_micro_batches
 
 LENGTHS = st.lists(st.integers(1, 300), min_size=1, max_size=60)
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from tests.trainers.helpers import episodes
 from tests.trainers.test_update_in_one_process import assert_close, trained, weights_of
-from treetune.trainers.objectives import token_distance
-from treetune.trainers.objectives.spo import CorrectPaths
+from treetune.trainers.objectives.spo import CorrectPaths, rank_target
 
 STEP = 1e-6
 VARIANTS = [
@@ -194,7 +193,7 @@ def test_a_token_as_likely_as_the_first_choice_costs_nothing_and_ties_reach_the_
 def test_the_rank_target_is_a_distribution_whose_first_choice_is_the_sampled_token():
     logits, labels = rows(3, count=30, size=9)
     total = logits.logsumexp(-1)
-    log_target, logp, real = token_distance.rank_target(logits, labels, total, 64)
+    log_target, logp, real = rank_target(logits, labels, total, 64)
     moved = (log_target.exp() * real).sum(-1)
     torch.testing.assert_close(moved, (logp.exp() * real).sum(-1))
     behind = real.sum(-1)

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests.trainers.helpers import free_port
-from treetune.trainers.meeting import Meeting
+from treetune.trainers.ranks import Meeting
 
 
 def together(ranks: int, act: Callable[[Meeting], Any], deadline_s: float = 30.0, **more: str) -> list[Any]:

@@ -9,14 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.trainers.helpers import episodes, one_rank, tiny_model
+from tests.trainers.helpers import critic_of, episodes, one_rank, tiny_model
 from treetune.rollouts.credit.gae import Gae
-from treetune.trainers.aside import of_the_weights, of_training_alone
 from treetune.trainers.base import Trainer
 from treetune.trainers.core import PolicyTrainer
-from treetune.trainers.deepspeed_model import torch_dtype
-from treetune.trainers.model_factory import visiting
-from treetune.trainers.objectives.ppo import ClippedPolicyGradient
+from treetune.trainers.deepspeed_model import torch_dtype, training_state, visiting, weights_of
+from treetune.trainers.objectives.policy_gradient import ClippedPolicyGradient
 
 PAIRS = [((1, 2, 3), (4, 5)), ((6,), (7, 8, 9))]
 
@@ -30,7 +28,7 @@ def made(gae: Gae | None = None, **settings: Any) -> PolicyTrainer:
         seed=0,
         temperature=1.0,
         iterations=3,
-        gae=gae,
+        **critic_of(gae),
     )
 
 
@@ -63,18 +61,18 @@ def test_memory_of_training_is_given_back_and_taken_again(settings: dict[str, An
         scores, exported = trainer.score(PAIRS, 1.0), weights(trainer)
         engine = trainer.policy.engine
         count = sum(weight.numel() for weight in exported.values())
-        held = size_of(of_training_alone(engine))
+        held = size_of(training_state(engine))
         assert held >= 8 * count, "Adam's two means at least"
 
-        trainer.step_aside()
-        assert trainer.policy.aside.bytes == held
-        assert size_of(of_training_alone(engine)) == 0
+        trainer.offload()
+        assert trainer.policy.offloaded.bytes == held
+        assert size_of(training_state(engine)) == 0
         assert trainer.score(PAIRS, 1.0) == scores
         for name, weight in weights(trainer).items():
             assert torch.equal(weight, exported[name])
-        trainer.step_aside()  # what is aside already stays
-        trainer.come_back()
-        assert size_of(of_training_alone(engine)) == held
+        trainer.offload()  # what is aside already stays
+        trainer.reload()
+        assert size_of(training_state(engine)) == held
     expected = weights(undisturbed)
     for name, weight in weights(trainer).items():
         assert torch.equal(weight, expected[name]), name
@@ -86,10 +84,10 @@ def test_a_critic_leaves_with_its_weights(settings: dict[str, Any]) -> None:
     for iteration in range(2):
         undisturbed.train(iteration, episodes(8, seed=iteration, with_injected=False))
         trainer.train(iteration, episodes(8, seed=iteration, with_injected=False))
-        trainer.step_aside()
+        trainer.offload()
         assert trainer.critic is not None
-        assert size_of(of_the_weights(trainer.critic.model.module)) == 0
-        trainer.come_back()
+        assert size_of(weights_of(trainer.critic.model.module)) == 0
+        trainer.reload()
     expected = undisturbed.critic_weights()
     for name, weight in trainer.critic_weights().items():
         assert torch.equal(weight, expected[name]), name

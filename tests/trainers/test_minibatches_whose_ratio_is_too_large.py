@@ -15,7 +15,7 @@ from treetune.trainers.core import PolicyTrainer
 from treetune.trainers.deepspeed_model import torch_dtype
 from treetune.trainers.objectives.base import without_skipped
 from treetune.trainers.objectives.mle import MaximumLikelihood
-from treetune.trainers.objectives.ppo import ClippedPolicyGradient
+from treetune.trainers.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.vocabulary import Metrics
 
 RATE, EPS, EPOCHS, SIZE, KL, TEMPERATURE = 3e-3, 1e-4, 4, 8, 0.05, 0.8
@@ -35,7 +35,6 @@ def trained(threshold: float | None, **settings: object) -> tuple[dict[str, torc
         seed=0,
         temperature=TEMPERATURE,
         iterations=1,
-        gae=None,
     )
     metrics = trainer.train(0, episodes(16))
     return {name: tensor.clone() for name, tensor in trainer.weights().items()}, metrics

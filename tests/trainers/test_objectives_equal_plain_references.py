@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 
 import pytest
@@ -10,20 +11,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treetune.trainers.critic import value_loss
-from treetune.trainers.objectives.base import TokenBatch
-from treetune.trainers.objectives.cispo import ClippedImportance
-from treetune.trainers.objectives.gspo import SequencePolicyGradient
-from treetune.trainers.objectives.kl import kl_estimate
+from treetune.rollouts.credit.gae import Gae
+from treetune.trainers.objectives.base import TokenBatch, kl_estimate
 from treetune.trainers.objectives.mle import MaximumLikelihood
-from treetune.trainers.objectives.policy_gradient import PolicyGradient
-from treetune.trainers.objectives.ppo import ClippedPolicyGradient
-from treetune.trainers.preparation.advantages import (
-    critic_advantages,
-    less_future_penalty,
+from treetune.trainers.objectives.policy_gradient import (
+    ClippedImportance,
+    ClippedPolicyGradient,
+    PolicyGradient,
+    SequencePolicyGradient,
+)
+from treetune.trainers.preparation import (
     normalised,
+    rewards_to_come,
     token_rewards,
 )
+from treetune.trainers.update import value_loss
 
 STEP = 1e-6
 
@@ -260,16 +262,16 @@ def test_value_loss_is_the_worse_of_moved_and_clipped():
 def test_the_critics_advantages_with_lambda_one_are_return_minus_value():
     starts, rewards = [0, 3, 5], [1.0, 0.0]
     values = torch.tensor([0.2, 0.4, 0.6, 0.5, 0.1])
-    rewards_N = token_rewards(starts, rewards, penalties_N=None)
-    advantages, returns = critic_advantages(starts, rewards_N, values, 1.0, 1.0)
-    torch.testing.assert_close(returns, torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0]))
-    torch.testing.assert_close(advantages, returns - values)
+    rewards_N = token_rewards(starts, rewards)
+    for (a, b), reward in zip(itertools.pairwise(starts), rewards, strict=True):
+        advantages, returns = Gae().from_values(rewards_N[a:b].tolist(), values[a:b].tolist())
+        assert returns == pytest.approx([reward] * (b - a))
+        assert advantages == pytest.approx([reward - value for value in values[a:b].tolist()])
 
 
 def test_a_penalty_in_the_reward_weighs_on_a_token_and_all_before_it_in_its_sequence():
-    given_N, penalties = torch.zeros(5), torch.tensor([0.1, 0.0, 0.3, 0.0, 0.2])
-    result = less_future_penalty([0, 3, 5], given_N, penalties)
-    torch.testing.assert_close(result, -torch.tensor([0.4, 0.3, 0.3, 0.2, 0.2]))
+    result = rewards_to_come([0, 3, 5], torch.tensor([0.1, 0.0, 0.3, 0.0, 0.2]))
+    torch.testing.assert_close(result, torch.tensor([0.4, 0.3, 0.3, 0.2, 0.2]))
 
 
 @given(st.lists(st.floats(-5, 5, width=32), min_size=3, max_size=50))

@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from tests.trainers.helpers import episodes, one_rank, tiny_model
-from treetune.models.inputs import ModelInputs
-from treetune.models.logprobs import PolicyModule
+from treetune.models.logprobs import ModelInputs, PolicyModule
 from treetune.trainers.base import Trainer
 from treetune.trainers.core import PolicyTrainer
-from treetune.trainers.objectives.ppo import ClippedPolicyGradient
+from treetune.trainers.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.vocabulary import Episode
 
 BASE = {"learning_rate": 1e-3, "adam_eps": 1e-4, "minibatch_size": 8}
@@ -32,7 +31,6 @@ def trained(rows: list[Episode] | None = None, **settings: object) -> tuple[Poli
         seed=0,
         temperature=1.0,
         iterations=1,
-        gae=None,
     )
     return trainer, trainer.train(0, rows or episodes(16))
 

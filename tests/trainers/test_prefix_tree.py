@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.trainers.helpers import dense_mask
 from treetune.prefix_tree import GrowingTree, PrefixTree
-from treetune.trainers.micro_batches import micro_batch
+from treetune.trainers.batches import micro_batch
 from treetune.trainers.tokens import Sequences
 from treetune.vocabulary import Episode, Stretch
 

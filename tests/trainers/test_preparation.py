@@ -1,4 +1,4 @@
-"""The stages before the first step: which are chosen, and that each finds what it needs."""
+"""What is made before the first step: with which models, and from which of their scores."""
 
 from __future__ import annotations
 
@@ -7,69 +7,126 @@ import math
 from statistics import mean, variance
 
 import pytest
+import torch
 
 import treetune.parts  # noqa: F401  (registers them)
+from tests.trainers.helpers import critic_of
 from treetune.rollouts.credit.gae import Gae
 from treetune.trainers.base import Trainer
 from treetune.trainers.objectives.base import Objective
 from treetune.trainers.objectives.mle import MaximumLikelihood
-from treetune.trainers.objectives.ppo import ClippedPolicyGradient
+from treetune.trainers.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.trainers.objectives.preference import DirectPreference
-from treetune.trainers.preparation.stages import (
-    CriticValues,
-    Normalisation,
-    OldLogprobs,
-    RefLogprobs,
-    preparation,
-)
-from treetune.trainers.preparation.tensors import IterationTensors
+from treetune.trainers.preparation import IterationTensors, prepare, scores_old_logprobs
+from treetune.trainers.scoring import Scored
 from treetune.trainers.tokens import Sequences
 from treetune.vocabulary import Episode
 
 PENALISED = [
-    ClippedPolicyGradient(kl_coef=0.1, kl_placement=placement)
+    ClippedPolicyGradient(kl_coef=0.1, kl_estimator="k1", kl_placement=placement)
     for placement in ("loss", "reward", "advantage")
 ]
 OBJECTIVES = [part() for part in Objective.registered().values()] + PENALISED
+PENALTY = 0.1 * 0.5
+"""Of each token, by the models below."""
 
 
-def trainer(objective: Objective, **settings: object) -> Trainer:
-    return Trainer(objective=objective, learning_rate=1e-3, **settings)
+class Models:
+    """Says the same of every token, and which models were run."""
+
+    def __init__(self) -> None:
+        self.ran: list[str] = []
+
+    def old_logprobs(self, sequences: Sequences) -> Scored:
+        self.ran.append("policy")
+        size = sequences.n_tokens
+        return Scored(torch.full((size,), -1.0), torch.zeros(size), None)
+
+    def ref_logprobs(self, sequences: Sequences) -> torch.Tensor:
+        self.ran.append("reference")
+        return torch.full((sequences.n_tokens,), -1.5)
+
+    def values(self, sequences: Sequences) -> torch.Tensor:
+        self.ran.append("critic")
+        return torch.full((sequences.n_tokens,), 0.25)
+
+
+def prepared(
+    objective: Objective, several: bool = False, gae: Gae | None = None, **settings: object
+) -> tuple[IterationTensors, list[str]]:
+    trainer = Trainer(objective=objective, learning_rate=1e-3, **settings)
+    models = Models()
+    tensors = prepare(
+        trainer,
+        EPISODES,
+        Sequences.of(EPISODES),
+        models,
+        scores_old=scores_old_logprobs(trainer, several_steps=several),
+        critic=gae is not None,
+        from_values=critic_of(gae).get("from_values"),
+    )
+    return tensors, models.ran
 
 
 @pytest.mark.parametrize(
     "objective", OBJECTIVES, ids=lambda one: f"{type(one).__name__}-{one.reward_kl_coef}"
 )
-def test_every_stage_comes_behind_those_that_fill_in_what_it_needs(objective):
+def test_every_objective_is_given_what_it_needs_and_nothing_else(objective):
     for gae, several, how, measure in itertools.product(
         (None, Gae()), (False, True), ("none", "whiten"), (False, True)
     ):
-        settings = trainer(objective, advantage_normalisation=how, measure_kl=measure)
-        known: set[str] = set()
-        for stage in preparation(settings, gae, several_steps=several):
-            assert known.issuperset(stage.needs), stage
-            known.update(stage.fills)
-        assert ("advantages_N" in known) == objective.needs_advantages
-        assert not objective.needs_reference or "ref_logprobs_N" in known
-        assert not (objective.needs_advantages and several) or "old_logprobs_N" in known
+        tensors, _ = prepared(objective, several, gae, advantage_normalisation=how, measure_kl=measure)
+        assert (tensors.advantages_N is not None) == objective.needs_advantages
+        assert not objective.needs_reference or tensors.ref_logprobs_N is not None
+        assert not (objective.needs_advantages and several) or tensors.old_logprobs_N is not None
+        assert (tensors.returns_N is not None) == (objective.needs_advantages and gae is not None)
 
 
 @pytest.mark.parametrize(
-    ("objective", "settings", "several", "scored"),
+    ("objective", "settings", "several", "models"),
     [
         (MaximumLikelihood(), {}, True, []),
-        (DirectPreference(), {"measure_kl": False}, True, [RefLogprobs]),
-        (DirectPreference(), {}, True, [RefLogprobs, OldLogprobs]),
+        (DirectPreference(), {"measure_kl": False}, True, ["reference"]),
+        (DirectPreference(), {}, True, ["reference", "policy"]),
         (ClippedPolicyGradient(), {"measure_kl": False}, False, []),
-        (ClippedPolicyGradient(), {"measure_kl": False}, True, [OldLogprobs]),
-        (ClippedPolicyGradient(), {}, False, [RefLogprobs]),
-        (PENALISED[1], {"measure_kl": False}, False, [RefLogprobs, OldLogprobs]),
+        (ClippedPolicyGradient(), {"measure_kl": False}, True, ["policy"]),
+        (ClippedPolicyGradient(), {}, False, ["reference"]),
+        (PENALISED[1], {"measure_kl": False}, False, ["reference", "policy"]),
     ],
 )
-def test_no_model_is_run_for_what_nobody_needs(objective, settings, several, scored):
-    stages = preparation(trainer(objective, **settings), None, several_steps=several)
-    runs_models = [type(one) for one in stages if isinstance(one, RefLogprobs | OldLogprobs | CriticValues)]
-    assert runs_models == scored
+def test_no_model_is_run_for_what_nobody_needs(objective, settings, several, models):
+    assert prepared(objective, several, **settings)[1] == models
+
+
+def test_penalties_are_taken_from_rewards_before_and_from_advantages_after_normalisation():
+    plain, _ = prepared(PENALISED[0])
+    assert torch.equal(plain.advantages_N, plain.credit_advantages_N)
+    in_reward, _ = prepared(PENALISED[1])
+    to_come = [2, 1, 3, 2, 1, 1, 1, 1]
+    torch.testing.assert_close(
+        in_reward.advantages_N, plain.advantages_N - PENALTY * torch.tensor(to_come).float()
+    )
+    whitened, _ = prepared(PENALISED[0], advantage_normalisation="whiten")
+    in_advantage, _ = prepared(PENALISED[2], advantage_normalisation="whiten")
+    torch.testing.assert_close(in_advantage.advantages_N, whitened.advantages_N - PENALTY)
+
+
+def test_credit_makes_advantages_and_returns_of_values_and_rewards_less_penalties():
+    tensors, ran = prepared(PENALISED[1], gae=Gae(lam=0.0))
+    assert ran == ["reference", "policy", "critic"]
+    begin, end = 0.25 - PENALTY - 0.25, -PENALTY - 0.25
+    expected = torch.tensor([begin, end, begin, begin, end, end, end, end])
+    torch.testing.assert_close(tensors.advantages_N, expected)
+    torch.testing.assert_close(tensors.returns_N, expected + 0.25)
+
+
+def test_a_critic_that_credit_has_asked_learns_rewards_without_penalties():
+    models, objective = Models(), PENALISED[1]
+    trainer = Trainer(objective=objective, learning_rate=1e-3)
+    sequences = Sequences.of(EPISODES)
+    tensors = prepare(trainer, EPISODES, sequences, models, scores_old=True, critic=True)
+    assert models.ran == ["reference", "policy", "critic"]
+    assert torch.equal(tensors.returns_N, torch.zeros(sequences.n_tokens))
 
 
 def episode(domain: str, advantages: tuple[float, ...]) -> Episode:
@@ -100,12 +157,7 @@ EPISODES = [
 @pytest.mark.parametrize("how", ["whiten", "scale"])
 def test_normalising_by_domain_is_normalising_each_by_itself(how):
     """Against the formula written out, over each domain's trained tokens."""
-    settings = trainer(ClippedPolicyGradient(), advantage_normalisation=how, normalise_by_domain=True)
-    stages = preparation(settings, None, several_steps=False)
-    (normalisation,) = [stage for stage in stages if isinstance(stage, Normalisation)]
-    tensors, sequences = IterationTensors.of(EPISODES), Sequences.of(EPISODES)
-    tensors.advantages_N = tensors.credit_advantages_N
-    normalisation.run(tensors, sequences, None)
+    tensors, _ = prepared(ClippedPolicyGradient(), advantage_normalisation=how, normalise_by_domain=True)
     expected = {}
     for domain, own in {"sums": [1.0, 3.0, -2.0], "code": [0.2, 0.2, 0.5, -0.1]}.items():
         centre, scale = mean(own), math.sqrt(variance(own) + 1e-8)
@@ -118,4 +170,4 @@ def test_normalising_by_domain_is_normalising_each_by_itself(how):
 
 def test_normalising_by_domain_needs_a_normalisation():
     with pytest.raises(ValueError, match="normalise_by_domain is true, and advantage_normalisation"):
-        trainer(ClippedPolicyGradient(), normalise_by_domain=True)
+        prepared(ClippedPolicyGradient(), normalise_by_domain=True)

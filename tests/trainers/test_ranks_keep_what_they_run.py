@@ -17,10 +17,10 @@ from treetune.rollouts.storage import StoredEpisodes, write_episodes
 from treetune.runtime import columns_of_ranks
 from treetune.runtime.columns_of_ranks import stored_for_all
 from treetune.trainers.base import Trainer
-from treetune.trainers.micro_batches import micro_batches, rows_of_rank
+from treetune.trainers.batches import micro_batches, rows_of_rank
 from treetune.trainers.objectives.mle import MaximumLikelihood
 from treetune.trainers.ranks import Ranks
-from treetune.trainers.reference_ahead import SECONDS, SHARE
+from treetune.trainers.scoring import SECONDS, SHARE
 from treetune.trainers.tokens import Sequences, units_of
 
 
@@ -70,8 +70,10 @@ def test_each_of_eight_ranks_keeps_its_part_and_all_have_every_row(kind: str, tm
     stored = StoredEpisodes(tmp_path / "episodes.arrow")
     whole, known = Sequences.of(rows), Sequences.of(stored, kept=())
     assert len(stored) == len(rows) and rows[3] in stored
-    assert all(row.tokens is None for row in known.rows)
-    assert known.lengths == whole.lengths and known.once() == whole.once()
+    assert all(row.token_ids is None for row in known.rows)
+    assert [row.length for row in known.rows] == [
+        row.length for row in whole.rows
+    ] and known.once() == whole.once()
     assert dataclasses.replace(known, rows=[]) == dataclasses.replace(whole, rows=[])
     units = [known.rows_of(unit) for unit in units_of(stored, in_pairs=kind == "pairs")]
     settings, device, seen = trainer(), torch.device("cpu"), set()

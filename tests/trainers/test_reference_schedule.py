@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from treetune.trainers.reference_schedule import DeepSpeedWarmupDecay
+from treetune.trainers.base import DeepSpeedWarmupDecay
 
 
 def test_the_reference_schedule_jumps_rests_and_rises_with_the_logarithm() -> None:

@@ -21,9 +21,9 @@ from treetune.models.lora import Lora
 from treetune.trainers.base import Trainer
 from treetune.trainers.core import PolicyTrainer
 from treetune.trainers.objectives.mle import MaximumLikelihood
-from treetune.trainers.objectives.ppo import ClippedPolicyGradient
+from treetune.trainers.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.trainers.ranks import Ranks
-from treetune.trainers.reference_ahead import SECONDS, SHARE, ReferenceAhead, rows_scored_by
+from treetune.trainers.scoring import SECONDS, SHARE, ReferencePrefetch, rows_scored_by
 from treetune.trainers.tokens import Sequences
 from treetune.vocabulary import Episode
 
@@ -33,21 +33,21 @@ SAMPLING = SamplingParams(20)
 def trainer(**settings: Any) -> PolicyTrainer:
     objective = ClippedPolicyGradient(kl_coef=0.1)
     one = Trainer(objective=objective, learning_rate=1e-3, adam_eps=1e-4, minibatch_size=8, **settings)
-    return PolicyTrainer(one, tiny_model, ranks=one_rank(), seed=0, temperature=0.8, iterations=2, gae=None)
+    return PolicyTrainer(one, tiny_model, ranks=one_rank(), seed=0, temperature=0.8, iterations=2)
 
 
-def ahead_of(one: PolicyTrainer) -> ReferenceAhead:
-    assert one.ahead is not None
-    return one.ahead
+def ahead_of(one: PolicyTrainer) -> ReferencePrefetch:
+    assert one.prefetch is not None
+    return one.prefetch
 
 
 def request(row: Episode, priority: int = ANSWERS) -> Request:
     return Request(row.prompt_ids, 0, 1, SAMPLING, priority)
 
 
-def hear(ahead: ReferenceAhead, rows: list[Episode], priority: int = ANSWERS) -> None:
+def hear(ahead: ReferencePrefetch, rows: list[Episode], priority: int = ANSWERS) -> None:
     for row in rows:
-        ahead.hear(request(row, priority), [Completion(row.response_ids, None, "stop", 0)])
+        ahead.on_result(request(row, priority), [Completion(row.response_ids, None, "stop", 0)])
 
 
 @pytest.fixture(scope="module")
@@ -63,20 +63,20 @@ def ahead() -> Any:
 
 
 def test_what_is_heard_in_any_order_or_not_at_all_has_the_same_bits(
-    ahead: ReferenceAhead, rows: list[Episode]
+    ahead: ReferencePrefetch, rows: list[Episode]
 ) -> None:
     sequences = Sequences.of(rows)
     unheard = ahead.logprobs(sequences)
-    assert ahead.share == 0
+    assert ahead.metrics[SHARE] == 0
     for seed, count in enumerate((16, 16, 7, 1)):
         some = random.Random(seed).sample(rows, count)
         hear(ahead, some)
         assert torch.equal(ahead.logprobs(sequences), unheard)
-        assert ahead.share == sum(len(row.response_ids) for row in some) / sequences.n_tokens
+        assert ahead.metrics[SHARE] == sum(len(row.response_ids) for row in some) / sequences.n_tokens
 
 
 def test_its_log_probs_are_those_of_the_reference_in_micro_batches(
-    ahead: ReferenceAhead, rows: list[Episode]
+    ahead: ReferencePrefetch, rows: list[Episode]
 ) -> None:
     sequences = Sequences.of(rows)
     together = trainer()
@@ -84,7 +84,7 @@ def test_its_log_probs_are_those_of_the_reference_in_micro_batches(
 
 
 def test_continuations_and_answers_that_training_sees_otherwise_are_not_taken_for_answers(
-    ahead: ReferenceAhead, rows: list[Episode]
+    ahead: ReferencePrefetch, rows: list[Episode]
 ) -> None:
     changed = [  # the same tokens, of which the first one isn't trained
         dataclasses.replace(row, trained=[False, *row.trained[1:]]) if len(row.trained) > 9 else row
@@ -92,12 +92,12 @@ def test_continuations_and_answers_that_training_sees_otherwise_are_not_taken_fo
     ]
     hear(ahead, rows, CONTINUATIONS)
     ahead.logprobs(Sequences.of(rows))
-    assert ahead.share == 0
+    assert ahead.metrics[SHARE] == 0
     hear(ahead, rows)
     sequences = Sequences.of(changed)
     found = ahead.logprobs(sequences)
     whole = sum(len(row.response_ids) for row in changed if all(row.trained))
-    assert ahead.share == whole / sequences.n_tokens < 1
+    assert ahead.metrics[SHARE] == whole / sequences.n_tokens < 1
     assert torch.equal(found, ahead.logprobs(sequences))
 
 
@@ -105,7 +105,7 @@ def test_what_goes_wrong_beside_sampling_is_raised_when_training_asks(rows: list
     def broken() -> Any:
         raise RuntimeError("no memory for the reference")
 
-    ahead = ReferenceAhead(broken, trainer().scorer)
+    ahead = ReferencePrefetch(broken, trainer().scorer)
     hear(ahead, rows[:1])
     with pytest.raises(
         RuntimeError, match=r"sampled \(trainer.reference_scores\).*no memory for the reference"
@@ -146,7 +146,7 @@ def test_training_does_not_wait_for_ever_for_what_is_scored_beside_it(rows: list
 
     scorer = trainer().scorer
     soon = dataclasses.replace(scorer, ranks=dataclasses.replace(scorer.ranks, deadline_s=0.05))
-    ahead = ReferenceAhead(hangs, soon)
+    ahead = ReferencePrefetch(hangs, soon)
     hear(ahead, rows[:1])
     with pytest.raises(TimeoutError, match="1 answers were not scored under the reference within"):
         ahead.logprobs(Sequences.of(rows[:1]))
@@ -179,7 +179,7 @@ class _OfTwo(Ranks):
 
 @pytest.mark.parametrize("heard", [(range(8), range(8, 16)), (range(16), range(5)), ((), (3, 9)), ((), ())])
 def test_two_ranks_know_what_either_has_heard_of_and_share_out_the_rest(
-    ahead: ReferenceAhead, rows: list[Episode], heard: tuple[Sequence[int], ...]
+    ahead: ReferencePrefetch, rows: list[Episode], heard: tuple[Sequence[int], ...]
 ) -> None:
     expected = ahead.logprobs(Sequences.of(rows))
     one, together = trainer(), Together()
@@ -188,12 +188,12 @@ def test_two_ranks_know_what_either_has_heard_of_and_share_out_the_rest(
     def of_rank(rank: int) -> tuple[torch.Tensor, float]:
         ranks = together.ranks(rank)
         assert one.reference is not None
-        own = ReferenceAhead(one.reference, dataclasses.replace(one.scorer, ranks=ranks))
+        own = ReferencePrefetch(one.reference, dataclasses.replace(one.scorer, ranks=ranks))
         hear(own, [rows[place] for place in heard[rank]])
         kept = rows_scored_by(Sequences.of(rows, kept=()), ranks)
         found_N = own.logprobs(Sequences.of(rows, kept))
         own.close()
-        return found_N, own.share
+        return found_N, own.metrics[SHARE]
 
     with ThreadPoolExecutor(2) as threads:
         found = list(threads.map(of_rank, range(2)))

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.trainers.helpers import episodes, one_rank, tiny_model
-from treetune.models.nucleus import Nucleus
+from treetune.models.logprobs import Nucleus
 from treetune.rollouts.token_signals import (
     TokenSignals,
     read_token_signals,
@@ -23,7 +23,7 @@ from treetune.store.checksums import Damaged
 from treetune.trainers.base import Trainer
 from treetune.trainers.core import PolicyTrainer
 from treetune.trainers.objectives.mle import MaximumLikelihood
-from treetune.trainers.objectives.ppo import ClippedPolicyGradient
+from treetune.trainers.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.vocabulary import Episode
 
 TEMPERATURE = 0.7
@@ -42,11 +42,9 @@ def trained(
         seed=0,
         temperature=TEMPERATURE,
         iterations=1,
-        gae=None,
         nucleus=nucleus,
     )
-    for _, metrics in trainer.stretches(0, rows, tell=lambda rows: told.append(list(rows))):  # noqa: B007
-        pass
+    metrics = trainer.train(0, rows, on_signals=lambda rows: told.append(list(rows)))
     assert len(told) <= 1
     return (told[0] if told else None), metrics, trainer.weights()
 

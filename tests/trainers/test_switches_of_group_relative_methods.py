@@ -10,14 +10,15 @@ import torch
 
 from tests.trainers.helpers import episodes, tiny_model
 from tests.trainers.test_update_in_one_process import assert_close, trained, weights_of
-from treetune.models.inputs import ModelInputs
-from treetune.models.logprobs import PolicyModule
-from treetune.trainers.base import Trainer
-from treetune.trainers.entropy import EntropyCoefficient, EntropyTarget
-from treetune.trainers.objectives.cispo import ClippedImportance
-from treetune.trainers.objectives.gspo import SequencePolicyGradient
+from treetune.models.logprobs import ModelInputs, PolicyModule
+from treetune.trainers.base import EntropyTarget, Trainer
 from treetune.trainers.objectives.mle import MaximumLikelihood
-from treetune.trainers.objectives.ppo import ClippedPolicyGradient
+from treetune.trainers.objectives.policy_gradient import (
+    ClippedImportance,
+    ClippedPolicyGradient,
+    SequencePolicyGradient,
+)
+from treetune.trainers.update import EntropyCoefficient
 from treetune.vocabulary import Episode
 
 

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.trainers.helpers import VOCABULARY, episodes, one_rank, tiny_model
-from treetune.models.nucleus import Nucleus
+from treetune.models.logprobs import Nucleus
 from treetune.trainers.base import Trainer
 from treetune.trainers.core import PolicyTrainer
-from treetune.trainers.objectives.ppo import ClippedPolicyGradient
+from treetune.trainers.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.vocabulary import Episode
 
 TEMPERATURE = 0.6
@@ -88,7 +88,6 @@ def test_where_engine_and_trainer_agree_there_is_no_gap(nucleus: Nucleus, settin
             seed=0,
             temperature=TEMPERATURE,
             iterations=1,
-            gae=None,
             nucleus=given_nucleus,
         )
         metrics.append(trainer.train(0, sampled_by(nucleus)))

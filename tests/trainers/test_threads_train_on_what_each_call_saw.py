@@ -7,13 +7,13 @@ import dataclasses
 import pytest
 import torch
 
-from tests.trainers.helpers import Call, one_rank, paired_episodes, threaded_episodes, tiny_model
+from tests.trainers.helpers import Call, critic_of, one_rank, paired_episodes, threaded_episodes, tiny_model
 from tests.trainers.test_update_does_not_depend_on_the_cut import OBJECTIVES
 from tests.trainers.update_program import made
 from treetune.rollouts.credit.gae import Gae
 from treetune.trainers.base import Trainer
+from treetune.trainers.batches import micro_batches
 from treetune.trainers.core import PolicyTrainer
-from treetune.trainers.micro_batches import micro_batches
 from treetune.trainers.tokens import Sequences
 from treetune.vocabulary import Episode
 
@@ -36,7 +36,7 @@ def trained(objective: dict, rows: list[Episode], gae: Gae | None = None, **sett
         seed=0,
         temperature=TEMPERATURE,
         iterations=1,
-        gae=gae,
+        **critic_of(gae),
     )
     return trainer, trainer.train(0, rows)
 
@@ -172,7 +172,7 @@ def test_trees_stay_within_the_budget_but_for_what_must_not_be_cut(keep_units, b
     beyond = [b for b in batches if b.inputs.input_ids_BT.numel() > budget]
     if keep_units:
         [only] = beyond
-        assert only.trained_tokens == (sequences.trained_tokens(1),), "the one with 50 threads"
+        assert only.trained_tokens == (sequences.starts[2] - sequences.starts[1],), "the one with 50 threads"
     else:
         assert not beyond
     if budget == 10_000:

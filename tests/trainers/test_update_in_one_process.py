@@ -7,17 +7,15 @@ import copy
 import pytest
 import torch
 
-from tests.trainers.helpers import episodes, one_rank, paired_episodes, tiny_model
-from treetune.models.inputs import ModelInputs
-from treetune.models.logprobs import PolicyModule
+from tests.trainers.helpers import critic_of, episodes, one_rank, paired_episodes, tiny_model
+from treetune.models.logprobs import ModelInputs, PolicyModule
 from treetune.rollouts.credit.gae import Gae
-from treetune.trainers.base import Trainer
+from treetune.trainers.base import Trainer, Warmup
 from treetune.trainers.core import PolicyTrainer
 from treetune.trainers.objectives.base import Objective
 from treetune.trainers.objectives.mle import MaximumLikelihood
-from treetune.trainers.objectives.ppo import ClippedPolicyGradient
+from treetune.trainers.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.trainers.objectives.preference import DirectPreference, DpoPositive
-from treetune.trainers.schedule import Warmup
 
 BASE = {"learning_rate": 1e-3, "adam_eps": 1e-4}
 
@@ -37,7 +35,7 @@ def trained(
         seed=0,
         temperature=0.8,
         iterations=iterations,
-        gae=gae,
+        **critic_of(gae),
         restarts=restarts,
     )
     return trainer, trainer.train(0, rows or episodes(16))
@@ -269,7 +267,6 @@ def test_dropout_is_off_in_training():
             seed=0,
             temperature=1.0,
             iterations=1,
-            gae=None,
         )
         trainer.train(0, episodes(8))
         results.append(weights_of(trainer))

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tests.runtime.in_process import small
-from treetune.models.in_parts import InTurn, NotInParts, in_parts, is_in_file, read_whole, weight_files
 from treetune.models.pretrained import PretrainedModel
+from treetune.models.shards import InTurn, NotInParts, in_parts, is_in_file, read_whole, weight_files
 from treetune.models.sources import TinyModel
 from treetune.runtime import start_model
 from treetune.runtime.start_model import StartModel

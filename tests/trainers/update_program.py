@@ -26,7 +26,7 @@ def update(settings: dict[str, Any], out: Path, ranks: Any) -> None:
     import torch
     from safetensors.torch import save_file
 
-    from tests.trainers.helpers import episodes, paired_episodes, threaded_episodes, tiny_model
+    from tests.trainers.helpers import critic_of, episodes, paired_episodes, threaded_episodes, tiny_model
     from treetune.inference.base import Completion, Request, SamplingParams
     from treetune.models import logprobs
     from treetune.models.lora import Lora
@@ -42,7 +42,7 @@ def update(settings: dict[str, Any], out: Path, ranks: Any) -> None:
     gae = Gae() if settings.pop("gae", False) else None
     resumes = settings.pop("resumes", False)
     if settings.pop("keeps_all", False):
-        core.sequences_of_rank = lambda episodes, settings, ranks, run: Sequences.of(episodes)
+        core.sequences_of_rank = lambda episodes, *_, **__: Sequences.of(episodes)
     heard = settings.pop("heard", False)
     model = settings.pop("model", {})
     objective = made(**settings.pop("objective"))
@@ -69,14 +69,14 @@ def update(settings: dict[str, Any], out: Path, ranks: Any) -> None:
             seed=0,
             temperature=0.8,
             iterations=2,
-            gae=gae,
+            **critic_of(gae),
         )
 
     first = trainer()
-    if heard and first.ahead is not None:
+    if heard and first.prefetch is not None:
         for row in list(rows)[ranks.rank :: 3]:  # ranks hear of other answers, and nobody of some
             asked = Request(row.prompt_ids, 0, 1, SamplingParams(20))
-            first.ahead.hear(asked, [Completion(row.response_ids, None, "stop", 0)])
+            first.prefetch.on_result(asked, [Completion(row.response_ids, None, "stop", 0)])
     metrics: dict[str, Any] = first.train(0, rows)
     metrics["scores"] = first.score([PAIR_TO_SCORE], temperature=0.7)[0]
     weights = {name: tensor.float().cpu().clone() for name, tensor in first.weights().items()}

@@ -12,7 +12,7 @@ import torch
 from tests.reports.synthetic import CODEC
 from tests.viewer.recorded import begin_run, episode, record_iteration, recorded_run, trajectory
 from treetune.rollouts.storage import write_episodes
-from treetune.trainers.preparation.advantages import normalised, normalised_by_domain
+from treetune.trainers.preparation import normalised, normalised_by_domain
 from treetune.trainers.tokens import Sequences
 from treetune_view.store import NotThere, Run, Store
 from treetune_view.store.answers import Answers

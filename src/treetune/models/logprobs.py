@@ -1,24 +1,79 @@
-"""Log-probabilities of chosen tokens, paid for only where they are needed.
-
-The backbone runs over whole sequences; the language-model head runs only at the positions that
-predict a trained token, a chunk at a time, so that a full ``[tokens, vocabulary]`` float32 block
-never exists.
-"""
+"""Log-probabilities of chosen tokens, paid for only where they are needed."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from treetune.models.inputs import ModelInputs
-from treetune.models.nucleus import Nucleus
-from treetune.models.packed_attention import packed_arguments
+from treetune.models.attention import attention_arguments
 from treetune.models.sequence_parallel import SequenceParallel
-from treetune.models.tree_attention import tree_arguments
+
+
+class ModelInputs(NamedTuple):
+    """B rows of T tokens, and the N positions in them about which the model is asked.
+
+    A tuple, because DeepSpeed looks for tensors in tuples: ZeRO-3's hooks go through what a module is
+    called with.
+    """
+
+    input_ids_BT: Tensor
+    positions_N: Tensor
+    """Indices of the flattened ``B*T`` tokens."""
+    labels_N: Tensor | None = None
+    """The tokens that follow there, which a policy is asked for; a critic needs none."""
+    position_ids_BT: Tensor | None = None
+    """None: every row counts from 0. Packed rows begin again with each sequence; in a prefix tree it is the
+    depth."""
+    subtree_last_1T: Tensor | None = None
+    """Where the row is a prefix tree, the last node of each node's subtree; see `models.attention`."""
+    max_positions: int = 0
+    """The largest N that any rank has at this turn. Ranks run their heads on equally many chunks."""
+
+    def __eq__(self, other: object) -> bool:
+        # DeepSpeed compares what the ranks of a tensor-parallel group are given. Tuples would ask
+        # `tensor == tensor` for one truth value.
+        return isinstance(other, ModelInputs) and all(
+            torch.equal(one, two.to(one.device))
+            if isinstance(one, Tensor) and isinstance(two, Tensor)
+            else one is two or (not isinstance(one, Tensor) and one == two)
+            for one, two in zip(self, other, strict=True)
+        )
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+
+class Nucleus(NamedTuple):
+    """The sampler's truncation of a distribution that is at its temperature already."""
+
+    top_p: float = 1.0
+    top_k: int = -1
+
+    @property
+    def is_all(self) -> bool:
+        return self.top_p >= 1.0 and self.top_k <= 0
+
+    def log_mass(self, logits_CV: Tensor, labels_C: Tensor) -> Tensor:
+        """The logarithm of the probability that is left, float32 of shape [C], without gradient; at most 0.
+
+        A token that was sampled has this much less than the log-prob that the engine reports: the engine's
+        is of what is left. Cut as vLLM does: top-k first, then of that the likeliest tokens that have `top_p`
+        together. The label, which the engine sampled, is counted in.
+        """
+        with torch.no_grad():
+            probs_CV, order_CV = logits_CV.softmax(-1).sort(dim=-1, descending=True, stable=True)
+            if 0 < self.top_k < probs_CV.shape[-1]:
+                probs_CV[:, self.top_k :] = 0
+            before_CV = probs_CV.cumsum(-1) - probs_CV
+            is_kept_CV = before_CV < self.top_p * probs_CV.sum(-1, keepdim=True)
+            is_kept_CV |= order_CV == labels_C[:, None]
+            return (probs_CV * is_kept_CV).sum(-1).log().clamp(max=0.0)
+
 
 LOGITS_PER_CHUNK = 2**24
 """Entries of one chunk of float32 logits: 64 MiB, whatever the vocabulary."""
@@ -170,8 +225,7 @@ def _hidden(backbone: nn.Module, inputs: ModelInputs) -> Tensor:
         input_ids=inputs.input_ids_BT,
         position_ids=inputs.position_ids_BT,
         use_cache=False,
-        **packed_arguments(backbone, inputs.position_ids_BT),
-        **tree_arguments(backbone, inputs.subtree_last_1T),
+        **attention_arguments(backbone, inputs.position_ids_BT, inputs.subtree_last_1T),
     )
     return run.last_hidden_state.flatten(0, 1)[inputs.positions_N]
 

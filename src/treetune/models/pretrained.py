@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from annotated_types import MinLen
 
 from treetune.contracts import Experiment, Finding
-from treetune.models.added_tokens import add_tokens, check_tokens, embed_tokens, missing_tokens, word_ids
 from treetune.models.chat import Chat
-from treetune.models.checkpoints import resolve_policy
 from treetune.models.kernels import require_kernels
+from treetune.models.policy_files import resolve_policy
 from treetune.models.shapes import Shape, published_shape, shape_of
 from treetune.models.sources import Alphabet, ModelSource, character_tokens
+from treetune.models.tokenizer import add_tokens, check_tokens, embed_tokens, missing_tokens, word_ids
 from treetune.store.checksums import refuse_damaged
 from treetune.vocabulary import TextCodec
 
@@ -195,7 +195,7 @@ class PretrainedModel(ModelSource):
         import torch
         from transformers import AutoConfig, GenerationConfig
 
-        from treetune.models.in_parts import NotInParts, in_parts, weight_files
+        from treetune.models.shards import NotInParts, in_parts, weight_files
 
         path = resolve_policy(self.name_or_path)
         for changes, key in (

@@ -20,8 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from treetune.models import packed_attention
-from treetune.models.packed_attention import NOT_PACKED, PackedRow
+from treetune.models.attention import PACKED, PackedRow
 
 ATTENTION = "treetune_ulysses"
 """The name under which transformers finds the attention of this file."""
@@ -63,7 +62,7 @@ class SequenceParallel:
                 f" {type(model).__name__} has {', '.join(sorted(others))}: set it to 1"
             )
         inner = config._attn_implementation
-        if inner not in ("sdpa", "flash_attention_2", packed_attention.ATTENTION):
+        if inner not in ("sdpa", "flash_attention_2", PACKED):
             raise ValueError(
                 f"trainer.sequence_parallel_size works with model.attention 'sdpa' and 'flash_attention_2',"
                 f" and this model has {inner!r}"
@@ -96,9 +95,7 @@ class SequenceParallel:
             ALL_ATTENTION_FUNCTIONS[inner],
             _mask(positions_BT) if packed and inner == "sdpa" else None,
             positions_BT,
-            {}
-            if inner != packed_attention.ATTENTION
-            else {"packed": PackedRow.of(positions_BT) if packed else NOT_PACKED},
+            {} if inner != PACKED else {"packed": PackedRow.of(positions_BT if packed else None)},
         )
         own = slice(self.rank * ids_BT.shape[1] // self.size, (self.rank + 1) * ids_BT.shape[1] // self.size)
         return backbone(

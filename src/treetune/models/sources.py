@@ -11,9 +11,8 @@ from annotated_types import Gt, MinLen
 
 from treetune.config.registrable import Registrable
 from treetune.contracts import Experiment, Finding
-from treetune.models.added_tokens import add_tokens, check_tokens
-from treetune.models.characters import EOS, PAD
 from treetune.models.shapes import Shape
+from treetune.models.tokenizer import EOS, PAD, add_tokens, check_tokens
 from treetune.seeds import derive_seed
 from treetune.vocabulary import TextCodec
 
@@ -99,7 +98,7 @@ class ModelSource(Registrable):
         Raises ValueError if the model can't be had, and NotInParts where its weights don't lie in files as
         the model has them.
         """
-        from treetune.models.in_parts import NotInParts
+        from treetune.models.shards import NotInParts
 
         raise NotInParts("its weights are drawn, and not read from files")
 
@@ -189,7 +188,7 @@ class TinyModel(ModelSource):
         )
 
     def load_tokenizer(self, alphabet: Alphabet) -> PreTrainedTokenizerBase:
-        from treetune.models.characters import character_tokenizer
+        from treetune.models.tokenizer import character_tokenizer
 
         tokenizer = character_tokenizer(self.alphabet or alphabet(), self.context_length)
         add_tokens(tokenizer, self.added_tokens)

@@ -1,14 +1,10 @@
-"""Between the token ids that are trained and the text that graders and people read.
-
-Token ids are the truth: nothing here encodes a response again. Where a step ends in the text is
-carried over to the tokens that the text was decoded from.
-"""
+"""Tokenizers: between token ids and text, of characters, with added tokens."""
 
 from __future__ import annotations
 
 import itertools
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, TypeVar
 
@@ -16,7 +12,158 @@ from treetune.models.chat import Chat, chat_conversation, chat_frame, end_of_tur
 from treetune.vocabulary import TextCodec, TokenIds
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from torch import Tensor
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+
+PAD = "<pad>"
+EOS = "<eos>"
+
+_BRACKETS = (("<", ">"), ("⟨", "⟩"))
+"""Around the names of special tokens; the second pair for alphabets that can spell the first."""
+
+
+def character_tokenizer(alphabet: str, context_length: int) -> PreTrainedTokenizerFast:
+    """A tokenizer in Hugging Face format: ids 0 and 1 pad and end, then the alphabet in its order.
+
+    It saves as ``tokenizer.json``, which AutoTokenizer and vLLM load without code of this project.
+    Text over the alphabet is encoded without loss; any other character raises when encoded.
+
+    The special tokens are `PAD` and `EOS`, in other brackets where the alphabet can spell them: they
+    would be read as such within a text. Raises ValueError for an empty alphabet, and one with repeated
+    characters or with both pairs of brackets.
+    """
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    if not alphabet:
+        raise ValueError("the alphabet is empty: the task has to name every character that it uses")
+    repeated = sorted({character for character in alphabet if alphabet.count(character) > 1})
+    if repeated:
+        raise ValueError(f"the alphabet {alphabet!r} has {', '.join(map(repr, repeated))} more than once")
+    for opening, closing in _BRACKETS:
+        pad, eos = (f"{opening}{name[1:-1]}{closing}" for name in (PAD, EOS))
+        if not (set(pad) <= set(alphabet) or set(eos) <= set(alphabet)):
+            break
+    else:
+        raise ValueError(f"the alphabet {alphabet!r} can spell {PAD!r} and {pad!r}, which must stay special")
+    vocabulary = {token: index for index, token in enumerate([pad, eos, *alphabet])}
+    # No unknown token: a character that is silently replaced would be trained on.
+    backend = Tokenizer(models.WordLevel(vocabulary))
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
+    backend.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        pad_token=pad,
+        eos_token=eos,
+        model_max_length=context_length,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+MULTIPLE = 64
+"""A table of embeddings that has to grow, grows to a multiple of this: matrix products like it."""
+
+
+def check_tokens(tokens: Sequence[str]) -> None:
+    """Raises ValueError for tokens that can't be added: empty, with white space, or named twice."""
+    for token in tokens:
+        if not token or any(character.isspace() for character in token):
+            raise ValueError(f"added_tokens has {token!r}: a token needs characters, and no white space")
+    twice = sorted({token for token in tokens if tokens.count(token) > 1})
+    if twice:
+        raise ValueError(f"added_tokens has {', '.join(map(repr, twice))} more than once")
+
+
+def missing_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) -> tuple[str, ...]:
+    """Those of `tokens` that the tokenizer doesn't have yet, in their order."""
+    known = tokenizer.get_vocab()
+    return tuple(token for token in tokens if token not in known)
+
+
+def add_tokens(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[str]) -> None:
+    """From here on `tokenizer` makes one token of each, wherever it stands in a text, and decodes it to
+    its text. Those that it doesn't have yet get the next ids; the others keep theirs.
+
+    Raises ValueError where one is a special token already: text wouldn't show it.
+    """
+    from tokenizers import AddedToken
+
+    special = [
+        str(token)
+        for token in tokenizer.added_tokens_decoder.values()
+        if token.special and str(token) in tokens
+    ]
+    if special:
+        raise ValueError(
+            f"model.added_tokens has {', '.join(map(repr, special))}, which the tokenizer has as a special"
+            " token, and text doesn't show those: leave it out, or take another name"
+        )
+    tokenizer.add_tokens([AddedToken(token, normalized=False, special=False) for token in tokens])
+
+
+def word_ids(tokenizer: PreTrainedTokenizerBase, token: str) -> tuple[int, ...]:
+    """The tokens of the word in a tag: of ``Parallel`` for ``<Parallel>``, ``/Parallel`` for
+    ``</Parallel>``. `tokenizer` doesn't have the tag yet. Raises ValueError where it can't write it."""
+    word = token.removeprefix("<").removesuffix(">")
+    try:
+        ids = tuple(tokenizer.encode(word, add_special_tokens=False))
+    except Exception as error:  # the tokenizers library raises no narrower one
+        raise ValueError(_without_word(token, word, str(error))) from error
+    if not ids or tokenizer.unk_token_id in ids:
+        raise ValueError(_without_word(token, word, "it has no tokens for it"))
+    return ids
+
+
+def embed_tokens(model: PreTrainedModel, words: Mapping[int, tuple[int, ...]]) -> None:
+    """Gives the tokens that `words` is keyed by their embeddings and rows of the output head, in place:
+    each the mean over the tokens of its word. All other tokens keep theirs.
+
+    Where the table has no room for them, it grows to a multiple of 64 rows. Those beyond the tokens are
+    the mean of all old rows: by Jensen's inequality none of them is likelier than the average token.
+    Tied weights stay tied. Raises ValueError where the model has no rows for tokens before the first.
+    """
+    import torch
+
+    if not words:
+        return
+    rows = model.get_input_embeddings().num_embeddings
+    if min(words) > rows:
+        raise ValueError(
+            f"the model embeds {rows} tokens, and its tokenizer has {min(words)} without those of"
+            " model.added_tokens: they do not belong together"
+        )
+    grows = max(words) >= rows
+    if grows:
+        with torch.random.fork_rng(devices=[]):  # what is drawn for the new rows is replaced below
+            model.resize_token_embeddings(max(words) + 1, pad_to_multiple_of=MULTIPLE, mean_resizing=False)
+    with torch.no_grad():
+        for table in _tables(model):
+            if grows:
+                table[rows:] = table[:rows].mean(0, dtype=torch.float32).to(table.dtype)
+            for token, word in words.items():
+                table[token] = table[list(word)].mean(0, dtype=torch.float32).to(table.dtype)
+
+
+def _tables(model: PreTrainedModel) -> list[Tensor]:
+    """What has a row per token, each once: embeddings and, unless tied to them, the head with its bias."""
+    tables = [model.get_input_embeddings().weight]
+    head = model.get_output_embeddings()
+    if head is not None:
+        tables += [
+            table
+            for table in (head.weight, getattr(head, "bias", None))
+            if table is not None and table is not tables[0]
+        ]
+    return tables
+
+
+def _without_word(token: str, word: str, why: str) -> str:
+    return (
+        f"model.added_tokens has {token!r}, which would begin as the mean of the tokens of {word!r}, and the"
+        f" tokenizer cannot encode that: {why}"
+    )
+
 
 T = TypeVar("T")
 

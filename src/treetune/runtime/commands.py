@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from treetune.contracts import BEFORE_A_RUN
-from treetune.models.checkpoints import resolve_policy
+from treetune.models.policy_files import resolve_policy
 from treetune.processes import lifetime
 from treetune.runtime.base import PolicyIteration, Runtime
 from treetune.runtime.claims import Claims
@@ -76,7 +76,7 @@ def run_iteration_loop(config: PolicyIteration, plain: Mapping[str, Any]) -> Non
         if config.credit.asks_critic:
             sampler.critic = lent_critic(session, server, trainer.values)
         with closing(trainer):
-            sampler.reference = trainer.ahead
+            sampler.reference = trainer.prefetch
             run_iterations(session, server, sampler, trainer)
 
 

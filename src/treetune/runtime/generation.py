@@ -171,7 +171,7 @@ def _heard(sampler: Sampler, request: Request, completions: Sequence[Completion]
                 " aren't trained, with the priority CONTINUATIONS"
             )
     if sampler.reference is not None:
-        sampler.reference.hear(request, completions)
+        sampler.reference.on_result(request, completions)
 
 
 def _rollout_metrics(session: Session, iteration: int) -> Metrics:

@@ -122,10 +122,10 @@ class PolicyServer:
         self.engine.wait_settled()
         with self.engine.asleep():
             if self.trainer is not None and self.engine.sleeps:
-                self.trainer.come_back()
+                self.trainer.reload()
             yield
             if self.trainer is not None and self.engine.sleeps:
-                self.trainer.step_aside()
+                self.trainer.offload()
 
     def _wait(self) -> None:
         """Until the engine has sampled a token; at once where it has before."""

@@ -122,7 +122,7 @@ class Record:
         return row
 
     def _checkpoint(self, done: int) -> None:
-        from treetune.models.export import write_critic, write_policy
+        from treetune.models.policy_files import write_critic, write_policy
 
         session, trainer = self._session, self._trainer
         place = session.directory.checkpoint(done)

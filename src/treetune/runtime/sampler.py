@@ -23,7 +23,7 @@ from treetune.tasks.graders.pool import GraderPool
 from treetune.vocabulary import Metrics
 
 if TYPE_CHECKING:
-    from treetune.trainers.reference_ahead import ReferenceAhead
+    from treetune.trainers.scoring import ReferencePrefetch
 
 
 class Sampler:
@@ -41,7 +41,7 @@ class Sampler:
         self.critic: Critic | None = None
         """That of the run's trainer, where its credit asks one: see `lent_critic`."""
         self._services_were_checked = False
-        self.reference: ReferenceAhead | None = None
+        self.reference: ReferencePrefetch | None = None
         """That of the run's trainer, where it scores answers while others are sampled."""
 
     @staticmethod

@@ -23,12 +23,11 @@ from treetune.runtime.manifest import begin
 from treetune.runtime.start_model import StartModel
 from treetune.store.files import own_folder
 from treetune.store.timeline import SUFFIX, Timeline
-from treetune.trainers.meeting import Meeting
-from treetune.trainers.ranks import Ranks
+from treetune.trainers.ranks import Meeting, Ranks
 from treetune.vocabulary import Problem
 
 if TYPE_CHECKING:
-    from treetune.models.nucleus import Nucleus
+    from treetune.models.logprobs import Nucleus
 
 
 LAST_START_ENDS_WITHIN_S = 120.0
@@ -147,7 +146,7 @@ class Session:
     @property
     def nucleus(self) -> Nucleus | None:
         """What the rollout's top-p and top-k leave of that distribution; None where they leave it whole."""
-        from treetune.models.nucleus import Nucleus
+        from treetune.models.logprobs import Nucleus
 
         sampling = self.config.rollout.sampling
         if sampling is None or sampling.temperature == 0:

@@ -51,7 +51,7 @@ class StartModel:
     def in_parts(self) -> PreTrainedModel:
         """A fresh copy for who deals it out over ranks weight by weight: where that can be, its weights are
         in their files until then; otherwise whole, on the CPU, and why is said once."""
-        from treetune.models.in_parts import NotInParts
+        from treetune.models.shards import NotInParts
         from treetune.trainers.deepspeed_model import torch_dtype
 
         try:

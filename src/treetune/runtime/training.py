@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from treetune.rollouts.credit.gae import Gae
-from treetune.rollouts.token_signals import SIGNALS, TokenSignals, write_token_signals
+from treetune.rollouts.token_signals import SIGNALS, write_token_signals
 from treetune.runtime.base import ChoiceRule, ChooseCheckpoint
 from treetune.runtime.clock import Clock
 from treetune.runtime.directory import ANSWERS, MEASURE_AGAIN, verify_answers
@@ -38,8 +38,8 @@ def make_trainer(session: Session) -> PolicyTrainer:
         temperature=session.temperature,
         nucleus=session.nucleus,
         iterations=config.iterations,
-        gae=config.credit if isinstance(config.credit, Gae) else None,
         critic=config.credit.critic_settings,
+        from_values=config.credit.from_values if config.credit.leaves_values_to_trainer else None,
         restarts=config.restart == "every_iteration",
     )
 
@@ -50,46 +50,55 @@ def train(
     """Trains on the episodes, all epochs or those that the choice needs, and leaves the trainer with
     the weights that the iteration ends with. Without an episode, as `on_empty_selection` says. Collective.
     """
-    config, server = sampler.session.config, sampler.server
-    metrics: Metrics = {}
+    session, server = sampler.session, sampler.server
+    config = session.config
     if not episodes:
-        _nothing_selected(sampler.session, iteration)
-        return metrics
-    tell = _signals_keeper(sampler.session, iteration)
+        _nothing_selected(session, iteration)
+        return {}
+    # Every rank knows the signals of all tokens, and the first one writes them.
+    path = session.directory.iteration(iteration) / SIGNALS
+    on_signals = partial(write_token_signals, path) if session.ranks.is_first else None
+    metrics: Metrics = {}
     if config.restart == "every_iteration" and iteration > 0:
         with clock.phase("training"), server.asleep():
-            metrics = trainer.restart(episodes, tell)
-        tell = None  # the start weights, which are trained now, sampled none of these tokens
-    chosen = config.choose_checkpoint
-    choice = _Choice(sampler, trainer, iteration, chosen) if chosen else None
-    if choice is not None:
-        with clock.phase("choice"):
-            choice.consider(0)
-    every = chosen.every if chosen else None
-    stretches = trainer.stretches(iteration, episodes, every, lambda done, total: show(done, total), tell)
-    while True:
-        with (
-            clock.phase("training"),
-            server.asleep(),
-            sampler.phase(f"iteration {iteration + 1}: training", "steps") as show,
-        ):
-            for stretch, trained in stretches:  # noqa: B007
-                metrics |= trained
-                if choice is not None:
-                    break  # the engine is needed now
-        if choice is None:
-            return metrics
-        with clock.phase("choice"):
-            choice.consider(stretch.epochs if every is None else stretch.steps, stretch.is_last)
-            if stretch.is_last or choice.is_made:
-                return metrics | choice.settle()
+            metrics = trainer.restart(episodes, on_signals)
+        on_signals = None  # the start weights, which are trained now, sampled none of these tokens
+    with contextlib.ExitStack() as training:
+        show: Callable[[int, int], None]
 
+        def begin() -> None:
+            nonlocal show
+            training.enter_context(clock.phase("training"))
+            training.enter_context(server.asleep())
+            show = training.enter_context(sampler.phase(f"iteration {iteration + 1}: training", "steps"))
 
-def _signals_keeper(session: Session, iteration: int) -> Callable[[Sequence[TokenSignals]], None] | None:
-    """Writes what the trainer says of tokens beside their episodes. Every rank knows all of it, and only the
-    first one is told."""
-    path = session.directory.iteration(iteration) / SIGNALS
-    return partial(write_token_signals, path) if session.ranks.is_first else None
+        choice, after, every = None, None, None
+        if config.choose_checkpoint is not None:
+            choice = _Choice(sampler, trainer, iteration, config.choose_checkpoint)
+            every = config.choose_checkpoint.every
+            with clock.phase("choice"):
+                choice.consider(0)
+
+            def after(point: int, is_last: bool) -> bool:
+                training.close()  # the engine is needed now
+                with clock.phase("choice"):
+                    choice.consider(point, is_last)
+                    if is_last or choice.is_made:
+                        metrics.update(choice.settle())
+                        return True
+                begin()
+                return False
+
+        begin()
+        metrics |= trainer.train(
+            iteration,
+            episodes,
+            every=every,
+            after=after,
+            progress=lambda done, total: show(done, total),
+            on_signals=on_signals,
+        )
+    return metrics
 
 
 def _nothing_selected(session: Session, iteration: int) -> None:

@@ -55,7 +55,7 @@ class WeightsFolder:
     def write_start(self) -> Path:
         """What the engine starts on: the start model, or adapters beside it that don't change it yet. Raises
         ValueError where it wouldn't fit, with the version that comes after it. Collective."""
-        from treetune.models.export import write_for_engine
+        from treetune.models.policy_files import write_for_engine
 
         session, lora, place = self._session, self.adapters, self.of(0)
         problem = model = None
@@ -117,7 +117,7 @@ class WeightsFolder:
         return weight.to("cpu", copy=True).contiguous() if self._session.ranks.is_first else weight
 
     def _begin(self, place: Path, trainer: PolicyTrainer, dtype: torch.dtype) -> None:
-        from treetune.models.export import describe_for_engine
+        from treetune.models.policy_files import describe_for_engine
 
         shutil.rmtree(place, ignore_errors=True)  # a sync of this version that was not finished
         place.mkdir(parents=True)
@@ -130,7 +130,7 @@ class WeightsFolder:
         session, place = self._session, self.of(version)
         there = True
         if session.ranks.is_first:
-            from treetune.models.export import write_for_engine
+            from treetune.models.policy_files import write_for_engine
 
             try:
                 write_for_engine(*self.stored(version), session.model.tokenizer, place)
@@ -144,7 +144,7 @@ class WeightsFolder:
 
     def stored(self, version: int) -> tuple[Mapping[str, Tensor], PretrainedConfig]:
         """A checkpoint's weights (0: the start model's) by name, and their architecture."""
-        from treetune.models.export import read_policy
+        from treetune.models.policy_files import read_policy
 
         if version == 0:
             return self._session.model.weights()

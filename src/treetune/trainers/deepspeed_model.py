@@ -1,10 +1,11 @@
-"""A module, its AdamW and its sharding: the one place that knows DeepSpeed."""
+"""Policy, critic and reference as DeepSpeed runs them: the one place that knows it."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +15,12 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 
-from treetune.models.in_parts import InTurn, read_whole
-from treetune.models.inputs import ModelInputs
-from treetune.trainers.aside import Aside, of_the_weights, of_training_alone
+from treetune.models.attention import attach_packed_attention, attach_tree_attention
+from treetune.models.logprobs import CriticModule, ModelInputs, PolicyModule
+from treetune.models.lora import adapters_off
+from treetune.models.sequence_parallel import SequenceParallel
+from treetune.models.shards import InTurn, read_whole
+from treetune.seeds import derive_seed
 from treetune.trainers.base import Trainer
 from treetune.trainers.ranks import Ranks
 
@@ -40,8 +44,13 @@ class DeepSpeedModel:
         self.ranks = ranks
         self.zero_stage, self.tensor_parallel = settings.zero_stage, settings.tensor_parallel_size > 1
         self._norm: Tensor | None = None
-        self.aside = Aside()
-        without_dropout(module)
+        self.offloaded = OffloadedStorages()
+        for part in module.modules():
+            # Log-probs must be those that the engine samples from, and dropout has no place there.
+            if isinstance(part, nn.Dropout):
+                part.p = 0.0
+            if isinstance(getattr(part, "attention_dropout", None), float):
+                part.attention_dropout = 0.0
         config, groups = _config(settings, ranks), _groups(module, settings)
         if settings.reads_in_parts and not self.tensor_parallel:
             deal_out(module, config, settings, ranks)
@@ -65,8 +74,8 @@ class DeepSpeedModel:
         self.engine.backward(loss * self.ranks.world_size, scale_wrt_gas=False)
 
     def step(self, learning_rate: float, without_gradient: bool = False) -> float:
-        """One update from what was accumulated; the gradient's norm before clipping. `without_gradient` it is
-        0, and what moves the weights is the optimiser's momentum."""
+        """Makes one update from the accumulated gradient. Returns its norm before clipping.
+        `without_gradient` it is 0, and the optimiser's momentum alone moves the weights."""
         for group in self.engine.optimizer.param_groups:
             group["lr"] = learning_rate
         with self._clipped_away() if without_gradient else nullcontext():
@@ -83,8 +92,8 @@ class DeepSpeedModel:
 
     @contextmanager
     def _clipped_away(self) -> Iterator[None]:
-        """Within it, whatever was accumulated is clipped to exactly 0: the one way to drop a gradient that
-        is the same for every kind of sharding and offloading."""
+        """Clips the accumulated gradient to exactly 0, while inside: the one way to drop a gradient that is
+        the same for every kind of sharding and offloading."""
         optimizer, max_norm = self.engine.optimizer, self._max_norm
         clip = getattr(optimizer, "clip_grad", None)  # where DeepSpeed's optimiser clips, and not `_clip`
         self._max_norm = 0.0
@@ -101,7 +110,7 @@ class DeepSpeedModel:
             return
         from deepspeed.runtime.utils import clip_grad_norm_
 
-        # Adds up over the ranks what they have parts of, and counts once what they all have.
+        # This one adds up over the ranks the parts that each has, and counts once what they all have.
         self._norm = clip_grad_norm_(self.module.parameters(), self._max_norm, mpu=self.engine.mpu)
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -121,27 +130,22 @@ class DeepSpeedModel:
         return self.tensor_parallel or self.zero_stage == 3
 
     def parts(self) -> Iterator[dict[str, Tensor]]:
-        """All weights by name, one layer's after the other's. Those that ranks have parts of are whole until
-        the next ones are asked for, on every rank. Collective, to the end."""
-        for module, own in self._by_module():
-            with self._whole(module, list(own.values())):
-                yield {name: parameter.detach() for name, parameter in own.items()}
-
-    def _by_module(self) -> Iterator[tuple[nn.Module, dict[str, nn.Parameter]]]:
-        """Each module with the parameters that are its own, or those of its adapters; a parameter that
-        several have comes once."""
-        named = {name for name, _ in self.module.named_parameters()}
+        """All weights by name, one layer's after the other's, each once. Those that ranks have parts of are
+        whole until the next ones are asked for, on every rank. Collective, to the end."""
+        once = {name for name, _ in self.module.named_parameters()}  # without a parameter's second names
         layers: dict[str, tuple[nn.Module, dict[str, nn.Parameter]]] = {}
-        for place, module in self.module.named_modules():
-            own = {
-                f"{place}.{name}" if place else name: p for name, p in module.named_parameters(recurse=False)
-            }
-            layer, _, _ = (
-                place.partition(".base_layer") if ".base_layer" in place else place.partition(".lora_")
-            )
-            _, known = layers.setdefault(layer, (module, {}))
-            known.update({name: parameter for name, parameter in own.items() if name in named})
-        yield from (layer for layer in layers.values() if layer[1])
+        for path, module in self.module.named_modules():
+            # A layer's adapters come with it, since whoever merges them needs both at once.
+            layer, _, _ = path.partition(".base_layer" if ".base_layer" in path else ".lora_")
+            _, of_layer = layers.setdefault(layer, (module, {}))
+            for name, parameter in module.named_parameters(recurse=False):
+                full_name = f"{path}.{name}" if path else name
+                if full_name in once:
+                    of_layer[full_name] = parameter
+        for module, parameters in layers.values():
+            if parameters:
+                with self._whole(module, list(parameters.values())):
+                    yield {name: parameter.detach() for name, parameter in parameters.items()}
 
     def _whole(self, module: nn.Module, parameters: list[nn.Parameter]) -> AbstractContextManager[Any]:
         if self.tensor_parallel:
@@ -165,28 +169,119 @@ class DeepSpeedModel:
         if path is None:
             raise RuntimeError(f"{directory} holds no trainer state to continue from")
 
-    def step_aside(self, *, weights: bool = False) -> None:
-        """Optimiser state, master weights and gradients go to the memory of the CPU, and so do the `weights`
-        that the module runs on where that is said; between two steps. Nothing where they are aside already.
+    def offload(self, *, weights: bool = False) -> None:
+        """Moves optimiser state, master weights and gradients to the memory of the CPU, between two steps,
+        and with `weights` those that the module runs on. Does nothing where they are there already.
         """
-        if not self.aside.bytes:
-            chosen = of_training_alone(self.engine) + (of_the_weights(self.module) if weights else [])
-            self.aside.put(chosen, self.ranks.device)
+        if not self.offloaded.bytes:
+            tensors = training_state(self.engine) + (weights_of(self.module) if weights else [])
+            self.offloaded.offload(tensors, self.ranks.device)
 
-    def come_back(self) -> None:
-        """Undoes `step_aside`."""
-        self.aside.take_back(self.ranks.device)
+    def reload(self) -> None:
+        """Undoes `offload`."""
+        self.offloaded.reload(self.ranks.device)
 
     def close(self) -> None:
-        """Lets go of weights and optimiser; nothing else may be asked of it afterwards."""
+        """Lets go of weights and optimiser; it can't be used afterwards."""
         self.engine.destroy()
         del self.engine
 
 
+class OffloadedStorages:
+    """The memory of some tensors while it is in the CPU's. One is kept for each model: pinning memory takes
+    long.
+
+    A storage is emptied in place and filled again in place, so that whatever looks into it (a flat buffer's
+    many views, a parameter's gradient) goes on doing so. DeepSpeed's own `offload_states` knows neither the
+    optimiser that it takes for ZeRO-1 in bfloat16, nor under ZeRO-3 any Adam but its own.
+    """
+
+    def __init__(self) -> None:
+        self._storages: list[torch.UntypedStorage] = []
+        self._copies: list[Tensor] = []
+
+    @property
+    def bytes(self) -> int:
+        """The size of all that is offloaded at present."""
+        return sum(copy.nbytes for copy, _ in zip(self._copies, self._storages, strict=False))
+
+    def offload(self, tensors: Iterable[Tensor], device: torch.device) -> None:
+        """Copies the storages of these tensors and empties them, those on `device` alone."""
+        assert not self._storages, "storages come back before others go"
+        storages = {
+            storage._cdata: storage
+            for storage in (tensor.untyped_storage() for tensor in tensors if tensor.device == device)
+            if storage.nbytes() and storage.resizable()
+        }
+        self._storages = list(storages.values())
+        if [copy.nbytes for copy in self._copies] != [storage.nbytes() for storage in self._storages]:
+            pinned = device.type == "cuda"
+            self._copies = [
+                torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=pinned)
+                for storage in self._storages
+            ]
+        for copy, storage in zip(self._copies, self._storages, strict=True):
+            copy.copy_(_bytes_of(storage), non_blocking=True)
+        _finish(device)
+        for storage in self._storages:
+            storage.resize_(0)
+
+    def reload(self, device: torch.device) -> None:
+        """Undoes `offload`."""
+        for copy, storage in zip(self._copies, self._storages, strict=False):
+            storage.resize_(copy.nbytes)
+            _bytes_of(storage).copy_(copy, non_blocking=True)
+        _finish(device)
+        self._storages = []
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def training_state(engine: Any) -> list[Tensor]:
+    """The tensors of a DeepSpeed engine that neither a forward pass nor an export reads: the optimiser's
+    states, master weights, gradients and buffers for them."""
+
+    def tensors_in(holder: Any) -> Iterator[Tensor]:
+        """Tensors in containers and records, however deep."""
+        if isinstance(holder, Tensor):
+            yield holder
+        elif isinstance(holder, dict):
+            for value in holder.values():
+                yield from tensors_in(value)
+        elif isinstance(holder, list | tuple | set):
+            for value in holder:
+                yield from tensors_in(value)
+        elif dataclasses.is_dataclass(holder) and not isinstance(holder, type):
+            for field in dataclasses.fields(holder):
+                yield from tensors_in(getattr(holder, field.name))
+
+    kept = {tensor.untyped_storage()._cdata for tensor in weights_of(engine.module)}
+    optimizer = engine.optimizer
+    inner = getattr(optimizer, "optimizer", optimizer)
+    masters = [parameter for group in inner.param_groups for parameter in group["params"]]
+    tensors = [*tensors_in(vars(optimizer)), *tensors_in(inner.state), *masters]
+    leaves = [tensor for tensor in [*tensors, *engine.module.parameters()] if tensor.is_leaf]
+    tensors += [tensor.grad for tensor in leaves if tensor.grad is not None]
+    return [tensor for tensor in tensors if tensor.untyped_storage()._cdata not in kept]
+
+
+def weights_of(module: nn.Module) -> list[Tensor]:
+    """The module's weights; under ZeRO-3 this rank's parts of them."""
+    parameters = list(module.parameters())
+    return [*parameters, *(p.ds_tensor for p in parameters if hasattr(p, "ds_tensor"))]
+
+
 @contextmanager
 def _only_data() -> Iterator[None]:
-    """Inside, PyTorch loads tensors, plain values and what DeepSpeed keeps with them: a pickle could run
-    code."""
+    """Lets PyTorch load tensors, plain values and DeepSpeed's own with them alone, while inside: a pickle
+    could run code."""
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address
@@ -212,7 +307,7 @@ def deal_out(module: nn.Module, config: Mapping[str, Any], settings: Trainer, ra
 
 @contextmanager
 def cut_in_turn() -> Iterator[None]:
-    """Inside, AutoTP finds the weights of a module read just before it cuts them: a rank has its parts, the
+    """Has the weights of a module read just before AutoTP cuts them, while inside: a rank has its parts, the
     weights that aren't cut, and one whole weight. It has no entrance for parts, but one method that it calls
     for each module first, to gather what ZeRO-3 had dealt out (``AutoTP._gather_zero3_params``)."""
     from deepspeed.module_inject.auto_tp import AutoTP
@@ -254,15 +349,6 @@ def cast_parameters(module: nn.Module, dtype: torch.dtype) -> None:
     1000th position by half a radian."""
     for parameter in module.parameters():
         parameter.data = parameter.data.to(dtype)
-
-
-def without_dropout(module: nn.Module) -> None:
-    """Log-probs must be those that the engine samples from, and dropout has no place there."""
-    for part in module.modules():
-        if isinstance(part, nn.Dropout):
-            part.p = 0.0
-        if isinstance(getattr(part, "attention_dropout", None), float):
-            part.attention_dropout = 0.0
 
 
 def _groups(module: nn.Module, settings: Trainer) -> list[dict[str, Any]]:
@@ -313,3 +399,119 @@ def _config(settings: Trainer, ranks: Ranks) -> dict[str, Any]:
 
 def torch_dtype(precision: str) -> torch.dtype:
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[precision]
+
+
+Reference = Callable[[], AbstractContextManager[Callable[..., Any]]]
+"""The reference for as long as it is needed, called like a `PolicyModule`."""
+
+
+class ModelFactory:
+    """Makes policy, reference and critic. `load_model` gives a fresh copy of the start model.
+
+    Raises ValueError where the run's ranks can't be grouped as the settings say.
+    """
+
+    def __init__(
+        self, settings: Trainer, load_model: Callable[[], nn.Module], ranks: Ranks, seed: int
+    ) -> None:
+        self.settings, self.load_model, self.ranks, self.seed = settings, load_model, ranks, seed
+        if ranks.world_size % settings.model_parallel_size:
+            raise ValueError(
+                f"trainer.{settings.model_parallel_setting} is {settings.model_parallel_size}, which doesn't"
+                f" divide the run's {ranks.world_size} ranks: start it with a multiple (--num_gpus), or set"
+                " it to 1"
+            )
+        self.parallel: SequenceParallel | None = None
+        size = settings.sequence_parallel_size
+        if size > 1:
+            self.parallel = SequenceParallel(ranks.group(size), ranks.rank % size, size)
+
+    def policy(self) -> DeepSpeedModel:
+        """The start model with an optimiser, of its adapters alone where there are any."""
+        model = self._trained()
+        if self.settings.lora is not None:
+            self.settings.lora.apply(model, self.seed)
+        objective = self.settings.objective
+        terms = objective.terms if objective.has_terms else None
+        return DeepSpeedModel(PolicyModule(model, self.parallel, terms), self.settings, self.ranks)
+
+    def critic(self) -> DeepSpeedModel:
+        critic = CriticModule(self._trained(), derive_seed(self.seed, "critic"), self.parallel)
+        return DeepSpeedModel(critic, self.settings, self.ranks)
+
+    def reference(self, policy: Callable[[], DeepSpeedModel]) -> Reference:
+        """The start model as it stays. Where adapters are trained, it is in `policy` (the present one)
+        already; else it is a model of its own, on the CPU while it isn't needed if so set, or else dealt out
+        over the ranks where the policy's weights are (ZeRO-3).
+        """
+        if self.settings.lora is not None:
+
+            @contextmanager
+            def without_adapters() -> Iterator[Callable[..., Any]]:
+                with adapters_off(policy().module):
+                    yield policy()
+
+            return without_adapters
+        model = PolicyModule(self.attached(self.load_model()), self.parallel).requires_grad_(False).eval()
+        if self.settings.zero_stage == 3 and not self.settings.offload_reference:
+            shared = frozen(model, self.settings, self.ranks)
+            return lambda: nullcontext(shared)
+        read_whole(model)
+        if self.settings.offload_reference:
+            return visiting(model, self.ranks.device)
+        model.to(self.ranks.device)
+        return lambda: nullcontext(model)
+
+    def _trained(self) -> nn.Module:
+        model = self.attached(self.load_model())
+        if self.settings.gradient_checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        return model
+
+    def attached(self, model: nn.Module) -> nn.Module:
+        """The model with the attention that the layout and shared sequences need."""
+        if self.settings.layout == "tree":
+            attach_tree_attention(model)
+        attention, on_gpu = model.config._attn_implementation, self.ranks.device.type == "cuda"
+        # On a CPU rows are short, and the mask for their packing is small.
+        if self.settings.layout == "packed" and attention == "sdpa" and on_gpu:
+            attach_packed_attention(model)
+        if self.parallel is not None:
+            self.parallel.attach(model)
+        return model
+
+
+def visiting(module: nn.Module, device: torch.device) -> Reference:
+    """Keeps a module's weights on the CPU, pinned where that speeds their way to the device up. They are
+    copied there for as long as they are needed, and never back: nobody changes them."""
+    module.to("cpu")
+    on_cpu: dict[nn.Parameter, nn.Parameter] = {}
+    for parameter in module.parameters():
+        weight = parameter.data.pin_memory() if device.type == "cuda" else parameter.data
+        on_cpu[parameter] = nn.Parameter(weight, requires_grad=False)
+    # A weight that two modules share stays one.
+    owners = [
+        (part, name, on_cpu[parameter])
+        for part in module.modules()
+        for name, parameter in part._parameters.items()
+        if parameter is not None
+    ]
+    for part in module.modules():
+        for name, buffer in part._buffers.items():
+            part._buffers[name] = None if buffer is None else buffer.to(device)
+    for part, name, weight in owners:
+        part._parameters[name] = weight
+
+    @contextmanager
+    def on_device() -> Iterator[Callable[..., Any]]:
+        copies = {weight: weight.data.to(device, non_blocking=True) for weight in on_cpu.values()}
+        copied = {weight: nn.Parameter(copy, requires_grad=False) for weight, copy in copies.items()}
+        for part, name, weight in owners:
+            part._parameters[name] = copied[weight]
+        try:
+            yield module
+        finally:
+            for part, name, weight in owners:
+                part._parameters[name] = weight
+
+    return on_device

@@ -1,4 +1,4 @@
-"""The trained tokens of an iteration, as flat tensors, and the tensors that models run on.
+"""The trained tokens of an iteration, as flat tensors, and the rows that models run on.
 
 A sequence is prompt + response. The token at position t is predicted at t-1, so only those
 positions need a log-prob, and every quantity per token (log-probs, advantages, values) is kept for
@@ -15,20 +15,23 @@ import hashlib
 import itertools
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from treetune.trainers.batching import Unit
 from treetune.tree import training_rows
 from treetune.vocabulary import Episode, Stretch, TokenIds
+
+Unit = tuple[int, ...]
+"""Indices that belong together: of one sequence or the two of a pair, of rows that run at once, of a tree."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """What a model runs over, of the sequence number `sequence`: so many tokens (`length`), of which so many
-    are `trained`. Rows of one `likeness` have the same tokens, of which the same are trained."""
+    """One input of a model: `length` tokens of the sequence number `sequence`, of which `trained` are
+    trained."""
 
     length: int
     trained: int
@@ -36,86 +39,71 @@ class Row:
     """Where its trained tokens begin among the iteration's."""
     sequence: int
     likeness: bytes
-    tokens: tuple[Tensor, Tensor] | None
-    """None where this rank doesn't run it."""
+    """Equal for rows with the same tokens, of which the same are trained."""
+    token_ids: Tensor
+    """Prompt and response, int64; None where this rank doesn't run the row."""
+    predicting: Tensor
+    """Positions (in the row) whose next token is trained, int64; None with `token_ids`."""
 
     @property
     def end(self) -> int:
         return self.start + self.trained
 
-    @property
-    def token_ids(self) -> Tensor:
-        """int64."""
-        return self._tokens[0]
-
-    @property
-    def predicting(self) -> Tensor:
-        """Positions (in the row) whose next token is trained, int64."""
-        return self._tokens[1]
-
-    @property
-    def _tokens(self) -> tuple[Tensor, Tensor]:
-        assert self.tokens is not None, f"a row of sequence {self.sequence} is run here and was not kept"
-        return self.tokens
-
 
 @dataclass(frozen=True)
 class Sequences:
     """All sequences of an iteration. `starts[i]:starts[i+1]` are sequence i's trained tokens, and
-    `rows[first_rows[i]:first_rows[i+1]]` what is run for them, in their order."""
+    `rows[first_rows[i]:first_rows[i+1]]` the rows that are run for it, in their order."""
 
     rows: list[Row]
     first_rows: list[int]
     starts: list[int]
     rewards: list[float]
-    rewards_on_the_way: list[list[tuple[int, float]]]
-    """What of a sequence's reward is earned before its end: on which of its trained tokens, and how much."""
+    early_rewards: list[list[tuple[int, float]]]
+    """The parts of a sequence's reward that are earned before its end: on which of its trained tokens, and
+    how much."""
     scores: list[float]
     groups: list[str]
     """The problem that each answers."""
     domains: list[str]
-    """Of the problems; empty texts where they have none."""
+    """The problems' domains; empty texts where they have none."""
 
     @staticmethod
     def of(episodes: Iterable[Episode], kept: Container[int] | None = None) -> Sequences:
-        """With the tokens of the rows in `kept`; None: of all."""
-        rows: list[Row] = []
-        first_rows, starts = [0], [0]
-        rewards: list[float] = []
-        on_the_way: list[list[tuple[int, float]]] = []
-        scores: list[float] = []
-        groups: list[str] = []
-        domains: list[str] = []
+        """The episodes' sequences, with the tokens of the rows in `kept`; None: of all."""
+        result = Sequences([], [0], [0], [], [], [], [], [])
         for number, episode in enumerate(episodes):
-            start = starts[-1]
+            start = result.starts[-1]
             for token_ids, predicting in _rows(episode):
-                rows.append(_row(token_ids, predicting, start, number, kept is None or len(rows) in kept))
-                start = rows[-1].end
-            if start == starts[-1]:
+                tokens: tuple[Any, Any] = None, None
+                if kept is None or len(result.rows) in kept:
+                    tokens = torch.from_numpy(token_ids.astype(np.int64)), torch.from_numpy(predicting)
+                likeness = likeness_of(token_ids, predicting)
+                row = Row(len(token_ids), len(predicting), start, number, likeness, *tokens)
+                result.rows.append(row)
+                start = row.end
+            if start == result.starts[-1]:
                 raise ValueError(f"episode {episode.trajectory} has no token to train on")
-            starts.append(start)
-            first_rows.append(len(rows))
-            rewards.append(episode.reward)
-            on_the_way.append(_on_the_way(episode))
-            scores.append(episode.score)
-            groups.append(episode.group)
-            domains.append(episode.domain)
-        return Sequences(rows, first_rows, starts, rewards, on_the_way, scores, groups, domains)
+            early: list[tuple[int, float]] = []
+            if episode.step_rewards:  # a step's reward is earned on its last trained token
+                trained_before = np.cumsum(episode.trained)
+                steps = zip(episode.step_ends[:-1], episode.step_rewards[:-1], strict=True)
+                early = [(int(trained_before[end - 1]) - 1, reward) for end, reward in steps]
+            result.starts.append(start)
+            result.first_rows.append(len(result.rows))
+            result.rewards.append(episode.reward)
+            result.early_rewards.append(early)
+            result.scores.append(episode.score)
+            result.groups.append(episode.group)
+            result.domains.append(episode.domain)
+        return result
 
     def __len__(self) -> int:
         return len(self.starts) - 1
 
     @property
-    def lengths(self) -> list[int]:
-        """Tokens of each row."""
-        return [row.length for row in self.rows]
-
-    @property
     def n_tokens(self) -> int:
         return self.starts[-1]
-
-    def trained_tokens(self, index: int) -> int:
-        return self.starts[index + 1] - self.starts[index]
 
     def rows_of(self, unit: Unit) -> Unit:
         """The rows of some sequences, sequence after sequence."""
@@ -127,38 +115,22 @@ class Sequences:
 
     def first_alike(self) -> list[int]:
         """For every row the first one with the same tokens, of which the same are trained."""
-        places: dict[bytes, int] = {}
-        return [places.setdefault(row.likeness, index) for index, row in enumerate(self.rows)]
+        first: dict[bytes, int] = {}
+        return [first.setdefault(row.likeness, index) for index, row in enumerate(self.rows)]
 
     def once(self) -> list[Unit]:
-        """The rows of each sequence but for those that are like earlier ones."""
+        """The rows of each sequence without those that are like earlier ones."""
         first = self.first_alike()
         units = [tuple(row for row in self.rows_of((i,)) if first[row] == row) for i in range(len(self))]
         return [unit for unit in units if unit]
 
 
 def likeness_of(token_ids: TokenIds, predicting: np.ndarray) -> bytes:
-    """Equal for rows with the same tokens, of which the same are trained."""
+    """A hash, equal for rows with the same tokens, of which the same are trained."""
     likeness = hashlib.blake2b(len(token_ids).to_bytes(8, "little"), digest_size=16)
     likeness.update(np.ascontiguousarray(token_ids))
     likeness.update(np.ascontiguousarray(predicting))
     return likeness.digest()
-
-
-def _row(token_ids: TokenIds, predicting: np.ndarray, start: int, sequence: int, kept: bool) -> Row:
-    likeness = likeness_of(token_ids, predicting)
-    tokens = torch.from_numpy(token_ids.astype(np.int64)), torch.from_numpy(predicting)
-    length, trained = len(token_ids), len(predicting)
-    return Row(length, trained, start, sequence, likeness, tokens if kept else None)
-
-
-def _on_the_way(episode: Episode) -> list[tuple[int, float]]:
-    """A step's reward is earned on its last trained token."""
-    if not episode.step_rewards:
-        return []
-    trained_before = np.cumsum(episode.trained)
-    steps = zip(episode.step_ends[:-1], episode.step_rewards[:-1], strict=True)
-    return [(int(trained_before[end - 1]) - 1, reward) for end, reward in steps]
 
 
 def _rows(episode: Episode) -> Iterator[tuple[TokenIds, np.ndarray]]:
@@ -182,7 +154,7 @@ def _rows(episode: Episode) -> Iterator[tuple[TokenIds, np.ndarray]]:
 
 
 def units_of(episodes: Collection[Episode], in_pairs: bool) -> list[Unit]:
-    """Which sequences belong together. Raises ValueError where pairs are needed and there are others."""
+    """The sequences that belong together. Raises ValueError where pairs are needed and there are others."""
     if not in_pairs:
         return [(index,) for index in range(len(episodes))]
     sides = [(episode.pair, episode.chosen, episode.trajectory) for episode in episodes]

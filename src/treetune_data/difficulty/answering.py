@@ -114,7 +114,7 @@ class Served(Policy):
     def opened(self, sampling: SamplingParams, place: Place) -> Iterator[Ask]:
         import torch
 
-        from treetune.models.export import write_for_engine
+        from treetune.models.policy_files import write_for_engine
 
         device = "cuda" if torch.cuda.is_available() else "cpu"
         self.model.require()

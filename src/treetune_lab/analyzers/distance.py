@@ -15,7 +15,7 @@ from annotated_types import Gt
 from treetune.rollouts.credit.episodes import unlearnt
 from treetune.runtime.analysis import Analyzer, Findings
 from treetune.tasks.base import Split
-from treetune.trainers.objectives.kl import KlEstimator, kl_estimate
+from treetune.trainers.objectives.base import KlEstimator, kl_estimate
 from treetune.tree import answers_of
 from treetune.vocabulary import CORRECT_SCORE
 from treetune_lab.analyzers.points import Chosen, OfCheckpoints
@@ -41,7 +41,7 @@ class WeightDistance(OfCheckpoints):
     checkpoints: Chosen = "all"
 
     def analyse(self, sampler: Sampler, points: Sequence[int], work: Path) -> Findings:
-        from treetune.models.export import read_policy
+        from treetune.models.policy_files import read_policy
 
         parameters, _ = sampler.session.model.weights()
         start = {name: weight.detach().cpu() for name, weight in parameters.items()}

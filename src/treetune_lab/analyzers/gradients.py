@@ -8,15 +8,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from treetune.rollouts.base import Credit
-from treetune.rollouts.credit.gae import Gae
 from treetune.rollouts.storage import read_episodes
 from treetune.seeds import derived_random
 from treetune.trainers.base import Trainer
-from treetune.trainers.batching import Unit
-from treetune.trainers.minibatch import Minibatch, micro_batch_loss
-from treetune.trainers.preparation.stages import preparation, prepare
-from treetune.trainers.preparation.tensors import IterationTensors
-from treetune.trainers.tokens import Sequences, units_of
+from treetune.trainers.batches import Minibatch
+from treetune.trainers.preparation import prepare, scores_old_logprobs
+from treetune.trainers.tokens import Sequences, Unit, units_of
+from treetune.trainers.update import micro_batch_loss
 from treetune.vocabulary import Column, Episode
 from treetune_lab.analyzers.credit_measures import Truth
 from treetune_lab.analyzers.stored import StoredModels
@@ -137,9 +135,17 @@ class Loss:
         sequences: Sequences,
     ) -> None:
         self.models, self.settings, self.sequences = models, settings, sequences
-        gae = credit if isinstance(credit, Gae) else None
-        stages = preparation(replace(settings, measure_kl=False), gae, several_steps=False)
-        self.tensors = prepare(stages, IterationTensors.of(episodes), sequences, models)
+        settings = replace(settings, measure_kl=False)
+        leaves_values = credit.leaves_values_to_trainer
+        self.tensors = prepare(
+            settings,
+            episodes,
+            sequences,
+            models,
+            scores_old=scores_old_logprobs(settings, several_steps=False),
+            critic=leaves_values,
+            from_values=credit.from_values if leaves_values else None,
+        )
         self.tensors.old_logprobs_N = None  # the ratio is 1, and not 1 up to rounding
 
     def backward(self, members: Sequence[Unit]) -> float:
@@ -150,7 +156,7 @@ class Loss:
         if not minibatch.units:
             return total
         for batch in scorer.micro_batches(self.sequences, minibatch.units, keep_units=minibatch.keep_units):
-            part = micro_batch_loss(
+            loss, _, _ = micro_batch_loss(
                 self.models.policy,
                 objective,
                 minibatch,
@@ -160,8 +166,8 @@ class Loss:
                 entropy_coef=objective.entropy_coef,
                 device=scorer.ranks.device,
             )
-            part.loss.backward()
-            total += float(part.loss.detach())
+            loss.backward()
+            total += float(loss.detach())
         return total
 
 
@@ -220,7 +226,7 @@ def _gradients(session: Session, point: int, episodes: Sequence[Episode], batch:
     import torch
 
     from treetune.rollouts.credit.outcome import Outcome
-    from treetune.trainers.objectives.ppo import ClippedPolicyGradient
+    from treetune.trainers.objectives.policy_gradient import ClippedPolicyGradient
     from treetune.trainers.tokens import Sequences
     from treetune_lab.analyzers.stored import StoredModels
 

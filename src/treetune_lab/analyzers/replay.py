@@ -378,7 +378,7 @@ def _trained(
     stored = directory.checkpoint(point + 1) / "policy"
     same = None
     if stored.is_dir() and (not point or restarts or state is not None):
-        from treetune.models.export import read_policy
+        from treetune.models.policy_files import read_policy
 
         kept, _ = read_policy(stored)
         same = all(

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from treetune.models.inputs import ModelInputs
-from treetune.models.logprobs import CriticModule, PolicyModule
+from treetune.models.logprobs import CriticModule, ModelInputs, PolicyModule
 from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.critic import Critic
@@ -64,7 +63,7 @@ def _fill(module: nn.Module, directory: Path) -> None:
     """Puts stored weights into a module of the same architecture."""
     import torch
 
-    from treetune.models.export import read_policy
+    from treetune.models.policy_files import read_policy
 
     weights, _ = read_policy(directory)
     parameters = dict(module.named_parameters())

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from treetune.models.checkpoints import CHECKPOINTS, resolve_policy
+from treetune.models.policy_files import CHECKPOINTS, resolve_policy
 from treetune_view.exports.evaluations import task_of_set
 from treetune_view.report.experiment import Experiment, read_experiment
 

@@ -1,4 +1,4 @@
-"""The fourth choice: what the trainer minimises, token by token or pair by pair."""
+"""The contract of an objective, the loss that a trainer minimises, token by token or pair by pair."""
 
 from __future__ import annotations
 
@@ -8,20 +8,38 @@ from typing import TYPE_CHECKING, Literal
 
 from treetune.config.registrable import Registrable
 from treetune.contracts import Need, SampledAnswers, UseOfAdvantages, UseOfPairs
-from treetune.trainers.objectives.kl import KlEstimator
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+
+KlEstimator = Literal["k1", "k2", "k3"]
+
+
+def kl_estimate(logprobs_N: Tensor, ref_logprobs_N: Tensor, estimator: KlEstimator) -> Tensor:
+    """Estimates KL(policy || reference) at each sampled token (J. Schulman, "Approximating KL divergence",
+    2020), shape [N], with d = log p - log p_ref:
+
+    k1 = d (unbiased, high variance); k2 = d²/2 (biased, its gradient is that of the KL);
+    k3 = exp(-d) - 1 + d (unbiased and never negative).
+    """
+    difference_N = logprobs_N - ref_logprobs_N
+    if estimator == "k1":
+        return difference_N
+    if estimator == "k2":
+        return 0.5 * difference_N.square()
+    return (-difference_N).exp() - 1 + difference_N
+
+
 Aggregation = Literal["token", "sequence", "constant"]
-"""How tokens become one number: every trained token of the minibatch weighs the same, or every
+"""Weighting by which tokens become one number: every trained token of the minibatch weighs the same, or every
 sequence does (mean over sequences of the mean over their tokens), or each sequence's sum is divided by
 a constant length before the mean over sequences (Dr. GRPO, Liu et al., arXiv:2503.20783)."""
 
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """What an objective sees of a micro-batch: flat float32 tensors over N trained tokens. Where it needs
+    """A micro-batch as an objective sees it: flat float32 tensors over N trained tokens. Where it needs
     whole sequences, they are those of S of them, which have `lengths` each, one sequence after the other.
 
     `weights_N` carry the aggregation: a sum of weighted terms over all micro-batches and ranks is the
@@ -47,19 +65,8 @@ class TokenBatch:
         """A part of a metric: the mean over the minibatch's tokens, weighted as the loss is."""
         return (self.weights_N * values_N.detach()).sum() / self.weight_sum
 
-    def sums(self, values_N: Tensor) -> Tensor:
-        """Each sequence's sum, shape [S]; added up in the tokens' order, so always alike."""
-        import torch
-
-        return torch.stack([part_N.sum() for part_N in self._by_sequence(values_N)])
-
-    def sequence_means(self, values_N: Tensor) -> Tensor:
-        """At each token the mean over its sequence's trained tokens, shape [N]."""
-        import torch
-
-        return torch.cat([part_N.mean().expand(len(part_N)) for part_N in self._by_sequence(values_N)])
-
-    def _by_sequence(self, values_N: Tensor) -> Sequence[Tensor]:
+    def by_sequence(self, values_N: Tensor) -> Sequence[Tensor]:
+        """The values of each sequence, in the tokens' order."""
         assert self.lengths, "an objective that looks at whole sequences says so: needs_whole_sequences"
         return values_N.split(list(self.lengths))
 
@@ -69,7 +76,7 @@ class Objective(Registrable):
 
     aggregation: Aggregation = "token"
     constant_length: int | None = None
-    """What each sequence's sum is divided by where the aggregation is ``constant``."""
+    """Divisor of each sequence's sum where the aggregation is ``constant``."""
     needs_reference: bool = False
     needs_whole_sequences: bool = False
     """Whether it looks at a sequence's tokens together: then all of its rows run at once, which an
@@ -88,7 +95,8 @@ class Objective(Registrable):
     """Bound of a correction for the engine's probabilities (None: there is no correction)."""
     has_terms: bool = False
     ratio_threshold: float | None = None
-    """A minibatch whose mean ratio to the old policy is above this has no loss (None: there is no bound)."""
+    """Bound of a minibatch's mean ratio to the old policy, above which it has no loss (None: there is
+    none)."""
 
     @property
     def needs_advantages(self) -> bool:
@@ -107,8 +115,8 @@ class Objective(Registrable):
         return (Need(SampledAnswers(), "importance_cap compares with the engine's log-probs", remedy),)
 
     def sequence_weights(self, lengths: Sequence[int], scores: Sequence[float]) -> list[float]:
-        """What a token of each sequence of a minibatch weighs in the loss, given how many trained tokens
-        the sequences have and what the grader gave them. Sequences of weight 0 are not run.
+        """The weight in the loss of a token of each sequence of a minibatch, given the sequences' numbers of
+        trained tokens and the grader's scores. Sequences of weight 0 are not run.
         """
         if self.aggregation == "token":
             return [1 / sum(lengths)] * len(lengths)
@@ -118,7 +126,7 @@ class Objective(Registrable):
         return [1 / (len(lengths) * self.constant_length)] * len(lengths)
 
     def terms(self, logits_CV: Tensor, labels_C: Tensor) -> tuple[Tensor, ...]:
-        """What the loss needs of whole next-token distributions, each of shape [C], with gradient.
+        """Everything that the loss needs of whole next-token distributions, each of shape [C], with gradient.
 
         Called where `has_terms`, for some positions at a time; logits are at the sampling temperature.
         """
@@ -135,18 +143,19 @@ class Objective(Registrable):
 
 
 RATIO = "train/ratio"
-"""The mean of a minibatch's ratios to the old policy, weighted as the loss is."""
+"""Metric: the mean of a minibatch's ratios to the old policy, weighted as the loss is."""
 
 LOSSES = ("train/loss", "train/policy_loss", "train/kl_loss")
 
 SKIPPED_BY_RATIO = "train/skipped_by_ratio"
-"""The share of an iteration's steps without a loss, where there is a `ratio_threshold`."""
+"""Metric: the share of an iteration's steps without a loss, where there is a `ratio_threshold`."""
 
 
 def without_skipped(objective: Objective, metrics: Mapping[str, float]) -> dict[str, float]:
-    """A whole minibatch's metrics with its loss as it counts: none, where the ratio is too large for one.
+    """Sets the losses among a whole minibatch's metrics to 0 where its ratio is too large for a loss, and
+    says whether it is.
 
-    Asked of all of a minibatch, whoever computed which part of it, so that the cut decides nothing. A ratio
+    Metrics of the whole minibatch, whoever computed which part of it, decide, and the cut does not. A ratio
     that is no number is too large.
     """
     if objective.ratio_threshold is None:

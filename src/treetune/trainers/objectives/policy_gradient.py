@@ -1,4 +1,4 @@
-"""What all policy-gradient losses share: the ratio to the old policy, KL and importance corrections."""
+"""Policy gradients: what all of them share, and the surrogates of PPO, CISPO and GSPO."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from annotated_types import Ge, Gt
+from annotated_types import Ge, Gt, Le, Lt
 
 from treetune.contracts import (
     Advantages,
@@ -21,11 +21,12 @@ from treetune.contracts import (
 from treetune.trainers.objectives.base import (
     RATIO,
     Aggregation,
+    KlEstimator,
     Objective,
     TokenBatch,
     check_aggregation,
+    kl_estimate,
 )
-from treetune.trainers.objectives.kl import KlEstimator, kl_estimate
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,48 +34,40 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyGradient(Objective):
-    """``L = Σ w·surrogate(A, ρ) + β·KL``, with ``ρ = exp(log p - log p_old)``.
-
-    The surrogate is the subclass's. `kl_placement` says where β times the estimate of the KL to the
-    start model goes:
-
-    * ``loss``: added to the loss, its gradient flowing through the policy's log-probs: as the mean over
-      tokens that the policy term is too (`kl_reduction` ``token_mean``, weighted as `aggregation` says),
-      or summed over each sequence's tokens and averaged over the minibatch's sequences
-      (``sequence_sum``: VinePPO's published runs, where β weighs as much more as answers are long).
-      `kl_clamp` bounds each token's estimate from below and above, VinePPO's by 0 and 10; beyond it, no
-      gradient flows.
-    * ``reward``: taken from each token's reward, before advantages are normalised; a token answers for
-      its own penalty and for those behind it (PPO for RLHF, Ouyang et al. 2022; REINFORCE++).
-    * ``advantage``: taken from each token's own advantage, after these are normalised.
-
-    `importance_cap` multiplies the policy term by ``min(p_old / p_engine, cap)``: truncated
-    importance sampling for engines that sample from slightly other probabilities than the trainer
-    computes. None leaves it out; the gap is measured either way. The engine's are of the distribution that
-    top-p and top-k have cut, p_old is not: where these cut, the weight is the share that they leave, too.
-    ``train/importance`` is the mean of the weights before the cap, ``train/importance_capped`` the share of
-    tokens that it cuts.
-    `entropy_coef` may have either sign.
-
-    With a `ratio_threshold` a minibatch whose mean ratio is above it has no loss, KL and entropy included;
-    its step is taken all the same, with a gradient of 0. VinePPO's published runs have 10, over each rank's
-    micro-batch; here the mean is over the whole minibatch, so that the cut changes nothing.
-    """
+    """``L = Σ w·surrogate(A, ρ) + β·KL``, with ``ρ = exp(log p - log p_old)``; the surrogate is the
+    subclass's."""
 
     kl_coef: Annotated[float, Ge(0)] = 0.0
     """β, the weight of the KL to the start model; 0 needs no reference."""
     kl_estimator: KlEstimator = "k3"
     """With d = log p - log p_ref: ``k1`` d, ``k2`` d²/2, ``k3`` exp(-d) - 1 + d."""
     kl_placement: Literal["loss", "reward", "advantage"] = "loss"
+    """Place of β times the estimate. ``loss``: added to the loss, its gradient flowing through the policy's
+    log-probs. ``reward``: taken from each token's reward, before advantages are normalised; a token answers
+    for its own penalty and for those behind it (PPO for RLHF, Ouyang et al. 2022; REINFORCE++).
+    ``advantage``: taken from each token's own advantage, after these are normalised."""
     kl_reduction: Literal["token_mean", "sequence_sum"] = "token_mean"
+    """In the loss, the mean over tokens that the policy term is too (``token_mean``, weighted as
+    `aggregation` says), or the sum over each sequence's tokens, averaged over the minibatch's sequences
+    (``sequence_sum``: VinePPO's published runs, where β weighs as much more as answers are long)."""
     kl_clamp: tuple[float, float] | None = None
+    """Bounds of each token's estimate in the loss, VinePPO's 0 and 10; beyond them, no gradient flows."""
     entropy_coef: float = 0.0
+    """Weight of the mean entropy, which the loss is less by; of either sign."""
     aggregation: Aggregation = "token"
     """Weighs every token alike (``token``), every sequence alike (``sequence``), or divides each sequence's
     sum by `constant_length` (``constant``)."""
     constant_length: Annotated[int, Gt(0)] | None = None
     importance_cap: Annotated[float, Gt(0)] | None = None
+    """Multiplies the policy term by ``min(p_old / p_engine, cap)``: truncated importance sampling for engines
+    that sample from slightly other probabilities than the trainer computes. None leaves it out; the gap is
+    measured either way. The engine's are of the distribution that top-p and top-k have cut, p_old is not:
+    where these cut, the weight is the share that they leave, too. ``train/importance`` is the mean of the
+    weights before the cap, ``train/importance_capped`` the share of tokens that it cuts."""
     ratio_threshold: Annotated[float, Gt(1)] | None = None
+    """A minibatch whose mean ratio is above this has no loss, KL and entropy included; its step is taken all
+    the same, with a gradient of 0. VinePPO's published runs have 10, over each rank's micro-batch; here the
+    mean is over the whole minibatch, so that the cut changes nothing."""
 
     measures_kl = True
 
@@ -135,8 +128,8 @@ class PolicyGradient(Objective):
             )
 
     def surrogate(self, batch: TokenBatch, logprobs_N: Tensor, log_ratio_N: Tensor) -> tuple[Tensor, Tensor]:
-        """What each token adds to the loss before its weight, float32 [N], and whether clipping stopped its
-        gradient, bool [N]; `log_ratio_N` is ``log p - log p_old``.
+        """The term that each token adds to the loss before its weight, float32 [N], and whether clipping
+        stopped its gradient, bool [N]; `log_ratio_N` is ``log p - log p_old``.
         """
         raise NotImplementedError
 
@@ -161,21 +154,98 @@ class PolicyGradient(Objective):
             metrics["train/importance"] = batch.mean(importance_N)
             metrics["train/importance_capped"] = batch.mean(importance_N > self.importance_cap)
         if self.kl_coef > 0 and self.kl_placement == "loss":
-            kl_loss = self._kl_loss(batch, logprobs_N)
+            assert batch.ref_logprobs_N is not None, "the trainer scores the reference when asked"
+            kl_N = kl_estimate(logprobs_N, batch.ref_logprobs_N, self.kl_estimator)
+            if self.kl_clamp is not None:
+                kl_N = kl_N.clamp(*self.kl_clamp)
+            if self.kl_reduction == "token_mean":
+                kl_loss = self.kl_coef * (batch.weights_N * kl_N).sum()
+            else:
+                kl_loss = self.kl_coef * batch.sequence_weight * kl_N.sum()
             metrics["train/kl_loss"] = kl_loss.detach()
             loss = loss + kl_loss
         return loss, metrics
-
-    def _kl_loss(self, batch: TokenBatch, logprobs_N: Tensor) -> Tensor:
-        assert batch.ref_logprobs_N is not None, "the trainer scores the reference when asked"
-        kl_N = kl_estimate(logprobs_N, batch.ref_logprobs_N, self.kl_estimator)
-        if self.kl_clamp is not None:
-            kl_N = kl_N.clamp(*self.kl_clamp)
-        if self.kl_reduction == "token_mean":
-            return self.kl_coef * (batch.weights_N * kl_N).sum()
-        return self.kl_coef * batch.sequence_weight * kl_N.sum()
 
 
 def given_advantages(batch: TokenBatch) -> Tensor:
     assert batch.advantages_N is not None, "the trainer gives every policy gradient its advantages"
     return batch.advantages_N
+
+
+@Objective.register("ppo")
+@dataclass(frozen=True, kw_only=True)
+class ClippedPolicyGradient(PolicyGradient):
+    """``max(-A·ρ, -A·clip(ρ, 1-clip_low, 1+clip_high))`` per token: Schulman et al. 2017
+    (arXiv:1707.06347), eq. 7, with separate clip ranges below and above (DAPO, arXiv:2503.14476, eq. 10).
+
+    `dual_clip` c bounds what a token of negative advantage may add by ``-A·c`` (Ye et al. 2020,
+    arXiv:1912.09729, eq. 5): a ratio far above 1 would otherwise weigh without bound. Theirs is 3.
+    """
+
+    clip_low: Annotated[float, Gt(0), Lt(1)] = 0.2
+    """For negative advantages the gradient ends where the ratio is below 1 - this."""
+    clip_high: Annotated[float, Gt(0)] = 0.2
+    """For positive advantages the gradient ends where the ratio is above 1 + this."""
+    dual_clip: Annotated[float, Gt(1)] | None = None
+
+    def surrogate(self, batch: TokenBatch, logprobs_N: Tensor, log_ratio_N: Tensor) -> tuple[Tensor, Tensor]:
+        advantages_N, ratio_N = given_advantages(batch), log_ratio_N.exp()
+        unclipped_N = -advantages_N * ratio_N
+        clipped_N = -advantages_N * ratio_N.clamp(1 - self.clip_low, 1 + self.clip_high)
+        policy_N, is_clipped_N = unclipped_N.maximum(clipped_N), clipped_N > unclipped_N
+        if self.dual_clip is not None:
+            most_N = (-self.dual_clip * advantages_N).where(advantages_N < 0, policy_N)
+            is_clipped_N = is_clipped_N | (policy_N > most_N)
+            policy_N = policy_N.minimum(most_N)
+        return policy_N, is_clipped_N
+
+
+@Objective.register("cispo")
+@dataclass(frozen=True, kw_only=True)
+class ClippedImportance(PolicyGradient):
+    """CISPO (MiniMax-M1, arXiv:2506.13585, eq. 4 and 5): ``-sg[clip(ρ, 1-clip_low, 1+clip_high)]·A·log p``.
+
+    The weight is bounded and every token keeps its gradient, where PPO's clip silences those that moved
+    far, rare words among them. `clip_low` 1 leaves the lower side unbounded, as the paper does.
+    """
+
+    clip_low: Annotated[float, Gt(0), Le(1)] = 1.0
+    clip_high: Annotated[float, Gt(0)] = 0.28
+    """The weight is at most 1 + this."""
+
+    def surrogate(self, batch: TokenBatch, logprobs_N: Tensor, log_ratio_N: Tensor) -> tuple[Tensor, Tensor]:
+        ratio_N = log_ratio_N.detach().exp()
+        weight_N = ratio_N.clamp(1 - self.clip_low, 1 + self.clip_high)
+        return -weight_N * given_advantages(batch) * logprobs_N, weight_N != ratio_N
+
+
+@Objective.register("gspo")
+@dataclass(frozen=True, kw_only=True)
+class SequencePolicyGradient(PolicyGradient):
+    """GSPO (Zheng et al. 2025, arXiv:2507.18071): the ratio of an answer is ``s = (p(y)/p_old(y))^(1/|y|)``,
+    and a token's term ``max(-A·s, -A·clip(s, 1-clip_low, 1+clip_high))`` (eq. 5 and 7).
+
+    Written token by token as the paper's GSPO-token (eq. 13 and 14), ``s·p/sg[p]``, which has the same
+    value and, where an answer's tokens share their advantage, the same gradient; so credit by steps can
+    be used as well. The mean over an answer lies so near 1 that its clip ranges are of another order
+    than PPO's.
+    """
+
+    clip_low: Annotated[float, Gt(0), Lt(1)] = 3e-4
+    """The ratio's gradient ends below 1 - this."""
+    clip_high: Annotated[float, Gt(0)] = 4e-4
+    """The ratio's gradient ends above 1 + this."""
+    aggregation: Aggregation = "sequence"
+
+    needs_whole_sequences = True
+
+    def surrogate(self, batch: TokenBatch, logprobs_N: Tensor, log_ratio_N: Tensor) -> tuple[Tensor, Tensor]:
+        import torch
+
+        advantages_N = given_advantages(batch)
+        by_sequence = batch.by_sequence(log_ratio_N.detach())
+        mean_N = torch.cat([part_N.mean().expand(len(part_N)) for part_N in by_sequence])
+        ratio_N = (mean_N + logprobs_N - logprobs_N.detach()).exp()
+        unclipped_N = -advantages_N * ratio_N
+        clipped_N = -advantages_N * ratio_N.clamp(1 - self.clip_low, 1 + self.clip_high)
+        return unclipped_N.maximum(clipped_N), clipped_N > unclipped_N

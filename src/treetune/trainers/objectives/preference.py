@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PairLogprobs:
-    """Log-probs of the P pairs' answers, each of shape [P]; those of the reference without gradient.
-
-    `chosen_tokens_P` and `rejected_tokens_P` say of how many tokens they are the sum.
+    """Log-probs of the P pairs' answers, each of shape [P]; those of the reference without gradient. They are
+    sums over `chosen_tokens_P` and `rejected_tokens_P` tokens.
     """
 
     chosen_P: Tensor
@@ -41,7 +40,7 @@ class PairLogprobs:
 
     @property
     def margin_P(self) -> Tensor:
-        """How much more than the reference the policy prefers the better answer, in nats."""
+        """The policy's preference for the better answer beyond the reference's, in nats."""
         return self.chosen_ratio_P - self.rejected_ratio_P
 
 
@@ -73,10 +72,15 @@ class Preference(Objective):
         raise NotImplementedError
 
     def loss(self, batch: TokenBatch, logprobs_N: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        import torch
+
         assert len(batch.lengths) % 2 == 0, "the trainer cuts no pair in two"
         assert batch.ref_logprobs_N is not None, "the trainer scores the reference when asked"
-        policy_S = batch.sums(logprobs_N)
-        reference_S = batch.sums(batch.ref_logprobs_N)
+        # Added up sequence by sequence, in the tokens' order, so that the cut doesn't change the sums.
+        policy_S, reference_S = (
+            torch.stack([part_N.sum() for part_N in batch.by_sequence(values_N)])
+            for values_N in (logprobs_N, batch.ref_logprobs_N)
+        )
         tokens_S = policy_S.new_tensor(batch.lengths)
         better, other = slice(0, None, 2), slice(1, None, 2)
         pairs = PairLogprobs(

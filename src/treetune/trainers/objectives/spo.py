@@ -1,4 +1,9 @@
-"""Learning from correct paths: every sampled token is brought nearer to being the policy's first choice."""
+"""Learning from correct paths: every sampled token is brought nearer to being the policy's first choice.
+
+Everything is computed from logits of shape [C, V], in their precision and in log space, and stays finite
+where a probability is 0 or 1. Names: c is the sampled token, m the most likely one; p their probability.
+Formulas and gradients: "Exploring Paths" (SPO), and the tests.
+"""
 
 from __future__ import annotations
 
@@ -17,43 +22,112 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+def log_one_minus(logits_CV: Tensor, tokens_C: Tensor, total_C: Tensor) -> Tensor:
+    """``log(1 - p)`` of one token each, shape [C]: the others' mass over all of it (`total_C`, log-sum-exp).
+
+    ``log1p(-p)`` would have lost it where p rounds to 1.
+    """
+    others_CV = logits_CV.scatter(-1, tokens_C[:, None], -math.inf)
+    return others_CV.logsumexp(-1) - total_C
+
+
+def two_sided_kl(target: tuple[Tensor, Tensor], policy: tuple[Tensor, Tensor]) -> Tensor:
+    """``KL(T ‖ p)`` of two-sided distributions, each given as (log p, log(1-p)) of shape [C]."""
+    return sum(
+        (t_C.exp() * (t_C - p_C) for t_C, p_C in zip(target, policy, strict=True)),
+        target[0].new_zeros(target[0].shape),
+    )
+
+
+def two_sided_jsd(target: tuple[Tensor, Tensor], policy: tuple[Tensor, Tensor]) -> Tensor:
+    """The Jensen–Shannon divergence of two-sided distributions, given alike."""
+    middle = tuple(t_C.logaddexp(p_C) - math.log(2) for t_C, p_C in zip(target, policy, strict=True))
+    assert len(middle) == 2
+    return 0.5 * (two_sided_kl(target, middle) + two_sided_kl(policy, middle))
+
+
+def rank_target(logits_CV: Tensor, labels_C: Tensor, total_C: Tensor, max_rank: int) -> tuple[Tensor, ...]:
+    """The distribution in which c is the first choice and all that were before it move down by one.
+
+    With k the rank of c among the tokens (1 the most likely), ``T(c) = p_(1)``, ``T((i)) = p_(i+1)`` for
+    i < k, and the rest as it was: a cyclic shift, so T sums to 1. Beyond `max_rank`, c and m change places
+    instead. Returns log T and log p at the affected tokens, both [C, K], and which of them are real, [C, K]
+    (none where k is 1). Work is O(K) beside one top-k, with K ≤ `max_rank` the largest rank in the chunk.
+    """
+    import torch
+
+    label_logits_C1 = logits_CV.gather(-1, labels_C[:, None])
+    ranks_C = 1 + (logits_CV > label_logits_C1).sum(-1)
+    limit = min(max_rank, logits_CV.shape[-1])
+    within_C = ranks_C <= limit
+    width = max(2, int(ranks_C.where(within_C, 2).max())) if len(ranks_C) else 2
+    top_CK = logits_CV.topk(min(width, logits_CV.shape[-1]), dim=-1).values
+    places_K = torch.arange(top_CK.shape[-1], device=logits_CV.device)
+    # Too deep: c stands right behind m, and the shift of two is their exchange.
+    last_C1 = ranks_C.where(within_C, 2)[:, None] - 1
+    # c itself, and not one that is exactly as likely: the gradient has to reach it.
+    logp_CK = torch.where(places_K == last_C1, label_logits_C1, top_CK) - total_C[:, None]
+    shifted_CK = torch.cat([logp_CK[:, 1:], logp_CK[:, :1]], dim=-1)
+    log_target_CK = torch.where(places_K == last_C1, logp_CK[:, :1], shifted_CK)
+    real_CK = (places_K <= last_C1) & (ranks_C > 1)[:, None]
+    return log_target_CK, logp_CK, real_CK
+
+
+def kl_over(log_target_CK: Tensor, logp_CK: Tensor, real_CK: Tensor) -> Tensor:
+    """``KL(T ‖ p)`` from the affected tokens alone: ``Σ T log(T/p) - T + p``.
+
+    The last two add up to 0, and bring in the gradient of the rest, where T is a constant that p equals.
+    """
+    target_CK, p_CK = log_target_CK.exp(), logp_CK.exp()
+    cost_CK = target_CK * (log_target_CK - logp_CK) - target_CK + p_CK
+    return cost_CK.where(real_CK, 0.0).sum(-1)
+
+
+def jsd_over(log_target_CK: Tensor, logp_CK: Tensor, real_CK: Tensor) -> Tensor:
+    """``½ Σ T log(T/M) + ½ Σ p log(p/M)``, M = (T+p)/2: at most log 2."""
+    middle_CK = log_target_CK.logaddexp(logp_CK) - math.log(2)
+    return 0.5 * (kl_over(log_target_CK, middle_CK, real_CK) + kl_over(logp_CK, middle_CK, real_CK))
+
+
 @Objective.register("spo")
 @dataclass(frozen=True, kw_only=True)
 class CorrectPaths(Objective):
     """SPO ("Exploring Paths"): no ratio, no baseline, no reference. With c the sampled token, m the most
     likely one, and p the policy at the sampling temperature, a position costs the divergence of p from a
-    target T in which c is as likely as m is now:
+    `target` T in which c is as likely as m is now.
 
-    * `target` ``max``: the two-sided ``T = (p_m, 1-p_m)`` against ``(p_c, 1-p_c)``; 0 where c is m.
-    * ``fixed``: ``(½, ½)`` against the same (§3.3). It pushes confident tokens down.
-    * ``rank``: c becomes the first choice and all that were before it move down by one
-      (`token_distance.rank_target`, §4.3); beyond `max_rank` it changes places with m.
-
-    `divergence` is ``KL(T ‖ p)`` or the Jensen–Shannon divergence, which is at most log 2. With
-    `detach_target` the target is a constant; without, m is pushed down as c is pulled up, without bound
-    where p_c is near 0 (the reference's code). `mask` leaves only positions with p_c ``above`` or ``below``
-    one half.
-
-    Each sequence counts as the mean over its trained tokens. `loss_on` ``correct`` takes those whose
-    score is at least `score_threshold`; `normalise_by` ``batch`` divides their sum by all of the
-    minibatch's sequences (§3.1: the loss grows as answers get better), ``correct`` by theirs alone (§3.2).
-    Give it the selection ``all``, so that the batch is known. A minibatch without a correct answer takes
-    no step. `importance_cap` multiplies each token's cost by ``min(p / p_engine, cap)``.
-    `cross_entropy` mixes in that share of the negative log-likelihood (training on a corpus, §4.4).
-    `entropy_coef` below 0 makes the policy surer as it learns (§4.2: -0.1, -0.5 and -1).
+    Each sequence counts as the mean over its trained tokens. Give it the selection ``all``, so that the batch
+    is known. A minibatch without a correct answer takes no step.
     """
 
     target: Literal["max", "fixed", "rank"] = "max"
+    """``max``: the two-sided ``T = (p_m, 1-p_m)`` against ``(p_c, 1-p_c)``; 0 where c is m.
+    ``fixed``: ``(½, ½)`` against the same (§3.3). It pushes confident tokens down.
+    ``rank``: c becomes the first choice and all that were before it move down by one (§4.3); beyond
+    `max_rank` it changes places with m."""
     divergence: Literal["kl", "jsd"] = "kl"
+    """``KL(T ‖ p)`` or the Jensen–Shannon divergence, which is at most log 2."""
     detach_target: bool = True
+    """Makes the target a constant; without, m is pushed down as c is pulled up, without bound where p_c is
+    near 0 (the reference's code)."""
     loss_on: Literal["correct", "all"] = "correct"
+    """Takes the sequences whose score is at least `score_threshold`, or all."""
     normalise_by: Literal["batch", "correct"] = "correct"
+    """Divides the sum by all of the minibatch's sequences (``batch``, §3.1: the loss grows as answers get
+    better), or by the correct ones alone (``correct``, §3.2)."""
     mask: Literal["above", "below", "none"] = "none"
+    """Leaves only positions with p_c ``above`` or ``below`` one half."""
     entropy_coef: float = 0.0
+    """Weight of the mean entropy, which the loss is less by; below 0 it makes the policy surer as it learns
+    (§4.2: -0.1, -0.5 and -1)."""
     importance_cap: Annotated[float, Gt(0)] | None = None
+    """Multiplies each token's cost by ``min(p / p_engine, cap)``; None leaves it out."""
     cross_entropy: Annotated[float, Ge(0), Le(1)] = 0.0
+    """Share of the negative log-likelihood that is mixed in (training on a corpus, §4.4)."""
     max_rank: Annotated[int, Gt(1)] = 64
+    """Deepest rank at which the target ``rank`` is a shift."""
     score_threshold: float = CORRECT_SCORE
+    """Score from which on an answer is correct."""
 
     measures_kl = True
     has_terms = True
@@ -79,33 +153,31 @@ class CorrectPaths(Objective):
     def sequence_weights(self, lengths: Sequence[int], scores: Sequence[float]) -> list[float]:
         taken = [self.loss_on == "all" or score >= self.score_threshold for score in scores]
         count = len(lengths) if self.normalise_by == "batch" else max(1, sum(taken))
-        return [1 / (count * length) if one else 0.0 for one, length in zip(taken, lengths, strict=True)]
+        return [
+            1 / (count * length) if is_taken else 0.0 for is_taken, length in zip(taken, lengths, strict=True)
+        ]
 
     def terms(self, logits_CV: Tensor, labels_C: Tensor) -> tuple[Tensor, ...]:
-        """The divergence at each position; and without gradient p_c and p_m."""
-        from treetune.trainers.objectives import token_distance as distance
-
+        """The divergence at each position, and without gradient p_c and p_m."""
         total_C = logits_CV.logsumexp(-1)
         logp_c = logits_CV.gather(-1, labels_C[:, None]).squeeze(-1) - total_C
         best_C = logits_CV.detach().argmax(-1)
         logp_m = logits_CV.gather(-1, best_C[:, None]).squeeze(-1) - total_C
         if self.target == "rank":
-            log_target_CK, logp_CK, real_CK = distance.rank_target(
-                logits_CV, labels_C, total_C, self.max_rank
-            )
+            log_target_CK, logp_CK, real_CK = rank_target(logits_CV, labels_C, total_C, self.max_rank)
             if self.detach_target:
                 log_target_CK = log_target_CK.detach()
-            over = distance.kl_over if self.divergence == "kl" else distance.jsd_over
-            cost_C = over(log_target_CK, logp_CK, real_CK)
+            divergence = kl_over if self.divergence == "kl" else jsd_over
+            cost_C = divergence(log_target_CK, logp_CK, real_CK)
         else:
-            policy = logp_c, distance.log_one_minus(logits_CV, labels_C, total_C)
+            policy = logp_c, log_one_minus(logits_CV, labels_C, total_C)
             if self.target == "max":
-                target = logp_m, distance.log_one_minus(logits_CV, best_C, total_C)
+                target = logp_m, log_one_minus(logits_CV, best_C, total_C)
             else:
                 target = (logp_c.new_full(logp_c.shape, -math.log(2)),) * 2
             if self.detach_target:
                 target = target[0].detach(), target[1].detach()
-            two_sided = distance.two_sided_kl if self.divergence == "kl" else distance.two_sided_jsd
+            two_sided = two_sided_kl if self.divergence == "kl" else two_sided_jsd
             cost_C = two_sided(target, policy)
             if self.target == "max":
                 # Exactly nothing where c is as likely as m; what is left there is rounding.
