@@ -12,7 +12,7 @@ from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
-from treetune.tasks.graders.countdown_expression import NotAnExpression, read_expression
+from treetune.tasks.graders.countdown import NotAnExpression, read_expression
 
 TOTAL = re.compile(r"=-?\d+")
 

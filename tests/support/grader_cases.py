@@ -11,7 +11,6 @@ from treetune.tasks.graders.countdown import CountdownGrader
 from treetune.tasks.graders.final_answer import FinalAnswer
 from treetune.tasks.graders.function import FunctionGrader
 from treetune.tasks.graders.numeric import Gsm8kExact, Gsm8kLenientSubstring, Numeric
-from treetune.tasks.graders.one_word import OneWord
 from treetune.vocabulary import Problem
 from treetune_domains.graders.code.cruxeval import CruxEval
 from treetune_domains.graders.code.grader import Code
@@ -26,6 +25,7 @@ from treetune_domains.graders.ordering import OrderingGrader
 from treetune_domains.graders.reasoning_gym import ReasoningGymGrader
 from treetune_domains.graders.retrieval import F1, ExactMatch
 from treetune_domains.graders.table import TableGrader
+from treetune_domains.graders.tagged import OneWord
 from treetune_domains.graders.zebra import ZebraGrader
 from treetune_lab.signposts import SignpostsGrader
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 from treetune.tasks.graders.base import Grader
-from treetune.tasks.graders.one_word import OneWord
 from treetune.vocabulary import Grade, Problem
 from treetune_domains.graders.codeio import CodeIO
 from treetune_domains.graders.grid import GridGrader
@@ -13,6 +12,7 @@ from treetune_domains.graders.multiple_choice import MultipleChoice
 from treetune_domains.graders.ordering import OrderingGrader
 from treetune_domains.graders.retrieval import F1, ExactMatch
 from treetune_domains.graders.table import TableGrader
+from treetune_domains.graders.tagged import OneWord
 from treetune_domains.graders.zebra import ZebraGrader
 
 GRADERS: dict[str, Grader] = {

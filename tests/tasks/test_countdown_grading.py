@@ -10,13 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treetune.tasks.graders.conformance import hostile_answers
-from treetune.tasks.graders.countdown import CountdownGrader, CountdownScores, gold_of
-from treetune.tasks.graders.countdown_expression import (
+from treetune.tasks.graders.countdown import (
     DEEPEST,
     LONGEST,
     MOST_DIGITS,
     MOST_TOKENS,
+    CountdownGrader,
+    CountdownScores,
     NotAnExpression,
+    gold_of,
     read_expression,
 )
 from treetune.tasks.graders.pool import GraderPool

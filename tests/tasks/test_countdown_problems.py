@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from treetune.tasks.base import Split
 from treetune.tasks.countdown import Countdown, CountdownRows, signed_sums
-from treetune.tasks.graders.countdown import CountdownGrader, gold_of, read_gold
-from treetune.tasks.graders.countdown_expression import read_expression
+from treetune.tasks.graders.countdown import CountdownGrader, gold_of, read_expression, read_gold
 from treetune.vocabulary import Problem
 from treetune_data.scoring import score_responses
 

@@ -9,8 +9,7 @@ import pytest
 
 from tests.tasks import minerva_reference
 from treetune.vocabulary import Problem
-from treetune_domains.graders.minerva import Minerva, lists_agree
-from treetune_domains.graders.minerva_text import extract
+from treetune_domains.graders.minerva import Minerva, extract, lists_agree
 
 
 def box(answer: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from treetune.tasks.graders.extraction import NoValue, read_value, values
-from treetune.tasks.graders.tagged import all_plain, plain
+from treetune_domains.graders.tagged import all_plain, plain
 
 MOST_ROWS = 100
 MOST_CELLS = 100

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.extraction import NoValue, read_value, values
-from treetune.tasks.graders.tagged import Tagged, of_parts
 from treetune.vocabulary import Grade, Problem
+from treetune_domains.graders.tagged import Tagged, of_parts
 
 Grid = tuple[tuple[int, ...], ...]
 """Rows of cells, all equally long."""

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from treetune.tasks.graders.extraction import NoValue, read_value, values
-from treetune.tasks.graders.tagged import plain
+from treetune_domains.graders.tagged import plain
 
 MOST_SENTENCES = 60
 LONGEST_SENTENCE = 300

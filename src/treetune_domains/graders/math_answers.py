@@ -1,7 +1,7 @@
-r"""What an answer is: a number with its unit, words, a pair, a set, an interval, a matrix, an equation.
+r"""The kinds of answers: a number with its unit, words, a pair, a set, an interval, a matrix, an equation.
 
 `read_answer` tells these apart by their brackets and signs at the top level, so that an open
-interval is never a closed one, and a pair never a set; what is left over is a formula (`Scalar`).
+interval is never a closed one, and a pair never a set; all else is a formula (`Scalar`).
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from treetune.tasks.graders.formulas import exact_value
-from treetune.tasks.graders.units import split_unit
+from treetune_domains.graders.formulas import exact_value
+from treetune_domains.graders.math_text import split_unit
 
 DEEPEST = 6
 MOST_PARTS = 60
@@ -107,7 +107,7 @@ _IN = re.compile(r"[A-Za-z] ?\\in(?![A-Za-z])")
 
 
 def read_answer(text: str, depth: int = 0) -> Answer:
-    """The answer that an undressed text says (`math_text.undressed`). Raises nothing."""
+    """Reads the answer in an undressed text (`math_text.undressed`). Raises nothing."""
     text = text.strip()
     if depth > DEEPEST:
         return Scalar(text)
@@ -169,7 +169,7 @@ def _group(text: str, depth: int) -> Answer | None:
 
 
 def _flat(parts: tuple[Answer, ...]) -> tuple[Answer, ...]:
-    r"""A list among the parts of a list or a set (from ``0, \\pm 1``) is parts of it."""
+    r"""Dissolves lists among the parts of a list or a set (from ``0, \\pm 1``)."""
     return tuple(
         one
         for part in parts
@@ -187,11 +187,11 @@ def _and_parts(text: str) -> list[str]:
 
 
 def _brackets(text: str) -> tuple[str, str, str]:
-    """The brackets around a whole text, normalised, and what is in them; empty where there are none.
+    """Returns the brackets around a whole text, normalised, and their content; empty where there are none.
 
     An interval's may differ, and ``]0,1[`` is ``(0,1)``.
     """
-    if text.startswith("\\{") and text.endswith("\\}") and len(_split(text[2:-2], ())) == 1:
+    if text.startswith("\\{") and text.endswith("\\}") and len(split_at_top(text[2:-2], ())) == 1:
         return "{", "}", text[2:-2]
     if text.startswith("\\langle") and text.endswith("\\rangle"):
         return "(", ")", text[7:-7]
@@ -210,7 +210,7 @@ def _brackets(text: str) -> tuple[str, str, str]:
 
 
 def _one_group(text: str) -> bool:
-    """Whether the first bracket is closed by the last character and not before."""
+    """Returns whether the first bracket is closed by the last character and not before."""
     depth = 0
     inner = text[1:-1]
     for found in _BRACKET.finditer(inner):
@@ -232,11 +232,7 @@ def _step(sign: str) -> int:
 
 
 def split_at_top(text: str, signs: tuple[str, ...]) -> list[str]:
-    """The parts between signs that stand in no bracket."""
-    return _split(text, signs)
-
-
-def _split(text: str, signs: tuple[str, ...]) -> list[str]:
+    """Returns the parts between signs that stand in no bracket."""
     alternatives = "|".join(re.escape(sign) for sign in signs) or r"(?!)"
     pattern = re.compile(rf"(?P<sign>{alternatives})|{_BRACKET.pattern}")
     parts: list[str] = []
@@ -281,7 +277,7 @@ def _equation(text: str, depth: int) -> Answer | None:
 
 
 def _region(text: str, depth: int) -> Answer | None:
-    r"""``x > 3``, ``1 < x \le 2``, ``x < 1 \text{ or } x > 3`` as intervals of one unknown."""
+    r"""Reads ``x > 3``, ``1 < x \le 2``, ``x < 1 \text{ or } x > 3`` as intervals of one unknown."""
     pieces = [piece for part in split_at_top(text, (",",)) for piece in _and_parts(part)]
     meet = re.search(r"\\text ?\{\s*and\s*\}|(?<![A-Za-z\\])and(?![A-Za-z])", text) is not None
     rays: list[Answer] = []
@@ -303,7 +299,7 @@ def _region(text: str, depth: int) -> Answer | None:
 
 
 def _met(rays: list[Answer]) -> Answer | None:
-    """``x > 1 and x < 2`` as an interval; None of what is no ray up and one down that meet."""
+    """Makes ``x > 1 and x < 2`` an interval; None unless one ray up and one down meet."""
     if len(rays) != 2 or not all(isinstance(ray, Group) for ray in rays):
         return None
     up, down = sorted(rays, key=lambda ray: ray.parts[0] == _BELOW_ALL)  # type: ignore[union-attr]
@@ -342,7 +338,7 @@ def _rays(signs: list[str], sides: list[str], depth: int) -> tuple[str, list[Ans
 
 
 def _words(text: str) -> Words | None:
-    """The text, if it is words and no formula."""
+    """Returns the text, if it is words and no formula."""
     whole = _TEXT.fullmatch(text)
     plain = _TEXT.sub(lambda match: f" {match[1]} ", text)
     if re.search(r"[\\^_=<>{}]", plain):
@@ -365,22 +361,8 @@ def _words(text: str) -> Words | None:
 
 
 _SHORT_WORDS = {
-    "one",
-    "two",
-    "six",
-    "ten",
-    "yes",
-    "no",
-    "odd",
-    "even",
-    "none",
-    "dne",
-    "true",
-    "all",
-    "red",
-    "mon",
-    "tue",
-}
+    "one", "two", "six", "ten", "yes", "no", "odd", "even", "none", "dne", "true", "all", "red", "mon", "tue",
+}  # fmt: skip
 
 
 def _bare_words(text: str) -> str:

@@ -10,8 +10,8 @@ from typing import Literal
 
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.extraction import NoValue, last_box, read_value, values
-from treetune.tasks.graders.tagged import Tagged, of_parts, plain
 from treetune.vocabulary import Grade, Problem
+from treetune_domains.graders.tagged import Tagged, of_parts, plain
 
 LONGEST = 5_000
 """Characters of an answer that are read: hundreds of names."""

@@ -16,8 +16,8 @@ from typing import Any
 
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.extraction import NoValue, read_value
-from treetune.tasks.graders.tagged import Tagged
 from treetune.vocabulary import Grade, Problem
+from treetune_domains.graders.tagged import Tagged
 
 LONGEST = 10_000
 """Characters of an answer that are compared."""

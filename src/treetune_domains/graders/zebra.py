@@ -8,9 +8,9 @@ from functools import lru_cache
 from typing import Literal
 
 from treetune.tasks.graders.base import Grader
-from treetune.tasks.graders.tagged import Tagged, all_plain, of_parts
 from treetune.vocabulary import Grade, Problem
 from treetune_domains.graders.answer_tables import UNNAMED, Table, read_letters, read_table
+from treetune_domains.graders.tagged import Tagged, all_plain, of_parts
 
 _ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
 

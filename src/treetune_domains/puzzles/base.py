@@ -12,8 +12,8 @@ from annotated_types import Ge, Gt, Le
 
 from treetune.seeds import derived_random
 from treetune.tasks.base import GeneratedTask
-from treetune.tasks.graders.tagged import Tagged
 from treetune.vocabulary import Problem
+from treetune_domains.graders.tagged import Tagged
 
 Wording = Literal["words", "symbols"]
 

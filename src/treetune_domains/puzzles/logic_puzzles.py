@@ -13,9 +13,9 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 from annotated_types import Ge, Le, MinLen
 
 from treetune.tasks.base import Task
-from treetune.tasks.graders.one_word import OneWord
 from treetune.vocabulary import Problem
 from treetune_domains.graders.ordering import OrderingGrader
+from treetune_domains.graders.tagged import OneWord
 from treetune_domains.puzzles.base import Puzzle, Puzzles
 
 Kind = Literal["left", "next", "between"]

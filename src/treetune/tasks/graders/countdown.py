@@ -1,4 +1,18 @@
-"""Countdown: reach the target from the given numbers with + − × ÷ and brackets, exactly."""
+"""Countdown: reach the target from the given numbers with + − × ÷ and brackets, computed exactly and never
+evaluated.
+
+The grammar of an expression, with nothing in it that isn't named here::
+
+    sum     = ["-" | "−"] product { ("+" | "-" | "−" | "–") product }
+    product = atom { ("*" | "×" | "·" | "⋅" | "x" | "X" | "/" | "÷") atom }
+    atom    = digits | "(" sum ")"
+
+Digits are ASCII, and ``\\times``, ``\\cdot`` and ``\\div`` are signs too, since models write them.
+So there are no powers (two signs never follow each other, so neither ``**`` nor ``//``), decimals,
+exponents, names or products without a sign. A minus is a number's own only where a sum begins, as one
+writes on paper: ``-3+5`` and ``2*(-3+5)``, but not ``2*-3``. With positive numbers it reaches no
+positive target that the four operations don't reach without it.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +27,16 @@ from typing import Annotated, Literal
 from annotated_types import Ge, MinLen
 
 from treetune.tasks.graders.base import Grader
-from treetune.tasks.graders.countdown_expression import MOST_DIGITS, NotAnExpression, read_expression
+from treetune.tasks.graders.extraction import ANSWER, ANSWER_END, last_between
 from treetune.vocabulary import Grade, Problem
+
+LONGEST = 1000
+"""Characters of an expression that are read; six numbers in brackets take forty."""
+
+MOST_TOKENS = 200
+MOST_DIGITS = 15
+DEEPEST = 40
+"""Open brackets at a time."""
 
 LONGEST_SHOWN = 200
 """Characters of a malformed answer that are kept in its grade."""
@@ -25,16 +47,17 @@ _GOLD = re.compile(rf"(-?{_NUMBER}) from ({_NUMBER}(?: {_NUMBER})*)")
 
 @dataclass(frozen=True, kw_only=True)
 class CountdownScores:
-    """What an answer earns. `correct` is at least 1 and the others are less: that is how everything
-    else, pass@1 above all, tells correct from wrong.
+    """The rewards of the four verdicts.
 
-    `no_answer`: there is none; `malformed`: it is no expression of the given numbers;
-    `wrong`: it is one, of another value.
+    `correct` is at least 1 and the others are less: that is how everything else, pass@1 above all, tells
+    correct from wrong.
     """
 
     no_answer: float = 0.0
     malformed: float = 0.0
+    """Of an answer that is no expression of the given numbers."""
     wrong: float = 0.0
+    """Of an expression of the given numbers with another value."""
     correct: Annotated[float, Ge(1)] = 1.0
 
     def __post_init__(self) -> None:
@@ -52,80 +75,175 @@ class CountdownGrader(Grader):
     r"""Right is an expression of the given numbers whose value, in exact rational arithmetic, is the
     target. The gold says both: ``39 from 12 34 7``.
 
-    Numbers are compared as multisets: with `require_all` each given one is used exactly once, else
-    at most once. What an expression may be is said in `countdown_expression`; nothing is evaluated.
-    LaTeX is none beyond three signs, so that ``$62+70+71$`` and ``\frac{62}{70}+71`` are malformed, and
-    so is a leading plus.
+    Numbers are compared as multisets. Nothing is evaluated. LaTeX is read no further than three signs, so
+    that ``$62+70+71$`` and ``\frac{62}{70}+71`` are malformed, and so is a leading plus.
 
-    The answer stands between the last `closing` and the last `opening` before it, across newlines;
-    earlier answers don't count. With `unclosed` it is what follows the last `opening`, up to a
-    `closing` if there is one: for answers that a stop string ends, which graders don't see.
-
-    Of an answer with ``=``, what stands left of the first is the expression, and where `equation` is
-    ``refused`` it is malformed. The right-hand side is not looked at.
-
-    `scores` are what the four verdicts earn. The outcome is ``no_answer`` or ``ok``; the message says
-    what was wrong with a malformed answer, and `extracted` is the answer.
+    The answer stands between the last `closing` and the last `opening` before it, across newlines; earlier
+    answers don't count. The outcome is ``no_answer`` or ``ok``; the message says what was wrong with a
+    malformed answer, and `extracted` is the answer.
     """
 
-    opening: Annotated[str, MinLen(1)] = "<answer>"
-    closing: Annotated[str, MinLen(1)] = "</answer>"
+    opening: Annotated[str, MinLen(1)] = ANSWER
+    closing: Annotated[str, MinLen(1)] = ANSWER_END
     unclosed: bool = False
+    """Takes what follows the last `opening`, up to a `closing` if there is one: for answers that a stop
+    string ends, which graders don't see."""
     equation: Literal["left", "refused"] = "left"
+    """Reads the left side of an answer with ``=`` (the right-hand side is not looked at), or counts it as
+    malformed."""
     require_all: bool = True
+    """Each given number must be used exactly once, else at most once."""
     scores: CountdownScores = field(default_factory=CountdownScores)
+    """The rewards of the four verdicts."""
 
     def extract(self, response: str, problem: Problem) -> str | None:
         read_gold(problem.gold)  # one that is none is told whatever the response says
-        return self._answer(response) or None
+        return last_between(response, self.opening, self.closing, unclosed=self.unclosed)
 
     def without_answer(self, problem: Problem) -> Grade:
         return Grade(reward=self.scores.no_answer, outcome="no_answer")
 
     def verdict(self, extracted: str, problem: Problem) -> Grade:
         target, given = read_gold(problem.gold)
-        expression, equals, _ = extracted.partition("=")
+        text, equals, _ = extracted.partition("=")
         try:
             if equals and self.equation == "refused":
                 raise NotAnExpression("it is an equation")
-            value = self._value(expression, given)
+            expression = read_expression(text)
+            used = Counter(expression.numbers)
+            if too_many := used - given:
+                raise NotAnExpression(f"{_listed(too_many)} not given, or used too often")
+            if self.require_all and (left := given - used):
+                raise NotAnExpression(f"{_listed(left)} not used")
         except NotAnExpression as error:
             shown = extracted if len(extracted) <= LONGEST_SHOWN else extracted[:LONGEST_SHOWN] + "…"
             return Grade(reward=self.scores.malformed, outcome="ok", extracted=shown, message=str(error))
-        reward = self.scores.correct if value == target else self.scores.wrong
-        return Grade(reward=reward, outcome="ok", extracted=expression.strip())
-
-    def _answer(self, response: str) -> str | None:
-        if self.unclosed:
-            _, opened, rest = response.rpartition(self.opening)
-            return rest.partition(self.closing)[0].strip() if opened else None
-        before, closed, _ = response.rpartition(self.closing)
-        _, opened, answer = before.rpartition(self.opening)
-        return answer.strip() if closed and opened else None
-
-    def _value(self, text: str, given: Counter[int]) -> Fraction:
-        expression = read_expression(text)
-        used = Counter(expression.numbers)
-        if too_many := used - given:
-            raise NotAnExpression(f"{_listed(too_many)} not given, or used too often")
-        if self.require_all and (left := given - used):
-            raise NotAnExpression(f"{_listed(left)} not used")
-        return expression.value
+        reward = self.scores.correct if expression.value == target else self.scores.wrong
+        return Grade(reward=reward, outcome="ok", extracted=text.strip())
 
 
 def gold_of(target: int, numbers: Sequence[int]) -> str:
-    """The gold of a problem: all that the grader has to know, in the one text that it gets."""
+    """Writes the gold of a problem: all that the grader has to know, in one text."""
     return f"{target} from {' '.join(map(str, numbers))}"
 
 
 @lru_cache(maxsize=1024)
 def read_gold(gold: str) -> tuple[int, Counter[int]]:
-    """The target and the given numbers. Raises ValueError for another text."""
-    found = _GOLD.fullmatch(gold.strip())
-    if found is None:
+    """Reads the target and the given numbers. Raises ValueError for another text."""
+    match = _GOLD.fullmatch(gold.strip())
+    if match is None:
         raise ValueError(f"the gold {gold[:100]!r} is none of Countdown, such as '39 from 12 34 7'")
-    return int(found[1]), Counter(map(int, found[2].split()))
+    return int(match[1]), Counter(map(int, match[2].split()))
 
 
 def _listed(numbers: Counter[int]) -> str:
     return ", ".join(map(str, sorted(numbers.elements())))
+
+
+# Expressions
+
+_TOKEN = re.compile(r"\s+|(?P<number>[0-9]+)|(?P<sign>[-+*/()−–×·⋅xX÷]|\\(?:times|cdot|div)(?![A-Za-z]))")
+_SAME = {
+    "−": "-", "–": "-", "×": "*", "·": "*", "⋅": "*", "x": "*", "X": "*", "÷": "/",
+    "\\times": "*", "\\cdot": "*", "\\div": "/",
+}  # fmt: skip
+_NEGATED = "negated"
+_PRECEDENCE = {"(": 0, "+": 1, "-": 1, _NEGATED: 1, "*": 2, "/": 2}
+
+
+class NotAnExpression(ValueError):
+    """The text is none of this grammar, has no value, or is larger than any answer. Says why."""
+
+
+@dataclass(frozen=True)
+class Expression:
+    """The value of an expression, and the numbers in it from left to right."""
+
+    value: Fraction
+    numbers: tuple[int, ...]
+
+
+def read_expression(text: str) -> Expression:
+    """Reads and computes an expression, in time linear in the text. Raises nothing but NotAnExpression.
+
+    Two stacks in place of recursion, so that no depth of brackets overflows anything.
+    """
+    signs: list[str] = []
+    values: list[Fraction] = []
+    numbers: list[int] = []
+    depth = 0
+    before: str | None = None
+    for kind, token in _tokens(text):
+        begins = before is None or before == "("
+        complete = before == "number" or before == ")"
+        if kind == "number" or token == "(":
+            if complete:
+                raise NotAnExpression(f"no sign before {token!r}")
+            if kind == "number":
+                numbers.append(int(token))
+                values.append(Fraction(numbers[-1]))
+            else:
+                depth += 1
+                if depth > DEEPEST:
+                    raise NotAnExpression(f"more than {DEEPEST} brackets deep")
+                signs.append(token)
+        elif token == "-" and begins:
+            signs.append(_NEGATED)
+        elif not complete:
+            raise NotAnExpression(f"no number before {token!r}")
+        else:
+            least = _PRECEDENCE[token] if token != ")" else 1
+            while signs and _PRECEDENCE[signs[-1]] >= least:
+                _apply(signs.pop(), values)
+            if token != ")":
+                signs.append(token)
+            elif not signs:
+                raise NotAnExpression("a bracket is closed that was never opened")
+            else:
+                signs.pop()
+                depth -= 1
+        before = "number" if kind == "number" else token
+    if before != "number" and before != ")":
+        raise NotAnExpression("it ends before it is complete" if before else "it is empty")
+    while signs:
+        if signs[-1] == "(":
+            raise NotAnExpression("a bracket is never closed")
+        _apply(signs.pop(), values)
+    (value,) = values
+    return Expression(value, tuple(numbers))
+
+
+def _tokens(text: str) -> list[tuple[str, str]]:
+    if len(text) > LONGEST:
+        raise NotAnExpression(f"{len(text)} characters, more than {LONGEST}")
+    tokens: list[tuple[str, str]] = []
+    position = 0
+    while position < len(text):
+        match = _TOKEN.match(text, position)
+        if match is None:
+            raise NotAnExpression(f"{text[position]!r} belongs to no expression")
+        position = match.end()
+        if match.lastgroup is None:
+            continue
+        if len(tokens) == MOST_TOKENS:
+            raise NotAnExpression(f"more than {MOST_TOKENS} numbers and signs")
+        if match.lastgroup == "number" and len(match[0]) > MOST_DIGITS:
+            raise NotAnExpression(f"a number of {len(match[0])} digits, more than {MOST_DIGITS}")
+        tokens.append((match.lastgroup, _SAME.get(match[0], match[0])))
+    return tokens
+
+
+def _apply(sign: str, values: list[Fraction]) -> None:
+    right = values.pop()
+    if sign == _NEGATED:
+        values.append(-right)
+        return
+    left = values.pop()
+    if sign == "/" and right == 0:
+        raise NotAnExpression("a division by zero")
+    values.append(
+        left + right if sign == "+"
+        else left - right if sign == "-"
+        else left * right if sign == "*"
+        else left / right
+    )  # fmt: skip

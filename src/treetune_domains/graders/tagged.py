@@ -1,7 +1,9 @@
-"""Graders of answers that stand between two tags."""
+"""Graders of answers that stand between two tags, and the one of a single word."""
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
@@ -33,13 +35,13 @@ class Tagged(Grader):
         return last_between(said, self.opening, self.closing, unclosed=self.unclosed)
 
     def tagged(self, answer: str) -> str:
-        """An answer as this grader finds it at the end of a response. (A line's end that closes it is left
-        to the end of the text.)"""
+        """Writes an answer as this grader finds it at the end of a response. (A line's end that closes it is
+        left to the end of the text.)"""
         return f"{self.opening}{answer}{self.closing}".rstrip("\n")
 
 
 def of_parts(right: int, parts: int, *, pays: bool, message: str | None = None) -> Grade:
-    """The grade of an answer of which `right` of `parts` are as in the gold: 1 where all are, else 0, or
+    """Grades an answer of which `right` of `parts` are as in the gold: 1 where all are, else 0, or
     with `pays` the share. The share is among the grade's numbers as ``cells``."""
     share = right / parts
     reward = 1.0 if right == parts else share if pays else 0.0
@@ -47,9 +49,36 @@ def of_parts(right: int, parts: int, *, pays: bool, message: str | None = None) 
 
 
 def plain(text: str) -> str:
-    """A name or cell for comparison: in one case, with single spaces."""
+    """Returns a name or cell for comparison: in one case, with single spaces."""
     return " ".join(text.casefold().split())
 
 
 def all_plain(texts: Sequence[object]) -> list[str]:
     return [plain(str(text)) for text in texts]
+
+
+_DRESS = re.compile(r"\\(?:boxed|text|textbf|mathrm)(?=\{)|</?[bi]>")
+_LABEL = re.compile(r"^(?:the )?(?:final )?answer(?: is|:)|^(?:it )?is\b", re.IGNORECASE)
+
+
+@Grader.register("one_word")
+@dataclass(frozen=True, kw_only=True)
+class OneWord(Tagged):
+    """Right is the gold's word, in any case, whatever spaces, newlines, quotes and full stops stand around
+    it, and behind "Answer:". Another sentence that contains the word is not the word.
+    """
+
+    def verdict(self, extracted: str, problem: Problem) -> Grade:
+        word = bare(problem.gold)
+        if not word:
+            raise ValueError(f"the gold {problem.gold[:100]!r} holds no word")
+        word_given = _LABEL.sub("", _DRESS.sub("", extracted.strip()))
+        return Grade(reward=float(bare(word_given) == word), outcome="ok")
+
+
+def bare(text: str) -> str:
+    """Returns the text in one case, without anything before the first letter or digit and behind the last."""
+    text = plain(unicodedata.normalize("NFC", text))
+    first = next((i for i, sign in enumerate(text) if sign.isalnum()), len(text))
+    last = next((i for i in range(len(text), first, -1) if text[i - 1].isalnum()), first)
+    return text[first:last]
