@@ -35,7 +35,7 @@ from tests.support.hostile_programs import (  # noqa: E402
 )
 from treetune.tasks.graders.pool import GraderPool  # noqa: E402
 from treetune.vocabulary import Problem  # noqa: E402
-from treetune_domains.graders.code.grader import Code  # noqa: E402
+from treetune_domains.graders.code import Code  # noqa: E402
 from treetune_domains.sandbox.base import Limits, Outcome  # noqa: E402
 from treetune_domains.sandbox.bubblewrap import Bubblewrap, uids_of_programs  # noqa: E402
 from treetune_domains.sandbox.usage import descendants, usage_of  # noqa: E402

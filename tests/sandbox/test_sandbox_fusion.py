@@ -14,7 +14,7 @@ import pytest
 
 from treetune.tasks.graders.pool import GraderPool
 from treetune.vocabulary import Problem
-from treetune_domains.graders.code.grader import Code
+from treetune_domains.graders.code import Code
 from treetune_domains.sandbox.base import Limits, SandboxUnavailable
 from treetune_domains.sandbox.fusion import SandboxFusion
 from treetune_domains.sandbox.unsafe_local import UnsafeLocal

@@ -12,21 +12,18 @@ from treetune.tasks.graders.final_answer import FinalAnswer
 from treetune.tasks.graders.function import FunctionGrader
 from treetune.tasks.graders.numeric import Gsm8kExact, Gsm8kLenientSubstring, Numeric
 from treetune.vocabulary import Problem
-from treetune_domains.graders.code.cruxeval import CruxEval
-from treetune_domains.graders.code.grader import Code
+from treetune_domains.graders.code import Code
 from treetune_domains.graders.codeio import CodeIO
-from treetune_domains.graders.grid import GridGrader
+from treetune_domains.graders.cruxeval import CruxEval
 from treetune_domains.graders.instruction_following import InstructionFollowing
 from treetune_domains.graders.livebench import LiveBench
 from treetune_domains.graders.math import MathGrader
 from treetune_domains.graders.minerva import Minerva
 from treetune_domains.graders.multiple_choice import MultipleChoice
-from treetune_domains.graders.ordering import OrderingGrader
+from treetune_domains.graders.puzzles import GridGrader, OrderingGrader, ZebraGrader
 from treetune_domains.graders.reasoning_gym import ReasoningGymGrader
-from treetune_domains.graders.retrieval import F1, ExactMatch
 from treetune_domains.graders.table import TableGrader
-from treetune_domains.graders.tagged import OneWord
-from treetune_domains.graders.zebra import ZebraGrader
+from treetune_domains.graders.tagged import F1, ExactMatch, OneWord
 from treetune_lab.signposts import SignpostsGrader
 
 

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from treetune.vocabulary import Grade, Problem
-from treetune_domains.graders.code.grader import Code
+from treetune_domains.graders.code import Code
 from treetune_domains.sandbox.base import Limits
 
 

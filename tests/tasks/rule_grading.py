@@ -7,13 +7,10 @@ import json
 from treetune.tasks.graders.base import Grader
 from treetune.vocabulary import Grade, Problem
 from treetune_domains.graders.codeio import CodeIO
-from treetune_domains.graders.grid import GridGrader
 from treetune_domains.graders.multiple_choice import MultipleChoice
-from treetune_domains.graders.ordering import OrderingGrader
-from treetune_domains.graders.retrieval import F1, ExactMatch
+from treetune_domains.graders.puzzles import GridGrader, OrderingGrader, ZebraGrader
 from treetune_domains.graders.table import TableGrader
-from treetune_domains.graders.tagged import OneWord
-from treetune_domains.graders.zebra import ZebraGrader
+from treetune_domains.graders.tagged import F1, ExactMatch, OneWord
 
 GRADERS: dict[str, Grader] = {
     "codeio": CodeIO(),

@@ -10,7 +10,7 @@ import pytest
 from tests.tasks.code_grading import FUNCTIONAL, PYTEST, SQUARE, SUM, grade
 from treetune.tasks.graders.base import Unavailable
 from treetune.vocabulary import Problem
-from treetune_domains.graders.code.grader import Code
+from treetune_domains.graders.code import Code
 from treetune_domains.sandbox.base import SandboxUnavailable
 from treetune_domains.sandbox.bubblewrap import Bubblewrap
 

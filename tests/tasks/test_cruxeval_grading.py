@@ -7,7 +7,7 @@ import json
 import pytest
 
 from treetune.vocabulary import Problem
-from treetune_domains.graders.code.cruxeval import CruxEval
+from treetune_domains.graders.cruxeval import CruxEval
 from treetune_domains.sandbox.bubblewrap import Bubblewrap
 
 CODE = "def f(text, n):\n    return [text] * n if n else (text,)"

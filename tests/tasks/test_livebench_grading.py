@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treetune.vocabulary import Problem
-from treetune_domains.graders.livebench import SCORES, LiveBench
-from treetune_domains.graders.livebench_scores import edit_distance
+from treetune_domains.graders.livebench import SCORES, LiveBench, edit_distance
 
 
 def of_livebench(task: str, response: str, gold: str) -> float:

@@ -14,10 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treetune.tasks.base import Split
-from treetune_domains.graders.grid import GridGrader, read_grid, written
-from treetune_domains.graders.ordering import OrderingGrader
+from treetune_domains.graders.puzzles import GridGrader, OrderingGrader, ZebraGrader, read_grid, written
 from treetune_domains.graders.tagged import OneWord
-from treetune_domains.graders.zebra import ZebraGrader
 from treetune_domains.puzzles.base import Puzzles
 from treetune_domains.puzzles.grid_puzzles import GridPuzzles, Rule, applied, explanations, rules_of
 from treetune_domains.puzzles.logic_puzzles import GraphPaths, OrderingPuzzles

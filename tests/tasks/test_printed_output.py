@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from treetune_domains.graders.code.outputs import same_output
+from treetune_domains.graders.code import same_output
 
 
 @pytest.mark.parametrize(

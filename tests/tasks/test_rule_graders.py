@@ -11,14 +11,12 @@ from tests.tasks.rule_grading import GRADERS, ZEBRA, answer, grade, reward
 from treetune.tasks.graders.conformance import hostile_answers
 from treetune.vocabulary import Grade, Problem
 from treetune_domains.graders.codeio import CodeIO
-from treetune_domains.graders.grid import GridGrader
 from treetune_domains.graders.instruction_following import InstructionFollowing
 from treetune_domains.graders.livebench import LiveBench
 from treetune_domains.graders.multiple_choice import MultipleChoice
-from treetune_domains.graders.ordering import OrderingGrader
+from treetune_domains.graders.puzzles import GridGrader, OrderingGrader, ZebraGrader
 from treetune_domains.graders.table import TableGrader
 from treetune_domains.graders.tagged import OneWord
-from treetune_domains.graders.zebra import ZebraGrader
 
 LABELLED = Path(__file__).parent / "labelled"
 

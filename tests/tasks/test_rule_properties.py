@@ -12,12 +12,10 @@ from hypothesis import strategies as st
 
 from tests.tasks.rule_grading import GRADERS, ZEBRA, answer, grade, reward
 from treetune_domains.graders.codeio import CodeIO
-from treetune_domains.graders.grid import GridGrader, read_grid, written
 from treetune_domains.graders.multiple_choice import MultipleChoice
-from treetune_domains.graders.ordering import OrderingGrader
-from treetune_domains.graders.retrieval import F1, ExactMatch
+from treetune_domains.graders.puzzles import GridGrader, OrderingGrader, ZebraGrader, read_grid, written
 from treetune_domains.graders.table import TableGrader
-from treetune_domains.graders.zebra import ZebraGrader
+from treetune_domains.graders.tagged import F1, ExactMatch
 
 _words = st.text(alphabet=string.ascii_letters, min_size=1, max_size=6)
 _cells = st.text(alphabet=string.ascii_lowercase, min_size=1, max_size=4)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from treetune.vocabulary import Problem
-from treetune_domains.graders.code.grader import Code
+from treetune_domains.graders.code import Code
 from treetune_domains.puzzles.short_programs import INPUTS, STEPS, ShortPrograms, Step, result
 from treetune_domains.sandbox.bubblewrap import Bubblewrap
 

@@ -1,7 +1,8 @@
-"""Predicting what a program gives, or what it was given: CodeI/O (Li et al., 2025, arXiv:2502.07316)."""
+"""Predicting a program's output, or its input: CodeI/O (Li et al., 2025, arXiv:2502.07316)."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,16 +21,31 @@ from treetune.tasks.graders.extraction import (
     values,
 )
 from treetune.vocabulary import Grade, Problem
-from treetune_domains.graders.codeio_program import outputs_of
+from treetune_domains.graders.code import SPARE_SECONDS
 from treetune_domains.sandbox.base import Limits, Sandbox
 from treetune_domains.sandbox.bubblewrap import Bubblewrap
 
 KEYS = ("output", "input")
 
-_SPARE_SECONDS = 90.0
-"""More than a sandbox takes to say that it can't start a program."""
-
 _TRUTHS = {"true": True, "false": False}
+
+_MARK = "@@ output of the call: "
+"""Before a line with the result of a call. What else the program prints is not looked at."""
+
+_CALLS = """
+if True:
+    import json as _json, sys as _sys
+    for _given in _json.loads(_sys.stdin.read()):
+        try:
+            if isinstance(_given, dict):
+                _found = {entry}(**_given)
+            else:
+                _found = {entry}(*_given) if isinstance(_given, list) else {entry}(_given)
+            _told = {{"value": _json.loads(_json.dumps(_found))}}
+        except Exception as _error:
+            _told = {{"error": repr(_error)[:200]}}
+        print("\\n" + {mark!r} + _json.dumps(_told), flush=True)
+"""
 
 
 @Grader.register("codeio")
@@ -37,27 +53,30 @@ _TRUTHS = {"true": True, "false": False}
 class CodeIO(Grader):
     """Right is the value of the gold, all through: JSON, under ``output`` or ``input`` or without a key.
 
-    The answer is the last fenced code block after the last `think_end` (or the first, as `block` says), or
-    without one the last JSON object or list. It holds the value as the gold does: ``{"output": 3}``,
-    ``"output": 3`` or ``3``, with no key beside it.
+    The answer is a fenced code block after the last `think_end`, or without one the last JSON object or list.
+    It holds the value as the gold does: ``{"output": 3}``, ``"output": 3`` or ``3``, with no key beside it.
 
-    Where an input is to be found, others than the gold's may give the same output. With `program`, the
-    field of the row that holds the program, a predicted input is also right if the function `entry` returns
-    for it what it returns for the gold's: both are run in the `sandbox`, within `limits`. Nothing of an
-    answer is code there; it is data, which `entry` is called with.
-
-    Values are equal in depth: lists as tuples, numbers to within `tolerance` of the gold's where one of them
-    has decimals, a text that holds a JSON object or list as what it holds, ``"True"`` and ``"false"`` as
-    truth values. A truth value is no number.
+    Values are equal in depth: lists as tuples, numbers to within `tolerance` of the gold's where one of
+    them has decimals, a text that holds a JSON object or list as its content, ``"True"`` and ``"false"``
+    as truth values. A truth value is no number.
     """
 
     block: Literal["first", "last"] = "last"
+    """The code block that counts, of several."""
     tolerance: Annotated[float, Ge(0), Lt(0.1)] = 1e-6
+    """Relative, of numbers with decimals."""
     think_end: Annotated[str, MinLen(1)] = THINK_END
+    """The text that ends a thought."""
     program: Annotated[str, MinLen(1)] | None = None
+    """The field of the row that holds the program. With it a predicted input other than the gold's is also
+    right if the program's function returns the same for both. Nothing of an answer is code there; it is data,
+    with which the function is called."""
     entry: str = "main_solution"
+    """The function of the program."""
     sandbox: Sandbox = field(default_factory=Bubblewrap)
+    """The sandbox that runs the program."""
     limits: Limits = field(default_factory=lambda: Limits(seconds=10.0))
+    """Limits of both calls together."""
 
     def __post_init__(self) -> None:
         if not self.entry.isidentifier():
@@ -69,17 +88,17 @@ class CodeIO(Grader):
 
     @property
     def deadline(self) -> float | None:  # type: ignore[override]
-        return self.limits.seconds + _SPARE_SECONDS if self.program else None
+        return self.limits.seconds + SPARE_SECONDS if self.program else None
 
     def missing(self) -> Sequence[str]:
         return self.sandbox.missing() if self.program else ()
 
     def extract(self, response: str, problem: Problem) -> str | None:
-        said = after_thought(response, self.think_end)
-        blocks = [block for block in fenced_blocks(said) if block.strip()]
+        answer = after_thought(response, self.think_end)
+        blocks = [block for block in fenced_blocks(answer) if block.strip()]
         if blocks:
             return blocks[0 if self.block == "first" else -1].strip()
-        return next((text for text, _ in values(said)), None)
+        return next((text for text, _ in values(answer)), None)
 
     def verdict(self, extracted: str, problem: Problem) -> Grade:
         gold, key = read_gold(problem.gold)
@@ -87,46 +106,56 @@ class CodeIO(Grader):
             given = read_prediction(extracted)
         except NoValue as error:
             return Grade(reward=0.0, outcome="ok", message=f"no value: {error}")
-        said = candidates(given, key)
-        right = any(self.equal(candidate, gold) for candidate in said)
+        readings = candidates(given, key)
+        right = any(self.equal(candidate, gold) for candidate in readings)
         if not right and self.program is not None and key == "input":
-            right = self._same_output(said[0], gold, problem)
+            right = self._same_output(readings[0], gold, problem)
         return Grade(reward=float(right), outcome="ok")
 
     def _same_output(self, given: Any, gold: Any, problem: Problem) -> bool:
+        """Runs the program on both inputs. An object is given as named arguments, a list as arguments in
+        their order."""
         program = problem.data.get(str(self.program))
         if not isinstance(program, str):
             raise ValueError(f"problem {problem.id} has no program under {self.program!r}")
-        meant, found = outputs_of(self.sandbox, program, self.entry, [gold, given], self.limits)
-        if meant is None:
+        calls = _CALLS.format(entry=self.entry, mark=_MARK)
+        outcome = self.sandbox.run(f"{program}\n{calls}", stdin=json.dumps([gold, given]), limits=self.limits)
+        # Missing are calls that weren't done within the limits; one without a value raised, or returned what
+        # JSON doesn't have.
+        results = [
+            json.loads(line.removeprefix(_MARK))
+            for line in outcome.stdout.split("\n")
+            if line.startswith(_MARK)
+        ]
+        if not results or "value" not in results[0]:
             raise ValueError(f"the program of problem {problem.id} gives nothing for the gold's input")
-        return found is not None and self.equal(found, meant)
+        return (
+            len(results) > 1
+            and "value" in results[1]
+            and self.equal([results[1]["value"]], [results[0]["value"]])
+        )
 
     def equal(self, given: Any, gold: Any) -> bool:
-        """Whether two values say the same (see above). Values are nested no deeper than
-        `extraction.DEEPEST_VALUE`."""
+        """Compares two values in depth. They are nested no deeper than `extraction.DEEPEST_VALUE`."""
         given, gold = _normal(given), _normal(gold)
         if isinstance(given, bool) or isinstance(gold, bool):
             return given is gold
         if isinstance(given, int | float) and isinstance(gold, int | float):
-            return self._near(given, gold)
+            if given == gold or (isinstance(given, int) and isinstance(gold, int)):
+                return given == gold
+            try:
+                number, meant = float(given), float(gold)
+            except OverflowError:
+                return False
+            if math.isnan(number) or math.isnan(meant):
+                return math.isnan(number) and math.isnan(meant)
+            return math.isclose(number, meant, rel_tol=self.tolerance)
         if isinstance(given, Mapping) and isinstance(gold, Mapping):
             one, other = ({str(key): value for key, value in side.items()} for side in (given, gold))
             return one.keys() == other.keys() and all(self.equal(one[key], other[key]) for key in one)
         if isinstance(given, list | tuple) and isinstance(gold, list | tuple):
             return len(given) == len(gold) and all(map(self.equal, given, gold))
         return type(given) is type(gold) and bool(given == gold)
-
-    def _near(self, given: float, gold: float) -> bool:
-        if given == gold or (isinstance(given, int) and isinstance(gold, int)):
-            return given == gold
-        try:
-            one, other = float(given), float(gold)
-        except OverflowError:
-            return False
-        if math.isnan(one) or math.isnan(other):
-            return math.isnan(one) and math.isnan(other)
-        return math.isclose(one, other, rel_tol=self.tolerance)
 
 
 def _normal(value: Any) -> Any:
@@ -145,7 +174,7 @@ def _normal(value: Any) -> Any:
 
 @lru_cache(maxsize=1024)
 def read_gold(gold: str) -> tuple[Any, str | None]:
-    """The value, and the key that it stood under. A gold that is no value is a text."""
+    """Returns the value, and the key that it stood under. A gold that is no value is a text."""
     try:
         value = read_value(gold)
     except NoValue:
@@ -158,7 +187,7 @@ def read_gold(gold: str) -> tuple[Any, str | None]:
 
 
 def read_prediction(text: str) -> Any:
-    """The value that an answer is, or that stands in it; ``"output": 3`` counts as an object.
+    """Reads the value that an answer is, or that stands in it; ``"output": 3`` counts as an object.
 
     Raises NoValue where there is none.
     """
@@ -173,10 +202,11 @@ def read_prediction(text: str) -> Any:
 
 
 def candidates(given: Any, key: str | None) -> list[Any]:
-    """What may be meant: all of it, and before that the value under the gold's key (under either where the
-    gold has none) if that key stands alone: who says more than was asked has not settled on one answer."""
+    """Returns the readings of an answer: all of it, and before that the value under the gold's key (under
+    either where the gold has none) if that key stands alone: an answer that says more than was asked has not
+    settled on one."""
     if isinstance(given, Mapping) and len(given) == 1:
-        ((said, value),) = given.items()
-        if said == key or (key is None and said in KEYS):
+        ((name, value),) = given.items()
+        if name == key or (key is None and name in KEYS):
             return [value, given]
     return [given]

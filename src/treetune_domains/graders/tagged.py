@@ -1,38 +1,57 @@
-"""Graders of answers that stand between two tags, and the one of a single word."""
+"""Graders of answers that stand between two tags, such as a word or a short text.
+
+Exact match and F1 compare words without case, punctuation and articles, as SQuAD measures them (Rajpurkar et
+al., 2016, arXiv:1606.05250).
+"""
 
 from __future__ import annotations
 
 import re
+import string
 import unicodedata
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from functools import lru_cache
+from typing import Annotated, Any, ClassVar
 
 from annotated_types import MinLen
 
 from treetune.tasks.graders.base import Grader, Isolation
-from treetune.tasks.graders.extraction import ANSWER, ANSWER_END, THINK_END, after_thought, last_between
+from treetune.tasks.graders.extraction import (
+    ANSWER,
+    ANSWER_END,
+    THINK_END,
+    NoValue,
+    after_thought,
+    last_between,
+    read_value,
+)
 from treetune.vocabulary import Grade, Problem
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tagged(Grader):
     r"""The answer stands behind the last `think_end`, where there is one, between the last `closing` and the
-    last `opening` before it, on however many lines. With `unclosed` it is what follows the last `opening`,
-    up to a `closing` if there is one: for answers that a stop string ends, which graders don't see.
+    last `opening` before it, on however many lines.
     """
 
     opening: Annotated[str, MinLen(1)] = ANSWER
+    """The tag before an answer."""
     closing: Annotated[str, MinLen(1)] = ANSWER_END
+    """The tag behind it."""
     unclosed: bool = False
+    """Takes what follows the last `opening`, up to a `closing` if there is one: for answers that a stop
+    string ends, which graders don't see."""
     think_end: Annotated[str, MinLen(1)] = THINK_END
+    """The text that ends a thought."""
 
     # Searches and comparisons in linear time, of values that are bounded in size.
     isolation: ClassVar[Isolation] = "inline"
 
     def extract(self, response: str, problem: Problem) -> str | None:
-        said = after_thought(response, self.think_end)
-        return last_between(said, self.opening, self.closing, unclosed=self.unclosed)
+        answer = after_thought(response, self.think_end)
+        return last_between(answer, self.opening, self.closing, unclosed=self.unclosed)
 
     def tagged(self, answer: str) -> str:
         """Writes an answer as this grader finds it at the end of a response. (A line's end that closes it is
@@ -82,3 +101,69 @@ def bare(text: str) -> str:
     first = next((i for i, sign in enumerate(text) if sign.isalnum()), len(text))
     last = next((i for i in range(len(text), first, -1) if text[i - 1].isalnum()), first)
     return text[first:last]
+
+
+# Short texts
+
+LONGEST = 10_000
+"""Characters of an answer that are compared."""
+
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_KEYS = ("target", "answers", "answer", "text", "gold")
+
+
+@Grader.register("exact_match")
+@dataclass(frozen=True, kw_only=True)
+class ExactMatch(Tagged):
+    """Right is an answer whose words are those of a gold. Several golds are a JSON list, or an object with a
+    list under ``target``, ``answers``, ``answer``, ``text`` or ``gold``; one is enough.
+    """
+
+    def verdict(self, extracted: str, problem: Problem) -> Grade:
+        answer = words(extracted)
+        return Grade(reward=float(any(answer == gold for gold in gold_words(problem.gold))), outcome="ok")
+
+
+@Grader.register("f1")
+@dataclass(frozen=True, kw_only=True)
+class F1(Tagged):
+    """An answer earns the F1 of its words and a gold's, the best of several (written as in `exact_match`):
+    twice the words that both have, over all words of both. Words in another order earn all; then
+    `exact_match` is the stricter one.
+    """
+
+    def verdict(self, extracted: str, problem: Problem) -> float:
+        answer = words(extracted)
+        return max(overlap(answer, gold) for gold in gold_words(problem.gold))
+
+
+def overlap(answer: Sequence[str], gold: Sequence[str]) -> float:
+    """Computes the F1 of two bags of words; two empty ones are alike."""
+    if not answer or not gold:
+        return float(not answer and not gold)
+    both = sum((Counter(answer) & Counter(gold)).values())
+    return 2 * both / (len(answer) + len(gold))
+
+
+def words(text: str) -> Sequence[str]:
+    """Returns the words in small letters, without punctuation and articles."""
+    text = unicodedata.normalize("NFC", text[:LONGEST]).lower().translate(_PUNCTUATION)
+    return tuple(_ARTICLES.sub(" ", text).split())
+
+
+@lru_cache(maxsize=1024)
+def gold_words(gold: str) -> Sequence[Sequence[str]]:
+    """Returns the words of each gold. Raises ValueError for a gold that holds no text."""
+    golds: Sequence[str] = (gold,)
+    if gold.lstrip().startswith(("[", "{")):
+        try:
+            value: Any = read_value(gold)
+        except NoValue:
+            value = gold
+        if isinstance(value, dict):
+            value = next((value[key] for key in _KEYS if key in value), ())
+        golds = [str(one) for one in value] if isinstance(value, list | tuple) else [str(value)]
+    if not golds or not any(map(str.strip, golds)):
+        raise ValueError(f"the gold {gold[:100]!r} holds no answer: give a text, or a JSON list of texts")
+    return tuple(words(one) for one in golds)

@@ -13,7 +13,7 @@ from annotated_types import Ge, Le, MinLen
 
 from treetune.tasks.base import Task
 from treetune.vocabulary import Problem
-from treetune_domains.graders.grid import LARGEST, Grid, GridGrader, written
+from treetune_domains.graders.puzzles import LARGEST, Grid, GridGrader, written
 from treetune_domains.puzzles.base import Puzzle, Puzzles
 
 GRADER = GridGrader()

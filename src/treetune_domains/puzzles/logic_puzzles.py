@@ -14,7 +14,7 @@ from annotated_types import Ge, Le, MinLen
 
 from treetune.tasks.base import Task
 from treetune.vocabulary import Problem
-from treetune_domains.graders.ordering import OrderingGrader
+from treetune_domains.graders.puzzles import OrderingGrader
 from treetune_domains.graders.tagged import OneWord
 from treetune_domains.puzzles.base import Puzzle, Puzzles
 

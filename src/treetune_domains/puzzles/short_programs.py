@@ -14,7 +14,7 @@ from treetune.seeds import derived_random
 from treetune.tasks.base import Task
 from treetune.tasks.graders.base import Grader
 from treetune.vocabulary import Problem
-from treetune_domains.graders.code.grader import Code
+from treetune_domains.graders.code import Code
 from treetune_domains.puzzles.base import Puzzle, Puzzles
 
 INPUTS = (-7, 0, 2, 5, 13, 40)

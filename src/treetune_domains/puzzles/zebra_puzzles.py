@@ -20,7 +20,7 @@ from annotated_types import Ge, Le
 
 from treetune.tasks.base import Task
 from treetune.vocabulary import Problem
-from treetune_domains.graders.zebra import ZebraGrader
+from treetune_domains.graders.puzzles import ZebraGrader
 from treetune_domains.puzzles.base import Puzzle, Puzzles
 
 GRADER = ZebraGrader()

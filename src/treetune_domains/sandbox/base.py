@@ -1,4 +1,4 @@
-"""What a sandbox is: a place where a program that nobody trusts runs under limits, and is gone afterwards."""
+"""The sandbox: a program that nobody trusts runs there under limits, and is gone afterwards."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Annotated, ClassVar, Literal
 from annotated_types import Ge, Gt
 
 from treetune.config.registrable import Registrable
+from treetune.tasks.graders.base import Unavailable
 
 KilledBy = Literal["time", "memory", "output", "processes"]
 
 
-class SandboxUnavailable(Exception):
+class SandboxUnavailable(Unavailable):
     """The sandbox did not run the program: it isn't installed, may not be used here, or its server is down.
     This says nothing about the program."""
 

@@ -1,14 +1,13 @@
-"""CRUXEval: what a function gives, or what it was given."""
+"""CRUXEval: predicting the output of a function, or an input."""
 
 from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-from treetune.tasks.graders.base import Grader, Isolation, Unavailable
+from treetune.tasks.graders.base import Grader
 from treetune.tasks.graders.extraction import (
     LONGEST_VALUE,
     NoValue,
@@ -18,16 +17,16 @@ from treetune.tasks.graders.extraction import (
     read_value,
 )
 from treetune.vocabulary import Problem
-from treetune_domains.graders.code.grader import SPARE_SECONDS
-from treetune_domains.sandbox.base import Limits, Outcome, Sandbox, SandboxUnavailable
+from treetune_domains.graders.code import SandboxedGrader
+from treetune_domains.sandbox.base import Limits, Outcome, Sandbox
 from treetune_domains.sandbox.bubblewrap import Bubblewrap
 
 
 @Grader.register("cruxeval")
 @dataclass(frozen=True, kw_only=True)
-class CruxEval(Grader):
-    """Predictions of what a Python function returns, or of arguments with which it returns a given value
-    (CRUXEval, Gu et al. 2024).
+class CruxEval(SandboxedGrader):
+    """Grades predictions of a Python function's return value, or of arguments with which it returns a given
+    one (CRUXEval, Gu et al. 2024).
 
     The gold is JSON: the function `f` as ``code``, and ``input`` (the text between the parentheses of the
     call) where the output is asked for, or ``output`` where an input is. The answer stands in the last fenced
@@ -41,35 +40,20 @@ class CruxEval(Grader):
     sandbox: Sandbox = field(default_factory=Bubblewrap)
     limits: Limits = field(default_factory=lambda: Limits(seconds=5.0))
 
-    @property
-    def isolation(self) -> Isolation:  # type: ignore[override]
-        return self.sandbox.isolation
-
-    @property
-    def deadline(self) -> float:  # type: ignore[override]
-        return self.limits.seconds + SPARE_SECONDS
-
-    @property
-    def concurrency(self) -> int:  # type: ignore[override]
-        return self.sandbox.concurrency
-
-    def missing(self) -> Sequence[str]:
-        return self.sandbox.missing()
-
     def extract(self, response: str, problem: Problem) -> str | None:
         text = after_thought(response)
         blocks = fenced_blocks(text)
-        found = blocks[-1] if blocks else last_between(text)
-        return (found or "").strip() or None
+        answer = blocks[-1] if blocks else last_between(text)
+        return (answer or "").strip() or None
 
     def verdict(self, extracted: str, problem: Problem) -> float:
         gold = _gold_of(problem)
         asked_output = "input" in gold
         given = _call_of(gold["input"]) if asked_output else None
-        said = _said(extracted, asked_output)
-        if said is None:
+        prediction = _prediction(extracted, asked_output)
+        if prediction is None:
             return 0.0
-        call, value = said
+        call, value = prediction
         if asked_output:
             assert given is not None
             if value is None or (call is not None and ast.dump(call) != ast.dump(given)):
@@ -84,10 +68,7 @@ class CruxEval(Grader):
         return float(outcome.ok and _same(outcome.stdout, gold["output"]))
 
     def _value_of(self, code: str, call: ast.Call) -> Outcome:
-        try:
-            return self.sandbox.run(f"{code}\nprint(repr({ast.unparse(call)}))", limits=self.limits)
-        except SandboxUnavailable as error:
-            raise Unavailable(str(error)) from error
+        return self.sandbox.run(f"{code}\nprint(repr({ast.unparse(call)}))", limits=self.limits)
 
 
 def _gold_of(problem: Problem) -> Mapping[str, str]:
@@ -101,8 +82,8 @@ def _gold_of(problem: Problem) -> Mapping[str, str]:
         raise ValueError(f"the gold of problem {problem.id} is no function with an input: {error}") from error
 
 
-def _said(text: str, asked_output: bool) -> tuple[ast.Call | None, str | None] | None:
-    """The call and the value that an answer says, as far as it does; None for what is neither."""
+def _prediction(text: str, asked_output: bool) -> tuple[ast.Call | None, str | None] | None:
+    """Reads the call and the value in an answer, as far as it has them; None for what is neither."""
     if len(text) > LONGEST_VALUE:
         return None
     try:
@@ -132,7 +113,7 @@ def _is_call(node: ast.expr) -> bool:
 
 
 def _call_of(arguments: str) -> ast.Call | None:
-    """The call of `f` with these arguments; None where they are no literals."""
+    """Makes the call of `f` with these arguments; None where they are no literals."""
     try:
         call = ast.parse(f"f({arguments}\n)", mode="eval").body
         if not isinstance(call, ast.Call) or not _is_call(call):
@@ -145,13 +126,8 @@ def _call_of(arguments: str) -> ast.Call | None:
 
 
 def _same(one: str, other: str) -> bool:
-    """Two values as text: equal as Python has it, or the same text."""
+    """Compares two values in text: equal as Python has it, or the same text."""
     try:
-        return bool(_value(one) == _value(other))
+        return bool(read_value(one) == read_value(other))
     except NoValue:
         return one.strip() == other.strip()
-
-
-def _value(text: str) -> Any:
-    value: Any = read_value(text)
-    return value
