@@ -16,7 +16,7 @@ from treetune.vocabulary import Grade, Problem
 
 
 def test_every_registered_grader_has_labelled_cases() -> None:
-    ours = {name for name, part in Grader.registered().items() if part.__module__.startswith("treetune.")}
+    ours = {name for name, part in Grader.registered().items() if part.__module__.startswith("treetune")}
     assert ours == LABELLED.keys() | ELSEWHERE.keys()
     for file in ELSEWHERE.values():
         assert "conformance(" in Path(__file__).with_name(file).read_text()
