@@ -45,16 +45,14 @@ class Finding:
         return part + tuple(step for step in steps if step)
 
 
+@dataclass(frozen=True)
 class Feature:
-    """Something that one part gives and another needs. Sub-classes are frozen dataclasses."""
+    """Something that one part gives and another needs."""
 
+    words: ClassVar[Any]
+    """Names the feature, to be put behind "needs": a text, or a property where it depends on fields."""
     remedy: ClassVar[str] = ""
     """What to do where nothing gives it."""
-
-    @property
-    def words(self) -> str:
-        """What is given or needed, to be put behind "needs"."""
-        raise NotImplementedError
 
     def meets(self, needed: Feature) -> bool:
         """Whether this one, of the same type, is enough where `needed` is needed."""
@@ -157,15 +155,11 @@ file beside that phase's journal of requests."""
 # Features
 
 
-@dataclass(frozen=True)
 class SampledAnswers(Feature):
     """Answers that the policy samples, with the engine's log-probs."""
 
+    words = "answers that the policy samples"
     remedy = "choose a rollout that samples, such as 'single_turn'"
-
-    @property
-    def words(self) -> str:
-        return "answers that the policy samples"
 
 
 @dataclass(frozen=True)
@@ -206,35 +200,24 @@ class OneLine(Feature):
         return isinstance(needed, OneLine) and (needed.turns or not self.turns)
 
 
-@dataclass(frozen=True)
 class Forks(Feature):
     """Answers that may fork into threads."""
 
+    words = "answers that fork into threads"
     remedy = "choose the rollout 'parallel_threads' (with parallel true)"
 
-    @property
-    def words(self) -> str:
-        return "answers that fork into threads"
 
-
-@dataclass(frozen=True)
 class Turns(Feature):
     """Answers of several turns, between which an environment speaks."""
 
+    words = "answers of several turns"
     remedy = "choose the rollout 'multi_turn'"
 
-    @property
-    def words(self) -> str:
-        return "answers of several turns"
 
-
-@dataclass(frozen=True)
 class Continuations(Feature):
     """Answers that are begun again from their middle: what samples them costs most of an iteration."""
 
-    @property
-    def words(self) -> str:
-        return "continuations of answers"
+    words = "continuations of answers"
 
 
 @dataclass(frozen=True)
@@ -253,88 +236,57 @@ class Advantages(Feature):
         return isinstance(needed, Advantages) and (self.before_training or not needed.before_training)
 
 
-@dataclass(frozen=True)
 class CriticValues(Feature):
     """Values from a critic that is trained beside the policy."""
 
-    @property
-    def words(self) -> str:
-        return "values from a critic"
+    words = "values from a critic"
 
 
-@dataclass(frozen=True)
 class CreditForRewards(Feature):
     """Credit for what whole answers earn, shaping included."""
 
+    words = "a credit for what whole answers earn"
     remedy = "leave shaping empty, or choose a credit for whole answers, such as 'group'"
 
-    @property
-    def words(self) -> str:
-        return "a credit for what whole answers earn"
 
-
-@dataclass(frozen=True)
 class CreditForTrees(Feature):
     """A credit that trains tokens once which several answers share."""
 
+    words = "a credit for answers that grow out of each other"
     remedy = "choose the credit 'tree', or 'monte_carlo'"
 
-    @property
-    def words(self) -> str:
-        return "a credit for answers that grow out of each other"
 
-
-@dataclass(frozen=True)
 class UseOfAdvantages(Feature):
     """A loss that learns from advantages."""
 
+    words = "an objective that learns from advantages"
     remedy = "choose an objective that does, such as 'ppo'"
 
-    @property
-    def words(self) -> str:
-        return "an objective that learns from advantages"
 
-
-@dataclass(frozen=True)
 class StaleAnswers(Feature):
     """A loss that learns from answers of earlier weights than those it begins with, and corrects for it where
     it has to."""
 
+    words = "an objective that corrects for answers of earlier weights"
     remedy = "set trainer.objective.importance_cap, such as 2 (objectives/importance_cap_2)"
 
-    @property
-    def words(self) -> str:
-        return "an objective that corrects for answers of earlier weights"
 
-
-@dataclass(frozen=True)
 class Pairs(Feature):
     """A better and a worse answer to the same problem, side by side."""
 
+    words = "pairs of answers"
     remedy = "choose the selection 'preference_pairs'"
 
-    @property
-    def words(self) -> str:
-        return "pairs of answers"
 
-
-@dataclass(frozen=True)
 class UseOfPairs(Feature):
     """A loss that compares two answers."""
 
+    words = "an objective that compares pairs"
     remedy = "choose the objective 'dpo' or 'dpo_positive', or the selection 'all'"
 
-    @property
-    def words(self) -> str:
-        return "an objective that compares pairs"
 
-
-@dataclass(frozen=True)
 class WholeBatch(Feature):
     """All answers of an iteration, wrong ones among them."""
 
+    words = "all answers of the batch"
     remedy = "choose the selection 'all'"
-
-    @property
-    def words(self) -> str:
-        return "all answers of the batch"

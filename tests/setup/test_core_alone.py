@@ -1,0 +1,119 @@
+"""The core stands alone: without the packages on it and what only they need, it trains the same bits."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from importlib.metadata import Distribution, distribution, packages_distributions
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+SITE = Path(sysconfig.get_paths()["purelib"])
+SMALL = """{
+  directory: '%s',
+  engines+: { policy: { type: 'in_process' } },
+  iterations: 1,
+  checkpoints: { every: 1 },
+  evaluation+: { every: null, sets: [] },
+  trainer+: { schedule+: { may_outlast_training: true } },
+}"""
+RUNS = {
+    "sft": "{ problems_per_iteration: 512 }",
+    "vineppo": "{ problems_per_iteration: 6,"
+    " rollout+: { samples: 4, max_tokens: 40, unfinished_reward: 1.0 } }",
+}
+
+
+def core_distributions() -> set[str]:
+    """Names of what the core imports, and of what that requires."""
+    providers = packages_distributions()
+    todo = []
+    for path in (ROOT / "src/treetune").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            todo += [name for one in names for name in providers.get(one.partition(".")[0], ())]
+    needed: set[str] = set()
+    while todo:
+        name = canonicalize_name(todo.pop())
+        if name in needed or name == "treetune":
+            continue
+        try:
+            found = distribution(name)
+        except ModuleNotFoundError:  # an optional requirement, or one of another platform
+            continue
+        needed.add(name)
+        requirements = map(Requirement, found.requires or ())
+        todo += [r.name for r in requirements if r.marker is None or r.marker.evaluate({"extra": ""})]
+    return needed
+
+
+def top_files(one: Distribution) -> set[str]:
+    """The names in site-packages that a distribution has put there."""
+    tops = {file.parts[0] for file in one.files or ()}
+    return {top for top in tops if top not in {"..", "__pycache__"} and (SITE / top).exists()}
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkout of the core alone, and a Python that knows what the core needs and nothing else."""
+    folder = tmp_path_factory.mktemp("core")
+    python = folder / "env/bin/python"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "env"], check=True)
+    site = next((folder / "env/lib").glob("python*/site-packages"))
+    for name in core_distributions():
+        for top in top_files(distribution(name)):
+            if not (site / top).exists():
+                (site / top).symlink_to(SITE / top)
+    shutil.copytree(
+        ROOT / "src/treetune", folder / "src/treetune", ignore=shutil.ignore_patterns("__pycache__")
+    )
+    (folder / "configs").symlink_to(ROOT / "configs")
+    return python
+
+
+def trained(python: Path, main: Path, work: Path) -> dict[str, str]:
+    """Digests of the weights that small runs of the quickstart end with."""
+    digests = {}
+    for name, small in RUNS.items():
+        command = [python, main, "--configs", f"configs/quickstart/{name}.jsonnet"]
+        command += ["--override", SMALL % work, "--override", small, "run_iteration_loop"]
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(("APP_", "PYTHON"))}
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=environment | {"OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        weights = work / "quickstart" / name / "checkpoints/1/policy/model.safetensors"
+        digests[name] = hashlib.sha256(weights.read_bytes()).hexdigest()
+    return digests
+
+
+@pytest.mark.slow
+def test_the_core_alone_trains_the_quickstart_to_the_same_bits(bare: Path, tmp_path: Path) -> None:
+    alone = trained(bare, bare.parents[2] / "src/treetune/main.py", tmp_path / "alone")
+    assert alone == trained(Path(sys.executable), ROOT / "src/treetune/main.py", tmp_path / "whole")
+
+
+def test_the_core_alone_knows_its_own_parts_and_commands(bare: Path) -> None:
+    done = subprocess.run(
+        [bare, bare.parents[2] / "src/treetune/main.py", "list_parts"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "monte_carlo" in done.stdout and "single_turn" in done.stdout
+    assert "multi_turn" not in done.stdout
