@@ -24,8 +24,7 @@ from tests.support import chains  # noqa: E402
 from tests.support.chain_critic import ChainCritic  # noqa: E402
 from treetune.config.build import build  # noqa: E402
 from treetune.config.jsonnet import load  # noqa: E402
-from treetune.rollouts.base import Credit  # noqa: E402
-from treetune.rollouts.critic import Critic  # noqa: E402
+from treetune.rollouts.base import Credit, Critic  # noqa: E402
 from treetune.runtime.base import PolicyIteration, Runtime  # noqa: E402
 from treetune.seeds import derive_seed  # noqa: E402
 from treetune.tree import trees_of  # noqa: E402

@@ -25,7 +25,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from treetune.inference.base import Completion, Engine, OnResult, Request
 from treetune.inference.journal import JournaledEngine, completions_of_row
 from treetune.rollouts.context import AnswerSettings, RolloutContext
-from treetune.rollouts.credit.group import Group
+from treetune.rollouts.credit import Group
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.rollouts.storage import (
     episodes_from_bytes,

@@ -144,7 +144,7 @@ def measure(place: int, options: argparse.Namespace, workspace: str) -> dict[str
     from treetune.runtime.sampler import Sampler
     from treetune.runtime.session import Session
     from treetune.runtime.training import make_trainer
-    from treetune_lab.values.smoothed import Smoothed
+    from treetune_lab.values.over_another import Smoothed
 
     answers = list(settings(options, workspace))[place]
     print(f"{answers.name}: {answers.words}", file=sys.stderr, flush=True)

@@ -22,18 +22,15 @@ sys.path[:0] = [str(Path(__file__).parents[1])]
 from tests.support import chains  # noqa: E402
 from treetune.inference.base import SamplingParams  # noqa: E402
 from treetune.rollouts.base import Credit, Rollout  # noqa: E402
-from treetune.rollouts.credit.monte_carlo import MonteCarlo  # noqa: E402
-from treetune.rollouts.credit.rloo import Rloo  # noqa: E402
+from treetune.rollouts.credit import Rloo  # noqa: E402
+from treetune.rollouts.monte_carlo import MonteCarlo  # noqa: E402
 from treetune.rollouts.single_turn import SingleTurn  # noqa: E402
 from treetune.seeds import derive_seed, derived_random  # noqa: E402
-from treetune_lab.trees.at_states import AtStates  # noqa: E402
-from treetune_lab.trees.branching import Branching  # noqa: E402
+from treetune_lab.trees.branching import AtStates, Branching, LeastSure, UpToWidth  # noqa: E402
 from treetune_lab.trees.credit import TreeCredit  # noqa: E402
-from treetune_lab.trees.least_sure import LeastSure  # noqa: E402
 from treetune_lab.trees.rollout import TreeRollout  # noqa: E402
-from treetune_lab.trees.up_to_width import UpToWidth  # noqa: E402
-from treetune_lab.values.every_n_tokens import EveryNTokens  # noqa: E402
-from treetune_lab.values.siblings import Siblings  # noqa: E402
+from treetune_lab.values.sampled import Siblings  # noqa: E402
+from treetune_lab.values.states import EveryNTokens  # noqa: E402
 
 STEPS = 12
 LONGEST = STEPS * chains.WORDS_OF_STEP + 1

@@ -45,7 +45,7 @@ def make(folder: Path, iterations: int) -> None:
     """An experiment of `iterations` × `PER_ITERATION` answers of `TOKENS_EACH` tokens."""
     import pyarrow as pa
 
-    from treetune.rollouts import columns, episode_rows, trajectory_rows
+    from treetune.rollouts import rows as columns
     from treetune.store.checksums import SealingFile, write_record
     from treetune.store.files import whole_file
     from treetune.vocabulary import Episode, Grade, Problem, Segment, Trajectory
@@ -70,8 +70,8 @@ def make(folder: Path, iterations: int) -> None:
         behaviour_logprobs=logprobs[0], step_ends=(SENTENCE,), step_values=(0.5,),
     )  # fmt: skip
     kinds = {
-        "trajectories": trajectory_rows.schema_of([example]),
-        "episodes": episode_rows.schema_of([credited], None),
+        "trajectories": columns.trajectory_schema([example]),
+        "episodes": columns.episode_schema([credited], None),
     }
     kinds["episodes"] = kinds["episodes"].append(pa.field("prompt", pa.string()))
     options = pa.ipc.IpcWriteOptions(compression="zstd")

@@ -30,8 +30,8 @@ from treetune.inference.served_models import Engines  # noqa: E402
 from treetune.inference.settings import VllmSettings  # noqa: E402
 from treetune.models.policy_files import write_for_engine  # noqa: E402
 from treetune.models.sources import TinyModel  # noqa: E402
-from treetune.rollouts.credit.group import Group  # noqa: E402
-from treetune.rollouts.selection.all import All  # noqa: E402
+from treetune.rollouts.credit import Group  # noqa: E402
+from treetune.rollouts.selection import All  # noqa: E402
 from treetune.rollouts.single_turn import SingleTurn  # noqa: E402
 from treetune.runtime.base import PolicyIteration  # noqa: E402
 from treetune.runtime.policy_server import PolicyServer  # noqa: E402

@@ -20,9 +20,7 @@ from treetune_data.thread_blocks import (
     json_list,
     saved_characters,
 )
-from treetune_threads.faults import faults
-from treetune_threads.grammar import text_segments
-from treetune_threads.tags import TAGS
+from treetune_threads.format import TAGS, faults, text_segments
 
 _TAG = re.compile("|".join(re.escape(tag) for tag in TAGS))
 

@@ -30,7 +30,7 @@ from treetune_data.rules.base import Rule
 from treetune_data.templates import NoValue, check_text, check_value, text_of, value_of
 from treetune_domains.domain_rows import Row, domain_of, domain_row, normalised
 from treetune_domains.endpoints.settings import EndpointSettings, Prices, check_extra
-from treetune_threads.faults import MOST_THREADS
+from treetune_threads.format import MOST_THREADS
 
 
 class DataPipeline(Registrable, root="a data pipeline"):

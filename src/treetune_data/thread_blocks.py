@@ -12,7 +12,7 @@ from typing import Any
 from treetune_data import prompts
 from treetune_data.asking import Questions, Unreadable
 from treetune_domains.endpoints.settings import Message
-from treetune_threads.faults import MOST_THREADS
+from treetune_threads.format import MOST_THREADS
 
 Lines = tuple[int, int]
 """First and last line, counted from 1."""

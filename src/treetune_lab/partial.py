@@ -18,12 +18,11 @@ from treetune.rollouts.answers import (
     steps_of,
     with_unfinished,
 )
-from treetune.rollouts.around_another import RolloutAround
 from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import CarryOver, RolloutContext
 from treetune.rollouts.metrics import trajectory_metrics
 from treetune.rollouts.numbers import measured
-from treetune.rollouts.single_turn import SingleTurn
+from treetune.rollouts.single_turn import RolloutAround, SingleTurn
 from treetune.seeds import derive_seed
 from treetune.tree import Tree, answers_of
 from treetune.vocabulary import Grade, Metrics, Problem, Segment, TokenIds, Trajectory, joined

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal, Protocol, get_args, runtime_checkable
 
 from annotated_types import Ge, Gt, Le, MinLen
 
@@ -15,6 +15,24 @@ from treetune.tasks.base import Split, Task
 from treetune.tasks.graders.base import Grader
 from treetune.tasks.steps import ends_of_lines
 from treetune.vocabulary import Problem
+
+
+@runtime_checkable
+class KnowsDecisions(Protocol):
+    """A task whose answers are decided at a few places, by one character each.
+
+    Whoever wants a policy's exact value can take both ways at these places, each with its probability, and
+    sample what lies between.
+    """
+
+    def decision(self, problem: Problem, response: str) -> str | None:
+        """The character that is right next, where the next one decides; None elsewhere."""
+        ...
+
+    def decided(self, problem: Problem, response: str) -> float | None:
+        """What the answer earns however it goes on; None where that is still open."""
+        ...
+
 
 Rule = Literal["all", "first", "last", "once"]
 

@@ -8,7 +8,7 @@ from functools import partial
 from treetune.config.errors import ConfigError, ConfigIssue, did_you_mean
 from treetune.contracts import Continuations, CriticValues, Pairs
 from treetune.findings import placed_parts
-from treetune.rollouts.domain_numbers import OF_ITERATION, PREFIX, name_in
+from treetune.rollouts.metrics import OF_ITERATION, PREFIX, name_in
 from treetune.rollouts.numbers import LARGEST, OF_CORRECT, registered
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.clock import PHASES

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Le, MinLen
 
 from treetune.config.errors import did_you_mean
-from treetune.rollouts.domain_numbers import name_in
+from treetune.rollouts.metrics import name_in
 from treetune.rollouts.numbers import (
     OF_CORRECT,
     Better,

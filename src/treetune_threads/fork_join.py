@@ -16,8 +16,7 @@ from typing import Literal
 
 from treetune.inference.base import Completion
 from treetune.vocabulary import Branch, FinishReason, Segment, TextCodec, TokenIds, joined, token_array
-from treetune_threads.grammar import outline_numbers
-from treetune_threads.tags import TagIds
+from treetune_threads.format import TagIds, outline_numbers
 
 Stragglers = Literal["truncate", "drop", "go_on"]
 Malformed = Literal["end", "go_on"]

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Annotated
 
 from annotated_types import Gt
 
 import treetune_threads.numbers  # noqa: F401  (declares what is counted here)
-from treetune.contracts import Answers, Experiment, Feature, Finding, Forks, OneLine, SampledAnswers
-from treetune.inference.base import Completion, Request
+from treetune.contracts import Answers, Experiment, Feature, Finding, Forks, Need, OneLine, SampledAnswers
+from treetune.inference.base import Completion, Request, SamplingParams
 from treetune.rollouts.answers import (
     Growth,
     SampledRollout,
@@ -27,6 +29,8 @@ from treetune.rollouts.context import AnswerObserver, RolloutContext
 from treetune.rollouts.metrics import trajectory_metrics
 from treetune.rollouts.numbers import measured
 from treetune.rollouts.single_turn import sample_answers
+from treetune.rollouts.states import WholeAnswers
+from treetune.rollouts.values import Beginning, StateRule, Steps
 from treetune.seeds import derive_seed
 from treetune.tree import Tree, answers_of, trees_of
 from treetune.vocabulary import (
@@ -285,3 +289,76 @@ def _completion(known: Segment, call: Call, codec: TextCodec) -> Completion:
     # Where it is only gone on from, nobody asks how likely it was.
     logprobs = [0.0] * len(known.token_ids) if known.logprobs is None else known.logprobs
     return Completion(known.token_ids, logprob_array(logprobs), reason, known.policy_version or 0)
+
+
+@StateRule.register("threads")
+@dataclass(frozen=True, kw_only=True)
+class ThreadStates(WholeAnswers[Start]):
+    """An answer's samples are its steps: the main text up to a fork, each thread, the text from the join on.
+
+    A state is the first i samples of an answer in its joined order. Gone on from there, an answer has them as
+    they are and everything else written anew: behind a thread's end, the threads after it and what follows
+    the join. Threads don't see their siblings, so what a thread adds, V(with it) − V(without), compares it
+    with what else would have been written in its place; and since no state before it depends on its text, the
+    gradient stays unbiased. A thread that was dropped is written anew with the rest: it is no part of the
+    answer.
+    """
+
+    needs = (
+        Need(
+            Forks(),
+            "it values the threads of answers",
+            "choose the rollout 'parallel_threads' (with parallel true), or the states 'step_boundaries'",
+        ),
+    )
+
+    def step_starts(self, trajectory: Trajectory) -> Sequence[int]:
+        ends = accumulate(len(segment.token_ids) for segment in trajectory.segments)
+        of_samples = [end for end, one in zip(ends, trajectory.segments) if one.origin == "sampled"]
+        return (0, *of_samples[:-1])
+
+    def laid_out(
+        self,
+        trajectory: Trajectory,
+        advantages: Sequence[float],
+        values: Sequence[float],
+        errors: Sequence[float],
+    ) -> Steps:
+        """Segments are steps where there are threads; an injected one has the value of the sample behind."""
+        if len(trajectory.segments) == 1:
+            steps = len(trajectory.step_ends)
+            return Steps(
+                trajectory.step_ends, list(advantages) * steps, list(values) * steps, list(errors) * steps
+            )
+        of_segments, value_of, error_of = [], [], []
+        place = 0
+        for segment in trajectory.segments:
+            sampled = segment.origin == "sampled"
+            of_segments.append(advantages[place] if sampled else 0.0)
+            value_of.append(values[place] if place < len(values) else trajectory.reward)
+            error_of.append(errors[place] if place < len(errors) else 0.0)
+            place += sampled
+        return Steps(trajectory.step_ends, of_segments, value_of, error_of)
+
+    def writer(self, context: RolloutContext, sampling: SamplingParams) -> ParallelThreads:
+        rollout = context.get(Rollout)
+        assert isinstance(rollout, ParallelThreads), "checked with the configuration"
+        return replace(rollout, temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k)
+
+    def start(self, context: RolloutContext, beginning: Beginning, again: int, purpose: str) -> Start:
+        """Writing the answer from there on. The seed derives from the state alone, whoever comes by it."""
+        problem, prompt_ids, segments = beginning
+        samples = [segment for segment in segments if segment.origin == "sampled"]
+        known = tuple((segment.branch, tuple(segment.token_ids.tolist())) for segment in samples)
+        seed = derive_seed(context.seed, context.iteration, problem.id, repr(known), f"thread {purpose}")
+        return Start(problem, prompt_ids, derive_seed(seed, again), _fixed(samples))
+
+
+def _fixed(samples: Sequence[Segment]) -> Fixed:
+    """By the calls that they came from."""
+    turns: Counter[Branch] = Counter()
+    fixed = {}
+    for segment in samples:
+        fixed[segment.branch, turns[segment.branch]] = segment
+        turns[segment.branch] += 1
+    return fixed

@@ -11,18 +11,16 @@ import pytest
 
 from tests.support import chains
 from tests.support.chain_critic import ChainCritic
-from treetune.rollouts.base import Credit
-from treetune.rollouts.credit.group import Group
-from treetune.rollouts.credit.monte_carlo import MonteCarlo
-from treetune.rollouts.critic import Critic
-from treetune.rollouts.values.continuations import FreshContinuations
-from treetune.rollouts.values.valuation import ValueEstimator
+from treetune.rollouts.base import Credit, Critic
+from treetune.rollouts.credit import Group
+from treetune.rollouts.monte_carlo import MonteCarlo
+from treetune.rollouts.valuation import FreshContinuations, ValueEstimator
 from treetune.vocabulary import Episode, Trajectory
 from treetune_lab.analyzers.credit_bench import credited
 from treetune_lab.analyzers.credit_measures import Credited, Truth, measure
-from treetune_lab.values.control_variate import ControlVariate
-from treetune_lab.values.filtered import Filtered
-from treetune_lab.values.siblings import Siblings
+from treetune_lab.values.critic import ControlVariate
+from treetune_lab.values.over_another import Filtered
+from treetune_lab.values.sampled import Siblings
 
 
 def task(language: chains.Language, steps: int = 5, count: int = 4) -> chains.ChainTask:

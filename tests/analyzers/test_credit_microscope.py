@@ -11,18 +11,17 @@ import pytest
 
 from tests.rollouts import tabular_mdp as mdp
 from tests.runtime.in_process import sampled_requests, small, train
-from treetune.rollouts.credit.gae import Gae
-from treetune.rollouts.credit.group import Group
-from treetune.rollouts.credit.monte_carlo import MonteCarlo
+from treetune.rollouts.credit import Gae, Group
+from treetune.rollouts.monte_carlo import MonteCarlo
 from treetune.rollouts.single_turn import SingleTurn
-from treetune.rollouts.step_credit import Shown, StepCredit
 from treetune.rollouts.storage import read_episodes, read_trajectories
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.trainers.ranks import Ranks
 from treetune_lab.analyzers.command import run_analyzers
 from treetune_lab.analyzers.credit_microscope import OWN, TRUTH, CreditMicroscope, choose
-from treetune_lab.values.bisect import Bisect
+from treetune_lab.analyzers.step_credit import Shown, StepCredit
+from treetune_lab.values.sampled import Bisect
 
 PLAIN = {"type": "policy_iteration", "trainer": {"seed": 1}}
 

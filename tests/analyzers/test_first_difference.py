@@ -19,7 +19,7 @@ from tests.rollouts import tabular_mdp as mdp
 from treetune.inference.base import Completion
 from treetune.inference.journal import journal_row
 from treetune.main import main
-from treetune.rollouts.credit.rloo import Rloo
+from treetune.rollouts.credit import Rloo
 from treetune.rollouts.storage import (
     read_episodes,
     read_trajectories,

@@ -13,7 +13,7 @@ import pytest
 import treetune.parts  # noqa: F401  (registers the analyzers)
 from tests.runtime.in_process import FakeSettings, sampled_requests, small, train
 from treetune.config.build import build, checked
-from treetune.rollouts.credit.gae import Gae
+from treetune.rollouts.credit import Gae
 from treetune.runtime.analysis import Analyzer
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.commands import run_iteration_loop

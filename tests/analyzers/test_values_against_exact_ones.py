@@ -9,7 +9,7 @@ import random
 import pytest
 
 from tests.rollouts import tabular_mdp as mdp
-from treetune.rollouts.credit.monte_carlo import MonteCarlo
+from treetune.rollouts.monte_carlo import MonteCarlo
 from treetune.tree import trees_of
 from treetune.vocabulary import TokenIds, Trajectory
 from treetune_lab.analyzers.action_ranking import ActionRanking, best, pairwise

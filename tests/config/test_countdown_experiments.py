@@ -10,10 +10,9 @@ from treetune.config.errors import ConfigError
 from treetune.config.explain import Explanation
 from treetune.config.jsonnet import load
 from treetune.models.pretrained import PretrainedModel
-from treetune.rollouts.credit.group import Group
+from treetune.rollouts.credit import Group
 from treetune.rollouts.demonstrations import Demonstrations
-from treetune.rollouts.selection.all import All
-from treetune.rollouts.selection.mixed_groups import MixedGroups
+from treetune.rollouts.selection import All, MixedGroups
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.rollouts.until_mixed import UntilMixed
 from treetune.runtime.base import PolicyIteration, Runtime

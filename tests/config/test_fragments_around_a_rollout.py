@@ -10,9 +10,8 @@ from treetune.config.explain import Explanation
 from treetune.config.jsonnet import load
 from treetune.findings import notes
 from treetune.models.pretrained import PretrainedModel
-from treetune.rollouts.selection.mixed_groups import MixedGroups
-from treetune.rollouts.shaping.length_penalty import LengthPenalty
-from treetune.rollouts.shaping.overlong_penalty import OverlongPenalty
+from treetune.rollouts.selection import MixedGroups
+from treetune.rollouts.shaping import LengthPenalty, OverlongPenalty
 from treetune.rollouts.until_mixed import UntilMixed
 from treetune.runtime.base import PolicyIteration, Runtime
 from treetune.tasks.rows import Gsm8k

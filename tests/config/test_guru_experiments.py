@@ -14,9 +14,8 @@ from treetune.config.build import build
 from treetune.config.explain import Explanation
 from treetune.config.jsonnet import load
 from treetune.models.pretrained import PretrainedModel
-from treetune.rollouts.credit.gae import CriticSettings, Gae
-from treetune.rollouts.credit.group import Group
-from treetune.rollouts.shaping.overlong_penalty import OverlongPenalty
+from treetune.rollouts.credit import CriticSettings, Gae, Group
+from treetune.rollouts.shaping import OverlongPenalty
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.rollouts.until_mixed import UntilMixed
 from treetune.runtime.base import PolicyIteration, Runtime

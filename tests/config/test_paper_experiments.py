@@ -21,15 +21,10 @@ from treetune.config.jsonnet import CONFIGS, load
 from treetune.inference.settings import VllmSettings
 from treetune.models.pretrained import PretrainedModel
 from treetune.models.sources import TinyModel
-from treetune.rollouts.credit.gae import CriticSettings, Gae
-from treetune.rollouts.credit.group import Group
-from treetune.rollouts.credit.monte_carlo import MonteCarlo
-from treetune.rollouts.credit.outcome import NoCredit
-from treetune.rollouts.credit.rloo import Rloo
+from treetune.rollouts.credit import CriticSettings, Gae, Group, NoCredit, Rloo
 from treetune.rollouts.demonstrations import Demonstrations
-from treetune.rollouts.selection.all import All
-from treetune.rollouts.selection.correct_only import CorrectOnly
-from treetune.rollouts.selection.preference_pairs import PreferencePairs
+from treetune.rollouts.monte_carlo import MonteCarlo
+from treetune.rollouts.selection import All, CorrectOnly, PreferencePairs
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.runtime.base import ChooseCheckpoint, PolicyIteration, Runtime
 from treetune.tasks.rows import Gsm8k

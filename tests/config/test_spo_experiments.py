@@ -8,8 +8,8 @@ import treetune.parts  # noqa: F401  (registers them)
 from treetune.config.build import build
 from treetune.config.explain import Explanation
 from treetune.config.jsonnet import CONFIGS, load
-from treetune.rollouts.credit.group import Group
-from treetune.rollouts.selection.mixed_groups import MixedGroups
+from treetune.rollouts.credit import Group
+from treetune.rollouts.selection import MixedGroups
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.runtime.base import PolicyIteration, Runtime
 from treetune.trainers.objectives.policy_gradient import ClippedPolicyGradient

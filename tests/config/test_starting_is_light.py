@@ -69,7 +69,7 @@ def test_every_module_that_registers_a_part_is_imported(tmp_path: Path) -> None:
         for path in (ROOT / "src" / "treetune").rglob("*.py")
         if any(line.startswith("@") and ".register(" in line for line in path.read_text().splitlines())
     }
-    assert len(registering) > 40
+    assert len(registering) > 20
     assert registering <= imported
 
 

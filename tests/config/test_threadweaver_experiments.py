@@ -16,25 +16,23 @@ from treetune.config.explain import Explanation
 from treetune.config.jsonnet import load
 from treetune.inference.settings import VllmSettings
 from treetune.models.pretrained import PretrainedModel
-from treetune.rollouts.credit.group import Group
-from treetune.rollouts.credit.outcome import NoCredit
+from treetune.rollouts.credit import Group, NoCredit
 from treetune.rollouts.demonstrations import Demonstrations
-from treetune.rollouts.selection.all import All
-from treetune.rollouts.shaping.wrong_answers import WrongAnswers
+from treetune.rollouts.selection import All
+from treetune.rollouts.shaping import WrongAnswers
 from treetune.runtime.base import PolicyIteration, Runtime
 from treetune.tasks.multiplication import Multiplication
 from treetune.trainers.base import Trainer, Warmup
 from treetune.trainers.objectives.mle import MaximumLikelihood
 from treetune.trainers.objectives.policy_gradient import ClippedPolicyGradient
-from treetune_threads.acceleration import Acceleration
-from treetune_threads.grammar import has_threads
+from treetune_threads.format import TAGS, has_threads
 from treetune_threads.parallel_threads import ParallelThreads
-from treetune_threads.reference_lengths import (
+from treetune_threads.shaping import (
+    Acceleration,
     OfDemonstration,
     ReferenceLength,
     Total,
 )
-from treetune_threads.tags import TAGS
 
 FORMS = ("parallel", "sequential")
 EVERY = [*FORMS, *(f"sft_{form}" for form in FORMS)]

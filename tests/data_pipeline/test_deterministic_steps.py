@@ -18,8 +18,7 @@ from treetune_data.parallel_solutions import Parts, Threaded, _apply, parallel_t
 from treetune_data.thread_blocks import Block, Rule, cut, json_list, ranges, saved_characters
 from treetune_domains.endpoints.journal import Answer, AnswerJournal
 from treetune_domains.endpoints.settings import EndpointSettings
-from treetune_threads.faults import faults
-from treetune_threads.grammar import text_segments, without_threads
+from treetune_threads.format import faults, text_segments, without_threads
 
 PIECES = st.sampled_from(
     [

@@ -19,7 +19,7 @@ from treetune.models.pretrained import PretrainedModel
 from treetune.models.sources import TinyModel
 from treetune.models.tokenizer import add_tokens, codec_of, embed_tokens, token_offsets
 from treetune.vocabulary import TextCodec
-from treetune_threads.tags import TAGS, TagIds
+from treetune_threads.format import TAGS, TagIds
 
 TINY = TinyModel(layers=1, hidden_size=64, heads=2, intermediate_size=64, added_tokens=TAGS)
 

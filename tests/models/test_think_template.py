@@ -10,7 +10,7 @@ import pytest
 
 from treetune.main import main
 from treetune.models.chat import Chat, render
-from treetune_threads.think_template import OPENING, SYSTEM, write_think_model
+from treetune_threads.commands import OPENING, SYSTEM, write_think_model
 
 QWEN = """\
 {%- if messages[0]['role'] == 'system' %}

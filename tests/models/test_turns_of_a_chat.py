@@ -9,7 +9,7 @@ from tests.models.chat_models import CHATML, TURN_END, bpe_tokenizer
 from treetune.models.chat import Chat
 from treetune.models.tokenizer import codec_of
 from treetune.vocabulary import Problem, TextCodec
-from treetune_domains.turns.conversation import between
+from treetune_domains.conversation import between
 
 FORGETS_THOUGHTS = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n"

@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.reports.page import Page
 from tests.reports.synthetic import EPISODES, write_experiment
-from treetune.rollouts.step_credit import step_credit
+from treetune_lab.analyzers.step_credit import step_credit
 from treetune_view.report.html import write_report
 
 HOSTILE = "<img src=x onerror=alert(1)>"

@@ -20,12 +20,12 @@ from tests.rollouts.threads import CODEC as CHARACTERS
 from tests.rollouts.threads import context as generation_context
 from tests.trees import answered
 from treetune.inference.base import Request
-from treetune.rollouts.credit.episodes import whole_answer
+from treetune.rollouts.credit import whole_answer
 from treetune.rollouts.storage import TOKENS, write_episodes, write_tokens, write_trajectories
 from treetune.vocabulary import Problem, Trajectory
+from treetune_threads.format import TagIds
 from treetune_threads.numbers import counts_of
 from treetune_threads.parallel_threads import ParallelThreads
-from treetune_threads.tags import TagIds
 from treetune_view.report.html import write_report
 from treetune_view.report.sections.threads.answer import ThreadedAnswer
 from treetune_view.report.sections.threads.drawing import threads_html

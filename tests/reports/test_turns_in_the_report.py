@@ -8,7 +8,7 @@ from tests.reports.page import Page
 from tests.reports.synthetic import write_experiment
 from tests.rollouts import turns
 from tests.rollouts.turns import Letters, lent, rollout
-from treetune.rollouts.credit.group import Group
+from treetune.rollouts.credit import Group
 from treetune.rollouts.storage import TOKENS, write_episodes, write_tokens
 from treetune.tree import answers_of
 from treetune_domains.environments.pool import EnvironmentPool

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from treetune.rollouts.storage import TOKENS, write_episodes, write_tokens, write_trajectories
 from treetune.vocabulary import Branch, Episode, Grade, Problem, Segment, Stretch, TextCodec, Trajectory
-from treetune_threads.tags import TAGS
+from treetune_threads.format import TAGS
 
 _TOKENS = re.compile("|".join([*map(re.escape, TAGS), r"\n", r" ?[^\s<]+", r"<", r"\s"]))
 _KNOWN: list[str] = list(TAGS)

@@ -15,11 +15,10 @@ from tests.columns import plain
 from tests.rollouts import tabular_mdp as mdp
 from tests.rollouts.choices import Choices
 from treetune.inference.base import Completion, Request
-from treetune.rollouts.base import Credit
-from treetune.rollouts.credit.monte_carlo import MonteCarlo
-from treetune.rollouts.critic import Critic
-from treetune.rollouts.values.base import Budget
-from treetune.rollouts.values.valuation import AlongAnswer, Valuation, ValueEstimator
+from treetune.rollouts.base import Credit, Critic
+from treetune.rollouts.monte_carlo import MonteCarlo
+from treetune.rollouts.valuation import AlongAnswer, Valuation, ValueEstimator
+from treetune.rollouts.values import Budget
 from treetune.tree import trees_of
 from treetune.vocabulary import Column, Trajectory
 

@@ -24,24 +24,23 @@ from treetune.config.explain import Explanation
 from treetune.config.jsonnet import load
 from treetune.rollouts.base import Shaping
 from treetune.rollouts.context import RolloutContext, ShapingMemory
-from treetune.rollouts.shaping.applied import shaped
-from treetune.rollouts.shaping.wrong_answers import WrongAnswers
+from treetune.rollouts.shaping import WrongAnswers, shaped
 from treetune.tree import trees_of
 from treetune.vocabulary import Metrics, Trajectory
-from treetune_threads.acceleration import Acceleration, Form, acceleration
-from treetune_threads.group_length_penalty import (
+from treetune_threads.shaping import (
     EPSILON,
+    Acceleration,
+    Form,
     GroupLengthPenalty,
-    group_penalties,
-)
-from treetune_threads.measured_lengths import measured_lengths
-from treetune_threads.reference_lengths import (
     Measured,
     OfDemonstration,
     OfGroup,
     ReferenceLength,
     Running,
     Total,
+    acceleration,
+    group_penalties,
+    measured_lengths,
 )
 
 SEQUENTIAL = 60

@@ -10,7 +10,7 @@ from tests.fake_engine import FakeEngine
 from tests.rollouts import tabular_mdp as mdp
 from tests.trees import answered
 from treetune.rollouts.answers import before_stop
-from treetune.rollouts.credit.monte_carlo import MonteCarlo
+from treetune.rollouts.monte_carlo import MonteCarlo
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.tree import trees_of
 from treetune.vocabulary import Problem, TokenIds

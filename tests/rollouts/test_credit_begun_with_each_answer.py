@@ -26,21 +26,16 @@ from treetune.inference.base import (
 )
 from treetune.inference.journal import JournaledEngine
 from treetune.rollouts.context import FurtherProblems, RolloutContext
-from treetune.rollouts.credit.monte_carlo import MonteCarlo
+from treetune.rollouts.monte_carlo import MonteCarlo
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.rollouts.unavailable import graded
 from treetune.rollouts.until_mixed import UntilMixed
-from treetune.rollouts.values.base import Beginning
-from treetune.rollouts.values.continuations import FreshContinuations
-from treetune.rollouts.values.valuation import ValueEstimator
+from treetune.rollouts.valuation import FreshContinuations, ValueEstimator
+from treetune.rollouts.values import Beginning
 from treetune.tree import answers_of, trees_of
 from treetune.vocabulary import Episode, Grade, Metrics, Problem, Trajectory, token_array
-from treetune_lab.values.bisect import Bisect
-from treetune_lab.values.filtered import Filtered
-from treetune_lab.values.sequential import Sequential, UntilSure
-from treetune_lab.values.siblings import Siblings
-from treetune_lab.values.smoothed import Smoothed
-from treetune_lab.values.topped_up import ToppedUp
+from treetune_lab.values.over_another import Filtered, Smoothed
+from treetune_lab.values.sampled import Bisect, Sequential, Siblings, ToppedUp, UntilSure
 
 SAMPLES, PROBLEMS = 4, 5
 ROLLOUT = SingleTurn(samples=SAMPLES, max_tokens=mdp.LONGEST)

@@ -27,18 +27,16 @@ from treetune.inference.base import Completion, SamplingParams
 from treetune.inference.journal import JournaledEngine
 from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import RolloutContext
-from treetune.rollouts.credit.gae import gae
-from treetune.rollouts.credit.group import Group
-from treetune.rollouts.credit.monte_carlo import MonteCarlo
-from treetune.rollouts.credit.rloo import Rloo
-from treetune.rollouts.values.base import Beginning, FixedBudget
+from treetune.rollouts.credit import Group, Rloo, gae
+from treetune.rollouts.monte_carlo import MonteCarlo
+from treetune.rollouts.values import Beginning, FixedBudget
 from treetune.tasks.graders.base import Unavailable
 from treetune.tree import Tree, answers_of
 from treetune.vocabulary import Episode, Problem, Trajectory, logprob_array, token_array
 from treetune_domains.environments.base import Environment, Turn
 from treetune_domains.environments.journal import TurnJournal
 from treetune_domains.environments.pool import EnvironmentPool
-from treetune_domains.turns.states import TurnStates
+from treetune_domains.multi_turn import TurnStates
 
 CONTINUATIONS = 64
 """Every probability of what may follow a state is a multiple of 1/16."""

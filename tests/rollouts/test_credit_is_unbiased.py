@@ -12,12 +12,10 @@ import pytest
 from tests.columns import plain
 from tests.rollouts import tabular_mdp as mdp
 from treetune.rollouts.base import Credit
-from treetune.rollouts.credit.group import Group
-from treetune.rollouts.credit.monte_carlo import MonteCarlo
-from treetune.rollouts.credit.outcome import Outcome
-from treetune.rollouts.credit.rloo import Rloo
-from treetune.rollouts.values.base import Estimate
-from treetune.rollouts.values.step_boundaries import StepBoundaries
+from treetune.rollouts.credit import Group, Outcome, Rloo
+from treetune.rollouts.monte_carlo import MonteCarlo
+from treetune.rollouts.states import StepBoundaries
+from treetune.rollouts.values import Estimate
 from treetune.tree import trees_of
 
 

@@ -15,20 +15,17 @@ from tests.rollouts import tabular_mdp as mdp
 from treetune.inference.base import SamplingParams
 from treetune.rollouts.base import Credit
 from treetune.rollouts.context import RolloutContext
-from treetune.rollouts.credit.monte_carlo import MonteCarlo
-from treetune.rollouts.credit.rloo import Rloo
-from treetune.rollouts.values.base import StateRule
-from treetune.rollouts.values.continuations import FreshContinuations
-from treetune.rollouts.values.step_boundaries import StepBoundaries
+from treetune.rollouts.credit import Rloo
+from treetune.rollouts.monte_carlo import MonteCarlo
+from treetune.rollouts.states import StepBoundaries
+from treetune.rollouts.valuation import FreshContinuations
+from treetune.rollouts.values import StateRule
 from treetune.tree import Tree, trees_of
-from treetune_lab.trees.at_states import AtStates
-from treetune_lab.trees.branching import Branching
+from treetune_lab.trees.branching import AtStates, Branching, LeastSure, UpToWidth
 from treetune_lab.trees.credit import TreeCredit
-from treetune_lab.trees.least_sure import LeastSure
 from treetune_lab.trees.rollout import TreeRollout
-from treetune_lab.trees.up_to_width import UpToWidth
-from treetune_lab.values.every_n_tokens import EveryNTokens
-from treetune_lab.values.siblings import Siblings
+from treetune_lab.values.sampled import Siblings
+from treetune_lab.values.states import EveryNTokens
 
 SAMPLES, MAX_TOKENS = 2, 3
 """Few enough to enumerate all trees; cut answers are graded."""

@@ -10,10 +10,16 @@ import pytest
 from tests.columns import plain
 from tests.rollouts import tabular_mdp as mdp
 from treetune.rollouts.base import Credit, GroupCredit
-from treetune.rollouts.credit.gae import Gae, gae
-from treetune.rollouts.credit.group import Group, group_advantages
-from treetune.rollouts.credit.outcome import NoCredit, Outcome
-from treetune.rollouts.credit.rloo import Rloo, leave_one_out_advantages
+from treetune.rollouts.credit import (
+    Gae,
+    Group,
+    NoCredit,
+    Outcome,
+    Rloo,
+    gae,
+    group_advantages,
+    leave_one_out_advantages,
+)
 from treetune.tree import trees_of
 from treetune.vocabulary import Grade, Segment, Trajectory
 

@@ -16,11 +16,10 @@ from tests.trees import answered
 from treetune.inference.base import SamplingParams
 from treetune.rollouts.answers import before_stop
 from treetune.rollouts.context import RolloutContext
-from treetune.rollouts.credit.group import Group
-from treetune.rollouts.credit.monte_carlo import MonteCarlo
+from treetune.rollouts.credit import Group
 from treetune.rollouts.demonstrations import Demonstrations
-from treetune.rollouts.domain_numbers import domain_advantages, domain_columns
-from treetune.rollouts.metrics import trajectory_metrics
+from treetune.rollouts.metrics import domain_advantages, domain_columns, trajectory_metrics
+from treetune.rollouts.monte_carlo import MonteCarlo
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.tree import answers_of, trees_of
 from treetune.vocabulary import Grade, Metrics, Problem, Trajectory

@@ -20,32 +20,21 @@ from tests.rollouts.expectations import (
     expectation,
     knows_length_alone,
 )
-from treetune.rollouts.base import Credit
+from treetune.rollouts.base import Credit, Critic
 from treetune.rollouts.context import RolloutContext
-from treetune.rollouts.credit.gae import Gae
-from treetune.rollouts.credit.group import Group
-from treetune.rollouts.credit.monte_carlo import MonteCarlo
-from treetune.rollouts.credit.outcome import Outcome
-from treetune.rollouts.credit.rloo import Rloo
-from treetune.rollouts.critic import Critic
-from treetune.rollouts.values.base import StateRule
-from treetune.rollouts.values.continuations import FreshContinuations
-from treetune.rollouts.values.step_boundaries import StepBoundaries
-from treetune.rollouts.values.valuation import ValueEstimator
+from treetune.rollouts.credit import Gae, Group, Outcome, Rloo
+from treetune.rollouts.monte_carlo import MonteCarlo
+from treetune.rollouts.states import StepBoundaries
+from treetune.rollouts.valuation import FreshContinuations, ValueEstimator
+from treetune.rollouts.values import StateRule
 from treetune.tree import Tree, answers_of
 from treetune.vocabulary import Episode, Metrics, Trajectory
-from treetune_domains.turns.states import TurnStates
-from treetune_lab.values.bisect import Bisect
-from treetune_lab.values.control_variate import ControlVariate
-from treetune_lab.values.critic import CriticValues
-from treetune_lab.values.every_n_tokens import EveryNTokens
-from treetune_lab.values.filtered import Filtered
-from treetune_lab.values.low_probability import LowProbability
-from treetune_lab.values.sequential import Sequential
-from treetune_lab.values.siblings import Siblings
-from treetune_lab.values.smoothed import Smoothed
-from treetune_lab.values.topped_up import ToppedUp
-from treetune_threads.states import ThreadStates
+from treetune_domains.multi_turn import TurnStates
+from treetune_lab.values.critic import ControlVariate, CriticValues
+from treetune_lab.values.over_another import Filtered, Smoothed
+from treetune_lab.values.sampled import Bisect, Sequential, Siblings, ToppedUp
+from treetune_lab.values.states import EveryNTokens, LowProbability
+from treetune_threads.parallel_threads import ThreadStates
 
 A, B, NEXT, EOS = mdp.A, mdp.B, mdp.END_OF_STEP, mdp.EOS
 

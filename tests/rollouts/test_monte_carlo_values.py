@@ -15,7 +15,7 @@ from treetune.config.errors import ConfigError
 from treetune.inference.base import SamplingParams
 from treetune.rollouts.base import Credit
 from treetune.rollouts.context import RolloutContext
-from treetune.rollouts.credit.monte_carlo import MonteCarlo, step_advantages
+from treetune.rollouts.monte_carlo import MonteCarlo, step_advantages
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.tree import trees_of
 from treetune.vocabulary import Episode, Metrics

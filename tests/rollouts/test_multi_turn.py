@@ -30,7 +30,7 @@ from tests.support.unruly_environment import Unruly
 from tests.trees import answered
 from treetune.inference.base import Engine, EngineError
 from treetune.inference.journal import JournaledEngine
-from treetune.rollouts.credit.episodes import episode_of
+from treetune.rollouts.credit import episode_of
 from treetune.rollouts.storage import read_trajectories, write_trajectories
 from treetune.tasks.base import Task
 from treetune.tasks.graders.base import Grader, Isolation, Unavailable

@@ -21,9 +21,9 @@ from treetune.rollouts.context import RolloutContext
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.rollouts.storage import read_trajectories, write_trajectories
 from treetune.vocabulary import Problem, Trajectory, joined, sees
-from treetune_threads.counting import count
 from treetune_threads.fork_join import EVENTS
-from treetune_threads.grammar import text_segments
+from treetune_threads.format import text_segments
+from treetune_threads.numbers import count
 from treetune_threads.parallel_threads import ParallelThreads
 
 

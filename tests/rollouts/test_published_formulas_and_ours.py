@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from tests.rollouts import tabular_mdp as mdp
-from treetune.rollouts.credit.group import group_advantages
-from treetune.rollouts.credit.rloo import leave_one_out_advantages
+from treetune.rollouts.credit import group_advantages, leave_one_out_advantages
 from treetune.trainers.preparation import rewards_to_come
 
 ANSWERS = list(mdp.answers().items())

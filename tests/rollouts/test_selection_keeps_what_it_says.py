@@ -8,11 +8,7 @@ import pytest
 
 from tests.rollouts import tabular_mdp as mdp
 from treetune.rollouts.base import Selection
-from treetune.rollouts.selection.all import All
-from treetune.rollouts.selection.correct_only import CorrectOnly
-from treetune.rollouts.selection.mixed_groups import MixedGroups
-from treetune.rollouts.selection.preference_pairs import PreferencePairs
-from treetune.rollouts.selection.tokens import SomeTokens
+from treetune.rollouts.selection import All, CorrectOnly, MixedGroups, PreferencePairs, SomeTokens
 from treetune.vocabulary import Episode
 
 

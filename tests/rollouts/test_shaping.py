@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 from tests.rollouts import tabular_mdp as mdp
 from tests.trees import answered
 from treetune.rollouts.context import RolloutContext
-from treetune.rollouts.shaping.applied import shaped
-from treetune.rollouts.shaping.length_penalty import LengthPenalty, length_bonuses
-from treetune.rollouts.shaping.overlong_penalty import OverlongPenalty, overlong_bonus
+from treetune.rollouts.shaping import LengthPenalty, OverlongPenalty, length_bonuses, overlong_bonus, shaped
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.tree import trees_of
 from treetune.vocabulary import Metrics, Trajectory

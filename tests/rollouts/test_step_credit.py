@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from treetune.rollouts.step_credit import QUANTILE, Shown, step_credit
+from treetune_lab.analyzers.step_credit import QUANTILE, Shown, step_credit
 
 
 def test_values_and_advantages_have_intervals_from_the_errors_of_values() -> None:

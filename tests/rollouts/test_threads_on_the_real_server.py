@@ -26,9 +26,9 @@ from treetune.inference.settings import VllmSettings
 from treetune.models.pretrained import PretrainedModel
 from treetune.rollouts.base import Credit
 from treetune.rollouts.context import AnswerSettings, RolloutContext
-from treetune.rollouts.credit.group import Group
-from treetune.rollouts.credit.monte_carlo import MonteCarlo
-from treetune.rollouts.selection.all import All
+from treetune.rollouts.credit import Group
+from treetune.rollouts.monte_carlo import MonteCarlo
+from treetune.rollouts.selection import All
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.commands import run_iteration_loop
 from treetune.tasks.base import Split
@@ -40,8 +40,7 @@ from treetune.trainers.objectives.policy_gradient import ClippedPolicyGradient
 from treetune.tree import answers_of
 from treetune.vocabulary import Grade, Problem, Trajectory, joined, sees
 from treetune_threads.fork_join import EVENTS
-from treetune_threads.parallel_threads import ParallelThreads
-from treetune_threads.states import ThreadStates
+from treetune_threads.parallel_threads import ParallelThreads, ThreadStates
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 

@@ -19,18 +19,14 @@ from tests.rollouts import tabular_mdp as mdp
 from treetune.inference.base import EngineError
 from treetune.inference.journal import JournaledEngine
 from treetune.rollouts.single_turn import SingleTurn
+from treetune.rollouts.states import StepBoundaries
 from treetune.rollouts.storage import trajectories_from_bytes, trajectories_to_bytes
-from treetune.rollouts.values.step_boundaries import StepBoundaries
 from treetune.tree import ROOT, Tree, answers_of, trees_of
 from treetune.vocabulary import Episode
-from treetune_lab.trees.at_states import AtStates
-from treetune_lab.trees.branching import Branching
+from treetune_lab.trees.branching import AtStates, Branching, LeastSure, UpToWidth
 from treetune_lab.trees.credit import TreeCredit
-from treetune_lab.trees.least_sure import LeastSure
 from treetune_lab.trees.rollout import TreeRollout
-from treetune_lab.trees.up_to_width import UpToWidth
-from treetune_lab.values.every_n_tokens import EveryNTokens
-from treetune_lab.values.low_probability import LowProbability
+from treetune_lab.values.states import EveryNTokens, LowProbability
 
 
 def probabilities(token_ids: Sequence[int], version: int) -> Sequence[float]:

@@ -11,12 +11,9 @@ from treetune.rollouts import unavailable
 from treetune.rollouts.answers import with_unfinished
 from treetune.rollouts.base import Credit
 from treetune.rollouts.context import Log, RolloutContext
-from treetune.rollouts.credit.gae import Gae
-from treetune.rollouts.credit.group import Group
-from treetune.rollouts.credit.monte_carlo import MonteCarlo, step_advantages
-from treetune.rollouts.credit.outcome import Outcome
-from treetune.rollouts.credit.rloo import Rloo
+from treetune.rollouts.credit import Gae, Group, Outcome, Rloo
 from treetune.rollouts.metrics import trajectory_metrics
+from treetune.rollouts.monte_carlo import MonteCarlo, step_advantages
 from treetune.tree import answers_of, trees_of
 from treetune.vocabulary import Episode, Grade, Trajectory
 

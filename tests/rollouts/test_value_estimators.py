@@ -16,23 +16,23 @@ from hypothesis import strategies as st
 from tests.columns import plain
 from tests.rollouts import tabular_mdp as mdp
 from tests.rollouts.expectations import critic_of, expectation, knows_length_alone
-from treetune.rollouts.credit.monte_carlo import MonteCarlo
-from treetune.rollouts.credit.rloo import Rloo
-from treetune.rollouts.critic import Critic
-from treetune.rollouts.values.continuations import FreshContinuations
-from treetune.rollouts.values.valuation import Valuation, Value, ValueEstimator, mean_of
+from treetune.rollouts.base import Critic
+from treetune.rollouts.credit import Rloo
+from treetune.rollouts.monte_carlo import MonteCarlo
+from treetune.rollouts.valuation import (
+    FreshContinuations,
+    Valuation,
+    Value,
+    ValueEstimator,
+    mean_of,
+    shared_tokens,
+)
 from treetune.tree import trees_of
 from treetune.vocabulary import Segment, Trajectory
-from treetune_lab.values.bisect import Bisect
-from treetune_lab.values.control_variate import ControlVariate
-from treetune_lab.values.critic import CriticValues, critic_values
-from treetune_lab.values.every_n_tokens import EveryNTokens
-from treetune_lab.values.filtered import Filtered, filtered
-from treetune_lab.values.low_probability import LowProbability
-from treetune_lab.values.sequential import Sequential, UntilSure
-from treetune_lab.values.siblings import Siblings, shared_tokens
-from treetune_lab.values.smoothed import Smoothed, smoothed
-from treetune_lab.values.topped_up import ToppedUp
+from treetune_lab.values.critic import ControlVariate, CriticValues, critic_values
+from treetune_lab.values.over_another import Filtered, Smoothed, filtered, smoothed
+from treetune_lab.values.sampled import Bisect, Sequential, Siblings, ToppedUp, UntilSure
+from treetune_lab.values.states import EveryNTokens, LowProbability
 
 A, B, NEXT, EOS = mdp.A, mdp.B, mdp.END_OF_STEP, mdp.EOS
 

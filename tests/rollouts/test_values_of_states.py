@@ -10,9 +10,9 @@ from tests.columns import plain
 from tests.rollouts import tabular_mdp as mdp
 from treetune.inference.base import SamplingParams
 from treetune.rollouts.context import RolloutContext
-from treetune.rollouts.values.base import Budget, Estimate, FixedBudget
-from treetune.rollouts.values.estimation import Wanted, estimates
-from treetune.rollouts.values.step_boundaries import StepBoundaries
+from treetune.rollouts.states import StepBoundaries
+from treetune.rollouts.valuation import Wanted, estimates
+from treetune.rollouts.values import Budget, Estimate, FixedBudget
 
 
 class UntilBothAreSeen(Budget):

@@ -15,14 +15,12 @@ from tests.rollouts.threads import context, decode
 from tests.trees import answered
 from treetune.inference.base import Request
 from treetune.rollouts.context import AnswerSettings
-from treetune.rollouts.credit.monte_carlo import MonteCarlo
-from treetune.rollouts.values.continuations import FreshContinuations
-from treetune.rollouts.values.valuation import ValueEstimator
+from treetune.rollouts.monte_carlo import MonteCarlo
+from treetune.rollouts.valuation import FreshContinuations, ValueEstimator
 from treetune.tree import trees_of
 from treetune.vocabulary import Episode, Grade, Metrics, Problem, Trajectory
-from treetune_lab.values.sequential import Sequential
-from treetune_threads.parallel_threads import ParallelThreads
-from treetune_threads.states import ThreadStates
+from treetune_lab.values.sampled import Sequential
+from treetune_threads.parallel_threads import ParallelThreads, ThreadStates
 
 FORK = "<Parallel><Outlines><Outline>1:;</Outline><Outline>2:;</Outline></Outlines>"
 CHANCE = {"main": 0.5, "1": 0.3, "2": 0.8, "end": 0.6}

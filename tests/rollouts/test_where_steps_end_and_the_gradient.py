@@ -12,7 +12,7 @@ import pytest
 
 from tests.rollouts import tabular_mdp as mdp
 from treetune.rollouts.answers import steps_of
-from treetune.rollouts.credit.monte_carlo import step_advantages
+from treetune.rollouts.monte_carlo import step_advantages
 from treetune.tasks.base import Task
 from treetune.tasks.steps import Gsm8kReference, Lines, StepSplitter
 from treetune.vocabulary import TextCodec, token_array

@@ -6,7 +6,7 @@ import pytest
 
 from tests.rollouts import tabular_mdp as mdp
 from tests.trees import answered
-from treetune.rollouts.credit.monte_carlo import MonteCarlo
+from treetune.rollouts.monte_carlo import MonteCarlo
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.tree import trees_of
 

@@ -9,7 +9,7 @@ from typing import Any
 from tests.rollouts import tabular_mdp as mdp
 from treetune.rollouts.context import RolloutContext
 from treetune.vocabulary import Branch, Grade, Problem, Segment, TextCodec, Trajectory
-from treetune_threads.tags import TAGS, TagIds
+from treetune_threads.format import TAGS, TagIds
 
 TOKENS = (*TAGS, *"ab;?0123456789.:\n ")
 

@@ -19,7 +19,7 @@ from treetune.vocabulary import Problem, TextCodec
 from treetune_domains.environments.base import Again, Environment, Turn
 from treetune_domains.environments.pool import EnvironmentPool
 from treetune_domains.environments.task import EarnedInTurns
-from treetune_domains.turns.multi_turn import MultiTurn
+from treetune_domains.multi_turn import MultiTurn
 
 ALPHABET = "ab?+-\nxyz"
 EOS = len(ALPHABET)

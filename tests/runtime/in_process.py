@@ -14,8 +14,8 @@ from treetune.inference.served_models import Engines
 from treetune.inference.settings import EngineSettings
 from treetune.models.sources import TinyModel
 from treetune.models.tokenizer import character_tokenizer
-from treetune.rollouts.credit.group import Group
-from treetune.rollouts.selection.all import All
+from treetune.rollouts.credit import Group
+from treetune.rollouts.selection import All
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.runtime.base import Checkpoints, PolicyIteration
 from treetune.runtime.commands import run_iteration_loop

@@ -14,7 +14,7 @@ from tests.runtime.in_process import directory_of, raises_after, small, train
 from treetune.config.build import checked
 from treetune.config.errors import ConfigError
 from treetune.models.policy_files import read_policy
-from treetune.rollouts.credit.monte_carlo import MonteCarlo
+from treetune.rollouts.monte_carlo import MonteCarlo
 from treetune.rollouts.storage import read_episodes
 from treetune.runtime.base import Checkpoints, PolicyIteration
 from treetune.runtime.commands import only_generate_episodes
@@ -27,11 +27,9 @@ from treetune_lab.analyzers.credit_bench import CreditBench
 from treetune_lab.analyzers.gradient_variance import GradientVariance
 from treetune_lab.analyzers.stored import critic_at, state_values
 from treetune_lab.analyzers.true_values import ByEngine
-from treetune_lab.values.control_variate import ControlVariate
-from treetune_lab.values.critic import CriticValues
-from treetune_lab.values.smoothed import Smoothed
-from treetune_threads.parallel_threads import ParallelThreads
-from treetune_threads.states import ThreadStates
+from treetune_lab.values.critic import ControlVariate, CriticValues
+from treetune_lab.values.over_another import Smoothed
+from treetune_threads.parallel_threads import ParallelThreads, ThreadStates
 
 PLAIN = {"type": "policy_iteration", "trainer": {"seed": 1}}
 ALONE = MonteCarlo(values=CriticValues())

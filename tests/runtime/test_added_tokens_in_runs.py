@@ -13,7 +13,7 @@ from treetune.models.policy_files import read_policy
 from treetune.models.pretrained import PretrainedModel
 from treetune.runtime import commands
 from treetune.runtime.base import Evaluation, EvaluationSet
-from treetune_threads.tags import TAGS
+from treetune_threads.format import TAGS
 
 
 def test_a_run_goes_on_from_the_checkpoint_of_one_that_added_tokens(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.runtime import in_process
 from treetune.inference.base import EngineError
-from treetune.rollouts.credit.monte_carlo import MonteCarlo
+from treetune.rollouts.monte_carlo import MonteCarlo
 from treetune.runtime.base import Checkpoints, Evaluation, EvaluationSet, PolicyIteration
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.runtime.due import iterations_of

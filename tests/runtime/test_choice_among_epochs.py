@@ -23,11 +23,8 @@ from treetune.config.build import checked
 from treetune.config.errors import ConfigError
 from treetune.inference.base import EngineError
 from treetune.inference.served_models import Engines
-from treetune.rollouts.credit.gae import Gae
-from treetune.rollouts.credit.outcome import NoCredit
-from treetune.rollouts.selection.all import All
-from treetune.rollouts.selection.correct_only import CorrectOnly
-from treetune.rollouts.selection.preference_pairs import PreferencePairs
+from treetune.rollouts.credit import Gae, NoCredit
+from treetune.rollouts.selection import All, CorrectOnly, PreferencePairs
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.runtime import training
 from treetune.runtime.base import ChooseCheckpoint, Evaluation, EvaluationSet, PolicyIteration

@@ -13,7 +13,7 @@ import pytest
 from tests.columns import plain
 from tests.runtime.in_process import FakeSettings, directory_of, raises_after, small, train
 from treetune.inference.base import EngineError
-from treetune.rollouts.credit.monte_carlo import MonteCarlo
+from treetune.rollouts.monte_carlo import MonteCarlo
 from treetune.rollouts.storage import read_episodes
 from treetune.runtime import generation
 from treetune.runtime.base import PolicyIteration

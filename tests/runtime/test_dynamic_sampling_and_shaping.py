@@ -15,13 +15,10 @@ from tests.runtime.in_process import FakeSettings, directory_of, raises_after, s
 from treetune.config.build import checked
 from treetune.config.errors import ConfigError
 from treetune.inference.base import EngineError
-from treetune.rollouts.credit.gae import Gae
-from treetune.rollouts.credit.monte_carlo import MonteCarlo
-from treetune.rollouts.credit.outcome import NoCredit
-from treetune.rollouts.selection.correct_only import CorrectOnly
-from treetune.rollouts.selection.mixed_groups import MixedGroups
-from treetune.rollouts.shaping.length_penalty import LengthPenalty
-from treetune.rollouts.shaping.overlong_penalty import OverlongPenalty
+from treetune.rollouts.credit import Gae, NoCredit
+from treetune.rollouts.monte_carlo import MonteCarlo
+from treetune.rollouts.selection import CorrectOnly, MixedGroups
+from treetune.rollouts.shaping import LengthPenalty, OverlongPenalty
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.rollouts.storage import read_episodes, read_trajectories
 from treetune.rollouts.until_mixed import UntilMixed

@@ -18,7 +18,7 @@ from tests.support.stand_in_judge import StandIn, stand_in_judge
 from treetune.inference.base import EngineError
 from treetune.inference.client import Address
 from treetune.inference.served_models import JudgeModel
-from treetune.rollouts.credit.monte_carlo import MonteCarlo
+from treetune.rollouts.monte_carlo import MonteCarlo
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.rollouts.unavailable import NothingGraded
 from treetune.runtime.base import Evaluation, EvaluationSet, PolicyIteration

@@ -14,7 +14,7 @@ import pytest
 from tests.columns import plain
 from tests.runtime.in_process import FakeSettings, directory_of, raises_after, small, train
 from treetune.inference.base import EngineError
-from treetune.rollouts.credit.monte_carlo import MonteCarlo
+from treetune.rollouts.monte_carlo import MonteCarlo
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.rollouts.storage import read_episodes, read_trajectories
 from treetune.runtime import loop

@@ -12,7 +12,7 @@ from tests.runtime.in_process import FakeSettings, directory_of, small, train
 from treetune.inference.base import Completion, EngineError
 from treetune.inference.gaps import Tolerance
 from treetune.models.sources import TinyModel
-from treetune.rollouts.credit.monte_carlo import MonteCarlo
+from treetune.rollouts.monte_carlo import MonteCarlo
 from treetune.runtime import commands
 from treetune.runtime.base import Evaluation, EvaluationSet
 from treetune.runtime.canary import stored_logprobs

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tests.runtime.in_process import sampled_requests, small, train
-from treetune.rollouts.credit.group import Group
-from treetune.rollouts.credit.monte_carlo import MonteCarlo
-from treetune.rollouts.selection.correct_only import CorrectOnly
+from treetune.rollouts.credit import Group
+from treetune.rollouts.monte_carlo import MonteCarlo
+from treetune.rollouts.selection import CorrectOnly
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.directory import ExperimentDirectory

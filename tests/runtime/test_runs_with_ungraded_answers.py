@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from tests.runtime.even_answers import OutOfOrder
 from tests.runtime.in_process import TASK, FakeSettings, directory_of, sampled_requests, small, train
 from treetune.inference.base import EngineError
-from treetune.rollouts.credit.rloo import Rloo
+from treetune.rollouts.credit import Rloo
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.rollouts.storage import read_episodes, read_trajectories
 from treetune.rollouts.unavailable import NothingGraded

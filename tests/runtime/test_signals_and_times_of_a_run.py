@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from tests.runtime.in_process import small, train
-from treetune.rollouts.storage import read_episodes
-from treetune.rollouts.token_signals import SIGNALS, read_token_signals
+from treetune.rollouts.storage import SIGNALS, read_episodes, read_token_signals
 from treetune.store.checksums import read_record
 from treetune.store.timeline import read_timeline
 

@@ -19,10 +19,9 @@ from treetune.rollouts.storage import read_episodes, read_trajectories
 from treetune.runtime import commands, generation
 from treetune.runtime.base import Evaluation, EvaluationSet, PolicyIteration
 from treetune.store.checksums import read_record
-from treetune_threads.acceleration import Acceleration
+from treetune_threads.format import TAGS
 from treetune_threads.parallel_threads import ParallelThreads
-from treetune_threads.reference_lengths import Measured, Running, Total
-from treetune_threads.tags import TAGS
+from treetune_threads.shaping import Acceleration, Measured, Running, Total
 
 MODEL = TinyModel(
     layers=1, hidden_size=64, heads=2, intermediate_size=96, context_length=64, added_tokens=TAGS

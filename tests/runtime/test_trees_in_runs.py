@@ -20,11 +20,10 @@ from treetune.rollouts.storage import read_episodes, read_trajectories
 from treetune.runtime import generation
 from treetune.runtime.base import PolicyIteration
 from treetune.tree import trees_of
-from treetune_lab.trees.at_states import AtStates
+from treetune_lab.trees.branching import AtStates, LeastSure
 from treetune_lab.trees.credit import TreeCredit
-from treetune_lab.trees.least_sure import LeastSure
 from treetune_lab.trees.rollout import TreeRollout
-from treetune_lab.values.every_n_tokens import EveryNTokens
+from treetune_lab.values.states import EveryNTokens
 
 
 @dataclass(frozen=True, kw_only=True)

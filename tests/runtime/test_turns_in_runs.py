@@ -15,15 +15,13 @@ from tests.support.unruly_environment import Unruly
 from treetune.inference.base import Engine, EngineError
 from treetune.inference.served_models import Engines
 from treetune.models.tokenizer import character_tokenizer
-from treetune.rollouts.credit.gae import Gae
-from treetune.rollouts.credit.group import Group
-from treetune.rollouts.credit.monte_carlo import MonteCarlo
+from treetune.rollouts.credit import Gae, Group
+from treetune.rollouts.monte_carlo import MonteCarlo
 from treetune.rollouts.storage import read_episodes, read_trajectories
 from treetune.runtime.base import Evaluation, EvaluationSet, PolicyIteration
 from treetune.runtime.commands import run_iteration_loop
 from treetune_domains.environments.task import EnvironmentTask
-from treetune_domains.turns.multi_turn import MultiTurn
-from treetune_domains.turns.states import TurnStates
+from treetune_domains.multi_turn import MultiTurn, TurnStates
 
 MOODS = ("calm", "calm", "hangs", "calm", "dies", "says a megabyte", "is closed", "calm")
 

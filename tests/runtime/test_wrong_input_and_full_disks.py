@@ -27,7 +27,7 @@ from tests.support.faults import CONFIG, ROOT
 from treetune.inference.base import EngineError
 from treetune.models import policy_files
 from treetune.models.pretrained import PretrainedModel
-from treetune.rollouts.selection.mixed_groups import MixedGroups
+from treetune.rollouts.selection import MixedGroups
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.runtime import commands
 from treetune.runtime.base import Evaluation, EvaluationSet

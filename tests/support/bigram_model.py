@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from treetune.models.sources import TinyModel
 from treetune.vocabulary import TextCodec
-from treetune_threads.tags import TAGS
+from treetune_threads.format import TAGS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -103,7 +103,7 @@ class Case:
         """Bytes at the peak of an iteration's training, the second, when all states are there."""
         from tests.trainers.helpers import critic_of
         from treetune.models.logprobs import Nucleus
-        from treetune.rollouts.credit.gae import Gae
+        from treetune.rollouts.credit import Gae
         from treetune.trainers.core import PolicyTrainer
         from treetune.trainers.ranks import Ranks
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treetune.vocabulary import TokenIds
-from treetune_threads.counting import ThreadCounts, count
-from treetune_threads.tags import TAGS as ALL_TAGS
-from treetune_threads.tags import TagIds
+from treetune_threads.format import TAGS as ALL_TAGS
+from treetune_threads.format import TagIds
+from treetune_threads.numbers import ThreadCounts, count
 
 TAGS = TagIds(parallel=1, end_parallel=2, outlines=3, end_outlines=4, thread=5, end_thread=6)
 OPEN, CLOSE, THREAD, END = (TAGS.parallel,), (TAGS.end_parallel,), (TAGS.thread,), (TAGS.end_thread,)

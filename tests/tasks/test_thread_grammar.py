@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treetune.vocabulary import Branch
-from treetune_threads.faults import faults
-from treetune_threads.grammar import (
+from treetune_threads.format import (
+    TAGS,
     Numbers,
     TextSegment,
+    faults,
     outline_numbers,
     text_segments,
     without_threads,
 )
-from treetune_threads.tags import TAGS
 
 BLOCK = (
     "<Parallel>\n<Outlines>\n<Outline>1: one</Outline>\n<Outline>2: two</Outline>\n</Outlines>\n"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.trainers.helpers import critic_of, episodes, one_rank, tiny_model
-from treetune.rollouts.credit.gae import Gae
+from treetune.rollouts.credit import Gae
 from treetune.trainers.base import Trainer
 from treetune.trainers.core import PolicyTrainer
 from treetune.trainers.deepspeed_model import torch_dtype, training_state, visiting, weights_of

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from treetune.rollouts.credit.gae import Gae
+from treetune.rollouts.credit import Gae
 from treetune.trainers.objectives.base import TokenBatch, kl_estimate
 from treetune.trainers.objectives.mle import MaximumLikelihood
 from treetune.trainers.objectives.policy_gradient import (

@@ -11,7 +11,7 @@ import torch
 
 import treetune.parts  # noqa: F401  (registers them)
 from tests.trainers.helpers import critic_of
-from treetune.rollouts.credit.gae import Gae
+from treetune.rollouts.credit import Gae
 from treetune.trainers.base import Trainer
 from treetune.trainers.objectives.base import Objective
 from treetune.trainers.objectives.mle import MaximumLikelihood

@@ -14,7 +14,7 @@ import torch
 
 from tests.trainers.helpers import episodes, one_rank, tiny_model
 from treetune.models.logprobs import Nucleus
-from treetune.rollouts.token_signals import (
+from treetune.rollouts.storage import (
     TokenSignals,
     read_token_signals,
     write_token_signals,

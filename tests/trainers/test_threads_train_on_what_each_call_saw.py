@@ -10,7 +10,7 @@ import torch
 from tests.trainers.helpers import Call, critic_of, one_rank, paired_episodes, threaded_episodes, tiny_model
 from tests.trainers.test_update_does_not_depend_on_the_cut import OBJECTIVES
 from tests.trainers.update_program import made
-from treetune.rollouts.credit.gae import Gae
+from treetune.rollouts.credit import Gae
 from treetune.trainers.base import Trainer
 from treetune.trainers.batches import micro_batches
 from treetune.trainers.core import PolicyTrainer

@@ -9,7 +9,7 @@ import torch
 
 from tests.trainers.helpers import critic_of, episodes, one_rank, paired_episodes, tiny_model
 from treetune.models.logprobs import ModelInputs, PolicyModule
-from treetune.rollouts.credit.gae import Gae
+from treetune.rollouts.credit import Gae
 from treetune.trainers.base import Trainer, Warmup
 from treetune.trainers.core import PolicyTrainer
 from treetune.trainers.objectives.base import Objective

@@ -30,7 +30,7 @@ def update(settings: dict[str, Any], out: Path, ranks: Any) -> None:
     from treetune.inference.base import Completion, Request, SamplingParams
     from treetune.models import logprobs
     from treetune.models.lora import Lora
-    from treetune.rollouts.credit.gae import Gae
+    from treetune.rollouts.credit import Gae
     from treetune.rollouts.storage import write_episodes
     from treetune.runtime.columns_of_ranks import stored_for_all
     from treetune.trainers import core

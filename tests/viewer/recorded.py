@@ -11,8 +11,15 @@ from typing import Any
 import numpy as np
 
 from tests.reports.synthetic import CODEC, metrics_row
-from treetune.rollouts.storage import TOKENS, write_episodes, write_tokens, write_trajectories
-from treetune.rollouts.token_signals import SIGNALS, TokenSignals, write_token_signals
+from treetune.rollouts.storage import (
+    SIGNALS,
+    TOKENS,
+    TokenSignals,
+    write_episodes,
+    write_token_signals,
+    write_tokens,
+    write_trajectories,
+)
 from treetune.runtime.directory import ExperimentDirectory
 from treetune.runtime.evaluation import summarise, write_evaluation
 from treetune.store.checksums import write_record

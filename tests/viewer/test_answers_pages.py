@@ -15,13 +15,13 @@ from tests.reports.synthetic import CODEC
 from tests.viewer.recorded import begin_run, episode, record_iteration, recorded_run, trajectory
 from treetune.inference.base import Completion, SamplingParams
 from treetune.inference.journal import journal_row, request_key
+from treetune.rollouts.states import OneLineState
 from treetune.rollouts.storage import write_episodes, write_trajectories
-from treetune.rollouts.values.base import Beginning, FixedBudget
+from treetune.rollouts.values import Beginning, FixedBudget
 from treetune.runtime.directory import _LOCKS
 from treetune.store.journal import Journal
 from treetune.tasks.arithmetic import AdditionChain
 from treetune.vocabulary import Segment, Stretch
-from treetune_lab.values.one_line import OneLineState
 from treetune_view.page import SEEN
 from treetune_view.pages import problem
 from treetune_view.pages.answers import parsed

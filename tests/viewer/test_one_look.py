@@ -8,7 +8,7 @@ import re
 from starlette.testclient import TestClient
 
 from tests.viewer.recorded import recorded_run
-from treetune.rollouts.step_credit import step_credit
+from treetune_lab.analyzers.step_credit import step_credit
 from treetune_view.report.html import write_report
 from treetune_view.report.pages import DRAWINGS, LOOK
 from treetune_view.store import Store

@@ -1,22 +1,59 @@
-"""The first three of the four choices (rollout, credit and selection), shaping, and what they are given."""
+"""Three of the four choices of a method (rollout, credit and selection), and shaping."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+from annotated_types import Gt
 
 from treetune import contracts
 from treetune.config.registrable import Registrable
-from treetune.contracts import Need
+from treetune.contracts import Experiment, Finding, Need
 from treetune.inference.base import SamplingParams
 from treetune.rollouts.context import RolloutContext
-from treetune.rollouts.critic import CriticSettings
 from treetune.tasks.base import Task
 from treetune.tree import Tree, answers_of
-from treetune.vocabulary import Episode, Metrics, Problem, TextCodec, Trajectory
+from treetune.vocabulary import Column, Episode, Metrics, Problem, TextCodec, Trajectory
 
 if TYPE_CHECKING:
-    from treetune.rollouts.values.early import EarlyContinuations
+    from treetune.rollouts.values import EarlyContinuations
+
+
+@dataclass(frozen=True)
+class Critic:
+    """The critic of the run, as it is before the iteration's training: a service of contexts."""
+
+    values: Callable[[Sequence[Trajectory]], list[Column]]
+    """Returns for each answer of this rank the value of the state before each response token; nan before
+    tokens that nobody sampled. Collective."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriticSettings:
+    """How the critic is trained: a copy of the start model with a linear head and an optimiser of its own,
+    which has the trainer's schedule, precision and sharding.
+
+    `learning_rate` None is the policy's. `value_clip` bounds how far a value may move from what
+    it was before the iteration's training while that still lowers the loss (Schulman et al.'s code of
+    PPO); None: there is no bound.
+    """
+
+    learning_rate: Annotated[float, Gt(0)] | None = None
+    value_clip: Annotated[float, Gt(0)] | None = 0.2
+
+
+def check_critic_goes_on(experiment: Experiment, what: str, remedy: str) -> Iterator[Finding]:
+    """What is wrong where training begins again in every iteration. `what` has the critic; `remedy` is one
+    way to do without."""
+    if experiment.restart == "every_iteration":
+        yield Finding(
+            f"restart 'every_iteration' throws away what was trained, and the critic of {what} goes on"
+            " learning",
+            "$.restart",
+            f"set restart to 'never', or {remedy}",
+        )
 
 
 class Rollout(Registrable):
@@ -196,7 +233,7 @@ class GroupCredit(Credit):
         raise NotImplementedError
 
     def assign(self, context: RolloutContext, trees: Sequence[Tree]) -> tuple[list[Episode], Metrics]:
-        from treetune.rollouts.credit.episodes import whole_answer
+        from treetune.rollouts.credit import whole_answer
 
         advantages: list[float] = []
         for tree in trees:

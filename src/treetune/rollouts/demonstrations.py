@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from annotated_types import Gt
 
@@ -17,8 +17,17 @@ from treetune.rollouts.metrics import trajectory_metrics
 from treetune.rollouts.numbers import measured
 from treetune.seeds import derive_seed
 from treetune.tree import Tree, answers_of, trees_of
-from treetune.vocabulary import Grade, Metrics, Problem, Segment, TokenIds, Trajectory, joined
-from treetune_threads.demonstrated import demonstrated_segments, lacking_tags
+from treetune.vocabulary import (
+    Grade,
+    Metrics,
+    Problem,
+    Segment,
+    TextCodec,
+    TokenIds,
+    Trajectory,
+    joined,
+    token_array,
+)
 
 TAKEN_FOR_RIGHT = Grade(reward=1.0, outcome="ok")
 
@@ -59,7 +68,8 @@ class Demonstrations(Rollout):
         except ValueError as error:
             yield Finding.of(error, "$.task")
             return
-        yield from lacking_tags(texts, experiment.model.single_tokens())
+        for form in _FORMATS.values():
+            yield from form.check(texts, experiment.model.single_tokens())
         written = zip(problems, texts, strict=True)
         lengths = experiment.model.prompt_tokens([problem.prompt + text for problem, text in written])
         if lengths and max(lengths) >= experiment.context_length and self.too_long == "stop":
@@ -79,7 +89,7 @@ class Demonstrations(Rollout):
         for problem in share:
             for sample in range(self.samples):
                 seed = derive_seed(context.seed, context.iteration, problem.id, sample, "demonstration")
-                segments = demonstrated_segments(
+                segments = _segments(
                     context.codec, problem, context.task.of(problem).demonstration(problem, seed)
                 )
                 response_ids = joined([segment.token_ids for segment in segments])
@@ -110,6 +120,42 @@ class Demonstrations(Rollout):
             everyones = context.ranks.exchange("left-out", [left_out])
             metrics["episodes/left_out"] = float(sum(chain.from_iterable(everyones)))
         return trees, metrics
+
+
+class DemonstrationFormat:
+    """A form of text whose demonstrations become the segments that a rollout would have made of them."""
+
+    @classmethod
+    def register(cls, name: str) -> Callable[[type[Format]], type[Format]]:
+        """Class decorator: ``@DemonstrationFormat.register("threads")``."""
+
+        def add(form: type[Format]) -> type[Format]:
+            _FORMATS[name] = form()
+            return form
+
+        return add
+
+    def check(self, texts: Sequence[str], single_tokens: frozenset[str] | None) -> Iterable[Finding]:
+        """Returns the findings on a task's first demonstrations. `single_tokens` are the tokenizer's; None:
+        nobody knows them yet."""
+        return ()
+
+    def segments(self, codec: TextCodec, problem: Problem, text: str) -> tuple[Segment, ...] | None:
+        """Returns the segments of a demonstration, the last one with the end token; None for a text of
+        another form. Raises ValueError for a text that a rollout couldn't make."""
+        raise NotImplementedError
+
+
+Format = TypeVar("Format", bound=DemonstrationFormat)
+
+_FORMATS: dict[str, DemonstrationFormat] = {}
+
+
+def _segments(codec: TextCodec, problem: Problem, text: str) -> tuple[Segment, ...]:
+    for form in _FORMATS.values():
+        if (segments := form.segments(codec, problem, text)) is not None:
+            return segments
+    return (Segment(joined([codec.encode_answer(problem, text), token_array([codec.eos_id])])),)
 
 
 def _step_ends(

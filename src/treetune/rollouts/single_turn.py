@@ -1,4 +1,4 @@
-"""n answers to each problem, each sampled from the prompt to its end."""
+"""Independent answers to each problem, each sampled from the prompt to its end."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from treetune.rollouts.context import AnswerObserver, RolloutContext
 from treetune.rollouts.metrics import trajectory_metrics
 from treetune.rollouts.numbers import measured
 from treetune.seeds import derive_seed
+from treetune.tasks.base import Task
 from treetune.tree import Tree, answers_of
-from treetune.vocabulary import Grade, Metrics, Problem, Trajectory
+from treetune.vocabulary import Grade, Metrics, Problem, TextCodec, Trajectory
 
 
 @Rollout.register("single_turn")
@@ -161,3 +162,40 @@ def sample_answers(
                 step_ends=answer.step_ends,
             )
     return trees
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutAround(Rollout):
+    """How answers are made and sampled is the inner `rollout`'s affair."""
+
+    rollout: Rollout
+
+    @property
+    def gives(self) -> tuple[Feature, ...]:
+        return self.rollout.gives
+
+    @property
+    def samples(self) -> int:  # type: ignore[override]
+        return self.rollout.samples
+
+    @property
+    def unfinished_reward(self) -> float | None:  # type: ignore[override]
+        return self.rollout.unfinished_reward
+
+    @property
+    def max_prompt_tokens(self) -> int | None:  # type: ignore[override]
+        return self.rollout.max_prompt_tokens
+
+    @property
+    def sampling(self) -> SamplingParams | None:
+        return self.rollout.sampling
+
+    @property
+    def sampler(self) -> Rollout:
+        return for_fixed_problems(self.rollout)
+
+    def missing(self, task: Task) -> Sequence[str]:
+        return self.rollout.missing(task)
+
+    def prepare(self, codec: TextCodec) -> None:
+        self.rollout.prepare(codec)

@@ -1,19 +1,16 @@
-"""Trajectories and episodes as Arrow IPC streams: whole files or none, read back exactly.
-
-Also in memory, for what the ranks of a run hand each other. No file has the text of single tokens: whoever
-shows them looks it up in the experiment's `TOKENS`.
-"""
+"""Episodes, trajectories, signals of tokens and texts of tokens in sealed Arrow files."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from treetune.store.checksums import SEALED, SealingFile, verify_once, verify_stream
 from treetune.store.files import whole_file
-from treetune.vocabulary import Episode, Trajectory
+from treetune.vocabulary import Column, Columnar, Episode, Trajectory
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -42,7 +39,7 @@ def write_episodes(path: Path, episodes: Sequence[Episode], codec: TextCodec | N
 def read_episodes(path: Path) -> list[Episode]:
     """What `write_episodes` wrote. Raises ValueError for a file that is not whole, not as it was written or
     not of that kind, FileNotFoundError for none."""
-    from treetune.rollouts.episode_rows import episodes_of
+    from treetune.rollouts.rows import episodes_of
 
     return read_rows(path, "episodes", episodes_of, REMEDY)
 
@@ -61,7 +58,7 @@ class StoredEpisodes(Collection[Episode]):
         return self._count
 
     def __iter__(self) -> Iterator[Episode]:
-        from treetune.rollouts.episode_rows import episodes_of
+        from treetune.rollouts.rows import episodes_of
 
         with self.path.open("rb") as file:
             yield from _rows_in_turn(file, str(self.path), "episodes", episodes_of, _AGAIN)
@@ -79,7 +76,7 @@ def write_trajectories(path: Path, trajectories: Sequence[Trajectory]) -> None:
 
 def read_trajectories(path: Path) -> list[Trajectory]:
     """What `write_trajectories` wrote. Raises as `read_episodes` does."""
-    from treetune.rollouts.trajectory_rows import trajectories_of
+    from treetune.rollouts.rows import trajectories_of
 
     return read_rows(path, "trajectories", trajectories_of, REMEDY)
 
@@ -90,7 +87,7 @@ def episodes_to_bytes(episodes: Sequence[Episode]) -> bytes:
 
 
 def episodes_from_bytes(data: bytes) -> list[Episode]:
-    from treetune.rollouts.episode_rows import episodes_of
+    from treetune.rollouts.rows import episodes_of
 
     return _rows(data, "what a rank sent", "episodes", episodes_of)
 
@@ -101,7 +98,7 @@ def trajectories_to_bytes(trajectories: Sequence[Trajectory]) -> bytes:
 
 
 def trajectories_from_bytes(data: bytes) -> list[Trajectory]:
-    from treetune.rollouts.trajectory_rows import trajectories_of
+    from treetune.rollouts.rows import trajectories_of
 
     return _rows(data, "what a rank sent", "trajectories", trajectories_of)
 
@@ -167,17 +164,17 @@ def _sealed(path: Path) -> Iterator[SealingFile]:
 
 
 def _stream_episodes(sink: Any, episodes: Sequence[Episode], codec: TextCodec | None) -> None:
-    from treetune.rollouts.episode_rows import columns_of, schema_of
+    from treetune.rollouts.rows import episode_columns, episode_schema
 
-    schema = _counted(schema_of(episodes, codec), "episodes", episodes)
-    _stream(sink, schema, _batches(schema, episodes, columns_of(codec)))
+    schema = _counted(episode_schema(episodes, codec), "episodes", episodes)
+    _stream(sink, schema, _batches(schema, episodes, episode_columns(codec)))
 
 
 def _stream_trajectories(sink: Any, trajectories: Sequence[Trajectory]) -> None:
-    from treetune.rollouts.trajectory_rows import columns_of, schema_of
+    from treetune.rollouts.rows import trajectory_columns, trajectory_schema
 
-    schema = _counted(schema_of(trajectories), "trajectories", trajectories)
-    _stream(sink, schema, _batches(schema, trajectories, columns_of))
+    schema = _counted(trajectory_schema(trajectories), "trajectories", trajectories)
+    _stream(sink, schema, _batches(schema, trajectories, trajectory_columns))
 
 
 def _bytes_of(stream: Callable[[Any], None]) -> bytes:
@@ -258,3 +255,65 @@ def _rows_said(reader: Any, name: str, kind: str) -> int:
     if metadata.get(b"treetune") != kind.encode():
         raise ValueError(f"{name} holds no {kind}, but {metadata.get(b'treetune')!r}")
     return int(metadata[b"rows"])
+
+
+SIGNALS = "token_signals.arrow"
+"""In an iteration's folder. Row i is of episode i of ``episodes.arrow``."""
+
+SIGNALS_REMEDY = "delete it: nothing is trained on it"
+
+
+@dataclass(frozen=True, eq=False)
+class TokenSignals(Columnar):
+    """Of one episode: float32 for each of its trained tokens, in their order; NaN where the trainer does not
+    know.
+
+    `logprobs` and `entropies` (nats) are the policy's before the iteration's first update, of the whole
+    distribution at the rollout's temperature. `gaps` are the trainer's log-probs minus the engine's, both of
+    what was sampled from; None where the engine's are not there.
+    """
+
+    trajectory: str
+    logprobs: Column
+    entropies: Column
+    gaps: Column | None
+
+
+def write_token_signals(path: Path, rows: Sequence[TokenSignals]) -> None:
+    """One column per field: at most 12 bytes for each trained token, before compression."""
+    from treetune.rollouts.storage import write_rows
+
+    write_rows(path, "token signals", rows, _schema(), _columns)
+
+
+def read_token_signals(path: Path) -> list[TokenSignals]:
+    """What `write_token_signals` wrote. Raises as `read_episodes` does."""
+    from treetune.rollouts.storage import read_rows
+
+    return read_rows(path, "token signals", signals_of, SIGNALS_REMEDY)
+
+
+def signals_of(batch: pa.RecordBatch) -> Iterator[TokenSignals]:
+    from treetune.rollouts.rows import rows_of
+
+    numbers = (rows_of(batch[name]) for name in ("logprobs", "entropies", "gaps"))
+    for trajectory, logprobs, entropies, gaps in zip(batch["trajectory"].to_pylist(), *numbers, strict=True):
+        assert logprobs is not None and entropies is not None, "these columns have no null"
+        yield TokenSignals(trajectory, logprobs, entropies, gaps)
+
+
+def _schema() -> pa.Schema:
+    import pyarrow as pa
+
+    numbers = pa.list_(pa.float32())
+    return pa.schema({"trajectory": pa.string(), "logprobs": numbers, "entropies": numbers, "gaps": numbers})
+
+
+def _columns(rows: Sequence[TokenSignals], schema: pa.Schema) -> list[pa.Array]:
+    import pyarrow as pa
+
+    from treetune.rollouts.rows import lists
+
+    names = [field.name for field in schema if field.name != "trajectory"]
+    own = [lists([getattr(row, name) for row in rows], schema.field(name).type) for name in names]
+    return [pa.array([row.trajectory for row in rows], pa.string()), *own]

@@ -10,10 +10,10 @@ from annotated_types import Gt
 
 from treetune.contracts import Answers, Experiment, Finding, Need, SampledAnswers, UseOfAdvantages
 from treetune.rollouts.answers import contiguous_share, rank_share
-from treetune.rollouts.around_another import RolloutAround
 from treetune.rollouts.base import Rollout
 from treetune.rollouts.context import FurtherProblems, RolloutContext
 from treetune.rollouts.metrics import mean, trajectory_metrics
+from treetune.rollouts.single_turn import RolloutAround
 from treetune.rollouts.storage import trajectories_from_bytes, trajectories_to_bytes
 from treetune.tree import Tree, answers_of, trees_of
 from treetune.vocabulary import Metrics, Problem

@@ -8,8 +8,8 @@ import numpy as np
 
 from treetune.rollouts import unavailable
 from treetune.rollouts.context import RolloutContext
-from treetune.rollouts.domain_numbers import domain_advantages
-from treetune.rollouts.shaping.applied import shaped
+from treetune.rollouts.metrics import domain_advantages
+from treetune.rollouts.shaping import shaped
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.columns_of_ranks import episodes_on_first
 from treetune.trainers.ranks import Ranks

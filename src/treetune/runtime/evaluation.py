@@ -11,7 +11,7 @@ from typing import Any
 
 from treetune.rollouts import unavailable
 from treetune.rollouts.base import Rollout
-from treetune.rollouts.domain_numbers import PREFIX
+from treetune.rollouts.metrics import PREFIX
 from treetune.rollouts.numbers import by_group, columns, evaluated, number_metrics
 from treetune.runtime.base import EvaluationSet, PolicyIteration
 from treetune.runtime.claims import Claim

@@ -13,6 +13,7 @@ from treetune.rollouts import unavailable
 from treetune.rollouts.answers import contiguous_share
 from treetune.rollouts.context import CarryOver, FurtherProblems, ShapingMemory
 from treetune.rollouts.storage import (
+    SIGNALS,
     TOKENS,
     StoredEpisodes,
     read_episodes,
@@ -21,8 +22,7 @@ from treetune.rollouts.storage import (
     write_tokens,
     write_trajectories,
 )
-from treetune.rollouts.token_signals import SIGNALS
-from treetune.rollouts.values.early import EarlyContinuations
+from treetune.rollouts.values import EarlyContinuations
 from treetune.runtime import stop_after
 from treetune.runtime.carried import carried_over, carry_over
 from treetune.runtime.clock import Clock

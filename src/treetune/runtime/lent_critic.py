@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from treetune.rollouts.credit.episodes import unlearnt
-from treetune.rollouts.critic import Critic
+from treetune.rollouts.base import Critic
+from treetune.rollouts.credit import unlearnt
 from treetune.runtime.columns_of_ranks import episodes_everywhere
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.session import Session

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 from treetune.contracts import PHASE_SERVICES, RUN_SERVICES
 from treetune.inference.journal import Hear, JournaledEngine
-from treetune.rollouts.base import Rollout
+from treetune.rollouts.base import Critic, Rollout
 from treetune.rollouts.context import AnswerSettings, Log, RolloutContext
-from treetune.rollouts.critic import Critic
 from treetune.rollouts.single_turn import for_fixed_problems
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.session import Session

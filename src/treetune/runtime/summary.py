@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from treetune.rollouts.domain_numbers import name_in
+from treetune.rollouts.metrics import name_in
 from treetune.rollouts.numbers import in_words
 from treetune.runtime.console import duration
 

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from treetune.rollouts.token_signals import SIGNALS, write_token_signals
+from treetune.rollouts.storage import SIGNALS, write_token_signals
 from treetune.runtime.base import ChoiceRule, ChooseCheckpoint
 from treetune.runtime.clock import Clock
 from treetune.runtime.directory import ANSWERS, MEASURE_AGAIN, verify_answers

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from treetune.models.logprobs import Nucleus
-from treetune.rollouts.critic import CriticSettings
-from treetune.rollouts.token_signals import TokenSignals
+from treetune.rollouts.base import CriticSettings
+from treetune.rollouts.storage import TokenSignals
 from treetune.seeds import derived_random
 from treetune.trainers.base import Trainer
 from treetune.trainers.batches import Minibatch, sequences_of_rank

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from treetune.rollouts.token_signals import TokenSignals
+from treetune.rollouts.storage import TokenSignals
 from treetune.trainers.base import Trainer
 from treetune.trainers.objectives.base import kl_estimate
 from treetune.trainers.scoring import Scored

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from treetune.models.logprobs import Nucleus
-from treetune.rollouts.critic import CriticSettings
+from treetune.rollouts.base import CriticSettings
 from treetune.trainers.base import EntropyTarget
 from treetune.trainers.batches import MicroBatch, Minibatch
 from treetune.trainers.deepspeed_model import DeepSpeedModel

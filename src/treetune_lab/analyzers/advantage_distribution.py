@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from annotated_types import Gt
 
 from treetune.contracts import Advantages, Need
-from treetune.rollouts.credit.monte_carlo import step_advantages
+from treetune.rollouts.monte_carlo import step_advantages
 from treetune.runtime.analysis import Analyzer, Findings
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.directory import ExperimentDirectory

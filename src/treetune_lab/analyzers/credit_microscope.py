@@ -12,8 +12,7 @@ from annotated_types import Ge, Gt
 
 from treetune.contracts import Finding, Need, OneLine
 from treetune.rollouts.base import Credit
-from treetune.rollouts.selection.all import All
-from treetune.rollouts.step_credit import StepCredit, step_credit
+from treetune.rollouts.selection import All
 from treetune.runtime.analysis import ONE_LINE_REMEDY, Analyzer, Findings
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.directory import ExperimentDirectory
@@ -22,6 +21,7 @@ from treetune.vocabulary import Episode, TextCodec, Trajectory
 from treetune_lab.analyzers.credit_bench import critics_asked_for
 from treetune_lab.analyzers.figures import COLOURS, MARKS, legend_below, panels, points_with_bars
 from treetune_lab.analyzers.points import Chosen, OfIterations, iterations_with, unanswered
+from treetune_lab.analyzers.step_credit import StepCredit, step_credit
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -198,8 +198,8 @@ class CreditMicroscope(OfIterations):
     def _truths(
         self, sampler: Sampler, point: int, chosen: Sequence[Trajectory], work: Path
     ) -> dict[str, StepCredit]:
-        from treetune.rollouts.credit.monte_carlo import step_advantages
-        from treetune.rollouts.values.valuation import mean_of
+        from treetune.rollouts.monte_carlo import step_advantages
+        from treetune.rollouts.valuation import mean_of
         from treetune_lab.analyzers.stored import context_at
         from treetune_lab.analyzers.true_values import TRUTH as PURPOSE
         from treetune_lab.analyzers.true_values import continued

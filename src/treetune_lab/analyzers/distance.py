@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from annotated_types import Gt
 
-from treetune.rollouts.credit.episodes import unlearnt
+from treetune.rollouts.credit import unlearnt
 from treetune.runtime.analysis import Analyzer, Findings
 from treetune.tasks.base import Split
 from treetune.trainers.objectives.base import KlEstimator, kl_estimate

@@ -225,7 +225,7 @@ def _gradients(session: Session, point: int, episodes: Sequence[Episode], batch:
     """Flat, in float64, one for each whole batch."""
     import torch
 
-    from treetune.rollouts.credit.outcome import Outcome
+    from treetune.rollouts.credit import Outcome
     from treetune.trainers.objectives.policy_gradient import ClippedPolicyGradient
     from treetune.trainers.tokens import Sequences
     from treetune_lab.analyzers.stored import StoredModels

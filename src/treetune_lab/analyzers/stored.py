@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from treetune.models.logprobs import CriticModule, ModelInputs, PolicyModule
-from treetune.rollouts.base import Rollout
+from treetune.rollouts.base import Critic, Rollout
 from treetune.rollouts.context import RolloutContext
-from treetune.rollouts.critic import Critic
 from treetune.rollouts.single_turn import for_fixed_problems
 from treetune.rollouts.storage import read_trajectories
 from treetune.runtime.base import PolicyIteration

@@ -15,14 +15,14 @@ from annotated_types import Gt
 from treetune.config.registrable import Registrable
 from treetune.contracts import Finding
 from treetune.rollouts.context import RolloutContext
+from treetune.rollouts.states import StepBoundaries
 from treetune.rollouts.unavailable import NothingGraded
-from treetune.rollouts.values.base import Estimate, FixedBudget
-from treetune.rollouts.values.estimation import Wanted, estimates
-from treetune.rollouts.values.step_boundaries import StepBoundaries
+from treetune.rollouts.valuation import Wanted, estimates
+from treetune.rollouts.values import Estimate, FixedBudget
 from treetune.runtime.base import PolicyIteration
 from treetune.seeds import derive_seed, derived_random
 from treetune.vocabulary import Problem, Segment, TokenIds, Trajectory, joined, token_array
-from treetune_lab.decisions import KnowsDecisions
+from treetune_lab.signposts import KnowsDecisions
 
 if TYPE_CHECKING:
     import numpy as np

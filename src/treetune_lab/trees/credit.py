@@ -13,11 +13,10 @@ from annotated_types import Ge
 from treetune.contracts import Advantages, Answers, CreditForRewards, CreditForTrees, Need, OneLine
 from treetune.rollouts.base import THREADS_REMEDY, Credit
 from treetune.rollouts.context import RolloutContext
-from treetune.rollouts.credit.episodes import advantage_metrics, episode_of
+from treetune.rollouts.credit import advantage_metrics, episode_of
 from treetune.rollouts.metrics import mean
-from treetune.tree import ROOT, Tree
+from treetune.tree import ROOT, Sharing, Tree
 from treetune.vocabulary import Episode, Metrics
-from treetune_lab.trees.sharing import Sharing
 
 Advantage = Literal["leave_one_out", "local", "global_and_local", "subgroups"]
 Weight = Literal["reach", "once", "each"]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from treetune.rollouts.step_credit import Shown, step_credit
+from treetune_lab.analyzers.step_credit import Shown, step_credit
 
 
 @dataclass(frozen=True)

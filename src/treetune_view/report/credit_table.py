@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from treetune.rollouts.step_credit import Shown
+from treetune_lab.analyzers.step_credit import Shown
 
 
 @dataclass(frozen=True)

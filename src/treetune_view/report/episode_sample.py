@@ -81,7 +81,7 @@ def _rows(table: pa.Table) -> list[dict[str, Any]]:
     import numpy as np
     import pyarrow.compute as pc
 
-    from treetune.rollouts.columns import rows_of
+    from treetune.rollouts.rows import rows_of
 
     rows = table.select([name for name in TO_CHOOSE_BY if name in table.column_names]).to_pylist()
     lengths = pc.list_value_length(table["response_ids"]).to_pylist()

@@ -51,10 +51,10 @@ def _request(config: Mapping[str, Any], answer: Answer, start: int) -> Request:
     from treetune.config.errors import ConfigError
     from treetune.rollouts.base import Credit, Rollout
     from treetune.rollouts.context import AnswerSettings
-    from treetune.rollouts.credit.monte_carlo import MonteCarlo
+    from treetune.rollouts.monte_carlo import MonteCarlo
     from treetune.rollouts.single_turn import SingleTurn
-    from treetune.rollouts.values.base import Beginning
-    from treetune_lab.values.one_line import continuations_asked_for
+    from treetune.rollouts.states import continuations_asked_for
+    from treetune.rollouts.values import Beginning
 
     try:  # with a key of their own, so that nothing of a user's package is imported
         credit = build(Credit, config.get("credit"), key=("credit",))

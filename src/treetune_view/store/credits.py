@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from treetune.rollouts.step_credit import Shown
 from treetune.runtime.analysis import read_result
+from treetune_lab.analyzers.step_credit import Shown
 from treetune_view.report.credit_table import Cell, Method, method_of
 from treetune_view.store.catalogue import stat_of
 from treetune_view.store.whole_answers import Answer

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from treetune.rollouts.token_signals import SIGNALS
+from treetune.rollouts.storage import SIGNALS
 from treetune_view.store.catalogue import Run, stat_of
 
 Kind = Literal["iteration", "evaluation"]

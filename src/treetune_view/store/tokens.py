@@ -92,7 +92,7 @@ def _normalised(
 @functools.lru_cache(maxsize=64)
 def _spreads(path: Path, stat: object) -> dict[str, tuple[int, float, float]]:
     """Of each domain's trained tokens: how many, the sum of their advantages, and that of the squares."""
-    from treetune.rollouts.columns import rows_of
+    from treetune.rollouts.rows import rows_of
 
     found: dict[str, tuple[int, float, float]] = {}
     walking = walk(path, ["advantages", "trained", "domain"])

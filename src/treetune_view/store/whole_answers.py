@@ -17,7 +17,7 @@ from treetune_view.store.sources import Source
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from treetune.rollouts.token_signals import TokenSignals
+    from treetune.rollouts.storage import TokenSignals
     from treetune.vocabulary import Episode, Trajectory
 
 
@@ -71,13 +71,13 @@ def answer_at(one: Indexed, row: Mapping[str, Any]) -> Answer:
         return Answer(row, one.source, line=_line(one.source.path, row["place"]))
     trajectory, episodes, signals = None, list[Any](), list[Any]()
     if one.about.answers is not None:
-        from treetune.rollouts.trajectory_rows import trajectories_of
+        from treetune.rollouts.rows import trajectories_of
 
         [trajectory] = trajectories_of(_one_row(one.source.path, one.about.answers, row["place"]))
         if trajectory.id != row["answer"]:
             raise ValueError(f"{one.source.path} was written anew just now: ask again")
     if one.about.episodes is not None and one.source.episodes is not None:
-        from treetune.rollouts.episode_rows import episodes_of
+        from treetune.rollouts.rows import episodes_of
 
         first = row["place"] if one.about.answers is None else row.get("episode_place")
         last = first if one.about.answers is None else row.get("episode_last")
@@ -91,7 +91,7 @@ def answer_at(one: Indexed, row: Mapping[str, Any]) -> Answer:
 
 def _signals_at(one: Indexed, place: int) -> list[TokenSignals]:
     """Those of an episode, where its source has any."""
-    from treetune.rollouts.token_signals import signals_of
+    from treetune.rollouts.storage import signals_of
 
     if one.about is None or one.about.signals is None or one.source.signals is None:
         return []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from treetune.rollouts.domain_numbers import PREFIX, name_in
+from treetune.rollouts.metrics import PREFIX, name_in
 from treetune_view.report.charts import Series, accuracy_chart, line_chart
 from treetune_view.report.directions import better_of
 from treetune_view.report.experiment import Experiment

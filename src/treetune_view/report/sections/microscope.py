@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from treetune.rollouts.step_credit import step_credit
 from treetune.rollouts.storage import TOKENS, read_episodes, read_tokens
 from treetune.runtime.analysis import read_result
 from treetune.vocabulary import Episode
+from treetune_lab.analyzers.step_credit import step_credit
 from treetune_view.report.charts import number
 from treetune_view.report.credit_table import method_of
 from treetune_view.report.experiment import Experiment

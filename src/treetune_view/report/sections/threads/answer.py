@@ -11,9 +11,8 @@ from statistics import fmean
 from typing import Any, Literal
 
 from treetune.vocabulary import Segment, token_array
-from treetune_threads.counting import ThreadCounts, count
-from treetune_threads.numbers import critical_seconds
-from treetune_threads.tags import TAGS, TagIds
+from treetune_threads.format import TAGS, TagIds
+from treetune_threads.numbers import ThreadCounts, count, critical_seconds
 
 NUMBERS = {tag: position for position, tag in enumerate(TAGS, start=1)}
 TAG_IDS = TagIds.of(lambda tag: (NUMBERS[tag],))

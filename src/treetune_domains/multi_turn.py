@@ -1,0 +1,401 @@
+"""Answers of several turns: the policy writes, an environment answers, and all go on at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+from annotated_types import Gt
+
+from treetune.contracts import Answers, Experiment, Feature, Finding, Need, OneLine, SampledAnswers, Turns
+from treetune.inference.base import Completion, Later, Request, SamplingParams
+from treetune.rollouts.answers import (
+    Growth,
+    SampledRollout,
+    before_stop,
+    encoded_prompt,
+    is_decided,
+    rank_share,
+)
+from treetune.rollouts.base import Rollout
+from treetune.rollouts.context import AnswerObserver, RolloutContext
+from treetune.rollouts.metrics import trajectory_metrics
+from treetune.rollouts.numbers import Number, NumberGroup, declare, measured
+from treetune.rollouts.single_turn import for_fixed_problems
+from treetune.rollouts.states import WholeAnswers
+from treetune.rollouts.values import Beginning, StateRule
+from treetune.seeds import derive_seed
+from treetune.tasks.base import Task
+from treetune.tree import Tree, answers_of, trees_of
+from treetune.vocabulary import Grade, Metrics, Problem, Segment, TextCodec, TokenIds, Trajectory, joined
+from treetune_domains.conversation import EVENTS, Conversation, Limits, packed, unpacked
+from treetune_domains.environments.base import NOTHING, Environment, Reward, Turn, environment_of
+from treetune_domains.environments.journal import TurnJournal
+from treetune_domains.environments.pool import EnvironmentPool, Play
+from treetune_domains.environments.worlds import Played
+
+declare(
+    NumberGroup(
+        "turns",
+        {
+            "count": Number("turns of an answer", largest=True, while_training=True, label="turns"),
+            "observation_tokens": Number("tokens that the environment added to an answer"),
+            **{event: Number(words) for event, words in EVENTS.items()},
+        },
+    )
+)
+
+
+OBSERVATION = "{observation}"
+PLAIN = f"\n{OBSERVATION}\n"
+"""What stands between turns of a model without a chat, unless the rollout says otherwise."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """An answer to be sampled: to which problem, with which seed, and what of it is there already."""
+
+    problem: Problem
+    prompt_ids: TokenIds
+    seed: int
+    begun: tuple[Segment, ...] = ()
+
+
+@Rollout.register("multi_turn")
+@dataclass(frozen=True, kw_only=True)
+class MultiTurn(SampledRollout):
+    """`samples` answers to each problem, in turns: what the policy writes goes to an environment, and what
+    that says is put behind it, until the environment says that it is done. Every answer goes on as soon as
+    its environment has spoken, whatever the others do.
+
+    What the environment says is injected: it has no log-probs and is not trained. Between two turns stands
+    what the model's chat template has there; for a model without a chat, `observation_format`. An observation
+    is encoded once, and nothing that was sampled is encoded again.
+
+    An answer has at most `max_turns` turns of at most `turn_tokens` tokens, and `max_tokens` in all,
+    observations included. A turn that comes to `turn_tokens` goes to the environment as it stands. An answer
+    that comes to the end of its turns or tokens is unfinished. Observations are cut to
+    `observation_characters`. The strings in `stop` end a turn; the environment reads what stands before them.
+
+    Where the environment hangs or fails, the answer ends with that outcome and earns nothing; where what the
+    environment needs isn't there, the answer is left out of all that is learnt and measured.
+
+    ``turns/…`` are means over answers: turns, tokens of observations, and what happened (`EVENTS`).
+    """
+
+    environment: Environment | None = None
+    """What the policy acts in; None: the task's own."""
+    max_turns: Annotated[int, Gt(0)]
+    turn_tokens: Annotated[int, Gt(0)] | None = None
+    """Sampled tokens of a turn; None: as many as are left of the answer's."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a turn, and stay in it."""
+    reward: Reward | None = None
+    """What an answer earns: its turns' rewards together (``environment``), what the task's grader gives to
+    its last turn (``grader``), or the ``sum`` of both. None: what the environment is made for."""
+    unfinished_reward: float | None = 0.0
+    """What an answer earns in all that came to the end of its turns or tokens. None: what it has earned."""
+    observation_characters: Annotated[int, Gt(0)] = 2000
+    observation_format: str | None = None
+    """What stands between two turns, with ``{observation}`` in it. None: what the model's chat template has
+    there, or a line for the observation where the model has no chat."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.turn_tokens is not None and self.turn_tokens > self.max_tokens:
+            raise ValueError(
+                f"turn_tokens is {self.turn_tokens}, which no turn reaches in an answer of max_tokens ="
+                f" {self.max_tokens}: lower it, or leave it out"
+            )
+        if self.observation_format is not None and OBSERVATION not in self.observation_format:
+            raise ValueError(
+                f"observation_format is {self.observation_format!r}, which leaves the observation out: put"
+                f" {OBSERVATION} into it"
+            )
+
+    @property
+    def gives(self) -> tuple[Feature, ...]:
+        return SampledAnswers(), Answers(self.samples), OneLine(turns=True), Turns()
+
+    def check(self, experiment: Experiment) -> Iterable[Finding]:
+        yield from super().check(experiment)
+        if self.environment is None and not any(map(environment_of, experiment.task.parts())):
+            yield Finding(
+                "the rollout lacks an environment, and the task has none",
+                "environment",
+                "give one, e.g. {type: 'tools', tools: [{type: 'python'}]}, or choose the task 'environment'",
+            )
+
+    @property
+    def sampler(self) -> Rollout:
+        return self
+
+    def environment_of(self, task: Task) -> Environment:
+        """What answers to the task's problems act in; in a mixture, some may have nothing."""
+        return self.environment or environment_of(task) or NOTHING
+
+    def frame(self, codec: TextCodec) -> Callable[[str], str] | None:
+        """What stands between turns, around an observation; None: what the model's chat has there."""
+        form = self.observation_format
+        if form is None and codec.turn_frame is not None:
+            return None
+        before, _, behind = (form or PLAIN).partition(OBSERVATION)
+        return lambda observation: f"{before}{observation}{behind}"
+
+    def missing(self, task: Task) -> Sequence[str]:
+        return self.environment_of(task).missing()
+
+    def prepare(self, codec: TextCodec) -> None:
+        if self.frame(codec) is None and codec.turn_frame is not None:
+            codec.turn_frame("")  # raises where the template has none
+
+    def run(self, context: RolloutContext, problems: Sequence[Problem]) -> tuple[list[Tree], Metrics]:
+        # All prompts, not this rank's only: if one does not fit, no rank is left waiting for another.
+        prompts = {
+            problem.id: encoded_prompt(context, problem, budget, self.max_prompt_tokens)
+            for problem in problems
+            for budget in [context.task.of(problem).sampling(self.sampling).max_tokens]
+        }
+        starts = [
+            Start(
+                problem,
+                prompts[problem.id],
+                derive_seed(context.seed, context.iteration, problem.id, "turns", sample),
+            )
+            for problem in rank_share(context, problems)
+            for sample in range(self.samples)
+        ]
+        answers = self.answers(context, starts)
+        trees = trees_of(replace(answer, sample=place % self.samples) for place, answer in enumerate(answers))
+        trees = measured(trees, context.codec)
+        return trees, trajectory_metrics(context, answers_of(trees))
+
+    def answers(self, context: RolloutContext, starts: Sequence[Start]) -> list[Trajectory]:
+        """One graded answer from each start, in their order; `sample` is 0 in all of them.
+
+        The seed of a turn is derived from its start's and its number, and the environment's from the
+        problem, so that an answer does not depend on what else is sampled, nor on the order in which anything
+        comes in.
+        """
+        assert context.engine is not None, "a rollout that samples needs an engine"
+        growth = self.growing(context, starts)
+        if growth.requests:
+            context.engine.generate(growth.requests, growth.on_result)
+        return growth.answers()
+
+    def growing(self, context: RolloutContext, starts: Sequence[Start]) -> Growth:
+        """The same, for whoever has the engine."""
+        observer = context.find(AnswerObserver)
+        growing = {place: self._begun(context, start) for place, start in enumerate(starts)}
+        grown: dict[int, tuple[Conversation, Future[Grade]]] = {}
+        # The request number i is of the start number `asked[i]`.
+        asked: list[int] = []
+
+        def followed(place: int, played: Future[Played]) -> Sequence[Request | Later]:
+            """What follows once the environment has spoken, which it may have done at once."""
+            if not played.done():
+                return [Later(played, lambda: heard(place, played.result()))]
+            return heard(place, played.result())
+
+        def heard(place: int, played: Played) -> list[Request | Later]:
+            conversation, start = growing[place][0], starts[place]
+            if conversation.segments:
+                (turn,) = played.turns
+                self._hear(conversation, turn, played.snapshot)
+            elif any(segment.snapshot for segment in start.begun):
+                conversation.copied(start.begun, unpacked(start.begun)[0])
+            else:
+                conversation.again(start.begun, played.turns)
+            return sampled(place)
+
+        def sampled(place: int) -> list[Request | Later]:
+            conversation, play = growing[place]
+            call = conversation.call
+            if call is None:
+                play.end()
+                del growing[place]
+                grade = self._graded(context, starts[place], conversation)
+                grown[place] = conversation, grade
+                context.log.progress(len(grown), len(starts))
+                if observer is not None:
+                    observer.observe(self._ungraded(context, starts[place], conversation), grade)
+                return []
+            asked.append(place)
+            stop = conversation.limits.stop
+            sampling = replace(self.sampling, max_tokens=call.max_tokens, stop=stop)
+            seed, read = derive_seed(starts[place].seed, call.turn), context.settings.reads_logprobs
+            return [Request(call.context_ids, seed, 1, sampling, reads_logprobs=read)]
+
+        def on_result(index: int, completions: list[Completion]) -> Sequence[Request | Later]:
+            place = asked[index]
+            conversation, play = growing[place]
+            if not conversation.said(completions[0]):
+                return sampled(place)
+            return followed(place, play.act(conversation.actions[-1]))
+
+        requests: list[Request | Later] = []
+        for place, start in enumerate(starts):
+            requests += followed(place, growing[place][1].begun) if start.begun else sampled(place)
+
+        def graded() -> list[Trajectory]:
+            if (journal := context.find(TurnJournal)) is not None:
+                journal.close()
+            assert len(grown) == len(starts), "the engine reports every request"
+            return [self._trajectory(context, start, *grown[place]) for place, start in enumerate(starts)]
+
+        return Growth(requests, on_result, graded)
+
+    def _begun(self, context: RolloutContext, start: Start) -> tuple[Conversation, Play]:
+        task = context.task.of(start.problem)
+        sampling = task.sampling(self.sampling)
+        conversation = Conversation(
+            context.codec,
+            self.frame(context.codec),
+            Limits(
+                turn_tokens=self.turn_tokens or sampling.max_tokens,
+                max_turns=self.max_turns,
+                observation_characters=self.observation_characters,
+                stop=sampling.stop,
+            ),
+            start.prompt_ids,
+            context.settings.token_budget(start.prompt_ids, sampling.max_tokens),
+        )
+        actions = tuple(
+            before_stop(context.codec.decode(segment.token_ids), sampling.stop)
+            for segment in start.begun
+            if segment.origin == "sampled"
+        )
+        journal = context.find(TurnJournal)
+        play = context.get(EnvironmentPool).begin(
+            self.environment_of(task),
+            start.problem,
+            derive_seed(context.seed, context.iteration, start.problem.id, "environment"),
+            actions,
+            unpacked(start.begun)[1],
+            None if journal is None else (journal, start.seed),
+        )
+        return conversation, play
+
+    def _hear(self, conversation: Conversation, turn: Turn, snapshot: tuple[int, bytes] | None) -> None:
+        rewards = [one.reward for one in (*conversation.turns, turn)]
+        try:
+            conversation.heard(turn, None if snapshot is None else packed(rewards, snapshot))
+        except ValueError as error:  # there are no tokens for what it said
+            conversation.turns.pop()
+            conversation.heard(Turn(done=True, outcome="error", message=str(error)))
+
+    def _earns(self, context: RolloutContext, start: Start) -> Reward:
+        return self.reward or self.environment_of(context.task.of(start.problem)).earns
+
+    def _graded(self, context: RolloutContext, start: Start, conversation: Conversation) -> Future[Grade]:
+        """What the answer earns beside its turns' rewards, or why it earns nothing."""
+        if conversation.outcome == "ok" and self._earns(context, start) != "environment":
+            assert conversation.finish is not None
+            decided = is_decided(conversation.finish, self.unfinished_reward)
+            return context.grader.submit(conversation.actions[-1], start.problem, decided=decided)
+        last = conversation.turns[-1] if conversation.turns else Turn()
+        graded: Future[Grade] = Future()
+        graded.set_result(Grade(reward=0.0, outcome=last.outcome, message=last.message))
+        return graded
+
+    def _trajectory(
+        self,
+        context: RolloutContext,
+        start: Start,
+        conversation: Conversation,
+        graded: Future[Grade],
+    ) -> Trajectory:
+        assert conversation.finish is not None
+        grade, rewards = graded.result(), conversation.rewards
+        if self._earns(context, start) == "grader":
+            rewards = [0.0] * len(rewards)
+        rewards[-1] += grade.reward
+        message, outcome = grade.message, grade.outcome
+        if conversation.outcome != "ok":
+            rewards = [0.0] * len(rewards)
+        elif conversation.finish == "length" and self.unfinished_reward is not None:
+            rewards = [0.0] * (len(rewards) - 1) + [self.unfinished_reward]
+            outcome = outcome if grade.is_known else "no_answer"  # what it earns is known
+            message = (
+                "cut off by max_turns" if conversation.events["turns_spent"] else "cut off by max_tokens"
+            )
+        return replace(
+            self._ungraded(context, start, conversation),
+            grade=replace(grade, reward=sum(rewards), outcome=outcome, message=message),
+            step_rewards=tuple(rewards) if any(rewards[:-1]) else (),
+        )
+
+    def _ungraded(self, context: RolloutContext, start: Start, conversation: Conversation) -> Trajectory:
+        assert conversation.finish is not None
+        response_ids = joined([segment.token_ids for segment in conversation.segments])
+        return Trajectory(
+            problem=start.problem,
+            sample=0,
+            prompt_ids=start.prompt_ids,
+            segments=tuple(conversation.segments),
+            finish_reason=conversation.finish,
+            text=context.codec.decode(response_ids),
+            grade=Grade(reward=0.0, outcome="no_answer"),  # until it has been graded
+            step_ends=conversation.step_ends,
+            numbers=_numbers(conversation),
+        )
+
+
+def _numbers(conversation: Conversation) -> dict[str, float]:
+    injected = [len(one.token_ids) for one in conversation.segments if one.origin == "injected"]
+    return {
+        "turns/count": float(len(conversation.step_ends)),
+        "turns/observation_tokens": float(sum(injected)),
+        **{f"turns/{event}": float(conversation.events[event]) for event in EVENTS},
+    }
+
+
+@StateRule.register("turns")
+@dataclass(frozen=True, kw_only=True)
+class TurnStates(WholeAnswers[Start]):
+    """Where each of an answer's turns begins, behind what the environment said to the turn before.
+
+    A value is what whole answers through the state earn, rewards of the turns before it included, so that a
+    turn's advantage is its own reward and the difference that it made to all later ones. Continuations meet
+    the environment's chances that their answer met, since its seed is the problem's: these don't depend on
+    what the policy does, so that the gradient stays unbiased.
+    """
+
+    needs = (
+        Need(
+            Turns(),
+            "it values the turns of answers",
+            "choose the rollout 'multi_turn', or the states 'step_boundaries'",
+        ),
+    )
+
+    def check(self, experiment: Experiment) -> Iterable[Finding]:
+        rollout = for_fixed_problems(experiment.rollout)
+        if not isinstance(rollout, MultiTurn) or not experiment.credit.needs_engine:
+            return
+        environment = rollout.environment or environment_of(experiment.task)
+        if environment is not None and environment.again == "never":
+            yield Finding(
+                f"it goes on with answers from their middle, and the environment {type(environment).__name__}"
+                " can neither be copied nor played again (again = 'never')",
+                "type",
+                "choose a credit for whole answers, such as 'group', or another environment; one in which the"
+                " same seed and actions make the same observations may say again = 'replay'",
+            )
+
+    def step_starts(self, trajectory: Trajectory) -> Sequence[int]:
+        return (0, *trajectory.step_ends[:-1])
+
+    def writer(self, context: RolloutContext, sampling: SamplingParams) -> MultiTurn:
+        rollout = context.get(Rollout)
+        assert isinstance(rollout, MultiTurn), "checked with the configuration"
+        return replace(rollout, temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k)
+
+    def start(self, context: RolloutContext, beginning: Beginning, again: int, purpose: str) -> Start:
+        """Going on from there. The seed derives from the state alone, whoever comes by it."""
+        problem, prompt_ids, segments = beginning
+        known = repr(tuple(beginning.token_ids.tolist()))
+        seed = derive_seed(context.seed, context.iteration, problem.id, known, f"turns {purpose}")
+        return Start(problem, prompt_ids, derive_seed(seed, again), segments)

@@ -1,1 +1,0 @@
-"""Answers of several turns, between which an environment speaks."""

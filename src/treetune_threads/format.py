@@ -1,0 +1,426 @@
+r"""The text of answers with threads: tags, grammar, faults, and demonstrations.
+
+The grammar is ThreadWeaver's; what a rollout injects between sampled parts fixes the white space::
+
+    answer      := (text | block)*
+    block       := "<Parallel>" WS "<Outlines>" (WS outline)+ WS "</Outlines>" "\n"
+                   thread+ "\n" ["<Conclusion>" "\n" text "</Conclusion>" WS] "</Parallel>"
+    outline     := "<Outline>" NUMBER ":" text "</Outline>"
+    thread      := "<Thread>" "\n" NUMBER ":" answer "\n</Thread>"
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from treetune.contracts import Finding
+from treetune.rollouts.demonstrations import DemonstrationFormat
+from treetune.vocabulary import Branch, Problem, Segment, TextCodec, joined, token_array
+
+WORDS = ("Think", "Parallel", "Outlines", "Outline", "Thread", "Conclusion")
+TAGS = tuple(tag for word in WORDS for tag in (f"<{word}>", f"</{word}>"))
+"""The twelve tags, in the order in which they are added to a tokenizer."""
+
+
+@dataclass(frozen=True)
+class TagIds:
+    """The token of each tag that the rollout and the counting are about. Each is one token."""
+
+    parallel: int
+    end_parallel: int
+    outlines: int
+    end_outlines: int
+    thread: int
+    end_thread: int
+
+    @staticmethod
+    def of(encode: Callable[[str], Sequence[int]]) -> TagIds | None:
+        """None where the tokenizer takes several tokens for a tag, one for several, or can't write it."""
+        ids = []
+        for tag in ("<Parallel>", "</Parallel>", "<Outlines>", "</Outlines>", "<Thread>", "</Thread>"):
+            try:
+                encoded = encode(tag)
+            except ValueError:
+                return None
+            if len(encoded) != 1:
+                return None
+            ids.append(encoded[0])
+        # One that doesn't know any of them may have the same unknown token for all.
+        return TagIds(*ids) if len(set(ids)) == len(ids) else None
+
+
+_STRUCTURE = re.compile("|".join(re.escape(tag) for tag in TAGS if "Think" not in tag))
+_NUMBERED = re.compile(r"<Outline> ?([0-9]+(?:\.[0-9]+)*):")
+_SPACE = re.compile(r"\s*")
+_EXCERPT = 30
+
+
+@dataclass(frozen=True)
+class TextSegment:
+    """A part of a written answer that enters it at once: one sample of the model's, or what is injected
+    between two (the same words as of a `Segment`)."""
+
+    text: str
+    injected: bool
+    branch: Branch
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """The numbers of the outlines that a block has, each once, in their order; `duplicates` says how
+    many more there were."""
+
+    numbers: tuple[str, ...]
+    duplicates: int
+
+
+def text_segments(text: str) -> list[TextSegment]:
+    """A written answer cut as a rollout would have made it; the segments one after the other are the text.
+
+    Sampled are: what goes up to ``</Outlines>``, each thread's text up to its ``</Thread>``, and what
+    goes on with ``</Parallel>``. Injected are the newlines and thread headers between them, and with a
+    conclusion its opening. Blocks within threads are cut alike. A text without blocks is one segment, no
+    text is none.
+
+    Raises ValueError, saying where and what would be right, for a text of another form or other white
+    space: a model that learned it would not meet again what the rollout injects.
+    """
+    return _Reader(text).read()
+
+
+def has_threads(text: str) -> bool:
+    """Whether any tag of a block is in the text."""
+    return _STRUCTURE.search(text) is not None
+
+
+def outline_numbers(text: str) -> Numbers:
+    """What a rollout reads off a text that ends with ``</Outlines>``: which threads to open.
+
+    Lax, since a model wrote it: whatever begins an ``<Outline>`` with a (dotted) number and a colon
+    counts, behind the last ``<Outlines>``, if there is one.
+    """
+    found = _NUMBERED.findall(text.rpartition("<Outlines>")[2])
+    numbers = tuple(dict.fromkeys(found))
+    return Numbers(numbers, len(found) - len(numbers))
+
+
+def without_threads(text: str) -> str:
+    """The sequential text that is left without tags, outlines and thread headers: the text before a
+    block, its threads' texts in their order, each on lines of its own, its conclusion, what follows.
+
+    For any text; what isn't closed loses its tags alone.
+    """
+    for pattern, left in _REMOVED:
+        text = pattern.sub(left, text)
+    return text
+
+
+_REMOVED = [
+    (re.compile(r"<Outlines>(?:(?!<Outlines>)[\s\S])*?</Outlines>\s*"), ""),
+    (re.compile(r"<Outline>(?:(?!<Outline>)[\s\S])*?</Outline>\s*"), ""),
+    (re.compile(r"<Thread>\s*(?:[0-9]+(?:\.[0-9]+)*: ?)?"), ""),
+    (re.compile(r"\n?</Thread>\s*"), "\n"),
+    (re.compile(r"<(?:Parallel|Conclusion)>\s*"), ""),
+    (re.compile(r"\n?</Conclusion>\s*"), "\n"),
+    (re.compile(r"</Parallel>\n?|</?Outlines?>"), ""),
+]
+
+
+class _Reader:
+    """Reads a text from front to back and cuts it where a rollout would stop or inject."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._at = 0  # up to here it is read
+        self._cut_at = 0  # up to here it is cut
+        self._segments: list[TextSegment] = []
+
+    def read(self) -> list[TextSegment]:
+        self._line(())
+        if self._at < len(self._text):
+            raise self._wrong("no thread is open", "a <Thread> for every </Thread>")
+        self._cut(())
+        return self._segments
+
+    def _line(self, branch: Branch) -> None:
+        """Text and blocks, up to the tag that ends the line: ``</Thread>``, or the end of the text."""
+        blocks = 0
+        while (tag := self._next_tag()) == "<Parallel>":
+            self._block(branch, blocks)
+            blocks += 1
+        if tag not in ("</Thread>", ""):
+            where = "in a thread that isn't closed" if branch else "outside of a block"
+            raise self._wrong(f"{tag} stands {where}", "</Thread> before it" if branch else "<Parallel>")
+
+    def _block(self, branch: Branch, block: int) -> None:
+        self._at += len("<Parallel>")
+        self._skip_space()
+        numbers = self._outlines()
+        self._cut(branch)
+        self._expect("\n", "one newline between </Outlines> and the first <Thread>")
+        self._cut(branch, injected=True)
+        for thread, number in enumerate(numbers):
+            inside = (*branch, (block, thread))
+            self._expect(
+                f"<Thread>\n{number}:",
+                "a thread for each outline, in their order, each right behind the one before it, its number "
+                "and a colon on a line of its own",
+            )
+            self._cut(inside, injected=True)
+            self._line(inside)
+            self._end_of_thread(number)
+            self._cut(inside)
+        self._end_of_block(branch)
+
+    def _outlines(self) -> list[str]:
+        self._expect("<Outlines>", "<Outlines> behind <Parallel>")
+        begin = self._at
+        written = []
+        self._skip_space()
+        while self._text.startswith("<Outline>", self._at):
+            match = _NUMBERED.match(self._text, self._at)
+            if match is None:
+                raise self._wrong("an outline has no number", "<Outline>1: … with a number and a colon")
+            written.append(match[1])
+            self._at = match.end()
+            if self._next_tag() != "</Outline>":
+                raise self._wrong(f"outline {match[1]} isn't closed", "</Outline> at its end, no tags in it")
+            self._at += len("</Outline>")
+            self._skip_space()
+        self._expect("</Outlines>", "</Outlines> behind the outlines, nothing but white space between them")
+        numbers = outline_numbers(self._text[begin : self._at])
+        if not written or numbers.duplicates:
+            what = "two outlines have the same number" if written else "there are no outlines"
+            raise self._wrong(what, "at least one outline, each with a number of its own")
+        return written
+
+    def _end_of_thread(self, number: str) -> None:
+        if not self._text.startswith("</Thread>", self._at):
+            raise self._wrong(f"thread {number} isn't closed", "</Thread> on a line of its own")
+        if self._text[self._at - 1] != "\n":
+            raise self._wrong(f"thread {number} ends within a line", "a newline before </Thread>")
+        self._at += len("</Thread>")
+
+    def _end_of_block(self, branch: Branch) -> None:
+        behind = "one newline behind the last thread, then </Parallel>, or <Conclusion> and a newline"
+        self._expect("\n", behind)
+        if self._text.startswith("</Parallel>", self._at):
+            self._cut(branch, injected=True)
+            self._at += len("</Parallel>")
+            return
+        self._expect("<Conclusion>\n", behind)
+        self._cut(branch, injected=True)
+        if self._next_tag() != "</Conclusion>":
+            raise self._wrong("a conclusion isn't closed", "</Conclusion> at its end, no tags in it")
+        self._at += len("</Conclusion>")
+        self._skip_space()
+        self._expect("</Parallel>", "</Parallel> behind </Conclusion>")
+
+    def _next_tag(self) -> str:
+        """Goes on to the next tag; the empty text at the end."""
+        match = _STRUCTURE.search(self._text, self._at)
+        self._at = match.start() if match else len(self._text)
+        return match[0] if match else ""
+
+    def _skip_space(self) -> None:
+        match = _SPACE.match(self._text, self._at)
+        assert match is not None, "it matches nothing too"
+        self._at = match.end()
+
+    def _expect(self, expected: str, right: str) -> None:
+        if not self._text.startswith(expected, self._at):
+            raise self._wrong(f"{expected!r} is missing", right)
+        self._at += len(expected)
+
+    def _cut(self, branch: Branch, *, injected: bool = False) -> None:
+        """What has been read since the last cut becomes a segment."""
+        if self._at > self._cut_at:
+            self._segments.append(TextSegment(self._text[self._cut_at : self._at], injected, branch))
+        self._cut_at = self._at
+
+    def _wrong(self, what: str, right: str) -> ValueError:
+        line = self._text.count("\n", 0, self._at) + 1
+        here = self._text[self._at : self._at + _EXCERPT]
+        before = self._text[max(0, self._at - _EXCERPT) : self._at]
+        return ValueError(
+            f"a text with threads has another form than rollouts give it: {what} in line {line} "
+            f"(character {self._at}), between {before!r} and {here!r}; what would be right: {right}"
+        )
+
+
+MOST_THREADS = 50
+"""The published filter's limit for one block."""
+
+Conclusions = Literal["allowed", "required", "refused"]
+
+_ENDS = re.compile(r"</?Parallel>")
+_OUTLINE = re.compile(r"<Outline>(.*?)</Outline>", re.DOTALL)
+_THREAD = re.compile(r"<Thread>(.*?)</Thread>", re.DOTALL)
+_CONCLUSION = re.compile(r"<Conclusion>(.*?)</Conclusion>", re.DOTALL)
+_NUMBER = re.compile(r"\s*([0-9]+):")
+_FILLER = "x"
+"""Stands for the characters of a block that has been checked, in the thread around it."""
+
+
+def faults(
+    text: str,
+    *,
+    nesting: bool = False,
+    conclusions: Conclusions = "allowed",
+    adjacent: bool = False,
+    most_threads: int = MOST_THREADS,
+) -> list[str]:
+    """Each rule of ThreadWeaver's format (version 2) that a text breaks, and where; empty for a
+    well-formed one, so for one without blocks.
+
+    As many ``<Parallel>`` as ``</Parallel>``, none within another (but in threads with `nesting`). In a
+    block outlines, then as many threads, one to `most_threads`, then perhaps a conclusion, which isn't
+    empty; nothing but white space between them (nothing at all between threads with `adjacent`), and no
+    tags in them. Outlines and threads begin with their numbers and a colon, which are 1, 2, 3, … in both.
+
+    Laxer than `text_segments` in white space, stricter in numbers.
+    """
+    rules = _Rules(nesting, conclusions, adjacent, most_threads)
+    found = []
+    opened, closed = text.count("<Parallel>"), text.count("</Parallel>")
+    if opened != closed:
+        found.append(f"there are {opened} <Parallel> and {closed} </Parallel>")
+    open_at: list[int] = []
+    # Innermost blocks close first; each is then filled, so that the block around it has plain threads.
+    for match in _ENDS.finditer(text):
+        if match[0] == "<Parallel>":
+            open_at.append(match.start())
+        elif open_at:
+            begin = open_at.pop()
+            where = f"the block at character {begin}"
+            if open_at and not nesting:
+                found.append(f"{where} is within another")
+            body = text[begin + len("<Parallel>") : match.start()]
+            found += [f"{where} {what}" for what in rules.broken(body)]
+            text = text[:begin] + _FILLER * (match.end() - begin) + text[match.end() :]
+    outside = _STRUCTURE.search(text)
+    if outside and opened == closed:
+        found.append(f"{outside[0]} at character {outside.start()} is outside of all blocks")
+    return found
+
+
+@dataclass(frozen=True)
+class _Rules:
+    nesting: bool
+    conclusions: Conclusions
+    adjacent: bool
+    most_threads: int
+
+    def broken(self, body: str) -> list[str]:
+        """What is wrong with the text between ``<Parallel>`` and ``</Parallel>``."""
+        counts = [body.count(tag) for tag in ("<Outline>", "</Outline>", "<Thread>", "</Thread>")]
+        if len(set(counts)) > 1 or not counts[0]:
+            return [
+                "has {} <Outline>, {} </Outline>, {} <Thread> and {} </Thread>, which should be as many, "
+                "and at least one".format(*counts)
+            ]
+        found = []
+        if counts[0] > self.most_threads:
+            found.append(f"has {counts[0]} threads, more than {self.most_threads}")
+        outlines, threads = _OUTLINE.findall(body), _THREAD.findall(body)
+        for what, texts in (("outline", outlines), ("thread", threads)):
+            found += _broken_texts(what, texts)
+        return found + self._broken_conclusion(body) + self._broken_order(body)
+
+    def _broken_conclusion(self, body: str) -> list[str]:
+        opened, closed = body.count("<Conclusion>"), body.count("</Conclusion>")
+        if opened != closed or opened > 1:
+            return [f"has {opened} <Conclusion> and {closed} </Conclusion>, which should be one each or none"]
+        if self.conclusions == "refused" and opened:
+            return ["has a conclusion"]
+        if self.conclusions == "required" and not opened:
+            return ["has no conclusion"]
+        text = _CONCLUSION.search(body)
+        if text is None:
+            return ["has </Conclusion> before <Conclusion>"] if opened else []
+        if not text[1].strip():
+            return ["has an empty conclusion"]
+        return _tags_in("the conclusion", text[1])
+
+    def _broken_order(self, body: str) -> list[str]:
+        """With the texts of outlines, threads and conclusion taken out, white space and their order are
+        all that is left."""
+        bare = _CONCLUSION.sub("C", _THREAD.sub("T", _OUTLINE.sub("O", body)))
+        if not re.fullmatch(r"\s*<Outlines>[O\s]*</Outlines>\s*T[T\s]*C?\s*", bare):
+            return [
+                "is not <Outlines>, outlines, </Outlines>, threads and perhaps a conclusion, in this order"
+            ]
+        if self.adjacent and re.search(r"T\s+T", bare):
+            return ["has white space between threads"]
+        return []
+
+
+def _broken_texts(what: str, texts: list[str]) -> list[str]:
+    found = []
+    numbers = []
+    for position, text in enumerate(texts, start=1):
+        match = _NUMBER.match(text)
+        if match is None:
+            found.append(f"has {what} {position} without a number and a colon at its beginning")
+        else:
+            numbers.append(int(match[1]))
+        found += _tags_in(f"{what} {position}", text)
+    if len(numbers) == len(texts) and numbers != list(range(1, len(texts) + 1)):
+        listed = ", ".join(map(str, numbers))
+        found.append(f"numbers its {what}s {listed}, which should be 1 to {len(texts)} in this order")
+    return found
+
+
+def _tags_in(where: str, text: str) -> list[str]:
+    tag = _STRUCTURE.search(text)
+    return [] if tag is None else [f"has {tag[0]} in {where}"]
+
+
+_MANY_TOKENS = "and the tokenizer takes several tokens for their tags, or has none"
+_REMEDY = f"name them there: {', '.join(TAGS)}"
+
+
+@DemonstrationFormat.register("threads")
+class ThreadedDemonstration(DemonstrationFormat):
+    """Demonstrations with threads."""
+
+    def check(self, texts: Sequence[str], single_tokens: frozenset[str] | None) -> Iterator[Finding]:
+        return lacking_tags(texts, single_tokens)
+
+    def segments(self, codec: TextCodec, problem: Problem, text: str) -> tuple[Segment, ...] | None:
+        return demonstrated_segments(codec, problem, text) if has_threads(text) else None
+
+
+def lacking_tags(texts: Sequence[str], single_tokens: frozenset[str] | None) -> Iterator[Finding]:
+    """A finding where demonstrations have threads, and the tags are none of the `single_tokens` (None: nobody
+    knows them yet)."""
+    if any(map(has_threads, texts)) and single_tokens is not None and not single_tokens.issuperset(TAGS):
+        yield Finding(
+            f"demonstrations of this task have threads, {_MANY_TOKENS}", "$.model.added_tokens", _REMEDY
+        )
+
+
+def demonstrated_segments(codec: TextCodec, problem: Problem, text: str) -> tuple[Segment, ...]:
+    """The segments of a demonstration with threads, the last one with the end token.
+
+    Raises ValueError for threads that a rollout couldn't make.
+    """
+    if TagIds.of(codec.encode) is None:
+        raise ValueError(
+            f"the demonstration of problem {problem.id!r} has threads, {_MANY_TOKENS}: name them in"
+            f" model.added_tokens ({', '.join(TAGS)})"
+        )
+    try:
+        cut = text_segments(text)
+    except ValueError as error:
+        raise ValueError(f"the demonstration of problem {problem.id!r} can't be cut: {error}") from error
+    encoded = [codec.encode_answer(problem, cut[0].text)]
+    encoded += [token_array(codec.encode(segment.text)) for segment in cut[1:]]
+    encoded[-1] = joined([encoded[-1], token_array([codec.eos_id])])
+    return tuple(
+        Segment(token_ids=ids, origin="injected" if segment.injected else "sampled", branch=segment.branch)
+        for segment, ids in zip(cut, encoded, strict=True)
+    )
