@@ -24,8 +24,8 @@ from treetune.seeds import derive_seed
 from treetune.tasks.base import Split, Task
 from treetune.tasks.rows import RowsTask
 from treetune.tasks.sources import Source
+from treetune_cluster.jobs import Jobs, LocalJobs
 from treetune_data.difficulty.answering import Policy
-from treetune_data.difficulty.jobs import Jobs, LocalJobs
 from treetune_data.rules.base import Rule
 from treetune_data.templates import NoValue, check_text, check_value, text_of, value_of
 from treetune_domains.domain_rows import Row, domain_of, domain_row, normalised

@@ -5,12 +5,11 @@ killed goes on behind the last one; a changed rule begins anew from its own plac
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -20,6 +19,7 @@ from treetune.seeds import derive_seed
 from treetune.store.files import whole_file, write_json
 from treetune.tasks.base import Split
 from treetune.tasks.sources import InFiles, Source, files_matching
+from treetune_cluster.jobs import one_at_work
 from treetune_data.making_threads import content_hash
 from treetune_data.pipelines import VERSION, FilterData, PrepareData
 from treetune_data.rules.base import Numbered, Rows, Rule, RuleContext, Verdict
@@ -210,18 +210,10 @@ def table(stages: Sequence[Stage], total: int) -> list[str]:
     ]
 
 
-@contextmanager
-def alone(folder: Path, command: str) -> Iterator[None]:
-    """One command in a folder at a time, on this machine. Raises ValueError for another."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ValueError(
-                f"another {command} is at work in {folder}: wait for it, or name another output"
-            ) from error
-        yield
+def alone(folder: Path, command: str) -> AbstractContextManager[None]:
+    """Holds a folder for one command at a time, on this machine. Raises ValueError for another."""
+    message = f"another {command} is at work in {folder}: wait for it, or name another output"
+    return one_at_work(folder / ".lock", message)
 
 
 def file_hashes(paths: Sequence[Path]) -> list[str]:

@@ -12,7 +12,7 @@ from treetune_tables.columns import Column, Panel
 from treetune_tables.curves import AXIS_WORDS, Curve, column_panel
 from treetune_tables.measure import Results
 from treetune_tables.settings import PanelAxis, Reproduction
-from treetune_tables.text import MARKS, reason, shown_number
+from treetune_tables.text import MARKS, shown_number, why_empty
 from treetune_view.report.charts import Series, draw_series
 from treetune_view.report.directions import Better, better_of
 from treetune_view.report.pages import colour_of, palette
@@ -21,9 +21,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-
-def row_colours(table: Reproduction) -> dict[str, str]:
-    return {row.name: colour_of(number) for number, row in enumerate(table.rows)}
+DPI = 160
+TITLE_CHARACTERS_PER_INCH = 12
+LEGEND_CHARACTERS_PER_INCH = 14
+LEGEND_LINE = 8
+"""Characters that a line and the space around a name take in a legend."""
+CHART_INCHES = (4.2, 3.0)
+PANELS_ACROSS = 2
+"""Three where that would be more than a square."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +41,12 @@ class Chart:
     better: Better
 
 
+def row_colours(table: Reproduction) -> dict[str, str]:
+    return {row.name: colour_of(number) for number, row in enumerate(table.rows)}
+
+
 def curve_charts(results: Results, curves: Sequence[Curve]) -> list[Chart]:
-    """Of every column with a curve of more than one point, one over each cost.
+    """Returns for every column with a curve of more than one point a chart over each cost.
 
     They are named after the set that is drawn, which is seldom the one that the column reports.
     """
@@ -56,24 +65,22 @@ def curve_charts(results: Results, curves: Sequence[Curve]) -> list[Chart]:
 
 
 def panel_charts(results: Results, found: Sequence[Curve]) -> list[Chart]:
-    """One for each panel of the table."""
-    table = results.plan.table
-    words = AXIS_WORDS[table.panels_over]
+    """Returns a chart for each panel of the table."""
+    axis = results.plan.table.panels_over
+
+    def better(panel: Panel) -> Better:  # of what is measured, accuracy alone has a good direction
+        if panel.metric is not None:
+            return better_of(panel.metric)
+        return "up" if panel.value in (None, "pass_at_1") else ""
+
     return [
-        Chart(panel.title, _series(results, found, panel, table.panels_over), words, _better(panel))
-        for panel in table.panels
+        Chart(panel.title, _series(results, found, panel, axis), AXIS_WORDS[axis], better(panel))
+        for panel in results.plan.table.panels
     ]
 
 
-def _better(panel: Panel) -> Better:
-    """Of a metric as its name says; of what is measured, accuracy alone has a good direction."""
-    if panel.metric is not None:
-        return better_of(panel.metric)
-    return "up" if panel.value in (None, "pass_at_1") else ""
-
-
 def _series(results: Results, found: Sequence[Curve], panel: Panel, axis: PanelAxis) -> list[Series]:
-    """Means over seeds with their range, a series for each row; one that is measured once is a level."""
+    """Returns means over seeds with their range, a series for each row; one measured once is a level."""
     colours, scale = row_colours(results.plan.table), 100.0 if panel.in_percent else 1.0
     return [
         Series(
@@ -88,46 +95,38 @@ def _series(results: Results, found: Sequence[Curve], panel: Panel, axis: PanelA
     ]
 
 
-DPI = 160
-CHARACTERS_PER_INCH = 12
-"""Of a title."""
-LEGEND_CHARACTERS_PER_INCH = 14
-LEGEND_LINE = 8
-"""Characters that a line and the space around a name take in a legend."""
-
-CHART_INCHES = (4.2, 3.0)
-PANELS_ACROSS = 2
-"""Three where that would be more than a square."""
-
-
-def _new_figure(width: float, height: float, rows: int, columns: int) -> tuple[Figure, list[list[Axes]]]:
+def _new_figure(width: float, height: float, rows: int, columns: int) -> tuple[Figure, list[Axes]]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(rows, columns, squeeze=False)
-    for row in axes:
-        for one in row:
-            one.spines[["top", "right"]].set_visible(False)
-            one.grid(visible=True, color=palette()["line"], linewidth=0.7)
-            one.set_axisbelow(True)
-            one.tick_params(colors=palette()["soft"], labelsize=8)
-    return figure, [list(row) for row in axes]
+    axes: list[Axes] = figure.subplots(rows, columns, squeeze=False).flatten().tolist()
+    for one in axes:
+        one.spines[["top", "right"]].set_visible(False)
+        one.grid(visible=True, color=palette()["line"], linewidth=0.7)
+        one.set_axisbelow(True)
+        one.tick_params(colors=palette()["soft"], labelsize=8)
+    return figure, axes
+
+
+def _put_title(figure: Figure, title: str, inches: float) -> None:
+    lines = textwrap.wrap(title, max(20, int(inches * TITLE_CHARACTERS_PER_INCH)))
+    figure.suptitle("\n".join(lines), fontsize=10)
 
 
 def draw_table(results: Results, path: Path) -> None:
-    """One panel per column: mean and interval of every row, its seeds as dots, published as diamonds."""
+    """Draws a panel for each column: mean and interval of every row, its seeds as dots, published numbers as
+    diamonds."""
     table = results.plan.table
     width, height = 1.9 + 3.1 * len(table.columns), 1.5 + 0.42 * len(table.rows)
-    figure, [panels] = _new_figure(width, height, 1, len(table.columns))
+    figure, panels = _new_figure(width, height, 1, len(table.columns))
     for panel, column in zip(panels, table.columns, strict=True):
         _draw_column(panel, results, column)
-        panel.set_yticks(
-            range(len(table.rows)), [row.name for row in table.rows] if panel is panels[0] else []
-        )
+        names = [row.name for row in table.rows] if panel is panels[0] else []
+        panel.set_yticks(range(len(table.rows)), names)
         panel.set_ylim(len(table.rows) - 0.4, -0.6)
-    figure.suptitle(_wrapped(table.title or table.name, width), fontsize=10)
+    _put_title(figure, table.title or table.name, width)
     figure.savefig(path)
 
 
@@ -136,19 +135,12 @@ def _draw_column(panel: Axes, results: Results, column: Column) -> None:
     for y, row in enumerate(results.plan.table.rows):
         cell, colour = results.cells[row.name, column.name], palette()[colour_of(y)]
         if cell.published is not None:
-            panel.plot(
-                scale * cell.published,
-                y,
-                "D",
-                color=palette()["soft"],
-                fillstyle="none",
-                markersize=6,
-                zorder=2,
-            )
+            style = {"color": palette()["soft"], "fillstyle": "none", "markersize": 6, "zorder": 2}
+            panel.plot(scale * cell.published, y, "D", **style)  # type: ignore[arg-type]
         if cell.estimate is None:
             if cell.experiment is not None:
                 panel.annotate(
-                    reason(cell), (0.02, y), xycoords=("axes fraction", "data"), fontsize=7, va="center"
+                    why_empty(cell), (0.02, y), xycoords=("axes fraction", "data"), fontsize=7, va="center"
                 )
             continue
         low, high = cell.estimate.low, cell.estimate.high
@@ -170,57 +162,51 @@ def _draw_column(panel: Axes, results: Results, column: Column) -> None:
 
 
 def draw_curves(results: Results, curves: Sequence[Curve], paths: Sequence[Path]) -> Figure:
-    """A row of panels for each column: accuracy over each cost, mean over seeds with their range."""
+    """Draws a row of panels for each column: accuracy over each cost, mean over seeds with their range."""
     return _draw_charts(results, curve_charts(results, curves), PANELS_ACROSS, paths)
 
 
 def draw_panels(results: Results, found: Sequence[Curve], paths: Sequence[Path]) -> Figure:
-    """All panels in one figure: mean over seeds with their range."""
+    """Draws all panels in one figure: mean over seeds with their range."""
     charts = panel_charts(results, found)
     across = min(len(charts), PANELS_ACROSS if len(charts) <= PANELS_ACROSS**2 else PANELS_ACROSS + 1)
     return _draw_charts(results, charts, across, paths)
 
 
 def _draw_charts(results: Results, charts: Sequence[Chart], across: int, paths: Sequence[Path]) -> Figure:
-    """So many beside each other, with one legend for all."""
+    """Draws the charts `across` beside each other, with one legend for all."""
     import matplotlib
     from matplotlib.lines import Line2D
 
     table, down, width = results.plan.table, -(-len(charts) // across), CHART_INCHES[0] * across
-    figure, grid = _new_figure(width, CHART_INCHES[1] * down + 1.0, down, across)
-    places = [place for line in grid for place in line]
-    for place, chart in zip(places, charts):
-        place.set_title(chart.title, fontsize=9, loc="left")
+    figure, axes = _new_figure(width, CHART_INCHES[1] * down + 1.0, down, across)
+    for panel, chart in zip(axes, charts):
+        panel.set_title(chart.title, fontsize=9, loc="left")
         if chart.series:
-            draw_series(place, chart.series, palette(), scale=0.8)
-            place.set_xlabel(chart.x_name, fontsize=8)
-            place.set_xlim(left=0)
+            draw_series(panel, chart.series, palette(), scale=0.8)
+            panel.set_xlabel(chart.x_name, fontsize=8)
+            panel.set_xlim(left=0)
         else:
-            place.annotate(
+            panel.annotate(
                 "nothing recorded", (0.5, 0.5), xycoords="axes fraction", fontsize=8, ha="center", va="center"
             )
-    for place in places[len(charts) :]:
-        place.set_visible(False)
+    for panel in axes[len(charts) :]:
+        panel.set_visible(False)
     title = f"{table.title or table.name}: means over seeds and their range, along training"
-    figure.suptitle(_wrapped(title, width), fontsize=10)
+    _put_title(figure, title, width)
     drawn = {one.name for chart in charts for one in chart.series}
     names = {name: palette()[colour] for name, colour in row_colours(table).items() if name in drawn}
+    longest = max(map(len, names), default=1) + LEGEND_LINE
     figure.legend(
-        [Line2D([], [], color=colour, linewidth=1.6) for colour in names.values()], list(names),
-        loc="outside lower center", ncols=_names_across(list(names), width), fontsize=8, frameon=False,
-    )  # fmt: skip
+        [Line2D([], [], color=colour, linewidth=1.6) for colour in names.values()],
+        list(names),
+        loc="outside lower center",
+        ncols=max(1, min(8, len(names), int(width * LEGEND_CHARACTERS_PER_INCH) // longest)),
+        fontsize=8,
+        frameon=False,
+    )
     for path in paths:
         # Text stays text, which is smaller, and the same numbers give the same bytes.
         with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "treetune"}):
             figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
     return figure
-
-
-def _names_across(names: Sequence[str], inches: float) -> int:
-    """How many names stand side by side in a legend of that width, each behind its line."""
-    longest = max(map(len, names), default=1) + LEGEND_LINE
-    return max(1, min(8, len(names), int(inches * LEGEND_CHARACTERS_PER_INCH) // longest))
-
-
-def _wrapped(title: str, inches: float) -> str:
-    return "\n".join(textwrap.wrap(title, max(20, int(inches * CHARACTERS_PER_INCH))))

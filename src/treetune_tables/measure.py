@@ -1,8 +1,7 @@
-"""The cells of a table: numbers by seed, estimates, and differences of rows."""
+"""The cells of a table: numbers by seed from what runs left on disk, estimates, and differences of rows."""
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,10 +11,10 @@ from typing import Any
 from treetune.config.hashing import config_hash
 from treetune.rollouts.numbers import declared_ratios
 from treetune.runtime.analysis import read_result
-from treetune.runtime.directory import MEASURE_AGAIN, verify_answers
+from treetune.runtime.directory import MEASURE_AGAIN
 from treetune.runtime.manifest import read_config
 from treetune.store.checksums import read_record
-from treetune_tables.columns import Area, Column, by_problem, number_in
+from treetune_tables.columns import Area, Column, number_in
 from treetune_tables.curves import (
     Cost,
     NotReached,
@@ -25,7 +24,7 @@ from treetune_tables.curves import (
     measured_along,
     speedup,
 )
-from treetune_tables.runs import MEASURABLE, Plan, PlannedRun
+from treetune_tables.runs import MEASURABLE, Plan, PlannedRun, problem_means
 from treetune_tables.settings import MethodRow, Reproduction
 from treetune_tables.statistics import (
     SIGNIFICANT,
@@ -71,8 +70,8 @@ class Comparison:
 
     @property
     def called(self) -> str | None:
-        """The way it goes, where its interval leaves out 0 and `adjusted` is below 0.05: "better" or "worse",
-        or where neither way is better "higher" or "lower". Elsewhere None: the two are not told apart."""
+        """The direction, where its interval leaves out 0 and `adjusted` is below 0.05: "better" or "worse",
+        or where neither is better "higher" or "lower". Elsewhere None: the two are not told apart."""
         if self.adjusted is None or self.adjusted >= SIGNIFICANT or not self.difference.excludes_zero:
             return None
         up = self.difference.mean > 0
@@ -117,7 +116,7 @@ class CellResult:
         return None if self.against is None else self.against.called
 
     def is_shared(self, table: Reproduction) -> bool:
-        """Whether all seeds share the one run that it shows."""
+        """Returns whether all seeds share the one run that it shows."""
         return self.experiment is not None and table.experiments[self.experiment].shared
 
 
@@ -133,50 +132,51 @@ class Results:
     comparisons: int = 0
 
 
-Cells = Mapping[tuple[str, str], CellResult]
-
-
-def compared(
-    table: Reproduction, cells: Cells
-) -> tuple[dict[tuple[str, str], CellResult], list[Comparison], int]:
-    """The cells with their difference to the baseline, those between the table's pairs, and their number."""
-    wanted = [(row.name, table.baseline) for row in table.rows if table.baseline not in (None, row.name)]
-    wanted += [(pair.row, pair.to) for pair in table.pairs]
+def measure(plan: Plan) -> Results:
+    """Reads every cell. Runs that are missing, failed or of another configuration are left out, and named."""
+    table = plan.table
+    cells = {
+        (row.name, column.name): _cell(plan, row, column) for row in table.rows for column in table.columns
+    }
+    costs = {name: costs_of(plan, name) for name in table.order()}
+    asked = [(row.name, table.baseline) for row in table.rows if table.baseline not in (None, row.name)]
+    asked += [(pair.row, pair.to) for pair in table.pairs]
     found: dict[tuple[str, str | None, str], Comparison] = {}
-    remarks: dict[tuple[str, str], str] = {}
+    remarks: dict[tuple[str, str], tuple[str, ...]] = {}
     for column in table.columns:
-        for row, to in dict.fromkeys(wanted):
+        for row, to in dict.fromkeys(asked):
             cell, other = cells[row, column.name], cells[to or row, column.name]
             try:
                 comparison = _compared(table, cell, other)
             except ValueError as error:
-                remarks[row, column.name] = str(error)
+                remarks[row, column.name] = (str(error),)
                 continue
             if comparison is not None:
                 found[row, to, column.name] = comparison
     tested = [key for key, one in found.items() if one.p is not None]
     for key, adjusted in zip(tested, holm([found[key].p or 0.0 for key in tested]), strict=True):
         found[key] = replace(found[key], adjusted=adjusted)
-    with_differences = {
+    cells = {
         (row, column): replace(
             cell,
             against=found.get((row, table.baseline, column)),
-            notes=(*cell.notes, *filter(None, [remarks.get((row, column))])),
+            notes=(*cell.notes, *remarks.get((row, column), ())),
         )
         for (row, column), cell in cells.items()
     }
-    pairs = [
-        found[pair.row, pair.to, column.name]
-        for pair in table.pairs
-        for column in table.columns
-        if (pair.row, pair.to, column.name) in found
-    ]
-    return with_differences, pairs, len(found)
+    keys = [(pair.row, pair.to, column.name) for pair in table.pairs for column in table.columns]
+    return Results(plan, cells, costs, [found[key] for key in keys if key in found], len(found))
 
 
 def _compared(table: Reproduction, cell: CellResult, other: CellResult) -> Comparison | None:
-    """None where they have no seed in common, or one of them no estimate."""
-    own, theirs = _of_every_seed(table, cell), _of_every_seed(table, other)
+    """Returns None where they have no seed in common, or one of them no estimate."""
+
+    def by_seed(cell: CellResult) -> dict[int, SeedResult]:
+        if cell.is_shared(table):  # every seed is compared by the one result
+            return {seed: one for seed in table.seeds for one in cell.seeds}
+        return {one.seed: one for one in cell.seeds}
+
+    own, theirs = by_seed(cell), by_seed(other)
     common = [seed for seed in own if seed in theirs]
     if cell.is_shared(table) and other.is_shared(table):
         common = common[:1]
@@ -198,26 +198,8 @@ def _compared(table: Reproduction, cell: CellResult, other: CellResult) -> Compa
     return Comparison(cell.row.name, other.row.name, cell.column, len(common), difference, p)
 
 
-def _of_every_seed(table: Reproduction, cell: CellResult) -> dict[int, SeedResult]:
-    """What a seed is compared by: its own result, or the one that all seeds share."""
-    if cell.is_shared(table):
-        return {seed: one for seed in table.seeds for one in cell.seeds}
-    return {one.seed: one for one in cell.seeds}
-
-
-def measure(plan: Plan) -> Results:
-    """Reads every cell. Runs that are missing, failed or of another configuration are left out, and said."""
-    table = plan.table
-    cells = {
-        (row.name, column.name): _cell(plan, row, column) for row in table.rows for column in table.columns
-    }
-    cells, pairs, comparisons = compared(table, cells)
-    costs = {name: costs_of(plan, name) for name in table.order()}
-    return Results(plan, cells, costs, pairs, comparisons)
-
-
 def _cell(plan: Plan, row: MethodRow, column: Column) -> CellResult:
-    name = row.cell(column.name).experiment
+    name, kind = row.cell(column.name).experiment, plan.table.interval
     if name is None:
         return CellResult(row, column)
     found: list[SeedResult] = []
@@ -226,30 +208,28 @@ def _cell(plan: Plan, row: MethodRow, column: Column) -> CellResult:
     for run in plan.of(name):
         try:
             found.append(_read(plan, run, row, column))
-        except NotReached as error:
-            absent[run.seed], reached_by_all = str(error), False
         except ValueError as error:
             absent[run.seed] = str(error)
+            reached_by_all = reached_by_all and not isinstance(error, NotReached)
     estimate, notes = None, []
     if found and reached_by_all:  # a mean over those that did would say that all do
         try:
             estimate = _estimate(found, plan, column)
         except ValueError as error:
             notes.append(str(error))
-            estimate = over_seeds([one.value for one in found], plan.table.interval)
+            estimate = over_seeds([one.value for one in found], kind)
         if column.evaluation is not None or column.area is not None:
             estimate = estimate.within(0.0, 1.0 if column.known.share else math.inf)
     return CellResult(row, column, tuple(found), absent, estimate, notes=tuple(notes))
 
 
 def _estimate(found: list[SeedResult], plan: Plan, column: Column) -> Estimate:
-    by_problem = [one.by_problem for one in found if one.by_problem is not None]
-    if len(by_problem) == len(found):
+    means = [one.by_problem for one in found if one.by_problem is not None]
+    if len(means) == len(found):
         are_shares = column.evaluation is not None and column.known.share
-        return (of_shares if are_shares else over_seeds_and_problems)(by_problem, plan.table.interval)
-    (first, *others) = found
-    if not others and first.bounds is not None:
-        return Estimate(first.value, *first.bounds)
+        return (of_shares if are_shares else over_seeds_and_problems)(means, plan.table.interval)
+    if len(found) == 1 and found[0].bounds is not None:
+        return Estimate(found[0].value, *found[0].bounds)
     return over_seeds([one.value for one in found], plan.table.interval)
 
 
@@ -263,26 +243,35 @@ def _read(plan: Plan, run: PlannedRun, row: MethodRow, column: Column) -> SeedRe
             for name, seed in run.needs
             if plan.statuses[name, seed].state == "failed"
         ]
-        reason = f"{status.state}: {status.why}" if status.why else str(status.state)
-        raise ValueError(f"skipped, for it needs {', '.join(lacking)}" if lacking else reason)
-    directory = run.directory
-    iteration = run.iterations
+        why = f"{status.state}: {status.why}" if status.why else str(status.state)
+        raise ValueError(f"skipped, for it needs {', '.join(lacking)}" if lacking else why)
+    folder = run.directory.path
     common: dict[str, Any] = {
         "seed": run.seed,
-        "directory": str(directory.path),
-        "config_hash": _stored_hash(directory.path),
-        "iteration": iteration,
+        "directory": str(folder),
+        "config_hash": config_hash(read_config(folder)),
+        "iteration": run.iterations,
     }
     if column.analysis is not None:
-        path = row.cell(column.name).value or column.value
-        value, bounds = _number_at(directory.path / "analyses" / column.analysis, path)
+        key = row.cell(column.name).value or column.value
+        value, bounds = _number_at(folder / "analyses" / column.analysis, key)
         return SeedResult(value=value, bounds=bounds, **common)
     if column.speedup is not None:
         assert column.curve is not None
         of = _run_of(plan, column.speedup.of, column, run.seed)
         return SeedResult(value=speedup(plan, run, of, column.curve, column.speedup.over), **common)
-    if column.curve is not None and (column.area is not None or column.reach is not None):
-        return SeedResult(value=_of_curve(plan, run, column, column.curve), **common)
+    if (asked := column.area or column.reach) is not None:
+        assert column.curve is not None
+        along = measured_along(plan, run, column.curve)
+        points = sorted((costs[asked.over], accuracy) for costs, accuracy in along.values())
+        if any(run.name in experiment.needs for experiment in plan.table.experiments.values()):
+            points = [(0.0, accuracy) for _, accuracy in points[-1:]]  # a start costs the others nothing
+        found = (
+            area_under(points, asked.upto)
+            if isinstance(asked, Area)
+            else cost_to_reach(points, asked.accuracy)
+        )
+        return SeedResult(value=found, **common)
     summary, folder = _summary(plan, run, column)
     common["samples"] = summary["samples"]
     if column.over is not None:
@@ -293,24 +282,11 @@ def _read(plan: Plan, run: PlannedRun, row: MethodRow, column: Column) -> SeedRe
         theirs, there = _summary(plan, _run_of(plan, column.over, column, run.seed), column)
         return SeedResult(value=number_in(theirs, upper, there / "summary.json") / own, **common)
     value = number_in(summary, column.shown, folder / "summary.json")
-    return SeedResult(value=value, by_problem=_by_problem(folder / "answers.jsonl", column.shown), **common)
-
-
-def _of_curve(plan: Plan, run: PlannedRun, column: Column, label: str) -> float:
-    """The curve as one number. Raises NotReached."""
-    asked = column.area or column.reach
-    assert asked is not None
-    along = measured_along(plan, run, label)
-    points = sorted((costs[asked.over], accuracy) for costs, accuracy in along.values())
-    if any(run.name in experiment.needs for experiment in plan.table.experiments.values()):
-        points = [(0.0, accuracy) for _, accuracy in points[-1:]]  # what others start from costs them nothing
-    if isinstance(asked, Area):
-        return area_under(points, asked.upto)
-    return cost_to_reach(points, asked.accuracy)
+    return SeedResult(value=value, by_problem=problem_means(folder, column.shown), **common)
 
 
 def _run_of(plan: Plan, row: str, column: Column, seed: int) -> PlannedRun:
-    """The run that fills another row's cell of the column."""
+    """Returns the run that fills another row's cell of the column."""
     name = next(one for one in plan.table.rows if one.name == row).cell(column.name).experiment
     if name is None:
         raise ValueError(f"{row} has no experiment in this column")
@@ -323,7 +299,7 @@ def _run_of(plan: Plan, row: str, column: Column, seed: int) -> PlannedRun:
 
 
 def _summary(plan: Plan, run: PlannedRun, column: Column) -> tuple[dict[str, Any], Path]:
-    """Of the run's end on the column's set, and the folder that it is in."""
+    """Returns the summary at the run's end on the column's set, and the folder that it is in."""
     assert column.evaluation is not None
     folder = run.directory.evaluation(run.iterations, column.evaluation)
     if not (folder / "summary.json").is_file():
@@ -331,19 +307,8 @@ def _summary(plan: Plan, run: PlannedRun, column: Column) -> tuple[dict[str, Any
     return read_record(folder / "summary.json", MEASURE_AGAIN), folder
 
 
-def _stored_hash(experiment: Path) -> str:
-    """Of the configuration as the run stored it, seed and directory included."""
-    return config_hash(read_config(experiment))
-
-
-def _by_problem(path: Path, value: str) -> dict[str, float] | None:
-    verify_answers(path)
-    with path.open() as file:
-        return by_problem(map(json.loads, file), value)
-
-
 def _number_at(analysis: Path, path: str | None) -> tuple[float, tuple[float, float] | None]:
-    """The number at a dotted key path of an analysis' result, and its interval where it has one."""
+    """Returns the number at a dotted key path of an analysis' result, and its interval where it has one."""
     result = analysis / "result.json"
     if path is None:
         raise ValueError(f"the table doesn't say which number of {result}: set value")

@@ -15,9 +15,10 @@ from treetune.config.errors import ConfigError
 from treetune.config.explain import Explanation
 from treetune.config.jsonnet import load
 from treetune.runtime.base import PolicyIteration, Runtime
-from treetune.runtime.directory import ExperimentDirectory
+from treetune.runtime.directory import ExperimentDirectory, verify_answers
 from treetune.runtime.manifest import different_keys, read_config
 from treetune.runtime.stop_after import StopAfter, expected_iterations
+from treetune_tables.columns import by_problem
 from treetune_tables.settings import Reproduction, TableExperiment
 
 State = Literal["finished", "unmeasured", "interrupted", "missing", "running", "failed", "different", "wrong"]
@@ -351,3 +352,11 @@ def failure(run: PlannedRun) -> str:
         return ""
     last = attempts[-1]
     return f"{last['command']} ended with {last['exit_code']}: {last.get('message', '')} (log {run.log})"
+
+
+def problem_means(evaluation: Path, value: str) -> dict[str, float] | None:
+    """Returns each problem's mean in the answers of an evaluation's folder; see `by_problem`."""
+    answers = evaluation / "answers.jsonl"
+    verify_answers(answers)
+    with answers.open() as file:
+        return by_problem(map(json.loads, file), value)

@@ -1,4 +1,4 @@
-"""A table as Markdown, LaTeX and grids of text."""
+"""A table as Markdown and LaTeX, and the grids of text and the legend that all its forms share."""
 
 from __future__ import annotations
 
@@ -18,10 +18,14 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 WHOLE_FROM = 999.5
-"""What has more than three digits before the point is shown whole."""
+"""Numbers from here on are shown without a fraction."""
 DASH = "–"
 STATES = {"missing": "not run", "different": "other configuration", "wrong": "wrong configuration"}
 MARKS = {"better": "▲", "worse": "▼", "higher": "△", "lower": "▽", None: ""}
+COST_WORDS = (
+    "Means over seeds. Answers that were sampled to train on; tokens of those and of the continuations that"
+    " gave them credit; seconds without evaluation."
+)
 
 
 def shown_number(value: float | None, column: Column, sign: bool = False) -> str:
@@ -33,7 +37,7 @@ def shown_number(value: float | None, column: Column, sign: bool = False) -> str
     elif column.digits is not None:
         text = f"{value:{plus},.{column.digits}f}"
     else:
-        text = shown_size(value, plus)
+        text = _three_digits(value, plus)
     return text.replace("-", "−") + column.unit
 
 
@@ -43,70 +47,59 @@ def shown_interval(estimate: Estimate, column: Column, sign: bool = False) -> st
     return f"[{shown_number(estimate.low, column, sign)}, {shown_number(estimate.high, column, sign)}]"
 
 
-def shown_p(value: float | None) -> str:
-    if value is None:
+def _three_digits(value: float, sign: str = "") -> str:
+    """Returns three digits, or all of those before the point."""
+    return f"{value:{sign},.0f}" if abs(value) >= WHOLE_FROM else f"{value:{sign}.3g}"
+
+
+def why_empty(cell: CellResult) -> str:
+    """Returns in a few words why a cell without an estimate is empty."""
+    if cell.experiment is None:
         return DASH
-    return "< 0.001" if value < 0.001 else f"{value:.3f}"
-
-
-def reason(cell: CellResult) -> str:
-    """In a few words, why a cell is empty."""
     if cell.column.reach is not None and cell.seeds:
         return f"reached by {len(cell.seeds)} of {len(cell.seeds) + len(cell.absent)} seeds"
     words = {text.split(":")[0].split(",")[0] for text in cell.absent.values()}
     return " / ".join(sorted(STATES.get(word, word) for word in words))
 
 
-def cell_words(cell: CellResult) -> str:
-    """Mean, interval, mark; or why there is none."""
+def seeds_lacking(cell: CellResult) -> str:
+    """Returns how many seeds a cell has where some are absent, else nothing."""
+    return f"{len(cell.seeds)} of {len(cell.seeds) + len(cell.absent)} seeds" if cell.absent else ""
+
+
+def _plain_cell(cell: CellResult) -> str:
+    """Returns mean, interval, mark and lacking seeds; or why there is none."""
     if cell.estimate is None:
-        return reason(cell) if cell.experiment is not None else DASH
+        return why_empty(cell)
     parts = [shown_number(cell.estimate.mean, cell.column), shown_interval(cell.estimate, cell.column)]
-    parts.append(MARKS[cell.called])
-    if cell.absent:
-        parts.append(f"({len(cell.seeds)} of {len(cell.seeds) + len(cell.absent)} seeds)")
-    return " ".join(part for part in parts if part)
-
-
-def shown_size(value: float, sign: str = "") -> str:
-    """Three digits, or all of those before the point."""
-    return f"{value:{sign},.0f}" if abs(value) >= WHOLE_FROM else f"{value:{sign}.3g}"
-
-
-def shown_value(value: float, panel: Panel) -> str:
-    text = f"{100 * value:.1f}" if panel.in_percent else shown_size(value)
-    return text.replace("-", "−")
-
-
-COST_WORDS = (
-    "Means over seeds. Answers that were sampled to train on; tokens of those and of the continuations that"
-    " gave them credit; seconds without evaluation."
-)
+    lacking = seeds_lacking(cell)
+    return " ".join(filter(None, [*parts, MARKS[cell.called], f"({lacking})" if lacking else ""]))
 
 
 def legend(results: Results) -> list[str]:
-    """What a reader must know to read the table."""
+    """Returns the lines that a reader needs below the table."""
     table = results.plan.table
-    seeds = _most_seeds(results)
+    not_shared = [cell for cell in results.cells.values() if not cell.is_shared(table)]
+    seeds = max((len(cell.seeds) + len(cell.absent) for cell in not_shared), default=1)
     lines = []
     if any(column.in_percent for column in table.columns):
         lines.append("Shares in percent.")
     over = f"{seeds} seeds and over the problems" if seeds > 1 else "the problems (of one seed)"
     lines.append(f"Means over {seeds} seed{'s' if seeds > 1 else ''} with 95 % intervals over {over}.")
-    if shared := [
-        row.name for row in table.rows if row.experiment and table.experiments[row.experiment].shared
-    ]:
+    shared = [row.name for row in table.rows if row.experiment and table.experiments[row.experiment].shared]
+    if shared:
         lines.append(f"{', '.join(shared)} is one run that all seeds share; its interval is of the problems.")
-    lines += seed_lines(results.plan)
+    lines += _lines_of_until(results.plan)
     if table.interval == "bootstrap" and seeds in HELD:
         lines.append(
             f"Where seeds differ most, a bootstrap of {seeds} of them holds the true mean in about"
             f" {100 * HELD[seeds]:.0f} of 100 cases, not 95: read the seeds' own values below."
         )
     if table.baseline is not None:
+        count = f"{results.comparisons} comparison{'s' if results.comparisons != 1 else ''}"
         lines.append(
             f"▲ better and ▼ worse than {table.baseline}, paired by seed and problem, where the interval of"
-            f" the difference excludes 0 and p is below 0.05 after Holm's correction for {_counted(results)};"
+            f" the difference excludes 0 and p is below 0.05 after Holm's correction for {count};"
             " without a mark the two are not told apart."
         )
         if any(cell.called in ("higher", "lower") for cell in results.cells.values()):
@@ -131,18 +124,8 @@ def legend(results: Results) -> list[str]:
     return [*lines, *table.notes]
 
 
-def _most_seeds(results: Results) -> int:
-    """Of rows whose seeds all have runs of their own."""
-    own = [cell for cell in results.cells.values() if not cell.is_shared(results.plan.table)]
-    return max((len(cell.seeds) + len(cell.absent) for cell in own), default=1)
-
-
-def _counted(results: Results) -> str:
-    return f"{results.comparisons} comparison{'s' if results.comparisons != 1 else ''}"
-
-
-def seed_lines(plan: Plan) -> list[str]:
-    """How many seeds each row has whose number the table's rule finds, and why it has no more."""
+def _lines_of_until(plan: Plan) -> list[str]:
+    """Returns how many seeds each row of the table's rule `until` has, and why no more."""
     until, column = plan.table.until, plan.table.judged
     if until is None:
         return []
@@ -153,23 +136,26 @@ def seed_lines(plan: Plan) -> list[str]:
         "lacking": "and one of the runs has no result",
         "more": "and further ones are to be run",
     }
-    lines = [
+    head = (
         f"Seeds are added to {', '.join(until.rows)} until half the 95 % confidence sequence of the"
         f" difference to {plan.table.baseline} in {column.name} is at most {asked}; it holds at every look."
+    )
+    return [
+        head,
+        *(
+            f"{one.row}: {one.seeds} seeds, half of it {shown_number(one.half_width, column)},"
+            f" {why[one.reason]}."
+            for one in verdicts(plan)
+        ),
     ]
-    for verdict in verdicts(plan):
-        half = shown_number(verdict.half_width, column)
-        found = f"{verdict.row}: {verdict.seeds} seeds, half of it {half}"
-        lines.append(f"{found}, {why[verdict.reason]}.")
-    return lines
 
 
 def main_grid(
     results: Results,
-    shown: Callable[[CellResult], str] = cell_words,
+    shown: Callable[[CellResult], str] = _plain_cell,
     text: Callable[[str], str] = str,
 ) -> DataFrame:
-    """The table itself, a row for each method; published numbers stand beside their column.
+    """Returns the table itself, a row for each method; published numbers stand beside their column.
 
     `shown` writes a measured cell, and `text` what is text already.
     """
@@ -190,49 +176,46 @@ def has_published(results: Results, column: Column) -> bool:
     return any(results.cells[row.name, column.name].published is not None for row in results.plan.table.rows)
 
 
+COMPARED = ("seeds", "difference", "95 % interval", "p", "p (Holm)", "called")
+
+
 def difference_grid(results: Results) -> DataFrame:
-    """Every measured difference to the baseline, called or not."""
+    """Returns every measured difference to the baseline, significant or not."""
     found = [cell.against for cell in results.cells.values() if cell.against is not None]
-    return frame(["", "column", *_COMPARED], [[one.row, one.column.name, *_compared(one)] for one in found])
+    return frame(["", "column", *COMPARED], [[one.row, one.column.name, *_compared(one)] for one in found])
 
 
 def pair_grid(results: Results) -> DataFrame:
-    """The same of the table's pairs."""
+    """Returns the differences of the table's pairs."""
     rows = [[one.row, one.to, one.column.name, *_compared(one)] for one in results.pairs]
-    return frame(["", "less", "column", *_COMPARED], rows)
-
-
-_COMPARED = ("seeds", "difference", "95 % interval", "p", "p (Holm)", "called")
+    return frame(["", "less", "column", *COMPARED], rows)
 
 
 def _compared(one: Comparison) -> list[str]:
+    p_values = [DASH if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}" for p in (one.p, one.adjusted)]
     return [
         str(one.seeds),
         shown_number(one.difference.mean, one.column, sign=True),
         shown_interval(one.difference, one.column, sign=True) or DASH,
-        shown_p(one.p),
-        shown_p(one.adjusted),
+        *p_values,
         f"{one.called} {MARKS[one.called]}" if one.called else "not told apart",
     ]
 
 
 def cost_grid(results: Results) -> DataFrame:
-    """What the experiments took, as means over their seeds."""
-    rows = []
-    for name, costs in results.costs.items():
-        if costs:
-            means = [
-                fmean(getattr(one, quantity) for one in costs)
-                for quantity in ("answers", "sampled_tokens", "gradient_steps", "seconds")
-            ]
-            rows.append([name, str(len(costs)), *(f"{mean:,.0f}" for mean in means)])
-    return frame(
-        ["experiment", "seeds", "sampled answers", "sampled tokens", "gradient steps", "seconds"], rows
-    )
+    """Returns the experiments' costs as means over their seeds."""
+    quantities = ("answers", "sampled_tokens", "gradient_steps", "seconds")
+    rows = [
+        [name, str(len(costs)), *(f"{fmean(getattr(one, key) for one in costs):,.0f}" for key in quantities)]
+        for name, costs in results.costs.items()
+        if costs
+    ]
+    heads = ["experiment", "seeds", "sampled answers", "sampled tokens", "gradient steps", "seconds"]
+    return frame(heads, rows)
 
 
 def seeds_grid(results: Results) -> DataFrame:
-    """Where every number is from: seed by seed, with directory and configuration."""
+    """Returns the origin of every number: seed by seed, with directory and configuration."""
     rows = []
     for cell in results.cells.values():
         begin = [cell.row.name, cell.column.name]
@@ -245,23 +228,26 @@ def seeds_grid(results: Results) -> DataFrame:
     return frame(["", "column", "seed", "value", "problems × samples", "experiment", "configuration"], rows)
 
 
-def panel_grid(results: Results, found: Sequence[Curve]) -> DataFrame:
-    """Where each method begins and ends in each panel, with the range over seeds."""
+def panel_grid(results: Results, panels: Sequence[Curve]) -> DataFrame:
+    """Returns each method's first and last point in each panel, with the range over seeds."""
     table = results.plan.table
-    by_place = {(curve.row.name, curve.panel.name): curve for curve in found}
-    rows = []
-    for row in table.rows if found else ():
-        cells = [row.name]
-        for panel in table.panels:
-            curve = by_place.get((row.name, panel.name))
-            if curve is None:
-                cells.append(DASH)
-                continue
-            first, last = curve.points[0], curve.points[-1]
-            low, high = shown_value(last.low, panel), shown_value(last.high, panel)
-            began = f"{shown_value(first.mean, panel)} → " if len(curve.points) > 1 else ""
-            cells.append(f"{began}{shown_value(last.mean, panel)} [{low}, {high}]")
-        rows.append(cells)
+    curves = {(curve.row.name, curve.panel.name): curve for curve in panels}
+
+    def cell(curve: Curve | None, panel: Panel) -> str:
+        if curve is None:
+            return DASH
+        last = curve.points[-1]
+        numbers = [curve.points[0].mean, last.mean, last.low, last.high]
+        first, mean, low, high = (
+            (f"{100 * one:.1f}" if panel.in_percent else _three_digits(one)).replace("-", "−")
+            for one in numbers
+        )
+        return f"{f'{first} → ' if len(curve.points) > 1 else ''}{mean} [{low}, {high}]"
+
+    rows = [
+        [row.name, *(cell(curves.get((row.name, panel.name)), panel) for panel in table.panels)]
+        for row in (table.rows if panels else ())
+    ]
     return frame(["", *(panel.title for panel in table.panels)], rows)
 
 
@@ -271,12 +257,8 @@ def frame(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> DataFrame:
     return DataFrame(rows, columns=list(heads), dtype=str)
 
 
-def frame_as_html(grid: DataFrame) -> str:
-    return grid.to_html(index=False, border=0, classes="list", justify="unset")
-
-
 def frame_as_markdown(grid: DataFrame, code: Sequence[str] = ()) -> str:
-    """`code` are the columns that are set as such."""
+    """Returns a grid in Markdown; `code` are the columns that are set as such."""
     shown = grid.apply(lambda column: column.map(lambda cell: f"`{cell}`") if column.name in code else column)
     lines = [list(shown.columns), *shown.to_numpy().tolist()]
     rows = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
@@ -286,7 +268,7 @@ def frame_as_markdown(grid: DataFrame, code: Sequence[str] = ()) -> str:
 def as_markdown(
     results: Results, account: Mapping[str, str], panels: Sequence[Curve] = (), figure: str | None = None
 ) -> str:
-    """Table, panels, differences, costs, origins and the account of how it was made. `figure` is the
+    """Returns table, panels, differences, costs, origins and the account of how it was made. `figure` is the
     panels' file beside it."""
     table = results.plan.table
     parts = [f"# {table.title or table.name}", frame_as_markdown(main_grid(results))]
@@ -298,15 +280,14 @@ def as_markdown(
         if figure is not None:
             parts.append(f"![Over training]({figure})")
         parts.append("\n".join(notes))
-    if len(grid := difference_grid(results)):
-        parts += [f"## Differences to {table.baseline}", frame_as_markdown(grid)]
-    if len(grid := pair_grid(results)):
-        parts += ["## Further differences", frame_as_markdown(grid)]
-    if len(grid := cost_grid(results)):
-        parts += ["## What it took", frame_as_markdown(grid), COST_WORDS]
-    if len(grid := seeds_grid(results)):
-        code = ("experiment", "configuration")
-        parts += ["## Where the numbers are from", frame_as_markdown(grid, code)]
+    for head, grid, code, note in (
+        (f"Differences to {table.baseline}", difference_grid(results), (), ""),
+        ("Further differences", pair_grid(results), (), ""),
+        ("What it took", cost_grid(results), (), COST_WORDS),
+        ("Where the numbers are from", seeds_grid(results), ("experiment", "configuration"), ""),
+    ):
+        if len(grid):
+            parts += filter(None, [f"## {head}", frame_as_markdown(grid, code), note])
     facts = {**account, "command": f"`{account['command']}`"}
     parts += ["## How it was made", "\n".join(f"* {key}: {value}" for key, value in facts.items())]
     return "\n\n".join(parts) + "\n"
@@ -327,24 +308,24 @@ _SPECIAL = str.maketrans({
 
 
 def as_latex(results: Results) -> str:
-    """The table; its legend as a comment above it, for a caption."""
-    table = results.plan.table
-    grid = main_grid(results, _cell, _escaped)
+    """Returns a `tabular` with booktabs, to be \\input; its legend is a comment above it, for a caption."""
+
+    def escaped(text: str) -> str:
+        return text.translate(_SPECIAL)
+
+    def shown(cell: CellResult) -> str:
+        if cell.estimate is None:
+            return escaped(why_empty(cell))
+        interval = escaped(shown_interval(cell.estimate, cell.column))
+        lacking = seeds_lacking(cell)
+        return (
+            escaped(shown_number(cell.estimate.mean, cell.column))
+            + (rf"\,{_SIGNS[MARKS[cell.called]]}" if cell.called else "")
+            + (rf" {{\scriptsize {interval}}}" if interval else "")
+            + (rf" \scriptsize ({lacking})" if lacking else "")
+        )
+
+    table, grid = results.plan.table, main_grid(results, shown, escaped)
     comments = [table.title or table.name, "needs \\usepackage{booktabs,amssymb}", *legend(results)]
     tabular = grid.to_latex(index=False, escape=False, column_format="l" + "r" * (len(grid.columns) - 1))
     return "".join(f"% {words}\n" for words in comments) + tabular
-
-
-def _escaped(text: str) -> str:
-    return text.translate(_SPECIAL)
-
-
-def _cell(cell: CellResult) -> str:
-    if cell.estimate is None:
-        return _escaped(reason(cell) if cell.experiment is not None else DASH)
-    mean = _escaped(shown_number(cell.estimate.mean, cell.column))
-    interval = _escaped(shown_interval(cell.estimate, cell.column))
-    of = len(cell.seeds) + len(cell.absent)
-    short = rf" \scriptsize ({len(cell.seeds)} of {of} seeds)" if cell.absent else ""
-    mark = rf"\,{_SIGNS[MARKS[cell.called]]}" if cell.called else ""
-    return f"{mean}{mark}" + (rf" {{\scriptsize {interval}}}" if interval else "") + short

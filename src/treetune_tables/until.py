@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
-from treetune.runtime.directory import verify_answers
-from treetune_tables.columns import Column, by_problem
-from treetune_tables.runs import MEASURABLE, TO_DO, Plan, PlannedRun, with_seeds
+from treetune_tables.columns import Column
+from treetune_tables.runs import MEASURABLE, TO_DO, Plan, PlannedRun, problem_means, with_seeds
 from treetune_tables.settings import Until
 from treetune_tables.statistics import confidence_sequence
 
@@ -99,9 +97,5 @@ def results_of(plan: Plan, run: PlannedRun, column: Column) -> ByProblem | None:
     """Each problem's mean at the end of training; None where the run has none."""
     if plan.statuses[run.key].state not in MEASURABLE or column.evaluation is None:
         return None
-    path = run.directory.evaluation(run.iterations, column.evaluation) / "answers.jsonl"
-    if not path.is_file():
-        return None
-    verify_answers(path)
-    with path.open() as file:
-        return by_problem(map(json.loads, file), column.shown)
+    folder = run.directory.evaluation(run.iterations, column.evaluation)
+    return problem_means(folder, column.shown) if (folder / "answers.jsonl").is_file() else None

@@ -15,7 +15,7 @@ from treetune.inference.cores import GIB, host_memory
 from treetune.runtime.console import duration
 from treetune.runtime.machine import processor, versions
 from treetune.store.files import write_json, write_text
-from treetune_tables.curves import Cost, Curve, curves, curves_json, panel_curves, panel_notes, panels_json
+from treetune_tables.curves import Curve, curves, curves_json, panel_curves, panel_notes, panels_json
 from treetune_tables.experiments_table import write_experiments_table
 from treetune_tables.figures import (
     curve_charts,
@@ -31,28 +31,96 @@ from treetune_tables.settings import ExperimentsTable, Reproduction, Table
 from treetune_tables.statistics import Estimate
 from treetune_tables.text import (
     COST_WORDS,
-    DASH,
     MARKS,
     as_latex,
     as_markdown,
     cost_grid,
     difference_grid,
-    frame_as_html,
     has_published,
     legend,
     pair_grid,
     panel_grid,
-    reason,
     seeds_grid,
+    seeds_lacking,
     shown_interval,
     shown_number,
+    why_empty,
 )
 from treetune_tables.until import grown, verdicts
 from treetune_view.report.charts import line_chart
 from treetune_view.report.pages import page
 
 
+def make_table(table: Table, command: str, output: Path | None = None) -> int:
+    """Writes the table, copies its files to the folder `output` as well, and returns the exit code.
+
+    `command` is how it is made again. Raises ValueError where a required row has nothing to show.
+    """
+    if isinstance(table, ExperimentsTable):
+        written = write_experiments_table(table)
+    else:
+        assert isinstance(table, Reproduction)
+        written = write_runs_table(grown(make_plan(table)), command)
+    copy(written, output)
+    return 0
+
+
+def write_runs_table(plan: Plan, command: str) -> list[Path]:
+    """Writes every form of a table of runs and its figures, and returns the files."""
+    table = plan.table
+    results, along, panels = measure(plan), curves(plan), panel_curves(plan)
+    account = _account(plan, command)
+    figure = f"{table.name}_panels.png" if any(len(curve.points) > 1 for curve in panels) else None
+    markdown = as_markdown(results, account, panels, figure)
+    folder = Path(table.directory)
+    folder.mkdir(parents=True, exist_ok=True)
+    written: list[Path] = []
+
+    def file(ending: str) -> Path:
+        written.append(folder / f"{table.name}{ending}")
+        return written[-1]
+
+    whole = as_json(results, account) | {"curves": curves_json(along), "panels": panels_json(panels)}
+    write_json(file(".json"), whole)
+    write_text(file(".md"), markdown)
+    write_text(file(".tex"), as_latex(results))
+    write_text(file(".html"), as_html(results, along, account, panels))
+    draw_table(results, file(".png"))
+    if any(len(curve.points) > 1 for curve in along):
+        draw_curves(results, along, [file("_curves.png"), file("_curves.svg")])
+    if figure is not None:
+        draw_panels(results, panels, [file("_panels.png"), file("_panels.svg")])
+    print(markdown.split("\n## ")[0].strip())
+    return written
+
+
+def copy(written: list[Path], output: Path | None) -> None:
+    """Copies the files of a table to a folder, if there is one to copy to, and says where they are."""
+    if output is not None:
+        output.mkdir(parents=True, exist_ok=True)
+        written = [Path(shutil.copyfile(path, output / path.name)) for path in written]
+    print(f"\nwritten: {', '.join(map(str, written))}", flush=True)
+
+
+def _account(plan: Plan, command: str) -> dict[str, str]:
+    """Returns command, machine and time, for somebody who wants the same again."""
+    seconds = sum(float(one.get("seconds") or 0.0) for run in plan.runs for one in run.attempts())
+    finished = sum(status.state == "finished" for status in plan.statuses.values())
+    name, _, _ = processor()[0].partition(",")
+    packages = {"Python": platform.python_version(), **versions()}
+    return {
+        "command": command,
+        "runs": f"{finished} of {len(plan.runs)} finished",
+        "time": f"{duration(seconds)} for all runs, start-up and evaluation included",
+        "machine": f"{name}, {len(os.sched_getaffinity(0))} cores, {host_memory() / GIB:.0f} GiB memory",
+        "system": platform.platform(),
+        "versions": ", ".join(f"{package} {version}" for package, version in packages.items()),
+        "written": time.strftime("%Y-%m-%d %H:%M %Z"),
+    }
+
+
 def as_json(results: Results, account: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the table for programs."""
     table = results.plan.table
     return {
         "name": table.name,
@@ -61,18 +129,16 @@ def as_json(results: Results, account: Mapping[str, str]) -> dict[str, Any]:
         "baseline": table.baseline,
         "interval": table.interval,
         "cells": [_cell_json(cell) for cell in results.cells.values()],
-        "pairs": [_comparison_json(one) for one in results.pairs],
+        "pairs": [
+            {"row": one.row, "to": one.to, "column": one.column.name, "seeds": one.seeds}
+            | _comparison_json(one)
+            for one in results.pairs
+        ],
         "comparisons": results.comparisons,
         "until": [vars(verdict) for verdict in verdicts(results.plan)],
-        "costs": {name: [_cost_json(one) for one in costs] for name, costs in results.costs.items()},
+        "costs": {name: [dict(vars(one)) for one in costs] for name, costs in results.costs.items()},
         "account": dict(account),
     }
-
-
-def _estimate_json(estimate: Estimate | None) -> dict[str, float | None] | None:
-    if estimate is None:
-        return None
-    return {"mean": estimate.mean, "ci_low": estimate.low, "ci_high": estimate.high}
 
 
 def _cell_json(cell: CellResult) -> dict[str, Any]:
@@ -80,10 +146,7 @@ def _cell_json(cell: CellResult) -> dict[str, Any]:
         "row": cell.row.name,
         "column": cell.column.name,
         "measured": _estimate_json(cell.estimate),
-        "difference": _estimate_json(cell.difference),
-        "p": None if cell.against is None else cell.against.p,
-        "p_holm": None if cell.against is None else cell.against.adjusted,
-        "called": cell.called,
+        **_comparison_json(cell.against),
         "published": cell.published,
         "source": cell.source,
         "experiment": cell.experiment,
@@ -104,35 +167,29 @@ def _cell_json(cell: CellResult) -> dict[str, Any]:
     }
 
 
-def _comparison_json(one: Comparison) -> dict[str, Any]:
-    return {
-        "row": one.row,
-        "to": one.to,
-        "column": one.column.name,
-        "seeds": one.seeds,
-        "difference": _estimate_json(one.difference),
-        "p": one.p,
-        "p_holm": one.adjusted,
-        "called": one.called,
-    }
+def _comparison_json(one: Comparison | None) -> dict[str, Any]:
+    if one is None:
+        return dict.fromkeys(("difference", "p", "p_holm", "called"))
+    difference = _estimate_json(one.difference)
+    return {"difference": difference, "p": one.p, "p_holm": one.adjusted, "called": one.called}
 
 
-def _cost_json(cost: Cost) -> dict[str, float]:
-    return dict(vars(cost))
+def _estimate_json(estimate: Estimate | None) -> dict[str, float | None] | None:
+    if estimate is None:
+        return None
+    return {"mean": estimate.mean, "ci_low": estimate.low, "ci_high": estimate.high}
 
 
 def as_html(
-    results: Results,
-    curves: Sequence[Curve],
-    account: Mapping[str, str],
-    panels: Sequence[Curve] = (),
+    results: Results, curves: Sequence[Curve], account: Mapping[str, str], panels: Sequence[Curve] = ()
 ) -> str:
+    """Returns one self-contained page: numbers, differences, curves, costs, origins."""
     table, colours = results.plan.table, row_colours(results.plan.table)
-    published = [has_published(results, column) for column in table.columns]
+    settings = {name: vars(one) for name, one in table.experiments.items()}
     return page(
         "table.html",
         title=table.title or table.name,
-        heads=list(zip((column.name for column in table.columns), published)),
+        heads=[(column.name, has_published(results, column)) for column in table.columns],
         rows=[
             {
                 "name": row.name,
@@ -150,9 +207,7 @@ def as_html(
         cost_words=COST_WORDS,
         origins=_html(seeds_grid(results)),
         account=account,
-        experiments=json.dumps(
-            {name: vars(one) for name, one in table.experiments.items()}, indent=1, ensure_ascii=False
-        ),
+        experiments=json.dumps(settings, indent=1, ensure_ascii=False),
     )
 
 
@@ -165,20 +220,20 @@ def _cell(cell: CellResult) -> dict[str, Any]:
     }
     if estimate is None:
         why = "\n".join(f"seed {seed}: {words}" for seed, words in cell.absent.items())
-        return shown | {"words": reason(cell) if cell.experiment is not None else DASH, "title": why}
+        return shown | {"words": why_empty(cell), "title": why}
     low, high = (estimate.mean if bound is None else bound for bound in (estimate.low, estimate.high))
     return shown | {
         "words": shown_number(estimate.mean, column),
         "title": "\n".join(f"seed {one.seed}: {one.value:.4g} ({one.directory})" for one in cell.seeds),
         "called": MARKS[cell.called],
         "interval": shown_interval(estimate, column),
-        "seeds": f"{len(cell.seeds)} of {len(cell.seeds) + len(cell.absent)} seeds" if cell.absent else "",
+        "seeds": seeds_lacking(cell),
         "mark": (estimate.mean, max(0.0, low), min(1.0, high)) if column.in_percent else None,
     }
 
 
 def _along(results: Results, curves: Sequence[Curve], panels: Sequence[Curve]) -> dict[str, Any] | None:
-    """Panels and curves with one legend, and where every method begins and ends in the panels."""
+    """Returns panels and curves with one legend, and every method's first and last point in the panels."""
     charts = [*panel_charts(results, panels), *curve_charts(results, curves)]
     drawn = {one.name for chart in charts for one in chart.series}
     notes = panel_notes(results.plan, panels)
@@ -196,78 +251,5 @@ def _along(results: Results, curves: Sequence[Curve], panels: Sequence[Curve]) -
     }
 
 
-def _html(frame: Any) -> str:
-    return frame_as_html(frame) if len(frame) else ""
-
-
-def make_table(table: Table, command: str, output: Path | None = None) -> int:
-    """Writes the table and copies its files to the folder `output` as well; the exit code.
-
-    `command` is how it is made again. Raises ValueError where a required row has nothing to show.
-    """
-    if isinstance(table, ExperimentsTable):
-        written = write_experiments_table(table)
-    else:
-        assert isinstance(table, Reproduction)
-        written = write_runs_table(grown(make_plan(table)), command)
-    copy(written, output)
-    return 0
-
-
-def write_runs_table(plan: Plan, command: str) -> list[Path]:
-    """Every form of a table of runs, and its figures."""
-    table = plan.table
-    results, along, panels = measure(plan), curves(plan), panel_curves(plan)
-    account = account_of(plan, command)
-    figure = f"{table.name}_panels.png" if any(len(curve.points) > 1 for curve in panels) else None
-    markdown = as_markdown(results, account, panels, figure)
-    folder = Path(table.directory)
-    folder.mkdir(parents=True, exist_ok=True)
-    written: list[Path] = []
-
-    def place(ending: str) -> Path:
-        written.append(folder / f"{table.name}{ending}")
-        return written[-1]
-
-    write_json(
-        place(".json"),
-        {**as_json(results, account), "curves": curves_json(along), "panels": panels_json(panels)},
-    )
-    write_text(place(".md"), markdown)
-    write_text(place(".tex"), as_latex(results))
-    write_text(place(".html"), as_html(results, along, account, panels))
-    draw_table(results, place(".png"))
-    if any(len(curve.points) > 1 for curve in along):
-        draw_curves(results, along, [place("_curves.png"), place("_curves.svg")])
-    if figure is not None:
-        draw_panels(results, panels, [place("_panels.png"), place("_panels.svg")])
-    print(markdown.split("\n## ")[0].strip())
-    return written
-
-
-def copy(written: list[Path], output: Path | None) -> None:
-    """Copies the files of a table to a folder, if there is one to copy to, and says where they are."""
-    if output is not None:
-        output.mkdir(parents=True, exist_ok=True)
-        written = [Path(shutil.copyfile(path, output / path.name)) for path in written]
-    print(f"\nwritten: {', '.join(map(str, written))}", flush=True)
-
-
-def account_of(plan: Plan, command: str) -> dict[str, str]:
-    """Command, machine, time: what somebody needs who wants the same again."""
-    seconds = sum(float(one.get("seconds") or 0.0) for run in plan.runs for one in run.attempts())
-    finished = sum(status.state == "finished" for status in plan.statuses.values())
-    memory = host_memory() / GIB
-    name, _, _ = processor()[0].partition(",")
-    return {
-        "command": command,
-        "runs": f"{finished} of {len(plan.runs)} finished",
-        "time": f"{duration(seconds)} for all runs, start-up and evaluation included",
-        "machine": f"{name}, {len(os.sched_getaffinity(0))} cores, {memory:.0f} GiB memory",
-        "system": platform.platform(),
-        "versions": ", ".join(
-            f"{name} {version}"
-            for name, version in {"Python": platform.python_version(), **versions()}.items()
-        ),
-        "written": time.strftime("%Y-%m-%d %H:%M %Z"),
-    }
+def _html(grid: Any) -> str:
+    return grid.to_html(index=False, border=0, classes="list", justify="unset") if len(grid) else ""

@@ -20,7 +20,7 @@ from tests.data_pipeline.oracle import Oracle, sums, write
 from tests.data_pipeline.scripted import serving
 from treetune.inference.guard import descendants
 from treetune.main import main
-from treetune_data.difficulty.jobs import ranges
+from treetune_cluster.jobs import ranges
 from treetune_data.difficulty.merging import bin_of, read_rates
 from treetune_domains.domain_rows import read_domain_rows
 

@@ -15,7 +15,7 @@ from treetune.runtime.console import Console
 from treetune.store.files import write_json
 from treetune.tasks.rows import RowsTask
 from treetune.tasks.sources import files_matching
-from treetune_data.difficulty.jobs import Running
+from treetune_cluster.jobs import Running
 from treetune_data.difficulty.merging import merge
 from treetune_data.difficulty.shard import (
     CLAIMS,
