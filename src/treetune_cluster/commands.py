@@ -43,7 +43,7 @@ def serve_engine(options: argparse.Namespace) -> int:
 
 
 def _launch(root: PolicyIteration, host: str) -> Launch:
-    """As the run's own servers are started, but for where it listens. Raises ValueError."""
+    """Returns the launch of the run's own servers, but for where it listens. Raises ValueError."""
     import torch
 
     from treetune.inference.launch import Launch
@@ -77,7 +77,7 @@ def _make_key(path: Path) -> None:
 
 
 def _write_start(root: PolicyIteration, folder: Path) -> Path:
-    """What the server loads first; a run brings its own weights in before it samples."""
+    """Writes what the server loads first; a run brings its own weights in before it samples."""
     import torch
 
     from treetune.models.policy_files import write_for_engine
@@ -89,7 +89,8 @@ def _write_start(root: PolicyIteration, folder: Path) -> Path:
 
 
 def serve(launch: Launch, weights: Path, log: Path | None, port: int, key: str, key_file: Path) -> int:
-    """Until the server ends; its exit code. KeyboardInterrupt ends it, and is raised again."""
+    """Serves until the server ends, and returns its exit code. KeyboardInterrupt ends it, and is raised
+    again."""
     from treetune.inference.client import Client, ServerFailure
     from treetune.inference.key import DESCRIPTION
     from treetune.inference.server import warm_up

@@ -38,7 +38,7 @@ class Usage:
         self.estimated += estimated
 
     def as_row(self, prices: Prices | None) -> dict[str, Any]:
-        """For the summary; dollars only where prices are known."""
+        """Returns the sums for the summary; dollars only where prices are known."""
         row: dict[str, Any] = dict(vars(self))
         if prices is not None:
             row["dollars"] = round(prices.dollars(self.input_tokens, self.output_tokens), 6)
@@ -101,7 +101,7 @@ class Ledger:
 T = TypeVar("T")
 
 TEMPLATE_TOKENS = 1000
-"""What a chat template may add to the bytes of a request: room for the budget's bound."""
+"""The tokens that a chat template may add to the bytes of a request: room for the budget's bound."""
 
 
 class Unreadable(ValueError):
@@ -109,7 +109,7 @@ class Unreadable(ValueError):
 
 
 class Asker:
-    """What all solutions ask through. After a failure that concerns all, everything asked raises it."""
+    """The way in which all solutions ask. After a failure that concerns all, everything asked raises it."""
 
     def __init__(
         self,
@@ -179,7 +179,7 @@ class Asker:
 
 
 class Questions:
-    """What one solution asks. It remembers which answers it got, and what they cost."""
+    """The questions of one solution. It remembers its answers and their cost."""
 
     def __init__(self, asker: Asker, repairs: int) -> None:
         self._asker, self._repairs = asker, repairs
@@ -187,7 +187,7 @@ class Questions:
 
     @property
     def keys(self) -> list[str]:
-        """Of its answers in the journal."""
+        """The keys of its answers in the journal."""
         return sorted(self._got)
 
     @property
@@ -200,7 +200,7 @@ class Questions:
     async def ask(
         self, step: str, messages: Sequence[Message], read: Callable[[str], T]
     ) -> tuple[T, list[Message]]:
-        """What `read` makes of the answer, and the conversation so far.
+        """Returns what `read` makes of the answer, and the conversation so far.
 
         An answer that it can't read (it raises Unreadable), or that has no end, is sent back with the reason
         `repairs` times at most. Raises the last Unreadable, or what asking raises.
@@ -229,7 +229,7 @@ class Questions:
 
 
 def without_thought(text: str) -> str:
-    """What a model says behind its thought, where its server leaves that in the answer."""
+    """Returns what a model says behind its thought, where its server leaves that in the answer."""
     text = text.strip()
     return text.rpartition("</think>")[2].strip() if text.startswith("<think>") else text
 

@@ -1,4 +1,4 @@
-"""What the rows of some public data sets need before templates can be filled in with them.
+"""Fields that rows of some public data sets need before templates can be filled in with them.
 
 Each function is named by the `expand` of a `prepare_data` configuration. It is given a row and a seed, and
 gives the row with further fields, or None for one that is of no use.

@@ -61,17 +61,17 @@ class Sidecars:
         return self._folder / f"{number // 1000:04d}" / f"{number:07d}.json"
 
     def heading(self, solution: Solution) -> dict[str, str]:
-        """What a record begins with: of what it is, and made how."""
+        """Returns the beginning of a record: its solution, and the settings that made it."""
         return {"place": solution.place, "source": solution.hash, "settings": self._settings}
 
     def unanswered(self, solution: Solution) -> bool:
-        """Whether the endpoint gave no answer when it was last worked on."""
+        """Returns whether the endpoint gave no answer when it was last worked on."""
         record = self._record(solution)
         return record is not None and record["outcome"] == "unanswered"
 
     def read(self, solution: Solution) -> dict[str, Any] | None:
-        """How the solution ended; None where that is still open: it wasn't worked on, had no answer, or went
-        another way, under other settings.
+        """Returns the end of the solution; None where that is still open: it wasn't worked on, had no answer,
+        or went another way, under other settings.
 
         Raises ValueError where another solution's end stands in its place.
         """
@@ -269,7 +269,7 @@ async def _work(
     journal: AnswerJournal,
     progress: Progress,
 ) -> tuple[EndpointError | None, int]:
-    """What ended the work before its time, and how many attempts came to nothing."""
+    """Returns the failure that ended the work before its time, and how many attempts came to nothing."""
     done = todo.finished
     waiting = (
         solution

@@ -27,7 +27,7 @@ _TAG = re.compile("|".join(re.escape(tag) for tag in TAGS))
 
 @dataclass(frozen=True)
 class Edit:
-    """In `thread`, `source` gave way to `destination` because of `sibling` (both counted from 1)."""
+    """A change in `thread`: `source` became `destination` because of `sibling` (both counted from 1)."""
 
     thread: int
     sibling: int
@@ -89,7 +89,7 @@ def _apply(text: str, items: Sequence[object]) -> tuple[str, list[tuple[str, str
 
 
 def occurrences(text: str, part: str) -> int:
-    """How often `part` begins in the text, also where two overlap."""
+    """Returns how often `part` begins in the text, also where two overlap."""
     count, at = 0, text.find(part)
     while at >= 0:
         count, at = count + 1, text.find(part, at + 1)
@@ -106,7 +106,7 @@ _ANY_TAG = re.compile(r"</?[A-Za-z]+>")
 
 
 async def outlines(questions: Questions, problem: str, known: str, threads: Sequence[str]) -> list[str]:
-    """One line per thread. Raises Unreadable where the model gives none that would do."""
+    """Returns one line per thread. Raises Unreadable where the model gives none that would do."""
     parts = "\n\n".join(
         f'<part number="{number}">\n{text}\n</part>' for number, text in enumerate(threads, start=1)
     )
@@ -142,7 +142,7 @@ def _outline(item: object, number: int, known: str, thread: str, count: int) -> 
 
 
 def sentences(text: str) -> int:
-    """How many there are; a dot within a number or behind a common abbreviation ends none."""
+    """Counts sentences; a dot within a number or behind a common abbreviation ends none."""
     return max(1, len(_SENTENCE_END.findall(_ABBREVIATION.sub("", text))))
 
 
@@ -224,7 +224,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Way:
-    """What became of a solution: its parallel text, or why there is none, and each block's end."""
+    """The end of a solution: its parallel text, or why there is none, and each block's end."""
 
     text: str | None
     reason: str | None
@@ -232,7 +232,7 @@ class Way:
     kept: tuple[Finished, ...]
     dropped: tuple[Dropped, ...]
     sequential_characters: int
-    """Of the solution as it was."""
+    """The length of the solution as it was."""
 
     def as_row(self) -> dict[str, Any]:
         kept = [
@@ -323,7 +323,7 @@ async def _convert(
 
 
 def _broken_rules(text: str) -> str:
-    """What the filter of the training data finds, and what a rollout would space in another way."""
+    """Returns what the filter of the training data finds, and what a rollout would space in another way."""
     wrong = faults(text, conclusions="refused", adjacent=True)
     try:
         text_segments(text)

@@ -77,7 +77,8 @@ _CHANGES_NO_ANSWER = frozenset(
     {"base_url", "api_key_variable", "concurrency", "timeout", "retries", "backoff", "give_up_after"}
 )
 _VERSION = 1
-"""Of the questions and of what is made of the answers: another one works on all solutions anew."""
+"""The version of the questions and of what is made of the answers: another one works on all solutions anew.
+"""
 
 
 @DataPipeline.register("make_threads")
@@ -144,18 +145,18 @@ class MakeThreads(DataPipeline):
 
 @dataclass(frozen=True, kw_only=True)
 class Answers:
-    """How answers are sampled: `samples` of at most `max_tokens` to each row. As Guru's estimates are, unless
+    """The sampling of answers: `samples` of at most `max_tokens` to each row. As Guru's estimates are, unless
     said otherwise."""
 
     samples: Annotated[int, Gt(0)] = 16
     """Answers to each row."""
     max_tokens: Annotated[int, Gt(0)] = 4096
     temperature: Annotated[float, Ge(0)] = 1.0
-    """Of sampling."""
+    """The temperature of sampling."""
     top_p: Annotated[float, Gt(0), Le(1)] = 0.9
     """Samples among the likeliest tokens that together have this probability."""
     top_k: Annotated[int, Ge(-1)] = 100
-    """Of a step's tokens, the likeliest so many; -1: all."""
+    """The number of likeliest tokens to sample among; -1: all."""
     stop: tuple[Annotated[str, MinLen(1)], ...] = ()
     """Strings that end an answer."""
 
@@ -202,7 +203,7 @@ class EstimateDifficulty(DataPipeline):
 
     @property
     def model(self) -> Any:
-        """For the engine, which looks at it when it checks itself."""
+        """The policy's model, which the engine looks at when it checks itself."""
         return getattr(self.policy, "model", UNKNOWN)
 
     @property
@@ -228,7 +229,7 @@ class EstimateDifficulty(DataPipeline):
 _SOURCE = re.compile(r"[a-z][a-z0-9_]*?__\S+")
 
 VERSION = 2
-"""Of how rows are made and judged: another one makes all of them anew."""
+"""The version of how rows are made and judged: another one makes all of them anew."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,7 +238,7 @@ class Turn:
 
     content: Annotated[str, MinLen(1)]
     role: Literal["system", "user", "assistant"] = "user"
-    """Who says it."""
+    """The speaker."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,17 +280,17 @@ class PrepareData(DataPipeline):
     """The whole text that a model continues, where `apply_chat_template` is false; ``{{ prompt }}`` in it is
     what was asked."""
     apply_chat_template: bool = True
-    """Whether a model's chat template goes around the prompt."""
+    """Puts a model's chat template goes around the prompt."""
     ground_truth: str = ""
     ability: str | None = None
-    """What the row asks for; null: its domain."""
+    """The ability that the row asks for; null: its domain."""
     extra_info: Mapping[str, str] = field(default_factory=dict)
     rules: tuple[Rule, ...] = ()
     hold_out: Mapping[Split, Annotated[int, Ge(1)]] = field(default_factory=dict)
     sample: Mapping[Split, Annotated[int, Ge(1)]] = field(default_factory=dict)
     seed: int = 42
     bad_rows: Literal["stop", "drop"] = "stop"
-    """What to do with a row that lacks what a template asks for."""
+    """The treatment of a row that lacks what a template asks for."""
 
     def __post_init__(self) -> None:
         if not _SOURCE.fullmatch(self.data_source):

@@ -50,12 +50,12 @@ class Read:
 
 @dataclass(frozen=True)
 class Stage:
-    """What the summary says of a rule."""
+    """The summary of a rule."""
 
     rule: str
     rows: int
     dropped: Mapping[str, str]
-    """By the row's number, or its place where it has no number."""
+    """The reasons by the row's number, or its place where it has no number."""
     told: Mapping[str, Any]
 
 
@@ -198,7 +198,7 @@ def write_dropped(path: Path, stages: Sequence[Stage], rows_file: Path) -> None:
 
 
 def table(stages: Sequence[Stage], total: int) -> list[str]:
-    """How many rows each rule took, for a person."""
+    """Returns how many rows each rule took, for a person."""
     rows = [("rule", "rows", "dropped", "left"), ("read", "", "", f"{total:,}")]
     for stage in stages:
         gone = len(stage.dropped)
@@ -286,8 +286,8 @@ _DECIDED_LATER = ("rules", "hold_out", "sample", "source", "splits")
 
 @dataclass(frozen=True)
 class _Making:
-    """How a folder of rows is made: `identity` is what decides on the rows that are read, `reasons` are those
-    not to take one in, and `divided` says into which file each goes that the rules leave."""
+    """The making of a folder of rows: `identity` is what decides on the rows that are read, `reasons` are
+    those not to take one in, and `divided` says into which file each goes that the rules leave."""
 
     command: str
     identity: str

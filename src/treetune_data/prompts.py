@@ -1,4 +1,4 @@
-"""What the model is asked, in words. A `{name}` is filled in."""
+"""The prompts of `make_threads`. A `{name}` is filled in."""
 
 from __future__ import annotations
 

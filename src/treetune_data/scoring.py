@@ -26,7 +26,7 @@ _AHEAD = 256
 
 @dataclass(frozen=True)
 class Scored:
-    """What `score_responses` did: rows in the output, how many of them it found there, and the sums.
+    """The result of `score_responses`: rows in the output, how many of them it found there, and the sums.
     `why` is what the first that failed says."""
 
     rows: int
@@ -136,7 +136,7 @@ def _line(row: dict[str, Any]) -> bytes:
 
 
 def _lines(source: Path) -> int:
-    """How many rows there are, without reading them: a wrong one is told of when its turn comes."""
+    """Counts the rows, without reading them: a wrong one is named when its turn comes."""
     if not source.is_file():
         return 0
     with source.open("rb") as file:
@@ -163,8 +163,8 @@ def _submit(task: Task, pool: GraderPool, row: dict[str, Any], number: int) -> _
 
 
 def _problem(task: Task, row: dict[str, Any], number: int) -> Problem:
-    """With the row's `domain`, where it has one, and for graders that ask what else it says. Raises
-    ValueError for a row that lacks something."""
+    """Returns the row's problem with its `domain`, where it has one, and its other fields for graders that
+    ask for them. Raises ValueError for a row that lacks something."""
     if wrong := next((problem for key in FIELDS[:2] if (problem := missing(row, key))), None):
         raise ValueError(wrong)
     if not isinstance(row.get("response"), str):

@@ -79,7 +79,7 @@ def _expression(text: str) -> TemplateExpression:
 
 @functools.cache
 def _environment() -> SandboxedEnvironment:
-    """What templates may use beside Jinja's own: filters and tests that data sets need."""
+    """Returns what templates may use beside Jinja's own: filters and tests that data sets need."""
     from jinja2 import StrictUndefined
     from jinja2.sandbox import SandboxedEnvironment
 
@@ -99,7 +99,7 @@ def _environment() -> SandboxedEnvironment:
 
 
 def _said(value: Any) -> Any:
-    """What stands in a text: nothing is no text."""
+    """Returns a field for a text: null is none."""
     if value is None:
         raise NoValue("a field is null")
     return value

@@ -67,7 +67,8 @@ def _lines(text: str) -> Lines:
 
 
 CONTROL = re.compile(r"[\x00-\x1f]")
-"""What LaTeX with single backslashes becomes in JSON: ``\\frac`` a form feed, ``\\times`` a tab."""
+"""The characters that LaTeX with single backslashes becomes in JSON: ``\\frac`` a form feed, ``\\times`` a
+tab."""
 
 
 def json_list(text: str) -> list[Any]:
@@ -88,7 +89,7 @@ def json_list(text: str) -> list[Any]:
 
 @dataclass(frozen=True)
 class Rule:
-    """What a block has to be worth: `min_saved` characters that need not be waited for, and at most
+    """The least that a block has to be worth: `min_saved` characters that need not be waited for, and at most
     `max_threads` threads."""
 
     min_saved: int
@@ -162,7 +163,7 @@ def _block(group: Sequence[Lines], lines: Sequence[str], rule: Rule, taken: int)
 
 
 def saved_characters(threads: Sequence[str]) -> int:
-    """Those that need not be waited for: of all threads but the longest."""
+    """Counts the characters that need not be waited for: of all threads but the longest."""
     return sum(map(len, threads)) - max(map(len, threads))
 
 
@@ -186,7 +187,8 @@ async def independent_parts(
 async def failed_threads(
     questions: Questions, conversation: Sequence[Message], blocks: Sequence[Block]
 ) -> dict[int, str]:
-    """Which of the blocks (by their place) have a thread that the model itself doesn't let pass, and why."""
+    """Returns which of the blocks (by their place) have a thread that the model itself doesn't let pass, and
+    why."""
     shown = "\n\n".join(
         f"Group {number}, lines {block.first}-{block.last}:\n"
         + "\n".join(

@@ -43,8 +43,8 @@ METRICS: Mapping[str, tuple[str, ...]] = {
         " reference_ahead reference_seconds skipped_by_ratio skipped_steps steps tokens",
     }.items()
 }
-"""By what stands before the slash: the metrics of the package's own parts. Many are recorded by some
-experiments alone; `ONLY_WITH` knows of whole groups."""
+"""The metrics of the package's own parts. Many are recorded by some experiments alone; `ONLY_WITH` knows of
+whole groups."""
 
 ONLY_WITH: Mapping[str, tuple[Callable[[PolicyIteration], bool], str]] = {
     "choice": (lambda root: root.choose_checkpoint is not None, "it chooses no checkpoint"),
@@ -150,7 +150,7 @@ def refuse_unwritten(plan: Plan) -> None:
 
 
 def unwritten(plan: Plan) -> Iterator[ConfigIssue]:
-    """What the table shows and no run will write. Experiments that can't be built are not judged."""
+    """Yields what the table shows and no run will write. Experiments that can't be built are not judged."""
     table = plan.table
     roots = {run.name: run.root for run in plan.runs if run.root is not None}
     for number, column in enumerate(table.columns):

@@ -26,7 +26,7 @@ PASS_AT_1 = "pass_at_1"
 
 @dataclass(frozen=True)
 class Value:
-    """What a number is: a `share` of 1 or not, and which way a difference is an improvement."""
+    """The kind of a number: a `share` of 1 or not, and which way a difference is an improvement."""
 
     better: Better
     share: bool = False
@@ -70,7 +70,7 @@ def value_named(name: str) -> Value:
 
 
 def is_ratio(name: str) -> bool:
-    """Whether it is over another row, and so not in any one evaluation's files."""
+    """Returns whether a number is over another row, and so not in any one evaluation's files."""
     return name in declared_ratios()
 
 
@@ -136,12 +136,12 @@ def _of_answer(row: Mapping[str, Any], name: str) -> float | None:
 Name = Annotated[str, MinLen(1)]
 
 Axis = Literal["tokens", "seconds", "steps"]
-"""What training costs, see `curves`."""
+"""The costs of training, see `curves`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Speedup:
-    """How many times less of `over` a row needs than the row `of` until that one's best accuracy.
+    """The factor by which a row needs less of `over` than the row `of` until that one's best accuracy.
 
     Both are read along training, on the column's `curve`, at the checkpoints that are kept.
     """
@@ -161,7 +161,7 @@ class Area:
 
 @dataclass(frozen=True, kw_only=True)
 class Reach:
-    """How much of `over` it takes until the column's `curve` first comes to `accuracy`."""
+    """The amount of `over` that it takes until the column's `curve` first comes to `accuracy`."""
 
     accuracy: Annotated[float, Gt(0), Le(1)]
     over: Axis
@@ -169,7 +169,7 @@ class Reach:
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """One quantity, measured for every row: exactly one of `evaluation`, `analysis`, `speedup`, `area` and
+    """A quantity, measured for every row: exactly one of `evaluation`, `analysis`, `speedup`, `area` and
     `reach`.
 
     `evaluation` is the evaluation set whose pass@1 it is, or the number that `value` names (see
@@ -234,7 +234,7 @@ class Column:
 
     @property
     def known(self) -> Value:
-        """What is known of the number: of an analysis', and of a `speedup`, nothing."""
+        """The kind of its number; analyses and a `speedup` are taken for shares of which more is better."""
         if self.reach is not None:
             return Value("lower")
         return value_named(self.shown) if self.evaluation is not None else Value("higher", share=True)
@@ -250,10 +250,9 @@ class Column:
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """One panel of the figure along training, with a line for every row: exactly one of `metric`, a key
-    of ``metrics.jsonl``, and `evaluation`, a set whose pass@1 it is, or the number that `value` names.
-    `percent` shows shares as percent; None does so for those of evaluations.
-    """
+    """A panel of the figure along training, with a line for every row: exactly one of `metric`, a key of
+    ``metrics.jsonl``, and `evaluation`, a set whose pass@1 it is, or the number that `value` names. `percent`
+    shows shares as percent; None does so for those of evaluations."""
 
     name: Name
     """Stands above the panel."""

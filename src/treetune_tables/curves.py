@@ -61,8 +61,8 @@ class CurvePoint:
 
 @dataclass(frozen=True)
 class Curve:
-    """One row in one panel: the numbers that its finished runs recorded, over seeds. One with a single point
-    is a level to compare with."""
+    """A row in a panel: the numbers that its finished runs recorded, over seeds. One with a single point is a
+    level to compare with."""
 
     row: MethodRow
     panel: Panel

@@ -26,7 +26,7 @@ REPORTED = (
     "top_p",
     "seed",
 )
-"""What a row takes over from an evaluation's summary, where it is there."""
+"""The numbers that a row takes over from an evaluation's summary, where they are there."""
 
 
 @dataclass(frozen=True)

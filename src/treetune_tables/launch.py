@@ -151,7 +151,7 @@ def commands_of(status: Status) -> list[str]:
 
 
 class _Attempt:
-    """One command of a run at work, which its record and the console follow."""
+    """A command of a run at work, which its record and the console follow."""
 
     def __init__(
         self, run: PlannedRun, command: str, label: str, launcher: Launcher, announce: Announce

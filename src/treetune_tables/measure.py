@@ -39,7 +39,7 @@ from treetune_tables.statistics import (
 
 @dataclass(frozen=True)
 class SeedResult:
-    """One seed's number. `by_problem` (each problem's mean) where it is a mean over answers."""
+    """The number of one seed. `by_problem` (each problem's mean) where it is a mean over answers."""
 
     seed: int
     value: float
@@ -82,7 +82,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class CellResult:
-    """One cell. `estimate` is None where no seed is measured; `absent` says why, by seed.
+    """A cell. `estimate` is None where no seed is measured; `absent` says why, by seed.
 
     `against` is how it differs from the baseline's cell in the same column.
     """

@@ -18,8 +18,8 @@ class Estimate:
 
 
 def estimate(plan: Plan, run: PlannedRun) -> Estimate:
-    """From finished runs of other seeds, else from measured iterations of this run or of other seeds, else
-    from what the table states."""
+    """Returns the cost from finished runs of other seeds, else from measured iterations of this run or of
+    other seeds, else from what the table states."""
     status = plan.statuses[run.key]
     if status.state not in TO_DO:
         return Estimate(0.0, "")
@@ -56,7 +56,7 @@ def _stated(run: PlannedRun, each: float, of: str, times: int = 1) -> Estimate:
 
 
 def _whole(plan: Plan, run: PlannedRun) -> float:
-    """What a finished run took with its start and its evaluations; 0 where nobody knows."""
+    """Returns the seconds of a finished run with its start and its evaluations; 0 where nobody knows."""
     if plan.statuses[run.key].state != "finished":
         return 0.0
     return sum(float(attempt.get("seconds") or 0.0) for attempt in run.attempts())
@@ -82,7 +82,7 @@ def plan_text(plan: Plan, at_once: int = 1) -> str:
 
 
 def cost_line(plan: Plan, at_once: int = 1) -> str:
-    """How many runs there are, how they stand, and what is left to do with so many at once."""
+    """Returns the number of runs, their states, and the cost of what is left with so many at once."""
     states = [status.state for status in plan.statuses.values()]
     told = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     parts = [f"{len(plan.runs)} runs: {told}"]
@@ -96,7 +96,7 @@ def cost_line(plan: Plan, at_once: int = 1) -> str:
 
 
 def _needs(plan: Plan, run: PlannedRun) -> str:
-    """What a run may still cost, and what has to be done before."""
+    """Returns the cost that a run may still have, and what has to be done before."""
     if plan.statuses[run.key].state not in TO_DO:
         return ""
     if blocked := plan.blocked_by(run):

@@ -1,4 +1,4 @@
-"""What a reproduction's runs are, what lies of them on disk, and what the rest may cost."""
+"""The runs of a reproduction, and their state on disk."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MEASURABLE: tuple[State, ...] = ("finished", "unmeasured")
 """Trained to the end."""
 
 TO_DO: tuple[State, ...] = ("unmeasured", "interrupted", "missing", "failed")
-"""What `reproduce_table` runs."""
+"""The states that `reproduce_table` runs."""
 
 Key = tuple[str, int]
 """An experiment's name in the table, and a seed."""
@@ -37,7 +37,7 @@ Key = tuple[str, int]
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One experiment with one seed.
+    """An experiment with one seed.
 
     `template` is its configuration with the table's first seed, checked; None where it can't be
     built, and `wrong` says why. Jsonnet takes its time, and a run that isn't there needs no more.
@@ -55,7 +55,7 @@ class PlannedRun:
     along: tuple[str, ...] = ()
     analyses: tuple[str, ...] = ()
     root: PolicyIteration | None = None
-    """What the template builds."""
+    """The object that the template builds."""
     shared: Mapping[str, int] = field(default_factory=dict)
     """The experiments of the table that all seeds share, and the seed of each."""
 
@@ -84,20 +84,21 @@ class PlannedRun:
 
     @property
     def budget(self) -> StopAfter | None:
-        """That ends it, if one does."""
+        """The budget that ends it, if one does."""
         settings = self.template.get("stop_after") if self.template else None
         return StopAfter(**settings) if settings else None
 
     @property
     def iterations(self) -> int:
-        """How many it has in all; where a budget ends it, as far as those that are there let expect."""
+        """The number of all its iterations; where a budget ends it, the number to expect from those that are
+        there."""
         most = int(self.template["iterations"]) if self.template else 0
         done = max([*self.directory.checkpoints(), len(self.directory.read_metrics())], default=0)
         return most if self.template is None else expected_iterations(most, self.budget, self.directory, done)
 
     @cached_property
     def environment(self) -> dict[str, str]:
-        """What the run's configuration reads beside its files."""
+        """The variables that the run's configuration reads beside its files."""
         return run_environment(self.base, self.recipe, self.seed)
 
     @property
@@ -123,7 +124,7 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class Status:
-    """What lies of a run on disk. `done` iterations are in its metrics; `why` is for people."""
+    """The state of a run on disk. `done` iterations are in its metrics; `why` is for people."""
 
     state: State
     done: int = 0
@@ -224,7 +225,7 @@ Checked = tuple[dict[str, Any] | None, PolicyIteration | None, str | None]
 
 
 def _configurations(table: Reproduction) -> dict[str, Checked]:
-    """Of each experiment with the first seed, in the order in which they can be run."""
+    """Returns each experiment with the first seed, in the order in which they can be run."""
     base = Path(table.directory)
     environments = {
         name: run_environment(base, recipe, recipe.seed if recipe.shared else table.seeds[0])
@@ -248,7 +249,7 @@ def _configurations(table: Reproduction) -> dict[str, Checked]:
 
 
 def _read_by(table: Reproduction, name: str) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """What the table's cells read of an experiment: sets, sets along training, analyses."""
+    """Returns what the table's cells read of an experiment: sets, sets along training, analyses."""
     columns = [
         column
         for column in table.columns
@@ -288,7 +289,7 @@ def _environ(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _lacking(config: Mapping[str, Any], sets: Sequence[str], analyses: Sequence[str]) -> str | None:
-    """What the table reports and the experiment doesn't measure, in words."""
+    """Returns a message on what the table reports and the experiment doesn't measure."""
     known = [one.get("name") or one["split"] for one in (config.get("evaluation") or {}).get("sets", ())]
     missing = [label for label in sets if label not in known]
     if missing:
@@ -307,7 +308,7 @@ def _lacking(config: Mapping[str, Any], sets: Sequence[str], analyses: Sequence[
 
 
 def inspect(run: PlannedRun) -> Status:
-    """How a run stands, from its directory alone."""
+    """Returns the state of a run, from its directory alone."""
     if run.template is None:
         return Status("wrong", why=run.wrong or "")
     directory = run.directory
@@ -346,7 +347,7 @@ def inspect(run: PlannedRun) -> Status:
 
 
 def failure(run: PlannedRun) -> str:
-    """What the last attempt failed with; empty where it didn't."""
+    """Returns the failure of the last attempt; empty where it ended well."""
     attempts = run.attempts()
     if not attempts or not attempts[-1].get("exit_code"):
         return ""

@@ -24,12 +24,12 @@ class Table(Registrable, root="a table"):
         return ()
 
     def check_experiments(self) -> None:
-        """What can't be seen in the table alone. Raises ValueError that names all that is wrong."""
+        """Checks what can't be seen in the table alone. Raises ValueError that names all that is wrong."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One experiment. `experiment` is its folder below the table's directory.
+    """An experiment. `experiment` is its folder below the table's directory.
 
     `published` is a pass@1 to stand beside the measured one, and `source` says where it was
     published. An `optional` row is left out where its experiment has not been evaluated.
@@ -86,9 +86,9 @@ PanelAxis = Literal["iterations", "tokens", "seconds", "steps"]
 
 @dataclass(frozen=True, kw_only=True)
 class TableExperiment:
-    """One experiment, run once for every seed of the table: ``--configs`` and ``--override``. One that is
-    `shared` is run once in all, with `seed`, below ``<directory>/shared``: what every method and seed
-    starts from.
+    """An experiment, run once for every seed of the table: ``--configs`` and ``--override``. One that is
+    `shared` is run once in all, with `seed`, below ``<directory>/shared``: what every method and seed starts
+    from.
 
     `needs` are the experiments (by their names in the table) that must be finished before, such as
     the one that makes the start weights. `seconds_per_iteration`, or `seconds_per_run` with its start and its
@@ -103,7 +103,7 @@ class TableExperiment:
     needs: tuple[Name, ...] = ()
     shared: bool = False
     seed: Annotated[int, Ge(0)] = 1
-    """Of an experiment that is shared; others have the table's."""
+    """The seed of an experiment that is shared; others have the table's."""
     seconds_per_iteration: Annotated[float, Gt(0)] | None = None
     seconds_per_run: Annotated[float, Gt(0)] | None = None
     estimated_from: str | None = None
@@ -111,7 +111,7 @@ class TableExperiment:
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """What stands in one column of a row, where that is not the row's own experiment.
+    """The content of one column of a row, where that is not the row's own experiment.
 
     `published` is in the column's own unit: a share (0.534), not percent. `source` says where.
     """
@@ -126,7 +126,7 @@ class Cell:
 
 @dataclass(frozen=True, kw_only=True)
 class MethodRow:
-    """One method. `experiment` fills every column that `cells` (by column name) doesn't say otherwise."""
+    """A method. `experiment` fills every column that `cells` (by column name) doesn't say otherwise."""
 
     name: Name
     """Stands in the row's first cell."""
@@ -149,14 +149,15 @@ class Pair:
     """Two rows to compare, beside all that are compared with the baseline."""
 
     row: Name
-    """Whose difference is told."""
+    """The row whose difference is shown."""
     to: Name
-    """From this row."""
+    """The row that it is compared with."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seeds:
-    """How many of the table's seeds a row has: the first `at_least`, and at most `at_most` (None: all)."""
+    """The number of the table's seeds that a row has: the first `at_least`, and at most `at_most` (None:
+    all)."""
 
     at_least: Annotated[int, Ge(2)]
     at_most: Annotated[int, Ge(2)] | None = None
@@ -179,7 +180,7 @@ class Until:
 
     difference: Annotated[float, Gt(0)]
     bound: Annotated[float, Gt(0)] = 1.0
-    """What the difference of two runs can be at most, to either side, whatever happens to one of them."""
+    """The most that two runs can differ by, to either side, whatever happens to one of them."""
     rows: Annotated[tuple[Name, ...], MinLen(1)]
     seeds: Seeds
     column: Name | None = None
@@ -208,7 +209,7 @@ class Reproduction(Table):
     title: str = ""
     """Stands above the table."""
     directory: Name = "experiments"
-    """Where runs and the table's files are kept."""
+    """The folder of runs and of the table's files."""
     panels: tuple[Panel, ...] = ()
     panels_over: PanelAxis = "iterations"
     baseline: Name | None = None

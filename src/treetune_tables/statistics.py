@@ -15,8 +15,8 @@ LEVEL = 0.95
 Kind = Literal["bootstrap", "student"]
 
 HELD = {2: 0.61, 3: 0.81, 4: 0.83, 5: 0.88}
-"""How often a "bootstrap" interval of so few seeds holds the true mean of normal draws, instead of 0.95
-(600 tries each). The "student" ones: 0.94 to 0.95."""
+"""The share of cases in which a "bootstrap" interval of so few seeds holds the true mean of normal draws,
+instead of 0.95 (600 tries each). The "student" ones: 0.94 to 0.95."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,8 @@ class Estimate:
         return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
 
     def within(self, least: float, most: float) -> Estimate:
-        """For what can't be less or more, such as shares: Student's intervals don't know."""
+        """Returns the estimate cut to its possible values: Student's intervals don't know that shares have
+        bounds."""
         if self.low is None or self.high is None:
             return self
         return Estimate(self.mean, max(self.low, least), min(self.high, most))
@@ -133,7 +134,7 @@ def over_seeds(values: Sequence[float], kind: Kind = "bootstrap") -> Estimate:
 
 
 def stretch(seeds: int, kind: Kind) -> float:
-    """By how much the part of the seeds is drawn out."""
+    """Returns the factor by which the part of the seeds is drawn out."""
     if seeds == 1:
         return 1.0
     factor = math.sqrt(seeds / (seeds - 1))

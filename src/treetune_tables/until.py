@@ -1,4 +1,4 @@
-"""Which further seeds a table asks for, and why it asks for no more."""
+"""The rule `until`: further seeds that a table asks for, and why it asks for no more."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def grown(plan: Plan) -> Plan:
 
 
 def verdicts(plan: Plan) -> list[Verdict]:
-    """Of every row of the rule, on the results that are there. The same results give the same seeds, in
-    whatever order they came."""
+    """Returns a verdict on every row of the rule, from the results that are there. The same results give the
+    same seeds, in whatever order they came."""
     until = plan.table.until
     return [] if until is None else [_verdict(plan, until, row) for row in until.rows]
 
@@ -83,7 +83,7 @@ def _verdict(plan: Plan, until: Until, row: str) -> Verdict:
 
 
 def _experiments(plan: Plan, row: str) -> list[str]:
-    """Those of the row and of the baseline."""
+    """Returns the experiments of the row and of the baseline."""
     rows = {one.name: one for one in plan.table.rows}
     names = [rows[name].cell(plan.table.judged.name).experiment for name in (row, plan.table.baseline or row)]
     return [name for name in names if name is not None]

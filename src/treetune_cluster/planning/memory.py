@@ -27,12 +27,12 @@ TOKENS_OF_A_PROMPT = 256
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """Of one iteration, over all ranks. `longest` bounds a row in tokens, `longest_answer` what of it is
-    trained; other lengths are means."""
+    """The work of one iteration, over all ranks. `longest` bounds a row in tokens, `longest_answer` what of
+    it is trained; other lengths are means."""
 
     problems: int
     is_known: bool
-    """Whether the number of problems is; else all counts are for one."""
+    """The number of problems is known; else all counts are for one."""
     answers: int
     answer_tokens: float
     prompt_tokens: float
@@ -47,12 +47,11 @@ class Work:
 
     @property
     def sampled_tokens(self) -> float:
-        """Of the answers."""
         return self.answers * self.answer_tokens if self.is_sampled else 0.0
 
     @property
     def continued_tokens(self) -> float:
-        """Of continuations, which begin on average in the middle of an answer."""
+        """Tokens of continuations, which begin on average in the middle of an answer."""
         return self.continuations * self.answer_tokens / 2
 
     @property
@@ -61,7 +60,8 @@ class Work:
 
 
 def work_of(experiment: Any, answer_tokens: float | None = None) -> Work:
-    """Of an experiment's iteration; `answer_tokens` is the mean length of an answer, if somebody knows it."""
+    """Returns the work of an experiment's iteration; `answer_tokens` is the mean length of an answer, if
+    somebody knows it."""
     problems = experiment.problems_per_iteration or experiment.task.size("train")
     is_known, problems = problems is not None, problems or 1
     rollout, context = experiment.rollout, experiment.context_length
@@ -92,14 +92,14 @@ def work_of(experiment: Any, answer_tokens: float | None = None) -> Work:
 
 
 LOGITS_PER_CHUNK = {"cpu": 2**24, "cuda": 2**27}
-"""As `models.logprobs` has them, which a test holds: that module imports PyTorch."""
+"""The values of `models.logprobs`, which a test holds: that module imports PyTorch."""
 
 BYTES_PER_LOGIT, OF_A_NUCLEUS = 16, 33
-"""Of a chunk in the forward pass: float32 logits, log-probs, probabilities and their product; with a nucleus
-also what is sorted, with int64 order, and summed up."""
+"""Bytes of a chunk in the forward pass: float32 logits, log-probs, probabilities and their product; with a
+nucleus also what is sorted, with int64 order, and summed up."""
 BACKWARD_PER_LOGIT, WITH_ENTROPY, WITH_TERMS = 12, 20, 24
-"""Of a chunk in the backward pass: the log-probs again, the gradients of two things that were made of them;
-more where the entropy has a gradient, and where the objective has terms of its own."""
+"""Bytes of a chunk in the backward pass: the log-probs again, the gradients of two things that were made of
+them; more where the entropy has a gradient, and where the objective has terms of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,11 +113,11 @@ class Passes:
     device: str
     checkpointing: bool
     masked: bool = False
-    """Whether attention has a mask with an entry for each pair of tokens."""
+    """Attention has a mask with an entry for each pair of tokens."""
 
     @property
     def layer(self) -> int:
-        """What one block keeps for its backward pass."""
+        """Bytes that one block keeps for its backward pass."""
         shape, size = self.shape, self.itemsize
         norms = 2 * (self._norm + size) * shape.hidden
         attention = size * (2 * shape.query + 2 * shape.key)
@@ -135,7 +135,7 @@ class Passes:
 
     @property
     def kept(self) -> int:
-        """Of a whole forward pass, what waits for the backward pass."""
+        """Bytes of a whole forward pass that wait for the backward pass."""
         shape, size = self.shape, self.itemsize
         blocks = shape.layers * (size * shape.hidden * self.tokens if self.checkpointing else self.layer)
         last = self.tokens * self._norm * shape.hidden + self.trained * size * shape.hidden
@@ -144,7 +144,7 @@ class Passes:
 
     @property
     def backward_of_a_layer(self) -> int:
-        """Beside `kept`: gradients in the last block, which is made again before where it was not kept.
+        """Bytes beside `kept`: gradients in the last block, which is made again before where it was not kept.
 
         When its MLP goes backward, the last norm and the chosen hidden states are done with.
         """
@@ -166,8 +166,8 @@ class Passes:
         terms: bool = False,
         nucleus: bool = False,
     ) -> int:
-        """Of one chunk of the head, the largest that is there at once. Beside adapters the head has no
-        gradient of its own."""
+        """Returns the bytes of one chunk of the head, the largest that is there at once. Beside adapters the
+        head has no gradient of its own."""
         chunk = max(1, LOGITS_PER_CHUNK[self.device] // self.shape.vocabulary)
         positions = math.ceil(self.trained / math.ceil(self.trained / chunk)) if self.trained else 0
         logits = positions * self.shape.vocabulary
@@ -181,7 +181,7 @@ class Passes:
 
     @property
     def scoring(self) -> int:
-        """Of a pass without gradient but for its head: the widest place of one block."""
+        """Bytes of a pass without gradient but for its head: the widest place of one block."""
         shape, size = self.shape, self.itemsize
         mlp = size * (2 * shape.hidden + 3 * shape.intermediate)
         norm = 3 * 4 * shape.hidden + size * shape.hidden
@@ -194,12 +194,13 @@ OUTSIDE = int(1.5 * GIB)
 ASLEEP = int(2.5 * GIB)
 """Assumed, of a GPU: what a sleeping server keeps."""
 PROCESS = int(2.0 * GIB)
-"""Of the host: libraries and heap of a server's processes (on a CPU 1.6 GiB were seen for tiny models)."""
+"""The host's memory for libraries and heap of a server's processes (on a CPU 1.6 GiB were seen for tiny
+models)."""
 
 
 @dataclass(frozen=True)
 class EngineMemory:
-    """Of one server, in bytes, on each of its devices."""
+    """The memory of one server, in bytes, on each of its devices."""
 
     settings: VllmSettings
     shape: Shape
@@ -216,7 +217,7 @@ class EngineMemory:
 
     @cached_property
     def passes(self) -> int:
-        """What the server's largest step makes: its MLPs, and the logits of all sequences with what is
+        """Bytes that the server's largest step makes: its MLPs, and the logits of all sequences with what is
         sampled from them."""
         settings, shape = self.settings, self.shape
         tokens = max(settings.max_num_batched_tokens, settings.max_num_seqs)
@@ -226,7 +227,7 @@ class EngineMemory:
 
     @property
     def share(self) -> int:
-        """What it takes of a GPU while it is awake, keys and values included."""
+        """Bytes of a GPU that it takes while it is awake, keys and values included."""
         return int(self.settings.gpu_memory_utilization * self.machine.device_memory)
 
     @property
@@ -248,17 +249,17 @@ class EngineMemory:
 
     @property
     def least_share(self) -> int:
-        """With room for one sequence as long as the context, without which vLLM doesn't start."""
+        """Bytes with room for one sequence as long as the context, without which vLLM doesn't start."""
         return int(self.weights + self.passes + OUTSIDE + self.context_length * self.bytes_per_token)
 
     @property
     def on_cpu(self) -> int:
-        """Of the host's memory, where it runs on a CPU."""
+        """Bytes of the host's memory, where it runs on a CPU."""
         return self.weights + self.passes + self.cache + PROCESS
 
 
 def servers_on_a_machine(settings: Any, machine: Machine) -> int:
-    """How many there are; those of ranks that share one are on the first machine."""
+    """Returns the number of servers; those of ranks that share one are on the first machine."""
     return settings.replicas_on(machine.device) * (machine.ranks if settings.servers == "per_rank" else 1)
 
 
@@ -295,7 +296,8 @@ class States:
 
 
 def states_of(trainer: Trainer, all_weights: int, trained: int, machine: Machine) -> States:
-    """Of a model of so many weights, of which so many are trained, as this trainer shards it."""
+    """Returns the states of a model of so many weights, of which so many are trained, as this trainer shards
+    it."""
     size, stage, parallel = itemsize(trainer), trainer.zero_stage, trainer.tensor_parallel_size
     on_gpu = machine.device == "cuda"
     all_weights, trained = -(-all_weights // parallel), -(-trained // parallel)
@@ -355,7 +357,7 @@ def itemsize(trainer: Trainer) -> int:
 
 @dataclass(frozen=True)
 class TrainerMemory:
-    """Of the device, in bytes, on one rank of `machine`."""
+    """The device's memory, in bytes, on one rank of `machine`."""
 
     experiment: Any
     shape: Shape
@@ -395,7 +397,7 @@ class TrainerMemory:
 
     @property
     def reference_stays(self) -> bool:
-        """Whether it lies on the device all the time. On a CPU there is no other place."""
+        """The reference lies on the device all the time. On a CPU there is no other place."""
         return self.machine.device == "cpu" or not self.trainer.offload_reference
 
     @cached_property
@@ -427,7 +429,7 @@ class TrainerMemory:
 
     @cached_property
     def update(self) -> int:
-        """Of a micro-batch's passes and its gradients, forward and backward, of policy or critic."""
+        """Bytes of a micro-batch's passes and its gradients, forward and backward, of policy or critic."""
         passes, objective = self.passes(self.micro_batch), self.trainer.objective
         entropy = getattr(objective, "entropy_coef", 0.0) != 0 or self.trainer.entropy_target is not None
         head = passes.head(
@@ -440,7 +442,7 @@ class TrainerMemory:
 
     @cached_property
     def scoring(self) -> int:
-        """Of passes without gradient, whose micro-batches are twice as large."""
+        """Bytes of passes without gradient, whose micro-batches are twice as large."""
         trainer, work = self.trainer, self.work
         twice = min(2 * self.micro_batch, max(self.micro_batch, work.rows * work.longest))
         if trainer.sequences_per_micro_batch is not None:
@@ -464,7 +466,7 @@ class TrainerMemory:
 
     @property
     def models(self) -> int:
-        """What stays on the device while the trainer works, between steps."""
+        """Bytes that stay on the device while the trainer works, between steps."""
         critic = 0 if self.critic is None else self.critic.kept
         return self.policy.kept + critic + (self.reference if self.reference_stays else 0)
 
@@ -478,16 +480,16 @@ class TrainerMemory:
 
     @property
     def aside(self) -> int:
-        """What stays on a GPU while an engine has it that sleeps else: the weights that can be scored."""
+        """Bytes on a GPU while an engine has it that sleeps else: the weights that can be scored."""
         return self.policy.weights + (self.reference if self.reference_stays else 0)
 
     @property
     def put_aside(self) -> int:
-        """What of the GPU lies in the memory of the CPU meanwhile."""
+        """Bytes of the GPU that lie in the memory of the CPU meanwhile."""
         return self.models - self.aside
 
 
 def adapter_weights(shape: Shape, rank: int) -> int:
-    """Of low-rank adapters on every linear layer but the head."""
+    """Counts the weights of low-rank adapters on every linear layer but the head."""
     sides = 2 * (shape.hidden + shape.query) + 2 * (shape.hidden + shape.key)
     return rank * shape.layers * (sides + 3 * (shape.hidden + shape.intermediate))

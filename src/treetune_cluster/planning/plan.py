@@ -26,15 +26,15 @@ from treetune_cluster.planning.memory import (
 USABLE = 0.99
 """Share of a GPU's memory that programs see: an H100 of 80 GiB reports 79.2."""
 CONTEXT = int(0.6 * GIB)
-"""Of a GPU, for a rank's CUDA context and its communicators; assumed."""
+"""A GPU's memory for a rank's CUDA context and its communicators; assumed."""
 RANK = int(1.2 * GIB)
-"""Of the host, for a rank's libraries and heap: 0.9 GiB were seen on a CPU. Twice as much on a GPU is
+"""The host's memory for a rank's libraries and heap: 0.9 GiB were seen on a CPU. Twice as much on a GPU is
 assumed."""
 
 
 @dataclass(frozen=True)
 class Item:
-    """So many bytes of something."""
+    """A number of bytes, and what they are."""
 
     what: str
     size: int
@@ -59,7 +59,7 @@ class Place:
 
     @property
     def words(self) -> str:
-        """What doesn't fit, and by how much."""
+        """The message on what doesn't fit, and by how much."""
         assert self.room is not None
         largest = sorted(self.items, key=lambda item: -item.size)[:3]
         parts = ", ".join(f"{item.what} {in_units(item.size)}" for item in largest)
@@ -71,8 +71,8 @@ class Place:
 
 @dataclass(frozen=True)
 class Plan:
-    """Of one experiment on one machine. Raises ValueError where ranks can't be grouped as the settings
-    say."""
+    """The plan of one experiment on one machine. Raises ValueError where ranks can't be grouped as the
+    settings say."""
 
     experiment: Any
     shape: Shape
@@ -99,7 +99,7 @@ class Plan:
 
     @cached_property
     def engine(self) -> EngineMemory | None:
-        """Of the policy; None where nothing is sampled, or not by vLLM that runs here."""
+        """The policy's server; None where nothing is sampled, or not by vLLM that runs here."""
         settings = self.experiment.engines.policy
         if not self.experiment.needs_engine or not isinstance(settings, VllmSettings):
             return None
@@ -110,12 +110,12 @@ class Plan:
 
     @property
     def shares_device(self) -> bool:
-        """Whether engine and trainer are on the same GPU."""
+        """Engine and trainer are on the same GPU."""
         return self.engine is not None and self.engine.settings.devices is None
 
     @property
     def sends_through_memory(self) -> bool:
-        """Whether weights on their way into the engine lie in /dev/shm, by what `weights_folder` goes by."""
+        """Weights on their way into the engine lie in /dev/shm, by what `weights_folder` goes by."""
         return (
             self.engine is not None
             and self.engine.settings.weights_in_memory
@@ -270,7 +270,7 @@ class Plan:
 
     @property
     def _shared(self) -> Item:
-        """What lies in /dev/shm: the start model alone where adapters follow it."""
+        """The content of /dev/shm: the start model alone where adapters follow it."""
         lora = self.experiment.trainer.lora
         adapters = lora is not None and lora.send == "adapters"
         what = "the start model's weights" if adapters else f"{VERSIONS} versions of the weights"
@@ -279,8 +279,8 @@ class Plan:
         return Item(f"{MEMORY}: {what}", versions * served if self.sends_through_memory else 0)
 
     def _read(self) -> Iterator[Item]:
-        """Of the start model. Where it is read in parts, the first rank alone has it whole, as it writes the
-        engine's files."""
+        """Yields what is read of the start model. Where it is read in parts, the first rank alone has it
+        whole, as it writes the engine's files."""
         trainer, ranks = self.experiment.trainer, self.machine.ranks
         whole = itemsize(trainer) * self.shape.parameters
         if not trainer.reads_in_parts:
@@ -304,7 +304,7 @@ MORE_GPUS = (2, 4, 8)
 
 @dataclass(frozen=True)
 class Change:
-    """Of one setting. `cost` orders them by what they cost in time; none changes the update."""
+    """A change of one setting. `cost` orders them by what they cost in time; none changes the update."""
 
     key: str
     value: Any
@@ -347,12 +347,12 @@ class Remedy:
 
     @property
     def override(self) -> str:
-        """As Jsonnet, for ``--override``."""
+        """The changes as Jsonnet, for ``--override``."""
         return _as_jsonnet([(change.key.split("."), change.as_jsonnet) for change in self.changes])
 
 
 def _as_jsonnet(settings: list[tuple[list[str], str]]) -> str:
-    """One object in which each key stands once."""
+    """Returns one object in which each key stands once."""
     texts = []
     for name in dict.fromkeys(path[0] for path, _ in settings):
         below = [(path[1:], value) for path, value in settings if path[0] == name]
@@ -383,7 +383,8 @@ def remedy(plan: Plan) -> Remedy | None:
 
 
 def _changes(plan: Plan) -> tuple[Change, ...] | None:
-    """One change or two, whichever are cheapest; else as few as are left when none more can be left out."""
+    """Returns one change or two, whichever are cheapest; else as few as are left when none more can be left
+    out."""
     candidates = sorted(_candidates(plan), key=lambda change: change.cost)
     for count in (1, 2):
         sets = [one for one in itertools.combinations(candidates, count) if _of_different_keys(one)]
@@ -397,8 +398,8 @@ def _changes(plan: Plan) -> tuple[Change, ...] | None:
 
 
 def _left(plan: Plan, share: Change | None, candidates: list[Change]) -> tuple[Change, ...] | None:
-    """Of the strongest change of every key, beside this share of a GPU for the engine, what can't be left out
-    or be weaker; dearer ones are left out first. None where even all of them don't help."""
+    """Returns what can't be left out or be weaker of the strongest change of every key, beside this share of
+    a GPU for the engine; dearer ones are left out first. None where even all of them don't help."""
     strongest = {change.key: change for change in candidates}
     chosen = [*strongest.values(), *([share] if share is not None else [])]
     if not _fits_with(plan, tuple(chosen)):
@@ -432,7 +433,7 @@ def _fits_with(plan: Plan, changes: tuple[Change, ...]) -> bool:
 
 
 def _candidates(plan: Plan) -> Iterator[Change]:
-    """Those that could help, each with its cost."""
+    """Yields the changes that could help, each with its cost."""
     trainer, on_gpu = plan.experiment.trainer, plan.machine.device == "cuda"
     tokens, cost = trainer.tokens_per_micro_batch, 1
     while tokens // 2 >= max(256, plan.work.longest // 2) and cost < 5:

@@ -19,9 +19,9 @@ GPU_FLOPS = 989e12
 GPU_BANDWIDTH = 3.35e12
 """Bytes a second from an H100 SXM's memory (NVIDIA's data sheet)."""
 GPU_SHARE = 0.4
-"""Of the operations, assumed to be reached in training and scoring."""
+"""The share of the operations that is assumed to be reached in training and scoring."""
 BANDWIDTH_SHARE = 0.6
-"""Of the bandwidth, assumed to be reached in decoding."""
+"""The share of the bandwidth that is assumed to be reached in decoding."""
 CORE_FLOPS = 25e9
 """Float32 operations a second that PyTorch reaches on one core with small matrices, about."""
 HTTP_TOKEN, HTTP_SAMPLE = 25e-6, 0.9e-3
@@ -34,7 +34,7 @@ RELOAD = 4.0
 
 @dataclass(frozen=True)
 class Estimate:
-    """Of one phase of an iteration."""
+    """The seconds of one phase of an iteration."""
 
     phase: str
     seconds: float
@@ -42,7 +42,7 @@ class Estimate:
 
 
 def estimates(plan: Plan) -> Iterator[Estimate]:
-    """Of the phases that an iteration has."""
+    """Yields the seconds of the phases that an iteration has."""
     work, trainer = plan.work, plan.experiment.trainer
     if plan.engine is not None and work.is_sampled:
         yield _sampling(plan, "answers", work.answers, work.answer_tokens)
@@ -69,7 +69,8 @@ def estimates(plan: Plan) -> Iterator[Estimate]:
 
 
 def _sampling(plan: Plan, phase: str, samples: int, tokens: float) -> Estimate:
-    """Of all servers together: whichever is slower, the device or the server's HTTP process."""
+    """Returns the seconds of all servers together: whichever is slower, the device or the server's HTTP
+    process."""
     assert plan.engine is not None
     machine, settings = plan.machine, plan.engine.settings
     servers = servers_on_a_machine(settings, machine) * (
@@ -101,7 +102,7 @@ def _training_rate(plan: Plan) -> tuple[float, str]:
 
 
 def as_text(plan: Plan) -> str:
-    """What is needed where and when, what is sampled, how long it may take, and what doesn't fit."""
+    """Returns what is needed where and when, what is sampled, how long it may take, and what doesn't fit."""
     shape, work, trainer = plan.shape, plan.work, plan.trainer
     lines = [
         f"{plan.experiment.experiment_name} on {plan.machine.words}",
@@ -151,7 +152,7 @@ def _work(plan: Plan) -> list[str]:
 
 
 def verdict_of(plan: Plan, found: Remedy | None = None) -> str:
-    """What is in the way, and the smallest change that helps; or that it fits."""
+    """Returns what is in the way, and the smallest change that helps; or that it fits."""
     if plan.fits:
         return "it fits"
     found = found or remedy(plan)

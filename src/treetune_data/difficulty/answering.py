@@ -32,7 +32,7 @@ WAVE = 4096
 
 @dataclass(frozen=True)
 class Question:
-    """One answer that is wanted: the number of the row, of the answer, and the seed that it is drawn with."""
+    """An answer to ask for: the number of the row, of the answer, and the seed that it is drawn with."""
 
     row: int
     sample: int
@@ -58,7 +58,7 @@ Ask = Callable[[Sequence[Question], Keep], None]
 
 @dataclass(frozen=True)
 class Place:
-    """Whose answers: the number of the shard, its folder, and the seed of the engine."""
+    """The shard that asks: its number, its folder, and the seed of the engine."""
 
     shard: int
     folder: Path
@@ -69,11 +69,11 @@ class Policy(Registrable):
     """Answers questions."""
 
     def check_answers(self, sampling: SamplingParams) -> Iterable[Finding]:
-        """What is wrong with asking it so."""
+        """Yields what is wrong with asking it so."""
         return ()
 
     def identity(self) -> object:
-        """What decides on an answer, beside the question. Its repr is compared."""
+        """Returns what decides on an answer, beside the question. Its repr is compared."""
         raise NotImplementedError
 
     def opened(self, sampling: SamplingParams, place: Place) -> AbstractContextManager[Ask]:
@@ -188,7 +188,7 @@ def _no_alphabet() -> str:
 
 
 def _memory_folder(place: Place) -> Path:
-    """Where the weights lie for the engine: in memory where there is such a place."""
+    """Returns the folder of the engine's weights: in memory where the machine has /dev/shm."""
     name = hashlib.blake2b(str(place.folder.resolve()).encode(), digest_size=8).hexdigest()
     memory = Path("/dev/shm")
     return (memory if memory.is_dir() else place.folder) / f"treetune-difficulty-{name}"

@@ -1,4 +1,4 @@
-"""How often a model was right about each row, as `estimate_difficulty` leaves it and others read it."""
+"""The merged results of all shards: rates by row, rows with their rate, bins, a picture, a summary."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def bin_of(correct: int, answers: int) -> str:
 
 @dataclass(frozen=True)
 class RowRate:
-    """What came of a row. `occurrence` counts rows with the same `key`, which have answers of their own.
+    """The counts of a row's answers. `occurrence` counts rows with the same `key`, which have answers of
+    their own.
 
     `answers` were graded, `correct` of them right, `unfinished` of them cut off; `unavailable` more could not
     be graded, and count nowhere else. `pass_rate` and `mean_reward` are None where none was graded.

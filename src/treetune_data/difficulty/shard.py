@@ -1,4 +1,4 @@
-"""One shard's work: asks what was not answered, grades what was not graded, each once, whoever died
+"""The work on one shard: asks what was not answered, grades what was not graded, each once, whoever died
 before."""
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class _Shard:
         return derive_seed(self._pipeline.seed, key, occurrence, sample, "difficulty")
 
     def _keep(self, question: Question, reply: Reply | None) -> None:
-        """From here a killed job doesn't lose it."""
+        """Writes the answer down, so that a killed job doesn't lose it, and has it graded."""
         answer: dict[str, Any] = {"row": question.row, "sample": question.sample}
         if reply is None:
             answer |= {"text": None, "complete": False, "tokens": None}
@@ -201,7 +201,7 @@ class _Shard:
         self._graded += 1
 
     def _tell(self, now: bool = False) -> None:
-        """For whoever watches: how far it is, and that it lives."""
+        """Writes the progress for the command that watches, as a sign of life."""
         self._show(self._graded, self._total)
         moment = time.monotonic()
         if now or moment - self._told > PROGRESS_S:
@@ -213,4 +213,4 @@ class _Shard:
 ANSWERS, GRADES, DONE, PROGRESS = "answers.jsonl", "grades.jsonl", "done.json", "progress.json"
 FAILURE, CLAIMS = "failure.json", "claims"
 NOT_ASKED = "not asked"
-"""In place of a grade's outcome, where the prompt fills the context."""
+"""The outcome of a row whose prompt fills the context."""

@@ -1,4 +1,4 @@
-"""One command from the first job to the merged result: starts jobs, watches them, starts them again."""
+"""The command from the first job to the merged result: starts jobs, watches them, starts them again."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def estimate(
 
 
 def _checked(pipeline: EstimateDifficulty, source: Path) -> int:
-    """How many rows there are. Raises ValueError, before any job starts, for one that the task can't take."""
+    """Returns the number of rows. Raises ValueError, before any job, for one that the task can't take."""
     assert isinstance(pipeline.task, RowsTask)
     if missing := pipeline.task.grader.missing():
         raise ValueError(f"answers can't be graded here: {'; '.join(missing)}")
@@ -67,7 +67,7 @@ def _checked(pipeline: EstimateDifficulty, source: Path) -> int:
 
 
 def identity(pipeline: EstimateDifficulty, source: Path) -> str:
-    """What the answers of a folder have in common."""
+    """Returns a hash of what the answers of a folder have in common."""
     settings = {name: value for name, value in vars(pipeline).items() if name not in _CHANGES_NO_ANSWER}
     policy = pipeline.policy.identity()
     return content_hash([repr(settings), repr(policy), pipeline.shards, file_hashes(files_matching(source))])
@@ -143,7 +143,7 @@ class _Watch:
             )
 
     def _look(self) -> bool:
-        """Whether there is something left to wait for."""
+        """Returns whether there is something left to wait for."""
         left = [
             shard
             for shard in range(self._pipeline.shards)
@@ -193,7 +193,7 @@ class _Watch:
         return [shard]
 
     def _really_gone(self, shard: int) -> bool:
-        """Not only between two looks at a file system that is slow to show what others wrote; and nobody,
+        """Returns whether a job is gone, and not only between two looks at a slow file system; and nobody,
         such as a job of an earlier command on its way out, has the shard still in hand."""
         if self._claims.held(shard_folder(self._output, shard) / CLAIMS):
             return False

@@ -89,7 +89,7 @@ class ExactDuplicates(Rule):
     """
 
     loose: bool = False
-    """Whether punctuation and capitals make no difference."""
+    """Ignores punctuation and capitals."""
     name: str | None = None
 
     def judge(self, rows: Rows, context: RuleContext) -> Verdict:
@@ -129,7 +129,7 @@ class NearDuplicates(Rule):
     """Words of a run; a shorter prompt is one run."""
     permutations: Annotated[int, Ge(16), Le(1024)] = 128
     within_source: bool = False
-    """Whether rows of different sources may be alike."""
+    """Compares rows of one source alone."""
     name: str | None = None
 
     def __post_init__(self) -> None:
@@ -184,7 +184,7 @@ def bands_for(similarity: float, permutations: int) -> tuple[int, int]:
 
 
 def _jaccard(runs: np.ndarray, other: np.ndarray) -> float:
-    """Of two sets, each sorted."""
+    """Returns the similarity of two sets, each sorted."""
     import numpy as np
 
     both = len(np.intersect1d(runs, other, assume_unique=True))
@@ -202,7 +202,7 @@ class TestSet:
     __test__ = False  # no class of tests, whatever pytest takes it for
 
     name: Annotated[str, MinLen(1)]
-    """What the report calls it."""
+    """The name of the set in the report."""
     source: Source
     split: Split = "test"
     """The split of the source that holds its problems."""

@@ -1,4 +1,4 @@
-"""What a rule is: it looks at rows, one after the other or all together, and says which go."""
+"""The base of rules, which look at rows, one after the other or all together, and name those that go."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Rows(Iterable[Numbered]):
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a rule found: the numbers of the rows that go, each with why, what else the summary should say,
+    """The result of a rule: the numbers of the rows that go, each with why, what else the summary should say,
     and columns that rows get, by name and number."""
 
     dropped: Mapping[int, str]
@@ -44,8 +44,8 @@ class Verdict:
 
 @dataclass(frozen=True)
 class RuleContext:
-    """What a rule is lent. `folder` is for what must outlive a killed process; `progress` is told rows done
-    and rows in all; `say` shows a line."""
+    """The services that a rule gets. `folder` is for what must outlive a killed process; `progress` is told
+    rows done and rows in all; `say` shows a line."""
 
     folder: Path
     seed: int
@@ -54,7 +54,7 @@ class RuleContext:
 
 
 class Rule(Registrable):
-    """One reason for a row to go. `name` is what the summary calls it, its type where left out."""
+    """A reason for a row to go. `name` is what the summary calls it, its type where left out."""
 
     name: str | None
 
@@ -63,9 +63,8 @@ class Rule(Registrable):
         return self.name or next(name for name, part in Rule.registered().items() if part is type(self))
 
     def judge(self, rows: Rows, context: RuleContext) -> Verdict:
-        """Which rows go. The same rows give the same answer, however often it was begun before. Raises
-        ValueError for rows that it can't judge.
-        """
+        """Returns the rows that go. The same rows give the same answer, however often it was begun before.
+        Raises ValueError for rows that it can't judge."""
         raise NotImplementedError
 
     def reads(self) -> Sequence[Path]:

@@ -1,4 +1,4 @@
-"""Whether values tell the better next step from the worse."""
+"""The order of next steps by their values, held against their true order."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class ActionRanking(OfCheckpoints):
     def measure(
         self, context: RolloutContext, states: Sequence[ChosenState], critic: CriticValues | None
     ) -> list[Row]:
-        """One row for each state that has enough next steps: their truths and predictions."""
+        """Returns one row for each state that has enough next steps: their truths and predictions."""
         found = zip(states, self._next_steps(context, states), strict=True)
         kept = [(state, steps) for state, steps in found if len(steps) >= self.at_least][: self.states]
         nodes = [(state.trajectory, step) for state, steps in kept for step in steps]
@@ -128,7 +128,7 @@ class ActionRanking(OfCheckpoints):
         return rows
 
     def _next_steps(self, context: RolloutContext, states: Sequence[ChosenState]) -> list[list[Step]]:
-        """For each state, the different answers so far that it may become with one more step."""
+        """Returns for each state the different answers so far that it may become with one more step."""
         assert context.engine is not None and context.settings.sampling is not None
         requests = [
             Request(
@@ -161,7 +161,7 @@ class ActionRanking(OfCheckpoints):
         return found
 
     def _means(self, rewards: Sequence[Sequence[float]]) -> dict[str, list[float]]:
-        """Of each step's rewards, each estimator's own part: none shares one with another."""
+        """Returns each estimator's means over its part of a step's rewards: none shares one with another."""
         parts = itertools.pairwise(itertools.accumulate(self.samples, initial=0))
         return {
             f"monte_carlo_{k}": [math.fsum(of_step[start:end]) / k for of_step in rewards]

@@ -1,4 +1,4 @@
-"""What steps were said to be worth, and their states, along the answer."""
+"""Advantages of steps and values of their states, along the answer."""
 
 from __future__ import annotations
 
@@ -173,16 +173,15 @@ class AdvantageDistribution(OfIterations):
 
 
 def _leaves_values_to_trainer(config: PolicyIteration) -> bool:
-    """Whether the episodes lack values and advantages, which the critic gave while training."""
+    """Returns whether the episodes lack values and advantages, which the critic gave while training."""
     return config.credit.needs_critic and not config.credit.asks_critic
 
 
 def steps_advantages(
     episode: Episode, critic_values: Sequence[float] | None
 ) -> Sequence[float | None] | None:
-    """One advantage for each step; None for a step without a trained token, and for an episode whose
-    credit gives none.
-    """
+    """Returns one advantage for each step; None for a step without a trained token, and for an episode whose
+    credit gives none."""
     if episode.advantages is None:
         return None if critic_values is None else step_advantages(critic_values, episode.reward)
     advantages: list[float | None] = []

@@ -82,7 +82,7 @@ def _require(config: PolicyIteration, directory: ExperimentDirectory, plain: Pla
 
 @contextmanager
 def _noted(analyzer: Analyzer, failed: dict[str, str]) -> Iterator[None]:
-    """What goes wrong with one analyzer is the matter of this one alone."""
+    """Notes the failure of one analyzer, so that the others go on."""
     try:
         yield
     except (ValueError, OSError, RuntimeError, MemoryError) as error:
@@ -98,7 +98,7 @@ def _is_done(directory: ExperimentDirectory, analyzer: Analyzer, settings: Plain
 
 
 def _analyse(sampler: Sampler, analyzer: Analyzer, settings: Plain, points: list[int]) -> None:
-    """One analysis, and its folder, which comes into being whole."""
+    """Carries out one analysis, and writes its folder whole."""
     started, session = time.monotonic(), sampler.session
     place = session.directory.analysis(analyzer.label)
     unfinished = place.with_name(f".{place.name}.unfinished")
@@ -160,7 +160,7 @@ def _read(folder: Path) -> dict[str, Any]:
 
 
 def _together(label: str, folders: Sequence[Path]) -> Mapping[str, Any]:
-    """One result of several analyses by one analyzer with the same settings."""
+    """Returns one result of several analyses by one analyzer with the same settings."""
     results = [_read(folder) for folder in folders]
     if len(results) == 1:
         return results[0]

@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from treetune_lab.analyzers.credit_measures import Credited, Truth
 
 FREE = 0.5
-"""Where methods stand on the logarithmic axis that sample nothing."""
+"""The position on the logarithmic axis of methods that sample nothing."""
 
 
 ALONE_INCHES = (7.2, 5.4)
-"""Of a single panel, with room for its legend."""
+"""The size of a single panel, with room for its legend."""
 
 
 def draw_credit(by_panel: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Figure:
@@ -111,7 +111,8 @@ def _plain(number: float | None, digits: int) -> str:
 @Analyzer.register("credit_bench")
 @dataclass(frozen=True, kw_only=True)
 class CreditBench(OfCheckpoints):
-    """What each of `methods` gives the steps of a checkpoint's answers, held against the true advantages.
+    """The advantages that each of `methods` gives the steps of a checkpoint's answers, held against the true
+    advantages.
 
     The answers are to `problems` problems, groups whole: those that the run kept of these weights, or fresh
     ones where it kept fewer. What states are truly worth, `truth` finds; it is kept by its content in
@@ -123,7 +124,7 @@ class CreditBench(OfCheckpoints):
     """
 
     methods: Mapping[str, Credit] = field(default_factory=dict, hash=False)
-    """By the names that tables call them."""
+    """The credits to compare, by their names in tables."""
     problems: Annotated[int, Gt(0)] = 16
     truth: TrueValues = field(default_factory=ByEngine)
     gradient_batch: Annotated[int, Gt(1)] | None = None
@@ -152,7 +153,7 @@ class CreditBench(OfCheckpoints):
         )
 
     def _at(self, sampler: Sampler, point: int, work: Path) -> dict[str, Any]:
-        """One checkpoint's numbers."""
+        """Returns one checkpoint's numbers."""
         from treetune_lab.analyzers.credit_measures import measure, reliability
         from treetune_lab.analyzers.stored import answers_at, context_at
 
@@ -223,7 +224,7 @@ class CreditBench(OfCheckpoints):
 
 
 class Speed:
-    """Of an engine, over all that it sampled while it was measured."""
+    """The speed of an engine, over all that it sampled while it was measured."""
 
     def __init__(self, engine: Engine | None) -> None:
         self._engine, self._tokens, self._seconds = engine, 0, 0.0
@@ -238,14 +239,14 @@ class Speed:
             self._seconds += time.perf_counter() - begun
 
     def seconds(self, tokens: int) -> float | None:
-        """What so many take; None where none were sampled, as all were there."""
+        """Returns the seconds of so many tokens; None where none were sampled, as all were there."""
         if not tokens:
             return 0.0
         return self._seconds * tokens / self._tokens if self._tokens else None
 
 
 def critics_asked_for(methods: Mapping[str, Credit], experiment: PolicyIteration) -> Iterator[Finding]:
-    """What is wrong with methods that nobody can compute from stored answers."""
+    """Yields what is wrong with methods that nobody can compute from stored answers."""
     for name, credit in methods.items():
         if credit.needs_critic and not (credit.asks_critic and experiment.credit.needs_critic):
             yield Finding(
@@ -257,7 +258,7 @@ def critics_asked_for(methods: Mapping[str, Credit], experiment: PolicyIteration
 
 
 def credited(context: RolloutContext, credit: Credit, answers: Sequence[Trajectory]) -> Credited:
-    """What a method makes of answers that are there, in their order, with its cost."""
+    """Returns a method's episodes of given answers, in their order, with its cost."""
     from treetune_lab.analyzers.credit_measures import Credited
 
     begun = time.perf_counter()

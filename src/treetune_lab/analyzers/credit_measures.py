@@ -1,4 +1,4 @@
-"""How good credit is: the advantages that a method gives steps, held against the true ones."""
+"""The quality of credit: the advantages that a method gives steps, held against the true ones."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ MATTERS = 0.01
 
 @dataclass(frozen=True)
 class Truth:
-    """Of one answer: the problem, where its steps end, the true value before each, and its reward; the
-    variances of the values as estimates, where they are such."""
+    """The truth about one answer: the problem, where its steps end, the true value before each, and its
+    reward; the variances of the values as estimates, where they are such."""
 
     problem: Hashable
     step_ends: tuple[int, ...]
@@ -58,7 +58,7 @@ def reliability(truths: Sequence[Truth]) -> float | None:
 
 @dataclass(frozen=True)
 class Credited:
-    """What one method made of the answers: an episode of each, the tokens and seconds that it took."""
+    """The credit of one method: an episode of each answer, the tokens and seconds that it took."""
 
     episodes: Sequence[Episode]
     tokens: int
@@ -107,7 +107,7 @@ def measure(truths: Sequence[Truth], credited: Credited, seed: int) -> dict[str,
 
 
 def _value_at(episode: Episode, truth: Truth, step: int) -> float:
-    """What the method holds the state before a step to be worth; NaN where it doesn't say."""
+    """Returns the method's value of the state before a step; NaN where it gives none."""
     if episode.step_values is None:
         return math.nan
     start = (0, *truth.step_ends)[step]

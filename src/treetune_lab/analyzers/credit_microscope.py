@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from treetune.runtime.sampler import Sampler
 
 SPREAD = 0.6
-"""How far, of the distance between two steps, the methods' points stand apart."""
+"""The share of the distance between two steps over which the methods' points are spread."""
 WORDS = {"values": "value before the step", "advantages": "advantage of the step"}
 
 
@@ -62,17 +62,17 @@ def draw_microscope(answers: Mapping[str, Mapping[str, Any]]) -> Figure:
 
 
 OWN, TRUTH = "the run's own", "truth"
-"""What the run itself was credited by, and what many continuations say."""
+"""The names of the run's own credit, and of what many continuations say."""
 
 Credits = Mapping[str, Mapping[str, StepCredit]]
-"""By the method's name and the answer's id."""
+"""The credit by the method's name and the answer's id."""
 
 
 @Analyzer.register("credit_microscope")
 @dataclass(frozen=True, kw_only=True)
 class CreditMicroscope(OfIterations):
-    """What the run's own credit and each of `methods` give the steps of a few answers of an iteration: the
-    value before each step and its advantage, with 95 % intervals where a method knows how sure it is. The
+    """The credit that the run itself and each of `methods` give the steps of a few answers of an iteration:
+    the value before each step and its advantage, with 95 % intervals where a method knows how sure it is. The
     report shows them.
 
     Methods are computed as by `replay`, on the groups of `problems` problems: continuations that the run
@@ -83,14 +83,15 @@ class CreditMicroscope(OfIterations):
     """
 
     iterations: Chosen = "last"
-    """Which ones: ``last``, whose weights are there, ``all``, or a list of their numbers from 0 on."""
+    """The iterations to look at: ``last``, whose weights are there, ``all``, or a list of their numbers from
+    0 on."""
     methods: Mapping[str, Credit] = field(default_factory=dict, hash=False)
-    """By the names that the report calls them."""
+    """The credits to show, by their names in the report."""
     problems: Annotated[int, Gt(0)] = 16
     answers: Annotated[int, Gt(0)] = 4
     truth: Annotated[int, Ge(0)] = 0
     seed: Annotated[int, Ge(0)] = 0
-    """Which problems and answers are shown, among those that are alike."""
+    """The seed that draws problems and answers among those that are alike."""
 
     file = "episodes.arrow"
 
@@ -115,7 +116,8 @@ class CreditMicroscope(OfIterations):
             yield from unanswered(experiment)
 
     def kept(self, directory: ExperimentDirectory) -> list[int]:
-        """Those whose answers are there, with the weights of then where something is to be sampled."""
+        """Returns the iterations whose answers are there, with the weights of then where something is to be
+        sampled."""
         answered = iterations_with(directory, "trajectories.arrow")
         kept = [
             point
@@ -242,7 +244,7 @@ class CreditMicroscope(OfIterations):
 
 
 def _of_steps(answers: Sequence[Trajectory], episodes: Mapping[str, Episode]) -> dict[str, StepCredit]:
-    """Of the answers that have an episode with advantages, by their ids."""
+    """Returns the credit of answers that have an episode with advantages, by their ids."""
     return {
         one.id: step_credit(
             one.step_ends,
@@ -277,8 +279,9 @@ def _different_problems(answers: Sequence[Trajectory]) -> list[Trajectory]:
 
 
 def _disagreements(answers: Sequence[Trajectory], credits: Credits) -> dict[str, float]:
-    """Of each answer that all methods have: the mean over its steps of the variance of what methods give it,
-    each in units of its own root mean square. With one method alone: how much its advantages vary."""
+    """Returns for each answer that all methods have the mean over its steps of the variance of what methods
+    give it, each in units of its own root mean square. With one method alone: how much its advantages vary.
+    """
     from statistics import fmean, pvariance
 
     scales = {
@@ -299,7 +302,7 @@ def _disagreements(answers: Sequence[Trajectory], credits: Credits) -> dict[str,
 
 
 def _row(one: Trajectory, credits: Credits, codec: TextCodec) -> dict[str, Any]:
-    """What the report shows of an answer."""
+    """Returns what the report shows of an answer."""
     starts = (0, *one.step_ends[:-1])
     return {
         "answer": one.id,

@@ -1,4 +1,4 @@
-"""How different the answers to one problem are."""
+"""The diversity of the answers to one problem."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MEASURES = ("unique_answers", "distinct_results", "distinct_ngrams", "overlap")
 @Analyzer.register("diversity")
 @dataclass(frozen=True, kw_only=True)
 class Diversity(OfIterations):
-    """Of the n stored answers to each problem, averaged over problems:
+    """The diversity of the n stored answers to each problem, averaged over problems:
 
     * ``unique_answers``: different answers (by token ids) / n;
     * ``distinct_results``: different extracted final answers / n, no answer counting as one;

@@ -50,7 +50,7 @@ def iteration_axis(axes: Axes, words: str = "finished iterations") -> None:
 
 
 def legend_below(figure: Figure, axes: Axes, columns: int = 4) -> None:
-    """One legend for all panels, outside of them."""
+    """Draws one legend for all panels, outside of them."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         figure.legend(
@@ -84,8 +84,8 @@ RESAMPLES = 1000
 INTERVAL = 0.95
 
 Statistic = Callable[[Any], float]
-"""From the places of some rows (an integer array, a place may come twice) to one number; NaN where
-they don't have it."""
+"""A function from the indices of some rows (an integer array, an index may come twice) to one number; NaN
+where they don't have it."""
 
 
 class Bootstrap:

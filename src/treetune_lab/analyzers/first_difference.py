@@ -1,4 +1,4 @@
-"""Where two runs part: the first iteration, phase and number in which what they wrote differs."""
+"""The point where two runs part: the first iteration, phase and number in which what they wrote differs."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ PARTS = {"policy": "weights", "critic": "weights of the critic", "trainer": "tra
 """The folders of a checkpoint, and what they hold."""
 
 Comparison = Callable[[Path, Path], tuple[str, str, str] | None]
-"""Of two files: where they differ first, and what stands there in each; None where they don't."""
+"""A function of two files: where they differ first, and what stands there in each; None where they don't."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """What is different first. `iteration` counts from 1, as the console does; 0 is what lies before them."""
+    """The first difference. `iteration` counts from 1, as the console does; 0 is what lies before them."""
 
     iteration: int
     phase: str
@@ -55,12 +55,14 @@ class Difference:
 
 
 def first_difference(first: Path, second: Path) -> Difference | None:
-    """Of two experiments' folders, in the order in which a run writes them: in each iteration what was
-    sampled, what credit it got, with the journals of both, the metrics of training, the weights and the
-    trainer's state, the evaluations. None where all that both have is the same, but for what a clock decides.
+    """Returns the first difference of two experiments' folders, in the order in which a run writes them: in
+    each iteration what was sampled, what credit it got, with the journals of both, the metrics of training,
+    the weights and the trainer's state, the evaluations. None where all that both have is the same, but for
+    what a clock decides.
 
     What only one of them has, such as checkpoints that were cleaned up, is no difference; the runs must share
-    an iteration. Raises ValueError where one holds no run, or nothing is to be found in both."""
+    an iteration. Raises ValueError where one holds no run, or nothing is to be found in both.
+    """
     one, other = ExperimentDirectory(first), ExperimentDirectory(second)
     for directory in (one, other):
         if not (directory.path / "iterations").is_dir():
@@ -75,7 +77,7 @@ def _of_iteration(one: ExperimentDirectory, other: ExperimentDirectory, number: 
     done = number + 1
 
     def files() -> Iterator[tuple[str, Path, Comparison]]:
-        """Of the first run: what is compared, and how."""
+        """Yields what is compared of the first run, and how."""
         place = one.iteration(number)
         yield "sampling", place / "trajectories.arrow", tables_differ
         yield "sampling", place / JOURNALS, partial(journals_differ, phase="rollout")
@@ -101,7 +103,7 @@ def _of_iteration(one: ExperimentDirectory, other: ExperimentDirectory, number: 
 
 
 def tensors_differ(first: Path, second: Path) -> tuple[str, str, str] | None:
-    """Of two files of tensors, by name; what isn't in both names is told as such."""
+    """Compares two files of tensors, by name; names that aren't in both are a difference."""
     import numpy as np
 
     with _tensors(first) as one, _tensors(second) as other:
@@ -142,7 +144,7 @@ def _bytes() -> Any:
 
 
 def tables_differ(first: Path, second: Path) -> tuple[str, str, str] | None:
-    """Of two Arrow files, row by row. Columns that a clock decides are left out."""
+    """Compares two Arrow files, row by row. Columns that a clock decides are left out."""
     one, other = _table(first), _table(second)
     if one.num_rows != other.num_rows:
         return "its number of rows", str(one.num_rows), str(other.num_rows)
@@ -171,8 +173,8 @@ def _verify_record(path: Path) -> None:
 
 
 def _seal_differs(first: Path, second: Path) -> tuple[str, str, str] | None:
-    """Of two files that are as long and say the same: whether one alone has a seal. What an earlier version
-    wrote has none, and is shorter by it."""
+    """Compares the seals of two files that are as long and say the same. What an earlier version wrote has
+    none, and is shorter by it."""
     sizes, sealed = [], []
     for path in (first, second):
         with path.open("rb") as file:
@@ -208,7 +210,7 @@ def _first_row(one: pa.ChunkedArray, other: pa.ChunkedArray) -> int | None:
 
 
 def _within(one: Any, other: Any) -> tuple[str, Any, Any] | None:
-    """Where in two nested values the first difference lies, and both."""
+    """Returns the path of the first difference within two nested values, and both."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         keys = [key for key in one if key in other and not _is_timed(key)]
         for key in keys:
@@ -230,7 +232,7 @@ def _signed(value: Any) -> float:
 
 
 def numbers_differ(first: Path, second: Path) -> tuple[str, str, str] | None:
-    """Of two JSON objects, the numbers that both have and no clock decides."""
+    """Compares the numbers of two JSON objects that both have and no clock decides."""
     one, other = (_json(path) for path in (first, second))
     found = _within(one, other)
     if found is None:
@@ -239,7 +241,7 @@ def numbers_differ(first: Path, second: Path) -> tuple[str, str, str] | None:
 
 
 def _json(path: Path) -> Any:
-    """Without the checksum, in which a clock has its part."""
+    """Returns a file's object without the checksum, in which a clock has its part."""
     try:
         value = json.loads(path.read_text())
     except ValueError as error:
@@ -250,8 +252,8 @@ def _json(path: Path) -> Any:
 def _damage_differs(
     first: Path, second: Path, verify: Callable[[Path], object]
 ) -> tuple[str, str, str] | None:
-    """Of two files or folders whose content is the same: whether the checksum of one alone says that it isn't
-    what was written."""
+    """Compares whether checksums say that two files or folders of the same content aren't what was
+    written."""
 
     def told(path: Path) -> str:
         try:
@@ -265,7 +267,7 @@ def _damage_differs(
 
 
 def folders_differ(first: Path, second: Path) -> tuple[str, str, str] | None:
-    """Whether one alone of two folders with the same tensors isn't as it was sealed."""
+    """Compares whether one alone of two folders with the same tensors isn't as it was sealed."""
 
     def verify(path: Path) -> None:
         if damage := damage_of(path):
@@ -275,8 +277,8 @@ def folders_differ(first: Path, second: Path) -> tuple[str, str, str] | None:
 
 
 def journals_differ(first: Path, second: Path, phase: str) -> tuple[str, str, str] | None:
-    """Of two folders of journals, the requests of a phase, whichever rank and in which order they were
-    answered. Where one of both has no journal of it, there is nothing to compare."""
+    """Compares the requests of a phase in two folders of journals, whichever rank answered them in which
+    order. Where one of both has no journal of it, there is nothing to compare."""
     one, other = (_requests(folder, phase) for folder in (first, second))
     if not one or not other:
         return None
@@ -291,8 +293,8 @@ def journals_differ(first: Path, second: Path, phase: str) -> tuple[str, str, st
 
 
 def _requests(folder: Path, phase: str) -> dict[str, list[dict[str, Any]]]:
-    """What each request was answered with, without what a clock decides. Lines that are no record are
-    left out, as a run that goes on leaves them out."""
+    """Returns the answers to each request, without what a clock decides. Lines that are no record are left
+    out, as a run that goes on leaves them out."""
     found = {}
     for path in sorted(folder.glob(f"{phase}-*.jsonl")):
         for row in read_rows(path):

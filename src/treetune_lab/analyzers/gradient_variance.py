@@ -1,4 +1,4 @@
-"""How much of the policy's gradient is noise."""
+"""The noise of the policy's gradient."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class GradientSums:
     total: list[Tensor] = field(default_factory=list)
 
     def add(self, gradients: list[Tensor]) -> None:
-        """One minibatch's, a tensor for each parameter."""
+        """Adds one minibatch's gradients, a tensor for each parameter."""
         import torch
 
         self.count += 1
@@ -179,7 +179,8 @@ def against_true_ones(
     batch: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, dict[str, float | None]]:
-    """Of each method over batches of so many answers, problems whole where `batch` is a multiple of a group:
+    """Returns for each method over batches of so many answers, problems whole where `batch` is a multiple of
+    a group:
 
     * ``cosine``: the mean of the cosines between a batch's gradient and the one by true advantages of all
       answers of the other batches;

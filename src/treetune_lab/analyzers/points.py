@@ -1,4 +1,4 @@
-"""Which of an experiment's checkpoints and iterations an analyzer looks at."""
+"""The checkpoints and iterations of an experiment that an analyzer looks at."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class OfCheckpoints(Analyzer):
 
     name: str | None = None
     checkpoints: Chosen = "last"
-    """Which ones: ``last``, ``all``, or a list of their numbers; 0 are the start weights."""
+    """The checkpoints to look at: ``last``, ``all``, or a list of their numbers; 0 are the start weights."""
     at_most: Annotated[int, Gt(0)] = 10
     seed: Annotated[int, Ge(0)] = 0
 
@@ -69,7 +69,7 @@ class OfIterations(Analyzer):
 
     name: str | None = None
     iterations: Chosen = "all"
-    """Which ones: ``all``, ``last``, or a list of their numbers from 0 on."""
+    """The iterations to look at: ``all``, ``last``, or a list of their numbers from 0 on."""
     at_most: Annotated[int, Gt(0)] = 10
 
     file = "trajectories.arrow"
@@ -101,7 +101,7 @@ class OfIterations(Analyzer):
 
 
 def unanswered(experiment: PolicyIteration) -> Iterator[Finding]:
-    """What is wrong where nothing samples from the policy."""
+    """Yields what is wrong where nothing samples from the policy."""
     rollouts = (experiment.rollout, experiment.evaluation.rollout)
     if not any(rollout is not None and rollout.needs_engine for rollout in rollouts):
         yield Finding(
@@ -112,7 +112,7 @@ def unanswered(experiment: PolicyIteration) -> Iterator[Finding]:
 
 
 def never_there(key: str, wanted: Chosen, last: int) -> Iterator[Finding]:
-    """What is wrong with points that the experiment never comes to."""
+    """Yields what is wrong with points that the experiment never comes to."""
     beyond = [] if isinstance(wanted, str) else [number for number in wanted if number > last]
     if beyond:
         yield Finding(f"{_listed(beyond)} is beyond the last, {last}", key, f"take numbers up to {last}")

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Step:
-    """What one variant did: its episodes, the gradient of its whole loss, and what training changed.
+    """The step of one variant: its episodes, the gradient of its whole loss, and what training changed.
 
     `gradient` and `change` are flat, float64 and float32; `metrics` are those of credit and of training.
     `same_as_run` says whether the weights are the run's own after the iteration, to the bit; None where
@@ -83,7 +83,7 @@ def _cosine(one: Tensor, other: Tensor) -> float | None:
 
 
 def _correlation(one: Sequence[Episode], other: Sequence[Episode]) -> float | None:
-    """Of the advantages of tokens that both train."""
+    """Returns the correlation of the advantages of tokens that both train."""
     import numpy as np
 
     from treetune_lab.analyzers.figures import correlation
@@ -133,7 +133,7 @@ SAME = {
 
 
 def in_words(result: Mapping[str, Any]) -> Iterator[str]:
-    """What the command prints."""
+    """Yields the lines that the command prints."""
     for name in ("own", "other"):
         if name in result:
             one = result[name]
@@ -165,7 +165,8 @@ REPLACEABLE = ("credit", "selection", "shaping", "trainer")
 """The keys that a replay may have otherwise: what comes after the answers."""
 
 JOURNAL, STATE = "journal", "state"
-"""In the folder of a replay: what was sampled for it, by rank, and, while it goes on, the trainer's state."""
+"""The files in the folder of a replay with what was sampled for it, by rank, and, while it goes on, the
+trainer's state."""
 
 
 def replay(
@@ -220,7 +221,7 @@ def replay(
 
 
 def _same_credit(one: PolicyIteration, other: PolicyIteration) -> bool:
-    """Whether both make the same episodes of the same answers."""
+    """Returns whether both make the same episodes of the same answers."""
     return all(getattr(one, key) == getattr(other, key) for key in ("credit", "selection", "shaping"))
 
 
@@ -240,8 +241,9 @@ def _require(directory: ExperimentDirectory, point: int) -> None:
 
 
 def _state_before(session: Session, point: int, made: Path | None) -> Path | None:
-    """Where the trainer's state before the iteration lies: the stored one, or, in `made` if that is given,
-    one made from stored episodes. None for neither, and where training begins afresh. Collective."""
+    """Returns the folder of the trainer's state before the iteration: the stored one, or, in `made` if that
+    is given, one made from stored episodes. None for neither, and where training begins afresh. Collective.
+    """
     directory, config = session.directory, session.config
     stored = directory.checkpoint(point) / "trainer"
     if not point or config.restart == "every_iteration":
@@ -409,7 +411,7 @@ def _put(model: Any, other: Any) -> None:
 
 
 def _gradient(session: Session, point: int, episodes: Sequence[Episode]) -> Tensor:
-    """Of the loss over all episodes at the weights that sampled them, in plain PyTorch."""
+    """The gradient of the loss over all episodes at the weights that sampled them, in plain PyTorch."""
     import torch
 
     from treetune.trainers.tokens import Sequences, units_of

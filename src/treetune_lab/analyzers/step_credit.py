@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 QUANTILE = 1.959963984540054
-"""Of the normal distribution: estimates and so many standard errors to both sides are 95 % intervals."""
+"""The quantile of the normal distribution: estimates and so many standard errors to both sides are 95 %
+intervals."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,8 @@ class Shown:
 
     @staticmethod
     def of(value: float, error: float | None, least: float = -math.inf, most: float = math.inf) -> Shown:
-        """From its standard error; what lies outside of the possible, from `least` to `most`, is cut off."""
+        """Returns an interval from its standard error; what lies outside of the possible, from `least` to
+        `most`, is cut off."""
         if error is None:
             return Shown(value)
         half = QUANTILE * error
@@ -30,13 +32,13 @@ class Shown:
 
 @dataclass(frozen=True)
 class StepCredit:
-    """Of each step the value before it, None where the credit has no value there, and its advantage."""
+    """The value before each step, None where the credit has no value there, and its advantage."""
 
     values: tuple[Shown | None, ...]
     advantages: tuple[Shown, ...]
 
     def plain(self) -> dict[str, Any]:
-        """Of JSON's types."""
+        """Returns the same in JSON's types."""
         return asdict(self)
 
 
@@ -48,8 +50,8 @@ def step_credit(
     values: Sequence[float] | None = None,
     errors: Sequence[float] | None = None,
 ) -> StepCredit:
-    """Of the steps that end at `step_ends`, from a training row: an advantage for each token, and what
-    credit holds the beginnings of its own steps to be worth, which end at `own_ends`.
+    """Returns the credit of the steps that end at `step_ends`, from a training row: an advantage for each
+    token, and what credit holds the beginnings of its own steps to be worth, which end at `own_ends`.
 
     The advantage of a step is the mean of its tokens'. Its interval is that of the difference of the values
     around it as if these were independent: too wide where both rest on the same continuations.

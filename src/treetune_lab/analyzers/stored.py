@@ -78,7 +78,8 @@ def _fill(module: nn.Module, directory: Path) -> None:
 
 
 def sampler_of(config: PolicyIteration) -> Rollout:
-    """How the policy answers: the rollout, or the evaluation's where the rollout samples nothing.
+    """Returns the rollout by which the policy answers: the run's, or the evaluation's where the rollout
+    samples nothing.
 
     Raises ValueError where neither samples.
     """
@@ -99,7 +100,7 @@ def context_at(
     purpose: str,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> RolloutContext:
-    """What sampling needs, with the policy's own settings; requests outlive a crash."""
+    """Returns a context for sampling, with the policy's own settings; requests outlive a crash."""
     context = sampler.context(
         sampler_of(sampler.session.config),
         seed=seed,
@@ -158,9 +159,8 @@ def answers_at(
 def judged_at(
     sampler: Sampler, point: int, work: Path, seed: int, problems: int
 ) -> tuple[list[Trajectory], str, Callable[[Sequence[TokenIds]], list[float]] | None]:
-    """For whoever judges values: the weights after `point` iterations in the engine, their answers
-    (`answers_at`), and what the critic of that point says of states; None without one.
-    """
+    """Loads the weights after `point` iterations into the engine, and returns their answers (`answers_at`)
+    and the critic's function of states; None without one."""
 
     session = sampler.session
     sampler.server.load_checkpoint(point)
@@ -196,7 +196,7 @@ class StoredModels:
         return self.scorer.logprobs(self.policy, sequences)
 
     def old_logprobs(self, sequences: Sequences) -> Scored:
-        """No analysis compares them with the engine's."""
+        """Returns log-probs alone: no analysis compares them with the engine's."""
         return self.scorer.scored(self.policy, sequences, nucleus=None)
 
     def ref_logprobs(self, sequences: Sequences) -> Tensor:

@@ -42,23 +42,23 @@ class Place(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What a state is worth, and the variance of that as an estimate of its true value."""
+    """The value of a state, and its variance as an estimate of the true one."""
 
     value: float
     noise: float
 
 
 class TrueValues(Registrable):
-    """How the true values of states are found."""
+    """A way to find the true values of states."""
 
     def check(self, experiment: PolicyIteration) -> Iterable[Finding]:
-        """What is wrong with it in an experiment."""
+        """Yields what is wrong with it in an experiment."""
         return ()
 
     def find(
         self, context: RolloutContext, session: Session, point: int, places: Sequence[Place]
     ) -> list[Known]:
-        """Of each place, by the weights after `point` iterations, which the engine holds."""
+        """Returns each place's value, by the weights after `point` iterations, which the engine holds."""
         raise NotImplementedError
 
     def described(self) -> str:
@@ -120,7 +120,7 @@ def found_once(
 
 
 def _read(file: Path) -> Iterator[tuple[str, Known]]:
-    """What is in the file; a line that an interruption cut short counts as not written."""
+    """Yields the content of the file; a line that an interruption cut short counts as not written."""
     if not file.is_file():
         return
     for line in file.read_text().splitlines():
@@ -139,7 +139,7 @@ def _key(place: Place) -> str:
 
 
 def _setting(truth: TrueValues, context: RolloutContext, session: Session, point: int) -> str:
-    """What all the values of a file have in common, as a name."""
+    """Returns the name of a file from what all of its values have in common."""
     assert context.settings.sampling is not None
     settings = (
         repr(context.task),
@@ -153,7 +153,7 @@ def _setting(truth: TrueValues, context: RolloutContext, session: Session, point
 
 
 def weights_digest(session: Session, point: int) -> bytes:
-    """Of the policy after `point` iterations: the same for equal weights alone."""
+    """Returns a digest of the policy after `point` iterations: the same for equal weights alone."""
     from treetune_lab.analyzers.stored import policy_at
 
     weights: Mapping[str, object] = policy_at(session, point).state_dict()
@@ -186,7 +186,7 @@ class ChosenState:
 
     @property
     def start(self) -> int:
-        """How many of the answer's tokens belong to the state."""
+        """The number of the answer's tokens that belong to the state."""
         return (0, *self.trajectory.step_ends)[self.step]
 
     @property
@@ -206,7 +206,7 @@ class ChosenState:
 def choose_states(
     trajectories: Sequence[Trajectory], count: int, seed: int, point: int, *, prompts: bool = False
 ) -> list[ChosenState]:
-    """At most `count` different states between the steps of these answers, or their prompts.
+    """Returns at most `count` different states between the steps of these answers, or their prompts.
 
     Drawn as often as the policy comes there: answers by chance, steps by chance, each distinct state
     once. The same for the same answers and `seed`.
@@ -232,9 +232,8 @@ def continued(
     samples: int,
     purpose: str,
 ) -> list[Estimate]:
-    """What `samples` continuations of each (an answer to the problem, prefix ids) earn, sampled as the
-    answers were. The prefix need not be the answer's own.
-    """
+    """Returns what `samples` continuations of each (an answer to the problem, prefix ids) earn, sampled as
+    the answers were. The prefix need not be the answer's own."""
     places = [Place(one.problem, one.prompt_ids, token_array(prefix)) for one, prefix in nodes]
     return continued_places(context, places, samples, purpose)
 
@@ -242,7 +241,7 @@ def continued(
 def continued_places(
     context: RolloutContext, places: Sequence[Place], samples: int, purpose: str
 ) -> list[Estimate]:
-    """What `samples` continuations of each place earn."""
+    """Returns what `samples` continuations of each place earn."""
     assert context.settings.sampling is not None, "the context is that of a rollout that samples"
     if not places:
         return []
@@ -345,8 +344,8 @@ class PolicySteps:
 
 @dataclass
 class _Way:
-    """One continuation: of which place and sample, the row of the batch that it goes on from, its weight, its
-    ids behind the place, and the whole answer's text so far, where somebody reads it on the way."""
+    """A continuation: its place and sample, the row of the batch that it goes on from, its weight, its ids
+    behind the place, and the whole answer's text so far, where somebody reads it on the way."""
 
     place: int
     sample: int
@@ -461,7 +460,7 @@ class _Batch:
         return int(token)
 
     def _is_over(self, way: _Way) -> bool:
-        """Whether nothing can follow; what it earned is then noted."""
+        """Returns whether nothing can follow; its reward is then noted."""
         problem, task = self.places[way.place].problem, self._knowing(way.place)
         if way.weight < LEAST_WEIGHT:
             return True

@@ -152,7 +152,7 @@ class ValueAccuracy(OfCheckpoints):
     def measure(
         self, context: RolloutContext, states: Sequence[ChosenState], critic: CriticValues | None
     ) -> list[Row]:
-        """One row for each state: the truth, and every estimate of it."""
+        """Returns one row for each state: the truth, and every estimate of it."""
         nodes = [(state.trajectory, state.prefix_ids) for state in states]
         truths = continued(context, nodes, self.rollouts, TRUTH)
         tried = continued(context, nodes, sum(self.samples) * self.repeats, ESTIMATE)
@@ -227,7 +227,7 @@ class ValueAccuracy(OfCheckpoints):
 
 
 def errors(rows: Sequence[Row], name: str, seed: int) -> dict[str, Any]:
-    """How one estimator did on these states, with 95 % intervals over problems.
+    """Returns the errors of one estimator on these states, with 95 % intervals over problems.
 
     ``mean_absolute_error``; ``mean_squared_error``; ``bias``, the mean of estimate − truth;
     ``correlation`` (Pearson); ``accuracy``, the share on the truth's side of 0.5, on it counting half.
@@ -260,7 +260,7 @@ MEASURES = ("mean_absolute_error", "mean_squared_error", "bias", "correlation", 
 
 
 def _describe(rows: Sequence[Row]) -> dict[str, Any]:
-    """How many states, what they are worth, and how sure that is."""
+    """Returns the number of states, their mean value, and how sure that is."""
     if not rows:
         return {"count": 0, "problems": 0, "mean_truth": None, "truth_error": None}
     return {
