@@ -24,7 +24,8 @@ sys.path[:0] = [str(Path(__file__).parents[1])]
 from tests.support.chains import InlineGrades  # noqa: E402
 from treetune.config.build import build  # noqa: E402
 from treetune.config.jsonnet import load  # noqa: E402
-from treetune.inference.base import SamplingParams  # noqa: E402
+from treetune.inference.base import EngineLaunch, SamplingParams  # noqa: E402
+from treetune.inference.engine import start_engine  # noqa: E402
 from treetune.inference.journal import JournaledEngine  # noqa: E402
 from treetune.inference.settings import InProcessSettings  # noqa: E402
 from treetune.rollouts.context import AnswerSettings, RolloutContext  # noqa: E402
@@ -66,9 +67,8 @@ def bench(variant: str, policy: Path, problems: int, work: Path) -> dict[str, An
     assert isinstance(analyzer, CreditBench)
     codec = codec_of(AutoTokenizer.from_pretrained(policy))
     model = AutoModelForCausalLM.from_pretrained(policy).eval()
-    engine = InProcessSettings().start(
-        policy, work, seed=1, context_length=config.context_length, end_ids=codec.end_ids
-    )
+    launch = EngineLaunch(policy, work, seed=1, context_length=config.context_length, end_ids=codec.end_ids)
+    engine = start_engine(InProcessSettings(), launch)
     context = RolloutContext(
         task=config.task,
         engine=JournaledEngine(engine, work / f"{variant}.jsonl"),

@@ -15,8 +15,17 @@ from benchmarks.child import Child
 from benchmarks.offline_vllm import digest
 from benchmarks.pairs import Measurement, Side, in_turns, rates, timed
 from benchmarks.setting import Setting
-from treetune.inference.base import Canary, Chunk, Completion, Engine, OnResult, Request, SyncReport
-from treetune.inference.launch import Launch
+from treetune.inference.base import (
+    Canary,
+    Chunk,
+    Completion,
+    Engine,
+    EngineLaunch,
+    OnResult,
+    Request,
+    SyncReport,
+)
+from treetune.inference.launch import ServerLaunch
 from treetune.inference.settings import VllmSettings
 from treetune.runtime.policy_server import PolicyServer
 from treetune.runtime.sampler import Sampler
@@ -106,15 +115,15 @@ def offline_engine(session: Session, server: PolicyServer, scratch: Path, *, cor
     settings = session.config.engines.policy
     assert isinstance(settings, VllmSettings)
     assert server.folder is not None
-    launch = Launch(
-        settings=replace(settings, replicas=1),
-        context_length=settings.context_length or session.config.context_length,
+    run = EngineLaunch(
+        weights=server.folder.of(0),
+        logs=scratch,
         seed=session.config.seed,
-        rank=0,
-        world_size=1,
+        context_length=session.config.context_length,
         device=session.ranks.device.type,
     )
-    command = launch.command(server.folder.of(0), port=0)
+    launch = ServerLaunch(replace(settings, replicas=1), run)
+    command = launch.command(run.weights, port=0)
     arguments = command[command.index("--host") :]
     environment = {**launch.environment(scratch), "VLLM_LOGGING_LEVEL": "ERROR"}
     return Child("offline_vllm", {"arguments": arguments, "core": core}, environment=environment)

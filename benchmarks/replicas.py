@@ -30,14 +30,12 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from benchmarks import report  # noqa: E402
 from benchmarks.pairs import in_turns, timed  # noqa: E402
-from treetune.inference.base import Completion, Request, SamplingParams  # noqa: E402
+from treetune.inference.base import Completion, EngineLaunch, Request, SamplingParams  # noqa: E402
 from treetune.inference.engine import VllmEngine  # noqa: E402
 from treetune.inference.guard import descendants  # noqa: E402
 from treetune.inference.journal import JournaledEngine  # noqa: E402
-from treetune.inference.launch import Launch  # noqa: E402
-from treetune.inference.ranks import RankFiles  # noqa: E402
-from treetune.inference.server import servers_of  # noqa: E402
-from treetune.inference.server_interface import Server  # noqa: E402
+from treetune.inference.launch import ServerLaunch  # noqa: E402
+from treetune.inference.server import Server, close_servers, servers_of  # noqa: E402
 from treetune.inference.settings import VllmSettings  # noqa: E402
 from treetune.models.policy_files import write_for_engine  # noqa: E402
 from treetune.models.sources import TinyModel  # noqa: E402
@@ -87,15 +85,15 @@ def measure(model: Model, cores: int, repeats: int) -> dict[str, Any]:
         weights = write_weights(model, folder / "weights")
         asked, most = requests(model), max(COUNTS)
         single = start(model, weights, folder / "server.log", most, 1)
-        stack.callback(end, single)
+        stack.callback(close_servers, single)
         engines = {f"{n} server{'s' * (n > 1)}": engine(single[:n]) for n in COUNTS}
         replicas, first = compare(engines, asked, repeats)
         killed = kill_one(engines["2 servers"], asked, first, folder / "journal.jsonl")
         threads = None
         if cores > 1:
-            end(single[2:])
+            close_servers(single[2:])
             threaded = start(model, weights, folder / "threaded.log", 1, cores)
-            stack.callback(end, threaded)
+            stack.callback(close_servers, threaded)
             del engines[f"{most} servers"]
             threads, _ = compare({**engines, f"1 server, {cores} threads": engine(threaded)}, asked, repeats)
     return {
@@ -170,23 +168,16 @@ def start(
     """Servers of that many threads each, when all are there."""
     extra = ("--num-gpu-blocks-override", str(model.blocks), *further)
     settings = VllmSettings(replicas=replicas, omp_threads=threads, extra_arguments=extra)
-    launch = Launch(settings=settings, context_length=CONTEXT, seed=0, rank=0, world_size=1, device="cpu")
-    servers = servers_of(launch, weights, log, None)
+    launch = ServerLaunch(settings, EngineLaunch(weights, log.parent, seed=0, context_length=CONTEXT))
+    servers = servers_of(launch, log, None)
     for one in servers:
         one.ready()
     return servers
 
 
-def end(servers: Sequence[Server]) -> None:
-    for one in servers:
-        one.begin_to_close()
-    for one in servers:
-        one.close()
-
-
 def engine(servers: Sequence[Server]) -> VllmEngine:
-    ranks = RankFiles(0, 1, None, lambda name: None)
-    return VllmEngine(VllmSettings(), servers, ranks, context_length=CONTEXT, device="cpu")
+    launch = EngineLaunch(Path(), Path(), seed=0, context_length=CONTEXT)
+    return VllmEngine(VllmSettings(), launch, servers)
 
 
 def requests(model: Model) -> list[Request]:

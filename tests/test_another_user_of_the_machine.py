@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from treetune.inference import scratch
+from treetune.inference.launch import scratch_folder
 from treetune.runtime.weights_folder import weights_folder
 from treetune.store.files import new_own_folder, own_folder
 
@@ -115,7 +115,7 @@ def test_nobody_else_reads_the_weights_that_the_engine_is_given(place: Path) -> 
 
 def test_nobody_else_reads_a_servers_temporary_files(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(place))
-    folder = scratch.make()
+    folder = scratch_folder()
     assert as_nobody(lambda: os.listdir(folder)) == "PermissionError"
 
 

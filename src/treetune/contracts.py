@@ -9,7 +9,9 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 KeyPath = tuple[str, ...]
 
@@ -114,7 +116,7 @@ class Part:
 
 
 class Hook:
-    """A moment of a run at which functions of the packages that stand on the core are called.
+    """A seam of the core: functions and classes that packages above it put there, by name.
 
     ``@BEFORE_A_RUN.register("fits_the_machine")`` above a function adds it. Its module is imported at the
     start, as one with parts is, and so imports nothing heavy.
@@ -123,8 +125,8 @@ class Hook:
     def __init__(self) -> None:
         self._functions: dict[str, Callable[..., Any]] = {}
 
-    def register(self, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        def add(function: Callable[..., Any]) -> Callable[..., Any]:
+    def register(self, name: str) -> Callable[[F], F]:
+        def add(function: F) -> F:
             self._functions[name] = function
             return function
 
@@ -134,6 +136,9 @@ class Hook:
         """The functions, in the order of their names."""
         importlib.import_module("treetune.parts")  # for an experiment that a program has built by itself
         return (self._functions[name] for name in sorted(self._functions))
+
+    def get(self, name: str) -> Callable[..., Any] | None:
+        return self._functions.get(name)
 
 
 BEFORE_A_RUN = Hook()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 from treetune.cli.command import Argument, Command, built, evaluated, say
 
 if TYPE_CHECKING:
-    from treetune.inference.launch import Launch
+    from treetune.inference.launch import ServerLaunch
     from treetune.models.shapes import Shape
     from treetune.runtime.base import PolicyIteration
     from treetune.runtime.machine import Machine
@@ -32,21 +32,22 @@ def serve_engine(options: argparse.Namespace) -> int:
     from treetune_cluster.given import read_key
 
     try:
-        launch = _launch(root, options.host)
-        _make_key(options.key_file)
-        key = read_key(options.key_file)
         with tempfile.TemporaryDirectory(prefix="treetune-start-weights-") as folder:
-            weights = _write_start(root, Path(folder))
-            return serve(launch, weights, options.log, options.port, key, options.key_file)
+            launch = _launch(root, options.host, Path(folder))
+            _make_key(options.key_file)
+            key = read_key(options.key_file)
+            _write_start(root, Path(folder))
+            return serve(launch, options.log, options.port, key, options.key_file)
     except KeyboardInterrupt:
         return 0
 
 
-def _launch(root: PolicyIteration, host: str) -> Launch:
-    """Returns the launch of the run's own servers, but for where it listens. Raises ValueError."""
+def _launch(root: PolicyIteration, host: str, weights: Path) -> ServerLaunch:
+    """As the run's own servers are started, but for where it listens. Raises ValueError."""
     import torch
 
-    from treetune.inference.launch import Launch
+    from treetune.inference.base import EngineLaunch
+    from treetune.inference.launch import ServerLaunch
     from treetune.inference.settings import VllmSettings
     from treetune.models.kernels import refuse_unusable_gpu
 
@@ -54,16 +55,16 @@ def _launch(root: PolicyIteration, host: str) -> Launch:
     if not isinstance(settings, VllmSettings):
         raise ValueError("the experiment's engines.policy isn't 'vllm', of which a server could be started")
     refuse_unusable_gpu(os.environ, torch.version.cuda, torch.cuda.is_available())
-    return Launch(
-        settings=replace(settings, addresses=None, key_file=None, replicas=None, sleep=False, servers="one"),
-        context_length=settings.context_length or root.context_length,
+    run = EngineLaunch(
+        weights=weights,
+        logs=Path(),
         seed=root.seed,
-        rank=0,
-        world_size=1,
+        context_length=root.context_length,
         device="cuda" if torch.cuda.is_available() else "cpu",
-        way="nccl" if settings.weight_transfer == "nccl" else "file",
-        host=host,
+        transfer="nccl" if settings.weight_transfer == "nccl" else "file",
     )
+    alone = replace(settings, addresses=None, key_file=None, replicas=None, sleep=False, servers="one")
+    return ServerLaunch(alone, run, host=host)
 
 
 def _make_key(path: Path) -> None:
@@ -76,8 +77,8 @@ def _make_key(path: Path) -> None:
     say(f"a new key is in {path}, which nobody else can read: the run needs the same file")
 
 
-def _write_start(root: PolicyIteration, folder: Path) -> Path:
-    """Writes what the server loads first; a run brings its own weights in before it samples."""
+def _write_start(root: PolicyIteration, folder: Path) -> None:
+    """Writes the weights that the server loads first; a run brings its own in before it samples."""
     import torch
 
     from treetune.models.policy_files import write_for_engine
@@ -85,22 +86,22 @@ def _write_start(root: PolicyIteration, folder: Path) -> Path:
 
     start = StartModel(root, torch.device("cpu"))
     write_for_engine(*start.weights(), start.tokenizer, folder)
-    return folder
 
 
-def serve(launch: Launch, weights: Path, log: Path | None, port: int, key: str, key_file: Path) -> int:
+def serve(launch: ServerLaunch, log: Path | None, port: int, key: str, key_file: Path) -> int:
     """Serves until the server ends, and returns its exit code. KeyboardInterrupt ends it, and is raised
     again."""
     from treetune.inference.client import Client, ServerFailure
     from treetune.inference.key import DESCRIPTION
+    from treetune.inference.launch import ServerProcess, listens
     from treetune.inference.server import warm_up
     from treetune.inference.server_log import diagnosis, last_lines
-    from treetune.inference.server_process import Process, listens
     from treetune_cluster.given import described
 
     log = log or Path(f"serve_engine-{port}.log")
-    told = {DESCRIPTION: json.dumps(described(launch, weights))}
-    process = Process(launch, weights, log, port=port, server_key=key, given=told)
+    weights = launch.run.weights
+    variables = {DESCRIPTION: json.dumps(described(launch, weights))}
+    process = ServerProcess(launch, weights, log, port=port, server_key=key, variables=variables)
     client = Client()
     say(f"a server starts at {process.url}; its log is {log}; Ctrl-C ends it")
     try:

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from treetune.inference.base import Chunk
-from treetune.inference.client import Address, Client, ServerFailure
-from treetune.inference.server_process import free_port
+from treetune.inference.base import TRANSFERS, Chunk
+from treetune.inference.client import Address, ServerFailure
+from treetune.inference.launch import free_port
 from treetune.inference.transfer import ByRoutes
 
 if TYPE_CHECKING:
@@ -48,13 +48,12 @@ def own_address(url: str) -> str:
         return way.getsockname()[0]
 
 
+@TRANSFERS.register("cuda_ipc")
 class CudaIpc(ByRoutes):
     """A chunk is copied into a buffer on the GPU, which the server opens by its handle and copies out of."""
 
-    def __init__(self, client: Client, timeout: float) -> None:
-        super().__init__(client, timeout)
-        self._buffer: Tensor | None = None
-        self._handle = ""
+    _buffer: Tensor | None = None
+    _handle = ""
 
     def meet(self, address: Address) -> None:
         self._post(address, "/init_weight_transfer_engine", {"init_info": {"packed": True}})
@@ -99,13 +98,11 @@ class CudaIpc(ByRoutes):
         return self._buffer
 
 
+@TRANSFERS.register("nccl")
 class Nccl(ByRoutes):
     """A chunk is broadcast to the server's `workers`, in a group that is this rank's and theirs."""
 
-    def __init__(self, client: Client, timeout: float, workers: int = 1) -> None:
-        super().__init__(client, timeout)
-        self._workers = workers
-        self._group: Any = None
+    _group: Any = None
 
     def meet(self, address: Address) -> None:
         self.close()

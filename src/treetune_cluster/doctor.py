@@ -14,8 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from treetune.inference.cores import host_memory
-from treetune.inference.ways import VERSIONS
+from treetune.inference.settings import VERSIONS, host_memory
 from treetune.runtime.weights_folder import GIB, MORE_SHARED_MEMORY
 
 MEMORY_GIB = 8
@@ -135,7 +134,8 @@ def _sampled_token() -> Finding:
     """Starts the managed server on a tiny model and samples one token."""
     import torch
 
-    from treetune.inference.base import EngineError, Request, SamplingParams
+    from treetune.inference.base import EngineError, EngineLaunch, Request, SamplingParams
+    from treetune.inference.engine import start_engine
     from treetune.inference.settings import VllmSettings
     from treetune.models.policy_files import write_for_engine
     from treetune.models.sources import TinyModel
@@ -147,13 +147,14 @@ def _sampled_token() -> Finding:
         model = source.load_model(0, _alphabet)
         tokenizer = source.load_tokenizer(_alphabet)
         write_for_engine(dict(model.named_parameters()), model.config, tokenizer, Path(folder, "model"))
-        engine = VllmSettings().start(
-            Path(folder, "model"),
-            Path(folder),
+        launch = EngineLaunch(
+            weights=Path(folder, "model"),
+            logs=Path(folder),
             seed=0,
             context_length=source.context_length,
             device="cuda" if torch.cuda.is_available() else "cpu",
         )
+        engine = start_engine(VllmSettings(), launch)
         try:
             engine.wait_ready()
             request = Request(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import secrets
 import stat
 import threading
 import time
@@ -10,18 +12,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
-from treetune.inference.base import EngineError
+from treetune.inference.base import ADDRESSED_SERVERS, EngineError, EngineLaunch
 from treetune.inference.client import Address, Client, ServerFailure
 from treetune.inference.key import ROUTE
-from treetune.inference.server_interface import AwaitedServer
-from treetune.inference.sync import drop_cache
-from treetune.inference.transfer import FromFolder
-
-if TYPE_CHECKING:
-    from treetune.inference.launch import Launch
+from treetune.inference.launch import ServerLaunch
+from treetune.inference.server import AwaitedServer, Server
+from treetune.inference.settings import VllmSettings
+from treetune.inference.transfer import FromFolder, drop_cache
 
 LOOK_S = 5.0
 """How often one that is there is looked at."""
@@ -52,15 +52,15 @@ def read_key(path: Path) -> str:
     return key
 
 
-def described(launch: Launch, weights: Path) -> dict[str, Any]:
+def described(launch: ServerLaunch, weights: Path) -> dict[str, Any]:
     """What a server on these weights is started with, as far as a run has to know."""
     settings = launch.settings
     return {
         "vllm": _version(),
-        "dtype": settings.resolved_dtype(launch.device),
+        "dtype": settings.resolved_dtype(launch.run.device),
         "context_length": launch.context_length,
         "tensor_parallel_size": settings.tensor_parallel_size,
-        "weight_transfer": launch.way,
+        "weight_transfer": launch.run.transfer,
         "model": json.loads((weights / "config.json").read_text()),
     }
 
@@ -72,6 +72,27 @@ def _version() -> str:
         return "none"
 
 
+@ADDRESSED_SERVERS.register("vllm")
+def servers_at_addresses(settings: VllmSettings, launch: EngineLaunch) -> list[Server]:
+    """Returns the servers at the settings' addresses. Collective."""
+    assert settings.addresses is not None and settings.key_file is not None
+    key = read_key(Path(settings.key_file).expanduser())
+    interface = os.environ.get("NCCL_SOCKET_IFNAME")
+    are_here = all("//127." in url for url in settings.addresses)
+    if launch.transfer == "nccl" and interface == "lo" and not are_here:
+        raise ValueError(
+            "engines.policy.weight_transfer is 'nccl', the servers at addresses are on other machines,"
+            " and NCCL would use this one's loopback: set NCCL_SOCKET_IFNAME to the interface between"
+            " them"
+        )
+    run = launch.ranks.gather(secrets.token_hex(8))[0]
+    is_first = launch.ranks.rank == 0
+    return [
+        GivenServer(url, key, ServerLaunch(settings, launch), run, loads=is_first)
+        for url in settings.addresses
+    ]
+
+
 class GivenServer(AwaitedServer):
     """A server that isn't ours: it is never ended and never started. One that is away is waited for, up to
     `start_timeout`, while others go on.
@@ -81,8 +102,9 @@ class GivenServer(AwaitedServer):
     others. A thread meets the server and looks whether it still is there. Thread-safe.
     """
 
-    def __init__(self, url: str, key: str, launch: Launch, weights: Path, run: str, *, loads: bool) -> None:
+    def __init__(self, url: str, key: str, launch: ServerLaunch, run: str, *, loads: bool) -> None:
         super().__init__()
+        weights = launch.run.weights
         self.loads, self._url, self._key, self._run = loads, url, key, run
         self._settings, self._expected = launch.settings, described(launch, weights)
         self._client = Client()
@@ -96,10 +118,6 @@ class GivenServer(AwaitedServer):
         self._is_doubted = True  # whatever the name of its weights says
         self._thread = threading.Thread(target=self._look_after, name="engine-given", daemon=True)
         self._thread.start()
-
-    @property
-    def restarts(self) -> int:
-        return max(0, self._epoch - 1)
 
     def now(self) -> Address | None:
         with self._changed:

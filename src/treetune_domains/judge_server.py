@@ -12,11 +12,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from treetune.inference.client import Address
-from treetune.inference.launch import MODEL_NAME
+from treetune.inference.base import EngineLaunch, Rendezvous
+from treetune.inference.client import MODEL_NAME, Address
 from treetune.inference.served_models import JudgeModel
-from treetune.inference.server import POLL_S
-from treetune.inference.server_interface import Server
+from treetune.inference.server import POLL_S, Server, close_servers, start_servers
 from treetune.models.policy_files import resolve_policy
 from treetune.runtime.session import Session
 from treetune.runtime.weights_folder import weights_folder
@@ -46,24 +45,20 @@ def judge_server(session: Session) -> Iterator[ServedModel | None]:
     rendezvous = weights_folder(session.directory.path, f"{session.purpose} judge", ranks)
     model = ranks.from_first("the judge's model", str(downloaded(settings)) if ranks.is_first else "")
     logs = session.directory.logs
-    servers = settings.server.serve(
-        Path(model),
-        (logs if session.purpose == "run" else logs / session.purpose) / "judge.log",
+    launch = EngineLaunch(
+        weights=Path(model),
+        logs=logs if session.purpose == "run" else logs / session.purpose,
         seed=session.config.seed,
         context_length=settings.context_length,
-        rank=ranks.rank,
-        world_size=ranks.world_size,
-        rendezvous=rendezvous,
         device=ranks.device.type,
+        ranks=Rendezvous(ranks.rank, ranks.world_size, rendezvous, ranks.barrier),
     )
+    servers = start_servers(settings.server, launch, launch.logs / "judge.log")
 
     try:
         yield served(settings, servers)
     finally:
-        for one in servers:
-            one.begin_to_close()
-        for one in servers:
-            one.close()
+        close_servers(servers)
         shutil.rmtree(rendezvous, ignore_errors=True)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from treetune.inference.cores import GIB, host_memory
+from treetune.inference.settings import GIB, host_memory
 from treetune.runtime.console import duration
 from treetune.runtime.machine import processor, versions
 from treetune.store.files import write_json, write_text

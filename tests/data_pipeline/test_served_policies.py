@@ -13,7 +13,7 @@ import treetune.parts  # noqa: F401  (registers them)
 from tests.data_pipeline.oracle import sums, write
 from tests.fake_engine import FakeEngine
 from treetune.config.build import build
-from treetune.inference.base import EngineError
+from treetune.inference.base import EngineError, EngineLaunch
 from treetune.inference.settings import VllmSettings
 from treetune.store.journal import read_rows
 from treetune_data.difficulty import answering as policies
@@ -52,7 +52,7 @@ class Engines:
         self.started: list[FakeEngine] = []
         self.fail_after: int | None = None
 
-    def start(self, settings: VllmSettings, folder: Path, logs: Path, **options: Any) -> FakeEngine:
+    def start(self, settings: VllmSettings, launch: EngineLaunch) -> FakeEngine:
         def probabilities(ids: Sequence[int], version: int) -> list[float]:
             return [0.0, 0.2, *([0.8 / len(CHARACTERS)] * len(CHARACTERS))]
 
@@ -64,7 +64,7 @@ class Engines:
 @pytest.fixture
 def engines(monkeypatch: pytest.MonkeyPatch) -> Engines:
     made = Engines()
-    monkeypatch.setattr(VllmSettings, "start", lambda *a, **options: made.start(*a, **options))
+    monkeypatch.setattr("treetune.inference.engine.start_engine", made.start)
     return made
 
 

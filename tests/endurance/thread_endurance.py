@@ -33,8 +33,8 @@ from tests.support.bigram_model import (  # noqa: E402
     bigram_model,
 )
 from tests.support.processes import process_named  # noqa: E402
-from treetune.inference.base import Completion, Engine, OnResult, Request  # noqa: E402
-from treetune.inference.engine import VllmEngine  # noqa: E402
+from treetune.inference.base import Completion, Engine, EngineLaunch, OnResult, Request  # noqa: E402
+from treetune.inference.engine import VllmEngine, start_engine  # noqa: E402
 from treetune.inference.journal import request_key  # noqa: E402
 from treetune.inference.settings import VllmSettings  # noqa: E402
 from treetune.rollouts.context import AnswerSettings, Log, RolloutContext  # noqa: E402
@@ -187,9 +187,8 @@ def main() -> None:
         model = bigram_model(TABLE, Path(folder) / "model", CONTEXT)
         settings = VllmSettings(prefix_caching=True, omp_threads=1, start_timeout=300.0)
         logs = Path(folder) / "logs"
-        engine = settings.start(
-            model.folder, logs, seed=0, context_length=CONTEXT, end_ids=model.codec.end_ids
-        )
+        launch = EngineLaunch(model.folder, logs, seed=0, context_length=CONTEXT, end_ids=model.codec.end_ids)
+        engine = start_engine(settings, launch)
         assert isinstance(engine, VllmEngine)
         try:
             engine.wait_ready()

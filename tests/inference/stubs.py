@@ -9,11 +9,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from treetune.inference.base import Canary, Chunk, Request, SamplingParams
+from treetune.inference.base import (
+    Canary,
+    Chunk,
+    EngineLaunch,
+    Rendezvous,
+    Request,
+    SamplingParams,
+    TransferMethod,
+)
 from treetune.inference.engine import VllmEngine
 from treetune.inference.guard import descendants
-from treetune.inference.launch import Launch, Way
-from treetune.inference.ranks import RankFiles
+from treetune.inference.launch import ServerLaunch
 from treetune.inference.server import servers_of
 from treetune.inference.settings import VllmSettings
 from treetune.vocabulary import TokenIds, token_array
@@ -22,7 +29,7 @@ from . import stub_server
 
 
 @dataclass(frozen=True)
-class StubLaunch(Launch):
+class StubLaunch(ServerLaunch):
     faults: Path = field(default=Path())
 
     def command(self, weights: Path, port: int) -> list[str]:
@@ -37,23 +44,26 @@ class Stub:
     folder: Path
     engine: VllmEngine | None = None
 
-    def start(self, way: Way = "file", **settings: object) -> VllmEngine:
-        self.faults.mkdir(exist_ok=True)
-        launch = StubLaunch(
-            settings=VllmSettings(**{"start_timeout": 20.0, **settings}),  # type: ignore[arg-type]
-            context_length=stub_server.CONTEXT,
-            seed=0,
-            rank=0,
-            world_size=1,
-            device="cpu",
-            faults=self.faults,
-        )
-        servers = servers_of(launch, self.weights(0), self.log, None)
-        ranks = RankFiles(0, 1, None, lambda name: None)
-        self.engine = VllmEngine(
-            launch.settings, servers, ranks, context_length=stub_server.CONTEXT, device="cpu", way=way
-        )
+    def start(self, transfer: TransferMethod = "file", **settings: object) -> VllmEngine:
+        launch = self.launch(transfer=transfer, **settings)
+        self.engine = VllmEngine(launch.settings, launch.run, servers_of(launch, self.log, None))
         return self.engine
+
+    def launch(
+        self, ranks: Rendezvous | None = None, transfer: TransferMethod = "file", **settings: object
+    ) -> StubLaunch:
+        """On the weights of version 0."""
+        self.faults.mkdir(exist_ok=True)
+        run = EngineLaunch(
+            weights=self.weights(0),
+            logs=self.log.parent,
+            seed=0,
+            context_length=stub_server.CONTEXT,
+            ranks=ranks or Rendezvous(),
+            transfer=transfer,
+        )
+        chosen = VllmSettings(**{"start_timeout": 20.0, **settings})  # type: ignore[arg-type]
+        return StubLaunch(chosen, run, faults=self.faults)
 
     @property
     def faults(self) -> Path:

@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from treetune.inference.gaps import Probe, Tolerance, is_stale, judge
+from treetune.inference.base import Tolerance
+from treetune.inference.canary import Probe, is_stale, judge
 from treetune.inference.settings import VllmSettings
 from treetune.vocabulary import token_array
 

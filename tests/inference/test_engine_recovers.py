@@ -19,8 +19,8 @@ from treetune.inference.base import (
     EngineError,
     Later,
     Request,
+    Tolerance,
 )
-from treetune.inference.gaps import Tolerance
 from treetune.inference.server import OwnServer
 from treetune.vocabulary import TokenIds, token_array
 

@@ -6,8 +6,7 @@ import os
 
 import pytest
 
-from treetune.inference.cores import GIB, host_memory, servers_that_fill
-from treetune.inference.settings import VllmSettings
+from treetune.inference.settings import GIB, VllmSettings, host_memory, servers_that_fill
 
 
 @pytest.fixture
@@ -54,6 +53,6 @@ def test_an_engine_on_a_cpu_fills_the_cores_unless_it_is_told_otherwise(
 
 
 def test_servers_that_fill_the_cores_have_a_thread_each(cores: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("treetune.inference.cores.host_memory", lambda: 1024 * GIB)
+    monkeypatch.setattr("treetune.inference.settings.host_memory", lambda: 1024 * GIB)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(6)))
     assert (VllmSettings().replicas_on("cpu"), VllmSettings().threads(1)) == (6, 1)

@@ -18,11 +18,10 @@ from typing import Any
 import pytest
 
 from treetune.inference import key
-from treetune.inference.base import EngineError
+from treetune.inference.base import EngineError, EngineLaunch, Rendezvous
 from treetune.inference.client import Address, Client, ServerFailure
-from treetune.inference.engine import VllmEngine
-from treetune.inference.ranks import RankFiles
-from treetune.inference.server_process import Process, free_port, listens
+from treetune.inference.engine import VllmEngine, start_engine
+from treetune.inference.launch import ServerProcess, free_port, listens
 from treetune.inference.settings import VllmSettings
 from treetune_cluster.cuda_transfers import own_address
 from treetune_cluster.given import GivenServer, described, read_key
@@ -45,15 +44,15 @@ class Elsewhere:
             (stub.weights(version) / "config.json").write_text('{"hidden_size": 64}')
 
     def launch(self, **settings: Any) -> StubLaunch:
-        chosen = VllmSettings(**{"start_timeout": 20.0, "kv_cache_gib": 1, **settings})
-        return StubLaunch(chosen, stub_server.CONTEXT, 0, 0, 1, "cpu", faults=self.stub.faults)
+        return self.stub.launch(kv_cache_gib=1, **settings)
 
     def serve(self, port: int | None = None, **started: Any) -> str:
         """A server that has other weights at first."""
         told = described(self.launch(), self.stub.weights(2)) | started
-        launch, given = self.launch(), {key.DESCRIPTION: json.dumps(told)}
+        launch, variables = self.launch(), {key.DESCRIPTION: json.dumps(told)}
         log = self.stub.folder / "elsewhere.log"
-        process = Process(launch, self.stub.weights(2), log, port=port, server_key=KEY, given=given)
+        weights = self.stub.weights(2)
+        process = ServerProcess(launch, weights, log, port=port, server_key=KEY, variables=variables)
         assert until(lambda: listens(process.port))
         self.processes[process.url] = process
         return process.url
@@ -61,11 +60,9 @@ class Elsewhere:
     def engine(
         self, *urls: str, rank: int = 0, run: str = "run", key: str = KEY, **settings: Any
     ) -> VllmEngine:
-        launch, weights = self.launch(**settings), self.stub.weights(0)
-        servers = [GivenServer(url, key, launch, weights, run, loads=rank == 0) for url in urls]
-        ranks = RankFiles(0, 1, None, lambda name: None)
-        context = stub_server.CONTEXT
-        made = VllmEngine(launch.settings, servers, ranks, context_length=context, device="cpu")
+        launch = self.launch(**settings)
+        servers = [GivenServer(url, key, launch, run, loads=rank == 0) for url in urls]
+        made = VllmEngine(launch.settings, launch.run, servers)
         self.engines.append(made)
         return made
 
@@ -119,16 +116,17 @@ def test_ranks_that_start_from_settings_agree_on_whose_weights_they_mean(elsewhe
     together = threading.Barrier(2, timeout=60)
 
     def rank(number: int) -> Any:
-        engine = settings.start(
+        def meet(name: str) -> None:
+            together.wait()
+
+        launch = EngineLaunch(
             stub.weights(0),
             stub.folder / "logs",
             seed=0,
             context_length=stub_server.CONTEXT,
-            rank=number,
-            world_size=2,
-            rendezvous=stub.folder,
-            barrier=lambda name: together.wait() and None,
+            ranks=Rendezvous(number, 2, stub.folder, meet),
         )
+        engine = start_engine(settings, launch)
         elsewhere.engines.append(engine)  # type: ignore[arg-type]
         before = engine.generate([request(number)])
         report = engine.load(stub.weights(1), 1, stub.canary(1))
@@ -314,12 +312,12 @@ def test_settings_that_contradict_addresses_are_refused(settings: dict[str, Any]
 def test_weights_go_by_the_shared_file_system_or_nccl() -> None:
     settings = VllmSettings(addresses=("http://a:1", "http://b:1"), key_file="k")
     place: dict[str, Any] = {"machines": ["one", "other"], "adapters": False}
-    assert settings.way(device="cuda", **place)[0] == "file"
+    assert settings.transfer_method(device="cuda", **place)[0] == "file"
     assert not settings.weights_in_memory and settings.replicas_on("cuda") == 2
-    assert replace(settings, weight_transfer="nccl").way(device="cuda", **place)[0] == "nccl"
+    assert replace(settings, weight_transfer="nccl").transfer_method(device="cuda", **place)[0] == "nccl"
     for way, device in (("cuda_ipc", "cuda"), ("shared_memory", "cpu"), ("nccl", "cpu")):
         with pytest.raises(ValueError, match=f"weight_transfer is '{way}'"):
-            replace(settings, weight_transfer=way).way(device=device, **place)  # type: ignore[arg-type]
+            replace(settings, weight_transfer=way).transfer_method(device=device, **place)  # type: ignore[arg-type]
     assert own_address("http://127.0.0.1:8000") == "127.0.0.1"
 
 

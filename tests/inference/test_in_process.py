@@ -16,10 +16,12 @@ from treetune.inference.base import (
     Completion,
     Engine,
     EngineError,
+    EngineLaunch,
     Later,
     Request,
     SamplingParams,
 )
+from treetune.inference.engine import start_engine
 from treetune.inference.settings import InProcessSettings
 from treetune.models.tokenizer import character_tokenizer
 from treetune.vocabulary import TokenIds
@@ -61,7 +63,8 @@ def _one_thread() -> object:
 
 
 def engine(folder: Path, rows: int = 512, end_ids: tuple[int, ...] = (0,)) -> Engine:
-    return InProcessSettings(rows=rows).start(folder, folder, seed=0, context_length=128, end_ids=end_ids)
+    launch = EngineLaunch(folder, folder, seed=0, context_length=128, end_ids=end_ids)
+    return start_engine(InProcessSettings(rows=rows), launch)
 
 
 def request(prompt: list[int], seed: int = 0, n: int = 1, most: int = 20, **sampling: object) -> Request:

@@ -13,20 +13,22 @@ from typing import Any
 import pytest
 
 from treetune.inference import key
+from treetune.inference.base import EngineLaunch, Rendezvous
 from treetune.inference.client import KEEP_ALIVE_S
-from treetune.inference.launch import Launch
+from treetune.inference.engine import start_engine
+from treetune.inference.launch import ServerLaunch
 from treetune.inference.settings import VllmSettings
 
+RUN = EngineLaunch(Path("/weights"), Path("/logs"), seed=3, context_length=256)
 
-def launch(device: str = "cpu", rank: int = 0, world_size: int = 1, **settings: object) -> Launch:
-    return Launch(
-        settings=VllmSettings(**settings),  # type: ignore[arg-type]
-        context_length=256,
-        seed=3,
-        rank=rank,
-        world_size=world_size,
-        device=device,
-    )
+
+def launch(device: str = "cpu", rank: int = 0, world_size: int = 1, **settings: object) -> ServerLaunch:
+    run = replace(RUN, device=device, ranks=Rendezvous(rank, world_size))
+    return ServerLaunch(VllmSettings(**settings), run)  # type: ignore[arg-type]
+
+
+def with_run(own: ServerLaunch, **changes: Any) -> ServerLaunch:
+    return replace(own, run=replace(own.run, **changes))
 
 
 def test_a_server_listens_to_this_machine_alone() -> None:
@@ -177,12 +179,12 @@ def test_devices_that_tensor_parallelism_does_not_divide_are_an_error() -> None:
 
 def test_sleep_on_a_cpu_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="frees nothing"):
-        VllmSettings(sleep=True).start(tmp_path, tmp_path, seed=0, context_length=64, device="cpu")
+        start_engine(VllmSettings(sleep=True), replace(RUN, logs=tmp_path))
 
 
 def test_several_ranks_without_a_place_to_meet_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="rendezvous"):
-        VllmSettings().start(tmp_path, tmp_path, seed=0, context_length=64, rank=1, world_size=2)
+        start_engine(VllmSettings(), replace(RUN, logs=tmp_path, ranks=Rendezvous(1, 2)))
 
 
 def test_devices_that_are_listed_twice_or_not_at_all_are_an_error() -> None:
@@ -194,14 +196,14 @@ def test_devices_that_are_listed_twice_or_not_at_all_are_an_error() -> None:
 
 def test_adapters_are_served_as_the_policy_on_the_model_that_they_belong_to(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "/start"}')
-    own = replace(launch(), adapter_rank=12)
+    own = with_run(launch(), adapter_rank=12)
     command = own.command(tmp_path, 1)
     assert command[command.index("--model") + 1] == "/start"
     assert command[command.index("--max-lora-rank") + 1] == "16", "vLLM knows only some"
     assert f"policy={tmp_path}" in command
     assert "policy" not in command, "the model itself has another name"
     with pytest.raises(ValueError, match="rank 512 at most"):
-        replace(launch(), adapter_rank=513).command(tmp_path, 1)
+        with_run(launch(), adapter_rank=513).command(tmp_path, 1)
 
 
 def test_batch_invariance_is_asked_for_on_gpus() -> None:
@@ -228,15 +230,16 @@ def test_what_a_server_on_a_gpu_is_told_is_what_this_vllm_knows(tmp_path: Path) 
 
     parser = make_arg_parser(FlexibleArgumentParser())
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "/start"}')
-    for given in ({}, {"adapter_rank": 12}, {"way": "cuda_ipc"}, {"way": "nccl"}, {"way": "shared_memory"}):
+    transfers = [{"transfer": method} for method in ("cuda_ipc", "nccl", "shared_memory")]
+    for run in ({}, {"adapter_rank": 12}, *transfers):
         for settings in ({}, EVERYTHING_ON_A_GPU):
-            command = replace(launch("cuda", **settings), **given).command(tmp_path, 1234)
+            command = with_run(launch("cuda", **settings), **run).command(tmp_path, 1234)
             arguments = command[command.index("-m") + 2 :]
             known, unknown = parser.parse_known_args(arguments)
             assert unknown == []
             assert known.enable_sleep_mode is bool(settings)
-            assert (known.weight_transfer_config is not None) == ("way" in given)
-    everything = replace(launch("cuda", **EVERYTHING_ON_A_GPU), adapter_rank=8, way="cuda_ipc")
+            assert (known.weight_transfer_config is not None) == ("transfer" in run)
+    everything = with_run(launch("cuda", **EVERYTHING_ON_A_GPU), adapter_rank=8, transfer="cuda_ipc")
     environment = everything.environment(Path("/s"), {})
     own = {name for name in environment if name.startswith("VLLM_")}
     assert own <= set(envs.environment_variables)

@@ -13,16 +13,15 @@ from typing import TypeVar
 import pytest
 
 from treetune.inference import server
-from treetune.inference.base import Completion, EngineError
+from treetune.inference.base import Completion, EngineError, Rendezvous
 from treetune.inference.client import Address
 from treetune.inference.engine import VllmEngine
-from treetune.inference.ranks import RankFiles
 from treetune.inference.server import OwnServer, RemoteServer
 from treetune.inference.settings import VllmSettings
 from treetune.store.timeline import SUFFIX, read_timeline
 
 from . import stub_server
-from .stubs import Stub, StubLaunch, request
+from .stubs import Stub, request
 
 T = TypeVar("T")
 DEADLINE_S = 60.0
@@ -32,33 +31,21 @@ class TwoRanks:
     """Two engines in two threads, as if they were processes."""
 
     def __init__(self, stub: Stub, **settings: object) -> None:
-        stub.faults.mkdir(exist_ok=True)
         self.stub = stub
-        chosen = VllmSettings(**{"start_timeout": 20.0, **settings})  # type: ignore[arg-type]
-        launch = StubLaunch(
-            settings=chosen,
-            context_length=64,
-            seed=0,
-            rank=0,
-            world_size=2,
-            device="cpu",
-            faults=stub.faults,
-        )
         barrier = threading.Barrier(2, timeout=DEADLINE_S)
+
+        def meet(name: str) -> None:
+            barrier.wait()
+
+        launches = [stub.launch(Rendezvous(rank, 2, stub.folder, meet), **settings) for rank in range(2)]  # type: ignore[arg-type]
         address_file = stub.folder / "server.json"
         servers = (
-            OwnServer(launch, stub.weights(0), stub.log, address_file),
-            RemoteServer(address_file, stub.log, chosen),
+            OwnServer(launches[0], stub.log, address_file),
+            RemoteServer(address_file, stub.log, launches[0].settings),
         )
         self.engines = [
-            VllmEngine(
-                chosen,
-                [server],
-                RankFiles(rank, 2, stub.folder, lambda name: barrier.wait() and None),
-                context_length=64,
-                device="cpu",
-            )
-            for rank, server in enumerate(servers)
+            VllmEngine(launch.settings, launch.run, [server])
+            for launch, server in zip(launches, servers, strict=True)
         ]
         self.pool = ThreadPoolExecutor(2)
 
@@ -172,7 +159,7 @@ def test_ranks_exchange_values_in_rank_order_meeting_after_meeting(tmp_path: Pat
     barrier = threading.Barrier(3, timeout=DEADLINE_S)
 
     def meet(rank: int) -> list[list[int]]:
-        files = RankFiles(rank, 3, tmp_path, lambda name: barrier.wait() and None)
+        files = Rendezvous(rank, 3, tmp_path, lambda name: barrier.wait() and None)
         return [files.gather(100 * meeting + rank) for meeting in range(50)]
 
     with ThreadPoolExecutor(3) as pool:

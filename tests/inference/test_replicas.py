@@ -12,7 +12,7 @@ import pytest
 
 from treetune.inference.base import CONTINUATIONS, Completion, EngineError, Request, SamplingParams
 from treetune.inference.journal import JournaledEngine
-from treetune.inference.prefixes import BLOCK_TOKENS, Prefixes
+from treetune.inference.sampling import BLOCK_TOKENS, Prefixes
 from treetune.inference.settings import VllmSettings
 
 from . import stub_server
@@ -138,10 +138,10 @@ def test_the_holder_of_a_prefix_is_who_computed_the_longest_part_of_it() -> None
     ids = np.arange(4 * BLOCK_TOKENS, dtype=np.int32)
     known = Prefixes()
     assert known.holder(ids) is None
-    known.given(0, ids[: 2 * BLOCK_TOKENS])
+    known.computed(0, ids[: 2 * BLOCK_TOKENS])
     other = ids.copy()
     other[BLOCK_TOKENS:] += 1
-    known.given(1, other[: 2 * BLOCK_TOKENS])
+    known.computed(1, other[: 2 * BLOCK_TOKENS])
     assert known.holder(ids) == 0 and known.holder(other) == 1
     assert known.holder(ids[: BLOCK_TOKENS - 1]) is None, "less than a block is known to nobody"
     known.forget(0)
@@ -152,7 +152,7 @@ def test_what_is_remembered_of_prefixes_has_a_bound() -> None:
     known = Prefixes(most=4)
     texts = [np.full(3 * BLOCK_TOKENS, number, np.int32) for number in range(20)]
     for text in texts:
-        known.given(0, text)
+        known.computed(0, text)
     assert [known.holder(text) for text in texts[-2:]] == [0, 0]
     assert sum(known.holder(text) is not None for text in texts) <= 2
 

@@ -14,7 +14,9 @@ from uuid import uuid4
 
 import pytest
 
-from treetune.inference import scratch
+from treetune.inference.launch import refuse_long_paths, scratch_folder
+
+from .test_launch import launch
 
 
 @pytest.fixture
@@ -26,8 +28,9 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_next_start_takes_away_what_killed_processes_left(temporary: Path) -> None:
     program = (
         "import sys, tempfile; tempfile.tempdir = sys.argv[1]\n"
-        "from treetune.inference import scratch; print(scratch.make())\n"
-        "place = scratch.MEMORY / sys.argv[2]; place.mkdir(); scratch.hold(place); print(place)"
+        "from treetune.inference.launch import scratch_folder; print(scratch_folder())\n"
+        "from treetune.store.held_folders import MEMORY, hold\n"
+        "place = MEMORY / sys.argv[2]; place.mkdir(); hold(place); print(place)"
     )
     weights = f"treetune-test-{uuid4().hex}"
     done = subprocess.run(
@@ -40,8 +43,8 @@ def test_the_next_start_takes_away_what_killed_processes_left(temporary: Path) -
     assert in_memory.is_dir()
     strange = temporary / "treetune-engine-strange"
     strange.mkdir()
-    mine = scratch.make()
-    second = scratch.make()
+    mine = scratch_folder()
+    second = scratch_folder()
     assert not left.exists(), "its process is gone"
     assert strange.exists(), "nobody knows whose that is"
     assert not in_memory.exists(), "it lies elsewhere, and is swept by every start"
@@ -80,7 +83,7 @@ def test_whatever_lies_in_the_folder_for_temporary_files_a_start_goes_on(
         if os.geteuid() != 0:
             pytest.skip("only root can give a folder away")
         os.chown(planted, 65534, 65534)
-    assert scratch.make().is_dir()
+    assert scratch_folder().is_dir()
     # A file of this user's that nobody has locked is what a dead process leaves; all else is left alone.
     assert planted.exists() == (owner == "another's" or kind in ("fifo", "link", "folder"))
 
@@ -88,7 +91,8 @@ def test_whatever_lies_in_the_folder_for_temporary_files_a_start_goes_on(
 def test_a_live_process_of_another_pid_namespace_keeps_its_folder(temporary: Path) -> None:
     program = (
         "import sys, tempfile; tempfile.tempdir = sys.argv[1]\n"
-        "from treetune.inference import scratch; print(scratch.make(), flush=True); sys.stdin.read()"
+        "from treetune.inference.launch import scratch_folder\n"
+        "print(scratch_folder(), flush=True); sys.stdin.read()"
     )
     inside = ["unshare", "--pid", "--fork", "--user", "--map-root-user"]
     if subprocess.run([*inside, "true"], capture_output=True).returncode:
@@ -97,18 +101,18 @@ def test_a_live_process_of_another_pid_namespace_keeps_its_folder(temporary: Pat
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         theirs = Path(process.stdout.readline().strip())
-        scratch.make()
+        scratch_folder()
         assert theirs.is_dir()
         process.communicate("")
-    scratch.make()
+    scratch_folder()
     assert not theirs.exists()
 
 
 def test_a_servers_temporary_files_lie_in_its_folder_and_what_is_compiled_outlives_it(
     temporary: Path,
 ) -> None:
-    folder = scratch.make()
-    found = scratch.variables(folder)
+    folder = scratch_folder()
+    found = launch().environment(folder)
     assert found["TMPDIR"] == found["VLLM_RPC_BASE_PATH"] == str(folder)
     assert not Path(found["TORCHINDUCTOR_CACHE_DIR"]).is_relative_to(folder)
 
@@ -117,23 +121,23 @@ def test_a_folder_whose_sockets_would_have_too_long_a_path_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", "/tmp")
-    scratch.refuse_long_paths()
+    refuse_long_paths()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("x" * 60)))
     with pytest.raises(ValueError, match=r"Set TMPDIR to a folder of at most \d+"):
-        scratch.refuse_long_paths()
+        refuse_long_paths()
 
 
 def test_the_longest_allowed_folder_holds_a_socket(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", "/" + "x" * 90)
     with pytest.raises(ValueError) as told:
-        scratch.refuse_long_paths()
+        refuse_long_paths()
     (most,) = re.findall(r"at most (\d+)", str(told.value))
     base = Path(tempfile.mkdtemp(prefix="s", dir="/tmp"))
     place = base / ("y" * (int(most) - len(str(base)) - 1))
     place.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(place))
-    scratch.refuse_long_paths()
-    folder = scratch.make()
+    refuse_long_paths()
+    folder = scratch_folder()
     try:
         with socket.socket(socket.AF_UNIX) as one:
             one.bind(os.fspath(folder / str(uuid4())))

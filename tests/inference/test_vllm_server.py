@@ -19,9 +19,18 @@ from urllib.request import urlopen
 import pytest
 
 from tests.support.processes import process_named, processes_named
-from treetune.inference.base import Canary, Chunk, Completion, EngineError, Request, SamplingParams
-from treetune.inference.engine import VllmEngine
-from treetune.inference.gaps import Tolerance
+from treetune.inference.base import (
+    Canary,
+    Chunk,
+    Completion,
+    EngineError,
+    EngineLaunch,
+    Request,
+    SamplingParams,
+    Tolerance,
+    TransferMethod,
+)
+from treetune.inference.engine import VllmEngine, start_engine
 from treetune.inference.journal import JournaledEngine
 from treetune.inference.settings import VllmSettings
 from treetune.vocabulary import TokenIds
@@ -103,13 +112,16 @@ def policies(tmp_path_factory: pytest.TempPathFactory) -> list[Policy]:
 SETTINGS: dict[str, Any] = {"prefix_caching": True, "omp_threads": 1, "start_timeout": 300.0}
 
 
+def started(weights: Path, logs: Path, transfer: TransferMethod = "file") -> VllmEngine:
+    launch = EngineLaunch(weights, logs, seed=0, context_length=CONTEXT, transfer=transfer)
+    found = start_engine(VllmSettings(**SETTINGS), launch)
+    assert isinstance(found, VllmEngine)
+    return found
+
+
 @pytest.fixture(scope="module")
 def engine(policies: list[Policy], tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmEngine]:
-    logs = tmp_path_factory.mktemp("logs")
-    found = VllmSettings(**SETTINGS).start(
-        policies[0].folder, logs, seed=0, context_length=CONTEXT, way="shared_memory"
-    )
-    assert isinstance(found, VllmEngine)
+    found = started(policies[0].folder, tmp_path_factory.mktemp("logs"), "shared_memory")
     found.wait_ready()
     yield found
     found.close()
@@ -296,11 +308,11 @@ def test_two_servers_give_the_answers_of_one_though_one_is_killed_in_the_middle(
     engine.load(policies[1].folder, 1, policies[1].canary())
     asked = requests(64, n=4, max_tokens=200)
     of_one = engine.generate(asked)
-    other = VllmSettings(**SETTINGS).start(policies[1].folder, tmp_path, seed=0, context_length=CONTEXT)
-    assert isinstance(other, VllmEngine)
+    other = started(policies[1].folder, tmp_path)
     try:
         servers = [one.server for both in (engine, other) for one in both._replicas]
-        pair = VllmEngine(engine._settings, servers, engine._ranks, context_length=CONTEXT, device="cpu")
+        launch = EngineLaunch(policies[1].folder, tmp_path, seed=0, context_length=CONTEXT)
+        pair = VllmEngine(engine._settings, launch, servers)
         pair.wait_ready()
         pair.load(policies[1].folder, 1, policies[1].canary())
         reported: list[int] = []
@@ -329,10 +341,12 @@ def test_close_leaves_no_process(engine: VllmEngine) -> None:
 PARENT = """
 import sys, time
 from pathlib import Path
+from treetune.inference.base import EngineLaunch
+from treetune.inference.engine import start_engine
 from treetune.inference.settings import VllmSettings
 
 weights, logs = map(Path, sys.argv[1:])
-engine = VllmSettings(omp_threads=1).start(weights, logs, seed=0, context_length=64)
+engine = start_engine(VllmSettings(omp_threads=1), EngineLaunch(weights, logs, seed=0, context_length=64))
 engine.wait_ready()
 print("ready", flush=True)
 time.sleep(600)

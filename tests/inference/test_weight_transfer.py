@@ -5,18 +5,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from treetune.inference.base import Chunk, EngineError
 from treetune.inference.client import Address
 from treetune.inference.settings import VllmSettings
-from treetune.inference.ways import Places, choose
+from treetune_cluster import cuda_transfers as cuda_transfers
 
 from .stubs import Stub, request
 from .test_engine_recovers import expected
 
-ONE = Places(device="cpu", machines=("a",), per_rank=False, devices=None, tensor_parallel_size=1)
+
+def chosen(
+    setting: str = "auto", device: str = "cpu", machines: tuple[str, ...] = ("a",), **changes: Any
+) -> str:
+    """The transfer for settings, ranks and devices."""
+    adapters = changes.pop("adapters", False)
+    settings = VllmSettings(weight_transfer=setting, **changes)  # type: ignore[arg-type]
+    return settings.transfer_method(device=device, machines=machines, adapters=adapters)[0]
 
 
 def test_an_update_begins_takes_chunks_in_their_order_and_ends(stub: Stub) -> None:
@@ -81,7 +89,7 @@ def test_a_way_that_runs_out_of_memory_on_this_side_is_a_failure_like_others(
     engine.wait_ready()
     (replica,) = engine._replicas
     problems: list[str] = []
-    start_anew = replica.start_anew
+    start_anew = replica.server.start_anew
 
     def send(address: Address, chunk: Chunk) -> None:
         raise RuntimeError("out of memory")
@@ -91,7 +99,7 @@ def test_a_way_that_runs_out_of_memory_on_this_side_is_a_failure_like_others(
         start_anew(weights, reason)
 
     monkeypatch.setattr(replica.transfer, "send", send)
-    monkeypatch.setattr(replica, "start_anew", started_anew)
+    monkeypatch.setattr(replica.server, "start_anew", started_anew)
     made: list[int] = []
 
     def chunks() -> Iterator[Chunk]:
@@ -154,30 +162,24 @@ def test_weights_that_no_server_takes_end_in_an_error(stub: Stub) -> None:
     [
         ({}, "file"),
         ({"machines": ("a", "a")}, "file"),
-        ({"machines": ("a", "b"), "per_rank": True}, "file"),
+        ({"machines": ("a", "b"), "servers": "per_rank"}, "file"),
         ({"adapters": True}, "file"),
         ({"device": "cuda"}, "cuda_ipc"),
         ({"device": "cuda", "machines": ("a", "a")}, "file"),
-        ({"device": "cuda", "machines": ("a", "a"), "per_rank": True}, "cuda_ipc"),
-        ({"device": "cuda", "machines": ("a", "b"), "per_rank": True}, "cuda_ipc"),
+        ({"device": "cuda", "machines": ("a", "a"), "servers": "per_rank"}, "cuda_ipc"),
+        ({"device": "cuda", "machines": ("a", "b"), "servers": "per_rank"}, "cuda_ipc"),
         ({"device": "cuda", "tensor_parallel_size": 2}, "file"),
         ({"device": "cuda", "replicas": 2}, "file"),
-        ({"device": "cuda", "machines": ("a", "a"), "per_rank": True, "replicas": 2}, "file"),
+        ({"device": "cuda", "machines": ("a", "a"), "servers": "per_rank", "replicas": 2}, "file"),
         ({"device": "cuda", "devices": (1, 2), "tensor_parallel_size": 2}, "nccl"),
         ({"device": "cuda", "devices": (1, 2), "replicas": 2}, "nccl"),
         ({"device": "cuda", "devices": (0,)}, "file"),
         ({"device": "cuda", "devices": (1, 2), "machines": ("a", "a"), "replicas": 2}, "file"),
-        ({"device": "cuda", "devices": (1,), "machines": ("a", "b"), "per_rank": True}, "nccl"),
+        ({"device": "cuda", "devices": (1,), "machines": ("a", "b"), "servers": "per_rank"}, "nccl"),
     ],
 )
 def test_the_way_is_chosen_by_where_trainer_and_engine_live(changes: dict, way: str) -> None:
-    places = Places(**{**vars(ONE), **changes})
-    assert choose("auto", places)[0] == way
-
-
-def test_a_second_server_of_a_rank_is_not_on_its_gpu() -> None:
-    settings = VllmSettings(replicas=2)
-    assert settings.way(device="cuda", machines=["a"], adapters=False)[0] == "file"
+    assert chosen(**changes) == way
 
 
 @pytest.mark.parametrize(
@@ -189,7 +191,7 @@ def test_a_second_server_of_a_rank_is_not_on_its_gpu() -> None:
         ("nccl", {"device": "cuda", "devices": (0, 1)}, "name others"),
         ("cuda_ipc", {"device": "cuda", "devices": (1,)}, "leave devices out"),
         ("cuda_ipc", {"device": "cuda", "replicas": 2}, "set replicas"),
-        ("shared_memory", {"machines": ("a", "b"), "per_rank": True}, "choose 'file'"),
+        ("shared_memory", {"machines": ("a", "b"), "servers": "per_rank"}, "choose 'file'"),
         ("shared_memory", {"adapters": True}, "'merged'"),
     ],
 )
@@ -197,4 +199,4 @@ def test_a_way_that_can_not_be_is_refused_with_what_would_be_right(
     setting: str, changes: dict, remedy: str
 ) -> None:
     with pytest.raises(ValueError, match=f"weight_transfer is '{setting}'.*{remedy}"):
-        choose(setting, Places(**{**vars(ONE), **changes}))  # type: ignore[arg-type]
+        chosen(setting, **changes)

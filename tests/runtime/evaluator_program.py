@@ -16,7 +16,7 @@ from typing import Any
 from tests.fake_engine import FakeEngine
 from tests.runtime.in_process import FakeSettings, small
 from tests.runtime.test_evaluators import SETS
-from treetune.inference.base import Completion, Engine, OnResult, Request
+from treetune.inference.base import Completion, Engine, EngineLaunch, OnResult, Request
 from treetune.inference.journal import FLUSH_S
 from treetune.runtime.commands import run_evaluation
 
@@ -67,8 +67,8 @@ class Halting(Engine):
 class HaltingSettings(FakeSettings):
     count: int
 
-    def start(self, *arguments: Any, **rest: Any) -> Engine:
-        engine = super().start(*arguments, **rest)
+    def start(self, launch: EngineLaunch) -> Engine:
+        engine = super().start(launch)
         assert isinstance(engine, FakeEngine)
         return Halting(engine, self.count)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.fake_engine import FakeEngine
-from treetune.inference.base import Engine
-from treetune.inference.gaps import Tolerance
+from treetune.inference.base import Engine, EngineLaunch, Tolerance
+from treetune.inference.engine import start_engine
 from treetune.inference.served_models import Engines
 from treetune.inference.settings import EngineSettings
 from treetune.models.sources import TinyModel
@@ -38,12 +38,17 @@ class FakeSettings(EngineSettings):
     def tolerance(self, device: str) -> Tolerance:
         return Tolerance(1e9, 1e9)  # it samples from no model, so the trainer's log-probs are others
 
-    def start(self, model_directory: Path, log_directory: Path, **rest: Any) -> Engine:
+    def start(self, launch: EngineLaunch) -> Engine:
         tokenizer = character_tokenizer(TASK.alphabet(), 64)
         uniform = [1 / len(tokenizer)] * len(tokenizer)
         engine = FakeEngine(lambda ids, version: uniform, tokenizer.eos_token_id, fail_after=self.fail_after)
         self.engines.append(engine)
         return engine
+
+
+@start_engine.register
+def start_fake(settings: FakeSettings, launch: EngineLaunch) -> Engine:
+    return settings.start(launch)
 
 
 def small(base: Path, engine: EngineSettings | None = None, **changes: Any) -> PolicyIteration:

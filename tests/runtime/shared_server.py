@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,8 +15,8 @@ from tests.runtime.in_process import directory_of
 from treetune.config.build import build
 from treetune.config.explain import Explanation
 from treetune.config.jsonnet import Config
-from treetune.inference.base import Engine
-from treetune.inference.gaps import Tolerance
+from treetune.inference.base import Engine, EngineLaunch, Tolerance
+from treetune.inference.engine import start_engine
 from treetune.inference.served_models import Engines
 from treetune.inference.settings import EngineSettings
 from treetune.runtime.base import PolicyIteration, Runtime
@@ -38,16 +37,16 @@ class SharedServer(EngineSettings):
         assert self.settings is not None
         return self.settings.tolerance(device)
 
-    def start(self, model_directory: Path, log_directory: Path, **rest: Any) -> Engine:
+    def start(self, launch: EngineLaunch) -> Engine:
         assert self.settings is not None
         if not self.started:
-            engine = self.settings.start(model_directory, log_directory, **rest)
+            engine = start_engine(self.settings, launch)
             # Whoever closes it is done with it, not with the server.
             engine.end, engine.close = engine.close, lambda: None  # type: ignore[attr-defined,method-assign]
         else:
             settings, engine = self.started[0]
             assert settings == self.settings, "all runs have one engine"
-            engine.load(model_directory, 0)
+            engine.load(launch.weights, 0)
         self.started.append((self.settings, engine))
         return engine
 
@@ -62,6 +61,11 @@ class SharedServer(EngineSettings):
         )
         run_iteration_loop(experiment, config.data)
         return experiment, directory_of(experiment)
+
+
+@start_engine.register
+def start_shared(settings: SharedServer, launch: EngineLaunch) -> Engine:
+    return settings.start(launch)
 
 
 @contextmanager

@@ -15,9 +15,10 @@ import pytest
 
 from tests.runtime.in_process import TASK, FakeSettings, directory_of, small, train
 from tests.support.stand_in_judge import StandIn, stand_in_judge
-from treetune.inference.base import EngineError
+from treetune.inference.base import EngineError, EngineLaunch
 from treetune.inference.client import Address
 from treetune.inference.served_models import JudgeModel
+from treetune.inference.server import start_servers
 from treetune.rollouts.monte_carlo import MonteCarlo
 from treetune.rollouts.single_turn import SingleTurn
 from treetune.rollouts.unavailable import NothingGraded
@@ -93,7 +94,7 @@ class Serving(FakeSettings):
     judge: StandIn
     closed: list[bool] = field(default_factory=list)
 
-    def serve(self, model_directory: Path, log: Path, **rest: Any) -> Any:
+    def serve(self) -> Any:
         address = Address(self.judge.base_url.removesuffix("/v1"), 1, "its key")
         server = SimpleNamespace(
             now=lambda: address,
@@ -103,6 +104,11 @@ class Serving(FakeSettings):
             close=lambda: self.closed.append(True),
         )
         return [server]
+
+
+@start_servers.register
+def serve_stand_in(settings: Serving, run: EngineLaunch, log: Path) -> Any:
+    return settings.serve()
 
 
 def serving_a_judge(base: Path, judge: StandIn, **changes: Any) -> PolicyIteration:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.runtime.in_process import FakeSettings, directory_of, small, train
-from treetune.inference.base import Engine
+from treetune.inference.base import Engine, EngineLaunch
 from treetune.runtime.base import Checkpoints, ChooseCheckpoint, Evaluation, EvaluationSet
 from treetune.trainers.core import PolicyTrainer
 
@@ -22,8 +22,8 @@ class Sleeping(FakeSettings):
 
     happened: list[str]
 
-    def start(self, model_directory: Path, log_directory: Path, **rest: Any) -> Engine:
-        engine = super().start(model_directory, log_directory, **rest)
+    def start(self, launch: EngineLaunch) -> Engine:
+        engine = super().start(launch)
         happened, sample, load = self.happened, engine.generate, engine.load
 
         @contextmanager

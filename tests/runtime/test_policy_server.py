@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from tests.runtime.in_process import FakeSettings, directory_of, small, train
-from treetune.inference.base import Completion, EngineError
-from treetune.inference.gaps import Tolerance
+from treetune.inference.base import Completion, EngineError, Tolerance
 from treetune.models.sources import TinyModel
 from treetune.rollouts.monte_carlo import MonteCarlo
 from treetune.runtime import commands

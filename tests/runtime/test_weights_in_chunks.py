@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.runtime.in_process import small
-from treetune.inference.base import Chunk
-from treetune.inference.launch import Way
+from treetune.inference.base import Chunk, TransferMethod
 from treetune.models.lora import Lora
 from treetune.models.shards import HEAD, in_chunks, shards_of, with_head
 from treetune.runtime import weights_folder
@@ -25,7 +24,7 @@ SMALL_CHUNK = 20_000
 
 
 def sent(
-    tmp_path: Path, way: Way = "shared_memory", **changes: Any
+    tmp_path: Path, transfer: TransferMethod = "shared_memory", **changes: Any
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], list[Chunk]]:
     """What the trainer has, what lies in the folder when all chunks were sent, and the chunks."""
     from treetune.models.policy_files import read_policy
@@ -33,12 +32,12 @@ def sent(
     with Session.open(small(tmp_path, **changes), {}) as session:
         trainer = make_trainer(session)
         trainer_has = {name: weight.clone() for name, weight in trainer.weights().items()}
-        folder = WeightsFolder(session, None, way)
+        folder = WeightsFolder(session, None, transfer)
         try:
             chunks = []
             for chunk in folder.send(trainer, 1):
                 found = digest_of_weights(chunk.path)  # it is there when it is sent
-                assert chunk.digest == (found if way == "shared_memory" else "")
+                assert chunk.digest == (found if transfer == "shared_memory" else "")
                 assert (shards_of(folder.of(1)) is not None) == chunk.last, "the last one makes it whole"
                 chunks.append(chunk)
             weights, config = read_policy(folder.of(1))

@@ -1,16 +1,18 @@
-"""What an engine is: token ids in, token ids out, weights exchanged in place."""
+"""The engine's interface: token ids in, token ids out, weights exchanged in place."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
-from treetune.inference.gaps import Tolerance
+from treetune.contracts import Hook
+from treetune.store.files import write_json
 from treetune.vocabulary import (
     Branch,
     Column,
@@ -21,6 +23,17 @@ from treetune.vocabulary import (
     logprob_array,
     token_array,
 )
+
+TransferMethod = Literal["file", "shared_memory", "cuda_ipc", "nccl"]
+"""The ways of new weights into a server (see `treetune.inference.transfer`)."""
+
+TRANSFERS = Hook()
+"""``(client, timeout, workers) -> WeightTransfer`` into one server of so many workers, by the name of the
+method. The core has ``file`` and ``shared_memory``."""
+
+ADDRESSED_SERVERS = Hook()
+"""``(settings, launch) -> list of servers`` that somebody else started, where the settings have addresses.
+Collective."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +89,7 @@ class Completion(Columnar):
             self._set("logprobs", logprob_array(self.logprobs))
 
     def segment(self, branch: Branch = ()) -> Segment:
-        """What it adds to an answer."""
+        """Returns it as a segment of an answer."""
         return Segment(
             self.token_ids,
             logprobs=self.logprobs,
@@ -88,10 +101,10 @@ class Completion(Columnar):
 
 @dataclass(frozen=True, eq=False)
 class Later:
-    """Requests that follow from something that isn't there yet, such as what an environment says.
+    """Requests that follow from something that isn't there yet, such as the reply of an environment.
 
-    Once `ready` has come to its end, whichever, `requests` is called in the thread that generates; what it
-    gives is treated as what `OnResult` returns. It may raise, which ends generating.
+    Once `ready` is done, with a result or an error, `requests` is called in the thread that generates; its
+    requests are treated as those that `OnResult` returns. It may raise, which ends generating.
     """
 
     ready: Future[Any]
@@ -106,27 +119,44 @@ request, and sent before what still waits of their priority, so that what has be
 have to wait for something else come `Later`; sampling goes on meanwhile, and isn't over before."""
 
 
+class Tolerance(NamedTuple):
+    """The accepted \\|engine log-prob - trainer log-prob\\|: in the mean over all tokens of a canary, and of
+    any one. In bfloat16 single tokens lie far off by rounding alone, so that the mean decides."""
+
+    mean: float
+    largest: float
+
+
 @dataclass(frozen=True)
 class Canary:
-    """What the trainer says about a fixed probe: for these prompts, the engine's own samples are
-    scored by `score`, which maps (prompt ids, response ids) pairs to log-probs at `temperature`. A sample
-    has at most `max_tokens`, and fewer where its prompt leaves less of the engine's context.
-    Every rank's `score` is called, with no pairs where the rank has no server of its own.
-
-    `tolerance` None is the engine's own for its precision.
-    """
+    """A fixed probe of the engine's weights: the engine samples after these prompts, and `score` maps
+    (prompt ids, response ids) pairs to the trainer's log-probs at `temperature`. Every rank's `score` is
+    called, with no pairs where the rank has no server of its own."""
 
     prompts: Sequence[TokenIds]
     score: Callable[[Sequence[tuple[TokenIds, TokenIds]]], Sequence[Sequence[float]]]
     tolerance: Tolerance | None = None
+    """None is the engine's own for its precision."""
     max_tokens: int = 16
+    """Tokens of a sample at most; fewer where the prompt leaves less of the engine's context."""
     seed: int = 0
     temperature: float = 1.0
+
+    def requests(self, context_length: int) -> list[Request]:
+        """Returns a request for each prompt. A prompt that fills the context loses its beginning: any text
+        shows whose weights they are."""
+        requests = []
+        for prompt in self.prompts:
+            fitting = prompt[-(context_length - 1) :]
+            tokens = min(self.max_tokens, context_length - len(fitting))
+            sampling = SamplingParams(max_tokens=tokens, temperature=self.temperature)
+            requests.append(Request(fitting, self.seed, 1, sampling))
+        return requests
 
 
 @dataclass(frozen=True)
 class SyncReport:
-    """What a weight sync did: seconds by part, the largest and the mean |engine - trainer| log-prob,
+    """The result of a weight sync: seconds by part, the largest and the mean |engine - trainer| log-prob,
     restarts."""
 
     seconds: float
@@ -141,8 +171,8 @@ class Chunk:
     """Some of a version's weights on their way into the engine, in the order of the model.
 
     `path` holds them in safetensors format, and `number` counts from 0 to the `last` one. `digest` is the
-    file's, where the way has it checked (``shared_memory``), and empty otherwise. `tensors` are the same
-    weights by name on this rank's device, where the way needs them there; nobody else has them, and they may
+    file's if the transfer has it checked (``shared_memory``), and empty otherwise. `tensors` are the same
+    weights by name on this rank's device if the transfer needs them there; nobody else has them, and they may
     be kept until the chunk after the next is asked for.
     """
 
@@ -151,6 +181,56 @@ class Chunk:
     last: bool
     digest: str
     tensors: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Rendezvous:
+    """This rank among the run's, and `folder`, empty at first, which all of them see: it may be None where
+    there is one rank alone. `barrier` returns when all ranks have called it."""
+
+    rank: int = 0
+    world_size: int = 1
+    folder: Path | None = None
+    barrier: Callable[[str], None] = lambda name: None
+    _meetings: int = field(default=0, init=False)
+
+    def gather(self, value: Any) -> list[Any]:
+        """Returns the JSON value of every rank, in rank order. Collective."""
+        if self.world_size == 1:
+            return [value]
+        self._meetings += 1
+        write_json(self._file(self._meetings, self.rank), value, durable=False)
+        self.barrier("engines agree")
+        # Everybody is here, so nobody reads any more what was left at the last meeting. No name comes again:
+        # a file system that machines share may show an old file under it.
+        self._file(self._meetings - 1, self.rank).unlink(missing_ok=True)
+        return [json.loads(self._file(self._meetings, rank).read_text()) for rank in range(self.world_size)]
+
+    def _file(self, meeting: int, rank: int) -> Path:
+        assert self.folder is not None
+        return self.folder / f"engine-meeting-{meeting}-{rank}.json"
+
+
+@dataclass(frozen=True)
+class EngineLaunch:
+    """The facts of a run with which one of its engines is started, beside the engine's settings."""
+
+    weights: Path
+    """The folder of the weights that it starts on."""
+    logs: Path
+    """The folder of its logs."""
+    seed: int
+    context_length: int
+    """Tokens of prompt and response together."""
+    device: str = "cpu"
+    """``cpu`` or ``cuda``."""
+    end_ids: Sequence[int] = ()
+    """Tokens that end an answer (`TextCodec.end_ids`)."""
+    ranks: Rendezvous = field(default_factory=Rendezvous)
+    transfer: TransferMethod = "file"
+    """How new weights come into it."""
+    adapter_rank: int | None = None
+    """The rank of adapters, if `weights` and the folders that are loaded later hold adapters."""
 
 
 class Engine:
@@ -167,7 +247,7 @@ class Engine:
 
     @property
     def tokens_per_second(self) -> float:
-        """How fast it samples just now, or did last."""
+        """The rate of sampling just now, or the last one."""
         raise NotImplementedError
 
     def wait_ready(self) -> None:
@@ -181,7 +261,7 @@ class Engine:
     def generate(
         self, requests: Sequence[Request | Later], on_result: OnResult | None = None
     ) -> list[list[Completion]]:
-        """Completions in the order of the requests, those that `on_result` asked for behind the given
+        """Returns completions in the order of the requests, those that `on_result` asked for behind the given
         ones. Restarts the server and resends if it dies.
 
         Raises ValueError for a prompt that does not fit into the context, EngineError when the
@@ -207,8 +287,8 @@ class Engine:
         raise NotImplementedError
 
     def asleep(self) -> AbstractContextManager[None]:
-        """Inside, the engine's memory belongs to the trainer, if so configured; a server that dies there is
-        not started anew before the end."""
+        """Gives the engine's memory to the trainer inside the block, if so configured; a server that dies
+        there is not started anew before the end."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -218,3 +298,24 @@ class Engine:
 
 class EngineError(RuntimeError):
     """The engine failed for good; the message says what was waited for and where the log lies."""
+
+
+def _forwarded(name: str) -> Any:
+    return property(lambda self: getattr(self.engine, name))
+
+
+class EngineWrapper(Engine):
+    """An engine that forwards everything but `generate` to another one."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    version = _forwarded("version")
+    tokens = _forwarded("tokens")
+    sleeps = _forwarded("sleeps")
+    tokens_per_second = _forwarded("tokens_per_second")
+    wait_ready = _forwarded("wait_ready")
+    wait_settled = _forwarded("wait_settled")
+    load = _forwarded("load")
+    asleep = _forwarded("asleep")
+    close = _forwarded("close")

@@ -1,4 +1,4 @@
-"""Talks to a server: token ids in, token ids and their log-probs out, many requests at a time."""
+"""The client of a server: token ids in, token ids and their log-probs out, many requests at a time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from treetune.inference.base import Completion, EngineError, Request
 from treetune.inference.key import header
-from treetune.inference.launch import MODEL_NAME
 from treetune.vocabulary import logprob_array, token_array
 
 if TYPE_CHECKING:
@@ -20,19 +19,21 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+MODEL_NAME = "policy"
+"""The model's name in a server."""
+
 KEEP_ALIVE_S = 3.0
-"""How long a connection that nobody uses is kept for the next request."""
+"""Seconds that a connection is kept for the next request."""
 
 
 class ServerFailure(Exception):
-    """The server did not do what it was asked; another one may."""
+    """A server's failure to do its work; another server may do it."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a server answers, and to whom: those who know its key. `epoch` counts the starts: another epoch
-    is another process. `weights` is the name of those that are asked, where the server is to refuse others.
-    """
+    """A server's URL and the key that it asks for. `epoch` counts the starts: another epoch is another
+    process. `weights` is the name of the weights that are meant, if the server is to refuse others."""
 
     url: str
     epoch: int
@@ -51,7 +52,7 @@ class RequestPart:
 
 
 def parts_of(index: int, request: Request, largest: int) -> list[RequestPart]:
-    """The request in parts of at most `largest` samples, which the server can hold at a time.
+    """Splits a request into parts of at most `largest` samples, which the server can hold at a time.
 
     Sample i has the seed ``seed + i`` in whichever part it is.
     """
@@ -62,7 +63,7 @@ def parts_of(index: int, request: Request, largest: int) -> list[RequestPart]:
 
 
 def payload(part: RequestPart, version: int, end_ids: Sequence[int] = ()) -> dict[str, Any]:
-    """The body that asks for a part. One prompt each: a server gives all prompts of one body the
+    """Returns the body that asks for a part. It has one prompt: a server gives all prompts of one body the
     same seeds. Each of `end_ids` ends a sample, and stays in it.
     """
     sampling = part.request.sampling
@@ -92,12 +93,12 @@ def payload(part: RequestPart, version: int, end_ids: Sequence[int] = ()) -> dic
 def completions_of(
     answer: Mapping[str, Any], part: RequestPart, version: int, seconds: float = 0.0
 ) -> list[Completion]:
-    """A part's samples in an answer, in their order. Raises ServerFailure if anything is missing."""
+    """Returns a part's samples in their order. Raises ServerFailure if anything is missing."""
     n, read = part.n, part.request.reads_logprobs
     choices = sorted(answer.get("choices", ()), key=lambda choice: choice["index"])
     if len(choices) != n:
         raise ServerFailure(f"asked for {n} samples, got {len(choices)}")
-    found = []
+    completions = []
     for choice in choices:
         ids = choice.get("token_ids") or ()
         logprobs = (choice.get("logprobs") or {}).get("token_logprobs") or ()
@@ -107,16 +108,16 @@ def completions_of(
             raise ServerFailure(
                 f"a sample has {len(ids)} token ids, {len(logprobs)} log-probs, finish_reason {reason!r}"
             )
-        found.append(
+        completions.append(
             Completion(token_array(ids), logprob_array(logprobs) if read else None, reason, version, seconds)
         )
-    return found
+    return completions
 
 
 class Client:
-    """HTTP in a thread of its own, so that answers are taken while the caller grades.
+    """HTTP in a thread of its own, so that answers are received while the caller grades.
 
-    `end_ids` end every sample; without any, the server knows which do.
+    `end_ids` end every sample; without any, the server's model says which tokens do.
     """
 
     def __init__(self, end_ids: Sequence[int] = ()) -> None:
@@ -135,9 +136,8 @@ class Client:
         timeout: float,
         answers: Literal["JSON", "text"] = "JSON",
     ) -> dict[str, Any]:
-        """One request; an answer that isn't a JSON object comes under ``answer``.
-
-        Raises ServerFailure on anything but a good answer within `timeout` s."""
+        """Posts one request. Returns its JSON object, or another answer under the key ``answer``. Raises
+        ServerFailure on anything but a good answer within `timeout` s."""
         return self.run(self.ask(address, path, body, timeout, answers), timeout + 10.0)
 
     def close(self) -> None:
@@ -156,11 +156,11 @@ class Client:
         return self._thread.is_alive()
 
     def call_soon(self, work: Callable[..., object], *arguments: Any) -> None:
-        """Calls `work` in the client's thread, where its event loop runs."""
+        """Calls `work` in the client's thread, which runs its event loop."""
         self._loop.call_soon_threadsafe(work, *arguments)
 
     def create_task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """To be called in the client's thread."""
+        """Creates a task. May only be called in the client's thread."""
         return self._loop.create_task(work)
 
     def run(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
@@ -206,20 +206,20 @@ class Client:
             raise ServerFailure(f"{path}: no answer in {timeout:.0f} s") from error
         except (aiohttp.ClientError, OSError) as error:
             raise ServerFailure(f"{path}: {type(error).__name__}: {error}") from error
-        shown = text[:500].decode(errors="replace")
+        beginning = text[:500].decode(errors="replace")
         if status == 409:
-            raise ServerFailure(f"{path}: {shown}")
+            raise ServerFailure(f"{path}: {beginning}")
         if 400 <= status < 500:
-            # What this project asked was wrong: a restart would only meet it again.
-            raise EngineError(f"the server refused {path} with HTTP {status}: {shown}")
+            # This project's own request was wrong: a restart would only meet it again.
+            raise EngineError(f"the server refused {path} with HTTP {status}: {beginning}")
         if status != 200:
-            raise ServerFailure(f"{path}: HTTP {status}: {shown}")
+            raise ServerFailure(f"{path}: HTTP {status}: {beginning}")
         if not text:
             return {}
         if answers == "text":
-            return {"answer": shown}
+            return {"answer": beginning}
         try:
             answer = json.loads(text)
         except ValueError as error:
-            raise ServerFailure(f"{path}: not JSON: {shown}") from error
+            raise ServerFailure(f"{path}: not JSON: {beginning}") from error
         return answer if isinstance(answer, dict) else {"answer": answer}

@@ -1,80 +1,116 @@
-"""The engine of a run: a managed vLLM server, its client and the weight sync, as one thing."""
+"""The engine of a run: managed vLLM servers, their client and the weight sync, as one thing."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
 import math
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import singledispatch
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from treetune.inference.base import (
+    ADDRESSED_SERVERS,
     Canary,
     Chunk,
     Completion,
     Engine,
     EngineError,
+    EngineLaunch,
     Later,
     OnResult,
     Request,
     SyncReport,
+    TransferMethod,
 )
-from treetune.inference.client import Address, Client, RequestPart, parts_of
-from treetune.inference.gaps import Gap, Probe, judge
-from treetune.inference.launch import Way
-from treetune.inference.prefixes import Prefixes
-from treetune.inference.ranks import RankFiles
-from treetune.inference.replica import Replica, Taken
-from treetune.inference.sampling import Limit, Lost, Sampling
-from treetune.inference.server_interface import Server
-from treetune.inference.transfer import Delivery, send_all
-
-if TYPE_CHECKING:
-    from treetune.inference.settings import VllmSettings
+from treetune.inference.canary import Gap, Probe, judge
+from treetune.inference.client import Address, Client, RequestPart, ServerFailure, parts_of
+from treetune.inference.in_process import InProcessEngine
+from treetune.inference.launch import ServerLaunch
+from treetune.inference.sampling import Answered, Lost, Prefixes, Sampling
+from treetune.inference.server import Server, close_servers, servers_of
+from treetune.inference.settings import EngineSettings, InProcessSettings, VllmSettings
+from treetune.inference.transfer import Delivery, FromFolder, drop_cache, make_transfer, send_all
+from treetune.vocabulary import TokenIds
 
 T = TypeVar("T")
 
 RATE_WINDOW_S = 5.0
 
-AHEAD = 2
-"""Times the samples that a server works on at once are what it is given: as many wait there as are worked on,
-and the rest here, for whoever has room first."""
+QUEUED = 2
+"""A server is given this many times the samples that it works on at once: as many wait there as are worked
+on, and the rest here, for the server that is free first."""
 
 RETURN_POLL_S = 0.1
-"""How often is looked whether a server that was lost is there again."""
+"""Seconds between two looks whether a lost server is there again."""
+
+PROBE_CONCURRENCY = 64
+
+
+@singledispatch
+def start_engine(settings: EngineSettings, launch: EngineLaunch) -> Engine:
+    """Begins to start an engine and returns at once; `Engine.wait_ready` waits for it. Every rank calls this.
+    Raises ValueError if the settings don't suit the device or the ranks.
+
+    An engine of your own registers its function: ``@start_engine.register`` above
+    ``def start_mine(settings: MySettings, launch: EngineLaunch) -> Engine``.
+    """
+    raise TypeError(f"no function is registered in start_engine for settings {type(settings).__name__}")
+
+
+@start_engine.register
+def start_in_process(settings: InProcessSettings, launch: EngineLaunch) -> Engine:
+    return InProcessEngine(settings, launch)
+
+
+@start_engine.register
+def start_vllm(settings: VllmSettings, launch: EngineLaunch) -> Engine:
+    if settings.sleep and launch.device != "cuda":
+        raise ValueError(
+            "engines.policy.sleep is true and the engine runs on a CPU, where vLLM's sleep frees nothing:"
+            " set it to false"
+        )
+    ranks = launch.ranks
+    if ranks.world_size > 1 and ranks.folder is None:
+        raise ValueError("several ranks need a rendezvous folder to find the engine's server")
+    if settings.addresses is not None:
+        connect = ADDRESSED_SERVERS.get("vllm")
+        if connect is None:
+            raise ValueError(
+                "engines.policy.addresses names servers, and no package is installed that reaches them"
+                " (treetune_cluster)"
+            )
+        servers = connect(settings, launch)
+    else:
+        per_rank = settings.servers == "per_rank"
+        log = launch.logs / f"server-{ranks.rank if per_rank else 0}.log"
+        servers = servers_of(ServerLaunch(settings, launch), log, None if per_rank else ranks.folder)
+    return VllmEngine(settings, launch, servers)
 
 
 class VllmEngine(Engine):
     """See `Engine`. `version` is 0 for the weights that it was started on.
 
     Its servers are alike, and a request's samples are the same whichever answers it. A server that is lost is
-    started anew while the others go on with what it had not answered. `tokens_per_second` is the rate of
-    `tokens` over the last seconds of sampling.
+    started anew while the others go on with its unanswered requests.
     """
 
-    def __init__(
-        self,
-        settings: VllmSettings,
-        servers: Sequence[Server],
-        ranks: RankFiles,
-        *,
-        context_length: int,
-        device: str,
-        end_ids: Sequence[int] = (),
-        way: Way = "file",
-    ) -> None:
+    def __init__(self, settings: VllmSettings, launch: EngineLaunch, servers: Sequence[Server]) -> None:
         self.version = 0
         self.tokens = 0
         self.sleeps = settings.sleep
-        self._settings, self._ranks = settings, ranks
-        self._context_length, self._device = context_length, device
-        self._client = Client(end_ids)
+        self._settings, self._ranks, self._device = settings, launch.ranks, launch.device
+        self._context_length = settings.context_length or launch.context_length
+        self._client = Client(launch.end_ids)
         self._replicas = [
-            Replica(number, one, self._client, settings, way) for number, one in enumerate(servers)
+            Replica(number, server, self._client, settings, launch.transfer)
+            for number, server in enumerate(servers)
         ]
         self._threads = ThreadPoolExecutor(len(servers), "engine-replica")
         self._prefixes: Prefixes | None = None
@@ -84,8 +120,8 @@ class VllmEngine(Engine):
 
     @property
     def restarts(self) -> int:
-        """How often a server was started anew, so far."""
-        return sum(one.server.restarts for one in self._replicas)
+        """Restarts of all servers so far."""
+        return sum(replica.server.restarts for replica in self._replicas)
 
     @property
     def tokens_per_second(self) -> float:
@@ -96,8 +132,8 @@ class VllmEngine(Engine):
         return sum(count for _, count in self._recent[1:]) / seconds if seconds > 0 else 0.0
 
     def wait_ready(self) -> None:
-        for one in self._replicas:
-            one.server.ready()
+        for replica in self._replicas:
+            replica.server.ready()
 
     def wait_settled(self) -> None:
         if self._device == "cuda":
@@ -109,89 +145,90 @@ class VllmEngine(Engine):
         self, requests: Sequence[Request | Later], on_result: OnResult | None = None
     ) -> list[list[Completion]]:
         results: list[list[Completion]] = []
-        arrived: dict[int, dict[int, list[Completion]]] = {}
+        arrived: dict[int, dict[int, list[Completion]]] = {}  # completions by request and first sample
 
-        def asked(further: Sequence[Request | Later]) -> tuple[list[RequestPart], list[Later]]:
+        def numbered(more: Sequence[Request | Later]) -> tuple[list[RequestPart], list[Later]]:
             parts: list[RequestPart] = []
-            for request in further:
+            for request in more:
                 if isinstance(request, Later):
                     continue
                 self._check(len(results), request)
                 parts += parts_of(len(results), request, self._settings.max_num_seqs)
                 results.append([])
-            return parts, [one for one in further if isinstance(one, Later)]
+            return parts, [request for request in more if isinstance(request, Later)]
 
-        asking: dict[int, Address] = {}  # where those are that take requests
-        first = asked(requests)
+        first = numbered(requests)
+        addresses: dict[int, Address] = {}  # of the servers that take requests
         worked: set[int] = set()
         self._recent = [(time.monotonic(), 0)]
-        for one in self._replicas:
-            one.server.wait_anew()
-        with self._sampling() as sampling:
-            self._open_servers(sampling, asking)
+        for replica in self._replicas:
+            replica.server.wait_anew()
+        settings = self._settings
+        with Sampling(
+            self._client,
+            self.version,
+            most_parts=settings.max_concurrency,
+            most_samples=QUEUED * settings.max_num_seqs,
+            timeout=settings.request_timeout,
+            prefixes=self._prefixes,
+        ) as sampling:
+            self._open_servers(sampling, addresses)
             sampling.add(*first)
             while sampling.outstanding:
-                whole = self._open_servers(sampling, asking)
-                came = sampling.next() if whole else sampling.next(RETURN_POLL_S)
-                if came is None:
-                    self._give_up_gone(sampling, asking)
-                    continue
-                if isinstance(came, Lost):
-                    self._replicas[came.server].server.failed(came.address, came.reason)
-                    worked.discard(came.server)
-                elif isinstance(came, Later):
-                    sampling.add(*asked(came.requests()))
+                all_open = self._open_servers(sampling, addresses)
+                event = sampling.next() if all_open else sampling.next(RETURN_POLL_S)
+                if event is None:
+                    for number, address in addresses.items():
+                        if sampling.is_open(number) and (why := self._replicas[number].server.gone(address)):
+                            sampling.lose(number, why)
+                elif isinstance(event, Lost):
+                    self._replicas[event.server].server.failed(event.address, event.reason)
+                    worked.discard(event.server)
+                elif isinstance(event, Later):
+                    sampling.add(*numbered(event.requests()))
                 else:
-                    worked.add(came.server)
-                    index = came.part.index
-                    done = arrived.setdefault(index, {})
-                    done[came.part.first] = came.completions
-                    self._count(came.completions)
-                    if sum(map(len, done.values())) < came.part.request.n:
+                    worked.add(event.server)
+                    part = event.part
+                    done = arrived.setdefault(part.index, {})
+                    done[part.first] = event.completions
+                    self._count(event.completions)
+                    if sum(map(len, done.values())) < part.request.n:
                         continue
-                    del arrived[index]
-                    results[index] = [c for first in sorted(done) for c in done[first]]
+                    del arrived[part.index]
+                    results[part.index] = [c for first in sorted(done) for c in done[first]]
                     if on_result is not None:
-                        sampling.add(*asked(on_result(index, results[index]) or ()))
+                        sampling.add(*numbered(on_result(part.index, results[part.index]) or ()))
         for number in worked:
             self._replicas[number].server.succeeded()
         return results
 
-    def _sampling(self) -> Sampling:
-        settings = self._settings
-        limit = Limit(settings.max_concurrency, AHEAD * settings.max_num_seqs)
-        return Sampling(self._client, self.version, limit, settings.request_timeout, self._prefixes)
-
-    def _give_up_gone(self, sampling: Sampling, asking: dict[int, Address]) -> None:
-        for number, address in asking.items():
-            if sampling.is_open(number) and (why := self._replicas[number].server.gone(address)):
-                sampling.lose(number, why)
-
-    def _open_servers(self, sampling: Sampling, asking: dict[int, Address]) -> bool:
-        """Has the servers take requests that are there and don't yet, and puts down where; whether all do."""
-        shut = [one for one in self._replicas if not sampling.is_open(one.number)]
-        there = self._each(shut, Replica.awake)
-        if found := {one.number: address for one, address in zip(shut, there, strict=True) if address}:
-            asking |= found
-            sampling.open(found)
-        return None not in there
+    def _open_servers(self, sampling: Sampling, addresses: dict[int, Address]) -> bool:
+        """Opens servers that are there and don't take requests yet, and notes their addresses. Returns
+        whether all servers take requests."""
+        shut = [replica for replica in self._replicas if not sampling.is_open(replica.number)]
+        awake = self._each(shut, Replica.awake)
+        opened = {one.number: address for one, address in zip(shut, awake, strict=True) if address}
+        if opened:
+            addresses |= opened
+            sampling.open(opened)
+        return None not in awake
 
     def _each(self, replicas: Sequence[Replica], work: Callable[[Replica], T]) -> list[T]:
-        """What `work` gives for each of them, done at the same time."""
+        """Returns the results of `work` for each of them, done at the same time."""
         if len(replicas) < 2:
-            return [work(one) for one in replicas]
+            return [work(replica) for replica in replicas]
         return list(self._threads.map(work, replicas))
 
     def _check(self, index: int, request: Request) -> None:
-        length, wanted = len(request.prompt_ids), request.sampling.max_tokens
+        length, max_tokens = len(request.prompt_ids), request.sampling.max_tokens
         if not length:
             raise ValueError(f"request {index} has an empty prompt")
-        if request.n < 1 or wanted < 1:
-            raise ValueError(f"request {index} asks for {request.n} samples of at most {wanted} tokens")
-        if length + wanted > self._context_length:
+        if request.n < 1 or max_tokens < 1:
+            raise ValueError(f"request {index} asks for {request.n} samples of at most {max_tokens} tokens")
+        if length + max_tokens > self._context_length:
             raise ValueError(
-                f"request {index}: a prompt of {length} tokens and max_tokens = {wanted} need"
-                f" {length + wanted} tokens, and the engine's context_length is {self._context_length}"
+                f"request {index}: a prompt of {length} tokens and max_tokens = {max_tokens} need"
+                f" {length + max_tokens} tokens, and the engine's context_length is {self._context_length}"
             )
 
     def _count(self, completions: list[Completion]) -> None:
@@ -222,32 +259,34 @@ class VllmEngine(Engine):
             if attempt == 0:
                 sent, parts["reload"] = self._send(directory, chunks)
             else:
-                for one, problem in lacking.items():
-                    one.start_anew(directory, problem)
+                for replica, problem in lacking.items():
+                    if replica.is_own:
+                        replica.server.start_anew(directory, problem)
+            updates = {replica: Update(directory, sent.get(replica)) for replica in lacking}
 
-            def take(one: Replica, sent: dict[Replica, Delivery] = sent) -> Taken:
-                return one.take(version, directory, canary, self._context_length, sent.get(one))
+            def take(replica: Replica, updates: dict[Replica, Update] = updates) -> None:
+                replica.take(updates[replica], version, canary, self._context_length)
 
-            taken = dict(zip(lacking, self._each(list(lacking), take), strict=True))
-            found, seconds = self._verify(taken, canary)
-            gaps += [gap for gap in found.values() if not gap.problem]
-            for further in (seconds, *(one.parts for one in taken.values())):
-                parts |= {name: max(parts.get(name, 0.0), value) for name, value in further.items()}
-            problems = {one: its.problem or found[one].problem for one, its in taken.items()}
-            lacking = {one: problem for one, problem in problems.items() if problem}
-            everyones = self._ranks.gather("; ".join(lacking.values()))
-            if not any(everyones):
+            self._each(list(updates), take)
+            by_replica, seconds = self._verify(updates, canary)
+            gaps += [gap for gap in by_replica.values() if not gap.problem]
+            for more in (seconds, *(update.seconds for update in updates.values())):
+                parts |= {name: max(parts.get(name, 0.0), value) for name, value in more.items()}
+            problems = {one: update.problem or by_replica[one].problem for one, update in updates.items()}
+            lacking = {replica: problem for replica, problem in problems.items() if problem}
+            of_all_ranks = self._ranks.gather("; ".join(lacking.values()))
+            if not any(of_all_ranks):
                 break
         else:
             raise EngineError(
                 f"the weights in {directory} could not be brought into the engine, not even by a new"
-                f" server, or once more where it isn't ours: {'; '.join(filter(None, everyones))}"
+                f" server, or once more where it isn't ours: {'; '.join(filter(None, of_all_ranks))}"
             )
         self.version = version
         self._forget_prefixes()
-        for one in self._replicas:
-            one.use(directory)
-            one.server.succeeded()
+        for replica in self._replicas:
+            replica.server.use(directory)
+            replica.server.succeeded()
         return SyncReport(
             time.monotonic() - started,
             max((gap.largest for gap in gaps), default=math.nan),
@@ -257,48 +296,50 @@ class VllmEngine(Engine):
         )
 
     def _send(self, directory: Path, chunks: Iterable[Chunk] | None) -> tuple[dict[Replica, Delivery], float]:
-        """Gives this rank's servers their new weights; how each came out of it, and the seconds that took."""
+        """Gives this rank's servers their new weights. Returns the result for each, and the seconds."""
         before = time.monotonic()
-        own = [one for one in self._replicas if one.is_own]
-        deliveries = self._each(own, lambda one: one.delivery(from_folder=chunks is None))
+        own = [replica for replica in self._replicas if replica.is_own]
+        deliveries = self._each(own, lambda replica: replica.delivery(from_folder=chunks is None))
         try:
             send_all(chunks or (), deliveries, directory)
         except BaseException:
-            for one, delivery in zip(own, deliveries, strict=True):
-                one.give_up(delivery)
+            for replica, delivery in zip(own, deliveries, strict=True):
+                if delivery.address is not None:  # nobody may sample from it
+                    problem = delivery.problem or "its weights are of two versions"
+                    replica.server.failed(delivery.address, problem)
             raise
         return dict(zip(own, deliveries, strict=True)), time.monotonic() - before
 
     def _verify(
-        self, taken: dict[Replica, Taken], canary: Canary | None
+        self, updates: dict[Replica, Update], canary: Canary | None
     ) -> tuple[dict[Replica, Gap], dict[str, float]]:
-        """How far each server's log-probs are from the trainer's, and the seconds that scoring took."""
+        """Returns the gap between each server's log-probs and the trainer's, and the seconds of scoring."""
         if canary is None:
-            return dict.fromkeys(taken, Gap(math.nan, math.nan)), {}
+            return dict.fromkeys(updates, Gap(math.nan, math.nan)), {}
         before = time.monotonic()
         # Servers that are alike have sampled the same: that is scored once. Every rank comes here, with
         # nothing to score if it has no server: scoring may be collective.
-        pairs = {key: pair for one in taken.values() for key, pair in one.pairs().items()}
+        pairs = {key: pair for update in updates.values() for key, pair in update.pairs().items()}
         scores = dict(zip(pairs, canary.score(list(pairs.values())), strict=True))
         seconds = {"score_canary": time.monotonic() - before}
         tolerance = canary.tolerance or self._settings.tolerance(self._device)
         gaps = {}
-        for one, its in taken.items():
-            rows = [scores[key] for key in its.pairs()]
+        for replica, update in updates.items():
+            rows = [scores[key] for key in update.pairs()]
             probes = [
                 Probe(prompt, completion.token_ids, completion.logprobs.tolist(), row)
-                for (prompt, completion), row in zip(its.sampled, rows, strict=True)
+                for (prompt, completion), row in zip(update.sampled, rows, strict=True)
                 if completion.logprobs is not None
             ]
-            gaps[one] = judge(probes, one.verified, tolerance)
-            if not (its.problem or gaps[one].problem):
-                one.verified = probes
+            gaps[replica] = judge(probes, replica.verified, tolerance)
+            if not (update.problem or gaps[replica].problem):
+                replica.verified = probes
         return gaps, seconds
 
     def _forget_prefixes(self) -> None:
-        """What was cached was computed by other weights."""
-        cached = len(self._replicas) > 1 and self._settings.caches_prefixes(self._device)
-        self._prefixes = Prefixes() if cached else None
+        """Forgets the servers' caches, which are of other weights."""
+        is_cached = len(self._replicas) > 1 and self._settings.caches_prefixes(self._device)
+        self._prefixes = Prefixes() if is_cached else None
 
     # Memory
 
@@ -308,7 +349,7 @@ class VllmEngine(Engine):
             yield
             return
         self._ranks.gather(None)
-        self._each([one for one in self._replicas if one.is_own], Replica.fall_asleep)
+        self._each([replica for replica in self._replicas if replica.is_own], Replica.fall_asleep)
         self._hold(True)
         self._ranks.gather(None)
         try:
@@ -318,16 +359,145 @@ class VllmEngine(Engine):
             self._hold(False)
 
     def _hold(self, held: bool) -> None:
-        for one in self._replicas:
-            one.server.hold(held)
+        for replica in self._replicas:
+            replica.server.hold(held)
 
     def close(self) -> None:
         atexit.unregister(self.close)
-        for one in self._replicas:
-            one.transfer.close()
-            one.server.begin_to_close()
-        for one in self._replicas:
-            one.server.close()
+        for replica in self._replicas:
+            replica.transfer.close()
+        close_servers([replica.server for replica in self._replicas])
         self._threads.shutdown(wait=False)
         with contextlib.suppress(RuntimeError):  # the interpreter is on its way out
             self._client.close()
+
+
+@dataclass
+class Update:
+    """A server's way to new weights, those in the folder `weights`."""
+
+    weights: Path
+    delivery: Delivery | None
+    """None if the server was started on them."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    sampled: list[tuple[TokenIds, Completion]] = field(default_factory=list)
+    """The canary's prompts and the server's samples."""
+    problem: str | None = None
+
+    def pairs(self) -> dict[tuple[int, bytes, bytes], tuple[TokenIds, TokenIds]]:
+        """Returns each prompt and its sample, by a key that servers share which sampled the same."""
+        return {
+            (number, prompt.tobytes(), completion.token_ids.tobytes()): (prompt, completion.token_ids)
+            for number, (prompt, completion) in enumerate(self.sampled)
+        }
+
+
+class Replica:
+    """A server, this rank's own or the first rank's, awake or asleep.
+
+    `number` tells it from the engine's others. `verified` are the canary's probes of its present weights, if
+    there was a canary. Its methods may be called from several threads.
+    """
+
+    def __init__(
+        self, number: int, server: Server, client: Client, settings: VllmSettings, method: TransferMethod
+    ) -> None:
+        self.number, self.server = number, server
+        self.transfer = make_transfer(method, client, settings.sync_timeout, settings.tensor_parallel_size)
+        self.verified: list[Probe] = []
+        self._client, self._timeout = client, settings.sync_timeout
+        self._asleep_epoch: int | None = None
+        self._one_at_a_time = threading.RLock()
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this rank brings its weights in."""
+        return self.server.loads
+
+    def fall_asleep(self) -> None:
+        """Puts the server to sleep. One that can't is replaced by one that then has to."""
+        while (address := self.server.ready()).epoch != self._asleep_epoch:
+            try:
+                self._client.post(address, "/sleep?level=1", timeout=self._timeout)
+                self._asleep_epoch = address.epoch
+            except ServerFailure as failure:
+                self.server.failed(address, str(failure))
+
+    def awake(self) -> Address | None:
+        """Returns the server, ready to sample, or None while it is being started."""
+        with self._one_at_a_time:
+            if self.server.now() is None:
+                return None
+            # Weights first, and the cache after new weights are in, so that the peak of memory stays low.
+            self._wake("weights")
+            self._wake("kv_cache")
+            return self.server.now()
+
+    def _wake(self, tag: str) -> None:
+        if self._asleep_epoch is not None:
+            address = self.server.ready()
+            if address.epoch == self._asleep_epoch:  # a new server never slept
+                try:
+                    self._client.post(address, f"/wake_up?tags={tag}", timeout=self._timeout)
+                except ServerFailure as failure:
+                    self.server.failed(address, str(failure))
+        if tag == "kv_cache":
+            self._asleep_epoch = None
+
+    def delivery(self, *, from_folder: bool) -> Delivery:
+        """Makes the server ready to be given weights: in chunks, or in a folder that is whole."""
+        transfer = FromFolder(self._client, self._timeout) if from_folder else self.transfer
+        try:
+            with self._one_at_a_time:
+                self._wake("weights")
+                return Delivery(transfer, self.server.begin_weights(self.server.ready()))
+        except (EngineError, ServerFailure) as failure:
+            return Delivery(transfer, None, str(failure))
+
+    def take(self, update: Update, version: int, canary: Canary | None, context_length: int) -> None:
+        """Has the server forget its old weights, and sample for the canary. Only an own server does
+        anything."""
+        if not self.is_own:
+            return
+        delivery = update.delivery
+        if delivery is not None and delivery.problem is not None:
+            update.problem = delivery.problem
+            return
+        try:
+            before = time.monotonic()
+            with self._one_at_a_time:
+                if delivery is not None:
+                    self._wake("kv_cache")
+                address = self.server.ready()
+                if delivery is not None:
+                    drop_cache(self._client, replace(address, weights=""), self._timeout)
+                    address = self.server.end_weights(address, update.weights)
+                    update.seconds["reset_cache"] = time.monotonic() - before
+            if canary is not None:
+                before = time.monotonic()
+                update.sampled = self._sample_probes(address, canary.requests(context_length), version)
+                update.seconds["sample_canary"] = time.monotonic() - before
+        except (ServerFailure, EngineError) as failure:
+            update.problem = str(failure)
+
+    def _sample_probes(
+        self, address: Address, requests: Sequence[Request], version: int
+    ) -> list[tuple[TokenIds, Completion]]:
+        """Returns the prompts and the server's samples."""
+        answers = {}
+        with Sampling(
+            self._client,
+            version,
+            most_parts=PROBE_CONCURRENCY,
+            most_samples=PROBE_CONCURRENCY,
+            timeout=self._timeout,
+        ) as sampling:
+            sampling.open({0: address})
+            sampling.add([RequestPart(index, 0, 1, request) for index, request in enumerate(requests)])
+            while sampling.outstanding:
+                event = sampling.next()
+                if isinstance(event, Lost):
+                    raise ServerFailure(event.reason)
+                if isinstance(event, Answered):
+                    answers[event.part.index] = event.completions[0]
+        return [(request.prompt_ids, answers[index]) for index, request in enumerate(requests)]

@@ -20,13 +20,14 @@ from treetune.inference.base import (
     Completion,
     Engine,
     EngineError,
+    EngineLaunch,
     Later,
     OnResult,
     Request,
-    SamplingParams,
     SyncReport,
 )
-from treetune.inference.gaps import Probe, Tolerance, judge
+from treetune.inference.canary import Probe, judge
+from treetune.inference.settings import InProcessSettings
 from treetune.vocabulary import TokenIds
 
 FEWEST_ROWS = 8
@@ -63,25 +64,16 @@ class _Sample:
 class InProcessEngine(Engine):
     """See `Engine`. Samples are rows of one batch; a row whose sample has ended is given to the next one."""
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        rows: int,
-        tolerance: Tolerance,
-        context_length: int,
-        device: str,
-        end_ids: Sequence[int],
-    ) -> None:
+    def __init__(self, settings: InProcessSettings, launch: EngineLaunch) -> None:
         self.version = 0
         self.tokens = 0
-        self._rows, self._tolerance = rows, tolerance
-        self._context_length, self._device = context_length, device
-        self._end_ids = frozenset(end_ids)
+        self._rows, self._tolerance = settings.rows, settings.tolerance(launch.device)
+        self._context_length, self._device = launch.context_length, launch.device
+        self._end_ids = frozenset(launch.end_ids)
         self._closed = False
         self._rate = 0.0
         self._probes: list[Probe] = []
-        self._read(folder)
+        self._read(launch.weights)
 
     @property
     def tokens_per_second(self) -> float:
@@ -221,11 +213,7 @@ class InProcessEngine(Engine):
         return Completion(np.array(sample.ids), logprobs, reason, self.version, seconds)
 
     def _probe(self, canary: Canary) -> list[Probe]:
-        requests = []
-        for prompt_ids in canary.prompts:
-            most = min(canary.max_tokens, self._context_length - len(prompt_ids))
-            sampling = SamplingParams(max_tokens=most, temperature=canary.temperature)
-            requests.append(Request(prompt_ids, canary.seed, 1, sampling))
+        requests = canary.requests(self._context_length)
         before = self.tokens
         sampled = [completions[0] for completions in self.generate(requests)]
         self.tokens = before

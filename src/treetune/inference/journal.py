@@ -12,11 +12,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from treetune.inference.around import EngineAround
 from treetune.inference.base import (
     ANSWERS,
     Completion,
     Engine,
+    EngineWrapper,
     Later,
     OnResult,
     Request,
@@ -32,7 +32,7 @@ FLUSH_S = 0.2
 """A killed process loses at most what it sampled in this time."""
 
 
-class JournaledEngine(EngineAround):
+class JournaledEngine(EngineWrapper):
     """An engine whose finished requests are kept in journals, and found there the next time.
 
     A request is known by its content and by the policy version that samples it, so one journal can serve

@@ -1,43 +1,52 @@
-"""The server's command line and environment: what vLLM is given, and why."""
+"""One server process: its command line and environment, its start under a guard on a free port, its end."""
 
 from __future__ import annotations
 
+import contextlib
+import getpass
 import json
 import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+
+import psutil
 
 import treetune
-from treetune.inference import key
-from treetune.inference.scratch import variables
+from treetune.inference import guard, key
+from treetune.inference.base import EngineLaunch, TransferMethod
+from treetune.inference.client import MODEL_NAME, Address
+from treetune.inference.settings import VllmSettings
 from treetune.inherited import without_secrets
-
-if TYPE_CHECKING:
-    from treetune.inference.settings import VllmSettings
+from treetune.store import held_folders
 
 ADAPTER_CONFIG = "adapter_config.json"
 """A folder of adapters has it, in the format of peft."""
 
 LOOPBACK = "127.0.0.1"
 
-MODEL_NAME = "policy"
 START_MODEL_NAME = "start-model"
-"""What the model is called whose adapters are the policy."""
+"""The name of the model whose adapters are the policy."""
 
-Way = Literal["file", "shared_memory", "cuda_ipc", "nccl"]
-"""How new weights come into a server (see `treetune.inference.transfer`)."""
-
-BACKENDS: Mapping[str, str] = {
+BACKENDS: Mapping[TransferMethod, str] = {
     "shared_memory": "treetune_shared_memory",
     "cuda_ipc": "ipc",
     "nccl": "nccl",
 }
-"""What vLLM calls the ways."""
+"""vLLM's names of the transfers."""
 
 WORKER_EXTENSION = "treetune.inference.shared_memory_worker.WorkerExtension"
+
+END_S = 30.0
+"""Seconds that an ended server, its guard included, may take to be gone."""
 
 _ADAPTER_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """The largest ranks that vLLM can be set to hold."""
@@ -45,63 +54,52 @@ _ADAPTER_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 _SOURCES = Path(treetune.__file__).parents[1]
 
 _FROM_THE_LAUNCHER = (
-    # What DeepSpeed's launcher tells a rank about itself; vLLM would take part in that group.
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "LOCAL_SIZE",
-    "CROSS_RANK",
-    "CROSS_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "NODE_RANK",
-    "GROUP_RANK",
+    # DeepSpeed's launcher tells a rank about itself; vLLM would take part in that group.
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE"),
+    *("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "GROUP_RANK"),
 )
 _LAUNCHER_PREFIXES = ("TORCHELASTIC_", "PMI_", "OMPI_", "SLURM_")
 
+_ENGINE = f"{held_folders.PREFIX}engine-"
+_SOCKET_BYTES = 107
+"""Bytes of a Unix socket's path at most (Linux)."""
+_NAME_BYTES = len(_ENGINE) + 8 + 2 + len("00000000-0000-0000-0000-000000000000")
+"""Bytes of a path below the folder of temporary files: the server's folder, and a socket of vLLM's in it."""
+
 
 @dataclass(frozen=True)
-class Launch:
-    """Everything but the weights and the port that decides how a server is started. It listens on `host`,
-    this machine's loopback unless others are to reach it."""
+class ServerLaunch:
+    """Everything but the weights and the port that decides how a server is started."""
 
     settings: VllmSettings
-    context_length: int
-    seed: int
-    rank: int
-    world_size: int
-    device: str
+    run: EngineLaunch
     is_trained: bool = True
     """Whether its weights are exchanged; else they are served as they are on disk."""
-    way: Way = "file"
-    """How new weights come into it."""
     replica: int = 0
-    """Which of this rank's servers it is."""
+    """The server's number among this rank's."""
     host: str = LOOPBACK
-    adapter_rank: int | None = None
-    """Of the adapters that are served, where they are: the weights are then folders of adapters, whose
-    configuration names the model that they belong to."""
+    """The address that it listens on: this machine's loopback unless others are to reach it."""
 
     def command(self, weights: Path, port: int) -> list[str]:
-        """The server's command line."""
-        settings = self.settings
-        cuda = self.device == "cuda"
+        """Returns the server's command line."""
+        settings, device, adapter_rank = self.settings, self.run.device, self.run.adapter_rank
+        cuda = device == "cuda"
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
         command += ["--host", self.host, "--port", str(port)]
-        if self.adapter_rank is None:
+        if adapter_rank is None:
             command += ["--model", str(weights), "--served-model-name", MODEL_NAME]
         else:
-            largest = next((rank for rank in _ADAPTER_RANKS if rank >= self.adapter_rank), None)
+            largest = next((rank for rank in _ADAPTER_RANKS if rank >= adapter_rank), None)
             if largest is None:
                 raise ValueError(
                     f"vLLM adds adapters of rank {_ADAPTER_RANKS[-1]} at most, and trainer.lora.rank is"
-                    f" {self.adapter_rank}: lower it, or set trainer.lora.send to 'merged'"
+                    f" {adapter_rank}: lower it, or set trainer.lora.send to 'merged'"
                 )
-            command += ["--model", model_of_adapters(weights), "--served-model-name", START_MODEL_NAME]
+            model = json.loads((weights / ADAPTER_CONFIG).read_text())["base_model_name_or_path"]
+            command += ["--model", model, "--served-model-name", START_MODEL_NAME]
             command += ["--enable-lora", "--max-loras", "1", "--max-lora-rank", str(largest)]
             command += ["--lora-modules", f"{MODEL_NAME}={weights}"]
-        command += ["--dtype", settings.resolved_dtype(self.device), "--seed", str(self.seed % 2**32)]
+        command += ["--dtype", settings.resolved_dtype(device), "--seed", str(self.run.seed % 2**32)]
         command += ["--max-model-len", str(self.context_length)]
         command += ["--max-num-seqs", str(settings.max_num_seqs)]
         # vLLM refuses a budget below one sequence's length where prompts aren't cut.
@@ -121,7 +119,7 @@ class Launch:
         command += ["--logprobs-mode", "processed_logprobs"]
         command += ["--no-enable-log-requests", "--disable-uvicorn-access-log"]
         command += ["--middleware", f"{key.__name__}.{key.KeyRequired.__name__}"]
-        command += [_flag("enable-prefix-caching", settings.caches_prefixes(self.device))]
+        command += [_flag("enable-prefix-caching", settings.caches_prefixes(device))]
         command += [_flag("async-scheduling", settings.async_scheduling)]
         if not cuda:
             # A prompt cut over two steps takes back its first seeded draw, which a CPU's generator can't:
@@ -137,16 +135,18 @@ class Launch:
             command += ["--gpu-memory-utilization", str(settings.gpu_memory_utilization)]
         if settings.sleep:
             command += ["--enable-sleep-mode"]
-        if self.is_trained and self.way != "file":
-            command += ["--weight-transfer-config", json.dumps({"backend": BACKENDS[self.way]})]
-        if self.is_trained and self.way == "shared_memory":
+        transfer = self.run.transfer if self.is_trained else "file"
+        if transfer != "file":
+            command += ["--weight-transfer-config", json.dumps({"backend": BACKENDS[transfer]})]
+        if transfer == "shared_memory":
             command += ["--worker-extension-cls", WORKER_EXTENSION]  # which has vLLM know that backend
-        return [*command, *self._extra]
+        return [*command, *settings.extra_arguments]
 
     def environment(self, scratch: Path, inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
-        """The server's environment: the inherited one without keys, and without the launcher's words to a
-        rank."""
-        settings = self.settings
+        """Returns the server's environment: the inherited one without keys, and without the launcher's
+        variables."""
+        settings, device = self.settings, self.run.device
+        before = tempfile.gettempdir()
         environment = {
             name: value
             for name, value in without_secrets(inherited).items()
@@ -158,22 +158,26 @@ class Launch:
             "VLLM_NO_USAGE_STATS": "1",
             "DO_NOT_TRACK": "1",
             "HF_HUB_OFFLINE": "1",
-            **variables(scratch),
+            "TMPDIR": str(scratch),
+            "VLLM_RPC_BASE_PATH": str(scratch),
+            # PyTorch's compiled code is kept where it would be without a folder of the server's own.
+            "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+            or str(Path(before) / f"torchinductor_{getpass.getuser()}"),
             # Longer than the client keeps one: a request on a connection that the server just closed would
             # look like a failure of the server, and on a busy machine its 5 s are not far from our 3.
             "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "60",
-            "OMP_NUM_THREADS": str(settings.threads(self.world_size)),
-            # The server imports what asks for its key.
+            "OMP_NUM_THREADS": str(settings.threads(self.run.ranks.world_size)),
+            # The server imports the middleware that asks for its key.
             "PYTHONPATH": os.pathsep.join(filter(None, [inherited.get("PYTHONPATH"), str(_SOURCES)])),
         }
-        if self.adapter_rank is not None:
+        if self.run.adapter_rank is not None:
             environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"  # opens the route that exchanges adapters
-        if self.is_trained and self.way == "cuda_ipc":
+        if self.is_trained and self.run.transfer == "cuda_ipc":
             # Handles of a GPU's memory travel pickled, to a server that listens to who knows its key.
             environment["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
-        if self.device == "cuda":
+        if device == "cuda":
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(self._visible_devices(inherited))
-            if settings.resolved_dtype(self.device) == "float32":
+            if settings.resolved_dtype(device) == "float32":
                 # Triton's dot products, vLLM's attention in float32, round to TF32 otherwise.
                 environment["TRITON_F32_DEFAULT"] = "ieee"
             if settings.batch_invariant:
@@ -186,53 +190,157 @@ class Launch:
                 # its own all the same.
                 environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
             if self._eager:
-                # What is left to compile is one small function of the log-probs: 15 s for no gain.
+                # One small function of the log-probs is left to compile: 15 s for no gain.
                 environment["TORCH_COMPILE_DISABLE"] = "1"
         return environment
 
     @property
+    def context_length(self) -> int:
+        return self.settings.context_length or self.run.context_length
+
+    @property
     def _eager(self) -> bool:
-        return _or(self.settings.enforce_eager, self.device != "cuda")
+        eager = self.settings.enforce_eager
+        return self.run.device != "cuda" if eager is None else eager
 
     @property
     def _one_process_computes(self) -> bool:
         """On a CPU, a worker process beside the engine core only adds messages between the two: with
-        a tiny model on two cores a third of the time.
-        """
-        own = any(argument.startswith("--distributed-executor-backend") for argument in self._extra)
-        return self.device != "cuda" and self.settings.tensor_parallel_size == 1 and not own
-
-    @property
-    def _extra(self) -> tuple[str, ...]:
-        return self.settings.extra_arguments
+        a tiny model on two cores a third of the time."""
+        set_by_user = any(
+            argument.startswith("--distributed-executor-backend")
+            for argument in self.settings.extra_arguments
+        )
+        return self.run.device != "cuda" and self.settings.tensor_parallel_size == 1 and not set_by_user
 
     def _visible_devices(self, inherited: Mapping[str, str]) -> list[str]:
-        """The server's GPUs: of those that the settings name, or else the trainer's own."""
+        """Returns the server's GPUs: of those that the settings name, or else the trainer's own."""
         listed = [name for name in inherited.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-        size = self.settings.tensor_parallel_size
-        rank = int(inherited.get("LOCAL_RANK", self.rank)) if self.settings.servers == "per_rank" else 0
-        count = self.settings.replicas_on(self.device)
-        place = rank * count + self.replica
-        wanted = self.settings.devices
-        indices = wanted[place * size :][:size] if wanted else range(place * size, (place + 1) * size)
+        settings, rank = self.settings, self.run.ranks.rank
+        size, count = settings.tensor_parallel_size, settings.replicas_on(self.run.device)
+        local_rank = int(inherited.get("LOCAL_RANK", rank)) if settings.servers == "per_rank" else 0
+        start = (local_rank * count + self.replica) * size
+        indices = settings.devices[start:][:size] if settings.devices else range(start, start + size)
         if len(indices) < size or (listed and max(indices) >= len(listed)):
             which = f"server {self.replica + 1} of {count}" if count > 1 else "engine"
             raise ValueError(
-                f"the {which} of rank {self.rank} needs GPUs {list(indices) or '(none left)'}, and this"
+                f"the {which} of rank {rank} needs GPUs {list(indices) or '(none left)'}, and this"
                 f" process sees {len(listed)}: change engines.policy.replicas, engines.policy.devices or"
                 " engines.policy.tensor_parallel_size"
             )
         return [listed[index] if listed else str(index) for index in indices]
 
 
-def model_of_adapters(directory: Path) -> str:
-    """The folder of the model that the adapters in this one belong to."""
-    return json.loads((directory / ADAPTER_CONFIG).read_text())["base_model_name_or_path"]
-
-
 def _flag(name: str, on: bool) -> str:
     return f"--{name}" if on else f"--no-{name}"
 
 
-def _or(value: bool | None, default: bool) -> bool:
-    return default if value is None else value
+class ServerProcess:
+    """A server process under its guard, on a free port and with a new key, or on and with those of the
+    arguments. Its environment is the launch's and `variables`."""
+
+    def __init__(
+        self,
+        launch: ServerLaunch,
+        weights: Path,
+        log: Path,
+        *,
+        port: int | None = None,
+        server_key: str | None = None,
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        self.log = log
+        self.port = port or free_port()
+        self.url = f"http://{launch.host}:{self.port}"
+        self.key = server_key or secrets.token_urlsafe(32)
+        folder = scratch_folder()
+        command = launch.command(weights, self.port)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as file:
+            file.write(f"\n=== {time.strftime('%F %T')} {' '.join(command)}\n".encode())
+            file.flush()
+            self.log_start = file.tell()
+            watcher = [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), str(folder)]
+            # A session of its own: Ctrl-C in the terminal is ours to handle, not the server's.
+            self._guard = subprocess.Popen(
+                [*watcher, *command],
+                stdin=subprocess.PIPE,
+                stdout=file,
+                stderr=file,
+                env=launch.environment(folder) | {key.VARIABLE: self.key, **(variables or {})},
+                start_new_session=True,
+                bufsize=0,
+            )
+        self._scratch = folder
+
+    def address(self, epoch: int = 0) -> Address:
+        return Address(self.url, epoch, self.key)
+
+    def pid(self) -> int | None:
+        """Returns the server's own process ID, or None once it is gone. The guard started it first."""
+        try:
+            return min(psutil.Process(self._guard.pid).children(), key=lambda child: child.create_time()).pid
+        except (psutil.Error, ValueError):
+            return None
+
+    def exit_code(self) -> int | None:
+        """Returns None while it runs."""
+        return self._guard.poll()
+
+    def end(self, *, at_once: bool = False) -> None:
+        """Ends the server and everything below it, and waits for that."""
+        if self._guard.poll() is None:
+            assert self._guard.stdin is not None
+            with contextlib.suppress(OSError):
+                self._guard.stdin.write(guard.END_NOW if at_once else b"q")
+            try:
+                self._guard.wait(END_S)
+            except subprocess.TimeoutExpired:
+                # The session's leader is the guard: its process group is the server's and nobody else's.
+                os.killpg(self._guard.pid, signal.SIGKILL)
+                self._guard.wait(END_S)
+        if self._guard.stdin is not None:
+            self._guard.stdin.close()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def log_text(self) -> str:
+        """Returns the end of this start's log."""
+        with contextlib.suppress(OSError), self.log.open("rb") as file:
+            file.seek(max(self.log_start, file.seek(0, os.SEEK_END) - 200_000))
+            return file.read().decode(errors="replace")
+        return ""
+
+
+def free_port() -> int:
+    """Returns a port of this machine's loopback that nobody listens on just now."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return probe.getsockname()[1]
+
+
+def listens(port: int, host: str = LOOPBACK) -> bool:
+    """Returns whether somebody listens on this port, of this machine's loopback or another of its
+    addresses."""
+    with socket.socket() as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex((host, port)) == 0
+
+
+def scratch_folder() -> Path:
+    """Makes a folder for a server's sockets and temporary files, held by this process."""
+    held_folders.sweep()
+    folder = Path(tempfile.mkdtemp(prefix=_ENGINE))
+    held_folders.hold(folder)
+    return folder
+
+
+def refuse_long_paths() -> None:
+    """Raises ValueError if a server's sockets couldn't have their paths."""
+    folder = os.fsencode(tempfile.gettempdir())
+    most = _SOCKET_BYTES - _NAME_BYTES
+    if len(folder) > most:
+        raise ValueError(
+            f"the folder for temporary files is {os.fsdecode(folder)}, {len(folder)} bytes long: the engine's"
+            f" sockets lie there, and Linux allows their paths {_SOCKET_BYTES} bytes. Set TMPDIR to a folder"
+            f" of at most {most}, such as /tmp"
+        )

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from treetune.inference.around import EngineAround
-from treetune.inference.base import Completion, Engine, Later, OnResult, Request
+from treetune.inference.base import Completion, Engine, EngineWrapper, Later, OnResult, Request
 
 Asked = list[Request | Later]
 
@@ -31,7 +30,7 @@ class _Lane:
     results: list[list[Completion]] = field(default_factory=list)
 
 
-class PipelinedEngine(EngineAround):
+class PipelinedEngine(EngineWrapper):
     """An engine with a second entrance, `also`, for whoever learns of an answer while others are sampled.
 
     A call of `generate` gives what its caller asked for, as ever, and comes back when what was asked for on

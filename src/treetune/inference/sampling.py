@@ -1,4 +1,4 @@
-"""Requests on their way through an engine's servers: who gets which, and what happens when one is lost."""
+"""The scheduler of requests over an engine's servers: a server for each, and another one when it is lost."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 import queue
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,7 +21,7 @@ from treetune.inference.client import (
     completions_of,
     payload,
 )
-from treetune.inference.prefixes import Prefixes
+from treetune.vocabulary import TokenIds
 
 POLL_S = 1.0
 
@@ -30,9 +30,15 @@ BUSIER, BUSIER_SAMPLES = 2, 16
 samples of the idlest one, and so many more: computing a prompt again costs less than waiting in a line."""
 
 
+BLOCK_TOKENS = 16
+"""Prefixes are known in whole blocks of so many tokens, as in vLLM's own cache on a GPU."""
+MOST_BLOCKS = 1_000_000
+"""Some 100 MB. Servers forget sooner."""
+
+
 @dataclass(frozen=True)
 class Answered:
-    """A part's samples, and which server they are from."""
+    """A part's samples, and the number of their server."""
 
     part: RequestPart
     completions: list[Completion]
@@ -41,27 +47,19 @@ class Answered:
 
 @dataclass(frozen=True)
 class Lost:
-    """The server did not do what it was asked. What it had not answered goes to the others, or waits."""
+    """A server that failed. Its unanswered parts go to the others, or wait."""
 
     server: int
     address: Address
     reason: str
 
 
-@dataclass(frozen=True)
-class Limit:
-    """Of what a server is given at a time: so many parts, and none more while it has so many samples."""
-
-    parts: int
-    samples: int
-
-
 Came = Answered | Lost | Later
 
 
 @dataclass(eq=False)
-class _Place:
-    """A server that takes requests, and what it has of ours."""
+class _OpenServer:
+    """A server that takes requests, and our requests there."""
 
     number: int
     address: Address
@@ -70,27 +68,35 @@ class _Place:
 
 
 class Sampling:
-    """Parts of requests on their way through servers that are numbered by the caller. A context manager.
+    """A context manager that has parts of requests sampled, by servers that the caller numbers.
 
-    A part goes to the server that has its prefix, where that one isn't much busier than the others, and
-    otherwise to the one with the fewest samples in flight; each has as much as the `limit` allows, and each
-    part `timeout` s. More can be given while those before are sampled: they go before what still waits of
-    their priority, so that little is begun and not ended. `prefixes` is None where no server caches any.
+    A part goes to the server that has its prefix, if that one isn't much busier than the others, and
+    otherwise to the one with the fewest samples in flight. A server has `most_parts` at a time, and is given
+    none while it has `most_samples`; each part has `timeout` s. Parts that are added later go before what
+    still waits of their priority, so that little is begun and not ended. `prefixes` is None if no server
+    caches any.
     """
 
     def __init__(
-        self, client: Client, version: int, limit: Limit, timeout: float, prefixes: Prefixes | None = None
+        self,
+        client: Client,
+        version: int,
+        *,
+        most_parts: int,
+        most_samples: int,
+        timeout: float,
+        prefixes: Prefixes | None = None,
     ) -> None:
-        self._client, self._version = client, version
-        self._limit, self._timeout = limit, timeout
+        self._client, self._version, self._timeout = client, version, timeout
+        self._most_parts, self._most_samples = most_parts, most_samples
         self._outstanding = 0
         self._open: set[int] = set()
         # A SimpleQueue, so that the event loop never waits for the caller.
         self._results: queue.SimpleQueue[Came | BaseException] = queue.SimpleQueue()
-        # From here on only the event loop's.
+        # The attributes below belong to the event loop.
         self._prefixes = prefixes
         self._waiting: dict[int, deque[RequestPart]] = {}  # by priority
-        self._places: dict[int, _Place] = {}
+        self._servers: dict[int, _OpenServer] = {}
         self._over = False
 
     def __enter__(self) -> Sampling:
@@ -102,25 +108,25 @@ class Sampling:
 
     @property
     def outstanding(self) -> bool:
-        """Whether anything that was given is still to come."""
+        """Whether anything that was added is still to come."""
         return self._outstanding > 0
 
     def is_open(self, number: int) -> bool:
-        """Whether that server takes requests."""
+        """Returns whether that server takes requests."""
         return number in self._open
 
     def open(self, servers: Mapping[int, Address]) -> None:
-        """These, by their numbers, which weren't open, take requests from here on."""
+        """Lets these servers take requests, by their numbers, which may not be open."""
         assert not servers.keys() & self._open
         self._open |= servers.keys()
         self._client.call_soon(self._accept_servers, dict(servers))
 
     def lose(self, number: int, reason: str) -> None:
-        """Gives up a server that takes requests and doesn't answer any more, as if it had said so itself."""
+        """Gives up a server that takes requests and doesn't answer any more, as if it had failed itself."""
         self._client.call_soon(self._lose_number, number, reason)
 
     def add(self, parts: Sequence[RequestPart], laters: Sequence[Later] = ()) -> None:
-        """Has the parts sampled as soon as there is room, and waits for what comes later as well."""
+        """Has the parts sampled as soon as a server is free, and waits for what comes later as well."""
         self._outstanding += len(parts) + len(laters)
         if parts:
             self._client.call_soon(self._accept, list(parts))
@@ -128,8 +134,8 @@ class Sampling:
             later.ready.add_done_callback(lambda _, later=later: self._results.put(later))  # type: ignore[misc]
 
     def next(self, timeout: float = POLL_S) -> Came | None:
-        """What comes next: a part's samples, a `Later` that is ready, a server that was lost and is open no
-        longer; None where nothing came in time. Raises EngineError where a server refused a part."""
+        """Returns the next event: a part's samples, a `Later` that is ready, or a server that was lost and is
+        open no longer; None if nothing came in time. Raises EngineError if a server refused a part."""
         try:
             result = self._results.get(timeout=timeout)
         except queue.Empty:
@@ -147,7 +153,7 @@ class Sampling:
 
     def _accept_servers(self, servers: Mapping[int, Address]) -> None:
         if not self._over:
-            self._places |= {number: _Place(number, address) for number, address in servers.items()}
+            self._servers |= {number: _OpenServer(number, address) for number, address in servers.items()}
             self._send()
 
     def _accept(self, parts: list[RequestPart]) -> None:
@@ -156,76 +162,117 @@ class Sampling:
         self._send()
 
     def _send(self) -> None:
-        """As much of what waits as there is room for."""
+        """Sends waiting parts as long as a server is free."""
         while not self._over:
             waiting = min((priority for priority, parts in self._waiting.items() if parts), default=None)
-            if waiting is None or (place := self._choose(self._waiting[waiting][0])) is None:
+            if waiting is None or (server := self._choose(self._waiting[waiting][0])) is None:
                 return
             part = self._waiting[waiting].popleft()
-            place.samples += part.n
-            place.tasks[part] = self._client.create_task(self._ask(part, place))
+            server.samples += part.n
+            server.tasks[part] = self._client.create_task(self._ask(part, server))
             if self._prefixes is not None:
-                self._prefixes.given(place.number, part.request.prompt_ids)
+                self._prefixes.computed(server.number, part.request.prompt_ids)
 
-    def _choose(self, part: RequestPart) -> _Place | None:
-        limit = self._limit
-        free = [p for p in self._places.values() if len(p.tasks) < limit.parts and p.samples < limit.samples]
+    def _choose(self, part: RequestPart) -> _OpenServer | None:
+        free = [
+            server
+            for server in self._servers.values()
+            if len(server.tasks) < self._most_parts and server.samples < self._most_samples
+        ]
         if not free:
             return None
-        idlest = min(free, key=lambda place: (place.samples, place.number))
+        idlest = min(free, key=lambda server: (server.samples, server.number))
         if self._prefixes is not None:
             holder = self._prefixes.holder(part.request.prompt_ids)
-            for place in free:
-                if place.number == holder and place.samples <= BUSIER * idlest.samples + BUSIER_SAMPLES:
-                    return place
+            for server in free:
+                if server.number == holder and server.samples <= BUSIER * idlest.samples + BUSIER_SAMPLES:
+                    return server
         return idlest
 
-    async def _ask(self, part: RequestPart, place: _Place) -> None:
+    async def _ask(self, part: RequestPart, server: _OpenServer) -> None:
         try:
             begun = time.monotonic()
             body = payload(part, self._version, self._client.end_ids)
-            answer = await self._client.ask(place.address, "/v1/completions", body, self._timeout)
+            answer = await self._client.ask(server.address, "/v1/completions", body, self._timeout)
             seconds = time.monotonic() - begun
             completions = completions_of(answer, part, self._version, seconds)
         except ServerFailure as failure:
-            self._lose(place, str(failure))
+            self._lose(server, str(failure))
             return
         except Exception as failure:  # handed to the caller's thread, which raises it
             self._results.put(failure)
             self._stop()
             return
-        del place.tasks[part]
-        place.samples -= part.n
+        del server.tasks[part]
+        server.samples -= part.n
         if self._prefixes is not None:
             for completion in completions:
                 whole = np.concatenate([part.request.prompt_ids, completion.token_ids])
-                self._prefixes.given(place.number, whole)
-        self._results.put(Answered(part, completions, place.number))
+                self._prefixes.computed(server.number, whole)
+        self._results.put(Answered(part, completions, server.number))
         self._send()
 
     def _lose_number(self, number: int, reason: str) -> None:
-        if (place := self._places.get(number)) is not None:
-            self._lose(place, reason)
+        if (server := self._servers.get(number)) is not None:
+            self._lose(server, reason)
 
-    def _lose(self, place: _Place, reason: str) -> None:
-        """What the server has not answered is sent again: the same seeds give the same tokens."""
-        if self._places.get(place.number) is not place:
+    def _lose(self, server: _OpenServer, reason: str) -> None:
+        """Sends a server's unanswered parts again: the same seeds give the same tokens."""
+        if self._servers.get(server.number) is not server:
             return
-        del self._places[place.number]
+        del self._servers[server.number]
         if self._prefixes is not None:
-            self._prefixes.forget(place.number)
-        unfinished = list(place.tasks.items())
-        place.tasks = {}
+            self._prefixes.forget(server.number)
+        unfinished = list(server.tasks.items())
+        server.tasks = {}
         for _, task in unfinished:
             if task is not asyncio.current_task():
                 task.cancel()
-        self._results.put(Lost(place.number, place.address, reason))
+        self._results.put(Lost(server.number, server.address, reason))
         self._accept([part for part, _ in unfinished])
 
     def _stop(self) -> None:
         self._over = True
         self._waiting.clear()
-        for place in self._places.values():
-            for task in place.tasks.values():
+        for server in self._servers.values():
+            for task in server.tasks.values():
                 if task is not asyncio.current_task():
                     task.cancel()
+
+
+class Prefixes:
+    """An index of the servers that most likely have the keys and values of a text's beginning in their cache.
+    It knows a block by its tokens and all before it. More than `most` blocks are forgotten, all at once."""
+
+    def __init__(self, most: int = MOST_BLOCKS) -> None:
+        self._most = most
+        self._holders: dict[int, int] = {}
+
+    def computed(self, holder: int, ids: TokenIds) -> None:
+        """Remembers that the server `holder` has computed all of `ids`."""
+        if len(self._holders) >= self._most:
+            self._holders.clear()
+        for block in _blocks(ids):
+            self._holders[block] = holder
+
+    def holder(self, ids: TokenIds) -> int | None:
+        """Returns the server that computed the longest known prefix of `ids` last, or None."""
+        last = None
+        for block in _blocks(ids):
+            if (holder := self._holders.get(block)) is None:
+                break
+            last = holder
+        return last
+
+    def forget(self, holder: int) -> None:
+        """Forgets a server whose cache is gone."""
+        self._holders = {block: other for block, other in self._holders.items() if other != holder}
+
+
+def _blocks(ids: TokenIds) -> Iterator[int]:
+    before = 0
+    data = ids.tobytes()
+    size = BLOCK_TOKENS * ids.itemsize
+    for end in range(size, len(data) + 1, size):
+        before = hash((before, data[end - size : end]))
+        yield before

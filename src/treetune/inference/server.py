@@ -7,24 +7,114 @@ import json
 import threading
 import time
 from dataclasses import replace
+from functools import singledispatch
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from treetune.inference import scratch
-from treetune.inference.base import EngineError
-from treetune.inference.client import Address, Client, ServerFailure
-from treetune.inference.launch import MODEL_NAME, Launch
-from treetune.inference.server_interface import AwaitedServer, Server
+from treetune.inference.base import EngineError, EngineLaunch
+from treetune.inference.client import MODEL_NAME, Address, Client, ServerFailure
+from treetune.inference.launch import END_S, ServerLaunch, ServerProcess, listens, refuse_long_paths
 from treetune.inference.server_log import diagnosis, last_lines
-from treetune.inference.server_process import END_S, Process, listens
+from treetune.inference.settings import EngineSettings, VllmSettings
 from treetune.store.files import write_json
 from treetune.store.timeline import SUFFIX, Timeline
 
-if TYPE_CHECKING:
-    from treetune.inference.settings import VllmSettings
-
 POLL_S = 0.1
 PORT_TRIES = 4
+
+
+class Server:
+    """A server as its engine sees it, be it this rank's own or another's."""
+
+    loads = False
+    """Whether this rank brings its weights in."""
+
+    def ready(self) -> Address:
+        """Waits for the server. Raises EngineError if it didn't come up."""
+        raise NotImplementedError
+
+    def now(self) -> Address | None:
+        """Returns the server if it is there, else None. Raises EngineError if it isn't coming."""
+        raise NotImplementedError
+
+    def failed(self, address: Address, reason: str) -> None:
+        """Reports that the server at `address` misbehaved: it is to be ended and started anew."""
+        raise NotImplementedError
+
+    def succeeded(self) -> None:
+        """Reports that work was finished: the restarts so far are forgiven."""
+
+    def wait_anew(self) -> None:
+        """Starts the deadline of waiting for this server anew, when work begins."""
+
+    def hold(self, held: bool) -> None:
+        """Keeps a server that ends from being started anew while `held`: its memory is somebody else's."""
+
+    @property
+    def restarts(self) -> int:
+        """Its restarts so far."""
+        raise NotImplementedError
+
+    def gone(self, address: Address) -> str | None:
+        """Returns the reason why a request to the server at `address` would wait in vain. None if it
+        wouldn't, or if the request itself meets the failure."""
+        return None
+
+    def begin_weights(self, address: Address) -> Address:
+        """Returns the address that takes new weights. From here on the server has neither the old ones nor
+        the new ones. Raises ServerFailure."""
+        return address
+
+    def end_weights(self, address: Address, weights: Path) -> Address:
+        """Returns the address that samples from the weights of that folder, which the server has now. Raises
+        ServerFailure."""
+        return address
+
+    def use(self, weights: Path) -> None:
+        """Sets the weights of a server that comes back."""
+
+    def start_anew(self, weights: Path, reason: str) -> None:
+        """Replaces the server, whatever it does, by one on these weights."""
+
+    def begin_to_close(self) -> None:
+        """Begins to end it, if it is ours, and waits for nothing."""
+
+    def close(self) -> None:
+        """Ends it, if it is ours."""
+
+
+class AwaitedServer(Server):
+    """A server that a thread of this process watches: it sets `_address`, under `_changed`, while the server
+    is there."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._address: Address | None = None
+        self._error: str | None = None
+        self._epoch = self._in_a_row = 0
+        self._closed = False
+
+    @property
+    def restarts(self) -> int:
+        # Starts that came up, after the first: a failure that is noticed twice, by the thread and by a
+        # caller, is one restart.
+        return max(0, self._epoch - 1)
+
+    def ready(self) -> Address:
+        with self._changed:
+            # The thread, or `now`, gives up by its own deadline, so this ends.
+            while (address := self.now()) is None:
+                self._changed.wait(0.5)
+            return address
+
+    def succeeded(self) -> None:
+        self._in_a_row = 0
+
+    def begin_to_close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._address = None
+            self._changed.notify_all()
 
 
 class OwnServer(AwaitedServer):
@@ -35,14 +125,14 @@ class OwnServer(AwaitedServer):
 
     loads = True
 
-    def __init__(self, launch: Launch, weights: Path, log: Path, address_file: Path | None) -> None:
+    def __init__(self, launch: ServerLaunch, log: Path, address_file: Path | None) -> None:
         super().__init__()
         self._launch, self._settings, self._log = launch, launch.settings, log
-        # A wrong choice of GPUs, or too long a path, is the caller's mistake, told at once.
+        # A wrong choice of GPUs, or too long a path, is the caller's mistake, reported at once.
         launch.environment(Path())
-        scratch.refuse_long_paths()
+        refuse_long_paths()
         self._address_file = address_file
-        self._weights = weights
+        self._weights = launch.run.weights
         self._start_wanted = True
         self._bad_epoch: tuple[int, str] = (0, "")
         self._held = False
@@ -51,13 +141,6 @@ class OwnServer(AwaitedServer):
         # The thread starts the processes; it lives as long as this object.
         self._thread = threading.Thread(target=self._supervise, name="engine-server", daemon=True)
         self._thread.start()
-
-    @property
-    def restarts(self) -> int:
-        """Starts that came up, after the first. One failure that is noticed twice, by the thread and by
-        a caller, is one restart.
-        """
-        return max(0, self._epoch - 1)
 
     def now(self) -> Address | None:
         with self._changed:
@@ -75,20 +158,15 @@ class OwnServer(AwaitedServer):
                 self._address = None
                 self._changed.notify_all()
 
-    def wait_anew(self) -> None:
-        """Each start has its own deadline."""
-
     def hold(self, held: bool) -> None:
         with self._changed:
             self._held = held
             self._changed.notify_all()
 
     def use(self, weights: Path) -> None:
-        """From here on, a new start is on these weights."""
         self._weights = weights
 
     def start_anew(self, weights: Path, reason: str) -> None:
-        """Ends the server, whatever it does, and starts one on `weights`."""
         with self._changed:
             self._weights = weights
             self._address, self._error = None, None
@@ -115,7 +193,7 @@ class OwnServer(AwaitedServer):
             try:
                 with self._timeline.span("server", "starts", weights=weights.name):
                     process = self._start(weights)
-            except Exception as error:  # whatever it is ends the waiting of others, and is told
+            except Exception as error:  # any error ends the waiting of others, and is reported
                 self._give_up(error)
                 continue
             try:
@@ -151,7 +229,7 @@ class OwnServer(AwaitedServer):
                 self._changed.notify_all()
 
     def _give_up(self, error: Exception) -> None:
-        """Tells whoever waits, on all ranks, that there is no server."""
+        """Reports on all ranks that there is no server."""
         known = isinstance(error, EngineError | OSError)
         with self._changed:
             self._address = None
@@ -162,8 +240,8 @@ class OwnServer(AwaitedServer):
                 self._publish()
             self._changed.notify_all()
 
-    def _watch(self, process: Process) -> str:
-        """Returns when the process is no more or shall be no more, with why."""
+    def _watch(self, process: ServerProcess) -> str:
+        """Returns the reason when the process has ended or has to end."""
         poisoned = self._poison_file(self._epoch)
         while True:
             with self._changed:
@@ -177,10 +255,10 @@ class OwnServer(AwaitedServer):
             if poisoned is not None and poisoned.exists():
                 return poisoned.read_text()
 
-    def _start(self, weights: Path) -> Process:
-        """A server that has sampled. Raises EngineError with the end of the log."""
+    def _start(self, weights: Path) -> ServerProcess:
+        """Returns a server that has sampled. Raises EngineError with the end of the log."""
         for attempt in range(PORT_TRIES):
-            process = Process(self._launch, weights, self._log)
+            process = ServerProcess(self._launch, weights, self._log)
             try:
                 self._wait_until_sampling(process)
             except ServerFailure as failure:
@@ -199,7 +277,7 @@ class OwnServer(AwaitedServer):
             return process
         raise AssertionError("the last try returns or raises")
 
-    def _wait_until_sampling(self, process: Process) -> None:
+    def _wait_until_sampling(self, process: ServerProcess) -> None:
         deadline = time.monotonic() + self._settings.start_timeout
         listening = False
         while True:
@@ -264,7 +342,10 @@ class RemoteServer(Server):
     def now(self) -> Address | None:
         if self._closed:
             raise EngineError("the engine was closed")
-        state = self._read()
+        try:
+            state: dict[str, Any] = json.loads(self._file.read_text())
+        except FileNotFoundError:
+            state = {}
         if state.get("error"):
             raise EngineError(state["error"])
         if state.get("url") and state["epoch"] > self._bad_epoch:
@@ -282,59 +363,74 @@ class RemoteServer(Server):
         poison_file(self._file, address.epoch).write_text(reason)
 
     def succeeded(self) -> None:
-        """The first rank's own work decides about restarts."""
-        self.wait_anew()
+        self.wait_anew()  # the first rank's own work decides about restarts
 
     def wait_anew(self) -> None:
         self._missed_since = None
 
     def hold(self, held: bool) -> None:
-        """The first rank's decides of this, too."""
-        if not held:
+        if not held:  # the first rank's decides about restarts
             self.wait_anew()
 
     def begin_to_close(self) -> None:
         self._closed = True
 
-    def close(self) -> None:
-        self._closed = True
 
-    def _read(self) -> dict[str, Any]:
-        try:
-            return json.loads(self._file.read_text())
-        except FileNotFoundError:
-            return {}
+@singledispatch
+def start_servers(settings: EngineSettings, run: EngineLaunch, log: Path) -> list[Server]:
+    """Begins to start servers, for all ranks, of a model that isn't trained. Every rank calls this, and the
+    first one's starts them. Raises ValueError if the settings don't suit the device."""
+    name = next((name for name, part in settings.registered().items() if part is type(settings)), "?")
+    raise ValueError(f"engines.judge.server is {name!r}, and a judge is asked over HTTP: set it to 'vllm'")
 
 
-def servers_of(launch: Launch, weights: Path, log: Path, meeting_place: Path | None) -> list[Server]:
-    """An engine's servers: this process's own, or those that the first rank starts, where the ranks share
-    them and `meeting_place` is a folder that all see. The first one's log is `log`; the others' are
-    beside it. Raises ValueError where there are too few GPUs, before any is started."""
-    launches = [replace(launch, replica=i) for i in range(launch.settings.replicas_on(launch.device))]
-    found: list[Server] = []
-    is_first = meeting_place is None or launch.rank == 0
+@start_servers.register
+def start_vllm_servers(settings: VllmSettings, run: EngineLaunch, log: Path) -> list[Server]:
+    if run.device == "cpu" and settings.replicas is None and settings.addresses is None:
+        # More servers, as many as fill the cores, are for the model that is trained.
+        settings = replace(settings, replicas=1, devices=None)
+    launch = ServerLaunch(replace(settings, context_length=None), run, is_trained=False)
+    return servers_of(launch, log, run.ranks.folder if run.ranks.world_size > 1 else None)
+
+
+def servers_of(launch: ServerLaunch, log: Path, folder: Path | None) -> list[Server]:
+    """Returns an engine's servers: this process's own, or those that the first rank starts if the ranks share
+    them and `folder` is one that all see. The first one's log is `log`; the others' are beside it. Raises
+    ValueError for too few GPUs, before any is started."""
+    count = launch.settings.replicas_on(launch.run.device)
+    launches = [replace(launch, replica=number) for number in range(count)]
+    is_first = folder is None or launch.run.ranks.rank == 0
     if is_first:
-        for one in launches:  # before any is started
-            one.environment(Path())
-    for one in launches:
-        name = f"-{one.replica}" if one.replica else ""
+        for each in launches:
+            each.environment(Path())
+    servers: list[Server] = []
+    for each in launches:
+        name = f"-{each.replica}" if each.replica else ""
         its_log = log.with_stem(log.stem + name)
-        address_file = meeting_place / f"server{name}.json" if meeting_place else None
+        address_file = folder / f"server{name}.json" if folder else None
         if is_first:
-            found.append(OwnServer(one, weights, its_log, address_file))
+            servers.append(OwnServer(each, its_log, address_file))
         else:
             assert address_file is not None
-            found.append(RemoteServer(address_file, its_log, launch.settings))
-    return found
+            servers.append(RemoteServer(address_file, its_log, launch.settings))
+    return servers
+
+
+def close_servers(servers: list[Server]) -> None:
+    """Ends all servers of ours side by side, and waits for them."""
+    for server in servers:
+        server.begin_to_close()
+    for server in servers:
+        server.close()
 
 
 def poison_file(address_file: Path, epoch: int) -> Path:
-    """Where a rank leaves word that the server of this epoch failed it."""
+    """Returns the file in which a rank reports that the server of this epoch failed it."""
     return address_file.with_name(f"{address_file.stem}-{epoch}.failed")
 
 
 def warm_up(n: int) -> dict[str, Any]:
-    """The smallest request that takes every step which real ones take."""
+    """Returns the smallest request that takes every step which real ones take."""
     return {
         "model": MODEL_NAME,
         "prompt": [0],

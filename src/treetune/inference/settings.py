@@ -1,193 +1,184 @@
-"""How the engine is configured, and the way from a configuration to a starting engine."""
+"""The configuration of engines: plain data, and the choices that follow from it (`engine.start_engine`)."""
 
 from __future__ import annotations
 
 import os
-import secrets
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le
 
 from treetune.config.registrable import Registrable
 from treetune.contracts import Experiment, Finding
-from treetune.inference.addresses import check_addresses
-from treetune.inference.base import Engine
-from treetune.inference.cores import servers_that_fill
-from treetune.inference.gaps import Tolerance
-from treetune.inference.launch import Way
-from treetune.inference.ways import Places, WeightTransferSetting, choose
-
-if TYPE_CHECKING:
-    from treetune.inference.launch import Launch
-    from treetune.inference.ranks import RankFiles
-    from treetune.inference.server_interface import Server
+from treetune.inference.base import TRANSFERS, Tolerance, TransferMethod
+from treetune.store.held_folders import MEMORY
 
 Device = Literal["cpu", "cuda"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 
+SETTING = "engines.policy.weight_transfer"
+VERSIONS = 2
+"""Versions of the whole weights that lie in memory at once, on their way into the engine."""
+ON_THE_DEVICE: frozenset[TransferMethod] = frozenset({"cuda_ipc", "nccl"})
+"""Transfers that take weights from where the trainer has them."""
+
+GIB = 2**30
+MOST_SERVERS = 8
+"""Servers that are chosen for a CPU at most: beyond this, they get more threads instead."""
+SHARE_OF_MEMORY = 1 / 2
+"""The share of a machine's memory that these servers may take."""
+SERVER_GIB = 3
+"""Memory of a server of a small model, beside its cache."""
+
+_ADDRESS = re.compile(r"https?://[^/:@?#\s]+:\d+")
+
 
 class EngineSettings(Registrable):
-    """What samples. Starting it gives an `Engine`."""
+    """The sampler of a model. `treetune.inference.engine.start_engine` starts it; an engine of your own
+    registers its function there."""
 
     canary_tolerance: float | None
 
     @property
     def weights_in_memory(self) -> bool:
-        """Whether weights on their way into the engine lie in memory, where that can be."""
+        """Whether weights on their way into the engine lie in /dev/shm, where there is one."""
         return True
 
     def tolerance(self, device: str) -> Tolerance:
-        """The log-prob gap that the canary accepts on `device`."""
+        """Returns the log-prob gap that the canary accepts on `device`."""
         raise NotImplementedError
 
     def threads(self, ranks: int) -> int | None:
-        """Of one server on a CPU; None where there is no such thing."""
+        """Returns the threads of one server on a CPU, or None."""
         return None
 
-    def way(self, *, device: str, machines: Sequence[str], adapters: bool) -> tuple[Way, str]:
-        """How new weights come into the engine, and why so: for ranks on these machines, in their order,
-        which train on `device`, and whether they send adapters. Raises ValueError where it can't be as it is
-        set."""
+    def transfer_method(
+        self, *, device: str, machines: Sequence[str], adapters: bool
+    ) -> tuple[TransferMethod, str]:
+        """Returns the transfer of new weights into the engine, and the reason. The ranks are on `machines`,
+        in their order, train on `device`, and send `adapters` or whole weights. Raises ValueError if the
+        transfer that is set isn't possible."""
         return "file", "it is the only way of this engine"
-
-    def start(
-        self,
-        model_directory: Path,
-        log_directory: Path,
-        *,
-        seed: int,
-        context_length: int,
-        rank: int = 0,
-        world_size: int = 1,
-        rendezvous: Path | None = None,
-        barrier: Callable[[str], None] = lambda name: None,
-        device: str = "cpu",
-        end_ids: Sequence[int] = (),
-        adapter_rank: int | None = None,
-        way: Way = "file",
-    ) -> Engine:
-        """Begins to start an engine on the weights in `model_directory` and returns at once;
-        ``Engine.wait_ready`` waits for it.
-
-        Every rank calls this. `rendezvous` is a folder, empty at first, that all ranks of the run see;
-        `barrier` returns when all ranks have called it. Both are used only where there are several ranks.
-        `end_ids` are the tokens that end an answer (`TextCodec.end_ids`). New weights come by `way`. With
-        `adapter_rank`, this directory and those loaded later hold adapters of that rank. Raises ValueError
-        where the settings don't suit the device or the ranks.
-        """
-        raise NotImplementedError
-
-    def serve(
-        self,
-        model_directory: Path,
-        log: Path,
-        *,
-        seed: int,
-        context_length: int,
-        rank: int = 0,
-        world_size: int = 1,
-        rendezvous: Path | None = None,
-        device: str = "cpu",
-    ) -> list[Server]:
-        """Begins to start servers, for all ranks, of a model that isn't trained. Every rank calls this,
-        and the first one's starts them. Raises ValueError where the settings don't suit the device."""
-        raise NotImplementedError
 
 
 @EngineSettings.register("vllm")
 @dataclass(frozen=True, kw_only=True)
 class VllmSettings(EngineSettings):
-    """A managed vLLM server.
+    """A managed vLLM server, or several that are alike.
 
-    Settings that are None are chosen for the device: `dtype` float32 on a CPU and bfloat16 on a
-    GPU, `enforce_eager` on a CPU only, `prefix_caching` on a GPU only (on a CPU a block is 32
-    tokens, so that short prompts share little), `canary_tolerance` (difference between a log-prob of
-    the engine and the trainer's after a sync, in the mean over the canary's tokens) 1e-4 in float32 and
-    5e-2 otherwise, where any one token may differ by 40 times that (in float32 by 100 times it on a GPU,
-    and by no more than it on a CPU),
-    `context_length` (tokens of prompt and response together) that of the run, `omp_threads` the
-    server's share of the cores but one. With one thread, the same seeds give the same tokens and
-    log-probs to the last bit, whatever else is sampled; with more, the last bits of a log-prob
-    depend on what shared its batch.
-
-    `servers`: 'one' engine for all ranks (on the first rank's machine) or one 'per_rank'. An engine has
-    `replicas`, servers that are alike and deal out its requests; None is one on the trainer's GPUs, as
-    many as `devices` hold, and on a CPU as many as fill the cores (of one thread each, unless
-    `omp_threads` says otherwise; see `servers_that_fill`). `devices`: the GPUs of the servers,
-    `tensor_parallel_size` each, numbered as this process sees them; None shares the trainer's. Or
-    `addresses` are those of servers that somebody else started, on this machine or others
-    (``http://10.0.0.2:8000``, command ``serve_engine``), for all ranks; `key_file` holds their key.
-    `sleep` gives a GPU's memory to the trainer while it trains.
-
-    Times are in seconds: `start_timeout` until a token was sampled, `request_timeout` for one
-    request, `sync_timeout` for each part of a weight sync. `max_restarts` bounds the restarts of
-    one call to `generate` or `load`. `max_concurrency` bounds the requests in flight.
-    `extra_arguments` end the server's command line.
+    With one thread on a CPU, the same seeds give the same tokens and log-probs to the last bit, whatever else
+    is sampled; with more, the last bits of a log-prob depend on what shared its batch. Times are in seconds.
     """
 
     dtype: Dtype | None = None
+    """Null is float32 on a CPU and bfloat16 on a GPU."""
     context_length: Annotated[int, Gt(1)] | None = None
+    """Tokens of prompt and response together; null is the run's."""
     max_concurrency: Annotated[int, Gt(0)] = 512
+    """Requests in flight at most."""
     max_num_seqs: Annotated[int, Gt(0)] = 512
     """Sequences that the server works on at once."""
     max_num_batched_tokens: Annotated[int, Gt(0)] = 16384
     """Tokens of one step of the server."""
     servers: Literal["one", "per_rank"] = "one"
+    """One engine for all ranks, on the first rank's machine, or one for each rank."""
     replicas: Annotated[int, Gt(0)] | None = None
-    """Servers of an engine. The same seeds give the same answers with any number of them."""
+    """Servers of an engine. The same seeds give the same answers with any number of them. Null is one on the
+    trainer's GPUs, as many as `devices` hold, and on a CPU as many as fill the cores (of one thread each,
+    unless `omp_threads` says otherwise)."""
     devices: tuple[Annotated[int, Ge(0)], ...] | None = None
+    """GPUs of the servers, `tensor_parallel_size` each, numbered as this process sees them; null shares the
+    trainer's."""
     addresses: tuple[str, ...] | None = None
+    """Servers that somebody else started, on this machine or others (``http://10.0.0.2:8000``, command
+    ``serve_engine``), for all ranks."""
     key_file: str | None = None
-    """Of mode 600."""
+    """The file with the key of the servers at `addresses`, of mode 600."""
     tensor_parallel_size: Annotated[int, Gt(0)] = 1
+    """GPUs of one server."""
     gpu_memory_utilization: Annotated[float, Gt(0), Le(1)] = 0.85
     """Share of a GPU's memory that the server takes."""
     kv_cache_gib: Annotated[int, Gt(0)] = 1
     """Memory for keys and values on a CPU."""
     prefix_caching: bool | None = None
+    """Null is on for a GPU only: on a CPU a block is 32 tokens, so that short prompts share little."""
     async_scheduling: bool = True
     """Plans a step while the one before it runs."""
     enforce_eager: bool | None = None
+    """Null is on for a CPU only."""
     sleep: bool = False
+    """Gives a GPU's memory to the trainer while it trains."""
     batch_invariant: bool = False
     """On a GPU, kernels whose results don't depend on what shares the batch: with them alone, the same seeds
     give the same tokens there. Slower (vLLM's VLLM_BATCH_INVARIANT)."""
     omp_threads: Annotated[int, Gt(0)] | None = None
+    """Threads of a server on a CPU; null is its share of the cores but one."""
     start_timeout: Annotated[float, Gt(0)] = 600.0
+    """Seconds until a token was sampled."""
     request_timeout: Annotated[float, Gt(0)] = 1800.0
+    """Seconds for one request."""
     sync_timeout: Annotated[float, Gt(0)] = 300.0
+    """Seconds for each part of a weight sync."""
     max_restarts: Annotated[int, Ge(0)] = 3
-    weight_transfer: WeightTransferSetting = "auto"
+    """Restarts within one call to sample or to load weights."""
+    weight_transfer: Literal["auto", "file", "shared_memory", "cuda_ipc", "nccl"] = "auto"
     """How new weights come into the engine. ``auto`` is ``cuda_ipc`` where each server shares its rank's GPU,
     ``nccl`` where the engine has `devices` of its own, and otherwise files in /dev/shm; the log says which.
     ``shared_memory`` has the server take chunks in /dev/shm as they are written. ``file`` puts files beside
     the experiment. Adapters always go as files."""
     canary_tolerance: Annotated[float, Gt(0)] | None = None
+    """Difference between a log-prob of the engine and the trainer's after a sync, in the mean over the
+    canary's tokens. Null is 1e-4 in float32 and 5e-2 otherwise. A single token may differ by 40 times that,
+    in float32 by 100 times it on a GPU, and by no more than it on a CPU."""
     extra_arguments: tuple[str, ...] = ()
+    """Ends the server's command line."""
 
     def __post_init__(self) -> None:
-        check_addresses(self)
-        if self.devices is not None and len(set(self.devices)) < max(1, len(self.devices)):
+        if self.addresses is not None:
+            self._check_addresses(self.addresses)
+        elif self.key_file is not None:
+            raise ValueError("key_file is the key of servers at addresses, and there are none")
+        if self.devices is None:
+            return
+        if len(set(self.devices)) < max(1, len(self.devices)):
+            listed = f"a GPU twice: {list(self.devices)}" if self.devices else "no GPU"
             raise ValueError(
-                "devices lists "
-                + (f"a GPU twice: {list(self.devices)}" if self.devices else "no GPU")
-                + ": give each server's its numbers, or null to share the trainer's"
+                f"devices lists {listed}: give each server's its numbers, or null to share the trainer's"
             )
-        if self.devices is not None and len(self.devices) % self.tensor_parallel_size:
+        if len(self.devices) % self.tensor_parallel_size:
             raise ValueError(
                 f"devices lists {len(self.devices)} GPUs, which tensor_parallel_size"
                 f" {self.tensor_parallel_size} doesn't divide: each server needs that many"
             )
-        if self.servers == "one" and self.devices and self.replicas is not None:
-            places = len(self.devices) // self.tensor_parallel_size
-            if places != self.replicas:
+        servers = len(self.devices) // self.tensor_parallel_size
+        if self.servers == "one" and self.replicas not in (None, servers):
+            raise ValueError(
+                f"devices lists {len(self.devices)} GPUs, which hold {servers} servers with"
+                f" tensor_parallel_size = {self.tensor_parallel_size}, and replicas is {self.replicas}:"
+                " make them equal, or leave replicas out"
+            )
+
+    def _check_addresses(self, addresses: Sequence[str]) -> None:
+        wrong = [address for address in addresses if not _ADDRESS.fullmatch(address)]
+        if wrong or not addresses or len(set(addresses)) < len(addresses):
+            what = f"has {wrong[0]!r}" if wrong else "names a server twice" if addresses else "is empty"
+            raise ValueError(f"addresses {what}: it lists servers such as 'http://10.0.0.2:8000', each once")
+        if self.key_file is None:
+            raise ValueError("addresses need key_file, the file with the key that serve_engine was given")
+        for name, is_set in (
+            ("replicas", self.replicas is not None),
+            ("devices", self.devices is not None),
+            ("sleep", self.sleep),
+            ("servers: 'per_rank'", self.servers == "per_rank"),
+        ):
+            if is_set:
                 raise ValueError(
-                    f"devices lists {len(self.devices)} GPUs, which hold {places} servers with"
-                    f" tensor_parallel_size = {self.tensor_parallel_size}, and replicas is {self.replicas}:"
-                    " make them equal, or leave replicas out"
+                    f"{name} is about servers that the run starts, and those at addresses are there already:"
+                    " leave one of them out"
                 )
 
     def check(self, experiment: Experiment) -> Iterable[Finding]:
@@ -197,20 +188,22 @@ class VllmSettings(EngineSettings):
                 "addresses",
                 "set trainer.lora.send to 'merged'",
             )
-        own, longest = self.context_length, experiment.model.longest
-        if own is not None and own < experiment.context_length:
+        longest = experiment.model.longest
+        if self.context_length is not None and self.context_length < experiment.context_length:
             yield Finding(
-                f"the engine's context_length is {own}, and the run's is {experiment.context_length}",
+                f"the engine's context_length is {self.context_length}, and the run's is"
+                f" {experiment.context_length}",
                 "context_length",
                 "leave it out, so that the engine has the run's",
             )
-        if own is not None and longest is not None and own > longest:
+        if self.context_length is not None and longest is not None and self.context_length > longest:
             yield Finding(
-                f"the engine's context_length is {own}, and the model was made for {longest} tokens",
+                f"the engine's context_length is {self.context_length}, and the model was made for {longest}"
+                " tokens",
                 "context_length",
                 "leave it out, so that the engine has the run's",
             )
-        if any(one.startswith("--scheduling-policy") for one in self.extra_arguments):
+        if any(argument.startswith("--scheduling-policy") for argument in self.extra_arguments):
             yield Finding(
                 "extra_arguments have a --scheduling-policy of their own, and answers are to go before"
                 " continuations",
@@ -219,8 +212,8 @@ class VllmSettings(EngineSettings):
             )
         if self.weight_transfer not in ("auto", "file"):
             device = "cpu" if self.weight_transfer == "shared_memory" else "cuda"
-            try:  # on one rank; what several are in the way of is known when they have met
-                self.way(device=device, machines=["here"], adapters=_sends_adapters(experiment))
+            try:  # on one rank; the obstacles of several are known when they have met
+                self.transfer_method(device=device, machines=["here"], adapters=_sends_adapters(experiment))
             except ValueError as error:
                 yield Finding.of(error, "weight_transfer")
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -232,7 +225,6 @@ class VllmSettings(EngineSettings):
             )
 
     def tolerance(self, device: str) -> Tolerance:
-        """The log-prob gap that the canary accepts on `device`."""
         exact = self.resolved_dtype(device) == "float32"
         mean = self.canary_tolerance or (1e-4 if exact else 5e-2)
         # Measured elsewhere on one bfloat16 policy: standard deviation 0.05, largest 0.48; against itself
@@ -244,21 +236,8 @@ class VllmSettings(EngineSettings):
     def weights_in_memory(self) -> bool:
         return self.weight_transfer != "file" and self.addresses is None
 
-    def way(self, *, device: str, machines: Sequence[str], adapters: bool) -> tuple[Way, str]:
-        places = Places(
-            device=device,
-            machines=tuple(machines),
-            per_rank=self.servers == "per_rank",
-            devices=self.devices if device == "cuda" else None,
-            tensor_parallel_size=self.tensor_parallel_size,
-            replicas=self.replicas_on(device),
-            adapters=adapters,
-            by_address=self.addresses is not None,
-        )
-        return choose(self.weight_transfer, places)
-
     def replicas_on(self, device: str) -> int:
-        """`replicas`, or as many as are there for."""
+        """Returns the servers of an engine on `device`."""
         if self.addresses is not None:
             return len(self.addresses)
         if self.replicas is not None or self.servers == "per_rank":
@@ -268,123 +247,85 @@ class VllmSettings(EngineSettings):
         return servers_that_fill((self.omp_threads or 1) * self.tensor_parallel_size, self.kv_cache_gib)
 
     def caches_prefixes(self, device: str) -> bool:
-        """Whether a server keeps the keys and values of prompts that it has seen."""
+        """Returns whether a server keeps the keys and values of earlier prompts."""
         return self.prefix_caching if self.prefix_caching is not None else device == "cuda"
 
     def threads(self, ranks: int) -> int:
-        """`omp_threads`, or this server's share of the cores but one, which its HTTP side and its clients
-        need: more threads than free cores wait for each other, spinning.
-        """
+        # One core is left to the server's HTTP side and its clients: more threads than free cores wait for
+        # each other, spinning.
         servers = self.replicas_on("cpu") * (ranks if self.servers == "per_rank" else 1)
         share = len(os.sched_getaffinity(0)) // servers
         return self.omp_threads or max(1, share - 1)
 
     def resolved_dtype(self, device: str) -> Dtype:
-        """The precision that the server computes in on `device`."""
+        """Returns the precision that the server computes in on `device`."""
         return self.dtype or ("bfloat16" if device == "cuda" else "float32")
 
-    def start(
-        self,
-        model_directory: Path,
-        log_directory: Path,
-        *,
-        seed: int,
-        context_length: int,
-        rank: int = 0,
-        world_size: int = 1,
-        rendezvous: Path | None = None,
-        barrier: Callable[[str], None] = lambda name: None,
-        device: str = "cpu",
-        end_ids: Sequence[int] = (),
-        adapter_rank: int | None = None,
-        way: Way = "file",
-    ) -> Engine:
-        if self.sleep and device != "cuda":
+    def transfer_method(
+        self, *, device: str, machines: Sequence[str], adapters: bool
+    ) -> tuple[TransferMethod, str]:
+        if adapters:
+            if self.weight_transfer in ("auto", "file"):
+                return "file", "what is sent are adapters, which the server reads from a small file"
             raise ValueError(
-                "engines.policy.sleep is true and the engine runs on a CPU, where vLLM's sleep frees nothing:"
-                " set it to false"
+                f"{SETTING} is {self.weight_transfer!r}, and trainer.lora.send is 'adapters', which the"
+                f" server reads from a file: set {SETTING} to 'auto', or trainer.lora.send to 'merged'"
             )
-        if world_size > 1 and rendezvous is None:
-            raise ValueError("several ranks need a rendezvous folder to find the engine's server")
-        from treetune.inference.engine import VllmEngine
-        from treetune.inference.launch import Launch
-        from treetune.inference.ranks import RankFiles
-        from treetune.inference.server import servers_of
-
-        launch = Launch(
-            settings=self,
-            context_length=self.context_length or context_length,
-            seed=seed,
-            rank=rank,
-            world_size=world_size,
-            device=device,
-            way=way,
-            adapter_rank=adapter_rank,
-        )
-        own = self.servers == "per_rank"
-        ranks = RankFiles(rank, world_size, rendezvous, barrier)
+        obstacles = self._obstacles(device, machines)
+        if self.weight_transfer != "auto":
+            if obstacle := obstacles.get(self.weight_transfer):
+                raise ValueError(f"{SETTING} is {self.weight_transfer!r}, and {obstacle}")
+            return self.weight_transfer, f"{SETTING} says so"
         if self.addresses is not None:
-            servers = self._given(launch, model_directory, ranks)
+            return "file", "its servers read the experiment's folder, which their machines see"
+        # From the fastest on. ``shared_memory`` has to be asked for: no server has shown so far that it is
+        # faster than a file in /dev/shm.
+        if "cuda_ipc" not in obstacles:
+            return "cuda_ipc", "each server shares the GPU of its rank"
+        if "nccl" not in obstacles:
+            return "nccl", "the engine has GPUs of its own on this machine"
+        return "file", "neither has the engine GPUs of its own, nor each rank one server on its GPU"
+
+    def _obstacles(self, device: str, machines: Sequence[str]) -> dict[TransferMethod, str]:
+        """Returns the transfers that aren't possible, each with the reason and a remedy."""
+        found: dict[TransferMethod, str] = {
+            method: "no package is installed that brings it (treetune_cluster): choose 'file'"
+            for method in ON_THE_DEVICE
+            if TRANSFERS.get(method) is None
+        }
+        if self.addresses is not None:
+            found["cuda_ipc"] = found["shared_memory"] = (
+                "its servers are reached by address, as on other machines: choose 'file' or 'nccl'"
+            )
+            if device != "cuda":
+                found["nccl"] = "the trainer is on a CPU: choose 'file'"
+            return found
+        if device != "cuda":
+            found["cuda_ipc"] = found["nccl"] = "the trainer is on a CPU: choose 'shared_memory' or 'file'"
         else:
-            servers = servers_of(
-                launch,
-                model_directory,
-                log_directory / f"server-{rank if own else 0}.log",
-                None if own else rendezvous,
-            )
-        return VllmEngine(
-            self,
-            servers,
-            ranks,
-            context_length=self.context_length or context_length,
-            device=device,
-            end_ids=end_ids,
-            way=way,
-        )
-
-    def _given(self, launch: Launch, weights: Path, ranks: RankFiles) -> list[Server]:
-        """Collective."""
-        from treetune_cluster.given import GivenServer, read_key
-
-        assert self.addresses is not None and self.key_file is not None
-        key = read_key(Path(self.key_file).expanduser())
-        interface = os.environ.get("NCCL_SOCKET_IFNAME")
-        if launch.way == "nccl" and interface == "lo" and not all("//127." in url for url in self.addresses):
-            raise ValueError(
-                "engines.policy.weight_transfer is 'nccl', the servers at addresses are on other machines,"
-                " and NCCL would use this one's loopback: set NCCL_SOCKET_IFNAME to the interface between"
-                " them"
-            )
-        run = ranks.gather(secrets.token_hex(8))[0]
-        first = launch.rank == 0
-        return [GivenServer(url, key, launch, weights, run, loads=first) for url in self.addresses]
-
-    def serve(
-        self,
-        model_directory: Path,
-        log: Path,
-        *,
-        seed: int,
-        context_length: int,
-        rank: int = 0,
-        world_size: int = 1,
-        rendezvous: Path | None = None,
-        device: str = "cpu",
-    ) -> list[Server]:
-        from treetune.inference.launch import Launch
-        from treetune.inference.server import servers_of
-
-        filling = device == "cpu" and self.replicas is None and self.addresses is None  # for what is trained
-        launch = Launch(
-            settings=replace(self, replicas=1, devices=None) if filling else self,
-            context_length=context_length,
-            seed=seed,
-            rank=rank,
-            world_size=world_size,
-            device=device,
-            is_trained=False,
-        )
-        return servers_of(launch, model_directory, log, rendezvous if world_size > 1 else None)
+            is_shared = self.servers != "per_rank" and len(machines) > 1
+            if self.devices or is_shared or self.replicas_on(device) > 1 or self.tensor_parallel_size > 1:
+                found["cuda_ipc"] = (
+                    "that needs a server of one GPU for each rank, which is the rank's own: leave devices"
+                    " out, set replicas and tensor_parallel_size to 1 and, with several ranks, servers to"
+                    " 'per_rank'"
+                )
+            # A rank trains on the GPU of its number on its machine.
+            trainers_gpus = set(range(max(Counter(machines).values())))
+            if self.devices is None:
+                found["nccl"] = (
+                    "the engine shares the trainer's GPUs, which NCCL can't connect: name its devices"
+                )
+            elif shared := sorted(trainers_gpus.intersection(self.devices)):
+                found["nccl"] = (
+                    f"GPUs {shared} of its devices are the trainer's, and NCCL can't connect a GPU with"
+                    " itself: name others"
+                )
+        if len(set(machines)) > 1:
+            found["shared_memory"] = "the ranks are on several machines: choose 'file'"
+        elif not os.access(MEMORY, os.W_OK):
+            found["shared_memory"] = f"{MEMORY} can't be written to here: choose 'file'"
+        return found
 
 
 @EngineSettings.register("in_process")
@@ -414,33 +355,41 @@ class InProcessSettings(EngineSettings):
         mean = 1e-4 if self.canary_tolerance is None else self.canary_tolerance
         return Tolerance(mean, mean if device == "cpu" else 100 * mean)
 
-    def start(
-        self,
-        model_directory: Path,
-        log_directory: Path,
-        *,
-        context_length: int,
-        device: str = "cpu",
-        end_ids: Sequence[int] = (),
-        **rest: Any,
-    ) -> Engine:
-        from treetune.inference.in_process import InProcessEngine
 
-        return InProcessEngine(
-            model_directory,
-            rows=self.rows,
-            tolerance=self.tolerance(device),
-            context_length=context_length,
-            device=device,
-            end_ids=end_ids,
-        )
+def servers_that_fill(
+    threads: int, cache_gib: int, environment: Mapping[str, str] = os.environ, *, memory: int | None = None
+) -> int:
+    """Returns how many servers of so many threads the cores and the memory hold; at least one, and one alone
+    beside several ranks, which compute on the same cores and may be on unlike machines.
 
-    def serve(self, model_directory: Path, log: Path, **rest: Any) -> Any:
-        raise ValueError(
-            "engines.judge.server is 'in_process', and a judge is asked over HTTP: set it to 'vllm'"
-        )
+    A run may use the cores that it is bound to, or as many as OMP_NUM_THREADS says: whoever runs several at
+    once shares the cores out with it. `memory` is in bytes, by default the machine's.
+    """
+    if int(environment.get("WORLD_SIZE") or 1) > 1:
+        return 1
+    cores = len(os.sched_getaffinity(0))
+    threads_set = environment.get("OMP_NUM_THREADS", "").partition(",")[0]
+    if threads_set.isdecimal() and int(threads_set):
+        cores = min(cores, int(threads_set))
+    whole = host_memory() if memory is None else memory
+    fitting = int(SHARE_OF_MEMORY * whole / ((SERVER_GIB + cache_gib) * GIB))
+    return max(1, min(cores // threads, fitting, MOST_SERVERS))
+
+
+def host_memory() -> int:
+    """Returns the bytes that this process may use: the machine's, or fewer where a control group has a
+    limit."""
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            text = Path(limit).read_text().strip()
+        except OSError:
+            continue
+        if text.isdecimal():
+            return min(whole, int(text))
+    return whole
 
 
 def _sends_adapters(experiment: Experiment) -> bool:
-    lora = experiment.trainer.lora
+    lora: Any = experiment.trainer.lora
     return lora is not None and lora.send == "adapters"

@@ -1,12 +1,12 @@
-"""How new weights come into a live server: one protocol, and the ways that need no GPU.
+"""How new weights come into a live server: one protocol, and the transfers that need no GPU.
 
 An update begins, takes chunks of bounded size in their order, and ends; then alone the server has new
 weights. Whatever fails in between leaves it in an unknown state: it is ended, and another one started on the
 folder that the chunks were written to.
 
 vLLM's four routes for it (``/init_weight_transfer_engine``, ``/start_weight_update``, ``/update_weights``,
-``/finish_weight_update``) change between its versions; this file and `cuda_transfers` are all that knows
-them.
+``/finish_weight_update``) change between its versions; only this file and `treetune_cluster.cuda_transfers`
+know them.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from treetune.inference.base import Chunk, EngineError
-from treetune.inference.client import Address, Client, ServerFailure
-from treetune.inference.launch import ADAPTER_CONFIG, MODEL_NAME, Way
+from treetune.inference.base import TRANSFERS, Chunk, EngineError, TransferMethod
+from treetune.inference.client import MODEL_NAME, Address, Client, ServerFailure
+from treetune.inference.launch import ADAPTER_CONFIG
 
 
 class WeightTransfer:
-    """How new weights come into one server. Its methods are called in the order of the protocol, one at a
-    time; each raises ServerFailure where the server doesn't do its part within `timeout` seconds."""
+    """A transfer of new weights into one server. Its methods are called in the order of the protocol, one at
+    a time; each raises ServerFailure if the server doesn't do its part within `timeout` seconds."""
 
-    def __init__(self, client: Client, timeout: float) -> None:
-        self._client, self._timeout = client, timeout
+    def __init__(self, client: Client, timeout: float, workers: int = 1) -> None:
+        self._client, self._timeout, self._workers = client, timeout, workers
 
     def begin(self, address: Address) -> None:
         """Opens an update. None may be open."""
@@ -39,19 +39,22 @@ class WeightTransfer:
         """Closes the update: the server has all weights now, which lie in `directory` as well."""
 
     def close(self) -> None:
-        """Lets go of what it holds."""
+        """Frees its resources."""
 
     def _post(self, address: Address, path: str, body: dict[str, Any] | None = None) -> None:
         self._client.post(address, path, body, timeout=self._timeout)
 
 
+@TRANSFERS.register("file")
 class FromFolder(WeightTransfer):
     """The server reads the folder when it is whole: weights, or adapters on the model that it serves."""
 
     def end(self, address: Address, directory: Path) -> None:
         if (directory / ADAPTER_CONFIG).is_file():
-            named = {"lora_name": MODEL_NAME, "lora_path": str(directory), "load_inplace": True}
-            self._client.post(address, "/v1/load_lora_adapter", named, timeout=self._timeout, answers="text")
+            adapters = {"lora_name": MODEL_NAME, "lora_path": str(directory), "load_inplace": True}
+            self._client.post(
+                address, "/v1/load_lora_adapter", adapters, timeout=self._timeout, answers="text"
+            )
             return
         arguments = {"weights_path": str(directory)}
         body = {"method": "reload_weights", "kwargs": arguments, "timeout": self._timeout}
@@ -59,11 +62,10 @@ class FromFolder(WeightTransfer):
 
 
 class ByRoutes(WeightTransfer):
-    """vLLM's protocol, of which a way says what the server is told at the beginning and with each chunk."""
+    """vLLM's protocol. A sub-class adds the content of the first meeting and of each chunk."""
 
-    def __init__(self, client: Client, timeout: float) -> None:
-        super().__init__(client, timeout)
-        self._met: int | None = None  # the epoch of the server that knows this transfer
+    _met: int | None = None
+    """The epoch of the server that knows this transfer."""
 
     def begin(self, address: Address) -> None:
         if address.epoch != self._met:
@@ -75,10 +77,11 @@ class ByRoutes(WeightTransfer):
         self._post(address, "/finish_weight_update")
 
     def meet(self, address: Address) -> None:
-        """What comes before the first update of a server."""
+        """Prepares a server for its first update."""
         raise NotImplementedError
 
 
+@TRANSFERS.register("shared_memory")
 class SharedMemory(ByRoutes):
     """The server maps each chunk's file as soon as it is written, and checks it. The files lie in /dev/shm,
     in a folder that is this run's."""
@@ -87,30 +90,36 @@ class SharedMemory(ByRoutes):
         self._post(address, "/init_weight_transfer_engine", {"init_info": {}})
 
     def send(self, address: Address, chunk: Chunk) -> None:
-        told = {
+        info = {
             "path": str(chunk.path),
             "number": chunk.number,
             "last": chunk.last,
             "digest": chunk.digest,
         }
-        self._post(address, "/update_weights", {"update_info": told})
+        self._post(address, "/update_weights", {"update_info": info})
 
 
-def transfer(way: Way, client: Client, timeout: float, workers: int = 1) -> WeightTransfer:
-    """That way into one server of so many workers."""
-    if way == "file":
-        return FromFolder(client, timeout)
-    if way == "shared_memory":
-        return SharedMemory(client, timeout)
-    from treetune_cluster.cuda_transfers import CudaIpc, Nccl
+def make_transfer(method: TransferMethod, client: Client, timeout: float, workers: int) -> WeightTransfer:
+    """Returns the transfer into one server of so many workers. Raises ValueError if no installed package
+    brings it."""
+    make = TRANSFERS.get(method)
+    if make is None:
+        raise ValueError(f"no package is installed that brings the weight transfer {method!r}")
+    return make(client, timeout, workers)
 
-    return CudaIpc(client, timeout) if way == "cuda_ipc" else Nccl(client, timeout, workers)
+
+def drop_cache(client: Client, address: Address, timeout: float) -> None:
+    """Clears the server's cache of keys and values of old weights. Raises ServerFailure."""
+    answer = client.post(address, "/reset_prefix_cache", timeout=timeout)
+    # Refused while blocks are held; vLLM before 0.30 answers nothing.
+    if answer.get("success", True) is not True:
+        raise ServerFailure("the prefix cache was not dropped: a request still holds blocks")
 
 
 @dataclass
 class Delivery:
-    """New weights for one server, and what went wrong with it, if anything. Without an address there is no
-    server, and the problem says why."""
+    """New weights for one server, and the problem with it, if any. Without an address there is no server, and
+    the problem says why."""
 
     transfer: WeightTransfer
     address: Address | None
@@ -120,8 +129,8 @@ class Delivery:
 def send_all(chunks: Iterable[Chunk], deliveries: Sequence[Delivery], directory: Path) -> None:
     """Gives every server all chunks; a chunk is made while the servers take the one before it.
 
-    A server that fails is given nothing more and has a `problem`; `chunks` are gone through to their end
-    whatever the servers do, since making them may need other ranks. What making them raises is raised, and
+    A server that fails is given nothing more and has a `problem`. `chunks` are gone through to their end
+    whatever the servers do, since making them may need other ranks. An error of making them is raised, and
     all servers have a problem then.
     """
     begun: dict[int, Future[None]] = {}
@@ -138,9 +147,10 @@ def send_all(chunks: Iterable[Chunk], deliveries: Sequence[Delivery], directory:
 
         def each(step: str, *arguments: Any) -> None:
             wait()
-            for index, one in enumerate(deliveries):
-                if one.problem is None:
-                    begun[index] = threads.submit(getattr(one.transfer, step), one.address, *arguments)
+            for index, delivery in enumerate(deliveries):
+                if delivery.problem is None:
+                    method = getattr(delivery.transfer, step)
+                    begun[index] = threads.submit(method, delivery.address, *arguments)
 
         try:
             each("begin")
@@ -148,8 +158,8 @@ def send_all(chunks: Iterable[Chunk], deliveries: Sequence[Delivery], directory:
                 each("send", chunk)
             each("end", directory)
         except BaseException:
-            for one in deliveries:
-                one.problem = one.problem or "the transfer of weights was not finished"
+            for delivery in deliveries:
+                delivery.problem = delivery.problem or "the transfer of weights was not finished"
             raise
         finally:
             wait()

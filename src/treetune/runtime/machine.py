@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import psutil
 
-from treetune.inference.cores import GIB, host_memory
-from treetune.inference.ways import MEMORY
+from treetune.inference.settings import GIB, host_memory
 from treetune.processes.lifetime import launcher_processes
+from treetune.store.held_folders import MEMORY
 
 if TYPE_CHECKING:
     from treetune.inference.settings import EngineSettings

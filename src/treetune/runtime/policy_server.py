@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from treetune.inference.base import Engine
-from treetune.inference.launch import Way
+from treetune.inference.base import Engine, EngineLaunch, Rendezvous, TransferMethod
+from treetune.inference.engine import start_engine
 from treetune.runtime.base import PolicyIteration
 from treetune.runtime.canary import stored_canary, trainers_canary
 from treetune.runtime.clock import Clock
@@ -52,28 +52,26 @@ class PolicyServer:
         with contextlib.ExitStack() as stack:
             sent = lora if trains and lora is not None and lora.send == "adapters" else None
             policy = config.engines.policy
-            way: Way = "file"
+            transfer: TransferMethod = "file"
             if trains:
-                way, why = policy.way(
+                transfer, why = policy.transfer_method(
                     device=ranks.device.type, machines=ranks.machines(), adapters=sent is not None
                 )
-                session.console.say(f"new weights come into the engine by {way}: {why}")
-            folder = WeightsFolder(session, sent, way, in_memory=policy.weights_in_memory)
+                session.console.say(f"new weights come into the engine by {transfer}: {why}")
+            folder = WeightsFolder(session, sent, transfer, in_memory=policy.weights_in_memory)
             stack.callback(folder.remove)
-            engine = policy.start(
-                folder.write_start(),
-                directory.logs if session.purpose == "run" else directory.logs / session.purpose,
+            launch = EngineLaunch(
+                weights=folder.write_start(),
+                logs=directory.logs if session.purpose == "run" else directory.logs / session.purpose,
                 seed=config.seed,
                 context_length=config.context_length,
-                rank=ranks.rank,
-                world_size=ranks.world_size,
-                rendezvous=folder.path,
-                barrier=ranks.barrier,
                 device=ranks.device.type,
                 end_ids=session.model.codec.end_ids,
+                ranks=Rendezvous(ranks.rank, ranks.world_size, folder.path, ranks.barrier),
+                transfer=transfer,
                 adapter_rank=sent.rank if sent is not None else None,
-                way=way,
             )
+            engine = start_engine(policy, launch)
             stack.callback(engine.close)
             yield PolicyServer(session, engine, folder)
 

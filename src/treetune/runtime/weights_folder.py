@@ -8,12 +8,12 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from treetune.inference import scratch
-from treetune.inference.base import Chunk
-from treetune.inference.launch import Way
-from treetune.inference.ways import MEMORY, ON_THE_DEVICE, SETTING, VERSIONS
+from treetune.inference.base import Chunk, TransferMethod
+from treetune.inference.settings import ON_THE_DEVICE, SETTING, VERSIONS
+from treetune.store import held_folders
 from treetune.store.checksums import digest_of_weights
 from treetune.store.files import new_own_folder
+from treetune.store.held_folders import MEMORY
 from treetune.trainers.ranks import Ranks
 
 if TYPE_CHECKING:
@@ -43,9 +43,14 @@ class WeightsFolder:
     """
 
     def __init__(
-        self, session: Session, adapters: Lora | None, way: Way = "file", *, in_memory: bool = True
+        self,
+        session: Session,
+        adapters: Lora | None,
+        transfer: TransferMethod = "file",
+        *,
+        in_memory: bool = True,
     ) -> None:
-        self.adapters, self.way = adapters, way
+        self.adapters, self.transfer = adapters, transfer
         self._session = session
         self.path = weights_folder(session.directory.path, session.purpose, session.ranks, in_memory)
 
@@ -102,17 +107,17 @@ class WeightsFolder:
                 if number == 0:
                     self._begin(place, trainer, next(iter(chunk.values())).dtype)
                 write_shard({name: weight.to("cpu") for name, weight in chunk.items()}, path)
-                if self.way == "shared_memory":  # which alone has somebody check it
+                if self.transfer == "shared_memory":  # which alone has somebody check it
                     digest = digest_of_weights(path)
                 files |= dict.fromkeys(chunk, path.name)
                 if last:
                     write_index(files, place)
             digest = ranks.from_first("a chunk of weights", digest)
-            yield Chunk(path, number, last, digest, chunk if self.way in ON_THE_DEVICE else {})
+            yield Chunk(path, number, last, digest, chunk if self.transfer in ON_THE_DEVICE else {})
 
     def _keep(self, weight: Tensor) -> Tensor:
         """A weight as long as its chunk is on the way, where somebody needs it there."""
-        if self.way in ON_THE_DEVICE:
+        if self.transfer in ON_THE_DEVICE:
             return weight.contiguous().clone()
         return weight.to("cpu", copy=True).contiguous() if self._session.ranks.is_first else weight
 
@@ -221,10 +226,10 @@ def weights_folder(experiment: Path, purpose: str, ranks: Ranks, in_memory: bool
     shared = in_memory and len(set(machines)) == 1 and os.access(MEMORY, os.W_OK)
     folder = (MEMORY if shared else experiment) / name
     if ranks.is_first:
-        scratch.sweep()
+        held_folders.sweep()
         shutil.rmtree(folder, ignore_errors=True)
         new_own_folder(folder)
         if shared:
-            scratch.hold(folder)
+            held_folders.hold(folder)
     ranks.barrier("the weights folder is empty")
     return folder

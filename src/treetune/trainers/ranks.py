@@ -20,8 +20,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from treetune.inference import scratch
 from treetune.models.kernels import refuse_unusable_gpu
+from treetune.store import held_folders
 
 LOOPBACK_INTERFACE = "lo"
 
@@ -120,7 +120,7 @@ def _private_folder(port: str, rank: int) -> Path:
     """A folder of this user's for the ranks that one launcher has started. Raises ValueError where another
     user has it."""
     launcher = psutil.Process(os.getppid())
-    name = f"{scratch.PREFIX}meeting-{launcher.pid}-{round(launcher.create_time() * 100)}-{port}"
+    name = f"{held_folders.PREFIX}meeting-{launcher.pid}-{round(launcher.create_time() * 100)}-{port}"
     folder = Path(tempfile.gettempdir()) / name
     folder.mkdir(mode=0o700, exist_ok=True)
     about = folder.lstat()
@@ -130,7 +130,7 @@ def _private_folder(port: str, rank: int) -> Path:
             " deleted, or set TMPDIR to a folder of your own"
         )
     if rank == 0:
-        scratch.hold(folder)
+        held_folders.hold(folder)
     return folder
 
 

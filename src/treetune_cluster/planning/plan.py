@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from treetune.inference.settings import VllmSettings
-from treetune.inference.ways import MEMORY, SETTING, VERSIONS
+from treetune.inference.settings import SETTING, VERSIONS, VllmSettings
 from treetune.models.shapes import Shape
 from treetune.runtime.machine import GIB, Machine, in_units
+from treetune.store.held_folders import MEMORY
 from treetune_cluster.planning.memory import (
     ASLEEP,
     PROCESS,

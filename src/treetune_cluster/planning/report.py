@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from treetune.inference.ways import MEMORY
 from treetune.runtime.machine import in_units
+from treetune.store.held_folders import MEMORY
 from treetune_cluster.planning.memory import itemsize, servers_on_a_machine
 from treetune_cluster.planning.plan import Plan, Remedy, remedy
 

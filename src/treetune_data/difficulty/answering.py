@@ -15,7 +15,7 @@ from annotated_types import Gt, MinLen
 
 from treetune.config.registrable import Registrable
 from treetune.contracts import Finding
-from treetune.inference.base import Completion, Request, SamplingParams
+from treetune.inference.base import Completion, EngineLaunch, Request, SamplingParams
 from treetune.inference.settings import EngineSettings
 from treetune.models.sources import ModelSource
 from treetune.store.files import new_own_folder
@@ -114,6 +114,7 @@ class Served(Policy):
     def opened(self, sampling: SamplingParams, place: Place) -> Iterator[Ask]:
         import torch
 
+        from treetune.inference.engine import start_engine
         from treetune.models.policy_files import write_for_engine
 
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -128,14 +129,15 @@ class Served(Policy):
             model = self.model.load_model(place.seed, _no_alphabet)
             write_for_engine(dict(model.named_parameters()), model.config, tokenizer, weights)
             del model
-            engine = self.engine.start(
-                weights,
-                place.folder / "logs",
+            launch = EngineLaunch(
+                weights=weights,
+                logs=place.folder / "logs",
                 seed=place.seed,
                 context_length=self.context_length,
                 device=device,
                 end_ids=codec.end_ids,
             )
+            engine = start_engine(self.engine, launch)
             try:
                 engine.wait_ready()
 

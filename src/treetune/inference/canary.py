@@ -1,4 +1,4 @@
-"""How far the engine's log-probs lie from the trainer's, and whose weights that speaks for."""
+"""The canary's verdict: how far the engine's log-probs lie from the trainer's, and whose weights it has."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import NamedTuple
 
+from treetune.inference.base import Tolerance
 from treetune.vocabulary import TokenIds
 
 FEWEST_TOKENS = 16
@@ -17,17 +17,9 @@ SIGNIFICANT = 4.0
 """Standard errors that a difference must lie above 0 to be more than rounding."""
 
 
-class Tolerance(NamedTuple):
-    """What the canary accepts of \\|engine log-prob - trainer log-prob\\|: in the mean over all tokens, and
-    of any one. In bfloat16 single tokens lie far off by rounding alone, so that the mean decides."""
-
-    mean: float
-    largest: float
-
-
 @dataclass(frozen=True)
 class Probe:
-    """A prompt, what the engine sampled, and what engine and trainer say of each of its tokens."""
+    """A prompt, the engine's sample, and the log-probs of the sample's tokens by engine and trainer."""
 
     prompt_ids: TokenIds
     token_ids: TokenIds
@@ -41,8 +33,8 @@ class Probe:
 
 @dataclass(frozen=True)
 class Gap:
-    """The mean and the largest gap over all tokens of some probes (inf where one is no number), and what is
-    wrong about them, if anything."""
+    """The mean and the largest gap over all tokens of some probes (inf where one is no number), and the
+    problem with them, if any."""
 
     mean: float
     largest: float
@@ -78,10 +70,10 @@ def judge(probes: Sequence[Probe], before: Sequence[Probe], tolerance: Tolerance
 
 
 def is_stale(probes: Sequence[Probe], before: Sequence[Probe]) -> bool:
-    """Whether the engine has the weights before these, beyond doubt.
+    """Returns whether the engine has the weights before these, beyond doubt.
 
-    The same prompts and seeds give the same tokens until the policies part, and up to there both have said
-    something of the same tokens. Two differences must be significantly positive over these:
+    The same prompts and seeds give the same tokens until the policies part, and up to there both have
+    log-probs of the same tokens. Two differences must be significantly positive over these:
 
     * \\|engine - trainer\\| less \\|engine - trainer before\\|: the old weights explain it better. Where the
       weights hardly moved both are rounding, and alike.
@@ -97,11 +89,10 @@ def is_stale(probes: Sequence[Probe], before: Sequence[Probe]) -> bool:
     return len(nearer) >= FEWEST_TOKENS and _is_positive(nearer) and _is_positive(stayed)
 
 
-Said = tuple[float, float]
-"""Of a token, by the engine and by the trainer."""
-
-
-def _same_tokens(probes: Sequence[Probe], before: Sequence[Probe]) -> Iterator[tuple[Said, Said]]:
+def _same_tokens(
+    probes: Sequence[Probe], before: Sequence[Probe]
+) -> Iterator[tuple[tuple[float, float], tuple[float, float]]]:
+    """Yields the log-probs of tokens that were sampled both times, by engine and trainer, now and before."""
     for now, then in zip(probes, before, strict=False):
         if now.prompt_ids.tolist() != then.prompt_ids.tolist():
             continue
@@ -115,7 +106,7 @@ def _same_tokens(probes: Sequence[Probe], before: Sequence[Probe]) -> Iterator[t
 
 
 def _is_positive(values: Sequence[float]) -> bool:
-    """Whether the mean lies `SIGNIFICANT` standard errors above 0."""
+    """Returns whether the mean lies `SIGNIFICANT` standard errors above 0."""
     count = len(values)
     mean = sum(values) / count
     deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / max(1, count - 1))
