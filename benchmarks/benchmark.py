@@ -153,7 +153,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _measure_part(options: argparse.Namespace) -> int:
     """In a process of its own: the measurements of one function, as JSON on standard output."""
-    from benchmarks.child import own_standard_output
+    from benchmarks.peers import own_standard_output
     from benchmarks.setting import Setting
 
     answers = own_standard_output()

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.child import Child
-from benchmarks.offline_vllm import digest
 from benchmarks.pairs import Measurement, Side, in_turns, rates, timed
+from benchmarks.peers import Child, digest
 from benchmarks.setting import Setting
 from treetune.inference.base import (
     Canary,

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.child import Child
 from benchmarks.pairs import Measurement, in_turns
+from benchmarks.peers import Child
 from benchmarks.setting import (
     TAIL_CONTEXT,
     TAIL_MEAN,

@@ -37,8 +37,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from benchmarks.pairs import in_turns  # noqa: E402
-from benchmarks.report import machine, publish  # noqa: E402
+from benchmarks.pairs import (  # noqa: E402
+    in_turns,
+    machine,
+    publish,
+)
 from benchmarks.setting import (  # noqa: E402
     TAIL_CONTEXT,
     TAIL_MEAN,

@@ -1,14 +1,19 @@
-"""Paired measurements: all sides in turn, again and again, and the ratio within each turn.
+"""Paired measurements: all sides in turn, again and again, and the ratio within each turn; and their page.
 
 Machines are noisy and drift; what a turn's sides have in common cancels in their ratio.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
+import os
+import platform
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -73,3 +78,37 @@ def in_turns(sides: Mapping[str, Side], repeats: int, *, warm_up: int = 1) -> di
 
 def rates(amount: float, seconds: list[float]) -> list[float]:
     return [amount / one for one in seconds]
+
+
+def arguments_of(words: str | None, name: str, repeats: int) -> argparse.ArgumentParser:
+    """With `output`, a folder for the pages called `name`, and `repeats`, the number of turns."""
+    parser = argparse.ArgumentParser(description=words, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, metavar="DIR", help=f"for {name}.md and {name}.json")
+    parser.add_argument("--repeats", type=int, default=repeats)
+    return parser
+
+
+def machine() -> dict[str, Any]:
+    """What it is, and how busy it is now."""
+    return {
+        "processor": processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "load": os.getloadavg()[0],
+        "python": platform.python_version(),
+    }
+
+
+def processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+def publish(text: str, numbers: dict[str, Any], output: Path | None, name: str) -> None:
+    """Prints the page, and writes it and its numbers where that was asked for."""
+    print(text)
+    if output is not None:
+        output.mkdir(parents=True, exist_ok=True)
+        (output / f"{name}.md").write_text(text)
+        (output / f"{name}.json").write_text(json.dumps(numbers, indent=1) + "\n")

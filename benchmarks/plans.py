@@ -30,6 +30,7 @@ from treetune_cluster.planning.plan import Plan, remedy  # noqa: E402
 
 PAGE = ROOT / "docs/results/plan.md"
 COUNTED = ROOT / "docs/results/plan_counted.json"
+"""Counts of `--count`, which git ignores: without them the page has no such table."""
 GPUS = (1, 4, 8)
 GPU_GIB = 80
 SMALL = 20_000_000

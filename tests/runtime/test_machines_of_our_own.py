@@ -1,6 +1,7 @@
 """Two machines made of Linux namespaces, each with the launcher and a rank: what can't be tried with threads.
 
-`scripts/cluster` has more: all wrong starts, runs that are struck on a real SLURM cluster and over ssh.
+`tests/endurance/cluster` has more: all wrong starts, runs that are struck on a real SLURM cluster and over
+ssh.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).parents[2] / "scripts/cluster"
+FOLDER = Path(__file__).parents[2] / "tests/endurance/cluster"
 LACKING = 2
 """The exit code of a script that can't make machines here."""
 NOT_HERE = "no machines can be made here:"

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 INSIDE = "TREETUNE_CLUSTER"
 """Names the shared folder in the environment of what runs in the outer namespaces."""
 

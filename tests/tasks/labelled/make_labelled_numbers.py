@@ -1,6 +1,6 @@
 """Writes labelled answers to word problems: numbers as people write them, and numbers that are another.
 
-    python benchmarks/make_labelled_numbers.py --data /path/to/gsm8k/test.jsonl
+    python tests/tasks/labelled/make_labelled_numbers.py --data /path/to/gsm8k/test.jsonl
 
 Golds are the first 60 of GSM8K's test problems (MIT). benchmarks/grading.py measures `numeric` by the output.
 """
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[3]
 OUTPUT = ROOT / "tests/tasks/labelled/numeric.jsonl"
 GOLDS = 60
 

@@ -1,4 +1,4 @@
-"""All shapes of golds with drawn numbers, for benchmarks/make_labelled_math.py."""
+"""All shapes of golds with drawn numbers, for tests/tasks/labelled/make_labelled_math.py."""
 
 from __future__ import annotations
 

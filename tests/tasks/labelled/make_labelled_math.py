@@ -1,6 +1,6 @@
 r"""Writes labelled answers to mathematical problems: rewrites of golds, and near misses that are wrong.
 
-    python benchmarks/make_labelled_math.py --data /path/to/math500/test.jsonl
+    python tests/tasks/labelled/make_labelled_math.py --data /path/to/math500/test.jsonl
 
 Golds are those of MATH-500 (MIT), rewritten by their shape, and those of math_by_hand.json and
 math_unseen.json, each with its own rewrites and near misses. benchmarks/grading.py measures graders by the
@@ -17,7 +17,7 @@ import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[3]
 
 from labelled_math_rewrites import rewritten  # noqa: E402
 from labelled_math_shapes import shapes  # noqa: E402

@@ -1,6 +1,7 @@
 """Runs the small experiment on a real SLURM cluster made on the spot, a rank on each machine, and strikes it.
 
-    sudo .venv/bin/python scripts/cluster/try_slurm.py [--nodes 2] [--kind supervised] [--only scancel node …]
+    sudo .venv/bin/python tests/endurance/cluster/try_slurm.py [--nodes 2] [--kind supervised]
+        [--only scancel node …]
 
 `scripts/slurm/submit.sh` queues it as a user would. It is struck in its third iteration, after its first
 checkpoint, goes on by SLURM's own means or by the same line again, and has to end with the undisturbed run's

@@ -1,4 +1,4 @@
-"""Rewrites of MATH's golds by their shape, and near misses, for benchmarks/make_labelled_math.py."""
+"""Rewrites of MATH's golds by their shape, and near misses, for make_labelled_math.py."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Starts a run on two machines that can't do it together, and shows what each of them says.
 
-    sudo .venv/bin/python scripts/cluster/try_starts.py [--only folder code …]
+    sudo .venv/bin/python tests/endurance/cluster/try_starts.py [--only folder code …]
 
 Each start has one fault: a folder that isn't shared, other code, another configuration, closed ports, a
 machine that does not come. It has to end with one message that names the machine. The last has none: host

@@ -1,6 +1,6 @@
 """Runs the small experiment by DeepSpeed's launcher over ssh, on machines made on the spot, and strikes it.
 
-    sudo .venv/bin/python scripts/cluster/try_ssh.py [--nodes 2] [--kind supervised] [--only rank …]
+    sudo .venv/bin/python tests/endurance/cluster/try_ssh.py [--nodes 2] [--kind supervised] [--only rank …]
 
 The command is the documents': `deepspeed --hostfile …` on the first machine. It is struck in the third
 iteration; then nothing may be left on any machine, and the same command has to end with the undisturbed run's

@@ -3,7 +3,7 @@
 inspect_ai is none of this project's packages; an environment of its own has it:
 
     python -m venv /tmp/inspect && /tmp/inspect/bin/pip install inspect_ai
-    /tmp/inspect/bin/python benchmarks/check_inspect_log.py EXPERIMENT_DIR LOG…
+    /tmp/inspect/bin/python tests/endurance/check_inspect_log.py EXPERIMENT_DIR LOG…
 
 Each LOG is what `treetune export_evaluation EXPERIMENT_DIR --output LOG` wrote.
 """

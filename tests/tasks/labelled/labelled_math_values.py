@@ -1,4 +1,4 @@
-"""Golds that are one value each, in many writings, with near misses, for benchmarks/make_labelled_math.py.
+"""Golds that are one value each, in many writings, with near misses, for make_labelled_math.py.
 
 What is right and what is wrong follows from how a gold is made, so that no grader has a say in it.
 """
